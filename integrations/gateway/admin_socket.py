@@ -1,4 +1,4 @@
-"""A Unix socket for administrators: who may open its file needs no key."""
+"""A Unix socket for administrators: the permission to open its file replaces a key."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from rollout_sched.core.errors import CallerError
 
 
 class AdminSocket:
-    """Made in the file `path`, and gone from there once it is closed."""
+    """The socket is created at `path` and removed from there when it is closed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._listener: asyncio.AbstractServer | None = None
 
     async def open(self, connect: Callable[[], asyncio.BaseProtocol]) -> None:
-        """Only its owner can open it: nobody can connect before its mode is set. `connect` makes
-        the protocol of each connection. Raises CallerError."""
+        """Only its owner can open it: connections are possible only after its mode is set.
+        `connect` makes the protocol of each connection. Raises CallerError."""
         _clear_away(self.path)
         taken = socket.socket(socket.AF_UNIX)
         try:
@@ -32,7 +32,7 @@ class AdminSocket:
         self._listener = await loop.create_unix_server(connect, sock=taken)
 
     def close(self) -> None:
-        """Accept no more. Without `open` this changes nothing."""
+        """Accept no new connections. Does nothing if the socket was never opened."""
         listener, self._listener = self._listener, None
         if listener is not None:
             listener.close()
@@ -40,7 +40,7 @@ class AdminSocket:
 
 
 def _clear_away(path: Path) -> None:
-    """A socket that a gateway has left behind, to which nobody listens. Raises CallerError."""
+    """Remove a stale socket, on which no process listens. Raises CallerError if one does."""
     if not path.is_socket():
         return
     with socket.socket(socket.AF_UNIX) as probe:
@@ -49,4 +49,4 @@ def _clear_away(path: Path) -> None:
         except ConnectionRefusedError:
             path.unlink()
         else:
-            raise CallerError(f"--admin-socket {path}: another gateway listens there")
+            raise CallerError(f"--admin-socket {path}: another gateway listens on it")

@@ -1,9 +1,9 @@
-"""Instances named by a file that somebody else writes: who is added to it joins, who is taken out
-of it goes.
+"""Watches a file that lists instances: an instance added to the file joins the fleet, an instance
+removed from it leaves.
 
-The file is that of llm-d's file discovery, which scripts for Slurm, config maps and Ray write:
-`endpoints:` and a list of {name, address, port, labels}; other keys are ignored. YAML, or JSON by
-its suffix.
+The format is that of llm-d's file discovery, which scripts for Slurm, config maps and Ray write:
+`endpoints:` and a list of {name, address, port, labels}; other keys are ignored. The file is YAML,
+or JSON if its name ends in .json.
 """
 
 from __future__ import annotations
@@ -23,27 +23,28 @@ from rollout_sched.integrations.vllm.off_loop import off_loop
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two looks at the file. A change is followed at the second look that finds it.
+#: Seconds between two reads of the file. A change is applied at the second read that finds it.
 LOOK_S = 2.0
 
-#: Seconds that a disk may take for a look, until that is said.
+#: Seconds that reading the file may take before an error is logged.
 READ_S = 60.0
 
-#: Of a YAML file, some thousands of endpoints; PyYAML takes time with the square of some.
+#: Bytes of a YAML file, enough for thousands of endpoints. PyYAML needs quadratic time for some
+#: inputs.
 MOST_YAML = 256 * 1024
 
-#: Characters of a value in YAML. A number may be written to the base of 60, which takes PyYAML time
-#: with the square of its digits.
+#: Characters of a value in YAML. A number may be written in base 60, for which PyYAML needs time
+#: quadratic in its digits.
 LONGEST_VALUE = 1000
 
-#: Levels of lists and mappings that a YAML file may have; PyYAML crashes at some tens of thousands.
+#: Levels of lists and mappings in a YAML file. PyYAML crashes at tens of thousands of levels.
 DEEPEST = 64
 
-_FORMAT = "it takes `endpoints:` and a list of {address, port}, as docs/gateway.md has it"
+_FORMAT = "the file needs `endpoints:` and a list of {address, port}, see docs/gateway.md"
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """One server, by a host's name or IP address. Its `name` and `labels` are for people, and not
+    """One server, by host name or IP address. Its `name` and `labels` are for people and are not
     read."""
 
     address: Annotated[str, msgspec.Meta(min_length=1)]
@@ -60,7 +61,7 @@ class _File(msgspec.Struct, frozen=True):
 
 
 def read_endpoints(path: Path) -> list[Endpoint]:
-    """Raises CallerError, which names the file and what is wrong with it."""
+    """Raises CallerError with the file and what is wrong with it."""
     try:
         return parse_endpoints(path, path.read_bytes())
     except OSError as error:
@@ -68,16 +69,16 @@ def read_endpoints(path: Path) -> list[Endpoint]:
 
 
 def parse_endpoints(path: Path, text: bytes) -> list[Endpoint]:
-    """Raises CallerError, which names the file, the place and what belongs there."""
+    """Raises CallerError with the file, the position and what is expected there."""
     decode = msgspec.json.decode if path.suffix == ".json" else _decode_yaml
     try:
         endpoints = decode(text, type=_File, strict=False).endpoints
     except ImportError as error:
         raise CallerError(
-            f"{path}: YAML is read by PyYAML; install rollout-sched[endpoints], or write JSON to a "
-            "file that ends in .json"
+            f"{path}: YAML needs PyYAML; install rollout-sched[endpoints], or write JSON to a file "
+            "that ends in .json"
         ) from error
-    except Exception as error:  # PyYAML has more than its own: `!!bool x` is a KeyError
+    except Exception as error:  # PyYAML raises other errors too: `!!bool x` is a KeyError
         told = str(error) if isinstance(error, msgspec.MsgspecError) else repr(error)
         raise CallerError(f"{path}: {' '.join(told.split())[:300]}; {_FORMAT}") from error
     try:
@@ -88,41 +89,41 @@ def parse_endpoints(path: Path, text: bytes) -> list[Endpoint]:
 
 
 def _decode_yaml(text: bytes, *, type: type[_File], strict: bool) -> _File:
-    """Raises ImportError without PyYAML, and whatever it and msgspec raise."""
+    """Raises ImportError without PyYAML, and any error of PyYAML or msgspec."""
     import yaml
 
     if len(text) > MOST_YAML:
         raise ValueError(
-            f"{len(text):,} bytes, YAML may have {MOST_YAML:,}: write JSON to a file that ends in "
-            ".json"
+            f"{len(text):,} bytes, the limit for YAML is {MOST_YAML:,}: write JSON to a file that "
+            "ends in .json"
         )
     depth = 0
     for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
         depth += isinstance(event, yaml.CollectionStartEvent)
         depth -= isinstance(event, yaml.CollectionEndEvent)
         if depth > DEEPEST:
-            raise ValueError(f"nested more than {DEEPEST} levels deep")
+            raise ValueError(f"nested deeper than {DEEPEST} levels")
         if isinstance(event, yaml.ScalarEvent) and len(event.value) > LONGEST_VALUE:
             raise ValueError(
-                f"a value of {len(event.value):,} characters, {LONGEST_VALUE:,} at most"
+                f"a value has {len(event.value):,} characters, the limit is {LONGEST_VALUE:,}"
             )
     return msgspec.yaml.decode(text, type=type, strict=strict)
 
 
 def _check(endpoints: Iterable[Endpoint]) -> None:
-    """Raises ValueError naming the one that cannot be called, or is there already."""
+    """Raises ValueError with the endpoint that is not a valid URL or is listed twice."""
     seen: dict[str, int] = {}
     for number, endpoint in enumerate(endpoints):
         if not _can_be_called(endpoint):
             raise ValueError(
-                f"endpoints[{number}]: address {endpoint.address[:200]!r} is no host's name or IP "
-                "address; the port goes into a field of its own, and no http:// before it"
+                f"endpoints[{number}]: address {endpoint.address[:200]!r} is not a host name or IP "
+                "address; write it without http://, and the port in the field `port`"
             )
         first = seen.setdefault(endpoint.url.lower(), number)
         if first != number:
             raise ValueError(
-                f"{endpoint.url} is there twice, endpoints[{first}] and endpoints[{number}]; leave "
-                "one of them out"
+                f"{endpoint.url} is listed twice, endpoints[{first}] and endpoints[{number}]; "
+                "remove one of them"
             )
 
 
@@ -135,11 +136,12 @@ def _can_be_called(endpoint: Endpoint) -> bool:
 
 
 class EndpointsFile:
-    """Watches the file; `add` and `remove` are told of URLs.
+    """Watches the file and calls `add` and `remove` with URLs.
 
-    What cannot be read changes nothing, and is logged once. Who was not added by this file is not
-    removed by it. Only what two looks in a row have found is followed: who writes into the file
-    itself may have written half of it, and half of a list is a list.
+    A file that cannot be read changes nothing and is logged once. An instance that this file did
+    not add is not removed by it. A change is applied only when two reads in a row find the same
+    content: an author who writes the file in place may have written half of it, and half of a list
+    is a valid list.
     """
 
     def __init__(
@@ -162,7 +164,7 @@ class EndpointsFile:
         self._watching: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Take in those that are named now. Raises CallerError if the file is no use."""
+        """Add the instances that the file lists now. Raises CallerError if it is not valid."""
         self._follow(read_endpoints(self._path))
         await asyncio.gather(*self._changing.values())
         self._watching = asyncio.create_task(self._watch())
@@ -187,7 +189,7 @@ class EndpointsFile:
                 self._follow(parse_endpoints(self._path, text))
                 self._followed = text
         except TimeoutError:
-            self._complain(f"{self._path}: its disk has not answered for {READ_S:g} s")
+            self._complain(f"{self._path}: not read within {READ_S:g} s; check its disk")
         except (OSError, CallerError) as error:
             self._complain(str(error))
         else:
@@ -196,7 +198,7 @@ class EndpointsFile:
 
     def _complain(self, what: str) -> None:
         if what != self._complaint:
-            log.error("the instances stay as they are: %s", what)
+            log.error("endpoints file ignored, the instances stay as they are: %s", what)
             self._complaint = what
 
     def _follow(self, endpoints: Iterable[Endpoint]) -> None:
@@ -208,7 +210,7 @@ class EndpointsFile:
             self._change(url, self._take_in)
 
     def _change(self, url: str, change: Callable[[str], Awaitable[None]]) -> None:
-        """One after the other for each instance."""
+        """Changes of one instance run one after the other."""
         task = asyncio.ensure_future(self._apply(url, change, self._changing.get(url)))
         self._changing[url] = task
         task.add_done_callback(lambda done: self._forget(url, done))
@@ -224,7 +226,7 @@ class EndpointsFile:
         try:
             await change(url)
         except CallerError as error:
-            log.error("%s, which %s names: %s", url, self._path, error)
+            log.error("instance %s, listed in %s: %s", url, self._path, error)
 
     async def _take_in(self, url: str) -> None:
         await self._add(url)

@@ -1,4 +1,4 @@
-"""The flags of a gateway, for each command that starts one."""
+"""The command-line flags of a gateway, for every command that starts one."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(Optio
 
 
 def add_gateway_flags(parser: argparse.ArgumentParser) -> None:
-    """To a parser that suppresses defaults: what is not given is for Options to say."""
+    """Add the flags to a parser that suppresses defaults: Options has the defaults."""
     parser.add_argument(
         "--policy", required=True, metavar="NAME_OR_TOML", help="a preset or a file"
     )
     _add_address_flags(parser.add_argument_group("address"))
     _add_fleet_flags(parser.add_argument_group("fleet"))
-    _add_key_flags(parser.add_argument_group("keys", "a file has one on each line"))
+    _add_key_flags(parser.add_argument_group("keys", "each file has one key per line"))
     _add_limit_flags(parser.add_argument_group("limits"))
     _add_log_flags(parser.add_argument_group("logs"))
     add_flags(parser.add_argument_group("run"), RunOptions)
@@ -48,22 +48,22 @@ def _add_fleet_flags(group: argparse._ArgumentGroup) -> None:
         action="append",
         dest="instances",
         metavar="URL",
-        help="a vLLM server; repeat for each. One that is not up yet joins later",
+        help="a vLLM server; repeat for each. A server that is not up yet joins later",
     )
     add(
         "--endpoints",
         type=Path,
         metavar="FILE",
-        help="a file that names them, in llm-d's format; what is changed there is followed",
+        help="a file that lists the instances, in llm-d's format; it is watched for changes",
     )
     add(
         "--allow-instance",
         action="append",
         dest="allow_instances",
         metavar="PATTERN",
-        help="URLs that may be added later, as http://10.0.0.*:8000; repeatable (default: any)",
+        help="URLs that may be added later, e.g. http://10.0.0.*:8000; repeatable (default: any)",
     )
-    unknown = "where vLLM does not tell them"
+    unknown = "used where vLLM does not report it"
     add("--instance-slots", type=positive, dest="slots", metavar="N", help=unknown)
     add("--instance-kv-tokens", type=positive, dest="kv_tokens", metavar="N", help=unknown)
     add(
@@ -72,21 +72,21 @@ def _add_fleet_flags(group: argparse._ArgumentGroup) -> None:
         dest="weights_roots",
         type=Path,
         metavar="DIR",
-        help="weights that are named by path must lie in it; repeatable (default: anywhere)",
+        help="weights given by path must lie in this folder; repeatable (default: anywhere)",
     )
 
 
 def _add_key_flags(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--api-key-file", type=Path, metavar="FILE", help="clients' keys")
-    add("--trainer-key-file", type=Path, metavar="FILE", help="trainers', who may do more")
-    add("--admin-key-file", type=Path, metavar="FILE", help="administrators', who may do all")
-    add("--admin-socket", type=Path, metavar="PATH", help="a Unix socket for these, in their place")
+    add("--trainer-key-file", type=Path, metavar="FILE", help="trainers' keys, for more routes")
+    add("--admin-key-file", type=Path, metavar="FILE", help="administrators' keys, for all routes")
+    add("--admin-socket", type=Path, metavar="PATH", help="a Unix socket that needs no key")
     add(
         "--instance-api-key-file",
         type=Path,
         metavar="FILE",
-        help="vLLM's own --api-key: KEY for the instances named here, URL KEY for one of them",
+        help="vLLM's own --api-key: KEY for the instances given here, URL KEY for one of them",
     )
 
 
@@ -95,8 +95,8 @@ def _add_limit_flags(group: argparse._ArgumentGroup) -> None:
     add("--max-requests", type=positive, metavar="N", help=_default("max_requests"))
     megabytes = _DEFAULTS["max_body"] // 2**20
     add("--max-body", type=_megabytes, metavar="MB", help=f"default: {megabytes}")
-    add("--max-samples", type=positive, metavar="N", help="of the trainer's that may be here")
-    stopping = f"for what runs when it stops (default: {_DEFAULTS['grace_s']:g})"
+    add("--max-samples", type=positive, metavar="N", help="samples of trainers held at once")
+    stopping = f"for running requests when it stops (default: {_DEFAULTS['grace_s']:g})"
     add("--grace-s", type=natural, metavar="SECONDS", help=stopping)
 
 
@@ -104,12 +104,12 @@ def _add_log_flags(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--log-level", choices=get_args(Level), help=_default("log_level"))
     add("--log-format", choices=get_args(Format), help=_default("log_format"))
-    add("--access-log", action="store_true", help="log each call when it is over")
-    add("--otlp", metavar="URL", help="of a collector for traces, as http://127.0.0.1:4318")
+    add("--access-log", action="store_true", help="log each call when it ends")
+    add("--otlp", metavar="URL", help="collector for traces, e.g. http://127.0.0.1:4318")
 
 
 def given_options(namespace: argparse.Namespace) -> Options:
-    """What the flags say."""
+    """The options that the flags give."""
     names = (field.name for field in msgspec.structs.fields(Options))
     given = {name: getattr(namespace, name) for name in names if hasattr(namespace, name)}
     live = given_flags(namespace, Settings)
@@ -121,10 +121,10 @@ def _default(name: str) -> str:
 
 
 def port_number(text: str) -> int:
-    """Of TCP. Raises argparse.ArgumentTypeError."""
+    """A TCP port. Raises argparse.ArgumentTypeError."""
     port = natural(text)
     if port > 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is no port; the highest is 65535")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port; the highest is 65535")
     return port
 
 

@@ -1,4 +1,4 @@
-"""A front's own connections to the instances, made when it is first sent there."""
+"""A front's own connections to the instances, opened when the front first needs them."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from rollout_sched.live.ports import InstanceError, OnTokens, Order, Output
 
 log = logging.getLogger(__name__)
 
-#: Seconds until an instance that could not be looked at is looked at again; at first, and at most.
+#: Seconds until an instance that did not describe itself is asked again: first wait, longest wait.
 _AGAIN_S = (0.5, 30.0)
 
 
 class FrontInstance(HttpInstance):
-    """Whether it may serve is its scheduler's to say; what it offers is found out here, too."""
+    """The scheduler decides whether the instance may serve; the front also asks what it offers."""
 
-    unknown = "nobody has asked it yet what it offers"
+    unknown = "this front has not asked it yet what it offers"
 
     async def generate(self, order: Order, on_tokens: OnTokens | None = None) -> Output:
         if self.unknown:
-            raise InstanceError(f"{self.name}, as this front sees it: {self.unknown}")
+            raise InstanceError(f"{self.name}, as seen by this front: {self.unknown}")
         return await super().generate(order, on_tokens)
 
 
 class _Reached:
     """An instance, with the connections to it.
 
-    holders   how many that have reached it have not left it since
-    looked    set once it was looked at
-    replaced  clients with another key: what was sent over them may still be answered
+    holders   calls of `reach` minus calls of `leave`
+    looked    set when the instance was asked for its description, whether it answered or not
+    replaced  clients with an earlier key: requests sent over them may still be answered
     """
 
     def __init__(self, client: FrontInstance) -> None:
@@ -46,10 +46,10 @@ class _Reached:
         self.client = client
 
     def look(self) -> None:
-        """Anew, before anything more is sent there."""
+        """Ask the instance for its description again, before more requests are sent to it."""
         if self._look is not None:
             self._look.cancel()
-        if self.looked.is_set():  # else somebody may wait for the first look
+        if self.looked.is_set():  # otherwise a request may wait for the first description
             self.looked = asyncio.Event()
         self._look = asyncio.get_running_loop().create_task(_look_at(self.client, self.looked))
 
@@ -57,15 +57,17 @@ class _Reached:
         if self._look is not None:
             self._look.cancel()
             await asyncio.gather(self._look, return_exceptions=True)
-        self.looked.set()  # who still waits fails there
+        self.looked.set()  # attempts that still wait then fail at the closed client
         for client in (*self.replaced, self.client):
             await client.close()
 
 
 class FrontClients:
-    """By name, which is a URL (`link.remote_link.Clients`). Make it inside a running event loop.
+    """Clients by instance name, which is a URL (`link.remote_link.Clients`). Create it inside a
+    running event loop.
 
-    `make(url, key)` makes one; with the key "" it is for the front's own settings which to send.
+    `make(url, key)` makes a client; with the key "" the front's own settings decide which key to
+    send.
     """
 
     def __init__(self, make: Callable[[str, str], FrontInstance]) -> None:
@@ -77,19 +79,20 @@ class FrontClients:
         return len(self._here)
 
     def client(self, instance: str) -> FrontInstance:
-        """Raises CallerError for a name that is no URL."""
+        """Raises CallerError for a name that is not a URL."""
         if instance not in self._here:
             self._look_at(instance, "")
         return self._here[instance].client
 
     def reach(self, instance: str, key: str) -> None:
-        """It has joined, perhaps as another than it was: it is looked at before anything more is
-        sent there. Raises CallerError for a name that is no URL."""
+        """The instance has joined, perhaps as a different server than before: it is asked for its
+        description before more requests are sent to it. Raises CallerError for a name that is not a
+        URL."""
         self._look_at(instance, key)
         self._here[instance].holders += 1
 
     def leave(self, instance: str) -> None:
-        """Once for each time that it was reached; the last closes what leads there."""
+        """Call it once for each `reach`; the last call closes the connections to the instance."""
         reached = self._here.get(instance)
         if reached is None:
             return
@@ -101,7 +104,8 @@ class FrontClients:
             closing.add_done_callback(self._closing.discard)
 
     def unverified(self, instance: str) -> asyncio.Event | None:
-        """Until it was looked at; what is sent to one that did not answer fails there."""
+        """An event to wait for before sending, or None. It is set when the instance was asked for
+        its description; if that failed, requests to it fail in `generate`."""
         looked = self._here[instance].looked
         return None if looked.is_set() else looked
 

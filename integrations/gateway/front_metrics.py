@@ -1,4 +1,4 @@
-"""What one front counts, as metrics of Prometheus; the scheduler's process has the rest."""
+"""Prometheus metrics of one front; the scheduler's process has the rest."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rollout_sched.link.front_calls import FrontCalls
 
 
 class FrontMetrics(Collector):
-    """Under the names that a gateway's have, where it has them; `page` is what /metrics answers."""
+    """Metrics have the gateway's metric names where those exist; `page` answers /metrics."""
 
     def __init__(self, calls: FrontCalls, data_plane: DataPlane) -> None:
         self._calls = calls
@@ -25,7 +25,7 @@ class FrontMetrics(Collector):
         ProcessCollector(registry=self._registry)
 
     def page(self, accept: str = "") -> tuple[bytes, str]:
-        """The metrics and their content type, by the `Accept` of who asks."""
+        """The metrics and their content type, chosen by the `Accept` header of the request."""
         encode, content_type = choose_encoder(accept)
         return encode(self._registry), content_type
 
@@ -36,7 +36,7 @@ class FrontMetrics(Collector):
         calls, data_plane = self._calls, self._data_plane
         responses = CounterMetricFamily(
             "rollout_sched_http_responses",
-            "Calls that are over, by HTTP status (499: the client has left).",
+            "Calls that have ended, by HTTP status (499: the client disconnected).",
             labels=("plane", "code"),
         )
         for code, count in data_plane.calls.responses.by_status.items():
@@ -44,26 +44,26 @@ class FrontMetrics(Collector):
         yield responses
         yield CounterMetricFamily(
             "rollout_sched_refused",
-            "Calls refused because too much was here.",
+            "Calls refused because a limit was reached.",
             value=data_plane.refused,
         )
         yield GaugeMetricFamily(
             "rollout_sched_open_calls",
-            "Calls of clients that are not answered yet.",
+            "Calls of clients that have no answer yet.",
             value=data_plane.calls.requests,
         )
         yield GaugeMetricFamily(
             "rollout_sched_scheduler_connected",
-            "Whether this front's scheduler is there.",
+            "Whether a scheduler is connected to this front.",
             value=calls.connected,
         )
         yield CounterMetricFamily(
             "rollout_sched_schedulers",
-            "Connections to a scheduler that this front has had.",
+            "Connections to a scheduler that this front has had so far.",
             value=calls.connections,
         )
         yield CounterMetricFamily(
             "rollout_sched_refused_orders",
-            "Orders of another epoch of the scheduler than the one that is there.",
+            "Orders refused because they came from an epoch other than the connected scheduler's.",
             value=calls.refused,
         )

@@ -1,4 +1,4 @@
-"""A front in a process of its own: clients' calls on a port, before a scheduler elsewhere."""
+"""A front in its own process: it takes clients' calls for a scheduler in another process."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from rollout_sched.integrations.http.limits import MAX_BODY
 from rollout_sched.integrations.http.server import Refusal
 from rollout_sched.link.front_calls import FrontCalls
 
-NO_SCHEDULER = "this front has no scheduler yet; try again later"
+NO_SCHEDULER = "no scheduler has connected to this front yet; try again later"
 
 
 class FrontOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """As those of `rollout-sched serve` of the same names (`options.Options`).
+    """Options as in `rollout-sched serve`, with the same names (`options.Options`).
 
-    scheduler_url  of the gateway in the scheduler's process: what is not a client's request is
-                   answered there
+    scheduler_url  URL of the gateway in the scheduler's process, which answers everything except
+                   clients' requests
     """
 
     host: str = "127.0.0.1"
@@ -51,13 +51,14 @@ class FrontOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FrontService:
-    """The data plane with its port. Make it inside a running event loop. Raises CallerError.
+    """The data plane with its port. Create it inside a running event loop. Raises CallerError.
 
-    What carries frames between this and the scheduler's process calls `connect`, `receive` and
-    `disconnected`; while there is no scheduler, what runs goes on, and what comes waits.
+    The transport that carries frames between this front and the scheduler's process calls
+    `connect`, `receive` and `disconnected`. While no scheduler is connected, running requests
+    continue and new requests wait.
 
-    name       unique among the fronts that are up
-    on_broken  called with why, when it cannot do what it is told: it is to be connected again
+    name       unique among the running fronts
+    on_broken  called with the error when the front cannot carry out an order: reconnect it
     """
 
     def __init__(
@@ -73,11 +74,11 @@ class FrontService:
         self._options = options
         auth = _access_control(options)
         self._clients = FrontClients(make_client or _client_maker(options))
-        # Of another start of it requests may still be known to the scheduler.
+        # Random suffix: the scheduler may still know requests of an earlier start of this front.
         self.calls = FrontCalls(f"{name}-{secrets.token_hex(4)}", self._clients, on_broken)
         self.data_plane = DataPlane(
             self.calls,
-            resumable=True,  # by another scheduler, if not by this one
+            resumable=True,  # if not by this scheduler, then by the next one
             limits=Limits(requests=options.max_requests, body_bytes=options.max_bodies),
             keys=auth.opening(Access.CLIENT),
             responses=Responses(logs=options.access_log),
@@ -96,7 +97,7 @@ class FrontService:
         self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     async def close(self) -> None:
-        """Accept no more calls, let those that are here finish for the grace period, then stop."""
+        """Accept no new calls, let open calls finish during the grace period, then stop."""
         loop = asyncio.get_running_loop()
         last_words = loop.call_later(self._options.grace_s, self.data_plane.shut_down)
         try:
@@ -110,7 +111,7 @@ class FrontService:
 
     @property
     def scheduler_url(self) -> str:
-        """See `FrontOptions`; another when the scheduler has come up elsewhere."""
+        """See `FrontOptions`; it changes when the scheduler starts on another address."""
         return self._app.scheduler_url
 
     @scheduler_url.setter
@@ -118,12 +119,12 @@ class FrontService:
         self._app.scheduler_url = url.rstrip("/")
 
     def connect(self, welcome: bytes, send: Callable[[bytes], None]) -> None:
-        """A scheduler is here, which may be another than before: it is told of all that is here.
-        `send` takes frames for it. Raises msgspec.DecodeError."""
+        """A scheduler has connected, perhaps a different one than before: the front reports all its
+        requests to it. `send` takes frames for it. Raises msgspec.DecodeError."""
         self.calls.connect(welcome, send)
 
     def receive(self, frame: bytes) -> None:
-        """A frame of the scheduler. Raises msgspec.DecodeError."""
+        """A frame from the scheduler. Raises msgspec.DecodeError."""
         self.calls.receive(frame)
 
     def disconnected(self) -> None:
@@ -132,8 +133,9 @@ class FrontService:
 
 
 class FrontApp:
-    """What a front answers (`integrations.http.server.App`): clients' requests, /health, /liveness
-    and /metrics of itself; for the rest the scheduler's process is named."""
+    """The HTTP app of a front (`integrations.http.server.App`): it answers clients' requests and
+    its own /health, /liveness and /metrics, and redirects other paths to the scheduler's process.
+    """
 
     def __init__(self, calls: FrontCalls, data_plane: DataPlane, scheduler_url: str) -> None:
         self._calls = calls
@@ -172,10 +174,10 @@ class FrontApp:
 
     def _elsewhere(self, target: bytes) -> Refusal:
         if not self.scheduler_url:
-            text = "this front answers clients' requests only; the scheduler's process has the rest"
+            text = "this front answers clients' requests only; call the scheduler's process"
             return 404, [JSON], error_body(404, text)
         location = self.scheduler_url.encode() + target
-        text = f"this is answered by the scheduler's process, {self.scheduler_url}"
+        text = f"the scheduler's process answers this path: {self.scheduler_url}"
         return 307, [JSON, (b"location", location)], error_body(307, text)
 
     def _not_yet(self) -> Refusal:
@@ -185,12 +187,12 @@ class FrontApp:
     # -- of itself -------------------------------------------------------------------------
 
     def _health(self, request: ReceivedRequest) -> None:
-        """200 where a request would be worked on now."""
+        """200 if a request would be processed now."""
         calls = self._calls
         if not calls.connected:
             request.answer(503, [JSON], error_body(503, "no scheduler is connected"))
         elif not calls.max_model_len():
-            request.answer(503, [JSON], error_body(503, "no instance is here"))
+            request.answer(503, [JSON], error_body(503, "no instance has joined"))
         else:
             request.answer(200, [], b"")
 
@@ -214,7 +216,7 @@ def _access_control(options: FrontOptions) -> AccessControl:
 
 
 def _client_maker(options: FrontOptions) -> Callable[[str, str], FrontInstance]:
-    """The scheduler's process has taken them in, so they are trusted as if they were named here."""
+    """The scheduler's process added these instances, so they are trusted as if configured here."""
     keys = read_instance_keys(options.instance_api_key_file, ())
 
     def make(url: str, key: str) -> FrontInstance:

@@ -1,5 +1,5 @@
-"""What a gateway says when it starts, and of an instance that joins: a line for each thing that its
-operator may want to change."""
+"""The lines that a gateway prints at start and when an instance joins: one line for each thing that
+the operator may want to change."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from rollout_sched.live.instance_supervisor import InstanceSupervisor
 def greeting(
     policy: PolicyFile, auth: AccessControl, host: str, *, keeps_sessions: bool
 ) -> Iterator[str]:
-    """`keeps_sessions`: whether it means anything to name a session."""
+    """`keeps_sessions`: whether session names have an effect."""
     roles = ", ".join(f"{role} {cls.__name__}" for role, (cls, _) in policy.roles.items())
     build = "" if scheduler.__file__.endswith(".py") else ", compiled"
     yield f"rollout-sched {__version__}{build}: policy {policy.name} ({roles})"
     if not auth.takes_keys(Access.CLIENT) and not is_loopback(host):
-        yield f"anybody who reaches {host} may use this gateway; --api-key-file closes it"
+        yield f"any client that can reach {host} may use this gateway; --api-key-file closes it"
     if not keeps_sessions:
         yield "X-Session-ID is ignored: the policy's [affinity] is none"
     if auth.is_open:
@@ -35,7 +35,7 @@ def greeting(
 
 
 def described(supervisor: InstanceSupervisor) -> list[str]:
-    """Of one that has joined: what it is, and what was found missing there."""
+    """Lines about an instance that has joined: its properties, and features that it lacks."""
     told = supervisor.description
     assert told is not None  # it has joined
     offers = ", ".join(sorted(told.capabilities)) or "nothing beyond generation"

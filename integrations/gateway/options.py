@@ -1,4 +1,4 @@
-"""What `rollout-sched serve` is told, and what it does where it is told nothing."""
+"""The options of `rollout-sched serve`, with their defaults."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from rollout_sched.log_lines import Format, Level
 
 
 class Options(RunOptions, frozen=True, kw_only=True):
-    """Every file is read, and every error raised, before the port is open.
+    """Every file is read, and every error is raised, before the port is opened.
 
     policy, instances  a preset or a TOML file; URLs of vLLM servers
-    endpoints          a file that names instances, and is watched (`endpoints_file`)
+    endpoints          a file that lists instances; it is watched for changes (`endpoints_file`)
     max_requests       responses that may be here at once, waiting or running
     max_body           bytes of one request's body
-    max_bodies         bytes of all bodies that are here
-    max_samples        of the trainer's API that may be here at once
-    slots, kv_tokens   what an instance runs at once and the size of its KV cache, where it does not
-                       tell
+    max_bodies         bytes of all bodies that are held at once
+    max_samples        samples of the trainer's API that may be here at once
+    slots, kv_tokens   requests that an instance runs at once and the size of its KV cache, used
+                       where the instance does not report them
     api_key_file, trainer_key_file, admin_key_file
-                       keys of clients, trainers and administrators; None asks for none
-    weights_roots      folders in which weights on disk must lie; anywhere if there are none
-    allow_instances    patterns of URLs that may be added while it runs; any if there are none
-    log_level          of what is logged: debug, info, warning, error
-    log_format         text or json, a line for each; as json, what else is said is logged too
-    access_log         a line for each call that is over
-    otlp               URL of an OpenTelemetry collector (HTTP) that is sent traces
-    grace_s            seconds that running answers get to finish when the gateway stops
-    live               settings of the driver, before those of the policy file
+                       keys of clients, trainers and administrators; None: no key needed
+    weights_roots      folders in which weights on disk must lie; empty: anywhere
+    allow_instances    patterns of URLs that may be added while it runs; empty: any URL
+    log_level          the lowest level that is logged: debug, info, warning, error
+    log_format         text or json, one line per record; with json, printed lines are logged too
+    access_log         log a line for each call that ends
+    otlp               URL of an OpenTelemetry collector (HTTP) that receives traces
+    grace_s            seconds that running responses get to finish when the gateway stops
+    live               settings of the driver; they override those of the policy file
     """
 
     policy: str
@@ -51,7 +51,7 @@ class Options(RunOptions, frozen=True, kw_only=True):
     max_requests: int = Limits().requests
     max_body: int = MAX_BODY
     max_bodies: int = Limits().body_bytes
-    max_samples: int = 3_200_000  # a hundred thousand groups of sixteen, and as many again
+    max_samples: int = 3_200_000  # twice 100,000 groups of 16
     slots: int | None = None
     kv_tokens: int | None = None
     log_level: Level = "info"

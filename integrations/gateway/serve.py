@@ -1,4 +1,4 @@
-"""`rollout-sched serve`: one policy, one fleet, one port."""
+"""The command `rollout-sched serve`: one policy, one fleet, one port."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ log = logging.getLogger(__name__)
 
 COLLECT_S = 60.0
 
-#: Seconds to say to those who still wait that the gateway stops, before connections are cut.
+#: Seconds to tell waiting clients that the gateway stops, before their connections are closed.
 LAST_WORDS_S = 1.0
 
 _STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 
-#: Looks on at a scheduler that runs; what it returns is called when that stops.
+#: Observes a running scheduler; returns a function that is called when the scheduler stops.
 Attach = Callable[[LiveScheduler], Callable[[], Awaitable[None]]]
 
 
@@ -104,10 +104,10 @@ async def _serve(options: Options, say: Say, attach: Attach | None) -> None:
 
 
 def _spare_the_collector(loop: asyncio.AbstractEventLoop) -> None:
-    """Look for cycles once a minute, not every few hundred objects.
+    """Run the garbage collector once a minute, not every few hundred objects.
 
-    What is loaded by now stays, and requests leave next to no cycles behind, so looking finds
-    little but makes everybody wait for it.
+    Objects that exist now stay alive, and requests create almost no reference cycles. A collection
+    frees little, and every request waits for it.
     """
     gc.collect()
     gc.freeze()
@@ -121,9 +121,9 @@ def _spare_the_collector(loop: asyncio.AbstractEventLoop) -> None:
 
 
 class Service:
-    """A gateway with its port. Make it inside a running event loop. Raises CallerError.
+    """A gateway with its port. Create it inside a running event loop. Raises CallerError.
 
-    `settings`: of the driver; None for those of the options and the policy file.
+    `settings`: settings of the driver; None takes them from the options and the policy file.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ class Service:
             say(line)
 
     async def open(self) -> None:
-        """Open the port and take the instances in; who is not up yet joins later."""
+        """Open the port and add the instances; an instance that is not up yet joins later."""
         await self._runner.setup()
         assert self._runner.server is not None  # made by setup
         app: App = self.data_plane
@@ -189,7 +189,7 @@ class Service:
         listener = await self._server.listen(self.options.host, self.options.port)
         if self._admin_socket is not None:
             await self._admin_socket.open(self._server)
-            self._say(f"/admin and the trainer's API are at {self._admin_socket.path}")
+            self._say(f"/admin and the trainer's API are served at {self._admin_socket.path}")
         port = listener.sockets[0].getsockname()[1]
         host = self.options.host
         self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -200,9 +200,9 @@ class Service:
         self._say(f"listening on {self.url}")
 
     async def close(self) -> None:
-        """Accept no more, let what runs finish for the grace period, then stop.
+        """Accept no new calls, let running requests finish during the grace period, then stop.
 
-        Whatever goes wrong on the way, the journal is closed.
+        The journal is closed even if a step fails.
         """
         loop = asyncio.get_running_loop()
         last_words = loop.call_later(self.options.grace_s, self._say_that_it_stops)
@@ -226,7 +226,7 @@ class Service:
                 await client.close()
 
     def _say_that_it_stops(self) -> None:
-        """To whoever still waits when the grace period is over."""
+        """Tell the clients that still wait when the grace period is over."""
         self.data_plane.shut_down()
         self.app[STOPPING].set()
 
@@ -238,7 +238,7 @@ class Service:
     def _watched(self, path: Path | None, make_client: MakeClient) -> EndpointsFile | None:
         if path is None:
             return None
-        read_endpoints(path)  # before anything is made
+        read_endpoints(path)  # report errors in the file before anything is created
 
         async def add(url: str) -> None:
             await self._take_in(make_client(NewInstance(checked_url(url))))
@@ -249,13 +249,13 @@ class Service:
         return EndpointsFile(path, add, remove)
 
     def _announce(self, event: InstanceJoined) -> None:
-        """Who has come, with what is missing there."""
+        """Print a description of an instance that has joined, and what it lacks."""
         for line in described(self.live.driver.supervisors[event.instance]):
             self._say(line)
 
 
 def _client_maker(options: Options, kind: type[HttpInstance]) -> MakeClient:
-    """Of instances named at start, or of a `kind` for those that are added."""
+    """Makes clients of class `kind`: for instances named at start, or for those added later."""
     keys = read_instance_keys(options.instance_api_key_file, options.instances)
 
     def make(new: NewInstance) -> InstanceClient:
@@ -271,7 +271,10 @@ def _client_maker(options: Options, kind: type[HttpInstance]) -> MakeClient:
 
 
 def _named_by_file(options: Options) -> MakeClient:
-    """Of instances in the endpoints file: whoever writes it is trusted as whoever starts this."""
+    """Makes clients for instances in the endpoints file.
+
+    The author of that file is trusted as much as the operator who starts the gateway.
+    """
     keys = read_instance_keys(options.instance_api_key_file, ())
 
     def make(new: NewInstance) -> InstanceClient:
@@ -282,29 +285,29 @@ def _named_by_file(options: Options) -> MakeClient:
 
 
 def _tracing(live: LiveScheduler, app: web.Application, url: str) -> Callable[[], None]:
-    """Raises CallerError without what it needs."""
+    """Raises CallerError if the OpenTelemetry packages are not installed."""
     try:
         from rollout_sched.integrations.otel.export import export
     except ImportError as error:
-        raise CallerError(f"--otlp needs the extra otel, rollout-sched[otel]: {error}") from error
+        raise CallerError(f"--otlp needs rollout-sched[otel]; install it: {error}") from error
     return export(live.driver, app, url)
 
 
 def _runner(app: web.Application, grace_s: float) -> web.AppRunner:
-    """Of the control plane, over aiohttp."""
+    """The aiohttp runner of the control plane."""
     return web.AppRunner(
         app,
         access_log=None,
         logger=_log_of_aiohttp(),
         handler_cancellation=True,
-        auto_decompress=False,  # what is passed on must be what came, and no bomb unfolds here
+        auto_decompress=False,  # bodies are passed on unchanged, and no zip bomb is unpacked here
         shutdown_timeout=grace_s + LAST_WORDS_S,
         lingering_time=LINGER_S,
     )
 
 
 def _log_of_aiohttp() -> logging.Logger:
-    """Without what clients do wrong, which is answered 400 and would fill the log."""
+    """A logger that drops clients' protocol errors: they get a 400 and would fill the log."""
     log = logging.getLogger(f"{__name__}.aiohttp")
     if not log.filters:
         log.addFilter(_is_no_client_s_fault)
@@ -328,4 +331,4 @@ def _access_control(options: Options) -> AccessControl:
 def _check_once(names: list[str]) -> None:
     for name in names:
         if names.count(name) > 1:
-            raise CallerError(f"--instance {name} is there twice")
+            raise CallerError(f"--instance {name} is given twice")

@@ -1,4 +1,4 @@
-"""HTTP/1.1 for the hot path: `Pool` towards instances, `HttpServer` towards clients."""
+"""HTTP/1.1 for the hot path: `Pool` for calls to instances, `HttpServer` for calls of clients."""
 
 from rollout_sched.integrations.http.client import HttpResponse, Pool
 from rollout_sched.integrations.http.errors import AnswerBroken, ExchangeError, NotConnected

@@ -1,4 +1,4 @@
-"""The heads that open an answer: interim ones, passed over, and then its own."""
+"""Reads the head of an answer, and skips interim answers (1xx) before it."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ MAX_INTERIM: Final = 16
 
 
 class AnswerHeads:
-    """Of the answers on one connection, one after the other.
+    """The heads of the answers on one connection, one after the other.
 
     status, head  of the last answer whose head was read
-    rest          what had come behind it by then; it is the caller's to take
+    rest          the bytes received after that head; the caller takes them
     interim       interim answers since then
     """
 
     __slots__ = ("_data", "head", "interim", "rest", "status")
 
     def __init__(self) -> None:
-        self._data = b""  # the part of a head that is there
+        self._data = b""  # the received part of a head
         self.interim = 0
         self.status = 0
         self.rest = b""
@@ -33,11 +33,11 @@ class AnswerHeads:
 
     @property
     def begun(self) -> bool:
-        """Whether anything of the next answer has come."""
+        """Whether any part of the next answer has arrived."""
         return bool(self._data) or self.interim > 0
 
     def read(self, data: bytes) -> bool:
-        """Whether the head of an answer is complete now. Raises Malformed."""
+        """Whether the head of an answer is now complete. Raises Malformed."""
         searched = 0
         if self._data:
             searched = max(0, len(self._data) - len(END))
@@ -60,7 +60,7 @@ class AnswerHeads:
             searched = 0
 
     def _pass_over(self) -> None:
-        """Read past an interim answer."""
+        """Skip an interim answer."""
         length = self.head.length(UNTIL_CLOSE)
         if self.status == 101:
             raise Malformed("it switches to another protocol")

@@ -1,4 +1,4 @@
-"""What a client has yet to read of what it was sent."""
+"""The data sent to a client that it has not read yet."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import asyncio
 
 
 class Backlog:
-    """Of one client, at most `most` bytes. `throttled`: it does not read for now."""
+    """Unread data of one client, at most `most` bytes. `throttled`: it does not read for now."""
 
     __slots__ = ("_most", "_transport", "_unsent", "throttled")
 
     def __init__(self, transport: asyncio.Transport, most: int) -> None:
         self._transport = transport
         self._most = most
-        self._unsent = 0  # bytes it had to read when we last looked
+        self._unsent = 0  # unread bytes at the last check
         self.throttled = False
 
     def begin(self) -> None:
@@ -24,12 +24,12 @@ class Backlog:
         self.throttled = False
 
     def cut(self) -> None:
-        """Close the connection if too much waits."""
+        """Close the connection if too much is unread."""
         if self._transport.get_write_buffer_size() > self._most:
             self._transport.abort()
 
     def shrinks(self) -> bool:
-        """Whether the client, throttled, is slow but not stuck: has read since we last looked."""
+        """Whether the throttled client is slow but not stuck: it has read since the last check."""
         before = self._unsent
         self._unsent = self._transport.get_write_buffer_size()
         return self.throttled and self._unsent < before

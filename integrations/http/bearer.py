@@ -1,4 +1,4 @@
-"""API keys as bearer tokens (RFC 6750): who may call, and what a key may be."""
+"""API keys as bearer tokens (RFC 6750): checks calls, and the form of keys."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from rollout_sched.core.errors import CallerError
 
 
 def check_key(where: str, key: str) -> None:
-    """Raises CallerError, naming `where` it stands, for what cannot stand in a header."""
+    """Raises CallerError, with the place `where`, for a key that is not valid in a header."""
     if not key or not (key.isascii() and key.isprintable()) or " " in key:
-        raise CallerError(f"{where}: an API key is printable ASCII without spaces, and not empty")
+        raise CallerError(f"{where}: an API key must be printable ASCII without spaces, not empty")
 
 
 def authorization(key: str) -> bytes:
-    """The value of the header that carries a key."""
+    """The value of the Authorization header for a key."""
     return b"Bearer " + key.encode()
 
 
 class BearerKeys:
-    """The keys that let a call in; without any, every call."""
+    """The keys that admit a call; if there are none, every call is admitted."""
 
     def __init__(self, keys: Sequence[str] = ()) -> None:
         self._keys = [key.encode() for key in keys]
 
     @property
     def known(self) -> bool:
-        """Whether a call needs one."""
+        """Whether a call needs a key."""
         return bool(self._keys)
 
     def admit(self, given: bytes | None) -> bool:
-        """Whether the value of an Authorization header lets a call in.
+        """Whether the value of an Authorization header admits a call.
 
-        How long it takes tells nothing of the keys: each is compared, to its end.
+        The time it takes reveals nothing about the keys: every key is compared completely.
         """
         if not self._keys:
             return True

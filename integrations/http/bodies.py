@@ -1,8 +1,8 @@
-"""The body of an HTTP/1.1 message, cut out of the packets it arrives in.
+"""Reads the body of an HTTP/1.1 message from the packets it arrives in.
 
-Every framing has `feed(data) -> (payload, rest)`: `rest` is None as long as the body goes on, and
-then what came after its end. A body is refused as soon as it announces more than it may have, not
-when that has come.
+Every framing has `feed(data) -> (payload, rest)`: `rest` is None until the body ends, and then the
+bytes after its end. A body that is too long is refused as soon as it announces its size, not when
+the bytes have arrived.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from rollout_sched.integrations.http.heads import (
 MAX_CHUNK_LINE = 1024
 MAX_TRAILERS = 16 * 1024
 
-#: A chunk costs as much whatever its size: with a byte in each, a megabyte would cost seconds.
-#: Where that matters, this many chunks may be there beyond one for each so many bytes.
+#: The cost of a chunk does not depend on its size: with one byte per chunk, a megabyte would cost
+#: seconds. With `fair`, a body may have SPARE_CHUNKS chunks plus one for each FAIR_CHUNK bytes.
 SPARE_CHUNKS = 1024
 FAIR_CHUNK = 64
 
@@ -33,12 +33,12 @@ _EXTENSION = rb";%b(?:=(?:%b|%b))?" % (TOKEN, TOKEN, _QUOTED)
 _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,15})(?:%b)*\r\n" % _EXTENSION)
 _CRLF = b"\r\n"
 
-#: Sizes of chunks as most lines say them; looked up, they need not be parsed.
+#: Sizes of chunks in their usual spelling; a lookup is cheaper than parsing.
 _SIZES = {b"%x" % size: size for size in range(1, 4096)}
 
 
 class Length:
-    """As many bytes as Content-Length said."""
+    """A body of Content-Length bytes."""
 
     __slots__ = ("_left",)
 
@@ -55,7 +55,7 @@ class Length:
 
 
 class UntilClose:
-    """All that comes before the connection closes, at most `most` bytes."""
+    """A body that ends when the connection closes, at most `most` bytes."""
 
     __slots__ = ("_most", "_room")
 
@@ -72,7 +72,7 @@ class UntilClose:
 class Chunked:
     """Transfer-Encoding: chunked, at most `most` bytes. Trailers are checked and dropped.
 
-    `fair`: whether very many very small chunks are refused.
+    `fair`: whether a body with too many very small chunks is refused.
     """
 
     __slots__ = ("_fair", "_held", "_left", "_most", "_room", "_spare", "_trailing")
@@ -80,9 +80,9 @@ class Chunked:
     def __init__(self, most: int, *, fair: bool) -> None:
         self._fair = fair
         self._spare = SPARE_CHUNKS
-        self._most = self._room = most  # _room: what further chunks may announce
+        self._most = self._room = most  # _room: bytes that further chunks may announce
         self._held = b""  # framing that is not complete yet
-        self._left = -1  # bytes to come of the open chunk; -1: no chunk is open
+        self._left = -1  # missing bytes of the open chunk; -1: no chunk is open
         self._trailing = False  # the last chunk has been seen
 
     def feed(self, data: bytes) -> tuple[bytes, bytes | None]:
@@ -105,7 +105,7 @@ class Chunked:
                     self._hold_line(data, pos)
                     return _join(parts), None
                 if line.end() - pos > MAX_CHUNK_LINE:
-                    raise Malformed("not the size of a chunk")
+                    raise Malformed("invalid chunk size")
                 pos = line.end()
                 self._left = int(line[1], 16)
                 self._room -= self._left
@@ -122,23 +122,23 @@ class Chunked:
                 self._held = data[end:]
                 return _join(parts), None
             if data[end : end + 2] != _CRLF:
-                raise Malformed("a chunk is longer than it said")
+                raise Malformed("a chunk is longer than its announced size")
             pos = end + 2
             self._left = -1
         return _join(parts), self._trailers(data, pos)
 
     def _weigh(self, size: int) -> None:
-        """Refuse a chunk that is too much, or one too many."""
+        """Refuse a chunk that makes the body too long, or one small chunk too many."""
         if self._room < 0:
             raise too_long(self._most)
         self._spare += size // FAIR_CHUNK - 1
         if self._spare < 0:
-            raise Malformed("too many chunks that are too small")
+            raise Malformed("too many small chunks")
 
     def _hold_line(self, data: bytes, pos: int) -> None:
         self._held = data[pos:]
         if len(self._held) >= MAX_CHUNK_LINE or b"\n" in self._held:
-            raise Malformed("not the size of a chunk")
+            raise Malformed("invalid chunk size")
 
     def _trailers(self, data: bytes, pos: int) -> bytes | None:
         if data.startswith(_CRLF, pos):
@@ -150,7 +150,7 @@ class Chunked:
             self._held = data[pos:]
             return None
         for name, _ in read_fields(data[pos:end]):
-            if name in FRAMING:  # too late: whoever believed it would see another message
+            if name in FRAMING:  # a server that used it here would frame the message differently
                 raise Malformed(f"{name.decode()} in a trailer")
         return data[end + 4 :]
 
@@ -159,7 +159,7 @@ Body = Length | Chunked | UntilClose
 
 
 def body_of(length: int, most: int, *, fair: bool) -> Body:
-    """The framing that a length, CHUNKED or UNTIL_CLOSE asks for; `fair` as of `Chunked`.
+    """The framing for a length, CHUNKED or UNTIL_CLOSE; `fair` as in `Chunked`.
 
     Raises Malformed for a length of more than `most` bytes.
     """
@@ -177,7 +177,7 @@ def too_long(most: int) -> Malformed:
 
 
 def _only_chunk(data: bytes) -> bytes:
-    """The payload of a packet that is one whole chunk, as most are; b"" if it is not."""
+    """The payload of a packet that is exactly one chunk, as most are; b"" if it is not."""
     line_end = data.find(_CRLF, 0, 8)
     if line_end < 0:
         return b""

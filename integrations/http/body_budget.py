@@ -1,4 +1,4 @@
-"""How many bytes of request bodies are here, over all connections of a server."""
+"""Counts the bytes of request bodies in memory, over all connections of a server."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from rollout_sched.integrations.http.errors import Malformed
 
 
 class BodyBudget:
-    """`used` of at most `most` bytes, being read or being worked on.
+    """`used` bytes of at most `most`, of bodies that are being read or processed.
 
-    Whoever keeps bytes of a body adds them to `used` and takes them off again. `refused` counts the
-    bodies for which there was no room.
+    Code that keeps bytes of a body adds them to `used` and subtracts them afterwards. `refused`
+    counts the bodies for which there was no room.
     """
 
     __slots__ = ("most", "refused", "used")
@@ -20,6 +20,6 @@ class BodyBudget:
         self.refused = 0
 
     def full(self) -> Malformed:
-        """Why a body is turned away that there is no room for."""
+        """Count a refused body; returns the error for it."""
         self.refused += 1
-        return Malformed(f"{self.used} bytes of bodies are here already", status=503)
+        return Malformed(f"{self.used} bytes of request bodies are in memory", status=503)

@@ -1,4 +1,4 @@
-"""Keep-alive connections to one instance, and whole answers for those who want no callbacks."""
+"""Keep-alive connections to one instance; answers by callback, or as a whole."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from rollout_sched.integrations.http.heads import Headers, write_fields
 from rollout_sched.integrations.http.idle_connections import IdleConnections
 from rollout_sched.integrations.http.origin import Origin
 
-#: Bytes of body that an answer may have where the caller sets no bound of its own: what announces
-#: more can only be an error, and would be waited for as long as the connection lives.
+#: Most bytes of an answer's body if the caller sets no limit: an answer that announces more can
+#: only be an error, and waiting for it would last as long as the connection.
 MAX_BODY = 64 * 2**30
 
-#: Methods whose requests say nothing of a body when they have none.
+#: Methods whose requests have no Content-Length if they have no body.
 _BODILESS = ("GET", "HEAD", "DELETE", "OPTIONS")
 
 
@@ -35,18 +35,18 @@ class HttpResponse(NamedTuple):
 class Pool:
     """Connections to one instance, kept alive between requests.
 
-    url          http:// or https://, host and port; a path is put before every target
-    ssl          for https; None: what the system trusts
-    keepalive_s  idle connections are closed after it; below what the server allows (uvicorn: 5 s)
-    connect_s    seconds that a connection may take to come about
-    limit        connections at once, 0 for any number; exchanges beyond it wait their turn
-    max_answer   bytes of body that `request` takes
-    dead_s       seconds after which a server that no longer answers even on TCP, as after a crash
-                 of its machine or behind a NAT that has forgotten the connection, is taken for
-                 gone; 0 leaves that to the system. So is one that reads nothing for so long of a
-                 request that its buffers do not hold
+    url          http:// or https://, host and port; its path is prepended to every target
+    ssl          for https; None: the system's trusted authorities
+    keepalive_s  seconds until an idle connection is closed; below the server's limit (uvicorn: 5 s)
+    connect_s    timeout for opening a connection, in seconds
+    limit        connections at once, 0 for any number; exchanges beyond it wait
+    max_answer   most bytes of body that `request` accepts
+    dead_s       seconds after which a server that no longer answers even on TCP counts as gone, as
+                 after a crash of its machine or behind a NAT that has dropped the connection; 0
+                 leaves that to the system. The same holds for a server that reads nothing of a
+                 request that does not fit its buffers
 
-    `unasked` counts the connections dropped because something came that nobody had asked for.
+    `unasked` counts the connections dropped because data arrived without a request.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Pool:
         self._origin = Origin(url, ssl)
         self._limit = limit
         self._max_answer = max_answer
-        self._connections: dict[ClientConnection, None] = {}  # in the order in which they came
+        self._connections: dict[ClientConnection, None] = {}  # in the order of their creation
         self._idle = IdleConnections(keepalive_s)
         self._dialler = Dialler(self, self._origin, connect_s, self._start_waiting)
         self._waiting: deque[Exchange] = deque()
@@ -83,10 +83,10 @@ class Pool:
     ) -> Exchange:
         """Send a request; every callback comes after this has returned.
 
-        Host and Content-Length are written here, so `headers` holds neither; as bytes they are
-        lines, each with its CRLF. `most`: bytes of body that the answer may have; one that
-        announces or brings more is broken. Raises ValueError for a target or header that would
-        break out of its line, RuntimeError after `close`.
+        Host and Content-Length are written here, so `headers` must not have them; `headers` as
+        bytes are lines, each with its CRLF. `most`: bytes of body that the answer may have; an
+        answer that announces or has more is broken. Raises ValueError for a target or header with
+        a line break, RuntimeError after `close`.
         """
         if self._closed:
             raise RuntimeError(f"{self.url}: the pool is closed")
@@ -115,7 +115,7 @@ class Pool:
         whole = _Whole(asyncio.get_running_loop().create_future(), self._max_answer)
         exchange = self.send(method, target, headers, body, whole, self._max_answer)
         try:
-            if timeout_s is None:  # a timeout that never comes would cost as much as the parsing
+            if timeout_s is None:  # even an unused timeout would cost as much as the parsing
                 return await whole.future
             async with asyncio.timeout(timeout_s):
                 return await whole.future
@@ -123,7 +123,7 @@ class Pool:
             exchange.cancel()
 
     def close(self) -> None:
-        """Close every connection; what is under way ends with an error."""
+        """Close every connection; exchanges in flight end with an error."""
         self._closed = True
         self._idle.close()
         self._dialler.close("the pool was closed")
@@ -133,7 +133,7 @@ class Pool:
         for connection in list(self._connections):
             connection.fail(AnswerBroken(f"{self.url}: the pool was closed"))
 
-    # What the connections of this pool ask of it (client_connection.ConnectionOwner).
+    # Called by the connections of this pool (client_connection.ConnectionOwner).
 
     def now(self) -> float:
         return asyncio.get_running_loop().time()
@@ -141,7 +141,7 @@ class Pool:
     def joined(self, connection: ClientConnection, first: Exchange | None) -> None:
         self._connections[connection] = None
         if first is not None and first.paused:
-            # uvloop begins to read when this returns, whatever we say now.
+            # uvloop begins to read when this returns, so pausing before that has no effect.
             asyncio.get_running_loop().call_soon(self._carry_first, connection, first)
         else:
             self._carry_first(connection, first)
@@ -154,7 +154,7 @@ class Pool:
             connection.carry(first)
 
     def release(self, connection: ClientConnection) -> None:
-        """Keep a connection whose exchange is over for the next one."""
+        """Keep a connection whose exchange has ended for the next exchange."""
         if self._closed:
             connection.drop()
             return
@@ -189,10 +189,10 @@ class Pool:
 
 
 class WholeAnswer:
-    """A receiver that puts an answer of at most `most` bytes together (exchange.Receiver).
+    """A receiver that assembles an answer of at most `most` bytes (exchange.Receiver).
 
-    Exactly one of `arrived` and `on_error`, which a subclass says, is called in the end. An answer
-    that is too long ends the exchange.
+    At the end exactly one of `arrived` and `on_error` is called, which a subclass defines. An
+    answer that is too long ends the exchange.
     """
 
     __slots__ = ("_headers", "_left", "_most", "_parts", "_status")
@@ -200,7 +200,7 @@ class WholeAnswer:
     def __init__(self, most: int) -> None:
         self._status = 0
         self._headers: Headers = []
-        self._parts: list[bytes] = []  # most answers are one, and joining one copies nothing
+        self._parts: list[bytes] = []  # most answers are one part, and joining one copies nothing
         self._left = self._most = most
 
     def arrived(self, status: int, headers: Headers, body: bytes) -> None:

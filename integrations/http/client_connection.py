@@ -1,9 +1,9 @@
-"""One connection to a server, and the exchanges it carries one after the other.
+"""One connection to a server, which carries exchanges one after the other.
 
 Invariants:
 - a connection is idle, or carries one exchange, or is dropped;
-- it is given back for reuse only if it kept to the protocol: the answer ended where it said,
-  nothing came after it, and the whole request had been taken.
+- it is reused only if it followed the protocol: the answer ended at its announced end, nothing came
+  after it, and the whole request had been written.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from rollout_sched.integrations.http.liveness import watch_peer
 
 log = logging.getLogger(__name__)
 
-#: A server that closes an idle connection just as we reuse it answers with a close within a round
-#: trip. One that closes later than this, in seconds, had the request and may have worked on it, so
-#: the request is not sent again behind the scheduler's back.
+#: A server that closes an idle connection just as it is reused closes it within a round trip. A
+#: server that closes later than this, in seconds, had the request and may have processed it, so the
+#: request is not sent again without the scheduler's knowledge.
 RACE_S = 1.0
 
 
 class ConnectionOwner(Protocol):
-    """What a connection asks of the pool it belongs to."""
+    """What a connection needs from its pool."""
 
     url: str
     unasked: int
     dead_s: float
 
     def joined(self, connection: ClientConnection, first: Exchange | None) -> None:
-        """A connection has come about; `first` is the exchange it was made for."""
+        """A connection was opened; `first` is the exchange it was opened for."""
 
     def release(self, connection: ClientConnection) -> None: ...
 
@@ -49,10 +49,10 @@ class ConnectionOwner(Protocol):
 
 
 class ClientConnection:
-    """Sends requests one after the other and cuts their answers out of what comes back.
+    """Sends requests one after the other and reads their answers.
 
-    An `asyncio.Protocol` in all but name: what inherits from a class of the interpreter is not
-    compiled (setup.py).
+    It has the methods of an `asyncio.Protocol` but does not inherit from it: a class that inherits
+    from a class of the interpreter is not compiled (setup.py).
     """
 
     __slots__ = (
@@ -76,8 +76,8 @@ class ClientConnection:
         self._transport: asyncio.Transport
         self._readable: Callable[[int], list[tuple[int, int]]] | None = None
         self._exchange: Exchange | None = None
-        self._body: Body | None = None  # None until the head of the answer is there
-        self._on_data: Callable[[bytes], None] | None = None  # the receiver's, then
+        self._body: Body | None = None  # None until the head of the answer has arrived
+        self._on_data: Callable[[bytes], None] | None = None  # the receiver's, from then on
         self._keep = False
         self._paused = False
         self.reused = False
@@ -86,7 +86,7 @@ class ClientConnection:
         self._transport = transport  # type: ignore[assignment]
         sock = transport.get_extra_info("socket")
         watch_peer(sock, self._owner.dead_s)
-        # What waits on a TLS socket may be a record that is none of our business.
+        # On a TLS socket the waiting data may be a record of TLS itself.
         if hasattr(select, "poll") and transport.get_extra_info("ssl_object") is None:
             poll = select.poll()
             poll.register(sock.fileno(), select.POLLIN)
@@ -95,23 +95,23 @@ class ClientConnection:
         self._owner.joined(self, first)
 
     def pause_writing(self) -> None:
-        """Requests are written whole: there is nothing to hold back."""
+        """Does nothing: requests are written as a whole."""
 
     def resume_writing(self) -> None:
         """See `pause_writing`."""
 
     def usable(self) -> bool:
-        """Whether a connection without an exchange can carry one: open, and nothing to be read.
+        """Whether an idle connection can carry an exchange: it is open and has no data to read.
 
-        Looking at the socket costs half a microsecond and keeps a second answer, or the server's
-        close, that has arrived but was not read yet, from meeting the next request.
+        Polling the socket costs half a microsecond. It detects a second answer, or the server's
+        close, that has arrived but was not read yet, before the next request is sent.
         """
         if self._transport.is_closing():
             return False
         return self._readable is None or not self._readable(0)
 
     def carry(self, exchange: Exchange) -> None:
-        """Send an exchange's request; what comes back goes to its receiver."""
+        """Send an exchange's request; the answer goes to its receiver."""
         self._exchange = exchange
         exchange.connection = self
         if exchange.paused:
@@ -124,7 +124,7 @@ class ClientConnection:
             exchange.head = exchange.body = b""
 
     def drop(self) -> None:
-        """Close at once. An exchange it carries hears nothing of it."""
+        """Close at once. The exchange it carries is not notified."""
         self._exchange = self._on_data = None
         self._transport.abort()
 
@@ -149,8 +149,8 @@ class ClientConnection:
             else:
                 self._read_body(exchange, self._body, data)
         except Malformed as error:
-            self._break(f"the answer is not to be taken: {error}", error)
-        except RAISED as error:  # the receiver's
+            self._break(f"the answer is not valid: {error}", error)
+        except RAISED as error:  # raised by the receiver
             if self._exchange is not None:
                 self.fail(_as_error(self._owner.url, error))
             else:
@@ -176,7 +176,7 @@ class ClientConnection:
     def _read_head(self, exchange: Exchange, data: bytes) -> None:
         heads = self._heads
         if not heads.read(data):
-            if heads.interim:  # announced
+            if heads.interim:  # the server has the request: it is not sent again
                 exchange.head = exchange.body = b""
             return
         exchange.head = exchange.body = b""
@@ -215,7 +215,7 @@ class ClientConnection:
             self._end(exchange, rest)
 
     def _end(self, exchange: Exchange, rest: bytes) -> None:
-        """The answer is complete. The connection is free before the receiver hears of it."""
+        """The answer is complete. The connection is free before the receiver is called."""
         self._exchange = self._body = self._on_data = None
         receiver = exchange.finish()
         if rest:
@@ -233,15 +233,15 @@ class ClientConnection:
             tell(receiver, _as_error(self._owner.url, error))
 
     def _drop_if_free(self) -> None:
-        """Unless it is another exchange's by now, which has nothing to do with what went wrong."""
+        """Drop it, unless it already carries another exchange, which the error does not concern."""
         if self._exchange is None:
             self.drop()
 
     def _unasked(self) -> None:
-        """Bytes that answer nothing: whatever they are, the connection is not to be trusted."""
+        """Bytes without a request: whatever they are, the connection must not be used again."""
         if not self._transport.is_closing():
             self._owner.unasked += 1
-            log.warning("%s sent something that nobody had asked for", self._owner.url)
+            log.warning("%s sent data without a request; connection closed", self._owner.url)
             self._transport.abort()
 
     def _closed(self, exc: Exception | None) -> None:
@@ -262,7 +262,7 @@ class ClientConnection:
             self._break(_because("the connection closed before the answer", exc), exc)
 
     def _may_redial(self, exchange: Exchange) -> bool:
-        """Whether this connection was closed before it was reused, as far as one can tell."""
+        """Whether the server probably closed this connection before it was reused."""
         untouched = self.reused and not self._heads.begun
         recent = self._owner.now() - exchange.sent_at < RACE_S
         return untouched and recent and not exchange.redialled
@@ -275,11 +275,11 @@ def _broken(url: str, text: str, cause: BaseException | None) -> AnswerBroken:
 
 
 def _as_error(url: str, raised: BaseException) -> Exception:
-    """What a receiver raised, as it is told of it."""
+    """The error with which a receiver's own exception is reported to it."""
     if isinstance(raised, ExchangeError):
         return raised
-    log.exception("%s: taking an answer failed", url)
-    return _broken(url, f"taking the answer failed: {raised!r}", raised)
+    log.exception("%s: processing an answer failed", url)
+    return _broken(url, f"processing the answer failed: {raised!r}", raised)
 
 
 def _because(text: str, exc: Exception | None) -> str:

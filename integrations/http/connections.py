@@ -1,4 +1,4 @@
-"""The connections of a server: how many there may be, and who has kept it waiting too long."""
+"""The connections of a server: limits their number, and watches their deadlines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rollout_sched.integrations.http.limits import ServerLimits
 
 
 class Waiting(Protocol):
-    """A connection, waiting for its client until `deadline`, a loop time."""
+    """A connection that waits for its client until `deadline`, a loop time."""
 
     deadline: float
 
@@ -19,28 +19,28 @@ class Waiting(Protocol):
 
 
 class ServedConnection(Waiting, Protocol):
-    """A connection that is ours to close."""
+    """A connection that this server closes."""
 
     def retire(self) -> None:
-        """Take no further request: close now, or after the answer that is under way."""
+        """Take no further request: close now, or after the current answer."""
 
     def drop(self) -> None:
         """Close at once."""
 
 
 class Connections:
-    """All of one server.
+    """All connections of one server.
 
-    served   those whose requests we read and answer
-    handed   those that the fallback answers
-    refused  how many there were no room for
+    served   connections whose requests this server reads and answers
+    handed   connections that the fallback answers
+    refused  number of connections refused because of the limit
     now      loop time of the last sweep: exact enough for deadlines, and free
     """
 
     __slots__ = ("_emptied", "_limits", "_sweep_s", "_timer", "handed", "now", "refused", "served")
 
     def __init__(self, limits: ServerLimits) -> None:
-        self.served: dict[ServedConnection, None] = {}  # in the order in which they came
+        self.served: dict[ServedConnection, None] = {}  # in order of arrival
         self.handed: dict[Waiting, None] = {}
         self.refused = 0
         self.now = 0.0
@@ -60,7 +60,7 @@ class Connections:
             self._timer = None
 
     def join(self, connection: ServedConnection) -> bool:
-        """Count a connection in, unless that would be too many."""
+        """Add a connection; False if the limit is reached."""
         if len(self.served) + len(self.handed) >= self._limits.max_connections:
             self.refused += 1
             return False
@@ -73,18 +73,18 @@ class Connections:
             self._emptied.set()
 
     def hand_over(self, connection: ServedConnection, handed: Waiting) -> None:
-        """A connection is somebody else's to answer."""
+        """From now on the fallback answers this connection."""
         self.handed[handed] = None
         self.leave(connection)
 
     def replace(self, connection: ServedConnection, other: ServedConnection) -> None:
-        """A connection is looked after by another object from now on."""
+        """From now on `other` manages this connection."""
         if connection in self.served:
             self.served[other] = None
             self.served.pop(connection, None)
 
     async def end(self, grace_s: float) -> None:
-        """Let the answers under way finish for up to `grace_s` seconds, then drop the rest."""
+        """Let current answers finish for up to `grace_s` seconds, then drop the rest."""
         for connection in list(self.served):
             connection.retire()
         self._emptied = asyncio.Event()
@@ -98,7 +98,7 @@ class Connections:
         self.stop()
 
     def put_off(self, deadline: float, size: int) -> float:
-        """The deadline of a body of which so many bytes have come."""
+        """The new deadline of a body after `size` more bytes have arrived."""
         limits = self._limits
         return min(self.now + limits.stall_s, deadline + size / limits.body_rate)
 
@@ -111,5 +111,5 @@ class Connections:
         for connection in late:
             try:
                 connection.expire()
-            except Exception as error:  # the others have waited as long
+            except Exception as error:  # the other connections must expire too
                 report("ending a connection that has waited too long", error)

@@ -1,4 +1,4 @@
-"""New connections, each made for the exchange that it will carry first."""
+"""Opens new connections, each for the exchange that it carries first."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from rollout_sched.integrations.http.origin import Origin
 
 
 class Dialler:
-    """Connections to an origin that are coming about, for up to `connect_s` seconds.
+    """Connections to an origin that are being opened, for up to `connect_s` seconds.
 
-    They join `owner`. `on_done` is called whenever one has come about or not.
+    Opened connections join `owner`. `on_done` is called whenever an attempt succeeds or fails.
     """
 
     __slots__ = ("_connect_s", "_dialling", "_on_done", "_origin", "_owner")
@@ -39,12 +39,12 @@ class Dialler:
         task.add_done_callback(self._dialled)
 
     def refuse(self, exchange: Exchange, text: str) -> None:
-        """End an exchange that no connection carries."""
+        """End an exchange that no connection carries with an error."""
         if not exchange.done and exchange.connection is None:
             exchange.fail(NotConnected(f"{self._origin.url}: {text}"))
 
     def close(self, text: str) -> None:
-        """Give up what is coming about; `text` says why."""
+        """Cancel all openings; `text` says why."""
         for task in self._dialling:
             task.cancel()
         for exchange in list(self._dialling.values()):
@@ -65,11 +65,11 @@ class Dialler:
             made = True
         except TimeoutError:
             self.refuse(exchange, f"no connection within {self._connect_s:g} s")
-        except Exception as error:  # an exchange must end, whatever a resolver or TLS raises
+        except Exception as error:  # the exchange must end, whatever a resolver or TLS raises
             self.refuse(exchange, f"no connection: {error}")
         finally:
-            if not made:  # uvloop does not say that it is lost if it had come about just now
-                connection.connection_lost(ConnectionAbortedError("as it came about"))
+            if not made:  # uvloop does not report the loss of a connection that was just opened
+                connection.connection_lost(ConnectionAbortedError("while it was opened"))
 
     def _dialled(self, task: asyncio.Task[None]) -> None:
         del self._dialling[task]

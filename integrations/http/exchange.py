@@ -1,9 +1,9 @@
 """One request and its answer, whichever connection carries it.
 
 Invariants:
-- after `on_error` or `Exchange.cancel` a receiver hears nothing more, and after `on_end` neither,
-  unless that raised;
-- whatever a receiver raises ends its exchange, with one `on_error`, and nobody else's.
+- a receiver gets no callback after `on_error` or `Exchange.cancel`, and none after `on_end` unless
+  that raised;
+- an exception of a receiver ends its own exchange, with one `on_error`, and no other exchange.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ log = logging.getLogger(__name__)
 class Receiver(Protocol):
     """Gets an answer as it arrives: one head, data, and then one end or one error.
 
-    What a callback raises is told to `on_error`, as AnswerBroken unless it is an ExchangeError
-    itself, and closes the connection. What `on_error` raises is logged.
+    An exception of a callback closes the connection and is passed to `on_error`, as AnswerBroken
+    unless it is an ExchangeError itself. An exception of `on_error` is logged.
     """
 
     def on_head(self, status: int, headers: Headers) -> None: ...
@@ -34,7 +34,7 @@ class Receiver(Protocol):
 
 
 class Carrier(Protocol):
-    """What an exchange asks of the connection that carries it."""
+    """What an exchange needs from the connection that carries it."""
 
     def drop(self) -> None: ...
 
@@ -44,7 +44,7 @@ class Carrier(Protocol):
 
 
 class Exchange:
-    """One request on its way and its answer."""
+    """One request in flight and its answer."""
 
     __slots__ = (
         "body",
@@ -61,7 +61,7 @@ class Exchange:
     def __init__(
         self, head: bytes, body: bytes, head_only: bool, receiver: Receiver, most: int
     ) -> None:
-        self.head = head  # the request, kept as long as it may have to be sent again
+        self.head = head  # the request, kept while it may have to be sent again
         self.body = body
         self.head_only = head_only
         self.most = most  # bytes of body that the answer may have
@@ -73,33 +73,33 @@ class Exchange:
 
     @property
     def done(self) -> bool:
-        """Whether its end, its error or its cancelling is behind it."""
+        """Whether it has ended, failed or was cancelled."""
         return self.receiver is None
 
     def cancel(self) -> None:
-        """Close the connection, so that the server sees the client go. No callback follows."""
+        """Close the connection, so that the server sees the disconnect. No callback follows."""
         connection = self.connection
         self.receiver = self.connection = None
         if connection is not None:
             connection.drop()
 
     def pause(self) -> None:
-        """Stop reading the answer, so that the server has to wait.
+        """Stop reading the answer, so that the server has to wait (backpressure).
 
-        Meanwhile nobody notices if the server goes away.
+        Until `resume`, a disconnect of the server is not noticed.
         """
         self.paused = True
         if self.connection is not None:
             self.connection.pause()
 
     def resume(self) -> None:
-        """Read on."""
+        """Continue reading."""
         self.paused = False
         if self.connection is not None:
             self.connection.resume()
 
     def finish(self) -> Receiver:
-        """Let go of everything; returns the receiver, for its last word."""
+        """Drop all references; returns the receiver, for its last callback."""
         receiver = self.receiver
         assert receiver is not None
         self.receiver = self.connection = None
@@ -112,8 +112,8 @@ class Exchange:
 
 
 def tell(receiver: Receiver, error: Exception) -> None:
-    """A receiver's last word. Who cannot bear it must not keep others from hearing theirs."""
+    """Call `on_error` of a receiver. Its exceptions must not affect other receivers."""
     try:
         receiver.on_error(error)
     except RAISED:
-        log.exception("an exchange failed (%s), and to say so failed too", error)
+        log.exception("an exchange failed (%s), and its receiver's on_error failed too", error)

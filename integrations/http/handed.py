@@ -1,10 +1,10 @@
-"""A connection whose request somebody else reads and answers: the limits stay ours.
+"""A connection whose request the fallback reads and answers, within the limits of this server.
 
 Invariants:
 - the fallback gets one request, to its last byte, and nothing after it;
-- as long as the request is being read it keeps to the server's rate and size, and what it brings
-  counts as a body that is here until the connection is closed;
-- the answer may take its time, but not the client to take it.
+- while the request is being read, the server's limits on rate and size apply, and its bytes count
+  as a body in memory until the connection is closed;
+- the time to make the answer is not limited, the client's time to read it is.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 
 class HandedConnection(asyncio.Protocol):
-    """Passes what happens on a connection on to `fallback`. `length` is of the request's body.
+    """Passes the events of a connection on to `fallback`. `length`: of the request's body.
 
-    `deadline` is the loop time until which we wait for the client.
+    `deadline` is the loop time until which the server waits for the client.
     """
 
     def __init__(
@@ -40,17 +40,17 @@ class HandedConnection(asyncio.Protocol):
         self._server = server
         self._fallback = fallback
         self._transport = transport
-        self._body: Body | None  # None when no more of the request is passed on
+        self._body: Body | None  # None once no more of the request is passed on
         if length == CHUNKED:
             self._body = Chunked(server.limits.max_body, fair=True)
         else:
-            self._body = Length(length)  # whether it is too long is for the fallback to say
+            self._body = Length(length)  # the fallback decides whether it is too long
         self._held = 0
         self._backlog = backlog
         self.deadline = server.connections.now + server.limits.stall_s
 
     def begin(self, head: bytes, rest: bytes) -> None:
-        """Pass on what has arrived: a head, and what came after it."""
+        """Pass on the data that has arrived: a head, and the bytes after it."""
         try:
             self._fallback.connection_made(self._transport)
             if self._backlog.throttled:
@@ -66,7 +66,7 @@ class HandedConnection(asyncio.Protocol):
             return
         try:
             payload, rest = self._body.feed(data)
-        except Malformed:  # for the fallback to answer
+        except Malformed:  # the fallback answers it
             self._pass(data)
             self._stop()
             return
@@ -118,13 +118,13 @@ class HandedConnection(asyncio.Protocol):
         self._transport.abort()
 
     def _wait(self) -> None:
-        """Set the deadline of the state we are in."""
+        """Set the deadline of the current state."""
         waiting = self._backlog.throttled or self._body is not None
         deadline = self._server.connections.now + self._server.limits.stall_s
         self.deadline = deadline if waiting else math.inf
 
     def _stop(self) -> None:
-        """Too much, or no body at all: the fallback may answer what it has seen, and soon."""
+        """The body is too long or malformed: the fallback gets a short time to answer."""
         self._body = None
         self.deadline = self._server.connections.now + LINGER_S
 

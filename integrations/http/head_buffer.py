@@ -1,4 +1,4 @@
-"""What a client has sent that was not looked at yet, and the heads of requests in it."""
+"""Buffers bytes from a client, and finds the heads of requests in them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ _AUTHORITY = re.compile(rb"(?i)https?://[^/?]*")
 
 
 class HeadBuffer:
-    """Bytes from one client, cut where the head of a request ends, at most `most` bytes of it."""
+    """Bytes from one client, cut where a request's head ends; a head has at most `most` bytes."""
 
     __slots__ = ("_most", "_searched", "_start", "data", "pos")
 
     def __init__(self, most: int) -> None:
-        self.data = b""  # received and, from pos on, not yet looked at
+        self.data = b""  # received; from pos on not yet processed
         self.pos = 0
         self._most = most
-        self._start = 0  # where the head that was cut last began
+        self._start = 0  # start of the last head
         self._searched = 0  # bytes from pos on in which no head ends
 
     def feed(self, data: bytes) -> None:
@@ -29,12 +29,12 @@ class HeadBuffer:
         self.pos = 0
 
     def head(self) -> bytes | None:
-        """The head that begins here, without the empty line that ends it; None if it is not all
-        there. Raises Malformed.
+        """The next head, without the empty line that ends it; None if it is not complete. Raises
+        Malformed.
         """
         data = self.data
         begin = start = self.pos
-        if data.startswith(b"\r\n", start):  # one is allowed between requests (RFC 9112, 2.2)
+        if data.startswith(b"\r\n", start):  # one CRLF is allowed between requests (RFC 9112, 2.2)
             start += 2
         head_end = data.find(END, start + self._searched)
         if head_end < 0:
@@ -51,7 +51,7 @@ class HeadBuffer:
         return data[start:head_end]
 
     def body(self, length: int) -> bytes:
-        """A body of so many bytes, all of them there."""
+        """A body of `length` bytes, which must all have arrived."""
         end = self.pos + length
         body = self.data[self.pos : end]
         if end < len(self.data):
@@ -62,14 +62,14 @@ class HeadBuffer:
         return body
 
     def rest(self) -> bytes:
-        """All that comes after the last head; it is not kept."""
+        """All bytes after the last head; they are not kept."""
         rest = self.data[self.pos :]
         self.data = b""
         self.pos = 0
         return rest
 
     def last_head(self) -> bytes:
-        """The head that was cut last, as it came."""
+        """The last head, unchanged."""
         return self.data[self._start : self.pos]
 
     def clear(self) -> None:
@@ -77,10 +77,9 @@ class HeadBuffer:
         self.pos = 0
 
     def cut_authority(self, method: bytes, asked: bytes) -> bytes:
-        """The path alone of the target in the last head, an absolute one (RFC 9112, 3.2.2).
+        """The path of an absolute target in the last head (RFC 9112, 3.2.2).
 
-        It stands there from now on, so that whoever the connection is handed to reads the same.
-        Raises Malformed.
+        It replaces the target in the buffer, so that the fallback reads the same. Raises Malformed.
         """
         target = _AUTHORITY.sub(b"", asked, count=1) or b"/"
         if not target.startswith(b"/"):

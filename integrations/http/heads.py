@@ -1,10 +1,10 @@
-"""The head of an HTTP/1.1 message: start line and fields, read strictly and written.
+"""Reads (strictly) and writes the head of an HTTP/1.1 message: start line and fields.
 
-A head is read line by line, and lines are cached: nearly all of them came in the message before, so
-that a head costs a split and a few lookups; heads of requests are cached whole, for clients send
-the same one again and again. The grammar is RFC 9112, less its
-leniencies: bare line feeds, folded lines, space before a colon and repeated framing fields are
-all refused, for each is a way to make two servers disagree about where a message ends.
+A head is read line by line, and parsed lines are cached: nearly all lines repeat from message to
+message, so that a head costs a split and a few lookups. Heads of requests are cached as a whole,
+because clients repeat them. The grammar is RFC 9112 without its leniencies: bare line feeds, folded
+lines, space before a colon and repeated framing fields are refused, because each of them can make
+two servers disagree about where a message ends.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rollout_sched.integrations.http.parse_cache import ParseCache
 
 Headers = list[tuple[bytes, bytes]]
 
-#: Up to this size, in bytes, copying a body behind its head is cheaper than writing two buffers.
+#: Up to this size in bytes, appending a body to its head is cheaper than writing two buffers.
 JOIN_BELOW: Final = 32 * 1024
 
 #: Body lengths that are not a number of bytes.
@@ -31,8 +31,8 @@ _UNREAD: Final = -4
 END: Final = b"\r\n\r\n"
 _CRLF: Final = b"\r\n"
 
-#: Most header lines of a message, and most lines of trailers. What a head costs is its lines: with
-#: 8,000 short ones it would cost a thousand times what an ordinary one does.
+#: Most header lines of a message, and most lines of trailers. A head costs by its lines: with 8,000
+#: short lines it would cost a thousand times as much as an ordinary one.
 MAX_LINES: Final = 100
 
 #: Longest line and longest head that are cached, in bytes.
@@ -68,7 +68,7 @@ class Head:
 
     @property
     def keep_alive(self) -> bool:
-        """Whether the sender will take another message on this connection."""
+        """Whether the sender accepts another message on this connection."""
         value = self.fields.get(b"connection")
         if value is None:
             return self.minor == 1
@@ -76,7 +76,7 @@ class Head:
         return b"close" not in options and (self.minor == 1 or b"keep-alive" in options)
 
     def length(self, otherwise: int) -> int:
-        """Bytes of the body, or CHUNKED; `otherwise` where the fields do not say."""
+        """Bytes of the body, or CHUNKED; `otherwise` if the fields do not give the length."""
         length = self._length
         if length == _UNREAD:
             length = self._length = self._read_length()
@@ -103,7 +103,7 @@ class Head:
 def read_request(head: bytes) -> tuple[bytes, bytes, Head]:
     """Method, target and fields of a request head, given without the empty line that ends it.
 
-    Heads that are alike may give the same `Head`, which nobody changes.
+    Equal heads may give the same `Head` object, which must not be changed.
     """
     return _request_heads[head]
 
@@ -178,15 +178,15 @@ def _joined(headers: Headers) -> dict[bytes, bytes]:
 
 
 def write_fields(headers: bytes | Sequence[tuple[bytes, bytes]]) -> bytes:
-    """Header lines, each with its line end. Bytes are lines already and pass as they are.
+    """Header lines, each with its line end. `headers` as bytes are lines already, and unchanged.
 
-    Raises ValueError if a name or value would break out of its line.
+    Raises ValueError if a name or value contains a line break.
     """
     if isinstance(headers, bytes):
         return headers
     block = b"".join([b"%b: %b\r\n" % field for field in headers])
     if block.count(b"\n") != len(headers) or block.count(b"\r") != len(headers):
-        raise ValueError("a header name or value holds a line end")
+        raise ValueError("a header name or value contains a line break")
     return block
 
 
@@ -195,5 +195,5 @@ def status_line(status: int) -> bytes:
 
 
 def has_body(status: int) -> bool:
-    """Whether an answer of this status has one (RFC 9110, 6.4.1)."""
+    """Whether an answer with this status has a body (RFC 9110, 6.4.1)."""
     return status >= 200 and status != 204 and status != 304

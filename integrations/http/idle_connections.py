@@ -1,4 +1,4 @@
-"""Connections that wait to be used again."""
+"""The idle connections of a pool, which are reused."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from rollout_sched.integrations.http.exchange import Exchange
 
 
 class IdleConnections:
-    """The idle ones of a pool; each is closed after `keepalive_s` seconds."""
+    """The idle connections of a pool; each is closed after `keepalive_s` seconds."""
 
     __slots__ = ("_idle", "_keepalive_s", "_loop", "_timer")
 
     def __init__(self, keepalive_s: float) -> None:
-        # Since when each is idle, the longest first.
+        # The time since which each is idle, the longest first.
         self._idle: dict[ClientConnection, float] = {}
         self._keepalive_s = keepalive_s
         self._timer: asyncio.TimerHandle | None = None
-        self._loop: asyncio.AbstractEventLoop  # there as soon as there is a connection
+        self._loop: asyncio.AbstractEventLoop  # set with the first connection
 
     def __len__(self) -> int:
         return len(self._idle)
@@ -31,9 +31,9 @@ class IdleConnections:
         self._idle[connection] = self._loop.time()
 
     def carry(self, exchange: Exchange) -> bool:
-        """Send an exchange on one of them. False if there is none."""
+        """Send an exchange on an idle connection. False if there is none."""
         while self._idle:
-            connection, since = self._idle.popitem()  # the one used last, so that others can expire
+            connection, since = self._idle.popitem()  # the most recent, so that others can expire
             now = self._loop.time()
             if now - since >= self._keepalive_s:
                 connection.drop()
@@ -41,20 +41,20 @@ class IdleConnections:
                 exchange.sent_at = now
                 connection.carry(exchange)
                 return True
-            # Otherwise it is about to read what ends it.
+            # Otherwise it is about to read data that closes it.
         return False
 
     def forget(self, connection: ClientConnection) -> None:
         self._idle.pop(connection, None)
 
     def close(self) -> None:
-        """Whoever made them closes the connections themselves."""
+        """Stop the timer; the pool closes the connections."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _close_old(self) -> None:
-        """Close what has been idle too long, and look again when the next one will have been."""
+        """Close connections that were idle too long, and set the timer for the next one."""
         now = self._loop.time()
         self._timer = None
         while self._idle:

@@ -1,27 +1,27 @@
-"""What a server allows its clients: sizes, counts and times."""
+"""The limits of a server: sizes, counts and times."""
 
 from __future__ import annotations
 
 from typing import Final
 
-#: Bytes of a request's body, where nobody says otherwise.
+#: Default limit for the bytes of a request's body.
 MAX_BODY: Final = 64 * 2**20
 
 
 class ServerLimits:
-    """Limits that the connections of one server keep.
+    """Limits for the connections of one server.
 
-    max_body         bytes of request body; more is answered 413
-    max_bodies       bytes of all bodies that are being read or worked on; more is answered 503
-    max_head         bytes of request head; more is answered 431
-    max_unsent       bytes of an answer that wait for a slow client; with more it is cut off
-    max_connections  more are answered 503
+    max_body         bytes of a request's body; beyond this the answer is 413
+    max_bodies       bytes of all bodies that are being read or processed; beyond this 503
+    max_head         bytes of a request's head; beyond this 431
+    max_unsent       bytes of an answer that a slow client has not read; beyond this it is cut off
+    max_connections  connections at once; beyond this 503
     head_s           seconds from the first byte of a head to its last
     idle_s           seconds a connection may be idle between requests
-    stall_s          seconds without progress while a body is read or an answer waits to be taken
-    body_rate        bytes a second that a body must come with once `stall_s` has passed, else 408
-    dead_s           seconds after which a client that no longer answers even on TCP is taken for
-                     gone (`Pool`); not below `stall_s`, for the system does not tell it from one
+    stall_s          seconds without progress while a body is read or an answer waits to be read
+    body_rate        bytes per second at which a body must arrive after `stall_s`, else 408
+    dead_s           seconds after which a client that no longer answers even on TCP counts as gone
+                     (`Pool`); not below `stall_s`, because the system cannot tell it from a client
                      that does not read
     """
 

@@ -1,4 +1,4 @@
-"""A connection that has had its last answer and is about to be closed."""
+"""A connection that has sent its last answer and is about to be closed."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from rollout_sched.integrations.http.backlog import Backlog
 from rollout_sched.integrations.http.connections import Connections
 from rollout_sched.integrations.http.limits import ServerLimits
 
-#: Seconds for which a client may go on sending before its connection is cut. Closed at once, the
-#: kernel would answer what it sends with a reset, which can overtake our answer.
+#: Seconds for which a client may continue to send before its connection is closed. If closed at
+#: once, the kernel would answer further data with a reset, which can overtake our answer.
 LINGER_S = 2.0
 
 
 class Lingering(asyncio.Protocol):
-    """Throws away what still comes, until the client has had a chance to read its answer.
+    """Drops further data, until the client has had time to read its answer.
 
-    `deadline` is the loop time until which we wait for the client.
+    `deadline` is the loop time until which the server waits for the client.
     """
 
     def __init__(
@@ -34,9 +34,9 @@ class Lingering(asyncio.Protocol):
         self.deadline = connections.now + LINGER_S
 
     def begin(self) -> None:
-        """Say that nothing more will come, if the transport can."""
+        """Send EOF, if the transport can."""
         if self._transport.can_write_eof():
-            with contextlib.suppress(OSError):  # the client was faster
+            with contextlib.suppress(OSError):  # the client has closed it first
                 self._transport.write_eof()
         else:
             self._transport.close()
@@ -53,7 +53,7 @@ class Lingering(asyncio.Protocol):
         self.deadline = self._connections.now + LINGER_S
 
     def retire(self) -> None:
-        """It is about to close anyway."""
+        """Does nothing: it is about to close anyway."""
 
     def expire(self) -> None:
         """The deadline has passed."""

@@ -1,7 +1,7 @@
-"""Sockets that notice when the other side has vanished without a word.
+"""Socket options that detect a peer which has vanished without closing the connection.
 
-A peer whose machine died, or that a NAT or firewall on the way has forgotten, sends nothing, and so
-does one that works. TCP itself can tell them apart, if it is asked to.
+A peer whose machine died, or whose connection a NAT or firewall has dropped, sends nothing, and
+neither does a peer that is busy. TCP itself can tell them apart if these options are set.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ import contextlib
 import socket
 from typing import Protocol
 
-#: Probes that go unanswered before a peer is taken for gone.
+#: Unanswered probes after which a peer counts as gone.
 PROBES = 3
 
 
 class Socket(Protocol):
-    """What `transport.get_extra_info("socket")` gives, or a socket."""
+    """The result of `transport.get_extra_info("socket")`, or a socket."""
 
     def setsockopt(self, level: int, option: int, value: int, /) -> None: ...
 
 
 def watch_peer(sock: Socket | None, dead_s: float) -> None:
-    """Have the system close a connection whose peer has said nothing for about `dead_s` seconds.
+    """Make the system close a connection whose peer is silent for about `dead_s` seconds.
 
-    That is: neither acknowledged what was sent (TCP_USER_TIMEOUT, where there is such a thing) nor
-    answered probes while nothing was (keep-alive). 0 leaves it to the system. A socket that knows
-    none of this, or is closed already, is left as it is.
+    Silent means: it neither acknowledges sent data (TCP_USER_TIMEOUT, where available) nor answers
+    probes while nothing is sent (keep-alive). 0 leaves it to the system. A socket without these
+    options, or a closed one, is left unchanged.
     """
     if sock is None or dead_s <= 0:
         return

@@ -1,4 +1,4 @@
-"""Where the requests of a pool go."""
+"""The server to which the requests of a pool go."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from urllib.parse import urlsplit
 
 from rollout_sched.integrations.http.heads import is_request_line
 
-#: Request lines kept ready; a gateway asks for a handful of targets.
+#: Request lines that are cached; a gateway uses only a few targets.
 MAX_OPENINGS: Final = 256
 
 
 class Origin:
-    """Scheme, host and port of a base URL, and the path that is put before every target.
+    """Scheme, host and port of a base URL, and the path that is prepended to every target.
 
-    `ssl` is for https; None: what the system trusts. Raises ValueError for what is no base URL.
+    `ssl` is for https; None: the system's trusted authorities. Raises ValueError if `url` is not a
+    base URL.
     """
 
     __slots__ = ("_authority", "_openings", "_prefix", "host", "port", "ssl", "url")
@@ -25,7 +26,7 @@ class Origin:
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"{url!r} is not a URL like http://host:port")
         if parts.query or parts.fragment or parts.username is not None:
-            raise ValueError(f"{url!r}: a base URL is a scheme, a host, a port and a path")
+            raise ValueError(f"{url!r}: a base URL has only a scheme, a host, a port and a path")
         secure = parts.scheme == "https"
         self.url = url
         self.host = parts.hostname
@@ -36,7 +37,7 @@ class Origin:
         self._openings: dict[tuple[str, str], bytes] = {}
 
     def opening(self, method: str, target: str) -> bytes:
-        """How a request begins: its first line, and Host. Raises ValueError."""
+        """The beginning of a request: its first line, and Host. Raises ValueError."""
         return self._openings.get((method, target)) or self._write(method, target)
 
     def _write(self, method: str, target: str) -> bytes:

@@ -1,4 +1,4 @@
-"""A cache of what header texts mean; its own module because no subclass of dict is compiled."""
+"""A cache of parsed header texts; in its own module because subclasses of dict are not compiled."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import TypeVar
 
-#: Most texts in a cache; one more empties it.
+#: Most texts in a cache; a further one clears it.
 MAX_ENTRIES = 4096
 
 #: Fields that are never cached.
@@ -16,9 +16,9 @@ Meaning = TypeVar("Meaning")
 
 
 class ParseCache(dict[bytes, Meaning]):
-    """What header texts mean; one that is not here is parsed by `parse`.
+    """Parsed header texts; a text that is not in the cache is parsed by `parse`.
 
-    What is longer than `longest` bytes, or holds a secret, is parsed each time.
+    A text that is longer than `longest` bytes, or contains a secret, is parsed each time.
     """
 
     def __init__(self, parse: Callable[[bytes], Meaning], longest: int) -> None:

@@ -1,4 +1,4 @@
-"""A request as the app gets it, and the answer as the app gives it."""
+"""A received request, with the methods by which the app answers it."""
 
 from __future__ import annotations
 
@@ -19,36 +19,37 @@ from rollout_sched.integrations.http.heads import (
 _CODING: Final = b"transfer-encoding: chunked\r\n\r\n"
 _LAST_CHUNK: Final = b"0\r\n\r\n"
 
-#: What opens a chunk, by its size: looked up where it need not be written.
+#: First lines of chunks by size: a lookup is cheaper than formatting.
 _SIZE_LINES = [b"%x\r\n" % size for size in range(4096)]
 
 
 class Outlet(Protocol):
-    """What a request asks of the connection it came on."""
+    """What a request needs from its connection."""
 
     keep_alive: bool
 
     def send(self, data: bytes) -> None: ...
 
     def send_both(self, head: bytes, body: bytes) -> None:
-        """The same, for what costs more to copy than to write apart."""
+        """As `send`, for a body that is cheaper to write separately than to copy."""
 
     def complete(self) -> None:
-        """The answer has been given."""
+        """The answer is complete."""
 
     def drop(self) -> None:
         """Close at once."""
 
 
 class ReceivedRequest:
-    """One request, its whole body there; to be answered once, at once or later.
+    """One request with its complete body; to be answered once, at once or later.
 
-    Either `answer`, or `begin`, any number of `write` and `end`. Once the client is gone
-    (`gone`), what is written goes nowhere, without an error.
+    Call either `answer`, or `begin`, any number of `write`, and `end`. After the client has
+    disconnected (`gone`), written data is dropped without an error.
 
-    on_disconnect  called if the client goes away before the answer is complete
-    on_pause       called if the client reads slower than `write` is called; what is written
-    on_resume      until then is kept in memory, up to the server's limit
+    on_disconnect  called if the client disconnects before the answer is complete
+    on_pause       called if the client reads more slowly than the app writes; unread data is kept
+                   in memory, up to the server's limit
+    on_resume      called when the client reads again
     """
 
     __slots__ = (
@@ -82,12 +83,12 @@ class ReceivedRequest:
 
     @property
     def begun(self) -> bool:
-        """Whether any of the answer has been given."""
+        """Whether the answer has begun."""
         return self._state is not _UNANSWERED
 
     @property
     def headers(self) -> Headers:
-        """All fields in the order they came, names in lower case."""
+        """All fields in order of arrival, names in lower case."""
         return self._head.headers
 
     @property
@@ -98,10 +99,10 @@ class ReceivedRequest:
     def answer(
         self, status: int, headers: bytes | Sequence[tuple[bytes, bytes]], body: bytes
     ) -> None:
-        """Give the whole answer.
+        """Send the whole answer.
 
-        Content-Length and Connection are written here, so `headers` holds neither, nor
-        Transfer-Encoding; as bytes they are lines, each with its CRLF.
+        Content-Length and Connection are written here, so `headers` must not have them, nor
+        Transfer-Encoding; `headers` as bytes are lines, each with its CRLF.
         """
         head = status_line(status) + write_fields(headers)
         if self._state is not _UNANSWERED:
@@ -127,7 +128,7 @@ class ReceivedRequest:
         outlet.complete()
 
     def begin(self, status: int, headers: bytes | Sequence[tuple[bytes, bytes]]) -> None:
-        """Begin an answer that is streamed. `headers` as for `answer`."""
+        """Begin a streamed answer. `headers` as in `answer`."""
         head = status_line(status) + write_fields(headers)
         if self._state is not _UNANSWERED:
             raise self._misused()
@@ -178,12 +179,12 @@ class ReceivedRequest:
             self._tell(self.on_pause)
 
     def resume(self) -> None:
-        """It reads on."""
+        """The client reads again."""
         if self.on_resume is not None:
             self._tell(self.on_resume)
 
     def fail(self) -> None:
-        """The app has given up: say so if nothing has been said yet."""
+        """The app has failed: answer 500 if the answer has not begun, else drop the connection."""
         if self._outlet is None:
             return
         if self._state is _UNANSWERED:
@@ -200,16 +201,16 @@ class ReceivedRequest:
             on_disconnect()
 
     def _tell(self, what: Callable[[], None]) -> None:
-        """Call what the app has left to be called."""
+        """Call a callback of the app."""
         try:
             what()
         except RAISED as error:
-            report(f"slowing down {self.method!r} {self.target!r}", error)
-            # Aborted in `resume_writing`, asyncio's transport would say twice that it is lost.
+            report(f"pausing or resuming {self.method!r} {self.target!r}", error)
+            # If aborted in `resume_writing`, asyncio's transport would report the loss twice.
             asyncio.get_running_loop().call_soon(self.fail)
 
     def _misused(self) -> RuntimeError:
-        """What a call is refused with that the state of the answer does not allow."""
+        """The error for a call that the state of the answer does not allow."""
         return RuntimeError(f"the answer is {self._state}")
 
     def _connection_field(self, outlet: Outlet) -> bytes:
@@ -218,11 +219,11 @@ class ReceivedRequest:
         return b"" if self._head.minor else b"connection: keep-alive\r\n"
 
     def _let_go(self) -> None:
-        """Drop what refers back to us, so that nothing is left for the garbage collector."""
+        """Drop references that form cycles, so that nothing is left for the garbage collector."""
         self._outlet = self.on_disconnect = self.on_pause = self.on_resume = None
 
 
-#: How the body of a streamed answer ends.
+#: The framing of a streamed answer's body.
 _NO_BODY: Final = "none"
 _CHUNKED: Final = "chunked"
 _UNTIL_CLOSE: Final = "until close"

@@ -1,13 +1,14 @@
-"""An HTTP/1.1 server for the few requests that are hot, and a door to another one for the rest.
+"""An HTTP/1.1 server for the hot requests, which passes other requests to a fallback server.
 
 Invariants:
-- requests of one connection are handled one at a time, in order; what is pipelined waits, bounded;
-- a request is handed to the app, or the connection to the fallback, only with its whole head, so
-  that slow or endless heads end here;
-- no byte of a body is kept of a request that the app does not admit, and what is kept of all
-  bodies, being read or being worked on, is within one bound;
-- every state in which we wait for the client has a deadline; only the app may take its time;
-- what the app or the fallback raises ends the request it was about, and nothing else.
+- requests of one connection are handled one at a time, in order; pipelined ones wait, up to a
+  limit;
+- a request is passed to the app, or the connection to the fallback, only with its complete head, so
+  that slow or endless heads are handled here;
+- no byte of a body is kept for a request that the app does not admit, and all bodies that are being
+  read or processed share one limit;
+- every state that waits for the client has a deadline; only the app's time is not limited;
+- an exception of the app or the fallback ends only the request that it concerns.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from rollout_sched.integrations.http.limits import ServerLimits
 from rollout_sched.integrations.http.request import ReceivedRequest
 from rollout_sched.integrations.http.server_connection import ServerConnection
 
-#: Status, headers and body of an answer that turns a request away.
+#: Status, headers and body of an answer that refuses a request.
 Refusal = tuple[int, Headers, bytes]
 
 
@@ -35,7 +36,7 @@ class App(Protocol):
     def refusal(
         self, method: bytes, target: bytes, fields: Mapping[bytes, bytes]
     ) -> Refusal | None:
-        """What a request that `wants` would take is turned away with, before its body is read."""
+        """The answer that refuses a wanted request before its body is read; None admits it."""
 
     def handle(self, request: ReceivedRequest) -> None:
         """Answer a request, now or later."""
@@ -44,14 +45,14 @@ class App(Protocol):
 class HttpServer:
     """A protocol factory for `loop.create_server`.
 
-    app       answers what it wants
-    fallback  makes the protocol that the other connections are handed to, such as
-              `aiohttp.web.AppRunner(...).server`, each for one request; what it answers should
-              close the connection, for there is no way back. None: they are answered 404
-    limits    what its connections keep. What the fallback is handed keeps the same, but is cut off
-              where it breaks them: only the fallback knows what it has answered
-    bodies    what of `max_bodies` is in use
-    turned_away  how many requests were answered here, unread, by status
+    app       answers the requests that it wants
+    fallback  makes the protocol for other connections, such as `aiohttp.web.AppRunner(...).server`,
+              each for one request; its answers should close the connection, because a connection
+              cannot come back. None: other requests are answered 404
+    limits    limits of the connections. They also apply to connections of the fallback, which are
+              closed without an answer if they break one: only the fallback knows what it has sent
+    bodies    how much of `max_bodies` is in use
+    turned_away  number of requests that were refused here, unread, by status
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class HttpServer:
 
     @property
     def refused(self) -> int:
-        """How many connections and bodies were turned away for want of room."""
+        """How many connections and bodies were refused because of a limit."""
         return self.connections.refused + self.bodies.refused
 
     async def listen(
@@ -88,9 +89,10 @@ class HttpServer:
         return listener
 
     async def close(self, grace_s: float = 10.0) -> None:
-        """Accept no more, let what runs finish for up to `grace_s` seconds, then close.
+        """Accept no new connections, let running requests finish for up to `grace_s` seconds, then
+        close.
 
-        Connections that were handed to the fallback are the fallback's to close.
+        The fallback closes the connections that it was given.
         """
         self.closing = True
         for listener in self._listeners:

@@ -1,4 +1,4 @@
-"""One client of a server (the invariants stand in `server`)."""
+"""One client's connection to a server (see `server` for the invariants)."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from rollout_sched.integrations.http.request import ReceivedRequest
 if TYPE_CHECKING:
     from rollout_sched.integrations.http.server import HttpServer
 
-#: What is read ahead of the running request, in bytes, before reading stops.
+#: Bytes that are read ahead of the running request before reading stops.
 READ_AHEAD: Final = 64 * 1024
 
-#: Requests of one connection that are handled in one go; the next ones let others go first.
+#: Requests of one connection that are handled without a break; then other connections run first.
 AT_ONCE: Final = 16
 
 _SLASH: Final = ord("/")
@@ -36,7 +36,7 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class Upload:
-    """A request that is admitted, and whose body is on its way."""
+    """An admitted request whose body is still arriving."""
 
     __slots__ = ("framing", "head", "method", "payload", "target")
 
@@ -49,12 +49,12 @@ class Upload:
 
 
 class ServerConnection:
-    """Cuts requests out of what a client sends, and sends it their answers.
+    """Reads requests from a client, and sends their answers.
 
-    An `asyncio.Protocol` in all but name: what inherits from a class of the interpreter is not
-    compiled (setup.py).
+    It has the methods of an `asyncio.Protocol` but does not inherit from it: a class that inherits
+    from a class of the interpreter is not compiled (setup.py).
 
-    `deadline` is the loop time until which we wait for the client.
+    `deadline` is the loop time until which the server waits for the client.
     """
 
     __slots__ = (
@@ -78,15 +78,15 @@ class ServerConnection:
         self._backlog: Backlog
         self._buffer = HeadBuffer(server.limits.max_head)
         self._upload: Upload | None = None
-        self._held = 0  # bytes of the body that is being read or worked on
+        self._held = 0  # bytes of the body that is being read or processed
         self._reading = False  # a request has begun to arrive and is not complete
-        self._request: ReceivedRequest | None = None  # the one that is being answered
+        self._request: ReceivedRequest | None = None  # the request that is being answered
         self._handling = False  # the app is in `handle`
-        self._stopped = False  # we do not read for now
+        self._stopped = False  # reading is paused
         self.keep_alive = True
         self.deadline = math.inf
 
-    # What the event loop calls.
+    # Called by the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         server = self._server
@@ -96,12 +96,12 @@ class ServerConnection:
         self.deadline = server.connections.now + server.limits.idle_s
         if not server.connections.join(self):
             self._transport.write(_refusal(503, [_RETRY], b""))
-            self._transport.set_protocol(asyncio.Protocol())  # which hears what still comes
+            self._transport.set_protocol(asyncio.Protocol())  # it drops further data
             self._transport.close()
 
     def eof_received(self) -> None:
-        # A client that closes and one that only stops sending look the same; either way no answer
-        # that is still to be made would be read by any client known.
+        # A client that closes and one that only stops sending look the same. In both cases no known
+        # client would read an answer that comes later.
         if self._request is not None:
             self._transport.abort()
 
@@ -113,10 +113,10 @@ class ServerConnection:
             try:
                 request.lose()
             except RAISED as error:
-                report("telling that a client has gone", error)
+                report("reporting that a client has disconnected", error)
 
     def data_received(self, data: bytes) -> None:
-        """Handle what has arrived, up to the first request that is not answered at once."""
+        """Handle the received data, up to the first request that is not answered at once."""
         buffer = self._buffer
         try:
             if self._upload is not None:
@@ -134,7 +134,7 @@ class ServerConnection:
                 self._stop_or_go()
         except Malformed as error:
             self._turn_away(error.status, [_RETRY] if error.status == 503 else [], b"")
-        except RAISED as error:  # what should not raise
+        except RAISED as error:  # unexpected
             report("reading a request", error)
             if self._request is not None:
                 self._request.fail()
@@ -153,7 +153,7 @@ class ServerConnection:
         if self._request is not None:
             self._request.resume()
 
-    # What a request asks of the connection it came on (request.Outlet).
+    # Called by the request (request.Outlet).
 
     def send(self, data: bytes) -> None:
         self._transport.write(data)
@@ -178,9 +178,9 @@ class ServerConnection:
         else:
             self.deadline = server.connections.now + server.limits.idle_s
         if not self._handling and self._buffer.data:
-            self.data_received(b"")  # meanwhile
+            self.data_received(b"")  # handle the data that has arrived meanwhile
 
-    # What the server asks of its connections (connections.Waiting).
+    # Called by the server (connections.Waiting).
 
     def retire(self) -> None:
         self.keep_alive = False
@@ -199,7 +199,7 @@ class ServerConnection:
         self._transport.abort()
 
     def _wait(self) -> None:
-        """Set the deadline of the state we are in."""
+        """Set the deadline of the current state."""
         now = self._server.connections.now
         limits = self._server.limits
         if self._backlog.throttled:
@@ -220,7 +220,7 @@ class ServerConnection:
                 self._transport.resume_reading()
 
     def _read_request(self) -> bool:
-        """Handle the request that begins in the buffer. False if it is not all there."""
+        """Handle the next request in the buffer. False if it is not complete."""
         server = self._server
         buffer = self._buffer
         found = buffer.head()
@@ -247,7 +247,7 @@ class ServerConnection:
             raise too_long(server.limits.max_body)
         if bodies.used + length > bodies.most:
             raise bodies.full()
-        # Asked for whether or not the body has begun to come: packets are to change nothing.
+        # Sent even if the body has begun to arrive: the result must not depend on packet timing.
         if b"expect" in head.fields and _expects(head, length):
             self._transport.write(_CONTINUE)
         self.keep_alive = head.keep_alive and not server.closing
@@ -263,7 +263,7 @@ class ServerConnection:
         return self._read_body(upload, buffer.rest())
 
     def _read_body(self, upload: Upload, data: bytes) -> bool:
-        """Handle the request if its body is complete. False if it is not all there."""
+        """Handle the request if its body is complete. False if it is not."""
         payload, rest = upload.framing.feed(data)
         bodies = self._server.bodies
         size = len(payload)
@@ -297,10 +297,10 @@ class ServerConnection:
             self._handling = False
 
     def _hand_over(self, length: int) -> None:
-        """Give the connection to the fallback, with the request whose head was read last."""
+        """Pass the connection to the fallback, with the request whose head was read last."""
         server = self._server
         if server.fallback is None:
-            raise Malformed("there is no such place", status=404)
+            raise Malformed("no such path", status=404)
         if length <= server.limits.max_body and server.bodies.used + length > server.bodies.most:
             raise server.bodies.full()
         handed = HandedConnection(server, server.fallback(), self._transport, self._backlog, length)
@@ -310,13 +310,13 @@ class ServerConnection:
         handed.begin(head, rest)
 
     def _release_body(self) -> None:
-        """No body is here any more."""
+        """The body is no longer in memory."""
         self._upload = None
         self._server.bodies.used -= self._held
         self._held = 0
 
     def _turn_away(self, status: int, headers: Headers, body: bytes) -> None:
-        """Answer a request without reading it, after which nothing that comes makes sense."""
+        """Answer a request without reading it; further data on the connection is dropped."""
         self._release_body()
         turned_away = self._server.turned_away
         turned_away[status] = turned_away.get(status, 0) + 1
@@ -324,7 +324,7 @@ class ServerConnection:
         self._linger()
 
     def _linger(self) -> None:
-        """Close after what has been written, once the client has had a chance to read it."""
+        """Close after the written data, once the client has had time to read it."""
         self._reading = False
         self._buffer.clear()
         server = self._server
@@ -338,7 +338,7 @@ class ServerConnection:
 
 
 def _expects(head: Head, length: int) -> bool:
-    """Whether the client waits to be told to send the body."""
+    """Whether the client waits for 100 Continue before it sends the body."""
     if head.fields[b"expect"].lower() != b"100-continue":
         raise Malformed("an unknown expectation", status=417)
     return bool(head.minor and length)

@@ -1,1 +1,1 @@
-"""vLLM instances behind the live driver's port, over HTTP and in process, and weight loaders."""
+"""vLLM instances for the live driver, over HTTP and in process, and weight loaders."""

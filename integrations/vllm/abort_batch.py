@@ -1,4 +1,4 @@
-"""Several aborts at once, as at the end of a step, go to the instance as one call."""
+"""Sends several aborts, as at the end of a step, to the instance in one call."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rollout_sched.live.ports import InstanceGone
 
 
 class AbortBatch:
-    """Collects ids until the event loop has gone round and the throttle lets a call through."""
+    """Collects ids for one iteration of the event loop and until the throttle permits a call."""
 
     def __init__(self, throttle: Throttle, send: Callable[[list[str]], Awaitable[None]]) -> None:
         self._throttle = throttle
@@ -20,21 +20,21 @@ class AbortBatch:
         self._calls: set[asyncio.Task[None]] = set()
 
     async def add(self, engine_id: str) -> None:
-        """Returns when the call that carries the id has been answered. Raises what it raised, and
-        InstanceGone if it was closed meanwhile."""
+        """Returns when the call with the id has been answered. Raises the error of that call, or
+        InstanceGone if this was closed meanwhile."""
         self._ids.append(engine_id)
         if self._next is None:
             self._next = asyncio.create_task(self._send_all())
             self._calls.add(self._next)
             self._next.add_done_callback(self._over)
         call = self._next
-        await asyncio.wait({call})  # who is cancelled here stops nobody else
+        await asyncio.wait({call})  # cancelling one caller does not stop the others
         if call.cancelled():
-            raise InstanceGone("its connections were closed before it had answered an abort")
+            raise InstanceGone("its connections were closed before it answered an abort")
         call.result()
 
     async def close(self) -> None:
-        """Break off the calls that are under way."""
+        """Cancel the calls in flight."""
         calls = list(self._calls)
         for call in calls:
             call.cancel()
@@ -44,9 +44,9 @@ class AbortBatch:
         await asyncio.sleep(0)
         await self._throttle.acquire()
         ids, self._ids, self._next = self._ids, [], None
-        await self._send(ids)  # never empty: to vLLM an empty list means every request
+        await self._send(ids)  # never empty: for vLLM an empty list means every request
 
     def _over(self, call: asyncio.Task[None]) -> None:
         self._calls.discard(call)
         if not call.cancelled():
-            call.exception()  # whoever waited for it may be gone
+            call.exception()  # retrieved, as its callers may have been cancelled

@@ -1,4 +1,4 @@
-"""From the chunks of an answer to an Output: joined, and believed only where they can be true."""
+"""Joins the chunks of an answer into an Output and rejects answers that are inconsistent."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from rollout_sched.live.ports import (
     PromptToken,
 )
 
-#: What is told of a place in a prompt: of the token that stands there, and perhaps of others.
+#: The log-probs for one position of a prompt, by token id: of its token, and perhaps of others.
 ById = dict[int, PromptToken]
 
 
 class Chunk(msgspec.Struct):
     """One chunk of a stream, or a whole answer. `versions` come with the last chunk, if at all,
-    `prompt` with the first: one entry for each token of the context but the first. `id`: what
-    it says that it answers, "" if nothing. `made`: how many tokens it says to have made by then;
-    None if it does not."""
+    `prompt` with the first: one entry for each token of the context except the first. `id`: the id
+    of the request that it claims to answer, "" if none. `made`: the number of tokens that it claims
+    to have made so far; None if not reported."""
 
     token_ids: list[int]
     logprobs: list[float] | None = None
@@ -43,10 +43,10 @@ class Chunk(msgspec.Struct):
 
 
 class Assembly:
-    """Joins the chunks of one answer and hands streamed tokens on.
+    """Joins the chunks of one answer and passes streamed tokens on.
 
-    An answer that breaks off is an InstanceError, one that cannot be true an AnswerUntrue.
-    `labelled` as for `spans_of`.
+    Raises InstanceError for an answer that breaks off, AnswerUntrue for one that is inconsistent.
+    `labelled` as in `spans_of`.
     """
 
     def __init__(
@@ -68,14 +68,14 @@ class Assembly:
     def add(self, chunk: Chunk) -> None:
         tokens = len(chunk.token_ids)
         if names_another(chunk.id, self._id):
-            raise AnswerUntrue(f"it answered {self._id} with {chunk.id[:80]!r}, another's answer")
+            raise AnswerUntrue(f"it answered {self._id} with the answer to {chunk.id[:80]!r}")
         if self._finish is not None and (tokens or chunk.finish is not None):
             raise AnswerUntrue("it sent more after the end of an answer")
         if len(self._token_ids) + tokens > self._limit:
-            raise AnswerUntrue(f"it sent more than the {self._limit} tokens it may make")
+            raise AnswerUntrue(f"it sent more tokens than the limit of {self._limit}")
         if chunk.made not in (None, len(self._token_ids) + tokens):
             raise AnswerUntrue(
-                f"it has made {chunk.made} tokens, it says, and sent {len(self._token_ids)} before "
+                f"it reports {chunk.made} tokens made, but has sent {len(self._token_ids)} and "
                 f"these {tokens}"
             )
         logprobs = chunk.logprobs if chunk.logprobs is not None else []
@@ -89,7 +89,7 @@ class Assembly:
         self._token_ids += chunk.token_ids
         if self._wants_logprobs:
             self._logprobs += logprobs
-        # The last tokens go with the end: whoever had them without it would go on from there.
+        # The last tokens go with the end: alone, they could be resumed from although it has ended.
         if self._on_tokens is not None and tokens and chunk.finish is None:
             self._on_tokens(chunk.token_ids, logprobs if self._wants_logprobs else None)
 
@@ -101,7 +101,7 @@ class Assembly:
         return self._as_output(self._finish, spans)
 
     def cut(self) -> Output:
-        """What has come so far, as the answer to an abort that came before the end, or too late."""
+        """The tokens so far, as the answer to an abort, before the end or too late."""
         return self._as_output(self._finish or "abort", ())
 
     def _as_output(self, finish: Finish, spans: Spans) -> Output:
@@ -110,14 +110,14 @@ class Assembly:
 
 
 def _of_the_context(token_ids: Sequence[int], told: Sequence[ById]) -> list[PromptToken]:
-    """What is told of the tokens of a context. Raises AnswerUntrue if it is of other tokens."""
+    """The log-probs of the tokens of a context. Raises AnswerUntrue if they are of other tokens."""
     if len(told) != len(token_ids) - 1:
         raise AnswerUntrue(
-            f"it sent {len(told) + 1} log-probs of a prompt of {len(token_ids)} tokens"
+            f"it sent {len(told) + 1} log-probs for a prompt of {len(token_ids)} tokens"
         )
     found = [by_id.get(token) for token, by_id in zip(token_ids[1:], told, strict=True)]
     thought = [token for token in found if token is not None]
     if len(thought) != len(found):
         place = found.index(None) + 1
-        raise AnswerUntrue(f"it sent no log-prob of its prompt's token {place}")
+        raise AnswerUntrue(f"it sent no log-prob for token {place} of its prompt")
     return thought

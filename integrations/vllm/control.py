@@ -1,4 +1,4 @@
-"""Control calls to one vLLM server: few, bounded in rate, in time and in the size of the answer."""
+"""Control calls to one vLLM server, with limits on rate, time and size of the answer."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class ControlAnswer(msgspec.Struct, frozen=True):
 class ServerControl:
     """GET and POST to one server.
 
-    A call that is safe to repeat is sent again, once and on a new connection, when the server
-    resets the one it was sent on, as it does to connections that were idle too long. Other calls
-    get a new connection at once, and are never repeated.
+    A call that is safe to repeat is sent again, once and on a new connection, if the server closes
+    the connection it was sent on, as it does with connections that were idle too long. Other calls
+    use a new connection at once, and are never repeated.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class ServerControl:
         self._open: tuple[aiohttp.ClientSession, aiohttp.ClientSession] | None = None
 
     async def get(self, path: str) -> ControlAnswer:
-        """Any answer at all; InstanceError if there is none."""
+        """An answer with any status; raises InstanceError if there is none."""
         return await self.send("GET", path)
 
     async def call(
@@ -64,9 +64,9 @@ class ServerControl:
         throttled: bool = True,
         limit_s: float | None = None,
     ) -> bytes:
-        """POST that must succeed, within `limit_s` seconds. Returns the body of the 200.
+        """POST that must succeed within `limit_s` seconds. Returns the body of the 200.
 
-        `throttled=False` is for a caller that has passed the throttle already.
+        `throttled=False` is for a caller that has already passed the throttle.
         """
         if throttled:
             await self.throttle.acquire()
@@ -76,7 +76,8 @@ class ServerControl:
         return answer.body
 
     async def send(self, method: str, path: str, body: Any = None) -> ControlAnswer:
-        """Any answer at all to a call that is safe to repeat; InstanceError if there is none."""
+        """An answer with any status to a call that is safe to repeat; raises InstanceError if there
+        is none."""
         await self.throttle.acquire()
         return await self._exchange(method, path, body, None, True, None)
 
@@ -98,13 +99,13 @@ class ServerControl:
                 try:
                     return await self._once(kept, method, path, options)
                 except (aiohttp.ServerDisconnectedError, ConnectionResetError, BrokenPipeError):
-                    pass  # an idle connection that the server closed just now
+                    pass  # the server has just closed an idle connection
             return await self._once(fresh, method, path, options)
 
     async def _once(
         self, session: aiohttp.ClientSession, method: str, path: str, options: dict[str, Any]
     ) -> ControlAnswer:
-        # Redirects are not followed: they would carry the API key elsewhere.
+        # Redirects are not followed: they would send the API key to another server.
         url = self.url + path
         async with session.request(method, url, allow_redirects=False, **options) as response:
             body = bytearray()
@@ -115,7 +116,7 @@ class ServerControl:
             return ControlAnswer(response.status, bytes(body))
 
     def _sessions(self) -> tuple[aiohttp.ClientSession, aiohttp.ClientSession]:
-        """One that keeps connections and one that does not; made within the event loop."""
+        """One that keeps connections and one that does not; created within the event loop."""
         if self._open is None:
             self._open = (
                 session(self._headers, self._tls, keepalive_timeout=KEEP_ALIVE_S),
@@ -141,24 +142,24 @@ def session(
 
 @contextmanager
 def as_instance_errors(path: str) -> Iterator[None]:
-    """What can go wrong on the way is the instance's fault."""
+    """Turns errors of a call to `path` into InstanceErrors."""
     try:
         yield
     except TimeoutError as error:
         raise InstanceError(f"{path} did not answer in time") from error
-    except aiohttp.ClientResponseError as error:  # its text quotes what came
-        unquoted = f"{path} failed: the answer is no HTTP"
+    except aiohttp.ClientResponseError as error:  # its text quotes the answer
+        unquoted = f"{path} failed: the answer is not HTTP"
         raise AnswerRefused(f"{path} failed: {error}", unquoted) from error
     except (aiohttp.ClientError, OSError) as error:
         raise InstanceError(f"{path} failed: {error or type(error).__name__}") from error
 
 
 def decoded(path: str, body: bytes, type_: type[Any]) -> Any:
-    """The JSON of an answer as a type; InstanceError if it is something else."""
+    """The JSON of an answer as `type_`; raises InstanceError if it is something else."""
     try:
         return msgspec.json.decode(body, type=type_)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        unquoted = f"{path} is not understood: is it vLLM?"
+        unquoted = f"{path} gave an unexpected answer: is it vLLM?"
         raise AnswerRefused(
-            f"{path} is not understood ({error}): {body[:200]!r}", unquoted
+            f"{path} gave an unexpected answer ({error}): {body[:200]!r}", unquoted
         ) from error

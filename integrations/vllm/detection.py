@@ -1,4 +1,4 @@
-"""What a vLLM server offers, found by calls that change nothing, and what to do where it lacks."""
+"""Detects what a vLLM server offers, with calls that change nothing, and the remedy for gaps."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from rollout_sched.integrations.vllm.protocol.answers import version_of
 from rollout_sched.integrations.vllm.protocol.refusals import refusal
 from rollout_sched.live.ports import Description, InstanceError, printable
 
-#: How it is to generate; "auto" takes the better one that is offered.
+#: The endpoint to generate with; "auto" takes the better one that is offered.
 Way = Literal["auto", "generate", "completions"]
 
 _DEV_MODE = "set VLLM_SERVER_DEV_MODE=1 in vLLM's environment"
-#: capability -> (endpoint, what is missed without it and what to do)
+#: capability -> (endpoint, what is not possible without it, with the remedy)
 _DEV_ENDPOINTS = {
     "pause": (
         endpoints.PAUSE,
@@ -37,23 +37,23 @@ _DEV_ENDPOINTS = {
     ),
     "set_version": (
         endpoints.SET_LABEL,
-        f"cannot label tokens with our versions; use vLLM 0.28 or newer and {_DEV_MODE}",
+        f"cannot label tokens with versions; use vLLM 0.28 or newer and {_DEV_MODE}",
     ),
 }
 _FIRST_WITH_SPANS = (0, 32)
 
 MOST_SLOTS = 2**20
 
-#: A status that says that something is not there, unlike others from 500 on.
+#: The only status from 500 on that means that a path is not offered.
 _NOT_IMPLEMENTED = 501
 
 
 class Findings(msgspec.Struct, frozen=True):
     """What was found.
 
-    notes       in plain words, what is missing and what to do about it
+    notes       in plain words, what is missing, with the remedy
     dialect     the endpoint that generates
-    abort_path  where aborts go; None if nowhere
+    abort_path  the path for aborts; None if there is none
     """
 
     description: Description
@@ -67,7 +67,7 @@ _Size = Annotated[int, msgspec.Meta(gt=0, lt=2**40)]
 
 class _Model(msgspec.Struct):
     id: str
-    max_model_len: _Size | None = None  # an adapter does not say
+    max_model_len: _Size | None = None  # missing for an adapter
 
 
 class _Models(msgspec.Struct):
@@ -80,19 +80,19 @@ async def detect(
     slots: int | None = None,
     kv_tokens: int | None = None,
 ) -> Findings:
-    """Ask a server what it is. Raises InstanceError, with what to do, if it cannot be used.
+    """Ask a server what it is. Raises InstanceError, with the remedy, if it cannot be used.
 
-    `slots` and `kv_tokens` are those of the whole instance, and go before what it tells.
+    `slots` and `kv_tokens` are for the whole instance, and override what the server reports.
     """
     models = await _models(control)
     max_model_len = next((m.max_model_len for m in models if m.max_model_len), None)
     if max_model_len is None:
-        raise InstanceError("/v1/models does not tell max_model_len: is it vLLM?")
+        raise InstanceError("/v1/models does not report max_model_len: is it vLLM?")
     text = await _metrics(control)
     cache = metrics_text.cache_config(text, kv_tokens)
     generates, aborts, dev_aborts, *dev = await _all(
-        # Without its required fields the request is refused before anything is generated, and
-        # the list of ids to abort is missing.
+        # The probes lack required fields, so the server refuses them before it generates or aborts
+        # anything.
         _probe(control, "POST", Generate.target),
         _probe(control, "POST", endpoints.OPEN_ABORT),
         *(
@@ -109,7 +109,7 @@ async def detect(
         capabilities.add("weight_versions")
     version = await read_weight_version(control)
     if "set_version" in capabilities:
-        # Who takes a label tells it, too; and what it tells is ours, or the trainer's.
+        # A server that accepts a label also reports it; the label is ours, or the trainer's.
         capabilities.add("weight_info")
     paused = await _is_paused(control, notes) if "pause" in capabilities else None
     description = Description(
@@ -127,10 +127,10 @@ async def detect(
 
 
 def _dev_capabilities(answers: Sequence[ControlAnswer], notes: list[str]) -> set[str]:
-    """By what `_DEV_ENDPOINTS` have answered to GET; what is missing is noted."""
+    """Capabilities by the answers of `_DEV_ENDPOINTS` to GET; missing ones are noted."""
     found = set()
     for (capability, (_, note)), answer in zip(_DEV_ENDPOINTS.items(), answers, strict=True):
-        if answer.status == 405:  # the path is there, for POST
+        if answer.status == 405:  # the path exists, for POST
             found.add(capability)
         else:
             notes.append(note)
@@ -141,14 +141,14 @@ async def _is_paused(control: ServerControl, notes: list[str]) -> bool | None:
     paused = await read_is_paused(control)
     if paused is None:
         notes.append(
-            "does not say whether it is paused, so it is resumed whenever it joins: give it to one "
-            "gateway only"
+            "does not report whether it is paused, so it is resumed whenever it joins: use it with "
+            "one gateway only"
         )
     return paused
 
 
 async def _all(*probes: Coroutine[Any, Any, ControlAnswer]) -> list[ControlAnswer]:
-    """Each answer. Raises the first error, when none is under way any more."""
+    """All answers. Waits for all probes, then raises the first error."""
     answers = await asyncio.gather(*probes, return_exceptions=True)
     for answer in answers:
         if isinstance(answer, BaseException):
@@ -157,8 +157,8 @@ async def _all(*probes: Coroutine[Any, Any, ControlAnswer]) -> list[ControlAnswe
 
 
 async def _probe(control: ServerControl, method: str, path: str) -> ControlAnswer:
-    """What is answered where something may be offered. Raises InstanceError for a failure, which
-    says nothing of that: what was taken for missing then would be missed until it joins anew."""
+    """The answer of a path that may be offered. Raises InstanceError if the server fails: a feature
+    wrongly noted as missing would stay unused until the instance joins again."""
     answer = await control.send(method, path, {} if method == "POST" else None)
     if answer.status >= 500 and answer.status != _NOT_IMPLEMENTED:
         raise refusal(answer.status, answer.body, path)
@@ -178,7 +178,7 @@ def _dialect(endpoint: Way, probe: ControlAnswer, notes: list[str]) -> Dialect:
             else "use a vLLM that has /inference/v1/generate"
         )
         notes.append(
-            f"is used through /v1/completions and does not say which weights made a token; {remedy}"
+            f"is used by /v1/completions and does not report which weights made a token; {remedy}"
         )
     return Completions()
 
@@ -189,8 +189,8 @@ def _abort_path(probe: ControlAnswer, dev_probe: ControlAnswer, notes: list[str]
     if probe.status in (400, 422):
         return endpoints.OPEN_ABORT
     notes.append(
-        "cannot abort a request and keep its tokens: what was not streamed of an interrupted one "
-        f"is lost; start vLLM with --enable-scale-out, or {_DEV_MODE}"
+        "cannot abort a request and keep its tokens: tokens of an interrupted request that were "
+        f"not streamed are lost; start vLLM with --enable-scale-out, or {_DEV_MODE}"
     )
     return None
 
@@ -201,10 +201,10 @@ async def _models(control: ServerControl) -> list[_Model]:
         raise refusal(answer.status, answer.body, endpoints.MODELS)
     models: _Models = decoded(endpoints.MODELS, answer.body, _Models)
     if not models.data:
-        raise InstanceError("/v1/models names no model")
+        raise InstanceError("/v1/models lists no model")
     for model in models.data:
         if model.id != printable(model.id):
-            raise InstanceError(f"/v1/models names a model {printable(model.id, 80)!r}")
+            raise InstanceError(f"/v1/models lists an invalid name {printable(model.id, 80)!r}")
     return models.data
 
 
@@ -213,13 +213,13 @@ async def _metrics(control: ServerControl) -> bytes:
     if answer.status != 200:
         raise InstanceError(
             f"/metrics answered {answer.status}; start vLLM without "
-            "--disable-log-stats, and let /metrics through"
+            "--disable-log-stats, and let proxies pass /metrics"
         )
     return answer.body
 
 
 async def _slots(control: ServerControl) -> int:
-    """max_num_seqs, which only the development mode tells."""
+    """max_num_seqs, which vLLM reports only in development mode."""
     path = endpoints.SERVER_INFO
     answer = await control.get(path)
     if answer.status == 200:
@@ -229,13 +229,13 @@ async def _slots(control: ServerControl) -> int:
         if isinstance(told, int) and 0 < told <= MOST_SLOTS:
             return told
     raise InstanceError(
-        f"it does not tell how many sequences it runs at once (/server_info answered "
+        f"it does not report how many sequences it runs at once (/server_info answered "
         f"{answer.status}): give slots, with the value of vLLM's --max-num-seqs, or {_DEV_MODE}"
     )
 
 
 async def read_is_paused(control: ServerControl) -> bool | None:
-    """None where it is not told."""
+    """Whether it is paused; None if it does not report it."""
     answer = await control.get(endpoints.IS_PAUSED)
     if answer.status != 200:
         return None
@@ -244,7 +244,7 @@ async def read_is_paused(control: ServerControl) -> bool | None:
 
 
 async def read_weight_version(control: ServerControl) -> int | None:
-    """The policy version that its label names; None where it names none, or is not told."""
+    """The policy version of its label; None if the label is not a version, or is not reported."""
     answer = await _probe(control, "GET", endpoints.WEIGHT_INFO)
     if answer.status != 200:
         return None
@@ -253,7 +253,7 @@ async def read_weight_version(control: ServerControl) -> int | None:
 
 
 async def _vllm_version(control: ServerControl) -> tuple[int, ...]:
-    """(major, minor); () where it is not told, which is smaller than any."""
+    """(major, minor); () if it is not reported, which is smaller than any version."""
     answer = await _probe(control, "GET", endpoints.VERSION)
     if answer.status != 200:
         return ()

@@ -1,7 +1,7 @@
-"""The two endpoints that take tokens and give tokens: what is sent, what comes, what aborts it.
+"""The two endpoints with tokens in and tokens out: their requests, answers and abort ids.
 
-`/inference/v1/generate` is made for this. `/v1/completions` takes token ids as well and is there
-on every vLLM, but does not say which weights made a token.
+`/inference/v1/generate` is made for this. `/v1/completions` also takes token ids and exists on
+every vLLM, but does not report which weights made a token.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ Logprob = Annotated[float, msgspec.Meta(ge=-3.5e38, le=3.5e38)]  # finite; vLLM 
 
 _T = TypeVar("_T")
 
-#: Each event of a stream says how many tokens were made by then, so that one which comes twice is
-#: found out at once: what it brings is gone on from where the stream breaks off.
+#: Each event of a stream reports how many tokens were made so far, so that a repeated event is
+#: detected at once: the response is resumed from these tokens if the stream breaks off.
 _COUNTED = {"include_usage": True, "continuous_usage_stats": True}
 
 _encoder = msgspec.json.Encoder()
 
 
 class Dialect(Protocol):
-    """How one endpoint is spoken to."""
+    """The request and answer format of one endpoint."""
 
     @property
     def target(self) -> str: ...
@@ -42,7 +42,7 @@ class Dialect(Protocol):
     def capability(self) -> str: ...
 
     def engine_id(self, order_id: str) -> str:
-        """The id under which the engine knows the request, which is what abort needs."""
+        """The engine's id of the request, which an abort needs."""
 
     def body(self, order: Order, model: str) -> bytes:
         """The request. Raises RequestRejected for sampling that this endpoint would ignore."""
@@ -65,7 +65,7 @@ class _PromptLogprob(msgspec.Struct):
     rank: Annotated[int, msgspec.Meta(ge=1)]
 
 
-#: Of each token of a prompt but the first: what it was compared with, by the token's id.
+#: For each token of a prompt (None for the first): log-probs of it and of others, by token id.
 _PromptLogprobs = list[dict[int, _PromptLogprob] | None] | None
 
 
@@ -101,7 +101,7 @@ class Generate:
 
     def body(self, order: Order, model: str) -> bytes:
         sampling = _sampling(order)
-        if not sampling.get("stop"):  # stop strings need the text; nobody else here does
+        if not sampling.get("stop"):  # only stop strings need the text
             sampling.setdefault("detokenize", False)
         if order.stream_every:
             sampling["stream_interval"] = order.stream_every
@@ -130,7 +130,7 @@ class Generate:
             logprobs = [entry.logprob for entry in content]
             named = [entry.token_id for entry in content if entry.token_id is not None]
             if named and named != choice.token_ids:
-                raise AnswerUntrue("its log-probs name other tokens than its answer")
+                raise AnswerUntrue("its log-probs have other token ids than its answer")
         versions, prompt = choice.weight_versions, _prompt_tokens(answer.prompt_logprobs)
         return Chunk(choice.token_ids, logprobs, choice.finish_reason, versions, prompt, told, made)
 
@@ -196,14 +196,14 @@ class Completions:
         if choice is None:
             return Chunk([], id=told, made=made)
         if choice.token_ids is None:
-            raise AnswerUntrue("it does not answer with token ids; vLLM 0.10.2 is the first to")
+            raise AnswerUntrue("its answer has no token ids; use vLLM 0.10.2 or newer")
         logprobs = None if choice.logprobs is None else choice.logprobs.token_logprobs
         versions, prompt = choice.weight_versions, _prompt_tokens(choice.prompt_logprobs)
         return Chunk(choice.token_ids, logprobs, choice.finish_reason, versions, prompt, told, made)
 
 
 def _prompt_tokens(told: _PromptLogprobs) -> list[ById] | None:
-    """What is told of each token of a prompt, but of the first, of which nothing can be."""
+    """The log-probs for each token of a prompt except the first, which has none."""
     if told is None:
         return None
     return [
@@ -216,7 +216,7 @@ def _encoded(request: dict[str, Any]) -> bytes:
     try:
         return _encoder.encode(request)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise RequestRejected(f"it cannot be written as JSON: {error}") from error
+        raise RequestRejected(f"the request cannot be written as JSON: {error}") from error
 
 
 def _sampling(order: Order) -> dict[str, Any]:
@@ -226,7 +226,7 @@ def _sampling(order: Order) -> dict[str, Any]:
 
 
 def _only(choices: list[_T]) -> _T | None:
-    """The one choice of an answer; None in the chunk that only tells the usage."""
+    """The one choice of an answer; None in the chunk that has only the usage."""
     if len(choices) > 1:
-        raise AnswerUntrue(f"it answered with {len(choices)} choices where one was asked for")
+        raise AnswerUntrue(f"it answered with {len(choices)} choices instead of one")
     return choices[0] if choices else None

@@ -1,4 +1,4 @@
-"""Load of an in-process engine: pushed by the engine after every step, nothing is polled."""
+"""The load of an in-process engine, which the engine pushes after every step, without polling."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rollout_sched.live.ports import Gauges
 
 
 class EngineGauges:
-    """Give `logger_factory()` to `AsyncLLM.from_engine_args(..., stat_loggers=[...])`.
+    """Pass `logger_factory()` to `AsyncLLM.from_engine_args(..., stat_loggers=[...])`.
 
     Sums over the engines of one AsyncLLM (data-parallel ranks); `kv_usage` is their mean.
     """
@@ -22,7 +22,7 @@ class EngineGauges:
         self._generated_tokens = 0
 
     def record(self, scheduler_stats: Any, iteration_stats: Any, engine: int = 0) -> None:
-        """One step of an engine, as vLLM 0.32's `SchedulerStats` and `IterationStats` tell it."""
+        """One step of an engine, from vLLM 0.32's `SchedulerStats` and `IterationStats`."""
         if scheduler_stats is not None:
             self._states[engine] = scheduler_stats
         if iteration_stats is not None:

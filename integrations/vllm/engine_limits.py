@@ -1,4 +1,4 @@
-"""How an engine was started, beyond what a scheduler needs: as far as a server tells."""
+"""Settings of an engine beyond what a scheduler needs, as far as the server reports them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from rollout_sched.integrations.vllm.protocol import endpoints
 
 
 class EngineLimits(msgspec.Struct, frozen=True):
-    """None where it is not told; sizes in tokens.
+    """None for what is not reported; sizes in tokens.
 
-    block_size              of the KV cache
-    prefix_caching          whether a prompt that came before is found again
-    max_num_batched_tokens  of one step
-    version                 vLLM's
+    block_size              block size of the KV cache
+    prefix_caching          whether prefix caching is on
+    max_num_batched_tokens  the most tokens of one step
+    version                 vLLM's version
     """
 
     block_size: int | None = None
@@ -27,7 +27,7 @@ class EngineLimits(msgspec.Struct, frozen=True):
 
 
 async def read_limits(control: ServerControl) -> EngineLimits:
-    """From /metrics, /version and, in the development mode, /server_info. Raises InstanceError."""
+    """From /metrics, /version and, in development mode, /server_info. Raises InstanceError."""
     metrics = await control.get(endpoints.METRICS)
     labels = metrics_text.cache_labels(metrics.body) if metrics.status == 200 else {}
     block_size, caching = labels.get("block_size", ""), labels.get("enable_prefix_caching", "")
@@ -44,7 +44,7 @@ async def read_limits(control: ServerControl) -> EngineLimits:
 
 
 async def _told(control: ServerControl, path: str, *keys: str) -> dict[str, Any]:
-    """A table in a JSON answer; empty where there is none."""
+    """A table in a JSON answer; empty if there is none."""
     answer = await control.get(path)
     table: Any = decoded(path, answer.body, dict[str, Any]) if answer.status == 200 else {}
     for key in keys:

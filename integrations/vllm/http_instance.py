@@ -1,4 +1,4 @@
-"""A vLLM server behind the live driver's port."""
+"""The live driver's client for a vLLM server over HTTP."""
 
 from __future__ import annotations
 
@@ -48,24 +48,23 @@ class HttpInstance:
     """One vLLM server (`live.ports.InstanceClient`).
 
     url             http(s)://host:port, with a path before the endpoints if a proxy adds one
-    name            what it is called; the url if not given
+    name            the instance's name; the url if not given
     api_key         vLLM's --api-key
     tls             for https, an SSLContext with the authorities and certificates to use; None for
                     the system's
-    slots           vLLM's --max-num-seqs, where the server does not tell it
-    kv_tokens       of its KV cache, where the server does not tell
-    endpoint        "generate" or "completions" to insist on one; "auto" takes the better one
-    control_rate    control calls in a second at most
-    dispatch_rate   orders sent in a second at most
-    control_limit_s seconds until a control call is given up
-    answer_limit_s  seconds until an attempt is given up; None: never
+    slots           vLLM's --max-num-seqs, if the server does not report it
+    kv_tokens       tokens of its KV cache, if the server does not report them
+    endpoint        "generate" or "completions" to force one; "auto" takes the better one
+    control_rate    control calls per second at most
+    dispatch_rate   orders sent per second at most
+    control_limit_s timeout of a control call in seconds
+    answer_limit_s  timeout of an attempt in seconds; None: no timeout
 
-    `pool` holds the connections that orders travel on, and every call on it must carry
-    `request_headers`: this instance's key. `pass_on` makes an order's call for somebody else (see
-    `ProxyCalls`). `labelled`: every token carries another label than that of a start, until the
-    server is restarted.
+    `pool` has the connections for orders; every call on it must carry `request_headers`, this
+    instance's key. `pass_on` makes an order's call on behalf of the gateway (see `ProxyCalls`).
+    `labelled`: until the server is restarted, every token has a label other than the initial one.
 
-    `describe` comes first: it finds out what the server offers, `findings` tells what that was.
+    Call `describe` first: it detects what the server offers; `findings` keeps the result.
     """
 
     def __init__(
@@ -95,10 +94,10 @@ class HttpInstance:
         throttle = Throttle(dispatch_rate, "dispatch_rate")
         self._orders = OrderCalls(self.pool, write_fields(headers), throttle, answer_limit_s)
         self._proxies = ProxyCalls(self.pool, write_fields(self.request_headers), throttle)
-        self.pass_on = self._proxies.pass_on  # as it is, for it is on the hot path
+        self.pass_on = self._proxies.pass_on  # unwrapped, because it is on the hot path
         self._aborts = AbortBatch(self.control.throttle, self._send_aborts)
         self._detect = partial(detect, self.control, endpoint, slots, kv_tokens)
-        self._model = ""  # where it serves several
+        self._model = ""  # used if it serves several
         self._findings: Findings | None = None
         self.labelled = False
 
@@ -106,7 +105,7 @@ class HttpInstance:
     def findings(self) -> Findings:
         """What the last `describe` found. Raises CallerError before the first."""
         if self._findings is None:
-            raise CallerError(f"{self.name}: describe() it before anything else")
+            raise CallerError(f"{self.name}: call describe() first")
         return self._findings
 
     async def describe(self) -> Description:
@@ -120,7 +119,7 @@ class HttpInstance:
         return self.findings.description.capabilities >= {"set_version", "weight_versions"}
 
     def use_model(self, model: str) -> None:
-        """What our own requests are to name, where it serves several (`Description.models`)."""
+        """The model for our own requests, if it serves several (`Description.models`)."""
         self._model = model
 
     async def generate(self, order: Order, on_tokens: OnTokens | None = None) -> Output:
@@ -132,7 +131,7 @@ class HttpInstance:
         return await self._orders.make(order, found.dialect, model, assembly)
 
     def trace_orders(self, trace: TraceLines) -> None:
-        """Name with each order, in place of what a client has named, the trace that is its own."""
+        """Send each order's own trace context, in place of the client's."""
         pass_on = self._proxies.pass_on
 
         def pass_on_named(
@@ -150,7 +149,7 @@ class HttpInstance:
         self._orders.trace = trace
 
     async def abort(self, order_id: str) -> None:
-        """Where the server cannot abort, the connection is cut: the answer then has the tokens
+        """If the server cannot abort, the connection is closed: the answer then has the tokens
         that were streamed."""
         proxy_call = self._proxies.open.get(order_id)
         if self.findings.abort_path is not None:
@@ -167,7 +166,7 @@ class HttpInstance:
         await self.control.call(path, {"request_ids": engine_ids}, throttled=False)
 
     async def pause(self, mode: Literal["keep", "abort"], clear_cache: bool) -> None:
-        # Left out, clear_cache is true, and drops the KV of everything that runs even with "keep".
+        # clear_cache is true by default, which drops the KV of running requests even with "keep".
         query = {"mode": mode, "clear_cache": "true" if clear_cache else "false"}
         await self.control.call(endpoints.PAUSE, query=query)
 
@@ -187,7 +186,7 @@ class HttpInstance:
 
     @property
     def started_at(self) -> float:
-        """Unix seconds, as `describe` found it last."""
+        """Unix seconds, as of the last `describe`."""
         return self.findings.description.started_at
 
     async def collective_rpc(
@@ -208,7 +207,7 @@ class HttpInstance:
         answer = await self.control.get(endpoints.WORLD_SIZE)
         if answer.status != 200:
             raise InstanceError(
-                f"{self.name} does not tell how many ranks it has ({endpoints.WORLD_SIZE} answered "
+                f"{self.name} does not report its number of ranks ({endpoints.WORLD_SIZE} answered "
                 f"{answer.status}): start vLLM with VLLM_SERVER_DEV_MODE=1 in its environment"
             )
         told: _WorldSize = decoded(endpoints.WORLD_SIZE, answer.body, _WorldSize)
@@ -235,4 +234,4 @@ def _key_field(name: str, api_key: str | None) -> list[tuple[bytes, bytes]]:
 
 def _check_size(setting: str, value: int | None, most: int) -> None:
     if value is not None and not 0 < value <= most:
-        raise CallerError(f"{setting} is {value}; it is a number from 1 to {most}")
+        raise CallerError(f"{setting} is {value}; it must be a number from 1 to {most}")

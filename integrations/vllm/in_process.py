@@ -1,4 +1,4 @@
-"""A vLLM engine of this process (`AsyncLLM`) behind the live driver's port."""
+"""The live driver's client for a vLLM engine in this process (`AsyncLLM`)."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _LOWEST_LOGPROB = -9999.0  # what vLLM's server sends for -inf and NaN
 class InProcessInstance:
     """An `AsyncLLM` (`live.ports.InstanceClient`). `close` leaves the engine to its owner.
 
-    `gauges` must be what was given to the engine as a stat logger; `start` sees to that.
+    `gauges` must be the object that the engine has as a stat logger; `start` does that.
     """
 
-    #: Lives and dies with this process, so it is never another one than it was.
+    #: Constant: the engine lives as long as this process and is never restarted.
     started_at = 0.0
 
     def __init__(
@@ -42,7 +42,7 @@ class InProcessInstance:
 
     @classmethod
     def start(cls, engine_args: Any, name: str = "in-process") -> InProcessInstance:
-        """A new engine from vLLM's AsyncEngineArgs; call within the event loop it is to run in."""
+        """A new engine from vLLM's AsyncEngineArgs; call it in the event loop of the engine."""
         from vllm.v1.engine.async_llm import AsyncLLM
 
         gauges = EngineGauges()
@@ -56,7 +56,7 @@ class InProcessInstance:
         names = (served,) if isinstance(served, str) else tuple(served)
         return Description(
             slots=config.scheduler_config.max_num_seqs * engines,
-            # vLLM has summed the blocks over its engines.
+            # vLLM's number of blocks is the sum over its engines.
             kv_tokens=config.cache_config.num_gpu_blocks * config.cache_config.block_size,
             max_model_len=config.model_config.max_model_len,
             version=await self.weight_version(),
@@ -94,7 +94,7 @@ class InProcessInstance:
                 yield answer
         except (VLLMClientError, ValueError) as error:
             raise RequestRejected(str(error), body=str(error).encode()) from error
-        except Exception as error:  # whatever befell the engine
+        except Exception as error:  # any failure of the engine
             raise InstanceError(f"generate failed: {type(error).__name__}: {error}") from error
 
     async def abort(self, order_id: str) -> None:
@@ -119,7 +119,7 @@ class InProcessInstance:
         return told
 
     def use_model(self, model: str) -> None:
-        """All its names stand for one model."""
+        """Does nothing: all its names are aliases of one model."""
 
     async def collective_rpc(
         self, method: str, kwargs: Mapping[str, Any], limit_s: float | None = None
@@ -141,18 +141,18 @@ class InProcessInstance:
     async def gauges(self) -> Gauges:
         if self._gauges is None:
             raise CallerError(
-                f"{self.name}: its load is not known; make it by InProcessInstance.start, or give "
-                "EngineGauges to it and its logger_factory() to AsyncLLM as a stat logger"
+                f"{self.name}: its load is not known; create it with InProcessInstance.start, or "
+                "give EngineGauges to it and its logger_factory() to AsyncLLM as a stat logger"
             )
         return self._gauges.now()
 
     async def close(self) -> None:
-        """Does nothing: `engine.shutdown()` is for who made the engine."""
+        """Does nothing: the engine's owner calls `engine.shutdown()`."""
 
     async def _control(self, what: str, call: Any) -> None:
         try:
             await call
-        except Exception as error:  # the engine raises whatever its workers raised
+        except Exception as error:  # the engine re-raises any exception of its workers
             raise InstanceError(f"{what} failed: {type(error).__name__}: {error}") from error
 
 
@@ -163,7 +163,7 @@ def _sampling_params(order: Order) -> Any:
     sampling = dict(order.sampling)
     if sampling.pop("n", 1) != 1:
         raise RequestRejected("an order is for one response: leave n out, send one order for each")
-    if not sampling.get("stop"):  # stop strings need the text; nobody else here does
+    if not sampling.get("stop"):  # only stop strings need the text
         sampling.setdefault("detokenize", False)
     if order.stream_every:
         sampling["stream_interval"] = order.stream_every
@@ -192,4 +192,4 @@ def _chunk(choice: Any, wants_logprobs: bool, prompt_logprobs: Any = None) -> Ch
 
 
 def _bounded(logprob: float) -> float:
-    return max(_LOWEST_LOGPROB, logprob)  # the first, if the second is NaN
+    return max(_LOWEST_LOGPROB, logprob)  # _LOWEST_LOGPROB if logprob is NaN

@@ -1,4 +1,4 @@
-"""The few figures we need from vLLM's `/metrics`, found without parsing the other 53 KB."""
+"""Reads the few needed figures from vLLM's `/metrics` without parsing the other 53 KB."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 from rollout_sched.integrations.vllm.protocol import gauges as names
 from rollout_sched.live.ports import Gauges, InstanceError
 
-MOST = 2**53  # a float is exact up to there; no honest figure comes near
+MOST = 2**53  # a float is exact up to this; no real value comes near
 
 _MOST_SAMPLES = 4096  # of one metric: engines, with some labels each
 
@@ -19,24 +19,24 @@ _LABEL = re.compile(rb'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
 
 
 class CacheConfig(msgspec.Struct, frozen=True):
-    """`engines` of one instance (data-parallel ranks), and their KV cache together."""
+    """`engines` of one instance (data-parallel ranks), and the tokens of all their KV caches."""
 
     engines: int
     kv_tokens: int
 
 
 def samples(text: bytes, name: str) -> Iterator[tuple[bytes, float]]:
-    """(labels, value) of each sample of a metric. Raises InstanceError if a value is no number, or
-    one that nothing here can be."""
+    """(labels, value) of each sample of a metric. Raises InstanceError if a value is not a number,
+    or out of range."""
     key = name.encode()
     at = text.find(key)
     found = 0
     while at >= 0:
         found += 1
         if found > _MOST_SAMPLES:
-            raise InstanceError(f"/metrics tells of {name} more than {_MOST_SAMPLES} times")
+            raise InstanceError(f"/metrics has {name} more than {_MOST_SAMPLES} times")
         after = at + len(key)
-        starts_line = at == 0 or text[at - 1 : at] == b"\n"  # else it is a comment, or longer
+        starts_line = at == 0 or text[at - 1 : at] == b"\n"  # else a comment or a longer name
         if starts_line and text[after : after + 1] in (b"{", b" "):
             end = text.find(b"\n", after)
             labels, _, value = text[after : end if end >= 0 else len(text)].rpartition(b" ")
@@ -45,14 +45,14 @@ def samples(text: bytes, name: str) -> Iterator[tuple[bytes, float]]:
 
 
 def total(text: bytes, name: str, label: bytes = b"") -> float:
-    """The sum over engines, of the samples whose labels hold `label`; 0 where there is none."""
+    """The sum over engines of the samples whose labels contain `label`; 0 if there is none."""
     return sum(value for labels, value in samples(text, name) if label in labels)
 
 
 def gauges(text: bytes) -> Gauges:
     """Load and counters, over all engines of the instance. `kv_usage` is their mean.
 
-    vLLM does not count what is prefilled anew after a preemption, so `reprefilled_tokens` is 0.
+    vLLM does not count tokens prefilled again after a preemption, so `reprefilled_tokens` is 0.
     """
     usage = [value for _, value in samples(text, names.KV_USAGE)]
     running = total(text, names.RUNNING)
@@ -77,7 +77,8 @@ def _prompt_tokens(text: bytes, source: str) -> float:
 def cache_config(text: bytes, kv_tokens: int | None = None) -> CacheConfig:
     """From `vllm:cache_config_info`, which has one sample for each engine, all of them equal.
 
-    `kv_tokens`: of all engines, for a server that does not tell. Raises InstanceError without it.
+    `kv_tokens`: tokens of all engines, needed if the server does not report them; else raises
+    InstanceError.
     """
     engines = [labels for labels, _ in samples(text, names.CACHE_CONFIG)]
     if kv_tokens is not None:
@@ -85,7 +86,7 @@ def cache_config(text: bytes, kv_tokens: int | None = None) -> CacheConfig:
     try:
         config = dict(_LABEL.findall(engines[0]))
         block_size = _size(config[b"block_size"])
-        told = config.get(b"kv_cache_size_tokens", b"None")  # of one engine, in newer versions
+        told = config.get(b"kv_cache_size_tokens", b"None")  # per engine, in newer versions
         # num_gpu_blocks is the sum over engines (vllm/v1/engine/core_client.py, line 852).
         kv_tokens = (
             _size(config[b"num_gpu_blocks"]) * block_size
@@ -94,27 +95,27 @@ def cache_config(text: bytes, kv_tokens: int | None = None) -> CacheConfig:
         )
     except (IndexError, KeyError, ValueError) as error:
         raise InstanceError(
-            f"it is up, but does not tell the size of its KV cache ({names.CACHE_CONFIG} in "
-            f"/metrics: {error!r}): give kv_tokens, with what vLLM logs at its start as "
+            f"it is up, but does not report the size of its KV cache ({names.CACHE_CONFIG} in "
+            f"/metrics: {error!r}): give kv_tokens, with the value that vLLM logs at start as "
             '"GPU KV cache size"'
         ) from error
     return CacheConfig(len(engines), kv_tokens)
 
 
 def cache_labels(text: bytes) -> dict[str, str]:
-    """What the first engine's `vllm:cache_config_info` says; empty where there is none."""
+    """The labels of the first engine's `vllm:cache_config_info`; empty if there is none."""
     labels = next((labels for labels, _ in samples(text, names.CACHE_CONFIG)), b"")
     return {key.decode(): value.decode(errors="replace") for key, value in _LABEL.findall(labels)}
 
 
 def _size(value: bytes) -> int:
     if not (value.isdigit() and len(value) < 16 and int(value) > 0):
-        raise ValueError(f"{value[:40]!r} is no size")
+        raise ValueError(f"{value[:40]!r} is not a size")
     return int(value)
 
 
 def started_at(text: bytes) -> float:
-    """Unix seconds; 0 where it is not told."""
+    """Unix seconds; 0 if not reported."""
     return total(text, names.STARTED_AT)
 
 
@@ -122,7 +123,7 @@ def _number(name: str, value: bytes) -> float:
     try:
         number = float(value)
     except ValueError as error:
-        raise InstanceError(f"/metrics: {name} is {value[:40]!r}") from error
+        raise InstanceError(f"/metrics: {name} is not a number: {value[:40]!r}") from error
     if not (math.isfinite(number) and 0 <= number <= MOST):
-        raise InstanceError(f"/metrics: {name} cannot be {number}")
+        raise InstanceError(f"/metrics: {name} is out of range: {number}")
     return number

@@ -1,4 +1,4 @@
-"""Work that may block, such as looking at files, done where it holds up nobody."""
+"""Runs work that may block, such as reading files, in a thread so that the event loop continues."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ T = TypeVar("T")
 
 
 async def off_loop(work: Callable[[], T], limit_s: float) -> T:
-    """What `work()` returns or raises; TimeoutError if it takes longer than `limit_s` seconds.
+    """The result or exception of `work()`; TimeoutError if it takes longer than `limit_s` seconds.
 
-    The thread is its own, and a daemon: on a mount that does not answer it hangs for ever, and then
-    neither the event loop nor the end of the program waits for it.
+    It has its own daemon thread. On a mount that does not answer the thread hangs forever; neither
+    the event loop nor the exit of the program waits for it.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
@@ -29,7 +29,7 @@ async def off_loop(work: Callable[[], T], limit_s: float) -> T:
             tell(done.set_result, result)
 
     def tell(settle: Callable[..., None], what: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits any more
             loop.call_soon_threadsafe(lambda: None if done.done() else settle(what))
 
     threading.Thread(target=run, name="off-loop", daemon=True).start()

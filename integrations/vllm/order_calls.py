@@ -1,4 +1,4 @@
-"""Orders of the trainer's, each made as one call that takes tokens and gives tokens."""
+"""Makes each of the trainer's orders as one call with tokens in and tokens out."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from rollout_sched.integrations.vllm.throttle import Throttle
 from rollout_sched.integrations.vllm.trace_lines import TraceLines, no_trace
 from rollout_sched.live.ports import Order, Output, RequestRejected
 
-LARGEST_VOCABULARY = 2**19  # tokens, to bound answers with; models have up to 2**18
+LARGEST_VOCABULARY = 2**19  # tokens, to limit the size of answers; models have up to 2**18
 
 
 class OrderCalls:
-    """Calls on an instance's pool, `throttle` bounding their rate.
+    """Calls on an instance's pool; `throttle` limits their rate.
 
-    header_lines  what each call carries
-    limit_s       seconds until one is given up; None: never
-    trace         lines that each call carries besides, by the order's id
+    header_lines  header lines of each call
+    limit_s       timeout of a call in seconds; None: no timeout
+    trace         additional header lines of each call, by the order's id
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class OrderCalls:
     async def make_cuttable(
         self, order: Order, dialect: Dialect, model: str, assembly: Assembly
     ) -> Output:
-        """As `make`, for a server that offers no abort: `cut` makes do with what has come."""
+        """As `make`, for a server without abort: `cut` ends it with the tokens so far."""
         call = asyncio.create_task(self.make(order, dialect, model, assembly))
         self._cuttable[order.id] = call
         try:
@@ -73,19 +73,19 @@ class OrderCalls:
             caller = asyncio.current_task()
             if caller is not None and caller.cancelling():
                 raise
-            return assembly.cut()  # it was `cut` that cancelled
+            return assembly.cut()  # `cut` has cancelled it
         finally:
             self._cuttable.pop(order.id, None)
 
     def cut(self, order_id: str) -> None:
-        """Close the connection of an order's call: its answer then has what was streamed."""
+        """Close the connection of an order's call: its answer then has the streamed tokens."""
         call = self._cuttable.get(order_id)
         if call is not None:
             call.cancel()
 
 
 def _largest(order: Order) -> int:
-    """Bytes an honest answer stays below: a token with one log-prob has some 150."""
+    """Upper bound for the bytes of a valid answer: a token with one log-prob has about 150."""
     made = (2 + _asked(order, "logprobs")) * order.max_new_tokens
     given = (1 + _asked(order, "prompt_logprobs")) * len(order.token_ids)
     return 2**20 + 512 * (made + given)
@@ -95,7 +95,7 @@ def _asked(order: Order, setting: str) -> int:
     """Log-probs asked for each token; -1 stands for the whole vocabulary."""
     number = order.sampling.get(setting) or 0
     if not isinstance(number, int):
-        raise RequestRejected(f"sampling parameter {setting} is {number!r}; it is an integer")
+        raise RequestRejected(f"sampling parameter {setting} is {number!r}; it must be an integer")
     return number if number >= 0 else LARGEST_VOCABULARY
 
 

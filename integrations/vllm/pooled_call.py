@@ -1,7 +1,7 @@
-"""One POST on an instance's pool whose answer is received as it comes, up to a size.
+"""One POST on an instance's pool whose answer is received as it arrives, up to a size.
 
-It is never repeated from here. The pool sends it again only if a kept connection turns out to have
-been closed by the server before the request came; vLLM aborts what lost its connection.
+It is never repeated here. The pool sends it again only if the server had closed the idle connection
+before the request arrived. vLLM aborts a request that loses its connection.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ async def post(
 ) -> ControlAnswer:
     """The answer, of at most `largest` bytes, within `limit_s` seconds; else InstanceError.
 
-    The body of a 200 goes to `receive` as it comes, if that is given, and what it raises is raised
+    If `receive` is given, it gets the body of a 200 as it arrives, and its exceptions are raised
     here. Cancelling closes the connection.
     """
     answer = _Answer(target, largest, receive)
@@ -46,7 +46,7 @@ async def post(
 
 
 class _Answer:
-    """A receiver (`integrations.http.exchange.Receiver`) with bounds."""
+    """A receiver (`integrations.http.exchange.Receiver`) with a size limit."""
 
     def __init__(self, target: str, largest: int, receive: Callable[[bytes], None] | None) -> None:
         self.whole: asyncio.Future[ControlAnswer] = asyncio.get_running_loop().create_future()
@@ -65,12 +65,12 @@ class _Answer:
         self._left -= len(data)
         try:
             if self._left < 0:
-                raise InstanceError(f"{self._target} answered with more than it can have to say")
+                raise InstanceError(f"{self._target} sent an answer that is too large")
             if self._receive is not None and self._status == 200:
                 self._receive(data)
             else:
                 self._body += data
-        except Exception as error:  # to be raised where the answer is awaited
+        except Exception as error:  # raised where the answer is awaited
             self.whole.set_exception(error)
 
     def on_end(self) -> None:

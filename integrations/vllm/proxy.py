@@ -1,4 +1,4 @@
-"""A call of an order that somebody else, the gateway, makes on an instance's pool."""
+"""Calls for orders that the gateway, not the driver, makes on an instance's pool."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rollout_sched.live.ports import (
 
 
 class UpstreamExchange(Protocol):
-    """As of the pool (`integrations.http.exchange`)."""
+    """The exchange of a pool (`integrations.http.exchange`)."""
 
     def cancel(self) -> None: ...
     def pause(self) -> None: ...
@@ -29,7 +29,7 @@ class UpstreamExchange(Protocol):
 
 
 class _Nobody:
-    """Receives what comes after the end."""
+    """Drops everything that arrives after the end."""
 
     def on_head(self, status: int, headers: Headers) -> None: ...
 
@@ -46,11 +46,12 @@ _NO_DATA = _NOBODY.on_data
 
 
 class ProxyCall:
-    """Between an exchange and who receives its answer (`integrations.http.exchange.Receiver`).
+    """Sits between an exchange and its receiver (`integrations.http.exchange.Receiver`).
 
-    Bounds the rate of such calls, knows what an abort must name, and says what went wrong as
-    InstanceError. `register` holds it under its order's id until its end, its error or `cancel`;
-    then it lets go of its receiver, which knows it: that would be a cycle, for the collector.
+    Limits the rate of such calls, keeps the id that an abort needs, and turns errors into
+    InstanceErrors. `register` has it under its order's id until its end, its error or `cancel`.
+    Then it drops the reference to its receiver, which refers back to it, so that no cycle is left
+    for the garbage collector.
     """
 
     __slots__ = (
@@ -78,12 +79,12 @@ class ProxyCall:
         self._receiver: Receiver = receiver
         self._register = register
         self._exchange: UpstreamExchange | None = None
-        self._waiting: asyncio.Task[None] | None = None  # for the throttle
+        self._waiting: asyncio.Task[None] | None = None  # waits for the throttle
         self._paused = False
         register[order_id] = self
 
     def send(self, throttle: Throttle, send: Callable[[], UpstreamExchange]) -> None:
-        """Make the call, now or when the throttle lets it through.
+        """Make the call, now or when the throttle permits it.
 
         Raises RequestRejected if it cannot be sent, InstanceUnreached after the pool was closed.
         """
@@ -96,7 +97,7 @@ class ProxyCall:
         await throttle.acquire()
         try:
             self._send(send)
-        except Exception as error:  # nobody else would hear of it
+        except Exception as error:  # otherwise it would be lost with the task
             self._receiver.on_error(error)
 
     def _send(self, send: Callable[[], UpstreamExchange]) -> None:
@@ -104,7 +105,7 @@ class ProxyCall:
             exchange = self._exchange = send()
         except BaseException as error:
             self._register.pop(self._order_id, None)
-            if isinstance(error, ValueError):  # it would break out of its line
+            if isinstance(error, ValueError):  # a header or target with a line break
                 raise RequestRejected(str(error)) from error
             if isinstance(error, RuntimeError):
                 raise InstanceUnreached(str(error)) from error
@@ -113,7 +114,7 @@ class ProxyCall:
             exchange.pause()
 
     def cancel(self) -> None:
-        """End the call from this side; the receiver hears nothing more."""
+        """End the call; the receiver gets no further callback."""
         self._let_go()
         if self._exchange is not None:
             self._exchange.cancel()
@@ -121,13 +122,13 @@ class ProxyCall:
             self._waiting.cancel()
 
     def cut(self) -> None:
-        """End the call from this side, where the instance offers no abort."""
+        """End the call by closing its connection, for an instance without abort."""
         receiver = self._receiver
         self.cancel()
-        receiver.on_error(InstanceError("it offers no abort, so the connection was cut"))
+        receiver.on_error(InstanceError("it offers no abort, so the connection was closed"))
 
     def pause(self) -> None:
-        """As of an exchange."""
+        """As `pause` of an exchange."""
         self._paused = True
         if self._exchange is not None:
             self._exchange.pause()
@@ -139,7 +140,7 @@ class ProxyCall:
 
     def on_end(self) -> None:
         self._register.pop(self._order_id, None)
-        self._receiver.on_end()  # if this raises, it will hear of that
+        self._receiver.on_end()  # if this raises, its `on_error` is called
         self._let_go()
 
     def on_error(self, error: Exception) -> None:
@@ -155,9 +156,9 @@ class ProxyCall:
 
 
 class ProxyCalls:
-    """The calls that somebody else makes of orders on an instance's pool; `open` has them by order.
+    """The gateway's calls for orders on an instance's pool; `open` has them by order.
 
-    `key_line`: what every call must carry, for the client's own.
+    `key_line`: the key that every call must carry in place of the client's.
     """
 
     def __init__(self, pool: Pool, key_line: bytes, throttle: Throttle) -> None:
@@ -175,8 +176,8 @@ class ProxyCalls:
         body: bytes,
         receiver: Receiver,
     ) -> ProxyCall:
-        """Make an order's call. An abort of the order names `engine_id`. The receiver hears nothing
-        before this has returned. Raises as `ProxyCall.send`."""
+        """Make an order's call. An abort of the order uses `engine_id`. The receiver gets no
+        callback before this has returned. Raises as `ProxyCall.send`."""
         proxy_call = ProxyCall(order_id, engine_id, receiver, self.open)
         lines = self._key_line + header_lines
         send = partial(self._pool.send, "POST", path, lines, body, proxy_call)
@@ -185,7 +186,7 @@ class ProxyCalls:
 
 
 def as_instance_error(error: Exception, what: str = "") -> Exception:
-    """What an exchange's error says about the instance, `what` before it; any other as it is."""
+    """An exchange's error as an InstanceError, with the prefix `what`; others stay unchanged."""
     if isinstance(error, NotConnected):
         return InstanceUnreached(f"{what}{error}")
     if isinstance(error, ExchangeError):

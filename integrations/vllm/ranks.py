@@ -1,10 +1,10 @@
-"""Which ranks of a weight-transfer group each server's workers are.
+"""Assigns the ranks of a weight-transfer group to the workers of each server.
 
-A trainer that sees one server tells it the first of its ranks and the size of the group: in vLLM
+A trainer that sees one server sends it the first of its ranks and the size of the group: in vLLM
 0.32 `rank_offset` and `world_size` of the NCCL backends
 (`distributed/weight_transfer/nccl_common.py`), where a worker's rank is the offset plus its own.
-Told the same, every server of a fleet would take the same ranks, and NCCL would wait for ever for
-the others. So each is dealt its own, in order.
+With the same values, every server of a fleet would take the same ranks, and NCCL would wait forever
+for the others. So each server gets its own ranks, in order.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import msgspec
 
 from rollout_sched.core.errors import CallerError
 
-#: Ranks beyond this are nobody's.
+#: The largest rank number that is accepted.
 MOST_RANKS = 2**20
 
 
 class RankFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where a call says which ranks a server has.
+    """The fields of a call that give a server's ranks.
 
-    within  the field that holds the two; "" if they stand at the top
+    within  the field that contains the other two; "" if they are at the top level
     first   the field of the first rank: all below it are the trainer's, or not counted
     world   the field of the size of the group, as far as it is counted
     """
@@ -33,7 +33,7 @@ class RankFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     within: str = ""
 
 
-#: Of vLLM's own init_info.
+#: The fields of vLLM's own init_info.
 VLLM = RankFields("rank_offset", "world_size")
 
 
@@ -41,10 +41,10 @@ def deal(
     info: Mapping[str, Any], fields: RankFields, world_sizes: Sequence[int]
 ) -> list[dict[str, Any]]:
     """`info` for each server, with its own first rank and the size of the group; `world_sizes` has
-    the servers' numbers of workers. As it is where it names no rank, as for backends without.
+    the number of workers of each server. Unchanged if it has no rank, as for backends without.
 
-    Raises CallerError where the group is said to have another size: it would wait for ranks that
-    never come, or find some twice.
+    Raises CallerError if `info` gives another group size: the group would wait for ranks that never
+    come, or have some twice.
     """
     if fields.within:
         inner = info.get(fields.within)
@@ -59,9 +59,9 @@ def deal(
     told = info.get(fields.world)
     if told is not None and _number(fields.world, told) != world:
         raise CallerError(
-            f"{fields.world} is {told} with {fields.first} {first}, but the instances that are "
-            f"here have {sum(world_sizes)} ranks, so it must be {world}: ask GET /get_world_size "
-            "just before the group is set up"
+            f"{fields.world} is {told} with {fields.first} {first}, but the present instances have "
+            f"{sum(world_sizes)} ranks, so it must be {world}: call GET /get_world_size just "
+            "before you set up the group"
         )
     dealt = []
     for size in world_sizes:

@@ -1,4 +1,4 @@
-"""A vLLM engine of this process that is made to step, and says what each step did and took."""
+"""Runs a vLLM engine in this process step by step, and records the work and time of each step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rollout_sched.integrations.vllm.engine_limits import EngineLimits
 
 
 class EngineStep(NamedTuple):
-    """One step: as `simulators.instance.cost_fit.Observation`, and how many it admitted."""
+    """One step: as `simulators.instance.cost_fit.Observation`, and the requests it admitted."""
 
     sequences: int
     prefill_tokens: int
@@ -29,8 +29,8 @@ class EngineStep(NamedTuple):
 class SteppedEngine:
     """vLLM's synchronous `LLMEngine`, its scheduler in this process.
 
-    engine  an LLMEngine made with VLLM_ENABLE_V1_MULTIPROCESSING=0
-    clock   seconds
+    engine  an LLMEngine created with VLLM_ENABLE_V1_MULTIPROCESSING=0
+    clock   returns seconds
     """
 
     def __init__(self, engine: Any, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -50,15 +50,15 @@ class SteppedEngine:
 
     @classmethod
     def start(cls, model: str, arguments: Mapping[str, Any]) -> SteppedEngine:
-        """A new engine; `arguments` are fields of vLLM's EngineArgs. Raises CallerError where there
-        is no vLLM, or it takes no such arguments."""
+        """A new engine; `arguments` are fields of vLLM's EngineArgs. Raises CallerError if vLLM is
+        not installed, or does not accept the arguments."""
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # read when vllm is imported
         try:
             from vllm.engine.arg_utils import EngineArgs
             from vllm.v1.engine.llm_engine import LLMEngine
         except ImportError as error:
             raise CallerError(
-                f"there is no vLLM in this environment ({error}): install it here, or calibrate a "
+                f"vLLM is not installed in this environment ({error}): install it, or calibrate a "
                 "running server by its URL"
             ) from error
         try:
@@ -95,7 +95,7 @@ class SteppedEngine:
     def burst(
         self, prompts: Sequence[Sequence[int]], new: Sequence[int], sampling: Mapping[str, Any]
     ) -> list[EngineStep]:
-        """The steps of requests that come at once; `new`: how many tokens each makes."""
+        """The steps of requests that arrive at once; `new`: how many tokens each makes."""
         from vllm import SamplingParams
 
         for prompt, tokens in zip(prompts, new, strict=True):
@@ -113,7 +113,7 @@ class SteppedEngine:
         return steps
 
     def _step(self, decided: Any) -> EngineStep:
-        """What the scheduler has decided; it has counted the step's tokens as computed by now."""
+        """The step that the scheduler has decided; it already counts its tokens as computed."""
         sequences, prefill, context, attention = 0, 0, 0, 0.0
         for name, tokens in decided.num_scheduled_tokens.items():
             request = self._scheduler.requests[name]

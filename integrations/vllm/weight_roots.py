@@ -1,4 +1,4 @@
-"""Folders in which weights on disk must lie: who may publish must not have any file read."""
+"""Folders in which weights on disk must lie, so that a trainer cannot have arbitrary files read."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from rollout_sched.core.errors import CallerError
 
 
 class OutsideRoots(CallerError):
-    """--weights-root names no folder in which this path lies."""
+    """This path lies in no folder that --weights-root gives."""
 
 
 class WeightRoots:
-    """The allowed folders; without any, all are.
+    """The allowed folders; if there are none, every folder is allowed.
 
-    Symbolic links are followed as far as this machine sees the path, `..` always.
+    Symbolic links are resolved as far as this machine sees the path, `..` always.
     """
 
     def __init__(self, roots: Iterable[Path] = ()) -> None:
@@ -24,15 +24,15 @@ class WeightRoots:
 
     @property
     def known(self) -> bool:
-        """Whether any are named."""
+        """Whether there are any."""
         return bool(self._roots)
 
     def check(self, path: str | Path) -> None:
-        """Raises OutsideRoots. Looks at the disk, which takes its time: not for an event loop."""
+        """Raises OutsideRoots. Reads the disk, which may block: do not call it on an event loop."""
         if not self._roots:
             return
         if not os.path.isabs(path):
-            raise self._outside(path, "it is no absolute path")
+            raise self._outside(path, "it is not an absolute path")
         try:
             real = Path(os.path.realpath(path))
         except ValueError as error:  # a null byte
@@ -42,7 +42,7 @@ class WeightRoots:
             raise self._outside(path, led)
 
     def check_folder(self, folder: Path) -> None:
-        """As `check`, of a folder and all that lies in it, where this machine sees it."""
+        """As `check`, for a folder and its entries, if this machine sees it."""
         self.check(folder)
         if self._roots and folder.is_dir():
             for entry in folder.iterdir():
@@ -52,5 +52,5 @@ class WeightRoots:
         roots = ", ".join(map(str, self._roots))
         return OutsideRoots(
             f"weights {str(path)!r} lie outside of {roots}{why and f': {why}'}; move them there, "
-            "or start the gateway with another --weights-root for them"
+            "or start the gateway with a --weights-root that contains them"
         )

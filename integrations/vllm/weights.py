@@ -1,8 +1,9 @@
-"""WeightLoaders: how new weights come into a vLLM instance.
+"""Weight loaders, which bring new weights into a vLLM instance.
 
-An loader only changes weights. The driver has closed the gate and paused the instance before, and
-labels, resumes and opens it afterwards. Whatever a loader raises makes the instance unfit: after
-a failed load vLLM's model is half torn down, and the next request kills the engine.
+A loader only changes weights. Before, the driver closes the gate and pauses the instance;
+afterwards it labels the instance, resumes it and opens the gate. Any exception of a loader makes
+the instance unfit: after a failed load vLLM's model is incomplete, and the next request kills the
+engine.
 
 A user's own loader is any `async def apply(client, version)`.
 """
@@ -29,14 +30,14 @@ from rollout_sched.live.ports import InstanceClient, InstanceError
 LOAD_LIMIT_S = 900.0
 CHECK_LIMIT_S = 60.0
 
-#: A checkpoint that was whole so many seconds ago is not looked at again, so that an update is
-#: checked once however many instances load it; one that joins later has it looked at anew.
+#: Seconds for which a checkpoint that was found complete is not checked again, so that an update is
+#: checked once for all instances; for an instance that joins later it is checked again.
 GOOD_FOR_S = 60.0
 
 
 class WeightClient(Protocol):
-    """What the weight loaders need of a client beyond the port; HttpInstance and InProcessInstance
-    have it."""
+    """What weight loaders need from a client beyond the driver's port; HttpInstance and
+    InProcessInstance have it."""
 
     @property
     def started_at(self) -> float: ...
@@ -55,13 +56,13 @@ class WeightClient(Protocol):
 class ReloadFromDisk:
     """Every instance loads a checkpoint from disk (vLLM's `reload_weights`).
 
-    path           a folder as vLLM loads models from, with `{version}` where the version goes, or
-                   a function of the version
-    visible_here   whether this machine sees it too: then it is checked before an instance is
-                   touched
-    limit_s        seconds until a load is given up
-    check_limit_s  seconds until the check is given up, for a disk that does not answer
-    roots          folders in which it must lie, links followed; None for any
+    path           a folder from which vLLM can load a model, with `{version}` in place of the
+                   version, or a function of the version
+    visible_here   whether this machine sees it too: then it is checked before any instance is
+                   changed
+    limit_s        timeout of a load in seconds
+    check_limit_s  timeout of the check in seconds, for a disk that does not answer
+    roots          folders in which it must lie, links resolved; None for any
     """
 
     def __init__(
@@ -78,19 +79,19 @@ class ReloadFromDisk:
         self._visible_here = visible_here
         self._limit_s = limit_s
         self._check_limit_s = check_limit_s
-        self._checked: tuple[int, float] | None = None  # (version, when) of the last whole one
+        self._checked: tuple[int, float] | None = None  # (version, time) of the last complete one
 
     def path(self, version: int) -> Path:
-        """Where the weights of a version are. Raises CallerError if the template is no good."""
+        """The path of a version's weights. Raises CallerError if the template is not valid."""
         if callable(self._path):
             return Path(self._path(version))
         parts = str(self._path).split("{version}")
         if any(brace in part for part in parts for brace in "{}"):
-            raise CallerError(f"path {str(self._path)!r}: only {{version}} can stand in braces")
+            raise CallerError(f"path {str(self._path)!r}: only {{version}} is allowed in braces")
         return Path(str(version).join(parts))
 
     async def check(self, version: int) -> None:
-        """Raises CallerError if there is no whole checkpoint. To be called before any pause."""
+        """Raises CallerError if there is no complete checkpoint. Call it before any pause."""
         folder = self.path(version)
         if not (self._visible_here or self._roots.known):
             return
@@ -100,7 +101,7 @@ class ReloadFromDisk:
             reason = str(error) or f"not checked within {self._check_limit_s:g} s"
             raise CallerError(
                 f"weights {folder}: {reason}; does the disk answer? If only the instances see "
-                "it, say that it is not visible_here"
+                "it, set visible_here to false"
             ) from error
         self._checked = (version, time.monotonic())
 
@@ -123,13 +124,13 @@ Info = Mapping[str, Any] | Callable[[InstanceClient, int], Any]
 class WeightTransfer:
     """vLLM's weight transfer: init once per instance, then start, update, finish.
 
-    `init_info` and `update_info` are what the backend of `--weight-transfer-config` wants: a
-    mapping, or a function of (client, version), plain or async, that makes it. An `update_info`
-    that is a list of mappings makes one update call for each, such as one for each bucket.
+    `init_info` and `update_info` are the arguments of the backend of `--weight-transfer-config`: a
+    mapping, or a function of (client, version), plain or async, that makes it. If `update_info` is
+    a list of mappings, one update call is made for each, such as one per bucket.
 
-    `fleet`: the instances of which a group of ranks is made, if `init_info` names a `rank_offset`:
-    each gets ranks of its own then (`integrations.vllm.ranks`). They meet when they are set up, so
-    all of them must be updated together, and who comes later has no part in the group.
+    `fleet`: the instances that form a group of ranks, if `init_info` has a `rank_offset`: each then
+    gets its own ranks (`integrations.vllm.ranks`). The set-up of the group waits for all ranks, so
+    all instances must be updated together, and an instance that comes later is not in the group.
     """
 
     def __init__(
@@ -162,7 +163,7 @@ class WeightTransfer:
         await workers.weight_transfer(endpoints.FINISH_UPDATE, {}, self._limit_s)
 
     async def _own_init_info(self, client: InstanceClient, version: int) -> Any:
-        """Raises InstanceError if it has no part in the group that was set up."""
+        """Raises InstanceError if the instance is not in the group that was set up."""
         info = await _made(self._init_info, client, version)
         ranked = isinstance(info, Mapping) and VLLM.first in info
         if self._fleet is None or not ranked or callable(self._init_info):
@@ -176,8 +177,8 @@ class WeightTransfer:
             raise
         if client not in dealt or client in self._initialized:
             raise InstanceError(
-                "it was not here when the ranks of the weight transfer were dealt, so it would "
-                "wait for the others for ever: publish with another init_info, such as a new port"
+                "it had not joined when the ranks of the weight transfer were assigned, so it "
+                "would wait forever: publish with another init_info, such as a new port"
             )
         return dealt[client]
 
@@ -185,7 +186,7 @@ class WeightTransfer:
 async def _dealt(
     info: Mapping[str, Any], fleet: Sequence[InstanceClient]
 ) -> dict[InstanceClient, Any]:
-    """`info` with the ranks of each."""
+    """`info` for each instance, with its ranks."""
     sizes = await asyncio.gather(*(_workers(client).world_size() for client in fleet))
     return dict(zip(fleet, deal(info, VLLM, sizes), strict=True))
 

@@ -1,7 +1,7 @@
-"""Everything of the gateway that is not hot, as one aiohttp application.
+"""All routes of the gateway except the hot paths, as one aiohttp application.
 
-It is what the hot server falls back to on the same port, and there is no way back from it, so every
-answer closes its connection.
+The hot server passes such connections on the same port to it. A connection cannot go back to the
+hot server, so every answer closes its connection.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from rollout_sched.live.ports import InstanceError
 
 log = logging.getLogger(__name__)
 
-#: What might change an instance must not change one of many.
+#: A call that may change an instance must not change only one of several.
 _TO_ALL_OR_ONE = (
-    "{path} is no path of this gateway; POST it to every instance at /v1/rl/engine{path}, or to "
+    "{path} is not a path of this gateway; POST it to all instances at /v1/rl/engine{path}, or to "
     "one at /v1/rl/workers/ID/engine{path}"
 )
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-#: Paths that ask a model something: passed on for whoever has a client's key. What else we do not
-#: know may change an instance, and is passed on for administrators only.
+#: Paths for inference: passed on for clients. Other unknown paths may change an instance, and are
+#: passed on for administrators only.
 _INFERENCE = re.compile(
     r"/(v1|v2|inference/v1)/[\w/.-]+|/(tokenize|detokenize|tokenizer_info|pooling|classify|score"
     r"|rerank|invocations|generate|skyrl/v1/generate)"
@@ -58,19 +58,19 @@ _INFERENCE = re.compile(
 
 _UNIX = getattr(socket, "AF_UNIX", None)  # not everywhere
 
-#: Set when the gateway stops and has waited for long enough.
+#: Set when the gateway stops and the grace period is over.
 STOPPING = web.AppKey("STOPPING", asyncio.Event)
 
-#: Its streams end first when the gateway stops.
+#: The live view; its streams end first when the gateway stops.
 WATCH = web.AppKey("WATCH", LiveWatch)
 
-#: Seconds for what is cancelled then.
+#: Seconds that a cancelled call then gets to end.
 CANCEL_S = 0.5
 
-#: The class of every route, by its resource; what is passed on has the class of what it asks.
+#: The access class of every route, by its resource; calls passed on have the class of their path.
 ACCESS: web.AppKey[dict[web.AbstractResource, Access]] = web.AppKey("ACCESS", dict)
 
-#: What goes on without its client; the event loop itself would let go of it.
+#: Calls that continue without their client; the event loop alone does not keep tasks alive.
 HANDLING: web.AppKey[set[asyncio.Future[web.StreamResponse]]] = web.AppKey("HANDLING", set)
 
 
@@ -138,12 +138,12 @@ async def _counted(
         status = answer.status
         raise
     finally:
-        path = request.rel_url.raw_path.encode()  # quoted as it came, so that it stays on its line
+        path = request.rel_url.raw_path.encode()  # still quoted, so that it stays on one log line
         responses.end(request.method.encode(), path, status, begun)
 
 
 class _Epoch:
-    """Tells trainers which run of a scheduler answers."""
+    """Adds the epoch of the scheduler's run to answers for trainers."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -154,7 +154,7 @@ class _Epoch:
 
 
 class _Guards:
-    """Asks for the key that a route needs; `access` is the class of each."""
+    """Checks the key that a route needs; `access` has the access class of each."""
 
     def __init__(self, gateway: Gateway, auth: AccessControl, control: FleetControl) -> None:
         self.access: dict[web.AbstractResource, Access] = {}
@@ -163,15 +163,15 @@ class _Guards:
         self._control = control
 
     def add(self, app: web.Application, access: Access, *rooms: list[web.RouteDef]) -> None:
-        """Raises ValueError for a path that has another class already."""
+        """Raises ValueError for a path that already has another class."""
         for route in app.add_routes(list(chain.from_iterable(rooms))):
             assert route.resource is not None  # it has a path
             if self.access.setdefault(route.resource, access) is not access:
-                raise ValueError(f"{route.resource.canonical} is of two classes")
+                raise ValueError(f"{route.resource.canonical} has two access classes")
 
     async def check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.match_info.http_exception is not None:
-            return await handler(request)  # which raises it: there is no such route
+            return await handler(request)  # it raises the exception: there is no such route
         passed_on = request.match_info.handler == self.pass_on
         if passed_on and not is_plain(request.raw_path.partition("?")[0]):
             return refusal(404, f"{request.path}: no such path")
@@ -185,12 +185,12 @@ class _Guards:
         return await handler(request)
 
     def _known(self, request: web.Request) -> Access:
-        """Whoever forgot to say whose a route is has made it the administrators'."""
+        """A route without an access class is for administrators."""
         resource = request.match_info.route.resource
         return Access.ADMIN if resource is None else self.access.get(resource, Access.ADMIN)
 
     def _unknown(self, request: web.Request) -> Access:
-        """Of a path that is passed on. What we do not know may change an instance."""
+        """The class of a path that is passed on. An unknown path may change an instance."""
         if _INFERENCE.fullmatch(request.path):
             return Access.CLIENT
         one = self._control.goes_to_one(request.method, request.path)
@@ -203,7 +203,7 @@ class _Guards:
         """To the least loaded instance, or to any if all are full."""
         instance = self._gateway.driver.view.least_loaded()
         if instance is None:
-            return refusal(503, "no instance is here")
+            return refusal(503, "no instance has joined")
         if _INFERENCE.fullmatch(request.path) is None:
             body = await body_of(request)
             await self._gateway.weight_loaders.paths.check(request.method, request.path, body)
@@ -213,7 +213,7 @@ class _Guards:
 
 
 def _comes_by_socket(request: web.Request) -> bool:
-    """Whether by --admin-socket, which only its owner can open."""
+    """Whether it came by --admin-socket, which only its owner can open."""
     transport = request.transport
     taken = None if transport is None else transport.get_extra_info("socket")
     return taken is not None and taken.family == _UNIX
@@ -221,7 +221,7 @@ def _comes_by_socket(request: web.Request) -> bool:
 
 @web.middleware
 async def _as_answers(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """What goes wrong, as OpenAI's clients expect to hear of it."""
+    """Turns exceptions into errors in the format that OpenAI's clients expect."""
     try:
         return await handler(request)
     except NoSuchInstance as error:
@@ -241,7 +241,7 @@ async def _as_answers(request: web.Request, handler: Handler) -> web.StreamRespo
             raise
         return refusal(error.status, error.text or error.reason)
     except ConnectionResetError:  # the client's: an instance's is an InstanceError
-        return refusal(400, "the request broke off")
+        return refusal(400, "the connection was closed before the request was complete")
     except Exception as error:
         path = request.rel_url.raw_path  # a query may hold a secret
         log.exception("%s %s", request.method, path)
@@ -250,9 +250,10 @@ async def _as_answers(request: web.Request, handler: Handler) -> web.StreamRespo
 
 @web.middleware
 async def _to_the_end(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """A client that goes away does not leave half of the instances paused.
+    """Calls run to their end even if the client disconnects, so that no call stops halfway, for
+    example with half of the instances paused.
 
-    Who still waits when the gateway stops is told so.
+    Clients that still wait when the gateway stops get an error.
     """
     handling = asyncio.ensure_future(handler(request))
     stopping = asyncio.ensure_future(request.app[STOPPING].wait())
@@ -269,8 +270,8 @@ async def _to_the_end(request: web.Request, handler: Handler) -> web.StreamRespo
     if handling.done():
         return handling.result()
     handling.cancel()
-    await asyncio.wait({handling}, timeout=CANCEL_S)  # an answer that has begun is cut off by it
-    return refusal(503, "the gateway stops, and this had not ended; ask again when it is back")
+    await asyncio.wait({handling}, timeout=CANCEL_S)  # this cuts off an answer that has begun
+    return refusal(503, "the gateway stopped before this call ended; try again when it is back")
 
 
 async def _close_after(request: web.Request, response: web.StreamResponse) -> None:

@@ -1,4 +1,4 @@
-"""Who may call what: clients, trainers, administrators with keys, or programs of this machine."""
+"""Access control: what clients, trainers, administrators and programs on this machine may call."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.gateway.data_plane.data_plane import UNADMITTED
 from rollout_sched.integrations.http.bearer import BearerKeys, check_key
 
-#: Headers that a proxy or a browser adds, and how the names of more of them begin: what carries
-#: one did not come from a program here.
+#: Headers that a proxy or a browser adds, and prefixes of more such names: a request with one of
+#: them does not come directly from a program on this machine.
 _FROM_ELSEWHERE = frozenset(
     (
         "cf-connecting-ip",
@@ -30,11 +30,11 @@ _FROM_ELSEWHERE = frozenset(
 )
 _FROM_ELSEWHERE_TOO = ("sec-", "x-envoy-", "x-forwarded-", "x-original-")
 
-_REMEDY = "start it with --admin-key-file and send a key, or use --admin-socket"
+_REMEDY = "start the gateway with --admin-key-file and send a key, or use --admin-socket"
 
 
 class Access(IntEnum):
-    """What a route asks for. A key of one class opens the routes of those before it, too."""
+    """The access class of a route. A key of a class also opens the routes of the lower classes."""
 
     OPEN = 0
     CLIENT = 1
@@ -42,7 +42,7 @@ class Access(IntEnum):
     ADMIN = 3
 
 
-#: Where the keys of a class stand, and who is let in by one.
+#: The flag for the keys of a class, and the error text without such a key.
 _FLAGS = {
     Access.CLIENT: "--api-key-file",
     Access.TRAINER: "--trainer-key-file",
@@ -56,9 +56,9 @@ _NEEDED = {
 
 
 def read_keys(path: Path) -> list[str]:
-    """The keys of a file, one on each line; empty lines and lines with # are left out.
+    """The keys of a file, one per line; empty lines and lines that begin with # are ignored.
 
-    Raises CallerError for a file without a key, or with one that cannot stand in a header.
+    Raises CallerError for a file without a key, or with a key that is not valid in a header.
     """
     keys = []
     for number, key in lines_of(path):
@@ -68,7 +68,8 @@ def read_keys(path: Path) -> list[str]:
 
 
 def lines_of(path: Path) -> list[tuple[int, str]]:
-    """The lines that say something, with their numbers. Raises CallerError if there are none."""
+    """The lines that are not empty or comments, with their numbers. Raises CallerError if there
+    are none."""
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -76,19 +77,20 @@ def lines_of(path: Path) -> list[tuple[int, str]]:
     numbered = [(number, line.strip()) for number, line in enumerate(lines, start=1)]
     said = [(number, line) for number, line in numbered if line and not line.startswith("#")]
     if not said:
-        raise CallerError(f"{path}: holds no key; write one on each line")
+        raise CallerError(f"{path}: the file has no key; write one key per line")
     return said
 
 
 class AccessControl:
-    """Lets in who has a key of the route's class or a higher one, or comes by the socket.
+    """Admits requests with a key of the route's class or a higher one, and requests by the socket.
 
-    Clients' routes are everybody's where clients have no keys. Where neither trainers nor
-    administrators have any, and there is no socket (`has_socket`), their routes are open to
-    programs of this machine. Those could also be a browser or a proxy that carries in somebody
-    else's wish, so what shows their headers is not let in; one that shows none cannot be told from
-    a program. With keys for trainers alone, the administrators' routes are closed but for the
-    socket: a trainer is a program, too. Raises CallerError where one key is of two classes.
+    Clients' routes are open to everybody if there are no client keys. If there are no trainer and
+    administrator keys and no socket (`has_socket`), the routes of trainers and administrators are
+    open to programs on this machine. A browser or a proxy on this machine may forward a request
+    from elsewhere, so requests with their headers are refused; without such a header they cannot be
+    told from a program. If only trainers have keys, the administrators' routes are closed except
+    for the socket, because a trainer also is a program. Raises CallerError if two classes share a
+    key.
     """
 
     def __init__(
@@ -102,7 +104,7 @@ class AccessControl:
 
     @property
     def is_open(self) -> bool:
-        """Whether programs on this machine need nothing for anything."""
+        """Whether programs on this machine may call every route without a key."""
         return self._is_open
 
     @property
@@ -111,7 +113,7 @@ class AccessControl:
         return not (self._is_open or self._has_socket or self._keys[Access.ADMIN])
 
     def opening(self, access: Access) -> list[str]:
-        """The keys that open a class; none where no key is asked for."""
+        """The keys that open a class; empty if no key is needed."""
         if access is Access.CLIENT and not self._keys[access]:
             return []
         return [key for holder, keys in self._keys.items() if holder >= access for key in keys]
@@ -128,7 +130,7 @@ class AccessControl:
         *,
         by_socket: bool = False,
     ) -> str:
-        """Why a request may not enter, and what to do; "" if it may."""
+        """Why a request is refused, and the remedy; "" if it is admitted."""
         if by_socket or access is Access.OPEN:
             return ""
         if self.takes_keys(access):
@@ -137,38 +139,38 @@ class AccessControl:
         if access is Access.CLIENT:
             return ""
         if self._has_socket:
-            return "this is open only by the gateway's --admin-socket"
+            return "this is open only through the gateway's --admin-socket"
         if self.shuts_admins_out:
-            return f"this is for administrators, and the gateway has no key of theirs; {_REMEDY}"
+            return f"this is for administrators, and the gateway has no admin key; {_REMEDY}"
         return _as_from_elsewhere(peer, headers)
 
 
 def _check_apart(keys: Mapping[Access, Sequence[str]]) -> None:
-    """Who holds a key that stands in two files would be more than he was meant to be."""
+    """A key in two files would give its holder more access than intended."""
     holders: dict[str, Access] = {}
     for access, held in keys.items():
         for key in held:
             if holders.setdefault(key, access) is not access:
                 raise CallerError(
-                    f"a key of {_FLAGS[holders[key]]} stands in {_FLAGS[access]}, too; give each "
-                    "kind keys of its own: one of the latter opens what the former does"
+                    f"a key of {_FLAGS[holders[key]]} is also in {_FLAGS[access]}; use different "
+                    "keys: a key of the latter opens everything that the former opens"
                 )
 
 
 def _as_from_elsewhere(peer: str | None, headers: Mapping[str, str]) -> str:
-    """Why a request does not come from a program of this machine; "" if it seems to."""
+    """Why a request does not come from a program on this machine; "" if it seems to."""
     if not is_loopback(peer):
         return f"this is open only to programs on the gateway's machine; {_REMEDY}"
     for name in headers:
         if name.lower() in _FROM_ELSEWHERE or name.lower().startswith(_FROM_ELSEWHERE_TOO):
-            return f"{name} says that a browser or a proxy is between; {_REMEDY}"
+            return f"the header {name} shows a browser or a proxy in between; {_REMEDY}"
     if not _names_loopback(headers.get("Host", "")):
-        return f"the Host is not this machine, but localhost is open; else {_REMEDY}"
+        return f"the Host header does not name this machine: call localhost, or {_REMEDY}"
     return ""
 
 
 def is_loopback(peer: str | None) -> bool:
-    """Whether an address is one of this machine alone; names other than localhost are not."""
+    """Whether this is a loopback address or "localhost"; False for every other name."""
     if peer == "localhost":
         return True
     try:
@@ -180,7 +182,7 @@ def is_loopback(peer: str | None) -> bool:
 
 
 def _names_loopback(host: str) -> bool:
-    """A name that leads here from elsewhere may belong to a page that a browser shows."""
+    """Any other name that resolves to this machine may be that of a web page in a browser."""
     name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
     name = name.strip("[]")
     return not name or is_loopback(name)

@@ -1,4 +1,4 @@
-"""One control call to several instances: what each answered, and who failed."""
+"""Sends one control call to several instances and gathers their answers and failures."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Answer = dict[str, Any]
 
 
 class FleetCall(NamedTuple):
-    """What every instance is asked; `query` without "?". `pause` says whether it stands still after
-    it, or goes on."""
+    """A call for every instance; `query` without "?". `pause`: whether the call pauses the instance
+    or resumes it."""
 
     method: str
     path: str
@@ -32,7 +32,7 @@ class FleetCall(NamedTuple):
 
 
 class InstanceRefused(InstanceError):
-    """An instance answered with another status than success."""
+    """An instance answered with a status other than success."""
 
     def __init__(self, status: int, body: Any) -> None:
         super().__init__(f"status {status}")
@@ -47,7 +47,7 @@ async def broadcast(
 ) -> tuple[int, Answer]:
     """As `to_each`; every result has the status and the body of an instance's answer.
 
-    `bodies`: by an instance's name, where they are not the same for all.
+    `bodies`: bodies by instance name, if they differ.
     """
 
     async def order(supervisor: InstanceSupervisor) -> dict[str, Any]:
@@ -75,7 +75,7 @@ async def to_each(
 
 
 def multi_status(answer: Answer) -> int:
-    """As smg's: 200, 207 if some failed, 502 if all did, 503 if there was nobody to ask."""
+    """As in smg: 200, 207 if some failed, 502 if all failed, 503 if there was no instance."""
     if answer["failed"]:
         return 207 if answer["results"] else 502
     return 200 if answer["total"] or answer.get("done_before") else 503
@@ -90,7 +90,7 @@ async def _done(
         done = await order(supervisor)
     except InstanceRefused as error:
         return {**who, "status": error.status, "error": "refused", "message": error.body}
-    except Exception as error:  # whatever it is, the others' answers must not be lost with it
+    except Exception as error:  # no error of one instance may lose the answers of the others
         text = str(error) or type(error).__name__
         return {**who, "status": None, "error": "unreachable", "message": text}
     return {**who, "latency_ms": round(1000 * (time.monotonic() - begun)), **done}
@@ -99,7 +99,7 @@ async def _done(
 async def _ask(supervisor: InstanceSupervisor, call: FleetCall) -> dict[str, Any]:
     if supervisor.description is None and not supervisor.admission.awaits_weights:
         raise InstanceError(
-            f"nothing is passed on to what has never answered as vLLM: {supervisor.reason}"
+            f"not passed on, this server has never answered as vLLM: {supervisor.reason}"
         )
     client = cast(Upstream, supervisor.client)
     target = f"{call.path}?{call.query}" if call.query else call.path
@@ -116,7 +116,7 @@ async def _ask(supervisor: InstanceSupervisor, call: FleetCall) -> dict[str, Any
 
 
 def _note(supervisor: InstanceSupervisor, call: FleetCall, body: Any) -> None:
-    """Whoever watches the instance must know that it stands still."""
+    """Tell the instance's supervisor that the instance is paused or resumed."""
     if call.pause == "hold":
         supervisor.pauses.note_held()
     elif call.pause == "release" and not still_asleep(body):
@@ -124,12 +124,12 @@ def _note(supervisor: InstanceSupervisor, call: FleetCall, body: Any) -> None:
 
 
 def still_asleep(body: Any) -> bool:
-    """Of an answer to /wake_up: only a part of its memory is back, as `tags` asked for."""
+    """Whether an answer to /wake_up says that only part of the memory is back, as `tags` asked."""
     return isinstance(body, dict) and body.get("status") == "sleeping"
 
 
 def _readable(body: bytes) -> Any:
-    """JSON as a value that every format can hold, anything else as text."""
+    """JSON as a value that every format can encode, anything else as text."""
     try:
         value = msgspec.json.decode(body)
         msgspec.msgpack.encode(value)  # has no integers beyond 64 bits

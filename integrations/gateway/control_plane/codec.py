@@ -1,4 +1,4 @@
-"""Bodies of control calls: JSON, or msgpack for whoever speaks it."""
+"""Reads and writes bodies of control calls: JSON, or msgpack for clients that use it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 async def body_of(request: web.Request) -> bytes:
-    """The body as it came. Raises an HTTP error if it is too long, or does not arrive."""
+    """The raw body. Raises an HTTP error if it is too long, or does not arrive in time."""
     try:
         async with asyncio.timeout(BODY_S):
             return await request.read()
@@ -30,7 +30,7 @@ async def body_of(request: web.Request) -> bytes:
 
 
 async def read(request: web.Request, kind: type[T]) -> T:
-    """The body as `kind`; an empty one as an empty object. Raises CallerError naming the field."""
+    """The body as `kind`; an empty body is an empty object. Raises CallerError with the field."""
     coding = request.headers.get("Content-Encoding", "identity")
     if coding.lower() != "identity":
         text = f"Content-Encoding {coding!r}: send the body as it is, without Content-Encoding"
@@ -58,7 +58,7 @@ def reply(request: web.Request, value: Any, status: int = 200) -> web.Response:
 
 
 def refusal(status: int, text: str) -> web.Response:
-    """An error as OpenAI's clients expect it."""
+    """An error in the format that OpenAI's clients expect."""
     headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
     if status == 503:
         headers["Retry-After"] = "1"

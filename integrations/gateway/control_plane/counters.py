@@ -1,4 +1,5 @@
-"""What the metrics count: a fold over what the driver sees, that grows with no request."""
+"""Counters for the metrics: a fold over the driver's events, with a size independent of the number
+of requests."""
 
 from __future__ import annotations
 
@@ -18,12 +19,12 @@ from rollout_sched.metrics.fold import Handler
 
 
 class Counters:
-    """outcomes    requests that are over: "answered", "delivered", or the reason of their discard
-    tokens      response tokens by what became of them: as above, with every discard counted
-    attempts    dispatches, and of them those that went on from tokens
-    failed      attempts without an answer, by whose fault that is
-    gone        instances that went: "lost", or "removed" by somebody who was asked for it
-    reports     what the instances that are here said when they were last polled
+    """outcomes    ended requests: "answered", "delivered", or the reason of their discard
+    tokens      response tokens by outcome, as above, with every discard counted
+    attempts    dispatches; `resumed` counts those that resumed from tokens
+    failed      attempts without an answer, by blame
+    gone        instances that left: "lost", or "removed" on request
+    reports     the last poll of each instance that has joined
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Which instances a call that is meant for one server goes to: the table of `fanout_table.toml`."""
+"""Reads `fanout_table.toml`: to which instances a call that is meant for one server goes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FILE = Path(__file__).with_name("fanout_table.toml")
 
 
 class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A row; the file says what each field means. Raises ValueError for what contradicts itself."""
+    """A row; the file explains each field. Raises ValueError for fields that contradict."""
 
     to: Literal["all", "rewrite", "one", "refuse"]
     pause: Literal["hold", "release"] | None = None
@@ -34,7 +34,7 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if (self.to == "refuse") != bool(self.because):
             raise ValueError('`because` belongs to "refuse", and "refuse" needs it')
         if self.away and (self.update or self.sum):
-            raise ValueError("what has not joined has no part in weights and sums")
+            raise ValueError("`away` cannot be combined with `update` or `sum`")
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
@@ -60,7 +60,7 @@ class FanoutTable:
         return self.calls.get((method, path))
 
     def path_fields(self, method: str, path: str, body: bytes) -> frozenset[str]:
-        """Fields of a call's body that name weights on disk."""
+        """The fields of a call's body that name weights on disk."""
         rule = self.of(method, path)
         if rule is None:
             return frozenset()
@@ -69,7 +69,7 @@ class FanoutTable:
         return frozenset(rule.paths)
 
     def step(self, rule: Rule, body: bytes) -> ProtocolStep | None:
-        """The step of a weight update that a call is; of /collective_rpc its body says which."""
+        """The weight update step of a call; for /collective_rpc its body decides."""
         return (
             self._rpc.get(_called(body)) if rule.update is ProtocolStep.BY_METHOD else rule.update
         )
@@ -80,7 +80,7 @@ class _Rpc(msgspec.Struct):
 
 
 def _called(body: bytes) -> str:
-    """The method of a worker; "" where the instances will say what is wrong with the body."""
+    """The worker's method; "" for an invalid body, about which the instances report the error."""
     try:
         return msgspec.json.decode(body, type=_Rpc).method
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -89,12 +89,12 @@ def _called(body: bytes) -> str:
 
 @cache
 def shipped() -> FanoutTable:
-    """That of this version."""
+    """The table of this version."""
     return read(_FILE.read_text("utf-8"))
 
 
 def read(text: str) -> FanoutTable:
-    """Raises ValueError naming the row."""
+    """Raises ValueError with the row."""
     try:
         raw: dict[str, Any] = tomllib.loads(text)
         file = msgspec.convert(raw, _File)

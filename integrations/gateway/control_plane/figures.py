@@ -1,4 +1,4 @@
-"""All that is counted of a live run, for whoever asks: the folds, shown what the driver sees."""
+"""All counts of a live run: the folds, which observe the driver's events."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from rollout_sched.metrics.weight_times import WeightTimes
 
 
 class Figures:
-    """Looks on at a driver from its making on; what is counted is turned into metrics only when
-    somebody asks for them (`prometheus.py`). A step's end and the like are logged."""
+    """Observes a driver from its creation on. The counts become metrics only on request
+    (`prometheus.py`). Events such as the end of a step are logged."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
@@ -35,8 +35,8 @@ class Figures:
         driver.pump.observers += [Folded(*folds).observe, self.steps.observe]
 
     def _state_of(self, instance: str) -> str:
-        """As in `core.model.InstanceStatus`, but that one which serves is "held" by an
-        administrator, has its gate "closed" by somebody, is "busy" or is "idle"."""
+        """As `core.model.InstanceStatus`, but a serving instance is "held" (by an administrator),
+        "closed" (its gate is closed), "busy" or "idle"."""
         known = self._driver.view.instance(instance)
         if known is None:
             return ""

@@ -1,7 +1,7 @@
-"""Calls that are meant for one vLLM server, for a fleet: whom they go to is a table in a file.
+"""Sends calls that are meant for one vLLM server to a fleet, by the table of `fanout_table.toml`.
 
-A client that knows of one server gets what one would answer: the status, and the fields that all
-answers share. What each instance said stands beside it.
+A client that expects one server gets an answer like that of one server: the status, and the fields
+that all answers share. The answers of the single instances are added.
 """
 
 from __future__ import annotations
@@ -28,23 +28,24 @@ from rollout_sched.live.instance_supervisor import InstanceSupervisor
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-#: What a client may send again: it goes to those alone that have failed, or does no harm. TRL 1.16
-#: does so by itself after 500, 502 and 503, prime-rl (2026-08) after anything from 500 on.
+#: For a call that a client may retry: a retry goes only to the instances that failed, or does no
+#: harm. TRL 1.16 retries after 500, 502 and 503, prime-rl (2026-08) after every status from 500 on.
 REPEATABLE = 502
 
-#: What nobody sends again by itself: all ranks meet in it, so it would wait for the others.
+#: For a call in which all ranks take part: no client retries after this status. A retry would wait
+#: for the other ranks.
 NOT_REPEATABLE = 424
 
 _AGAIN = {
-    REPEATABLE: "sent again, it goes to those alone that have not done it",
-    NOT_REPEATABLE: "do not send it again, for the others would not meet it: set the transfer up "
-    "again, and begin the update anew",
+    REPEATABLE: "a retry goes only to the instances that have not done it",
+    NOT_REPEATABLE: "do not retry, because the other ranks would not take part: set up the "
+    "transfer again, and begin the update again",
 }
 
 
 class FleetControl:
-    """The calls of the table that go to more than one: a trainer's, but for those that are refused
-    where there are several, which change what a server is."""
+    """The calls of the table that go to more than one instance. They are a trainer's, except those
+    that change the server itself and are refused if there are several instances."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -66,13 +67,13 @@ class FleetControl:
         return rule is not None and rule.to == "one"
 
     async def call(self, request: web.Request) -> web.Response:
-        """Raises CallerError, or InstanceError where an instance cannot be asked what is needed."""
+        """Raises CallerError, or InstanceError if an instance does not answer a needed question."""
         rule = self._table.calls[request.method, request.path]
         if rule.to == "refuse" and len(self._gateway.supervisors()) > 1:
             return refusal(
                 409,
-                f"{request.path} is passed on to no more than one: {rule.because}; send it to one "
-                f"at /v1/rl/workers/ID/engine{request.path}",
+                f"{request.path} is passed on only if there is one instance: {rule.because}; send "
+                f"it to one at /v1/rl/workers/ID/engine{request.path}",
             )
         call = await call_of(self._gateway, request, request.path)
         together = self._updates.ranks_meet_in(self._table.step(rule, call.body))
@@ -80,7 +81,8 @@ class FleetControl:
         return _as_one_server(request, rule, answer, NOT_REPEATABLE if together else REPEATABLE)
 
     async def carry_out(self, call: FleetCall, rule: Rule) -> Answer:
-        """By all whom it concerns; the failures of those that have not joined are apart, `away`."""
+        """Send it to all concerned instances; failures of instances that have not joined are listed
+        separately, in `away`."""
         step = self._table.step(rule, call.body)
         if step is not None:
             return await self._updates.send(call, step, rule.ranks)
@@ -100,7 +102,7 @@ class FleetControl:
         return {**answer, "failed": failed, "away": away}
 
     async def _released(self, asked: Sequence[InstanceSupervisor], answer: Answer) -> None:
-        """Who could not be told for it is away goes on when it is back."""
+        """An instance that is away and did not receive the call resumes when it is back."""
         results = answer["results"].values()
         asleep = {each["url"] for each in results if still_asleep(each["body"])}
         self._updates.released(each.name for each in asked if each.name not in asleep)
@@ -110,7 +112,7 @@ class FleetControl:
 
 
 def route(call: tuple[str, str], handler: Handler, root: str = "") -> web.RouteDef:
-    """Of a method and path of the table."""
+    """The route for a method and path of the table."""
     method, path = call
     return web.RouteDef(
         method, root + path, handler, {"allow_head": False} if method == "GET" else {}
@@ -118,9 +120,9 @@ def route(call: tuple[str, str], handler: Handler, root: str = "") -> web.RouteD
 
 
 async def call_of(gateway: Gateway, request: web.Request, path: str) -> FleetCall:
-    """What instances are asked, on a path of theirs. The query as it came: decoded, "%26" would
-    become another parameter for them; less the `selector`, which is for us. Raises CallerError for
-    weights that lie where none may."""
+    """The call for instances, on a path of theirs. The query stays encoded, because a decoded "%26"
+    would separate parameters; `selector` is removed, it is for the gateway. Raises CallerError for
+    weights outside of the allowed folders."""
     pairs = request.raw_path.partition("?")[2].split("&")
     query = "&".join(pair for pair in pairs if unquote(pair.split("=")[0]) != "selector")
     headers = forwardable(request.raw_headers)
@@ -133,10 +135,10 @@ async def call_of(gateway: Gateway, request: web.Request, path: str) -> FleetCal
 
 
 def _as_one_server(request: web.Request, rule: Rule, answer: Answer, failing: int) -> web.Response:
-    """`failing`: the status if it was not done by all who have joined."""
+    """`failing`: the status if not all joined instances have done it."""
     results, failed, before = answer["results"], answer["failed"], answer.get("done_before", 0)
     if not answer["total"] + before:
-        return refusal(503, "no instance is here")
+        return refusal(503, "no instance has joined")
     if failed or not (results or before):
         status, text = _failure(request.path, answer, failing)
         error = msgspec.json.decode(error_body(status, text))
@@ -148,7 +150,7 @@ def _as_one_server(request: web.Request, rule: Rule, answer: Answer, failing: in
 def _failure(path: str, answer: Answer, failing: int) -> tuple[int, str]:
     failed = answer["failed"]
     if not failed:
-        return failing, f"{path} reached nobody: no instance that has joined is here"
+        return failing, f"{path} reached no instance: none has joined"
     statuses = {failure["status"] for failure in failed}
     names = ", ".join(
         f"{failure['url']} ({failure['status'] or 'no answer'})" for failure in failed
@@ -161,7 +163,7 @@ def _failure(path: str, answer: Answer, failing: int) -> tuple[int, str]:
 
 
 def _shared(bodies: list[Any], summed: str) -> dict[str, Any]:
-    """The fields of the answers that say the same; a flag is what all of them say."""
+    """The fields that are equal in all answers; a flag is true if it is true in all of them."""
     objects = [body for body in bodies if isinstance(body, dict)]
     if not objects or len(objects) < len(bodies):
         return {}

@@ -1,4 +1,4 @@
-"""What all routes work on: the scheduler at work, the data plane, and the instances by name."""
+"""The object that all routes use: the running scheduler, the data plane, the instances by name."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class NoSuchInstance(CallerError):
 
 
 class NewInstance(msgspec.Struct, frozen=True):
-    """An instance to take in; fields of other routers' calls that are not named here are ignored.
+    """An instance to add; other fields, as in other routers' calls, are ignored.
 
-    slots      what it runs at once, where it does not tell (vLLM's --max-num-seqs)
-    kv_tokens  of its KV cache, where it does not tell
-    api_key    its own key; else the one that the gateway's file names for it
-    patient    whether it may come up later
+    slots      requests it runs at once, if it does not report them (vLLM's --max-num-seqs)
+    kv_tokens  tokens of its KV cache, if it does not report them
+    api_key    its own key; otherwise the key that the gateway's file has for it
+    patient    whether it may start later
     """
 
     url: str
@@ -56,8 +56,8 @@ class InstanceView(msgspec.Struct, frozen=True):
     """An instance as administrators see it.
 
     status    as in `core.model.InstanceStatus`, or "away": not joined, `reason` says why
-    held      paused by hand
-    notes     what it does not offer, and what to do about it
+    held      paused by an administrator
+    notes     features that it lacks, with the remedy
     """
 
     id: str
@@ -83,12 +83,12 @@ MakeClient = Callable[[NewInstance], InstanceClient]
 
 
 class Gateway:
-    """`make_client` makes the client of an instance that is added at run time, if `allow` does;
-    weights on disk lie within `weight_roots`.
+    """`make_client` makes the client of an instance that is added at run time, if `allow` permits
+    it; weights on disk must lie within `weight_roots`.
 
-    figures      what is counted of the run
-    responses    how calls of the control plane ended; those of the data plane are there
-    turned_away  how many requests the port itself has answered, by status
+    figures      the counts of the run
+    responses    how calls of the control plane ended; the data plane has its own
+    turned_away  requests that the HTTP server itself has refused, by status
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Gateway:
 
     @property
     def healthy(self) -> bool:
-        """Whether a request would be worked on now."""
+        """Whether a request would be processed now."""
         return self.driver.broken is None and bool(self.driver.view.instances)
 
     def supervisors(self) -> list[InstanceSupervisor]:
@@ -126,17 +126,17 @@ class Gateway:
 
     def supervisor(self, id_or_url: str) -> InstanceSupervisor:
         """Raises NoSuchInstance."""
-        # Within a path "//" may have become "/": vllm-router's clients send http%3A/host%3Aport.
+        # In a path "//" may have become "/": vllm-router's clients send http%3A/host%3Aport.
         url = _ONE_SLASH.sub(r"\1//", checked_url(id_or_url)).rstrip("/")
         for name, supervisor in self.driver.supervisors.items():
             if url in (name, id_of(name)):
                 return supervisor
         known = ", ".join(self.driver.supervisors) or "none"
-        raise NoSuchInstance(f"no instance {id_or_url!r} here; there are: {known}")
+        raise NoSuchInstance(f"no instance {id_or_url!r}; known instances: {known}")
 
     async def add(self, new: NewInstance) -> InstanceSupervisor:
-        """Raises CallerError if it is here already or no use, NotAllowed, or InstanceError if it is
-        not up."""
+        """Raises CallerError if it was added before or is not usable, NotAllowed, or InstanceError
+        if it is not up."""
         self._allow.check(checked_url(new.url))
         client = self._make_client(new)
         await self.driver.add_instance(client, patient=new.patient)
@@ -147,7 +147,7 @@ class Gateway:
         await self.driver.remove_instance(self.supervisor(id_or_url).name, drain=drain)
 
     async def publish(self, update: WeightUpdate) -> None:
-        """Raises CallerError if versions do not grow, or the weights are not there."""
+        """Raises CallerError if the version does not increase, or the weights are missing."""
         loader = await self.weight_loaders.of(update)
         await self.trainer.publish_weights(
             update.version, loader, said=stored(update), wait=update.wait
@@ -177,7 +177,8 @@ class Gateway:
         )
 
     def state(self) -> dict[str, Any]:
-        """The state of the scheduler, what clients have here, and a trainer's update through us."""
+        """The state of the scheduler, the clients' calls, and a trainer's update through the
+        gateway."""
         calls = {
             "open": self.data_plane.calls.requests,
             "open_bytes": self.data_plane.calls.body_bytes,
@@ -188,7 +189,7 @@ class Gateway:
 
 
 def notes_of(supervisor: InstanceSupervisor) -> list[str]:
-    """What was found missing when the instance was asked; nothing where nobody looks."""
+    """The features that the instance lacks, as found when it was asked; empty if not checked."""
     if supervisor.description is None:
         return []
     return list(getattr(getattr(supervisor.client, "findings", None), "notes", ()))

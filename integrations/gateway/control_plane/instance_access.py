@@ -1,7 +1,7 @@
-"""Which instances may be taken in while the gateway runs, and which key each is sent.
+"""Which instances may be added while the gateway runs, and which key each of them gets.
 
-A URL that comes in a call may be anybody's: until what is there has shown to be vLLM, it is sent no
-key but its own, and nothing that it says is passed on.
+A URL from a call may point to any server. Until the server has proven to be vLLM, it gets only the
+key given for it, and none of its output is passed on.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from rollout_sched.live.ports import Description, InstanceError
 
 
 class NotAllowed(CallerError):
-    """--allow-instance does not name this URL."""
+    """No --allow-instance pattern matches this URL."""
 
 
 class InstanceKeys(msgspec.Struct, frozen=True):
-    """`common` is for the instances that are `named` at start, `by_url` for one each."""
+    """`common` is the key for the instances `named` at start, `by_url` has keys of single ones."""
 
     common: str | None = None
     by_url: Mapping[str, str] = {}
@@ -38,7 +38,7 @@ class InstanceKeys(msgspec.Struct, frozen=True):
 
 
 def read_instance_keys(path: Path | None, named: Iterable[str]) -> InstanceKeys:
-    """A file with lines `KEY`, at most one, and `URL KEY`. Raises CallerError naming the line."""
+    """A file with lines `KEY`, at most one, and `URL KEY`. Raises CallerError with the line."""
     common: str | None = None
     by_url: dict[str, str] = {}
     for number, line in [] if path is None else lines_of(path):
@@ -49,7 +49,7 @@ def read_instance_keys(path: Path | None, named: Iterable[str]) -> InstanceKeys:
             by_url[checked_url(url)] = key
         elif common is not None:
             raise CallerError(
-                f"{path}:{number}: a second key for all instances; write `URL KEY` for one of them"
+                f"{path}:{number}: second key for all instances; write `URL KEY` for a single one"
             )
         else:
             common = key
@@ -59,9 +59,9 @@ def read_instance_keys(path: Path | None, named: Iterable[str]) -> InstanceKeys:
 class AllowList:
     """The URLs that may be added: all without `patterns`, else those that match one or are `named`.
 
-    `*` in a pattern stands for a part of a name between dots, or of a port: never for a dot, a
-    colon or a slash, so that http://10.0.0.* does not let in http://10.0.0.1.evil.example. Raises
-    CallerError for a pattern that is none of a URL.
+    `*` in a pattern matches part of a name between dots, or part of a port, but no dot, colon or
+    slash: http://10.0.0.* does not match http://10.0.0.1.evil.example. Raises CallerError for a
+    pattern that is not a URL pattern.
     """
 
     def __init__(self, patterns: Iterable[str] = (), named: Iterable[str] = ()) -> None:
@@ -82,13 +82,13 @@ class AllowList:
             return
         if not any(pattern.fullmatch(url) for pattern in self._allowed):
             raise NotAllowed(
-                f"instance {url!r} may not be added: --allow-instance names "
-                f"{', '.join(self._patterns)}; start the gateway with one for this, too"
+                f"instance {url!r} may not be added: --allow-instance has only "
+                f"{', '.join(self._patterns)}; start the gateway with one that matches"
             )
 
 
 class AddedInstance(HttpInstance):
-    """One whose URL came in a call: whoever sent it is not shown what is there."""
+    """An instance whose URL came in a call: the caller is not shown what the server answers."""
 
     async def describe(self) -> Description:
         try:
@@ -98,12 +98,12 @@ class AddedInstance(HttpInstance):
 
 
 def id_of(name: str) -> str:
-    """An instance's name as it can stand in a path, the same in every run."""
+    """An id of the instance for use in paths, the same in every run."""
     return f"{zlib.crc32(name.encode()):08x}"
 
 
 def checked_url(url: str) -> str:
-    """A URL of printable ASCII, as fits into a log and a header. Raises CallerError."""
+    """The URL, if it is printable ASCII, safe for logs and headers. Raises CallerError."""
     if not (url.isascii() and url.isprintable()) or " " in url:
-        raise CallerError(f"instance {url!r}: a URL is printable ASCII without spaces")
+        raise CallerError(f"instance {url!r}: a URL must be printable ASCII without spaces")
     return url

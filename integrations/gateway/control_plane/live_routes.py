@@ -1,4 +1,4 @@
-"""The page at `/`, and what it asks for."""
+"""The live page at `/`, and the route for its data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EVENT_STREAM = "text/event-stream"
 #: Streams that may be open at once.
 MOST_STREAMS = 16
 
-#: Seconds in which a browser has to take what it is sent.
+#: Seconds within which a browser must read what it is sent.
 TAKE_S = 10.0
 
 _HEADERS = {
@@ -30,7 +30,7 @@ _HEADERS = {
 
 
 class LiveRoutes:
-    """The page is for everybody, for it holds nothing; what it shows is the administrator's."""
+    """The page itself has no data and is open to everybody; its data is for administrators."""
 
     def __init__(self, watch: LiveWatch) -> None:
         self._watch = watch
@@ -47,11 +47,11 @@ class LiveRoutes:
         )
 
     async def live(self, request: web.Request) -> web.StreamResponse:
-        """One document, or a stream of them for who accepts one."""
+        """One document, or a stream of them if the client accepts a stream."""
         if EVENT_STREAM not in request.headers.get("Accept", ""):
             return reply(request, self._watch.state())
         if self._watch.streams >= MOST_STREAMS:
-            return refusal(503, f"{MOST_STREAMS} pages are open, as many as may be; close one")
+            return refusal(503, f"{MOST_STREAMS} pages are open, which is the limit; close one")
         response = web.StreamResponse(headers={"Content-Type": EVENT_STREAM, **_HEADERS})
         await response.prepare(request)
         try:
@@ -60,7 +60,7 @@ class LiveRoutes:
                     async with asyncio.timeout(TAKE_S):
                         await response.write(_event(msgspec.json.encode(state)))
         except (ConnectionError, TimeoutError):
-            pass  # the browser has gone, or is too slow for what happens here
+            pass  # the browser has disconnected or reads too slowly
         return response
 
 

@@ -1,4 +1,4 @@
-"""What happens here, for who looks on: one document, or a stream of them. Nobody looks, no cost."""
+"""The run's state for the live page: one document or a stream. It costs nothing without viewers."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ SCHEMA = "rollout-sched-live/1"
 #: Seconds between two documents of a stream.
 EACH_S = 1.0
 
-#: Seconds that are watched on after the last who looked, who may be back.
+#: Seconds that observation continues after the last viewer has left, in case one returns.
 LINGER_S = 60.0
 
-#: Of an InstanceView what does not change, and is shown elsewhere.
+#: Fields of an InstanceView that do not change and are shown elsewhere.
 _STATIC = ("max_model_len", "model", "capabilities", "notes")
 
-#: Of the state of the scheduler what is shown here too.
+#: Fields of the scheduler's state that are shown here too.
 _STATE = (
     "version",
     "fleet_version",
@@ -37,7 +37,7 @@ _STATE = (
 
 
 class LiveWatch:
-    """Folds what the driver sees while anybody looks."""
+    """Folds the driver's events while there are viewers."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -56,14 +56,14 @@ class LiveWatch:
         return self._streams
 
     def state(self) -> dict[str, Any]:
-        """One document, without the attempts; it is watched for a while from now on."""
+        """One document, without the attempts; observation continues for LINGER_S."""
         found = self._state(self._look())
         self._end_later()
         return found
 
     async def stream(self) -> AsyncGenerator[dict[str, Any], None]:
-        """A document now, with all attempts that are remembered, and then one each second with
-        those that have begun or ended since. Ends when the gateway does."""
+        """A document now, with all remembered attempts, then one each second with the attempts that
+        have begun or ended since. Ends when the gateway stops."""
         self._streams += 1
         try:
             known: LiveFold | None = None
@@ -79,7 +79,7 @@ class LiveWatch:
             self._end_later()
 
     def close(self) -> None:
-        """The streams end."""
+        """End the streams."""
         self._closed.set()
         self._stop()
 

@@ -1,4 +1,4 @@
-"""How late the event loop comes to what is due: what everybody here waits for at least."""
+"""Measures how late the event loop runs callbacks that are due; every call waits at least this."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import asyncio
 
 from rollout_sched.metrics.histogram import Histogram
 
-#: Seconds between two looks, which cost a timer each.
+#: Seconds between two measurements; each costs a timer.
 EVERY_S = 0.25
 
-#: Upper bounds in seconds: from what is of no account to what times health checks out.
+#: Upper bounds in seconds: from negligible to long enough for health checks to time out.
 BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
 class LoopLag:
-    """`seconds` that a timer fired too late."""
+    """`seconds`: histogram of how late a timer fired."""
 
     def __init__(self) -> None:
         self.seconds = Histogram(BOUNDS)
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Look until `stop`."""
+        """Measure until `stop`."""
         loop = asyncio.get_running_loop()
         self._wait(loop, loop.time() + EVERY_S)
 

@@ -1,4 +1,4 @@
-"""Paths to weights that stand in the bodies of calls which are passed on to instances."""
+"""Checks paths to weights in the bodies of calls that are passed on to instances."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from rollout_sched.integrations.vllm.off_loop import off_loop
 from rollout_sched.integrations.vllm.weight_roots import WeightRoots
 from rollout_sched.integrations.vllm.weights import CHECK_LIMIT_S
 
-#: How a path begins, where a body does not say that it is one. Handles of GPU memory, which are
+#: Beginnings of paths, for fields that are not known to be paths. Handles of GPU memory, which are
 #: pickled and in base64, begin with "gA".
 _BEGINNINGS = ("/", "~", "file:")
 
 
 class NamedWeights:
-    """Checks bodies against the folders that are allowed, if any are named."""
+    """Checks bodies against the allowed folders, if there are any."""
 
     def __init__(self, roots: WeightRoots) -> None:
         self.roots = roots
 
     async def check(self, method: str, path: str, body: bytes) -> None:
-        """Raises CallerError for a body that names a path outside of the allowed folders, or that
-        cannot be read: an instance might read it otherwise."""
+        """Raises CallerError for a body with a path outside of the allowed folders, or that is not
+        JSON: an instance might parse it differently."""
         if not (self.roots.known and body):
             return
         try:
@@ -47,7 +47,7 @@ class NamedWeights:
 
 
 def _paths(told: Any, fields: frozenset[str], *, named: bool = False) -> Iterator[str]:
-    """Strings of one of the `fields`, at any depth, and others that look like paths."""
+    """Strings in one of the `fields`, at any depth, and other strings that look like paths."""
     if isinstance(told, str):
         if named or told.startswith(_BEGINNINGS):
             yield told

@@ -1,4 +1,4 @@
-"""What is counted, as metrics of Prometheus; put together when somebody asks, by its own client."""
+"""The gateway's counts as Prometheus metrics, built on request with prometheus_client."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from rollout_sched.integrations.gateway.control_plane.gateway import Gateway, In
 from rollout_sched.metrics.bubbles import CAUSES
 from rollout_sched.metrics.histogram import Histogram
 
-#: Label values and what was measured. `instance` and `job` are no labels of ours: Prometheus gives
-#: each series those of whom it has scraped, and renames ours.
+#: Label values and the measured value. The labels `instance` and `job` are not used: Prometheus
+#: sets them to the scraped target, and would rename ours.
 Rows = Iterable[tuple[Mapping[str, str], float]]
 
 _STATUSES = (*(str(s) for s in InstanceStatus if s is not InstanceStatus.LOST), "away")
 
 
 class GatewayMetrics:
-    """Of one gateway; `page` is what /metrics answers: put together at once, written by a thread,
-    for that takes tens of milliseconds of a thousand instances, in which streams would stand still.
-    """
+    """The metrics of one gateway; `page` answers /metrics. They are collected at one moment and
+    encoded in a thread: with a thousand instances this takes tens of milliseconds, in which streams
+    would stop."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._registry = CollectorRegistry()
@@ -36,13 +36,13 @@ class GatewayMetrics:
         ProcessCollector(registry=self._registry)
 
     async def page(self, accept: str = "") -> tuple[bytes, str]:
-        """The metrics and their content type, by the `Accept` of who asks."""
+        """The metrics and their content type, chosen by the `Accept` header of the request."""
         encode, content_type = choose_encoder(accept)
         return await asyncio.to_thread(encode, _Collected(self._registry)), content_type
 
 
 class _Collected(CollectorRegistry):
-    """What a registry had to say at one moment."""
+    """The metrics of a registry at one moment."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         super().__init__()
@@ -53,13 +53,13 @@ class _Collected(CollectorRegistry):
 
 
 class _Families(Collector):
-    """The metrics that stand in docs/observability.md."""
+    """The metrics that docs/observability.md describes."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: else all would be collected once to learn their names."""
+        """Empty: otherwise all metrics would be collected once to learn their names."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
@@ -70,36 +70,36 @@ class _Families(Collector):
 def _requests(gateway: Gateway) -> Iterator[Metric]:
     counters, clients = gateway.figures.counters, gateway.figures.clients
     yield _counters(
-        "requests", "Requests that are over, by outcome.", _by("outcome", counters.outcomes)
+        "requests", "Requests that have ended, by outcome.", _by("outcome", counters.outcomes)
     )
     yield _counters(
         "tokens",
-        "Response tokens, by what became of them: answered, delivered, or why they were wasted.",
+        "Response tokens by outcome: answered, delivered, or why they were discarded.",
         _by("outcome", counters.tokens),
     )
     yield _counter("attempts", "Dispatches to instances.", counters.attempts)
-    yield _counter("resumed_attempts", "Dispatches that went on from tokens.", counters.resumed)
+    yield _counter("resumed_attempts", "Dispatches that resumed from tokens.", counters.resumed)
     yield _counter("interruptions", "Attempts stopped from outside.", counters.interrupted)
     yield _counters(
         "failed_attempts",
-        "Attempts without an answer, by whose fault that is.",
+        "Attempts without an answer, by blame.",
         _by("blame", {"request": 0, "instance": 0, "unclear": 0, **counters.failed}),
     )
     yield _histogram(
         "request_duration_seconds",
-        "Of clients' requests, from being asked for to the answer.",
+        "Duration of clients' requests, from submission to the answer.",
         clients.duration,
     )
     samples = gateway.figures.samples
     yield _histograms(
         "queue_wait_seconds",
-        "From being asked for to the first dispatch: a client's request, a trainer's group.",
+        "From submission to the first dispatch, of a client's request or a trainer's group.",
         "source",
         {"client": clients.wait, "trainer": samples.wait},
     )
     yield _histograms(
         "response_tokens",
-        "Tokens of a response, by whom it went to.",
+        "Tokens of a response, by its recipient.",
         "source",
         {"client": clients.tokens, "trainer": gateway.figures.trained.tokens},
     )
@@ -114,16 +114,16 @@ def _calls(gateway: Gateway) -> Iterator[Metric]:
     }
     yield _counters(
         "http_responses",
-        "Calls that are over, by HTTP status: 4xx are of the client's making (499: it has left).",
+        "Calls that have ended, by HTTP status: 4xx are the client's fault (499: it disconnected).",
         (
             ({"plane": plane, "code": str(code)}, count)
             for plane, by_status in planes.items()
             for code, count in by_status.items()
         ),
     )
-    yield _counter("refused", "Calls refused because too much was here.", data_plane.refused)
+    yield _counter("refused", "Calls refused because a limit was reached.", data_plane.refused)
     yield _gauge(
-        "open_calls", "Calls of clients that are not answered yet.", data_plane.calls.requests
+        "open_calls", "Calls of clients that have no answer yet.", data_plane.calls.requests
     )
 
 
@@ -135,17 +135,17 @@ def _queue(gateway: Gateway) -> Iterator[Metric]:
     yield _gauge("sessions", "Sessions of clients whose last instance is known.", view.sessions)
     yield _counter(
         "session_moves",
-        "Requests of a session sent elsewhere than the one before.",
+        "Requests of a session sent to another instance than the one before.",
         view.session_moves,
     )
     yield _counters(
         "anomalies",
-        "What instances said that cannot be true or came too late.",
+        "Messages of instances that are inconsistent or came too late.",
         _by("kind", view.anomalies),
     )
     yield _counters(
         "version_contradictions",
-        "Answers by other versions than were known of their instance.",
+        "Answers by other versions than those known of their instance.",
         _by("kind", gateway.driver.versions.contradictions),
     )
 
@@ -159,31 +159,31 @@ def _trainer(gateway: Gateway) -> Iterator[Metric]:
     tail = {} if last is None else {"50": last.t50_s, "90": last.t90_s, "99": last.t99_s}
     yield _gauges(
         "last_step_finished_seconds",
-        "Into the last step, when this percentage of its batch was finished.",
+        "Seconds into the last step until this percentage of its batch was finished.",
         _by("percent", tail),
     )
-    yield _counter("trainer_wait_seconds", "How long the trainer has waited.", steps.trainer_wait_s)
+    yield _counter("trainer_wait_seconds", "Time the trainer has waited.", steps.trainer_wait_s)
     yield _counter("step_instance_seconds", "Instance-seconds of the steps.", steps.capacity_s)
     yield _counters(
         "step_bubble_seconds",
-        "Of these, those with nothing in flight, by cause.",
+        "Instance-seconds of the steps with nothing in flight, by cause.",
         _by("cause", {**dict.fromkeys(CAUSES, 0.0), **steps.idle_s}),
     )
     yield _histogram(
         "sample_duration_seconds",
-        "Of a trainer's samples, from the first dispatch to the end.",
+        "Duration of a trainer's samples, from the first dispatch to the end.",
         samples.duration,
     )
     yield _histogram("staleness_versions", "Staleness of delivered samples.", trained.staleness)
     yield _gauge(
         "length_bias_ratio",
-        "Mean length of delivered samples over that of all that are over; below 1 favours short.",
+        "Mean length of delivered samples over that of all ended ones; below 1 favours short ones.",
         trained.length_ratio,
     )
     now = gateway.driver.pump.now
     yield _gauge(
         "oldest_group_seconds",
-        "Since the first dispatch of the oldest group that is under way.",
+        "Time since the first dispatch of the oldest unfinished group.",
         samples.oldest_s(now),
     )
 
@@ -194,7 +194,7 @@ def _weights(gateway: Gateway) -> Iterator[Metric]:
     yield _gauges("version", "Policy versions.", _by("which", versions))
     yield _histogram(
         "weight_load_seconds",
-        "From the order to load weights to the instance's saying that it has them.",
+        "From the order to load weights until the instance reports that it has them.",
         weights.load,
     )
     yield _histogram(
@@ -210,7 +210,7 @@ def _fleet(gateway: Gateway) -> Iterator[Metric]:
     yield _counter("instances_removed", "Times an instance was removed.", gone["removed"])
     yield _counters(
         "instance_seconds",
-        "Instance-seconds by state: busy, idle, or why an instance takes nothing.",
+        "Instance-seconds by state: busy, idle, or why an instance takes no work.",
         _by("state", gateway.figures.fleet.seconds(now)),
     )
 
@@ -220,7 +220,7 @@ def _instances(gateway: Gateway) -> Iterator[Metric]:
     joined = [view for view in views if view.version is not None]
     yield _gauges(
         "instance_status",
-        "1 for the status an instance has.",
+        "1 for the current status of the instance, 0 for the others.",
         (
             ({"url": view.url, "status": status}, float(view.status == status))
             for view in views
@@ -246,13 +246,13 @@ def _instances(gateway: Gateway) -> Iterator[Metric]:
         yield _counters(f"instance_{short}", about, rows)
 
 
-#: What an instance's last poll said, as counters since it started.
+#: Counters from an instance's last poll, which count since its start.
 _REPORTED: tuple[tuple[str, str, Callable[[InstanceReported], int]], ...] = (
     ("generated_tokens", "Tokens it made since it started.", lambda r: r.generated_tokens),
     ("prefill_tokens", "Prompt tokens it computed since it started.", lambda r: r.prefill_tokens),
     (
         "cached_tokens",
-        "Prompt tokens that its prefix cache had instead.",
+        "Prompt tokens that it took from its prefix cache instead.",
         lambda r: r.cached_tokens,
     ),
     ("preemptions", "Preemptions since it started.", lambda r: r.preemptions),
@@ -262,13 +262,13 @@ _REPORTED: tuple[tuple[str, str, Callable[[InstanceReported], int]], ...] = (
 def _self(gateway: Gateway) -> Iterator[Metric]:
     yield _histogram(
         "scheduler_lag_seconds",
-        "How late the event loop came to what was due.",
+        "How late the event loop ran callbacks that were due.",
         gateway.figures.lag.seconds,
     )
     journal = gateway.journal
     if journal is not None:
         broken = int(bool(journal.broken))
-        yield _gauge("journal_broken", "1 if the journal ended before its time.", broken)
+        yield _gauge("journal_broken", "1 if writing the journal failed before the end.", broken)
 
 
 # -- families --------------------------------------------------------------------------------
@@ -320,6 +320,6 @@ def _histograms(short: str, about: str, label: str, histograms: Mapping[str, His
 
 
 def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
-    """With bounds as Prometheus's own clients write them."""
+    """Buckets with the bounds in the format of Prometheus's own clients."""
     every = histogram.cumulative()
     return [("+Inf" if isinf(bound) else str(float(bound)), count) for bound, count in every]

@@ -1,4 +1,4 @@
-"""What every client may ask: is somebody here, which model, and what has been counted."""
+"""The routes that every client may call: health, version, models and metrics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rollout_sched.integrations.gateway.control_plane.prometheus import GatewayM
 
 
 class Public:
-    """Routes that show."""
+    """Read-only routes."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -23,13 +23,13 @@ class Public:
             web.get("/health", self.health),
             web.get("/liveness", self.liveness),
             web.get("/ping", self.health),
-            web.post("/ping", self.health),  # as SageMaker does, and so vLLM
+            web.post("/ping", self.health),  # for SageMaker, as in vLLM
             web.get("/version", self.version),
             web.get("/metrics", self.metrics),
         ]
 
     def keyed_routes(self) -> list[web.RouteDef]:
-        """Those for which a client needs its key."""
+        """The routes for which a client needs its key."""
         return [web.get("/v1/models", self.models)]
 
     async def health(self, request: web.Request) -> web.Response:
@@ -37,10 +37,12 @@ class Public:
         if self._gateway.healthy:
             return web.Response()
         broken = self._gateway.driver.broken
-        return refusal(503, f"the scheduler stopped: {broken}" if broken else "no instance is here")
+        return refusal(
+            503, f"the scheduler stopped: {broken}" if broken else "no instance has joined"
+        )
 
     async def liveness(self, request: web.Request) -> web.Response:
-        """200 while the scheduler works, whoever is here: the path prime-rl asks of its servers."""
+        """200 while the scheduler works, even without instances: prime-rl calls this path."""
         broken = self._gateway.driver.broken
         return refusal(503, f"the scheduler stopped: {broken}") if broken else web.Response()
 
@@ -52,7 +54,7 @@ class Public:
         return web.Response(body=page, headers={"Content-Type": content_type})
 
     async def models(self, request: web.Request) -> web.Response:
-        """The models of the fleet, each as short as its shortest instance."""
+        """The models of the fleet, each with the smallest max_model_len of its instances."""
         lengths: dict[str, int] = {}
         for supervisor in self._gateway.supervisors():
             told = supervisor.description

@@ -1,4 +1,4 @@
-"""A call that is nobody's business but the instance's: passed on untouched, answer and all."""
+"""Passes a call that concerns only the instance on unchanged, and its answer back."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from rollout_sched.integrations.gateway.data_plane.upstream import Upstream
 from rollout_sched.integrations.http.exchange import Exchange
 from rollout_sched.live.ports import InstanceError
 
-#: Bytes taken from the instance that the client has not taken, until the instance has to wait.
+#: Bytes read from the instance but not yet by the client, beyond which reading pauses.
 AHEAD = 2**20
 
-#: Seconds that a client may let one part of an answer wait.
+#: Seconds within which a client must read one part of an answer.
 CLIENT_STALL_S = 60.0
 
 _DROPPED = (NOT_FORWARDED | {b"proxy-connection"}) - {b"x-request-id"}
 
-#: Anything cleverer could mean one thing here and another to the instance.
+#: Other paths could mean one thing here and another to the instance.
 _PLAIN = re.compile(r"/[\w/.~-]*")
 
 
 class InstanceSilent(InstanceError):
-    """An instance took a call and says nothing."""
+    """An instance accepted a call and does not answer."""
 
 
 def is_plain(path: str) -> bool:
-    """Whether a raw path means the same to everybody who reads it."""
+    """Whether every server reads a raw path the same way."""
     return (
         _PLAIN.fullmatch(path) is not None
         and "//" not in path
@@ -41,7 +41,7 @@ def is_plain(path: str) -> bool:
 
 
 def forwardable(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Headers less those between two neighbours, which Connection may name too."""
+    """The headers without hop-by-hop headers, including those that Connection names."""
     lowered = [(name.lower(), value) for name, value in headers]
     between = {
         name.strip()
@@ -53,7 +53,7 @@ def forwardable(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, byt
 
 
 async def relay(request: web.Request, client: Upstream, *, silence_s: float) -> web.StreamResponse:
-    """`silence_s`: for so long may the instance say nothing, before its answer or within it.
+    """`silence_s`: the longest time without data from the instance, before or within its answer.
 
     Raises InstanceError if the instance does not begin to answer.
     """
@@ -63,7 +63,7 @@ async def relay(request: web.Request, client: Upstream, *, silence_s: float) -> 
     try:
         answer.exchange = client.pool.send(request.method, request.raw_path, headers, body, answer)
     except ValueError as error:
-        raise CallerError(f"this cannot be passed on: {error}") from error
+        raise CallerError(f"the call cannot be passed on: {error}") from error
     except RuntimeError as error:  # it is being removed
         raise InstanceError(str(error)) from error
     try:
@@ -75,10 +75,10 @@ async def relay(request: web.Request, client: Upstream, *, silence_s: float) -> 
                     await response.write(data)
             async with asyncio.timeout(CLIENT_STALL_S):
                 await response.write_eof()
-        except BaseException as error:  # what is not complete must not look so
+        except BaseException as error:  # an incomplete answer must not look complete
             if request.transport is not None:
                 request.transport.abort()
-            if not isinstance(error, OSError):  # as when either side goes away, or is too slow
+            if not isinstance(error, OSError):  # a side has disconnected or is too slow
                 raise
         return response
     finally:
@@ -90,8 +90,8 @@ async def _begun(client: Upstream, answer: _Answer, silence_s: float) -> web.Str
         async with asyncio.timeout(silence_s):
             status, fields = await answer.head
     except TimeoutError as error:
-        raise InstanceSilent(f"{client.name} has said nothing for {silence_s:g} s") from error
-    except OSError as error:  # what the pool raises
+        raise InstanceSilent(f"{client.name} did not answer within {silence_s:g} s") from error
+    except OSError as error:  # raised by the pool
         raise InstanceError(f"{client.name}: {error}") from error
     response = web.StreamResponse(status=status)
     for name, value in forwardable(fields):
@@ -101,7 +101,7 @@ async def _begun(client: Upstream, answer: _Answer, silence_s: float) -> web.Str
 
 
 class _Answer:
-    """An answer as it comes (integrations.http.exchange.Receiver), to be read in turn."""
+    """An answer as it arrives (integrations.http.exchange.Receiver), read part by part."""
 
     exchange: Exchange
 
@@ -112,7 +112,7 @@ class _Answer:
         self._parts: asyncio.Queue[bytes | Exception] = asyncio.Queue()
 
     async def data(self, silence_s: float) -> bytes:
-        """The next part; b"" at the end. Raises what broke it off, or TimeoutError."""
+        """The next part; b"" at the end. Raises the error that ended it early, or TimeoutError."""
         async with asyncio.timeout(silence_s):
             part = await self._parts.get()
         if isinstance(part, Exception):

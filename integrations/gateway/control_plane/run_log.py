@@ -1,4 +1,4 @@
-"""What happens in a run, as lines of the log: steps, weights, instances that are let go."""
+"""Logs what happens in a run: steps, weights, instances that drain."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ log = logging.getLogger("rollout_sched.run")
 
 
 class RunLog:
-    """Looks on at a driver. Who joins is said by `serve`, who is lost by the driver."""
+    """Observes a driver. `serve` logs instances that join, the driver logs instances it loses."""
 
     def __init__(self, driver: Driver) -> None:
         driver.pump.watch(self._published, WeightsPublished)
         driver.pump.watch(self._leaving, InstanceLeaving)
 
     def step_ended(self, number: int, step: Step) -> None:
-        """`number` counts from 1, since this process began."""
+        """`number` counts from 1 since the start of this process."""
         _say(
             f"step {number} ended: {step.samples} samples, {step.tokens} tokens in "
             f"{step.rollout_s:.1f} s (half of it by {step.t50_s:.1f} s, 90 % by {step.t90_s:.1f} s)"
@@ -40,9 +40,9 @@ class RunLog:
         )
 
     def loaded(self, version: int, instances: int, seconds: float) -> None:
-        """Every instance that is here has the newest version."""
+        """Every joined instance has the newest version."""
         _say(
-            f"version {version} is on all {instances} instances, {seconds:.1f} s after it came",
+            f"version {version} is on all {instances} instances, {seconds:.1f} s after publication",
             version=version,
             instances=instances,
             seconds=seconds,

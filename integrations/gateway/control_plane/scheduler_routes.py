@@ -1,4 +1,4 @@
-"""What administrators and trainers both ask of the scheduler, each under a path of their own."""
+"""The scheduler's routes that administrators and trainers share, each under their own path."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from rollout_sched.integrations.gateway.control_plane.codec import read, reply
 from rollout_sched.integrations.gateway.control_plane.gateway import Gateway
 from rollout_sched.integrations.gateway.control_plane.weight_update import WeightUpdate
 
-#: The administrators' part of the gateway.
+#: The root of the administrators' paths.
 ADMIN = "/admin"
 
 
 class SchedulerRoutes:
-    """New weights, and the state."""
+    """Routes for new weights and for the state."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -28,7 +28,7 @@ class SchedulerRoutes:
         return reply(request, self._gateway.state())
 
     async def weights(self, request: web.Request) -> web.Response:
-        """200 when every instance has them, with `wait`; else 202."""
+        """With `wait`, 200 when every instance has the weights; else 202."""
         update = await read(request, WeightUpdate)
         await self._gateway.publish(update)
         return reply(request, {"version": update.version}, 200 if update.wait else 202)

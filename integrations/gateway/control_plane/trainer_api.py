@@ -1,4 +1,4 @@
-"""/rollout/v1: what `live.trainer_session` offers, for a trainer in another process."""
+"""The routes of /rollout/v1: `live.trainer_session` for a trainer in another process."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from rollout_sched.live.leases import TRAINER, LeaseEnded, TrainerName
 from rollout_sched.live.samples import Prompt, Uid
 from rollout_sched.store.errors import StoreFull
 
-#: The trainer's part of the gateway.
+#: The root of the trainer's paths.
 ROLLOUT = "/rollout/v1"
 
-#: A header of every answer there, and of what a trainer asks that has heard of it: names the run
-#: of a scheduler. A gateway that was restarted says another.
+#: A header of every answer there, and of every later call of the trainer: the epoch of the
+#: scheduler's run. It changes when the gateway is restarted.
 EPOCH = "Rollout-Epoch"
 
-#: Groups that are submitted before others have their turn.
+#: Groups that are submitted before other tasks run.
 AT_ONCE = 64
 
 
 class Renewal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """trainer  whose lease it is"""
+    """trainer  the holder of the lease"""
 
     trainer: TrainerName = TRAINER
 
 
 class NextBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """trainer    who asks
+    """trainer    the name of the calling trainer
     ack        the number of the batch that has arrived
-    part       of it only the parts up to this one have
-    parts      what is whole of the next batch will do
-    timeout_s  how long to wait at most
+    part       only the parts of it up to this one have arrived
+    parts      the finished part of the next batch is enough
+    timeout_s  the longest wait
     """
 
     trainer: TrainerName = TRAINER
@@ -49,12 +49,12 @@ class NextBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TrainerApi:
-    """Routes for the trainer; at most `max_samples` may be here at once."""
+    """Routes for the trainer; at most `max_samples` samples may be here at once."""
 
     def __init__(self, gateway: Gateway, max_samples: int) -> None:
         self._gateway = gateway
         self._max_samples = max_samples
-        self._arriving = 0  # samples that have room and are not submitted yet
+        self._arriving = 0  # samples that were counted but are not submitted yet
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -66,11 +66,12 @@ class TrainerApi:
         ]
 
     async def submit(self, request: web.Request) -> web.Response:
-        """Queue a list of prompts; of one that cannot be, those before it stay, as the error says.
+        """Queue a list of prompts. If one is refused, those before it stay queued, as the error
+        says.
 
-        All or none of them if they are too many: 413 for more than may ever be here, 503 for more
-        than fit beside those that are.
-        A submission that is sent again, because its answer was lost, is answered like the first.
+        If they are too many, none is queued: 413 if they exceed the limit, 503 if they do not fit
+        in addition to the samples that are here.
+        A repeated submission, for example after a lost answer, is answered like the first.
         507: the store has no room for them.
         """
         prompts = await read(request, list[Prompt])
@@ -79,11 +80,11 @@ class TrainerApi:
         asked, most = sum(new.values()), self._max_samples
         here = self._gateway.trainer.submissions.open_samples + self._arriving
         if asked > most:
-            return refusal(413, f"these are {asked} samples, of at most {most} (--max-samples)")
+            return refusal(413, f"{asked} samples submitted, the limit is {most} (--max-samples)")
         if here + asked > most:
             return refusal(
                 503,
-                f"these are {asked} samples, and {here} are here, of at most {most} "
+                f"too many samples: {asked} submitted, {here} are here, the limit is {most} "
                 "(--max-samples); submit them again when batches have been delivered",
             )
         self._arriving += asked
@@ -110,16 +111,16 @@ class TrainerApi:
         return web.Response(status=204)
 
     async def unknown(self, request: web.Request) -> web.Response:
-        """Of a list of uids those of which nothing will come, unless they are submitted (again)."""
+        """Of a list of uids, those that will deliver nothing unless they are submitted (again)."""
         uids = await read(request, list[Uid])
         unknown = self._gateway.trainer.unknown(uids)
         return reply(request, {"unknown": unknown})
 
     async def next_batch(self, request: web.Request) -> web.Response:
-        """A batch, or a part of it; 204 when nothing is left, 202 when none came in time, 410 where
-        what is acknowledged is another trainer's.
+        """A batch, or a part of it; 204 when nothing is left, 202 when none was ready in time, 410
+        when the acknowledged batch is leased to another trainer.
 
-        Who speaks of an earlier epoch is told so at once (202), before anything counts as received.
+        A call with an earlier epoch gets 202 at once, and its `ack` is ignored.
         """
         asked = await read(request, NextBatch)
         if request.headers.get(EPOCH, self._gateway.driver.epoch) != self._gateway.driver.epoch:
@@ -139,6 +140,6 @@ class TrainerApi:
         return web.Response(status=204) if batch is None else reply(request, batch)
 
     async def renew(self, request: web.Request) -> web.Response:
-        """A trainer is alive, and keeps what it has: the number of its batch, or null."""
+        """Heartbeat: a trainer is alive and keeps its lease. Answers its batch number, or null."""
         asked = await read(request, Renewal)
         return reply(request, {"batch": self._gateway.trainer.batches.renew(asked.trainer)})

@@ -1,4 +1,4 @@
-"""What a trainer asks a gateway in another process, over whatever carries it there."""
+"""A trainer's calls to a gateway in another process, independent of the transport."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ T = TypeVar("T")
 
 STATE = "/rollout/v1/state"
 
-#: A gateway that is away is asked again, so often and after so many seconds; only calls that are
-#: safe to repeat.
+#: Number of tries, and seconds between them, while the gateway cannot be reached; only for calls
+#: that are safe to repeat.
 TRIES = 60
 RETRY_S = 1.0
 
 
-#: What of the answers is the caller's fault.
+#: The statuses that are the caller's fault.
 _CALLERS: dict[int, type[CallerError]] = {
     400: CallerError,
     404: CallerError,
@@ -38,7 +38,7 @@ _CALLERS: dict[int, type[CallerError]] = {
 
 
 class GatewayError(RolloutError, RuntimeError):
-    """The gateway could not be reached, or failed; `status` is 0 or what it answered."""
+    """The gateway could not be reached, or failed; `status` is its answer's status, or 0."""
 
     def __init__(self, text: str, status: int = 0) -> None:
         super().__init__(text)
@@ -46,11 +46,11 @@ class GatewayError(RolloutError, RuntimeError):
 
 
 class TrainerCalls(ABC):
-    """msgpack to a gateway's /rollout/v1 and /admin. Raises CallerError for what is the caller's
-    fault, else GatewayError.
+    """Calls in msgpack to a gateway's /rollout/v1 and /admin. Raises CallerError if the fault is
+    the caller's, else GatewayError.
 
-    name   of the gateway, for people
-    epoch  of the gateway that answered last; "" before
+    name   the gateway's name, for people
+    epoch  the epoch of the gateway's last answer; "" before the first
     """
 
     def __init__(self, name: str) -> None:
@@ -65,11 +65,11 @@ class TrainerCalls(ABC):
 
     @abstractmethod
     async def greet(self) -> dict[str, Any]:
-        """Its state. Raises CallerError if it is no gateway that answers."""
+        """The gateway's state. Raises CallerError if the server is not a gateway."""
 
     @abstractmethod
     async def once(self, method: str, path: str, data: bytes) -> tuple[int, bytes]:
-        """(status, body) of an answer that is no error; notes its epoch."""
+        """(status, body) of an answer that is not an error; remembers its epoch."""
 
     async def post(
         self, path: str, body: Any = None, *, repeatable: bool = False
@@ -79,14 +79,14 @@ class TrainerCalls(ABC):
     async def send(
         self, method: str, path: str, body: Any = None, *, repeatable: bool = False
     ) -> tuple[int, bytes]:
-        """(status, body) of an answer that is no error."""
+        """(status, body) of an answer that is not an error."""
         data = b"" if body is None else msgspec.msgpack.encode(body)
         if not repeatable:
             return await self.once(method, path, data)
         return await self.repeated(lambda: self.once(method, path, data))
 
     async def repeated(self, call: Callable[[], Awaitable[T]]) -> T:
-        """What a call comes to that may be made again while the gateway is away."""
+        """The result of a call that is repeated while the gateway cannot be reached."""
         for left in reversed(range(TRIES)):
             try:
                 return await call()
@@ -94,13 +94,13 @@ class TrainerCalls(ABC):
                 if error.status or not left:
                     raise
                 if left == TRIES - 1:
-                    log.warning("%s; asked again for %g s", error, TRIES * RETRY_S)
+                    log.warning("%s; retrying for %g s", error, TRIES * RETRY_S)
             await asyncio.sleep(RETRY_S)
         raise AssertionError("the last try returns or raises")
 
 
 def error_of(where: str, status: int, body: bytes) -> RolloutError:
-    """What an answer of this status means."""
+    """The exception for an answer with this status."""
     try:
         text = str(msgspec.json.decode(body)["error"]["message"])
     except (msgspec.DecodeError, LookupError, TypeError):

@@ -21,13 +21,13 @@ from rollout_sched.integrations.gateway.control_plane.trainer_calls import (
 
 CONNECT_S = 10.0
 
-#: Seconds without a byte of an answer after which a gateway is taken for gone: one whose machine
-#: has vanished would be waited for without end. Far more than it lets anybody wait.
+#: Seconds without a byte of an answer after which the gateway counts as gone: without this limit, a
+#: call to a machine that has vanished would never end. Far longer than the gateway lets calls wait.
 ANSWER_S = 120.0
 
 
 class TrainerClient(TrainerCalls):
-    """Over HTTP."""
+    """Trainer calls over HTTP."""
 
     def __init__(self, url: str, key: str | None) -> None:
         parts = urlsplit(url)
@@ -35,7 +35,7 @@ class TrainerClient(TrainerCalls):
         served = parts.scheme in ("http", "https") and parts.hostname and not parts.query
         if not served and not self._socket:
             raise CallerError(
-                f"gateway {url!r}: give it as http://host:port, https://host:port, or "
+                f"gateway {url!r}: write it as http://host:port, https://host:port, or "
                 "unix:///path/of/its/admin/socket"
             )
         if parts.path.rstrip("/").endswith("/v1"):
@@ -48,7 +48,7 @@ class TrainerClient(TrainerCalls):
         self._session: aiohttp.ClientSession | None = None
 
     async def open(self) -> None:
-        # The gateway closes after each call.
+        # The gateway closes the connection after each call.
         connector: aiohttp.BaseConnector
         if self._socket:
             connector = aiohttp.UnixConnector(self._socket, force_close=True)
@@ -61,14 +61,14 @@ class TrainerClient(TrainerCalls):
         )
 
     async def greet(self) -> dict[str, Any]:
-        """Its state. Raises CallerError if it is no gateway that answers."""
+        """The gateway's state. Raises CallerError if the server is not a gateway."""
         try:
             _, body = await self.send("GET", STATE, repeatable=True)
             state = msgspec.msgpack.decode(body, type=dict[str, Any])
             if "fleet_version" in state:
                 return state
         except (CallerError, msgspec.DecodeError):
-            pass  # whatever it is, it does not know the path
+            pass  # whatever the server is, it does not know the path
         if await self._is_vllm():
             raise CallerError(
                 f"{self.url} is a vLLM server, not a gateway; schedule in this process with "
@@ -76,8 +76,8 @@ class TrainerClient(TrainerCalls):
                 f"{self.url} and connect to that"
             )
         raise CallerError(
-            f"{self.url} is no gateway of rollout-sched; connect to the URL that `rollout-sched "
-            "serve` says it listens on"
+            f"{self.url} is not a gateway of rollout-sched; connect to the URL that `rollout-sched "
+            "serve` prints"
         )
 
     async def _is_vllm(self) -> bool:
@@ -93,8 +93,8 @@ class TrainerClient(TrainerCalls):
 
     async def once(self, method: str, path: str, data: bytes) -> tuple[int, bytes]:
         if self._session is None:
-            raise CallerError("use it as `async with`: the connection to the gateway is not open")
-        # encoded: an instance's URL within the path keeps its %2F
+            raise CallerError("the connection to the gateway is not open; use `async with`")
+        # encoded=True: an instance's URL within the path keeps its %2F
         url = URL(self.url + path, encoded=True)
         epoch = {EPOCH: self.epoch} if self.epoch else {}
         try:
@@ -104,7 +104,7 @@ class TrainerClient(TrainerCalls):
                 body, status = await response.read(), response.status
                 self.epoch = response.headers.get(EPOCH, self.epoch)
         except aiohttp.ClientResponseError as error:
-            raise CallerError(f"{self.url}: what answers there does not speak HTTP") from error
+            raise CallerError(f"{self.url}: the server there does not speak HTTP") from error
         except (aiohttp.ClientError, OSError) as error:
             text = str(error) or type(error).__name__
             raise GatewayError(f"{self.url}{path}: {text}") from error

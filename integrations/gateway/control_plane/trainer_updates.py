@@ -1,8 +1,9 @@
-"""Weights that a trainer loads through the gateway, by the calls it would make to one server.
+"""Weights that a trainer loads through the gateway, with the calls it would make to one server.
 
-The protocol is followed (`weight_protocol`): from the first call on the gates of its instances are
-closed, so that nothing new is sent under half-loaded weights, and when the last call has succeeded
-on all of them they serve the next version, their tokens are labelled with it, and the gates open.
+The gateway follows the protocol (`weight_protocol`). From the first call on, the gates of the
+instances are closed, so that no request is sent to half-loaded weights. When the last call has
+succeeded on all instances, they serve the next version, their tokens are labelled with it, and the
+gates open.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ from rollout_sched.live.instance_supervisor import InstanceSupervisor
 
 log = logging.getLogger(__name__)
 
-#: Why the gate of an instance is closed. What is sent to one that is held would be made by whatever
-#: weights it has when it goes on.
+#: Why the gate of an instance is closed. A request sent to a held instance would run with whatever
+#: weights it has when it resumes.
 LOADING = "the trainer loads weights"
 HELD = "the trainer has paused it"
 
@@ -62,12 +63,12 @@ class TrainerUpdates:
         self._driver = driver
         self._labels = VersionLabels(driver)
         self._protocol = WeightProtocol()
-        self._group: frozenset[Member] = frozenset()  # of the last transfer that was set up
+        self._group: frozenset[Member] = frozenset()  # members of the last transfer that was set up
         self._turn = asyncio.Lock()
         driver.pump.watch(self._lost, InstanceLost)
 
     def state(self) -> dict[str, Any]:
-        """For whoever looks why nothing is dispatched."""
+        """The update's state; it shows why nothing is dispatched."""
         half = self._protocol.half_done
         return {
             "state": str(self._protocol.state),
@@ -76,16 +77,16 @@ class TrainerUpdates:
         }
 
     def ranks_meet_in(self, step: ProtocolStep | None) -> bool:
-        """Whether a call of this step is one that all ranks of a group take part in together, so
-        that some of them must not get it again."""
+        """Whether all ranks of a group take part in a call of this step together, so that it must
+        not be sent again to only some of them."""
         begun = self._protocol.state is UpdateState.BEGUN
         return step is ProtocolStep.SET_UP or (step is ProtocolStep.LOAD and begun)
 
     async def send(self, call: FleetCall, step: ProtocolStep, ranks: RankFields | None) -> Answer:
-        """As `broadcast`, over all instances that have a part in it; `done_before` counts those
-        that had done this very call and were not asked again. `ranks`: where the body names some.
+        """As `broadcast`, to all instances that take part; `done_before` counts those that had done
+        this call before and were not asked again. `ranks`: the body's fields with ranks, if any.
 
-        Raises CallerError, and InstanceError where an instance does not say how many ranks it has.
+        Raises CallerError, and InstanceError if an instance does not report how many ranks it has.
         """
         async with self._turn:
             if step is ProtocolStep.SET_UP:
@@ -95,15 +96,15 @@ class TrainerUpdates:
             return await self._load(call, step)
 
     def reachable(self) -> list[InstanceSupervisor]:
-        """Those that a trainer's weights can reach: all who have joined, and who would join with
-        other weights."""
+        """The instances that a trainer's weights can reach: all that have joined, and those that
+        would join with other weights."""
         supervisors = self._driver.supervisors.values()
         return [each for each in supervisors if each.joined or each.admission.awaits_weights]
 
     # -- pauses ----------------------------------------------------------------------------
 
     def held(self, names: Iterable[str]) -> None:
-        """They stand still, and get nothing new."""
+        """These instances are paused, and get no new requests."""
         for name in names:
             self._driver.versions.close_gate(name, HELD)
 
@@ -111,12 +112,12 @@ class TrainerUpdates:
         """Raises Conflict while instances have weights that are neither old nor new."""
         if self._protocol.half_loaded:
             raise Conflict(
-                f"{path} would go on with weights that are half loaded: finish the update first, "
-                "or begin it anew"
+                f"{path} would resume with weights that are half loaded: finish the update first, "
+                "or begin it again"
             )
 
     def released(self, names: Iterable[str]) -> None:
-        """They were told to go on; who could not be told is not here."""
+        """These instances were told to resume; `names` leaves out those that could not be told."""
         for name in names:
             self._driver.versions.open_gate(name, HELD)
 
@@ -178,33 +179,33 @@ class TrainerUpdates:
             if instance.status in _OURS:
                 version = self._driver.view.run.version
                 raise Conflict(
-                    f"version {version} is being loaded by the gateway; wait until it is `loaded` "
-                    "in GET /admin/state"
+                    f"the gateway is loading version {version}; wait until it is `loaded` in "
+                    "GET /admin/state"
                 )
 
     def _candidates(self, step: ProtocolStep) -> list[Member]:
-        """Who may have a part in it: in an update by transfer those that it was set up with."""
+        """The instances that may take part; in a transfer, those with which it was set up."""
         transfer = step is ProtocolStep.BEGIN or self._protocol.state is UpdateState.BEGUN
         if transfer and self._group:
             return [m for m in map(_member, self.reachable()) if m in self._group]
         return [_member(each) for each in self._here()]
 
     def _beside(self, members: Collection[Member]) -> list[InstanceSupervisor]:
-        """Who is not here for want of weights gets those that come in one call: whether it can load
-        them or not, it holds nobody up."""
+        """Instances that have not joined for lack of weights also get weights that come in a single
+        call. If they cannot load them, this delays no other instance."""
         if self._protocol.state is UpdateState.BEGUN or not members:
             return []
         names = {member.name for member in members}
         return [s for s in self.reachable() if not s.joined and s.name not in names]
 
     def _open_gates(self) -> None:
-        """If nothing is half loaded."""
+        """Open them if nothing is half loaded."""
         if not self._protocol.half_loaded:
             for name in self._driver.supervisors:
                 self._driver.versions.open_gate(name, LOADING)
 
     def _lost(self, event: InstanceLost) -> None:
-        """When it comes back it has the weights of its start, and no part in what is under way."""
+        """When it comes back, it has its first weights and takes no part in the current update."""
         self._protocol.lost(event.instance)
         for why in (LOADING, HELD):
             self._driver.versions.open_gate(event.instance, why)
@@ -212,11 +213,11 @@ class TrainerUpdates:
     # -- label -----------------------------------------------------------------------------
 
     async def _label(self, call: FleetCall) -> Answer:
-        """The trainer says which version its weights are."""
+        """The trainer names the version of its weights."""
         if self._protocol.half_loaded:
             raise Conflict(
                 "weights are half loaded: label them with the weight_version of "
-                "/finish_weight_update, or when they are whole"
+                "/finish_weight_update, or after the update"
             )
         version = self._labels.told(call.body, "new_version")
         here = self._here()
@@ -225,14 +226,14 @@ class TrainerUpdates:
             self._labels.publish(version, here)
         return answer
 
-    # -- inside ----------------------------------------------------------------------------
+    # -- internal --------------------------------------------------------------------------
 
     def _here(self) -> list[InstanceSupervisor]:
         return [each for each in self._driver.supervisors.values() if each.joined]
 
 
 def _identity(call: FleetCall) -> bytes:
-    """What tells a call from every other one, its body and all."""
+    """An identity of the call, made from its path, query and body."""
     return blake2b(f"{call.path}?{call.query}\n".encode() + call.body, digest_size=16).digest()
 
 
@@ -242,16 +243,16 @@ def _member(supervisor: InstanceSupervisor) -> Member:
 
 
 def _set_apart(answer: Answer, names: Collection[str]) -> None:
-    """The failures of these, in `away`: they fail nobody."""
+    """Move the failures of these instances to `away`: they do not fail the call."""
     answer["away"] = [failure for failure in answer["failed"] if failure["url"] in names]
     answer["failed"] = [failure for failure in answer["failed"] if failure["url"] not in names]
 
 
 def _left_as_it_was(answer: dict[str, Any], step: ProtocolStep) -> bool:
-    """Whether all have refused a call before they touched their weights.
+    """Whether all instances have refused a call before they changed their weights.
 
-    A begin that is refused has not begun. A status of 4xx is about the call itself, but for AReaL's
-    servers, which say with 400 and `success` that a load has failed.
+    A refused begin has not begun. A 4xx status is about the call itself, except with AReaL's
+    servers, which report a failed load with 400 and `success`.
     """
     if answer["results"]:
         return False

@@ -1,4 +1,4 @@
-"""Which version the weights are that a trainer brings: the one it names, or else the next one."""
+"""Finds the version of a trainer's weights: the one that it names, or else the next one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class VersionLabels:
-    """Reads the version out of a trainer's calls, gives it to instances, and has it published."""
+    """Reads the version from a trainer's calls, labels instances with it, and publishes it."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
@@ -34,17 +34,17 @@ class VersionLabels:
         version, newest = version_of(label), self._driver.view.run.version
         if version is None:
             raise CallerError(
-                f'{field}: a label is the number of a version, such as "{newest + 1}"; without '
-                "one the gateway counts"
+                f'{field}: the label must be a version number, such as "{newest + 1}"; without a '
+                "label the gateway counts versions itself"
             )
         if version < newest:
             raise Conflict(
-                f"{field} is {version}, but version {newest} was published before; versions grow"
+                f"{field} is {version}, but version {newest} is published; versions must increase"
             )
         return version
 
     async def serve_anew(self, supervisors: Sequence[InstanceSupervisor], told: int | None) -> None:
-        """They have new weights, all of them."""
+        """All these instances have new weights."""
         version = self._driver.view.run.version + 1 if told is None else told
 
         async def label(supervisor: InstanceSupervisor) -> dict[str, Any]:
@@ -55,7 +55,7 @@ class VersionLabels:
 
         _, answer = await to_each(supervisors, label)
         unlabelled = {failure["url"] for failure in answer["failed"]}
-        if unlabelled:  # they are not believed to have it
+        if unlabelled:  # for these the version is not recorded
             log.warning("version %d: %s cannot be labelled", version, ", ".join(sorted(unlabelled)))
         self.publish(version, [s for s in supervisors if s.name not in unlabelled])
 
@@ -65,7 +65,7 @@ class VersionLabels:
 
 
 def json_object(body: bytes) -> dict[str, Any]:
-    """The body as a JSON object, an empty one as an empty one. Raises CallerError."""
+    """The body as a JSON object; an empty body is an empty object. Raises CallerError."""
     try:
         return msgspec.json.decode(body or b"{}", type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -1,15 +1,15 @@
-"""How far a trainer is that loads weights by calls to the gateway as if that were one server.
+"""The state of a weight update that a trainer makes with calls to the gateway, as to one server.
 
-A weight update is one call, or begins, loads and finishes (vLLM's four calls, SkyRL's methods).
-Between its first call and the last one that succeeds on every instance the weights are half loaded,
-and nothing new may be sent there:
+A weight update is a single call, or a begin, loads and a finish (vLLM's four calls, SkyRL's
+methods). Between its first call and the last one that succeeds on every instance, the weights are
+half loaded, and no new requests may be sent to the instances:
 
     SETTLED --whole--> SETTLED, loaded            prime-rl, AReaL, reload_weights, adapters
     SETTLED --begin--> BEGUN --load--> BEGUN --finish--> SETTLED, loaded
 
-A call that failed on some instances is *half done*: sent again, it goes to those alone, and then
-counts as done everywhere. Until then no load leads on, and what is finished is not whole; to begin
-anew leads on, or a whole update once what had begun is finished.
+A call that failed on some instances is *half done*: a retry goes only to those, and then the call
+counts as done everywhere. Until then no other load is accepted, and a finish does not complete the
+weights. Two calls lead out of this: a new begin, or a whole update after the begun one is finished.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from rollout_sched.core.errors import CallerError
 
 
 class Conflict(CallerError):
-    """A call that is right in itself, but not now."""
+    """A valid call that is not possible in the current state."""
 
 
 class ProtocolStep(StrEnum):
     """What a call does to the weights."""
 
-    SET_UP = "set up"  # of a transfer: no weights are touched
+    SET_UP = "set up"  # set up a transfer: no weights are changed
     BEGIN = "begin"
     LOAD = "load"
     FINISH = "finish"
     WHOLE = "whole"  # all three in one
-    LABEL = "label"  # what the weights that are there are called
-    BY_METHOD = "by method"  # whatever the worker's method is that it calls
+    LABEL = "label"  # name the version of the present weights
+    BY_METHOD = "by method"  # depends on the worker's method that the call names
 
 
 class UpdateState(StrEnum):
-    """Of the fleet's weights, as far as the trainer loads them through us."""
+    """The state of the fleet's weights, as far as the trainer loads them through the gateway."""
 
     SETTLED = "settled"
     BEGUN = "begun"
 
 
 class ProtocolMove(msgspec.Struct, frozen=True):
-    """`loaded`: the weights are new and whole then."""
+    """`loaded`: after this move the weights are new and complete."""
 
     to: UpdateState
     loaded: bool = False
@@ -57,7 +57,7 @@ SETTLED, BEGUN = UpdateState
 MOVES: dict[UpdateState, dict[ProtocolStep, ProtocolMove]] = {
     SETTLED: {
         ProtocolStep.BEGIN: ProtocolMove(BEGUN),
-        # prime-rl's /update_weights; vLLM refuses what has not begun.
+        # prime-rl's /update_weights; vLLM refuses a load before a begin.
         ProtocolStep.LOAD: ProtocolMove(SETTLED, loaded=True),
         ProtocolStep.WHOLE: ProtocolMove(SETTLED, loaded=True),
         ProtocolStep.FINISH: ProtocolMove(SETTLED),
@@ -86,7 +86,7 @@ class HalfDone(msgspec.Struct, frozen=True):
     failed: frozenset[Member]
 
     def without(self, name: str) -> HalfDone:
-        """Where an instance of this name is gone."""
+        """The same without the instance of this name."""
         done = frozenset(member for member in self.done if member.name != name)
         failed = frozenset(member for member in self.failed if member.name != name)
         return HalfDone(self.call, self.what, done, failed)
@@ -95,16 +95,16 @@ class HalfDone(msgspec.Struct, frozen=True):
     def remedy(self) -> str:
         failed = sorted(member.name for member in self.failed) or ["instances that are gone"]
         return (
-            f"{self.what} has failed on {', '.join(failed)}, so the weights are not whole: send it "
-            "again, which goes to those alone that have not done it, begin anew, or restart or "
-            "remove them and send it again"
+            f"{self.what} has failed on {', '.join(failed)}, so weights are half loaded: send it "
+            "again (it goes only to instances that have not done it), begin the update again, or "
+            "restart or remove those instances and send it again"
         )
 
 
 class WeightProtocol:
-    """The table, and what of it is under way. `call` is a call's identity, body and all.
+    """The table and the current update. `call` is a call's identity, which includes its body.
 
-    half_done   the last call, if it was done by some only
+    half_done   the last call, if only some instances have done it
     """
 
     def __init__(self) -> None:
@@ -118,29 +118,29 @@ class WeightProtocol:
         return self.state is BEGUN or self.half_done is not None
 
     def members(self, here: Collection[Member], step: ProtocolStep) -> list[Member]:
-        """Of the instances that are here those that a step concerns: who came after an update had
-        begun has no part in it."""
+        """The instances that a step concerns: an instance that came after an update had begun takes
+        no part in it."""
         anew = self.state is SETTLED or step is ProtocolStep.BEGIN
         return [member for member in here if anew or member in self._begun_with]
 
     def pending(self, call: bytes, members: Iterable[Member]) -> list[Member]:
-        """Those that have not done it yet."""
+        """The members that have not done the call yet."""
         half = self.half_done
         done = half.done if half is not None and half.call == call else frozenset()
         return [member for member in members if member not in done]
 
     def check(self, step: ProtocolStep, call: bytes) -> None:
-        """Raises Conflict if it would load on where a load is half done, or begin another update
+        """Raises Conflict for a further load while a load is half done, or for another update
         within one."""
         if step not in MOVES[self.state]:
-            raise Conflict("an update has begun: finish it first, or begin it anew")
+            raise Conflict("an update has begun: finish it first, or begin it again")
         half = self.half_done
         goes_on = step is ProtocolStep.LOAD and self.state is BEGUN
         if half is not None and half.call != call and goes_on:
             raise Conflict(half.remedy)
 
     def did(self, step: ProtocolStep, call: bytes, members: Collection[Member]) -> bool:
-        """All `members` have done it. Returns whether the weights are new and whole now."""
+        """All `members` have done it. Returns whether the weights are now new and complete."""
         half, move = self.half_done, MOVES[self.state][step]
         self.state = move.to
         self._begun_with = frozenset(members)
@@ -150,8 +150,8 @@ class WeightProtocol:
         return move.loaded
 
     def lost(self, name: str) -> None:
-        """An instance is gone, and its weights with it. When the last one is that had begun, or of
-        those that did the half of a call, nothing is half loaded any more."""
+        """An instance is lost with its weights. After the last instance that had begun the update,
+        or that is named in a half-done call, nothing is half loaded any more."""
         self._begun_with = frozenset(each for each in self._begun_with if each.name != name)
         if self.state is BEGUN and not self._begun_with:
             self.state = SETTLED
@@ -160,11 +160,11 @@ class WeightProtocol:
             self.half_done = half if half.done or half.failed else None
 
     def half_did(self, step: ProtocolStep, call: HalfDone) -> None:
-        """Some have done a call and others have not."""
+        """Some instances have done a call and others have not."""
         half = self.half_done
         if step is ProtocolStep.FINISH and half is not None and half.call != call.call:
-            return  # what is not whole for want of a load stays so, whoever has finished it
-        if step is ProtocolStep.BEGIN:  # on the first, it has begun
+            return  # weights that lack a load stay incomplete, even if some have finished
+        if step is ProtocolStep.BEGIN:  # the update has begun on some
             self.state = BEGUN
             self._begun_with = call.done | call.failed
         self.half_done = call

@@ -1,8 +1,8 @@
-"""The routes by which other routers' users manage instances.
+"""Routes to manage instances that are compatible with other routers.
 
-What they are called and what they answer is the convention of sglang-router and vllm-router
-(/add_worker, /remove_worker, /list_workers, /workers, /finish_session) and of smg (/v1/rl), so a
-trainer that was written for one of them needs no change.
+Names and answers follow sglang-router and vllm-router (/add_worker, /remove_worker, /list_workers,
+/workers, /finish_session) and smg (/v1/rl), so a trainer that was written for one of them needs no
+change.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from rollout_sched.integrations.gateway.control_plane.gateway import (
 )
 from rollout_sched.integrations.gateway.control_plane.relay import is_plain
 
-#: Selectors that ask for nothing in particular.
+#: Selectors that match every instance.
 EVERYBODY = ("", "*", "all")
 
 
 class WorkerRoutes:
-    """Routes for administrators, except for the end of a session, which clients tell, and what a
-    trainer tells the whole fleet."""
+    """Routes for administrators, except the end of a session, which is for clients, and calls of a
+    trainer to the whole fleet."""
 
     def __init__(self, gateway: Gateway, control: FleetControl) -> None:
         self._gateway = gateway
@@ -54,11 +54,11 @@ class WorkerRoutes:
         ]
 
     def keyed_routes(self) -> list[web.RouteDef]:
-        """Those for which a client needs its key."""
+        """The routes for which a client needs its key."""
         return [web.post("/finish_session", self.finish_session)]
 
     def trainer_routes(self) -> list[web.RouteDef]:
-        """Those of the calls that are a trainer's without /v1/rl/engine, too."""
+        """The calls that are also a trainer's without the prefix /v1/rl/engine."""
         calls = shipped().calls.items()
         return [
             *(
@@ -116,7 +116,8 @@ class WorkerRoutes:
         return reply(request, _rl_worker(self._gateway.view(supervisor)))
 
     async def engine(self, request: web.Request) -> web.Response:
-        """To all instances, or to those that `selector` takes: "key=value,..." of the list."""
+        """Send to all instances, or to those that `selector` matches: "key=value,...", with the
+        fields of the list."""
         call = await call_of(self._gateway, request, _path_of_engine(request))
         selector = request.query.get("selector", "")
         rule = shipped().of(call.method, call.path)
@@ -129,7 +130,7 @@ class WorkerRoutes:
             if _selected(_rl_worker(self._gateway.view(supervisor)), selector)
         ]
         if not chosen and selector:
-            return refusal(404, f"selector {selector!r} takes no instance")
+            return refusal(404, f"selector {selector!r} matches no instance")
         status, answer = await broadcast(chosen, call)
         return reply(request, answer, status)
 
@@ -142,24 +143,24 @@ class WorkerRoutes:
         failure = answer["failed"][0]
         return reply(request, failure, failure["status"] or 502)
 
-    # -- inside ----------------------------------------------------------------------------
+    # -- internal --------------------------------------------------------------------------
 
     def _views(self) -> list[InstanceView]:
         return [self._gateway.view(supervisor) for supervisor in self._gateway.supervisors()]
 
 
 def _path_of_engine(request: web.Request) -> str:
-    """What follows /engine/, as it came. Raises HTTPNotFound unless it is plain."""
+    """The raw path after /engine/. Raises HTTPNotFound unless it is plain."""
     path = "/" + request.raw_path.partition("?")[0].partition("/engine/")[2]
     if not is_plain(path):
-        raise web.HTTPNotFound(text=f"{path!r} is no path of an instance: write it plainly")
+        raise web.HTTPNotFound(text=f"{path!r} is not a plain path: write it without escapes")
     return path
 
 
 def _named(request: web.Request, field: str) -> str:
     value = request.query.get(field)
     if not value:
-        raise CallerError(f"the query must name it: ?{field}=...")
+        raise CallerError(f"missing query parameter: ?{field}=...")
     return value
 
 
@@ -194,7 +195,7 @@ def _rl_worker(view: InstanceView) -> dict[str, Any]:
 
 
 def _selected(worker: dict[str, Any], selector: str) -> bool:
-    """Whether a worker has all that is asked for; "" and "*" ask for nothing."""
+    """Whether a worker matches all terms of the selector; "" and "*" match every worker."""
     if selector in EVERYBODY:
         return True
     for term in selector.split(","):

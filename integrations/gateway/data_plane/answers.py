@@ -1,8 +1,8 @@
-"""What instances say, as far as the gateway reads it: whole answers, and the events of a stream.
+"""The fields that the gateway reads from instances' whole answers and stream events.
 
-An answer is believed only as a whole: JSON to its last byte, of the endpoint's shape, with counts
-that agree. So what is passed on, joined or counted later cannot fail. What no field here names is
-skipped, which checks it but makes nothing of it.
+An answer is accepted only if all of it is valid: JSON to the last byte, in the endpoint's format,
+with consistent counts. Passing on, joining and counting it later then cannot fail. Other fields are
+skipped: they are checked to be JSON but not decoded.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _Answer(msgspec.Struct):
 
 
 class Whole(msgspec.Struct):
-    """A whole answer. `id` is what it says it answers."""
+    """A whole answer. `id` is the id of the request that it claims to answer."""
 
     tokens: int
     finish: Finish
@@ -57,7 +57,7 @@ class Whole(msgspec.Struct):
 
 
 class EventChoice(msgspec.Struct):
-    """What an event brings."""
+    """The choice of an event."""
 
     finish_reason: str | None = None
     token_ids: msgspec.Raw = _NULL
@@ -68,17 +68,17 @@ class EventChoice(msgspec.Struct):
 
     @property
     def ids(self) -> bytes:
-        """Its token ids as "1,2"; b"" if it gives none. Raises AnswerUntrue if they are no ids."""
+        """Its token ids as "1,2"; b"" if it gives none. Raises AnswerUntrue if they are invalid."""
         return _ids(self.token_ids)[1:-1]
 
     @property
     def prompt_ids(self) -> bytes:
-        """The prompt's, as a JSON list; b"" if it gives none."""
+        """The prompt's token ids as a JSON list; b"" if it gives none."""
         return _prompt_ids(self.prompt_token_ids)
 
     @property
     def speaks(self) -> bool:
-        """Whether it brings more than the role that opens a chat."""
+        """Whether it has more than the role that opens a chat."""
         delta = self.delta or {}
         return bool(self.text) or any(delta[key] for key in delta if key != "role")
 
@@ -89,7 +89,7 @@ class EventUsage(msgspec.Struct):
 
 
 class Event(msgspec.Struct):
-    """An event of a stream, of any endpoint; one that only tells the usage has no choices."""
+    """An event of a stream of any endpoint; an event with only the usage has no choices."""
 
     choices: Annotated[list[EventChoice], msgspec.Meta(max_length=1)] | None = None
     id: str | None = None
@@ -103,7 +103,7 @@ class Event(msgspec.Struct):
 
     @property
     def prompt_ids(self) -> bytes:
-        """As of a choice."""
+        """As `EventChoice.prompt_ids`."""
         return _prompt_ids(self.prompt_token_ids)
 
 
@@ -111,30 +111,30 @@ _answer = msgspec.json.Decoder(_Answer)
 _event = msgspec.json.Decoder(Event)
 _object = msgspec.json.Decoder(dict[str, Any])
 
-#: What holds the response, and the first byte of such a value.
+#: The field that has the response, and the first byte of its value.
 _HOLDS = {"completions": ("text", b'"'), "chat": ("message", b"{"), "generate": ("token_ids", b"[")}
 _WHITE = b" \t\r\n"
 _DIGITS = b"0123456789" + _WHITE
 
 
 def read_answer(body: bytes, spoken: Endpoint, *, labelled: bool = False) -> Whole:
-    """Raises AnswerUntrue if it is no whole answer of the endpoint `spoken`; `labelled` as for
+    """Raises AnswerUntrue if it is not a whole answer of the endpoint `spoken`; `labelled` as in
     `spans_of`."""
     answer = decoded(_answer.decode, body)
     choice = answer.choices[0]
     holder, first = _HOLDS[spoken]
     if memoryview(getattr(choice, holder))[:1] != first:
-        raise AnswerUntrue(f"the answer's {holder!r} is missing or of another kind")
+        raise AnswerUntrue(f"the answer's {holder!r} is missing or has the wrong type")
     tokens = answer.usage.completion_tokens
     if choice.token_ids != _NULL and not _are_ids(bytes(choice.token_ids), tokens):
-        raise AnswerUntrue(f"the answer's token_ids are not the {tokens} of its usage")
+        raise AnswerUntrue(f"the answer's token_ids are not the {tokens} ids that its usage counts")
     finish = finish_of(choice.finish_reason)
     spans = spans_of(choice.weight_versions, tokens, labelled=labelled)
     return Whole(tokens, finish, spans, answer.id or answer.request_id or "")
 
 
 def read_event(data: bytes) -> Event:
-    """Raises InstanceError if it is none, or says that something has failed."""
+    """Raises InstanceError if it is not an event, or if it reports an error."""
     event = decoded(_event.decode, data)
     if event.error != _NULL:
         raise failure(data)
@@ -145,19 +145,19 @@ def read_event(data: bytes) -> Event:
 
 
 def read_object(data: bytes) -> dict[str, Any]:
-    """All of a JSON object. Raises AnswerUntrue if it is none."""
+    """All fields of a JSON object. Raises AnswerUntrue if it is not one."""
     return decoded(_object.decode, data)
 
 
 def _are_ids(ids: bytes, count: int) -> bool:
-    """Whether this JSON value is a list of so many integers."""
+    """Whether this JSON value is a list of `count` integers."""
     if not count or len(ids) < 3:
         return not count and ids.translate(None, _WHITE) == b"[]"
     return ids.translate(None, _DIGITS) == b"[%b]" % (b"," * (count - 1))
 
 
 def _prompt_ids(value: msgspec.Raw) -> bytes:
-    """No prompt is empty: who says so would have the response go on from nothing."""
+    """A prompt is never empty: with an empty list the response would resume from nothing."""
     ids = _ids(value)
     return b"" if ids == b"[]" else ids
 
@@ -167,5 +167,5 @@ def _ids(value: msgspec.Raw) -> bytes:
         return b""
     ids = bytes(value).translate(None, _WHITE)
     if not _are_ids(ids, ids.count(b",") + (len(ids) > 2)):
-        raise AnswerUntrue("an event's token_ids are no ids")
+        raise AnswerUntrue("an event's token_ids are not a list of integers")
     return ids

@@ -1,4 +1,4 @@
-"""One call of a client: what it asks, and where its answer goes."""
+"""One call of a client: what it asks for, and where its answer goes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rollout_sched.live.ports import Outcome, Over, RequestRejected
 
 Write = Callable[[bytes], None]
 
-#: The field that an answer carries beside what the instance said.
+#: The field that the gateway adds to an instance's answer.
 FIELD = "rollout_sched"
 
 _IDS = msgspec.json.Decoder(list[int])
@@ -35,27 +35,28 @@ class Reply(Protocol):
     """Where an answer goes. Exactly one of `answer` and `begin` is called, once."""
 
     def upstream(self, upstream_call: UpstreamCall) -> None:
-        """Where the stream's bytes come from, to be slowed down for a slow client."""
+        """The source of the stream's bytes, which is paused while the client reads slowly."""
 
     def paced(self, over: Over, outcome: Outcome) -> None:
-        """Tell an attempt's end as soon as that holds up no other stream."""
+        """Report the end of an attempt as soon as this delays no other stream."""
 
     def answer(self, status: int, headers: bytes | Headers, body: bytes) -> None:
         """The whole answer at once; `headers` as in `integrations.http.request.ReceivedRequest`."""
 
     def begin(self, headers: Headers) -> Write:
-        """The answer comes as a stream of server-sent events; returns where they go."""
+        """Start an answer that is a stream of server-sent events; returns the function to write
+        them."""
 
     def end(self, status: int = 200) -> None:
-        """The stream is over; `status` is what it would have been answered, were that not out."""
+        """The stream has ended. `status` is for the counts: the client already has status 200."""
 
 
 class Call:
-    """A request for one response, as it came.
+    """A request for one response, as received.
 
-    `body`: the client's, of which this is one response; `prompt`: its own, as it stands there.
-    `keep_ids`: the client wants the token ids too. `resumable`: ask for them whatever the client
-    wants, to be able to go on.
+    `body`: the client's body, which may ask for several responses; `prompt`: the raw prompt of this
+    one. `keep_ids`: the client wants the token ids too. `resumable`: always ask the instance for
+    token ids, so that the response can be resumed.
     """
 
     __slots__ = ("body", "endpoint", "keep_ids", "one", "prompt", "request", "resumable")
@@ -72,9 +73,9 @@ class Call:
     def pass_on(
         self, client: Upstream, order_id: str, path: bytes, body: bytes, receiver: Receiver
     ) -> UpstreamCall:
-        """Make an attempt's call, under a name that no other call has.
+        """Make an attempt's call, under a unique request id.
 
-        Else whoever chose the same name as another client could have its responses aborted.
+        Otherwise a client that chooses another client's id could have its responses aborted.
         """
         request, name = self.request, order_id.encode()
         if request.request_id:
@@ -85,7 +86,7 @@ class Call:
         return client.pass_on(order_id, engine, path.decode(), lines, body, receiver)
 
     def first(self, dispatch: Dispatch, max_tokens: int) -> tuple[bytes, bytes]:
-        """(path, body) of an attempt that has no tokens to go on from. Raises RequestRejected."""
+        """(path, body) of an attempt that has no tokens to resume from. Raises RequestRejected."""
         fields: dict[str, Any] = {"cache_salt": self._salt(dispatch)}
         if self.resumable and not self.keep_ids:
             fields["return_token_ids"] = True
@@ -104,18 +105,18 @@ class Call:
     def resumed(
         self, dispatch: Dispatch, prompt_ids: list[int], parts: list[Part]
     ) -> tuple[bytes, bytes]:
-        """(path, body) of an attempt that goes on. Raises RequestRejected."""
+        """(path, body) of an attempt that resumes a response. Raises RequestRejected."""
         limit = dispatch.max_new_tokens
-        # Its prompt is said anew, so it need not be read.
+        # The prompt is replaced by token ids, so it need not be decoded.
         body = self._changed({INPUT[self.endpoint]: b"null"}, self.one.sampling)
         try:
             fields = resume(self.endpoint, body, prompt_ids, parts, limit, self._salt(dispatch))
             return RESUME_PATH[self.endpoint], msgspec.json.encode(fields)
-        except Exception as error:  # whatever it is, no instance has a part in it
+        except Exception as error:  # whatever the error, no instance caused it
             raise _cannot_be_sent(error) from error
 
     def prompt_ids(self, parts: list[Part]) -> list[int] | None:
-        """The prompt as tokens: as it came, or as the instance said. Raises RequestRejected."""
+        """The prompt's token ids, from the client or from the instance. Raises RequestRejected."""
         if not envelopes.are_token_ids(self.prompt):
             return parts[0].prompt_ids
         try:
@@ -130,7 +131,7 @@ class Call:
             raise _cannot_be_sent(error) from error
 
     def _salt(self, dispatch: Dispatch) -> str:
-        """Versions never share KV unless the policy says so; nor do the client's own salts."""
+        """Versions share no KV unless the policy says so; neither do the client's own salts."""
         own = self.request.envelope.salt
         return f"v{dispatch.salt}" if own is None else f"{own}/v{dispatch.salt}"
 
@@ -141,7 +142,7 @@ def _cannot_be_sent(error: Exception) -> RequestRejected:
 
 
 def added(sample: DeliveredSample) -> bytes:
-    """The added field's value: which version and instance made which of the tokens."""
+    """The value of the added field: which version and instance made which tokens."""
     start, segments = 0, []
     for segment in sample.segments:
         end = start + segment.tokens
@@ -154,7 +155,7 @@ def added(sample: DeliveredSample) -> bytes:
 
 
 def weight_versions(sample: DeliveredSample) -> list[dict[str, Any]]:
-    """What vLLM says of the versions of an answer's tokens, for one that took several attempts."""
+    """The versions of an answer's tokens in vLLM's format, for an answer of several attempts."""
     spans: list[dict[str, Any]] = []
     start = 0
     for segment in sample.segments:
@@ -168,13 +169,13 @@ def weight_versions(sample: DeliveredSample) -> list[dict[str, Any]]:
 
 
 def with_added(body: bytes, sample: DeliveredSample) -> bytes:
-    """An answer's JSON object with the added field at its end."""
+    """An answer's JSON object with the added field at the end."""
     end = body.rindex(b"}")
     return b'%b,"%b":%b}' % (body[:end], FIELD.encode(), added(sample))
 
 
 def error_body(status: int, text: str) -> bytes:
-    """An error as OpenAI's and vLLM's clients expect it."""
+    """An error in the format that clients of OpenAI and vLLM expect."""
     kind = "BadRequestError" if status < 500 else "InternalServerError"
     return msgspec.json.encode({"error": {"message": text, "type": kind, "code": status}})
 

@@ -1,4 +1,4 @@
-"""A client's request as the hot paths read it: checked, and ready to be passed on in its name."""
+"""A client's request on the hot paths: checked, and ready to be passed on to an instance."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from rollout_sched.integrations.gateway.data_plane.http_request import HttpReque
 from rollout_sched.integrations.gateway.data_plane.splice import ClientBody
 from rollout_sched.integrations.vllm.protocol.endpoints import Endpoint
 
-#: Headers between two neighbours, which are not passed on (RFC 9110, 7.6.1), and those that are
-#: ours to say to the instance.
+#: Hop-by-hop headers, which are not passed on (RFC 9110, 7.6.1), and headers that the gateway sets
+#: itself.
 NOT_FORWARDED = frozenset(
     (
         b"connection",
@@ -31,12 +31,13 @@ NOT_FORWARDED = frozenset(
     )
 )
 
-#: Codings of a body that are none, and charsets that say UTF-8.
+#: Content encodings that mean "not encoded", and charsets that are UTF-8 or a subset of it.
 _AS_IT_IS = (b"", b"identity")
 _UTF8 = (b"utf-8", b"utf8", b"us-ascii", b"ascii")
 _CHARSET = re.compile(rb"""(?i);\s*charset\s*=\s*["']?([^"';\s]*)""")
 
-#: As much of a client's own request id as goes on to an instance, in bytes, and what it may hold.
+#: Bytes of a client's request id that are passed on to an instance, and the characters it may not
+#: contain.
 _ID_SHOWN = 64
 _NOT_IN_IDS = re.compile(rb"[^0-9A-Za-z._:-]")
 
@@ -44,7 +45,7 @@ _NOT_IN_IDS = re.compile(rb"[^0-9A-Za-z._:-]")
 class ClientRequest:
     """What the responses of one call have in common.
 
-    `header_lines`: of the client's header, those that are passed on; `request_id`: its own.
+    `header_lines`: the client's headers that are passed on; `request_id`: the client's own id.
     """
 
     __slots__ = ("body", "endpoint", "envelope", "header_lines", "path", "request_id")
@@ -69,7 +70,8 @@ class ClientRequest:
 def read_client_request(
     request: HttpRequest, endpoint: Endpoint, body: ClientBody, envelope: Envelope
 ) -> ClientRequest:
-    """What the responses of a call share. The header's names go before the body's."""
+    """What the responses of a call share. Group and session names in headers take precedence over
+    those in the body."""
     fields = request.fields
     group, session = fields.get(b"x-group-id"), fields.get(b"x-session-id")
     if group:
@@ -80,29 +82,30 @@ def read_client_request(
     if request_id:
         _name("X-Request-Id", request_id)
         request_id = _NOT_IN_IDS.sub(b"_", request_id[:_ID_SHOWN])
-    # What was read from lines can be written as lines.
+    # Headers that were parsed from lines are safe to write as lines.
     lines = [b"%b: %b\r\n" % f for f in request.headers if f[0] not in NOT_FORWARDED]
     return ClientRequest(endpoint, request.target, b"".join(lines), request_id, body, envelope)
 
 
 def _name(header: str, value: bytes) -> str:
-    """Raises BadRequest if it is not one to keep."""
+    """Raises BadRequest for an invalid name."""
     name = value.decode("latin-1")
     check_name(header, name)
     return name
 
 
 def check_head(request: HttpRequest) -> None:
-    """Raises BadRequest for what no instance could be told, or would read otherwise than we do."""
+    """Raises BadRequest for a head that cannot be passed on, or that an instance would read
+    differently than the gateway."""
     if not request.target.isascii():
-        raise BadRequest("the path holds bytes that are not ASCII; percent-encode them")
+        raise BadRequest("the path contains bytes that are not ASCII; percent-encode them")
     fields = request.fields
     coding = fields.get(b"content-encoding", b"").lower()
     if coding not in _AS_IT_IS:
         told = coding.decode("latin-1")
-        raise BadRequest(f"Content-Encoding {told!r} is not read here; send the body as it is", 415)
+        raise BadRequest(f"Content-Encoding {told!r} is not supported; send the body as it is", 415)
     kind = fields.get(b"content-type")
     charset = None if kind is None else _CHARSET.search(kind)
     if charset is not None and charset[1].lower() not in _UTF8:
         told = charset[1].decode("latin-1")
-        raise BadRequest(f"charset {told!r} is not read here; send JSON as UTF-8", 415)
+        raise BadRequest(f"charset {told!r} is not supported; send JSON as UTF-8", 415)

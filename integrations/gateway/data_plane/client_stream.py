@@ -1,4 +1,4 @@
-"""The one stream that a client sees, whichever attempts it comes from."""
+"""The single stream that a client receives, from all attempts of its request."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ EVENT_STREAM = (b"content-type", b"text/event-stream; charset=utf-8")
 
 
 class ClientStream:
-    """What the client has been told.
+    """What the client has received.
 
-    prompt_ids  as an instance said them
-    envelope    what the first event said of the response; None before it
+    prompt_ids  the prompt's token ids, as an instance sent them
+    envelope    the fields of the first event that describe the response; None before it
     """
 
     def __init__(self, endpoint: Endpoint, reply: Reply) -> None:
@@ -32,7 +32,7 @@ class ClientStream:
         return self._write is not None
 
     def send(self, events: bytes) -> None:
-        """Whole events."""
+        """Send whole events."""
         if self.endpoint == "generate":
             events = both_spellings(events)
         write = self._write
@@ -41,7 +41,8 @@ class ClientStream:
         write(events)
 
     def learn(self, event: Event, choice: EventChoice | None) -> None:
-        """What the first event says of the response, all later ones say, whoever makes them."""
+        """Keep what the first event says about the response: all later events repeat it, whichever
+        instance sends them."""
         if self.envelope is None:
             said = dialects.envelope(self.endpoint, "event")
             for name in said:

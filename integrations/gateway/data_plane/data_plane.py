@@ -1,7 +1,7 @@
 """The data plane: clients' calls on the hot paths become requests of the scheduler.
 
-Knows HTTP only as `Request` (see integrations.http.server) and the scheduler only as `Scheduling`.
-What a client asks for is checked before anything is queued; what may wait is bounded.
+It knows HTTP only as `Request` (see integrations.http.server) and the scheduler only as
+`Scheduling`. A call is checked before anything is queued, and the queue is bounded.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from rollout_sched.integrations.vllm.protocol.endpoints import ENDPOINTS
 
 UNADMITTED = "this gateway needs one of its API keys as a bearer token"
 
-#: What clients are told when the gateway stops.
+#: The error text for clients when the gateway stops.
 CLOSED = "the gateway is shutting down"
 
 
 class DataPlane:
-    """Answers the three hot paths; `keys` are the clients', none for an open gateway. `resumable`:
-    an answer that was interrupted is gone on from, so each is asked for its token ids."""
+    """Answers the three hot paths; `keys` are the clients' keys, empty for an open gateway.
+    `resumable`: interrupted responses are resumed, so every attempt is asked for token ids."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class DataPlane:
         self.calls.pacer.take(self._take_in, request, log_failure)
 
     def shut_down(self) -> None:
-        """Answer every open call 503, or end its stream with an error, and take no other."""
+        """Answer every open call with 503, or end its stream with an error, and accept no more."""
         self._closed = True
         for reply in list(self.calls.replies):
             try:
@@ -105,9 +105,9 @@ class DataPlane:
         request.answer(status, error_headers(status, calls.limits), error_body(status, text))
 
     def _take(self, request: HttpRequest) -> None:
-        """Submit what a call asks for. Raises what it is to be answered with; nothing is held then.
+        """Submit what a call asks for. Raises the error to answer with; then nothing is submitted.
 
-        Responses and bytes are counted before anything is made of them.
+        Responses and bytes are checked against the limits before anything is built from them.
         """
         if self._closed:
             raise NotNow(CLOSED)
@@ -136,7 +136,7 @@ class DataPlane:
             if reply.leave():
                 reply.withdraw()
                 raise
-            log_failure(error)  # it has its answer
+            log_failure(error)  # the client already has its answer
 
     def _submit(self, request: ClientRequest, one: One, to: Reply) -> str:
         envelope = request.envelope
@@ -151,9 +151,9 @@ class DataPlane:
         )
 
     def _as_many_as_fit(self, tokens: int) -> tuple[int, int]:
-        """(prompt, new) tokens where the client sets no limit and the prompt may be an estimate."""
+        """(prompt, new) tokens if the client sets no limit; the prompt's may be an estimate."""
         most = self.scheduling.max_model_len()
         if not most:
-            raise NotNow("no instance has joined, so nobody knows how many tokens fit")
+            raise NotNow("no instance has joined, so the token limit is not known")
         tokens = min(tokens, max(1, most - 1))
         return tokens, max(1, most - tokens)

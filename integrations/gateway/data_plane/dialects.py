@@ -1,8 +1,8 @@
-"""What the three endpoints say: how an answer is read, gone on from, and joined.
+"""The formats of the three endpoints: how an answer is read, resumed and joined.
 
-An answer that was never interrupted passes through as it came. For one that was, the partial
-answers are read into `Part`s, the next attempt is asked to go on from prompt and tokens, and in the
-end the parts are joined into one answer, as if nothing had happened.
+An answer that was never interrupted passes through unchanged. For an interrupted one, the partial
+answers are read into `Part`s, the next attempt continues from the prompt and the tokens so far, and
+at the end the parts are joined into one answer that looks uninterrupted.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rollout_sched.integrations.vllm.protocol.endpoints import COMPLETIONS, GENE
 from rollout_sched.integrations.vllm.protocol.requests import CHAT_ONLY
 from rollout_sched.live.ports import AnswerUntrue
 
-#: Where a request goes on whose prompt may have been text: with token ids.
+#: The path for a resumed request: its prompt may have been text and is now token ids.
 RESUME_PATH: dict[Endpoint, bytes] = {
     "completions": COMPLETIONS.encode(),
     "chat": COMPLETIONS.encode(),
@@ -24,7 +24,7 @@ RESUME_PATH: dict[Endpoint, bytes] = {
 
 
 class Part(msgspec.Struct):
-    """One attempt's share of a response. `logprobs` is in the dialect it was answered in."""
+    """One attempt's share of a response. `logprobs` has the format of the attempt's endpoint."""
 
     token_ids: list[int]
     text: str = ""
@@ -33,10 +33,10 @@ class Part(msgspec.Struct):
 
 
 def part_of(endpoint: Endpoint, answer: dict[str, Any]) -> Part | None:
-    """What there is to go on from; None if the answer does not give its tokens.
+    """The tokens to resume from; None if the answer does not give its tokens.
 
-    `answer` is one that `answers.read_answer` believes. Raises AnswerUntrue if it is nothing that
-    could be joined with others.
+    `answer` has passed `answers.read_answer`. Raises AnswerUntrue if it cannot be joined with
+    others.
     """
     choice = answer["choices"][0]
     token_ids = choice.get("token_ids")
@@ -44,14 +44,14 @@ def part_of(endpoint: Endpoint, answer: dict[str, Any]) -> Part | None:
         return None
     message = choice.get("message")
     text = (choice.get("text") if message is None else message.get("content")) or ""
-    # No prompt is empty: who says so would have the response go on from nothing.
+    # A prompt is never empty: with an empty list the response would resume from nothing.
     prompt_ids = choice.get("prompt_token_ids") or answer.get("prompt_token_ids") or None
     part = Part(token_ids, text, choice.get("logprobs"), prompt_ids)
     try:
         sum(prompt_ids or ())
         join(endpoint, [part], answer, "length")
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise AnswerUntrue(f"the answer is nothing to go on from: {error!r}") from None
+        raise AnswerUntrue(f"the answer cannot be resumed: {error!r}") from None
     return part
 
 
@@ -63,7 +63,7 @@ def resume(
     limit: int | None,
     salt: str,
 ) -> dict[str, Any]:
-    """The body that goes on from what the parts hold, with at most `limit` new tokens."""
+    """The body that resumes from the tokens of the parts, with at most `limit` new tokens."""
     fields: dict[str, Any] = msgspec.json.decode(body)
     token_ids = prompt_ids + [token for part in parts for token in part.token_ids]
     if endpoint == "generate":
@@ -72,7 +72,7 @@ def resume(
         return {**fields, "token_ids": token_ids, "cache_salt": salt}
     if endpoint == "chat":
         fields = _as_completion(fields)
-    # An echoed prompt would come once more with every part.
+    # With `echo` every part would repeat the prompt.
     fields.pop("echo", None)
     fields |= {"prompt": token_ids, "max_tokens": limit, "n": 1, "cache_salt": salt}
     return {**fields, "return_token_ids": True}
@@ -83,7 +83,7 @@ def _as_completion(fields: dict[str, Any]) -> dict[str, Any]:
     most = fields.get("top_logprobs") or 0
     kept = {key: value for key, value in fields.items() if key not in CHAT_ONLY}
     kept["logprobs"] = most if wanted else None
-    # A chat template has put the special tokens in already.
+    # The chat template has already added the special tokens.
     kept["add_special_tokens"] = False
     return kept
 
@@ -91,10 +91,10 @@ def _as_completion(fields: dict[str, Any]) -> dict[str, Any]:
 def join(
     endpoint: Endpoint, parts: list[Part], last: dict[str, Any] | None, finish: str
 ) -> dict[str, Any]:
-    """One answer in the endpoint's dialect from all parts, of which `last` brought the last.
+    """One answer in the endpoint's format from all parts; `last` is the answer with the last part.
 
-    Without `last` nobody has said anything. `finish` is why the whole of it ended, which the last
-    that brought something may not know.
+    `last` is None if no instance has answered. `finish` is why the whole response ended, which the
+    last answer may not know.
     """
     if last is None:
         last = {**envelope(endpoint, "whole"), "choices": [{"index": 0, "finish_reason": finish}]}
@@ -135,7 +135,7 @@ def usage(prompt: int, made: int) -> dict[str, Any]:
     }
 
 
-#: What an answer, whole or in events, calls itself.
+#: The `object` field of an answer, whole or as events.
 _OBJECT = {
     ("completions", "whole"): "text_completion",
     ("completions", "event"): "text_completion",
@@ -145,14 +145,14 @@ _OBJECT = {
 
 
 def envelope(endpoint: Endpoint, kind: str) -> dict[str, Any]:
-    """What stands around the choices of an answer of ours: `kind` "whole", or "event"."""
+    """The fields around the choices of an answer made here: `kind` "whole", or "event"."""
     if endpoint == "generate":
         return {"request_id": "", "model": "", "created": 0}
     return {"id": "", "object": _OBJECT[endpoint, kind], "created": 0, "model": ""}
 
 
 def last_event(endpoint: Endpoint, said: dict[str, Any], finish: str) -> dict[str, Any]:
-    """The event that ends a stream, where no instance has said one. `said`: see `envelope`."""
+    """The event that ends a stream, if no instance has sent one. `said`: see `envelope`."""
     empty: dict[str, Any] = {"text": ""}
     if endpoint != "completions":
         empty = {"delta": {}} if endpoint == "chat" else {"token_ids": []}
@@ -163,10 +163,11 @@ def last_event(endpoint: Endpoint, said: dict[str, Any], finish: str) -> dict[st
 def translate_event(
     endpoint: Endpoint, said: dict[str, Any], resumes: int, fields: dict[str, Any]
 ) -> None:
-    """Make an event of a later attempt what the client's own endpoint would have said.
+    """Rewrite an event of a later attempt into the format of the client's endpoint.
 
-    `said`: see `envelope`; `resumes`: tokens of the response that the attempt went on from, which
-    its prompt held. Raises LookupError, TypeError, ValueError or AttributeError if it is no event.
+    `said`: see `envelope`; `resumes`: tokens of the response from earlier attempts, which were part
+    of this attempt's prompt. Raises LookupError, TypeError, ValueError or AttributeError if it is
+    not an event.
     """
     fields.pop("prompt_token_ids", None)
     from_chat = fields.get("object") == _OBJECT["chat", "event"]
@@ -174,7 +175,7 @@ def translate_event(
     for choice in fields.get("choices") or ():
         choice.pop("prompt_token_ids", None)
         if endpoint == "chat" and from_chat:
-            (choice.get("delta") or {}).pop("role", None)  # said already
+            (choice.get("delta") or {}).pop("role", None)  # the client already has it
         elif endpoint == "chat":
             choice["delta"] = {"content": choice.pop("text", "")}
             choice["logprobs"] = chat_logprobs([choice.get("logprobs")])
@@ -206,7 +207,7 @@ def _completion_logprobs(shares: list[Any]) -> Any:
 
 
 def chat_logprobs(shares: list[Any]) -> Any:
-    """Parts that were gone on with came as completions; chat has an object per token."""
+    """Logprobs in chat format, one object per token; resumed parts have completions format."""
     if not any(shares):
         return None
     content: list[Any] = []

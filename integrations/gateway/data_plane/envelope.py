@@ -1,7 +1,7 @@
-"""The envelope of a client's request: what the scheduler must know, and no more than that.
+"""The envelope of a client's request: only what the scheduler must know.
 
-A rollout request carries thousands of token ids and gets thousands back. Only the fields
-named in `fields` are read; the rest of the body passes through as the bytes it came in.
+A rollout request carries thousands of token ids and gets thousands back. Only the fields named in
+`fields` are read; the rest of the body passes through unchanged, as bytes.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from rollout_sched.integrations.vllm.protocol.requests import COMPLETIONS_MAX_TO
 #: More than any model makes.
 MOST_TOKENS = 2**31 - 1
 
-#: Longest name of a group, session or request, in bytes: names are kept, and written to journals.
+#: Longest name of a group, session or request, in bytes: names are kept and written to the journal.
 LONGEST_NAME = 256
 
-#: English text as byte-pair tokens, roughly; it only weighs prompts that come as text.
+#: Rough value for English text in byte-pair tokens; used only to estimate prompts given as text.
 BYTES_PER_TOKEN = 4
 
 
 class Envelope:
     """What a body asks for.
 
-    prompt       the prompt, messages or token ids as they stand in the body
+    prompt       the prompt, messages or token ids as raw JSON from the body
     limit        new tokens the client allows; None: as many as fit
-    limit_field  the field that says so
-    samples      how many responses are asked for, to each prompt
+    limit_field  the field that sets the limit
+    samples      how many responses are asked for, per prompt
     keep_ids     the client wants token ids in the answer
-    says_ours    whether the body has a field already that is ours to say
-    priority     the least goes first
-    tools        whether it offers tools, so that the server may read a call out of the whole answer
+    says_ours    whether the body already has a field that the gateway sets
+    priority     the lowest number goes first
+    tools        whether it offers tools, so that the server may parse a tool call from the answer
     """
 
     __slots__ = (
@@ -90,21 +90,21 @@ class Envelope:
 _DECODER = msgspec.json.Decoder(Fields)
 _FLAT_IDS = re.compile(rb"\[\s*\d")
 
-#: Below so many bytes Python counts faster than numpy has begun to.
+#: Below this many bytes, Python counts faster than numpy.
 _LARGE = 2048
 
 _NO_TOOLS = (b"", b"null", b"[]")
 _NO_PROMPTS = re.compile(rb"\[\s*\]")
 
-#: One of several prompts, a text or a flat list of ids, in a list that is known to be JSON.
+#: One of several prompts, a text or a flat list of ids, in a list that is valid JSON.
 _ONE_OF_SEVERAL = re.compile(
     rb'[\[,]\s*("(?:[^"\\]++|\\.)*+"|\[[^\]\["{]*+\])\s*(?=[,\]])', re.DOTALL
 )
 
-#: Bytes at either end of a prompt that tell it from others.
+#: Bytes at each end of a prompt that are hashed to identify it.
 _TELLING = 2048
 
-#: Bytes of text looked at together.
+#: Bytes of text that are checked at a time.
 _STRETCH = 2**20
 _Utf8 = codecs.getincrementaldecoder("utf-8")
 
@@ -130,11 +130,11 @@ def read(body: bytes, endpoint: Endpoint) -> Envelope:
 
 
 def check_name(field: str, name: str) -> None:
-    """Raises BadRequest if a name is not one to keep."""
+    """Raises BadRequest for a name that is too long or not printable."""
     if len(name) > LONGEST_NAME or len(name.encode()) > LONGEST_NAME:
         raise BadRequest(f"`{field}` is longer than {LONGEST_NAME} bytes; give it a shorter name")
     if not name.isprintable():
-        raise BadRequest(f"`{field}` holds a character that cannot be printed; leave it out")
+        raise BadRequest(f"`{field}` contains a character that is not printable; leave it out")
 
 
 def _check_utf8(body: bytes) -> None:
@@ -154,9 +154,9 @@ def are_token_ids(raw: bytes | memoryview) -> bool:
 
 
 def several_prompts(raw: memoryview, most: int) -> list[memoryview] | None:
-    """The prompts if `raw` is a list of them; None for one prompt. They are not copied.
+    """The prompts if `raw` is a list of prompts; None for one prompt. They are not copied.
 
-    Raises BadRequest for more than `most`, as soon as they are seen.
+    Raises BadRequest as soon as it finds more than `most`.
     """
     if raw[0] != ord("[") or are_token_ids(raw):
         return None
@@ -169,7 +169,7 @@ def several_prompts(raw: memoryview, most: int) -> list[memoryview] | None:
         if found is None:
             break
         if len(prompts) == most:
-            raise BadRequest(f"`prompt` holds more than {most} prompts; send them in several calls")
+            raise BadRequest(f"`prompt` has more than {most} prompts; send them in several calls")
         prompts.append(raw[found.start(1) : found.end(1)])
         at = found.end()
     if at < end:
@@ -178,7 +178,7 @@ def several_prompts(raw: memoryview, most: int) -> list[memoryview] | None:
 
 
 def prompt_tokens(raw: bytes | memoryview) -> int:
-    """Tokens of a prompt: counted if it came as ids, estimated from its bytes if as text."""
+    """Tokens of a prompt: counted if given as ids, estimated from its bytes if given as text."""
     if not are_token_ids(raw):
         return max(1, len(raw) // BYTES_PER_TOKEN)
     if len(raw) < _LARGE:
@@ -187,7 +187,8 @@ def prompt_tokens(raw: bytes | memoryview) -> int:
 
 
 def group_of(raw: memoryview) -> str:
-    """Siblings are known by their prompt where the client names no group: its ends and length."""
+    """The group's name if the client gives none: made from the ends and the length of the prompt,
+    so that requests of one prompt are siblings."""
     if len(raw) > 2 * _TELLING:
         ends = zlib.crc32(raw[-_TELLING:], zlib.crc32(raw[:_TELLING]))
         return f"p{ends:08x}.{len(raw)}"
@@ -195,7 +196,7 @@ def group_of(raw: memoryview) -> str:
 
 
 def with_fields(body: bytes, fields: dict[str, Any]) -> bytes:
-    """The body with fields put in front; none of them may be in it already."""
+    """The body with fields added in front; the body must not have any of them yet."""
     if not fields:
         return body
     start = body.index(b"{") + 1

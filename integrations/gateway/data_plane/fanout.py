@@ -1,4 +1,4 @@
-"""The responses of one call, each a request of its own (`split`), joined at the end."""
+"""Joins the responses of one call, each of which is a request of its own (`split`)."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ class WholeReply(Reply, Protocol):
     """Where the joined answer goes."""
 
     def withdraw(self) -> None:
-        """Give up the responses that are still open."""
+        """Withdraw the requests that are still open."""
 
 
 class Fanout:
-    """Gathers the replies to the responses of one call; the first error ends it for all.
+    """Gathers the responses of one call; the first error ends the call.
 
-    Towards the reply it is the one upstream (`upstream.UpstreamCall`) of all its streams.
+    For the reply it is the single upstream (`upstream.UpstreamCall`) of all its streams.
     """
 
     def __init__(self, reply: WholeReply, count: int, samples: int) -> None:
         self._reply = reply
         self._samples = samples
         self._answers: list[dict[str, Any] | None] = [None] * count
-        self._usages: list[dict[str, Any] | None] = [None] * count  # events that only tell that
+        self._usages: list[dict[str, Any] | None] = [None] * count  # events with only the usage
         self._open = set(range(count))
-        self._write: Write | None = None  # where the events go, once there are any
+        self._write: Write | None = None  # where the events go; None before the first
         self._over = False
         self._upstreams: list[UpstreamCall] = []
         self._paused = False
@@ -53,7 +53,7 @@ class Fanout:
         return Child(self, index)
 
     def answered(self, index: int, status: int, headers: bytes | Headers, body: bytes) -> None:
-        """The whole answer of one."""
+        """One response is complete."""
         if self._over:
             return
         if status != 200:
@@ -95,7 +95,7 @@ class Fanout:
         return {**answers[0], "choices": choices, "usage": self._usage(answers)}
 
     def _usage(self, answers: list[dict[str, Any]]) -> dict[str, Any]:
-        """What all of them have used; samples share their prompt."""
+        """The usage of all responses; samples of one prompt count it once."""
         usages = [answer.get("usage") or {} for answer in answers]
         prompt = sum([usage.get("prompt_tokens", 0) for usage in usages[:: self._samples]])
         made = sum([usage.get("completion_tokens", 0) for usage in usages])
@@ -132,7 +132,8 @@ class Fanout:
             self._write = self._reply.begin(headers)
 
     def write(self, index: int, events: bytes) -> None:
-        """Pass events of one on. Raises InstanceError, and none has passed, if they are none."""
+        """Pass on events of one response. Raises InstanceError for invalid events, and then passes
+        on none of them."""
         write = self._write
         if self._over or write is None:
             return
@@ -146,20 +147,20 @@ class Fanout:
                 return
             choices = fields.get("choices")
             if not isinstance(choices, list):
-                continue  # it says nothing of a response
+                continue  # the event says nothing about a response
             if not choices and fields.get("usage"):
                 self._usages[index] = fields
                 continue
             for choice in choices:
                 if not isinstance(choice, dict):
-                    raise InstanceError("an event is not understood: a choice is no object")
+                    raise InstanceError("invalid event: a choice is not an object")
                 choice["index"] = index
             told.append(as_event(msgspec.json.encode(fields)))
         if told:
             write(b"".join(told))
 
     def end(self, index: int) -> None:
-        """The stream of one has ended."""
+        """The stream of one response has ended."""
         self._open.discard(index)
         write = self._write
         if self._open or self._over or write is None:
@@ -181,13 +182,13 @@ class Fanout:
 
 
 def _status_of(error: Any) -> int:
-    """Which an error event names; that of an instance's fault where it names none."""
+    """The status that an error event names; 502, an instance's fault, if it names none."""
     code = error.get("code") if isinstance(error, dict) else None
     return code if isinstance(code, int) and 400 <= code < 600 else 502
 
 
 class Child:
-    """Where one of the responses goes."""
+    """The reply of one of the responses."""
 
     def __init__(self, fanout: Fanout, index: int) -> None:
         self._fanout = fanout

@@ -1,4 +1,4 @@
-"""The fields of a client's request that the gateway reads, as they stand in its body."""
+"""The fields of a client's request that the gateway reads from its body."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import UNSET, UnsetType
 
-#: Where a body has no such field.
+#: Stands for a field that the body does not have.
 NOTHING = msgspec.Raw(b"")
 
 
@@ -19,7 +19,7 @@ class BadRequest(Exception):
         self.status = status
 
 
-#: Of a request, as vLLM takes it. The least goes first.
+#: A request's priority, with vLLM's range. The lowest number goes first.
 Priority = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
@@ -31,7 +31,7 @@ class SamplingFields(msgspec.Struct):
 
 
 class Fields(msgspec.Struct):
-    """Of all three endpoints; none of them has all."""
+    """The fields of all three endpoints; no endpoint has all of them."""
 
     prompt: msgspec.Raw = NOTHING
     messages: msgspec.Raw = NOTHING
@@ -49,7 +49,7 @@ class Fields(msgspec.Struct):
     priority: Priority | None = None
 
 
-#: As vLLM takes it.
+#: A seed, with vLLM's range.
 Seed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 

@@ -1,4 +1,4 @@
-"""The answer to a client over HTTP, which is over once."""
+"""The answer to a client over HTTP, which ends exactly once."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ log = logging.getLogger(__name__)
 
 
 class HttpReply:
-    """The answer to a client over HTTP, which waits for `count` responses and `body_bytes` bytes.
+    """The answer to a client over HTTP; its call counts as `count` responses and `body_bytes`.
 
-    It is over once: by its answer, its end, a failure on this side or the client's leaving, and
-    then its responses are counted no longer, and given up where they are not made yet. What comes
-    for it afterwards goes nowhere.
+    It ends exactly once: by its answer, the end of its stream, a failure of the gateway or a
+    disconnect of the client. Then its responses no longer count against the limits, unfinished ones
+    are withdrawn after a failure or disconnect, and later output for it is dropped.
     """
 
     __slots__ = (
@@ -58,13 +58,13 @@ class HttpReply:
         request.on_disconnect = self._gone
 
     def submitted(self, name: str) -> None:
-        """One of the responses is asked for under this name."""
+        """One of the responses was submitted as request `name`."""
         self._requests.append(name)
         if self.over:
             self.withdraw()
 
     def leave(self) -> bool:
-        """The call is over; False if it was already."""
+        """End the call; False if it had ended before."""
         if self.over:
             return False
         self.over = True
@@ -73,7 +73,7 @@ class HttpReply:
         return True
 
     def _leave_with(self, status: int) -> bool:
-        """It is over in this way; False if it was already."""
+        """End the call with `status`; False if it had ended before."""
         if not self.leave():
             return False
         request = self._request
@@ -81,7 +81,7 @@ class HttpReply:
         return True
 
     def withdraw(self) -> None:
-        """Nobody waits for the answer any more."""
+        """Withdraw its requests: no client waits for the answer any more."""
         for name in self._requests:
             try:
                 self._scheduling.withdraw(name)
@@ -89,7 +89,7 @@ class HttpReply:
                 log_failure(error)
 
     def fail(self, status: int, text: str) -> None:
-        """End the call from this side, if it is not over: a stream with an error event."""
+        """End the call with an error, if it has not ended: a stream gets an error event."""
         if not self._leave_with(status):
             return
         body = error_body(status, text)

@@ -1,4 +1,4 @@
-"""A client's HTTP request, as the hot path's server hands it over (integrations.http.server)."""
+"""A client's HTTP request, as the hot path's server passes it (integrations.http.server)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 
 class HttpRequest(Protocol):
-    """Its whole body is there; it is to be answered once, or to be begun and ended."""
+    """Its body is complete. Call `answer` once, or `begin`, then `write`, then `end`."""
 
     @property
     def method(self) -> bytes: ...

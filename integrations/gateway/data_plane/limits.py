@@ -1,4 +1,4 @@
-"""What clients may have here at once."""
+"""The limits on what clients may have in the gateway at once."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import msgspec
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """More is refused for now, or for ever if it could never fit.
+    """A call beyond a limit is refused: for now, or permanently if it could never fit.
 
     requests    responses that clients wait for
-    body_bytes  of the bodies that go to instances for them
-    samples     responses that one call may ask for: it is taken in one go, while all others wait
+    body_bytes  bytes of the bodies that are sent to instances for them
+    samples     responses that one call may ask for: all are submitted at once while others wait
     """
 
     requests: int = 100_000

@@ -1,4 +1,4 @@
-"""The calls that clients wait for, counted against what may be here at once."""
+"""The open calls of clients, counted against the limits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rollout_sched.integrations.gateway.data_plane.responses import Responses
 
 
 class NotNow(Exception):
-    """The call cannot be taken at present; the text says why."""
+    """The call cannot be accepted at present; the text says why."""
 
 
 class OpenReply(Protocol):
@@ -21,13 +21,13 @@ class OpenReply(Protocol):
 
 
 class OpenCalls:
-    """Who is here.
+    """The open calls.
 
     requests    responses that clients wait for
-    body_bytes  of the bodies that go to instances for them
-    replies     where their answers go, in the order in which they came
-    pacer       who of them goes first
-    responses   how those ended that are over
+    body_bytes  bytes of the bodies that are sent to instances for them
+    replies     where their answers go, in order of arrival
+    pacer       decides which work runs first
+    responses   how ended calls ended
     """
 
     def __init__(self, limits: Limits, responses: Responses | None = None) -> None:
@@ -39,7 +39,7 @@ class OpenCalls:
         self.responses = responses or Responses()
 
     def enter(self, reply: OpenReply, count: int, body_bytes: int) -> None:
-        """A call of so many responses and bytes."""
+        """Count a call of `count` responses and `body_bytes` bytes."""
         self.replies[reply] = None
         self.requests += count
         self.body_bytes += body_bytes
@@ -50,21 +50,21 @@ class OpenCalls:
         self.body_bytes -= body_bytes
 
     def check_room(self, count: int, body_bytes: int) -> None:
-        """Raises NotNow if a call of so many responses and bytes cannot be taken at present."""
+        """Raises NotNow if a call of this size does not fit now, BadRequest if it never can."""
         limits = self.limits
         if body_bytes > limits.body_bytes:
             raise BadRequest(
-                f"the bodies of the call's {count} responses come to {body_bytes} bytes, and all "
-                f"bodies here may have {limits.body_bytes}; ask for fewer responses in one call",
+                f"the bodies of the call's {count} responses have {body_bytes} bytes, the limit "
+                f"for all bodies is {limits.body_bytes}; ask for fewer responses in one call",
                 413,
             )
         if self.requests + count > limits.requests:
             raise NotNow(
-                f"{self.requests} responses are waited for here, of at most "
-                f"{limits.requests}, and the call asks for {count}"
+                f"too many requests: {self.requests} responses are pending, the limit is "
+                f"{limits.requests}, the call asks for {count}"
             )
         if self.body_bytes + body_bytes > limits.body_bytes:
             raise NotNow(
-                f"bodies of {self.body_bytes} bytes are here, of at most {limits.body_bytes}, and "
-                f"the call has {body_bytes}"
+                f"too many bytes: pending bodies have {self.body_bytes}, the limit is "
+                f"{limits.body_bytes}, the call has {body_bytes}"
             )

@@ -1,9 +1,9 @@
-"""Who goes first: the events of streams that run, before calls that begin or end.
+"""Gives events of running streams priority over calls that begin or end.
 
-Taking a call in, or seeing one off, costs as much as passing on several events. When a batch of
-streams has ended together its successors begin together, and all that run would wait for each of
-them. So while streams are open such work is done a call at a time, one in each iteration of the
-event loop, and what has arrived for the streams is passed on in between.
+Starting or ending a call costs as much as passing on several events. When many streams end
+together, their successors begin together, and all running streams would wait for each of them. So
+while streams are open, one such call is processed per iteration of the event loop, and events that
+have arrived for the streams are passed on in between.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from typing import Any, TypeVar
 
 log = logging.getLogger(__name__)
 
-#: Work that may wait at once. With more the oldest is done at once, so that neither a flood of
-#: calls is held in memory before it is counted, nor the first of them wait for long.
+#: Most calls that may wait. Beyond this the oldest runs immediately, so that a flood of calls is
+#: not held in memory before it is counted, and the first calls do not wait long.
 MOST_WAITING = 1024
 
 Subject = TypeVar("Subject")
 
-#: Called with what a call raises.
+#: Called with the exception that a call raises.
 Failed = Callable[[Exception], None]
 
 
 class Pacer:
-    """Calls what it is given, in order: at once, or in a later iteration if `streams` are open.
+    """Calls functions in order: at once, or in a later iteration while `streams` are open.
 
-    What a call raises is its own: it neither reaches who happens to be next nor stops the others.
+    An exception of one call does not reach the next caller and does not stop the other calls.
     """
 
     def __init__(self) -> None:
         self.streams = 0
-        self._taken = False  # this iteration has had its call
+        self._taken = False  # a call has run in this iteration
         self._waiting: deque[tuple[Callable[[Any], None], Any, Failed]] = deque()
 
     def take(self, do: Callable[[Subject], None], subject: Subject, failed: Failed) -> None:
-        """Call `do(subject)`, and `failed` with what it raises."""
+        """Call `do(subject)`, and `failed` with the exception that it raises."""
         if self._taken:
             self._waiting.append((do, subject, failed))
             if len(self._waiting) > MOST_WAITING:

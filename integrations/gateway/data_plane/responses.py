@@ -1,4 +1,4 @@
-"""How calls ended, by status; and, where it is wanted, a line for each of them."""
+"""Counts how calls ended, by status, and optionally logs a line for each."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import time
 
 log = logging.getLogger("rollout_sched.access")
 
-#: nginx's status for a client that has left before it had its answer.
+#: nginx's status for a client that disconnected before it had its answer.
 CLIENT_LEFT = 499
 
 
 class Responses:
-    """`by_status` counts calls that are over. 4xx are of the client's making, 5xx are not; that of
-    a stream is what it would have been answered had its end been known at its beginning.
+    """`by_status` counts ended calls. 4xx are the client's fault, 5xx are not. A stream counts with
+    the status that it would have had if its end had been known at its beginning.
 
-    `logs`: each gets a line in the access log, without its query, for keys may stand there.
+    `logs`: write a line per call to the access log, without the query, which may contain keys.
     """
 
     __slots__ = ("_logs", "by_status")
@@ -25,11 +25,11 @@ class Responses:
         self._logs = logs
 
     def begin(self) -> float:
-        """What `end` wants to know of the beginning."""
+        """The value to pass to `end`: the time of the beginning."""
         return time.monotonic() if self._logs else 0.0
 
     def end(self, method: bytes, target: bytes, status: int, begun: float) -> None:
-        """A call is over, answered or not."""
+        """A call has ended, answered or not."""
         self.by_status[status] = self.by_status.get(status, 0) + 1
         if self._logs:
             self._say(method.decode(), target.partition(b"?")[0].decode("latin-1"), status, begun)

@@ -1,4 +1,4 @@
-"""Who has the requests made that the data plane reads out of calls."""
+"""The interface to which the data plane submits the requests of clients' calls."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from rollout_sched.live.ports import Payload
 
 
 class Scheduling(Protocol):
-    """The driver in this process (`live.driver`), or a front's way to one that is elsewhere
+    """The driver in this process (`live.driver`), or a front's link to a driver in another process
     (`link.front_calls`)."""
 
     def max_model_len(self) -> int:
-        """Tokens of prompt and response that every instance takes; 0 without instances."""
+        """Tokens of prompt and response that every instance accepts; 0 without instances."""
 
     def submit(
         self,
@@ -23,7 +23,7 @@ class Scheduling(Protocol):
         session: str = "",
         priority: int = 0,
     ) -> str:
-        """Ask for one response, to be answered when it is finished; returns the request's id."""
+        """Ask for one response, which is answered when it is finished; returns the request's id."""
 
     def withdraw(self, request: str) -> None:
-        """The client of a submitted request has gone."""
+        """The client of a submitted request has disconnected."""

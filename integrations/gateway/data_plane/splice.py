@@ -1,8 +1,8 @@
-"""A client's body with a few values changed where they stand; the rest stays the bytes it came in.
+"""Replaces a few values in a client's body in place; all other bytes stay unchanged.
 
-Nothing else is decoded, so numbers pass as they were written, and what is changed costs no memory
-but its own. Values of a field that stands twice are changed in the last place, which is the one
-that JSON's readers believe.
+Nothing else is decoded, so numbers keep their spelling, and a change needs memory only for the new
+values. If a field occurs twice, its last occurrence is changed, which is the one that JSON parsers
+use.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rollout_sched.integrations.gateway.data_plane.fields import NOTHING, BadReq
 #: JSON values by the name of their field.
 Values = Mapping[str, bytes | memoryview]
 
-#: No field at all.
+#: No changes.
 NONE: Values = {}
 
 _NO_FIELDS = msgspec.Raw(b"{}")
@@ -28,7 +28,7 @@ _OPENING = re.compile(rb"\s*\{(\s*\})?")
 
 
 def decoded(decoder: Any, text: Any) -> Any:
-    """What a decoder makes of a text of the client's. Raises BadRequest naming the place."""
+    """Decode a text from the client. Raises BadRequest with the position of the error."""
     try:
         return decoder.decode(text)
     except RecursionError:
@@ -38,15 +38,15 @@ def decoded(decoder: Any, text: Any) -> Any:
 
 
 def changeable(text: bytes | msgspec.Raw) -> Changeable:
-    """The values that may be changed, as they stand in a JSON object. Raises BadRequest."""
+    """The raw values of a JSON object that may be changed. Raises BadRequest."""
     found: Changeable = decoded(_DECODER, text)
     return found
 
 
 class ClientBody:
-    """A client's body, read once for all the bodies that are made of it.
+    """A client's body, read once for all the bodies that are made from it.
 
-    `nested`: its sampling parameters have an object of their own.
+    `nested`: its sampling parameters are in an object of their own.
     """
 
     __slots__ = ("_found", "nested", "raw")
@@ -57,14 +57,14 @@ class ClientBody:
         self._found: Changeable | None = None
 
     def found(self) -> Changeable:
-        """What may be changed in it. Raises BadRequest."""
+        """The values of it that may be changed. Raises BadRequest."""
         found = self._found
         if found is None:
             found = self._found = changeable(self.raw)
         return found
 
     def sampling(self) -> Changeable:
-        """What may be changed in its sampling parameters. Raises BadRequest."""
+        """The sampling parameters that may be changed. Raises BadRequest."""
         return changeable(self._own_sampling()) if self.nested else self.found()
 
     def changed(self, values: Values, sampling: Values) -> bytes:
@@ -83,7 +83,7 @@ class ClientBody:
 
 
 def _spliced(text: bytes | msgspec.Raw, found: Changeable, values: Values) -> bytes:
-    """A JSON object with new values where the old ones stand; new fields go in front."""
+    """A JSON object with new values in place of the old ones; new fields go in front."""
     start = _address(text)
     whole = memoryview(text)
     places, new = [], []
@@ -95,7 +95,7 @@ def _spliced(text: bytes | msgspec.Raw, found: Changeable, values: Values) -> by
             at = _address(old) - start
             places.append((at, at + len(memoryview(old)), value))
     opening = _OPENING.match(whole)
-    assert opening is not None  # or it could not have been read
+    assert opening is not None  # otherwise decoding it would have failed
     at = opening.end() if opening[1] is None else opening.start(1)
     parts: list[Any] = [whole[:at], b",".join(new)]
     if new and opening[1] is None:
@@ -108,6 +108,6 @@ def _spliced(text: bytes | msgspec.Raw, found: Changeable, values: Values) -> by
 
 
 def _address(text: bytes | msgspec.Raw) -> int:
-    """Where a text lies in memory: what was decoded as Raw lies within what it was decoded from."""
+    """A text's address in memory: a decoded Raw lies inside the buffer it was decoded from."""
     address: int = np.frombuffer(text, np.uint8).__array_interface__["data"][0]
     return address

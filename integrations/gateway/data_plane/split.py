@@ -1,6 +1,6 @@
-"""One call that asks for several responses: each becomes a request of its own.
+"""Splits a call that asks for several responses: each becomes a request of its own.
 
-So the samples of one prompt may run on different instances, and the scheduler sees what it places.
+So the samples of one prompt may run on different instances, and the scheduler sees each of them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SEED = msgspec.json.Decoder(Seed | None)
 
 
 class One:
-    """One of the responses of a call: its prompt, and what its own body says otherwise."""
+    """One of the responses of a call: its prompt, and values that differ from the call's body."""
 
     __slots__ = ("prompt", "sampling", "tokens", "values")
 
@@ -34,9 +34,9 @@ class One:
 
 
 def split(body: ClientBody, endpoint: Endpoint, envelope: Envelope, most: int) -> list[One]:
-    """The responses of a call, in the order of their index; those of a prompt have it in common.
+    """The responses of a call, in order of their index; samples of one prompt share it.
 
-    They are counted before anything is made of them: BadRequest if there are more than `most`.
+    They are counted before anything is built: raises BadRequest for more than `most`.
     """
     samples = envelope.samples
     prompts = None
@@ -47,7 +47,7 @@ def split(body: ClientBody, endpoint: Endpoint, envelope: Envelope, most: int) -
     count = samples * (1 if prompts is None else len(prompts))
     if count > most:
         raise BadRequest(
-            f"the call asks for {count} responses (`n` is {samples}), and one call may ask for "
+            f"the call asks for {count} responses (`n` is {samples}), the limit per call is "
             f"{most}; send it as several calls"
         )
     samplings = _samplings(body, samples)
@@ -60,16 +60,16 @@ def split(body: ClientBody, endpoint: Endpoint, envelope: Envelope, most: int) -
 
 
 def _samplings(body: ClientBody, samples: int) -> list[Values]:
-    """The sampling parameters in which the samples of a prompt differ from what the client says."""
+    """The sampling parameters that differ between the samples and the client's body."""
     said = body.sampling().seed
     seed = None
     if samples > 1 and said is not NOTHING:
         try:
             seed = _SEED.decode(said)
         except msgspec.DecodeError:
-            text = "`seed` must be an integer of 64 bits or null where `n` is more than 1"
+            text = "`seed` must be a 64-bit integer or null if `n` is more than 1"
             raise BadRequest(text) from None
     if seed is None:
         return [{"n": b"1"}] * samples
-    # As vLLM does, or all samples were the same.
+    # As vLLM does; otherwise all samples would be identical.
     return [{"n": b"1", "seed": b"%d" % (seed + index)} for index in range(samples)]

@@ -1,8 +1,7 @@
-"""What one attempt streams: passed on to the client as it comes, but for its end.
+"""The stream of one attempt: events are passed on to the client as they arrive, except its end.
 
-An event that says "abort", or "length" where that is only the end of a segment, never reaches the
-client; the one that ends the response waits for the scheduler, which knows the versions that go
-with it.
+An event with "abort", or with "length" where it ends only a segment, never reaches the client. The
+event that ends the response waits for the scheduler, which adds the versions.
 """
 
 from __future__ import annotations
@@ -26,21 +25,21 @@ from rollout_sched.integrations.vllm.protocol.event_stream import (
 from rollout_sched.integrations.vllm.protocol.request_ids import names_another
 from rollout_sched.live.ports import AnswerUntrue, InstanceError, Outcome, RequestRejected
 
-#: How a stream's events begin, as far as they are all alike: with the id, as OpenAI and vLLM do.
+#: The beginning that all events of a stream share: the id comes first, as in OpenAI and vLLM.
 _OPENING = re.compile(rb'data: ?\{\s*"(?:request_)?id"\s*:\s*"[^"\\]*"')
 
-#: What an event says that does not end the stream, as vLLM writes it.
+#: The text of an event that does not end the stream, as vLLM writes it.
 _GOES_ON = b'"finish_reason":null'
 _NEWLINE = ord("\n")
 
 
 class StreamEnd:
-    """What a stream has said of its end.
+    """How a stream has ended.
 
-    finish  why, in the scheduler's words; None before it
-    event   the one that says so, held back; b"" where the response goes on in another attempt
-    usage   the event that tells the usage then
-    done    nothing that it says counts any more
+    finish  the reason, in the scheduler's words; None before the end
+    event   the event with the reason, held back; b"" if the response continues in another attempt
+    usage   the event with the usage, after that
+    done    all later events are ignored
     """
 
     __slots__ = ("done", "event", "finish", "spans", "usage")
@@ -54,12 +53,12 @@ class StreamEnd:
 
 
 class Stream:
-    """One attempt's stream of events to `client`, of whom it may be the first or a later one.
+    """One attempt's stream of events to `client`; the attempt may be the first or a later one.
 
-    resumes   tokens of the response that it goes on from, where the client has had events of
+    resumes   tokens of the response that it resumes from, if the client has received events of
               earlier attempts; else None
-    segment   its "length" is not the end
-    labelled  as of its instance
+    segment   its "length" is not the end of the response
+    labelled  as its instance's `labelled`
     """
 
     __slots__ = (
@@ -94,12 +93,12 @@ class Stream:
         self._labelled = labelled
         self._events = WholeEvents()
         self._cut = False  # an event is not complete yet
-        self._opening = b""  # how events begin that may pass unread; "" if none may
+        self._opening = b""  # beginning of events that may pass unread; b"" if none may
 
     def receive(self, data: bytes) -> bool:
-        """Bytes of a stream of events, cut anywhere; true after its last.
+        """Take bytes of the stream, cut anywhere; returns True after its last event.
 
-        Raises InstanceError for what cannot be believed; the rest of these bytes is lost then.
+        Raises InstanceError for invalid events; the rest of these bytes is then dropped.
         """
         if self._opening and not self._cut and go_on(data, self._opening):
             self._client.send(data)
@@ -131,7 +130,7 @@ class Stream:
         if data == DONE:
             end.done = True
             if end.finish is None:
-                end.finish = "stop"  # not every server says why it ends
+                end.finish = "stop"  # some servers give no finish_reason
         elif end.finish is not None:
             self._read_after_the_end(data)
         else:
@@ -157,7 +156,7 @@ class Stream:
     def _read_end(self, data: bytes, choice: EventChoice, ids: bytes, finish: Finish) -> None:
         goes_on = finish == "abort" or (finish == "length" and self._segment)
         if goes_on and (choice.speaks or ids):
-            # It brings tokens that the instance had held back.
+            # The event has tokens that the instance had held back.
             fields = answers.read_object(data)
             fields["choices"][0]["finish_reason"] = None
             self._client.send(as_event(msgspec.json.encode(fields)))
@@ -167,8 +166,8 @@ class Stream:
                 choice.weight_versions, self.tokens.count, labelled=self._labelled
             )
         except AnswerUntrue as error:
-            # The client has the tokens, so nothing can be made good.
-            text = f"the stream cannot be true: {error}"
+            # The client already has the tokens, so they cannot be corrected.
+            text = f"the stream is not valid: {error}"
             raise RequestRejected(text, 502, because=error) from None
         self._opening = b""
         self.end.finish = finish
@@ -176,14 +175,14 @@ class Stream:
             self.end.event = data
 
     def _read_after_the_end(self, data: bytes) -> None:
-        """Only the usage may follow; what is not understood is not passed on either."""
+        """Only the usage may follow; invalid events are dropped."""
         try:
             told = self._believed(data)
         except InstanceError:
             return
         if told.choices:
-            # The client has what came before, so nothing can be made good.
-            raise RequestRejected("the stream said more after its end", 502)
+            # The client already has the earlier events, so they cannot be corrected.
+            raise RequestRejected("the stream continued after its finish_reason", 502)
         if told.usage is not None:
             self.end.usage = self._translated(data)
 
@@ -191,11 +190,11 @@ class Stream:
         told = answers.read_event(data)
         named = told.id or told.request_id or ""
         if names_another(named, self._order_id):
-            raise InstanceError(f"an event for {self._order_id} is of {named[:80]!r}, another's")
+            raise InstanceError(f"an event for {self._order_id} belongs to another, {named[:80]!r}")
         return told
 
     def _translated(self, data: bytes) -> bytes:
-        """An event as the client is to hear it."""
+        """An event in the client's format."""
         if self._resumes is None:
             return data
         fields = answers.read_object(data)
@@ -205,14 +204,14 @@ class Stream:
             )
             return msgspec.json.encode(fields)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            raise InstanceError(f"an event is not understood: {error!r}") from None
+            raise InstanceError(f"invalid event: {error!r}") from None
 
 
 def go_on(data: bytes, opening: bytes) -> bool:
-    """Whether these are whole events of this stream none of which ends it, as vLLM writes them."""
+    """Whether these are whole events of this stream, as vLLM writes them, and none ends it."""
     if not data.endswith(b"\n\n"):
         return False
-    if data.find(_NEWLINE) == len(data) - 2:  # a single one, as most packets bring
+    if data.find(_NEWLINE) == len(data) - 2:  # a single event, as in most packets
         return _goes_on(data, opening)
     events = data[:-2].split(b"\n\n")
     for one in events:
@@ -225,7 +224,7 @@ def _goes_on(event: bytes, opening: bytes) -> bool:
     return (
         event.rfind(_GOES_ON) > 0
         and event.startswith(opening)
-        # What brings no ids, or no choice, is counted only when it is read.
+        # An event without ids, or without a choice, must be read to be counted.
         and event.find(b'"choices"') > 0
         and event.find(b'"token_ids"') > 0
     )

@@ -1,7 +1,7 @@
-"""The tokens that a stream has brought, counted as cheaply as can be.
+"""Counts the tokens of a stream as cheaply as possible.
 
-Of what passes to the client nothing is kept but the token ids, as they stand in the events, to go
-on from. Where an event brings none it is taken for one token, and nobody can go on from that.
+Of the events passed to the client only the token ids are kept, as they are written there, to resume
+from. An event without ids counts as one token, and a stream with such an event cannot be resumed.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ _IDS = re.compile(rb'"token_ids"\s*:\s*\[([\d,\s]*)\]')
 _IDS_AS_VLLM = b'"token_ids":['
 _ID_BYTES = b"0123456789, "
 
-#: Packets that are counted together, which costs little more than one. Streams that began together
-#: count at different times, for none of them goes on while one counts.
+#: Packets that are counted together, which costs little more than counting one. Streams that began
+#: together count at different times, because counting one stream delays the others.
 READ_TOGETHER = 32
 
 
 class StreamTokens:
-    """Of one attempt, whose number spreads the counting.
+    """The tokens of one attempt; its number decides when they are counted.
 
-    ids     "1,2,3," as they stood in the events
-    events  that brought no ids: a token each
-    unread  what was passed on, but not counted yet
+    ids     "1,2,3," as written in the events
+    events  number of events without ids: one token each
+    unread  data that was passed on but is not counted yet
     """
 
     __slots__ = ("_until", "events", "ids", "unread")
@@ -41,28 +41,28 @@ class StreamTokens:
 
     @property
     def count(self) -> int:
-        """Of what has been read."""
+        """Tokens of the data that has been read."""
         return self.ids.count(b",") if self.ids else self.events
 
     @property
     def arrived(self) -> bool:
-        """Whether it has brought some, read or unread."""
+        """Whether there are tokens, read or unread."""
         return self.count > 0 or bool(self.unread)
 
     def to_go_on_from(self) -> list[int]:
-        """The ids of what has been read."""
+        """The token ids of the data that has been read."""
         ids: list[int] = msgspec.json.decode(b"[" + self.ids[:-1] + b"]")
         return ids
 
     def add(self, ids: bytes, *, speaks: bool) -> None:
-        """An event that was read: its ids as "1,2", and whether it brings anything else."""
+        """Count an event that was read: its ids as "1,2", and whether it has other output."""
         if ids:
             self.ids += ids + b","
         elif speaks:
             self.events += 1
 
     def add_unread(self, data: bytes) -> None:
-        """Whole events."""
+        """Add whole events that were passed on unread."""
         unread = self.unread
         unread.append(data)
         if len(unread) >= self._until:
@@ -70,7 +70,7 @@ class StreamTokens:
             self.read_up()
 
     def read_up(self) -> None:
-        """Count what is unread."""
+        """Count the unread data."""
         if self.unread:
             data = b"".join(self.unread)
             self.unread.clear()
@@ -91,12 +91,12 @@ class StreamTokens:
             return
         ids = b",".join(lists)
         if ids.translate(None, _ID_BYTES):
-            self.events += found  # what are no ids is nothing to go on from
+            self.events += found  # these are not ids, so the stream cannot be resumed
         elif ids:
             self.ids += ids + b","
 
     def _read(self, data: bytes) -> None:
-        """An event that brings no ids may yet bring text, of which they would be missing."""
+        """Read each event: one without ids may still have text, whose ids are then missing."""
         for event in data_of_each(data):
             try:
                 choices = read_event(event).choices

@@ -1,12 +1,12 @@
-"""A call that is answered as a stream: events pass through as they come.
+"""A call that is answered as a stream: events pass through as they arrive.
 
-Only the end is held back: an event that says "abort" never reaches the client, who sees the stream
-go on from another attempt instead; and the event that ends the stream waits for the scheduler,
-which knows the versions that go with it. What a stream has brought is with the client already, so
-of its own it keeps nothing but the token ids, to go on from.
+Only the end is held back. An event with "abort" never reaches the client; the stream continues from
+another attempt instead. The event that ends the stream waits for the scheduler, which adds the
+versions. The client already has the earlier events, so only their token ids are kept, to resume
+from.
 
 Every stream ends with a finish_reason, the usage if the client asked for it, and [DONE], or with an
-error: what no instance has said is made here.
+error. Closing events that no instance has sent are made here.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ from rollout_sched.live.transcript import detached
 
 log = logging.getLogger(__name__)
 
-#: Bytes of an answer that is an error.
+#: Most bytes of an error answer that are read.
 _LONGEST_ERROR = 2**20
 
 
 class StreamTranscript:
-    """The streams of the attempts so far (`live.ports.Transcript`): their ids stay where they are.
+    """The streams of the attempts so far (`live.ports.Transcript`), which hold the token ids.
 
-    `disbelieved`: the client has what nobody may go on from.
+    `disbelieved`: the client has received tokens that were dropped here, so it cannot be resumed.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class StreamTranscript:
         return list(self._streams.values())
 
     def streamed(self, attempt: int) -> int:
-        """Only tokens one could go on from count."""
+        """Only tokens that can be resumed from count."""
         stream = self._streams.get(attempt)
         if stream is None:
             return 0
@@ -74,10 +74,10 @@ class StreamTranscript:
         return 0 if stream.tokens.events else stream.tokens.count
 
     def partial(self, attempt: int, tokens: int) -> None:
-        """The ids stay where they are."""
+        """Nothing to do: the stream holds the ids."""
 
     def keep(self, attempt: int, tokens: int, piece: None) -> None:
-        """The client has it already."""
+        """Nothing to do: the client already has the tokens."""
 
     def detach(self) -> None:
         self._streams = detached(self._streams)
@@ -91,10 +91,10 @@ class StreamTranscript:
 
 
 class StreamingCall:
-    """Passes events through, from as many attempts as it takes.
+    """Passes events through, from as many attempts as needed.
 
-    Towards the reply it is the one `upstream.UpstreamCall`, whichever attempt is under way: one
-    that begins while the client does not read begins paused.
+    For the reply it is the single `upstream.UpstreamCall`, whichever attempt is in flight. An
+    attempt that begins while the client does not read begins paused.
     """
 
     def __init__(self, call: Call, reply: Reply, max_tokens: int) -> None:
@@ -110,9 +110,9 @@ class StreamingCall:
     def begin(self, client: Upstream, dispatch: Dispatch, order_id: str, over: Over) -> Attempting:
         for earlier in self.transcript.streams():
             if earlier.end.event:
-                # It had ended when its instance was lost, and nobody had been told yet.
+                # The stream had ended when its instance was lost, but this was not reported yet.
                 finish = earlier.end.finish
-                assert finish is not None  # the event says it
+                assert finish is not None  # set together with the event
                 outcome = Outcome(0, finish, (), None)
                 return asyncio.get_running_loop().call_soon(over, outcome)
         path, body = self._question(dispatch)
@@ -136,7 +136,7 @@ class StreamingCall:
             upstream_call.pause()
         return receiver
 
-    # -- towards the reply: the upstream ---------------------------------------------------
+    # -- the upstream of the reply ---------------------------------------------------------
 
     def pause(self) -> None:
         self.paused = True
@@ -155,9 +155,9 @@ class StreamingCall:
     # -- what is sent ----------------------------------------------------------------------
 
     def _question(self, dispatch: Dispatch) -> tuple[bytes, bytes]:
-        """(path, body): anew, or going on from what the client has already."""
+        """(path, body): from the beginning, or resuming from the tokens that the client has."""
         if self.transcript.disbelieved:
-            raise RequestRejected("the stream broke off, and what it brought cannot be true", 502)
+            raise RequestRejected("the stream broke off, and its tokens are not valid", 502)
         streams = self.transcript.streams()
         for stream in streams:
             stream.tokens.read_up()
@@ -169,7 +169,7 @@ class StreamingCall:
             return self.call.first(dispatch, self.max_tokens)
         prompt_ids = self.call.prompt_ids([part])
         if lost or prompt_ids is None:
-            raise RequestRejected("the stream broke off, and gave no token_ids to go on from", 502)
+            raise RequestRejected("the stream broke off, and gave no token_ids to resume from", 502)
         return self.call.resumed(dispatch, prompt_ids, [part])
 
 
@@ -194,7 +194,7 @@ class StreamResponder:
             self._client.reply.end()
 
     def _ending(self, sample: DeliveredSample) -> list[bytes]:
-        """The last events; what no instance has said is made here."""
+        """The last events; those that no instance has sent are made here."""
         said = self._client.envelope or dialects.envelope(self._call.endpoint, "event")
         final = usage = b""
         complete = False
@@ -224,7 +224,7 @@ class StreamResponder:
         return isinstance(options, dict) and bool(options.get("include_usage"))
 
     def _prompt_tokens(self) -> int:
-        """0 of a text whose tokens no instance has told."""
+        """0 for a text whose token ids no instance has sent."""
         ids = self._call.prompt if are_token_ids(self._call.prompt) else self._client.prompt_ids
         return prompt_tokens(ids) if ids else 0
 
@@ -236,7 +236,7 @@ class StreamResponder:
         if not self._client.begun:
             self._client.reply.answer(status, [JSON], body)
             return
-        # The status is out; an error event and no [DONE] is how vLLM ends such a stream.
+        # The status is already sent; vLLM ends such a stream with an error event and no [DONE].
         try:
             self._client.send(as_event(body))
         finally:
@@ -244,17 +244,17 @@ class StreamResponder:
 
 
 def _of_all_attempts(final: bytes, sample: DeliveredSample) -> bytes:
-    """The event that ends a stream, where the last attempt has said what it knows: the versions of
-    its own tokens."""
+    """The event that ends a stream, with the versions of all tokens: the last attempt knows only
+    those of its own."""
     fields = answers.read_object(final)
     fields["choices"][0]["weight_versions"] = weight_versions(sample)
     return msgspec.json.encode(fields)
 
 
 class StreamReceiver:
-    """Hands an exchange's bytes to its stream, to the end; it is the attempt that the driver holds.
+    """Passes an exchange's bytes to its stream until the end; for the driver it is the attempt.
 
-    What comes after the end is nobody's.
+    Data after the end is dropped.
     """
 
     __slots__ = ("_error", "_over", "_owner", "_status", "_stream", "upstream_call")
@@ -269,7 +269,7 @@ class StreamReceiver:
 
     @property
     def held_back(self) -> bool:
-        """Whether its answer is not read for now, because nobody takes it."""
+        """Whether reading its answer is paused because the client does not read."""
         return self._owner.paused
 
     def cancel(self) -> None:
@@ -301,7 +301,7 @@ class StreamReceiver:
 
     def on_error(self, error: Exception) -> None:
         if self._status == 200 and self._stream.end.finish is not None:
-            self._complete()  # only what we can say ourselves is missing
+            self._complete()  # only events that the gateway can make itself are missing
         else:
             self._fail(error)
 
@@ -311,11 +311,11 @@ class StreamReceiver:
         self._error += data
         if len(self._error) > _LONGEST_ERROR:
             self._fail(
-                InstanceError(f"status {self._status}, and more than {_LONGEST_ERROR} bytes")
+                InstanceError(f"status {self._status} with more than {_LONGEST_ERROR} bytes")
             )
 
     def _break_off(self, error: Exception) -> None:
-        """What the stream brought last cannot be used."""
+        """The last data of the stream is not valid."""
         if isinstance(error, InstanceError):
             if self._stream.end.finish is not None:
                 self._complete()

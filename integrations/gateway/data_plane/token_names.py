@@ -1,25 +1,24 @@
-"""Log-probabilities of /inference/v1/generate name their token twice, whatever the instance says.
+"""Adds the missing spelling of a token to the log-probabilities of /inference/v1/generate.
 
 vLLM wrote `"token":"token_id:5"`, and writes `"token_id":5` in 0.32 (its pull requests 57574 and
-58181). Clients want the one or the other: renderers 0.1.12 raises an error without the name. What
-is missing is written beside what is there; nothing is decoded for it, and what has both, or another
-`token`, stays as it is.
+58181). Clients need one or the other: renderers 0.1.12 raises an error without the name. The
+missing field is written next to the existing one, without decoding. An answer with both, or with
+another `token`, stays unchanged.
 """
 
 from __future__ import annotations
 
 import re
 
-#: A quote within a text is escaped, so these are keys wherever they stand. First as vLLM writes it.
+#: A quote within a text is escaped, so these always match keys. The first is vLLM's own spelling.
 _IDS = (re.compile(rb'"token_id":(\d+)'), re.compile(rb'"token_id"\s*:\s*(\d+)'))
 _NAMES = (re.compile(rb'"token"\s*:\s*"token_id:(\d+)"'),)
 
 
 def both_spellings(data: bytes) -> bytes:
-    """A whole answer, or whole events of one that is streamed.
+    """`data` is a whole answer, or whole events of a stream.
 
-    Costs 0.2 microseconds for each token that is named, and each candidate; one search where there
-    are no log-probs.
+    Costs 0.2 microseconds per named token and per candidate; without log-probs, one search.
     """
     if data.find(b'"logprob"') < 0:
         return data
@@ -33,7 +32,7 @@ def both_spellings(data: bytes) -> bytes:
 
 
 def _told_twice(pieces: list[bytes]) -> bytes:
-    """Of ids and what stands around them, in turn. By slices, so that no loop runs over tokens."""
+    """`pieces` alternates between other text and ids. Uses slices to avoid a loop over tokens."""
     ids = pieces[1::2]
     parts = [b""] * (5 * len(ids) + 1)
     parts[0::5] = pieces[0::2]

@@ -1,4 +1,4 @@
-"""A call that is answered at once: the payload of a request that does not stream."""
+"""A call that is answered as a whole: the payload of a request that does not stream."""
 
 from __future__ import annotations
 
@@ -36,34 +36,34 @@ log = logging.getLogger(__name__)
 
 Answer = dict[str, Any]
 
-#: Bytes of an answer.
+#: Most bytes of an answer.
 MOST = 256 * 2**20
 
-NO_IDS = error_body(502, "the instance gives no token_ids, so an interrupted response cannot go on")
+NO_IDS = error_body(502, "the instance gives no token_ids, so the response cannot be resumed")
 
 
 @lru_cache(256)
 def header_lines(instance: str) -> bytes:
-    """Of an answer whose last tokens this instance made."""
+    """The headers of an answer whose last tokens this instance made."""
     named = (b"x-rollout-sched-instance", instance.encode())
     return write_fields([JSON, named] if instance else [JSON])
 
 
 class Raw(msgspec.Struct):
-    """An answer as it came; the whole response."""
+    """An answer as received; it is the whole response."""
 
     body: bytes
 
 
 class Share(msgspec.Struct):
-    """A part of a response, and the answer that brought it."""
+    """A part of a response, and the answer that has it."""
 
     part: Part
     answer: Answer
 
 
 class UnaryTranscript:
-    """The answers of the attempts so far (`live.ports.Transcript`); nothing comes before one."""
+    """The answers of the attempts so far (`live.ports.Transcript`); no tokens arrive before one."""
 
     def __init__(self) -> None:
         self._pieces: dict[int, Raw | Share] = {}
@@ -79,7 +79,7 @@ class UnaryTranscript:
         return 0
 
     def partial(self, attempt: int, tokens: int) -> None:
-        """Nothing comes before the answer."""
+        """Nothing to do: no tokens arrive before the answer."""
 
     def keep(self, attempt: int, tokens: int, piece: Raw | Share | None) -> None:
         if isinstance(piece, Share):
@@ -98,7 +98,7 @@ class UnaryTranscript:
 
 
 class UnaryCall:
-    """Passes an answer through; joins it where it took several attempts."""
+    """Passes an answer through, or joins the answers of several attempts."""
 
     def __init__(self, call: Call, reply: Reply, max_tokens: int) -> None:
         self.call = call
@@ -138,19 +138,19 @@ class UnaryCall:
         segment: bool,
         labelled: bool,
     ) -> Outcome:
-        """What an answer says. `whole`: it is the first attempt; `segment`: its "length" is not the
-        end; `labelled` as of its instance. Raises InstanceError if it is not to be believed."""
+        """The outcome of an answer. `whole`: it is the first attempt; `segment`: its "length" is
+        not the end; `labelled`: as its instance's. Raises InstanceError for an invalid answer."""
         said = answers.read_answer(body, spoken, labelled=labelled)
         if names_another(said.id, order_id):
-            raise InstanceError(f"it answered {order_id} with {said.id[:80]!r}, another's answer")
+            raise InstanceError(f"it answered {order_id} with the answer to {said.id[:80]!r}")
         if self.call.endpoint == "generate":
-            body = both_spellings(body)  # here, for the next one may be of another version
+            body = both_spellings(body)  # here, as the next instance may run another vLLM version
         finish = said.finish
         if whole and finish != "abort" and not (segment and finish == "length"):
             return Outcome(said.tokens, finish, said.spans, Raw(body))
         parts = self.transcript.parts()
         if finish == "abort" and not parts and self.call.request.envelope.tools:
-            # What goes on is text, and nobody would read a tool's call out of it.
+            # A resumed response is plain text, from which no server would parse a tool call.
             return Outcome(0, "abort", (), None)
         answer = answers.read_object(body)
         part = dialects.part_of(self.call.endpoint, answer)
@@ -158,9 +158,9 @@ class UnaryCall:
             part.prompt_ids = self.call.prompt_ids([part])
         if part is None or (not parts and part.prompt_ids is None):
             if finish == "abort":
-                # Without its tokens there is nothing to go on from: it starts anew.
+                # Without token ids it cannot be resumed: it starts from the beginning.
                 return Outcome(0, "abort", (), None)
-            raise RequestRejected("the instance gives no token_ids to go on from", 502, NO_IDS)
+            raise RequestRejected("the instance gives no token_ids to resume from", 502, NO_IDS)
         return Outcome(said.tokens, finish, said.spans, Share(part, answer))
 
 
@@ -178,7 +178,7 @@ class UnaryResponder:
             headers = header_lines(sample.segments[-1].instance if sample.segments else "")
             body = self._body(sample)
         except Exception as error:
-            log.exception("an answer could not be put together")
+            log.exception("an answer could not be assembled")
             self.fail("failed", error)
         else:
             self._answered = True
@@ -210,7 +210,7 @@ class UnaryResponder:
         return with_added(msgspec.json.encode(answer), sample)
 
     def _strip(self, answer: Answer) -> None:
-        """The ids that only we had asked for."""
+        """Remove the ids that only the gateway had asked for."""
         if not self._call.keep_ids:
             answer.pop("prompt_token_ids", None)
             for choice in answer["choices"]:
@@ -227,12 +227,12 @@ def failure(error: Exception | None) -> tuple[int, bytes]:
     try:
         answers.read_object(body)
         return status, msgspec.json.format(body, indent=-1)
-    except Exception:  # whatever it is, it is nothing for a client
+    except Exception:  # whatever the body is, it is not for clients
         return status, error_body(status, text.encode(errors="replace").decode())
 
 
 class UnaryReceiver(WholeAnswer):
-    """Gets the answer to an attempt, which it is for the driver; what comes after is nobody's."""
+    """Receives an attempt's answer; for the driver it is the attempt. Later data is dropped."""
 
     __slots__ = (
         "_labelled",

@@ -1,4 +1,4 @@
-"""What the gateway asks of an instance beside the driver's port: bytes there, bytes back."""
+"""What the gateway needs from an instance's client beyond the driver's port: to pass bytes on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rollout_sched.live.ports import Attempting
 
 
 class UpstreamCall(Attempting, Protocol):
-    """A call under way."""
+    """A call in flight."""
 
     def pause(self) -> None: ...
     def resume(self) -> None: ...

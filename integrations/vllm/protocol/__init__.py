@@ -1,5 +1,5 @@
-"""What vLLM's servers say and want to hear: every fact about their wire, of both live paths.
+"""The wire protocol of vLLM's servers, for both live paths.
 
-The gateway passes clients' calls through, the driver makes calls of its own; what they share with a
-server stands here, once. Nothing here talks to anybody.
+The gateway passes clients' calls through, the driver makes its own calls; the protocol facts that
+both need are defined here, once. Nothing here does any I/O.
 """

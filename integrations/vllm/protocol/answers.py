@@ -1,4 +1,4 @@
-"""What vLLM's answers say, whole or as events of a stream: read, and held to what can be true."""
+"""Reads and validates vLLM's answers, whole or as events of a stream."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Finish = Literal["stop", "length", "abort"]
 
 _NO_STOP: dict[str, Finish] = {"length": "length", "abort": "abort"}
 
-#: A weight label until a server is given another.
+#: The weight label of a server that was not given another.
 LABEL_OF_A_START = "default"
-_LONGEST_LABEL = 18  # digits of a version; a 64-bit integer holds any of them
+_LONGEST_LABEL = 18  # digits of a version; all such numbers fit in a 64-bit integer
 
 _NULL = msgspec.Raw(b"null")
 
@@ -41,24 +41,24 @@ _failure = msgspec.json.Decoder(_Failure)
 
 
 def decoded(decode: Callable[[bytes], _T], data: bytes) -> _T:
-    """What `decode` makes of an answer or an event, which is JSON in UTF-8 to its last byte.
+    """An answer or an event, decoded by `decode`; it must be JSON in UTF-8 to the last byte.
 
-    Raises AnswerUntrue if it is something else, InstanceError if it is an error's body, as a stream
-    has it whose engine has died.
+    Raises AnswerUntrue if it is something else, InstanceError if it is the body of an error, as in
+    a stream whose engine has died.
     """
     try:
         if not data.isascii():
-            data.decode()  # skipped texts are not looked at otherwise
+            data.decode()  # the decoder does not check skipped texts
         return decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         if _says_failure(data):
             raise failure(data) from None
         text = printable(data[:80].decode(errors="replace"))
-        raise AnswerUntrue(f"the answer is not understood ({error}): {text!r}") from None
+        raise AnswerUntrue(f"the answer is not valid ({error}): {text!r}") from None
 
 
 def failure(data: bytes) -> InstanceError:
-    """An error that came in an answer's place; what was streamed before it holds."""
+    """An error in place of an answer; tokens that were streamed before it stay valid."""
     return InstanceError(f"it broke off: {data[:200].decode(errors='replace')}")
 
 
@@ -72,8 +72,8 @@ def _says_failure(data: bytes) -> bool:
 def finish_of(reason: str) -> Finish:
     """vLLM's finish_reason in the scheduler's words. Raises InstanceError for "error".
 
-    "repetition" and "tool_calls" were added to it, and more will be: each of them is a rule by
-    which a response is over, so what we do not know is a "stop".
+    "repetition" and "tool_calls" were added to vLLM, and more may follow. Each of them is a reason
+    for which a response is complete, so an unknown one counts as "stop".
     """
     if reason == "error":
         raise InstanceError(
@@ -83,7 +83,7 @@ def finish_of(reason: str) -> Finish:
 
 
 def version_of(label: object) -> int | None:
-    """The policy version a weight label names; None for labels of other kinds ("default")."""
+    """The policy version of a weight label; None for labels of other kinds ("default")."""
     if isinstance(label, str) and label.isascii() and label.isdigit():
         return int(label) if len(label) <= _LONGEST_LABEL else None
     return None
@@ -92,12 +92,12 @@ def version_of(label: object) -> int | None:
 def spans_of(
     versions: Sequence[VersionSpan] | None, tokens: int, *, labelled: bool = False
 ) -> Spans:
-    """(version, tokens) of an answer of `tokens` tokens, by its `weight_versions`; empty where it
-    tells none, or any label is no version.
+    """(version, tokens) of an answer of `tokens` tokens, from its `weight_versions`; empty if there
+    are none, or if any label is not a version.
 
-    Raises AnswerUntrue if the spans do not cover the tokens one after the other. `labelled`: the
-    instance was given a label before it was asked; raises WeightsUnknown if a span has that of a
-    start.
+    Raises AnswerUntrue if the spans do not cover the tokens without gap or overlap. `labelled`: the
+    instance had been given a label before the request; raises WeightsUnknown if a span has the
+    initial label.
     """
     if not versions:
         return ()
@@ -111,8 +111,8 @@ def spans_of(
         if version is None:
             if labelled and any(span.version == LABEL_OF_A_START for span in versions):
                 raise WeightsUnknown(
-                    f"its tokens carry the label {LABEL_OF_A_START!r}, which it has only until it "
-                    "is given ours: it was restarted, and made them with the weights of its start"
+                    f"its tokens have the label {LABEL_OF_A_START!r}, which it has only until it "
+                    "is given another: it was restarted, and made them with its initial weights"
                 )
             return ()
         if spans and spans[-1][0] == version:

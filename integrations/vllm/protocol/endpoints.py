@@ -1,17 +1,17 @@
-"""Where vLLM's HTTP server answers (vLLM 0.32)."""
+"""The paths of vLLM's HTTP server (vLLM 0.32)."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-#: What is spoken on a path that generates.
+#: The request format of a path that generates.
 Endpoint = Literal["completions", "chat", "generate"]
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 GENERATE = "/inference/v1/generate"  # only with --enable-scale-out
 
-#: What generates, by its path.
+#: The endpoints that generate, by path.
 ENDPOINTS: dict[bytes, Endpoint] = {
     COMPLETIONS.encode(): "completions",
     CHAT.encode(): "chat",
@@ -22,11 +22,11 @@ MODELS = "/v1/models"
 METRICS = "/metrics"
 VERSION = "/version"
 
-#: Abort by id: the one with --enable-scale-out, and that of the development mode.
+#: Abort by id: with --enable-scale-out, and in development mode.
 OPEN_ABORT = "/inference/v1/abort_requests"
 DEV_ABORT = "/abort_requests"
 
-#: Only in the development mode (VLLM_SERVER_DEV_MODE=1).
+#: Only in development mode (VLLM_SERVER_DEV_MODE=1).
 SERVER_INFO = "/server_info?config_format=json"
 PAUSE = "/pause"
 RESUME = "/resume"
@@ -36,7 +36,7 @@ WEIGHT_INFO = "/weight_info"
 COLLECTIVE_RPC = "/collective_rpc"
 WORLD_SIZE = "/get_world_size"
 
-#: Steps of a weight transfer: an endpoint each, and a method of the engine in process.
+#: Steps of a weight transfer: each is an endpoint, and a method of the in-process engine.
 INIT_TRANSFER = "init_weight_transfer_engine"
 START_UPDATE = "start_weight_update"
 UPDATE_WEIGHTS = "update_weights"

@@ -1,4 +1,4 @@
-"""Server-sent events: `data: ...` lines, apart by empty lines, that come cut anywhere."""
+"""Parses server-sent events: `data: ...` lines, separated by empty lines, cut anywhere."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ from collections.abc import Iterator
 
 from rollout_sched.live.ports import InstanceError
 
-#: Bytes of one event; a chunk of a thousand tokens with log-probs has 0.2 MiB.
+#: Most bytes of one event; a chunk of a thousand tokens with log-probs has 0.2 MiB.
 LONGEST_EVENT = 64 * 2**20
 
 DONE = b"[DONE]"
 
 
 class WholeEvents:
-    """Holds the event that is not complete yet; every byte is looked at once."""
+    """Buffers the event that is not complete yet; every byte is examined once."""
 
     def __init__(self) -> None:
         self.rest = bytearray()
         self._after_cr = False
 
     def feed(self, data: bytes) -> bytes:
-        """The events that are complete now, each with its empty line, all line ends "\\n".
+        """The events that are now complete, each with its empty line, all line ends "\\n".
 
         Raises InstanceError for an event that does not end.
         """
         data = self._with_newlines(data)
         rest = self.rest
-        known = max(0, len(rest) - 1)  # its last byte may be the first of the two that end an event
+        known = max(0, len(rest) - 1)  # its last byte may be the first of an event's two line ends
         rest += data
         end = rest.rfind(b"\n\n", known) + 2
         whole = b""
@@ -38,7 +38,7 @@ class WholeEvents:
         return whole
 
     def _with_newlines(self, data: bytes) -> bytes:
-        """CRLF and CR end lines too; in JSON they stand nowhere else."""
+        """CRLF and CR also end lines; in JSON they occur nowhere else."""
         if self._after_cr:
             self._after_cr = False
             data = data.removeprefix(b"\n")
@@ -49,27 +49,27 @@ class WholeEvents:
 
 
 def data_of(event: bytes) -> bytes:
-    """The data of an event, on one line; b"" of one that has none, as a comment."""
+    """The data of an event, on one line; b"" if it has none, such as a comment."""
     if b"\n" not in event:
         return event[5:].strip() if event.startswith(b"data:") else b""
     lines = [line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:")]
-    return b" ".join(lines)  # between two lines of JSON there is nothing but white space
+    return b" ".join(lines)  # a line break in JSON is only white space
 
 
 def data_of_each(events: bytes) -> list[bytes]:
-    """The data of whole events, of those that have any."""
+    """The data of whole events, without those that have none."""
     told = [data_of(event) for event in events.split(b"\n\n")]
     return [data for data in told if data]
 
 
-# Not `event`: of a local that has the name of an import, CPython 3.11 calls methods more slowly.
+# Not `event`: CPython 3.11 calls methods of a local more slowly if an import has the same name.
 def as_event(data: bytes) -> bytes:
     """An event with this data, which is on one line."""
     return b"data: %b\n\n" % data
 
 
 class EventStream:
-    """Takes bytes as they come, gives the data of whole events, up to `[DONE]`."""
+    """Takes bytes as they arrive, and returns the data of whole events, up to `[DONE]`."""
 
     def __init__(self) -> None:
         self._events = WholeEvents()

@@ -1,33 +1,33 @@
-"""What a status other than 200 means: whose fault it is, and what to do about it.
+"""What a status other than 200 means: whose fault it is, and the remedy.
 
-A request is at fault for what its author wrote: its body, and the headers of a client that the
-gateway passes on. Where it goes, how, and with which key is ours to say, so a 401, 403, 404 or 405
-says that the instance and we do not agree: another instance may, and a client that was told so
-would look for the fault in its own key. A proxy in between that dislikes something of a client's
-and answers 403 does so on every instance, and by that the request is found out (`core.blame`),
-which costs no instance anything.
+A request is at fault for what its author wrote: its body, and a client's headers that the gateway
+passes on. The gateway chooses the path, the method and the key, so a 401, 403, 404 or 405 means
+that gateway and instance do not fit together: another instance may accept the request, and a client
+that got this status would look for the fault in its own key. A proxy in between that answers 403
+because of something in a client's request does so on every instance. By that the request is found
+to be at fault (`core.blame`), which costs no instance anything.
 """
 
 from __future__ import annotations
 
 from rollout_sched.live.ports import InstanceError, RequestRejected, printable
 
-#: Judgements of the body: 400, 413, 422; the others are of headers.
+#: 400, 413 and 422 are about the body, the others about headers.
 _REQUEST_AT_FAULT = frozenset((400, 406, 411, 412, 413, 414, 415, 416, 417, 422, 428, 431))
 
-#: In vLLM's 404 where it has no such model, in contrast to no such path.
+#: In vLLM's 404 for an unknown model, in contrast to an unknown path.
 _NO_SUCH_MODEL = b"NotFoundError"
 
 _REMEDIES = {
     401: "give the API key that vLLM was started with (--api-key)",
     403: "start vLLM with --enable-scale-out",
     404: "start vLLM with VLLM_SERVER_DEV_MODE=1 in its environment, or use a newer one",
-    405: "it is no vLLM server, or an older one",
+    405: "it is not a vLLM server, or an older one",
 }
 
 
 class AnswerRefused(InstanceError):
-    """An answer that is of no use; `unquoted` says so without a word of it."""
+    """An answer that cannot be used; `unquoted` is the error text without parts of the answer."""
 
     def __init__(self, text: str, unquoted: str) -> None:
         super().__init__(text)
@@ -35,7 +35,8 @@ class AnswerRefused(InstanceError):
 
 
 def refusal(status: int, body: bytes, what: str = "it") -> AnswerRefused:
-    """An answer to a call of ours, for which no request can be at fault. `what`: who answered."""
+    """The error for a refused control call, where no request can be at fault. `what`: the path or
+    server that answered."""
     remedy = _REMEDIES.get(status)
     then = f"; {remedy}" if remedy else ""
     answered = f"{what} answered {status}"
@@ -45,7 +46,8 @@ def refusal(status: int, body: bytes, what: str = "it") -> AnswerRefused:
 def refusal_of_request(
     status: int, body: bytes, what: str = "it", *, names_model: bool = False
 ) -> AnswerRefused | RequestRejected:
-    """An answer to a request. `names_model`: its author did, not we, who ask for what is there."""
+    """The error for a refused request. `names_model`: its author chose the model. Our own requests
+    name a model that the instance has."""
     no_model = names_model and status == 404 and _NO_SUCH_MODEL in body
     if no_model or status in _REQUEST_AT_FAULT:
         answered = f"{what} answered {status}"
@@ -55,5 +57,5 @@ def refusal_of_request(
 
 
 def excerpt(body: bytes) -> str:
-    """The beginning of an answer, as it can stand in a line."""
+    """The beginning of an answer, printable on one line."""
     return printable(body[:300].decode(errors="replace"), 200)

@@ -1,14 +1,14 @@
-"""What vLLM calls a request: an id of its own, made of the one that it was given.
+"""vLLM's ids of requests, which it makes from the ids that it is given.
 
-Given in the X-Request-Id header, or as `request_id` in the body; told in the answer, and what an
-abort must name.
+The id is given in the X-Request-Id header, or as `request_id` in the body. vLLM's own id is in the
+answer, and an abort must name it.
 """
 
 from __future__ import annotations
 
 from rollout_sched.integrations.vllm.protocol.endpoints import Endpoint
 
-#: Of the only prompt of a call (vLLM 0.32).
+#: The engine's id for a call with one prompt (vLLM 0.32).
 _ENGINE_ID: dict[Endpoint, str] = {
     "completions": "cmpl-%s-0",
     "chat": "chatcmpl-%s",
@@ -17,15 +17,15 @@ _ENGINE_ID: dict[Endpoint, str] = {
 
 
 def engine_id(endpoint: Endpoint, request_id: str) -> str:
-    """The id under which the engine knows a request, which is what an abort must name."""
+    """The engine's id of a request, which an abort must name."""
     return _ENGINE_ID[endpoint] % request_id
 
 
 def names_another(told: str, order_id: str) -> bool:
-    """Whether an answer's id is made of another order of ours (`<run>-<attempt>`) than this one.
+    """Whether an answer's id is made from another of our orders (`<run>-<attempt>`) than this one.
 
-    What a client named the request may stand before the order's id. A server that makes up ids of
-    its own is believed.
+    The client's own request id may precede the order's id. Ids that a server makes up itself are
+    accepted.
     """
     run = order_id[: order_id.rfind("-") + 1]
     at = told.rfind(run) if run else -1

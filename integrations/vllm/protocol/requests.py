@@ -1,4 +1,4 @@
-"""What vLLM's endpoints make of the fields of a request, where they differ (vLLM 0.32)."""
+"""How vLLM's endpoints differ in the fields of a request (vLLM 0.32)."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from typing import Any
 
 from rollout_sched.integrations.vllm.protocol.endpoints import Endpoint
 
-#: The field that holds the prompt.
+#: The field with the prompt.
 INPUT: dict[Endpoint, str] = {
     "completions": "prompt",
     "chat": "messages",
     "generate": "token_ids",
 }
 
-#: What OpenAI's completions, and vLLM's, take when the client names no limit. With a limit of null,
-#: and on the other endpoints, vLLM makes as many tokens as fit.
+#: The limit of OpenAI's and vLLM's completions if the client sets none. With a limit of null, and
+#: on the other endpoints, vLLM makes as many tokens as fit.
 COMPLETIONS_MAX_TOKENS = 16
 
-#: What `/v1/completions` would take from the model's generation_config.json where a request does
-#: not say it; `/inference/v1/generate` takes these values, so both endpoints sample alike.
+#: Values that `/v1/completions` would take from the model's generation_config.json if a request
+#: does not set them; `/inference/v1/generate` uses these values, so both endpoints sample alike.
 NEUTRAL_SAMPLING: dict[str, Any] = {
     "temperature": 1.0,
     "top_p": 1.0,
@@ -41,7 +41,7 @@ UNKNOWN_TO_COMPLETIONS = frozenset(
     }
 )
 
-#: Chat fields that completions do not know; the prompt's tokens already hold what they said.
+#: Chat fields that completions do not know; the prompt's tokens already include their effect.
 CHAT_ONLY = (
     "messages",
     "max_completion_tokens",

@@ -126,8 +126,8 @@ def test_what_is_set_back_is_on_policy_in_the_next_round(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("fault", "says"),
     [
-        ("short_prompt", "log-probs of a prompt of"),
-        ("garbage", "is not understood"),
+        ("short_prompt", "log-probs for a prompt of"),
+        ("garbage", "is not valid"),
         ("silent", "never answered|given up"),
         ("cut", "closed in the middle|closed before"),
         ("error_500", "500"),

@@ -39,7 +39,7 @@ def test_a_trainer_that_starts_anew_before_a_trained_fleet_is_told_what_to_do(
         async with house(tmp_path, settings=PATIENT, labels=["4", "4"]) as the:
             for number in range(2):
                 reason = the.driver.supervisors[the.name(number)].reason
-                assert "version 4, and the trainer is at 0" in reason
+                assert "version 4, but the trainer is at 0" in reason
                 assert "--start-version 4" in reason
                 assert "--start-version auto" in reason
             assert versions(the) == []
@@ -70,7 +70,7 @@ def test_what_is_adopted_ends_with_what_the_trainer_publishes(tmp_path: Path) ->
                 await rollouts.publish_weights(1, weights(tmp_path), wait=True)
             await the.servers[0].restart(0.05, "7")
             supervisor = the.driver.supervisors[the.name(0)]
-            await until(lambda: "version 7, and the trainer is at 1" in supervisor.reason)
+            await until(lambda: "version 7, but the trainer is at 1" in supervisor.reason)
 
     run(scene())
 
@@ -136,7 +136,7 @@ class TestLies:
                 the.set_speed(FAST)
                 assert await asking == [[0]] * len(PROMPTS)
                 supervisor = the.driver.supervisors[the.name(0)]
-                await until(lambda: "version 3, and the trainer is at 0" in supervisor.reason)
+                await until(lambda: "version 3, but the trainer is at 0" in supervisor.reason)
                 assert the.driver.view.run.version == 0
                 async with RolloutScheduler.connect(the.url) as rollouts:
                     await rollouts.publish_weights(4, weights(tmp_path))

@@ -280,7 +280,7 @@ class TestBackFromTheDead:
                 await the.servers[0].restart(0.05, "4")
                 supervisor = the.driver.supervisors[the.name(0)]
                 await until(lambda: "version 4, the trainer is at 5" in supervisor.reason)
-                assert "/weight_info says 5" in supervisor.reason
+                assert "/weight_info reports 5" in supervisor.reason
 
         run(scene())
 

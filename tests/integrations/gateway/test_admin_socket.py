@@ -31,7 +31,7 @@ def test_its_owner_is_answered_until_it_is_closed(tmp_path: Path) -> None:
         reader, writer = await asyncio.open_unix_connection(path)
         assert await reader.read() == b"hello"
         writer.close()
-        with pytest.raises(CallerError, match="another gateway listens there"):
+        with pytest.raises(CallerError, match="another gateway listens on it"):
             await AdminSocket(path).open(Greets)
         admin.close()
         assert not path.exists()

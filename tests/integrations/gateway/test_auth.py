@@ -92,7 +92,7 @@ def test_with_keys_for_trainers_alone_nobody_is_an_administrator() -> None:
 
 
 def test_a_key_is_of_one_class() -> None:
-    with pytest.raises(CallerError, match="--api-key-file stands in --admin-key-file") as raised:
+    with pytest.raises(CallerError, match="--api-key-file is also in --admin-key-file") as raised:
         AccessControl({CLIENT: ["a", "hush"], ADMIN: ["hush"]})
     assert "hush" not in str(raised.value)
 

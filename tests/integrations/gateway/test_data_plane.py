@@ -322,10 +322,10 @@ class TestErrors:
             async with Stage(data_plane={"limits": Limits(requests=3, body_bytes=300)}) as stage:
                 assert stage.call().status == 0
                 many = stage.call({**BODY, "n": 3})
-                assert "1 responses are waited for here, of at most 3" in await refused(many)
+                assert "1 responses are pending, the limit is 3" in await refused(many)
                 long = stage.call({**BODY, "user": "x" * 220})
                 held = stage.data_plane.calls.body_bytes
-                assert f"bodies of {held} bytes are here, of at most 300" in await refused(long)
+                assert f"pending bodies have {held}, the limit is 300" in await refused(long)
                 assert stage.data_plane.refused == 2
                 assert stage.data_plane.calls.body_bytes == held
 

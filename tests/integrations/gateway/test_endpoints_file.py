@@ -60,14 +60,14 @@ class TestReading:
             ('{"endpoints": [{"address": "", "port": 1}]}', "address"),
             (
                 '{"endpoints": [{"address": "a", "port": 1}, {"address": "A", "port": 1}]}',
-                r"http://A:1 is there twice, endpoints\[0\] and endpoints\[1\]; leave one",
+                r"http://A:1 is listed twice, endpoints\[0\] and endpoints\[1\]; remove one",
             ),
             ('{"endpoints": {"address": "a", "port": 1}}', "array"),
             ('{"endpoints": [{"address": "a", "port": true}]}', r"endpoints\[0\]\.port"),
             ('{"endpoints": [{"address": 7, "port": 1}]}', r"endpoints\[0\]\.address"),
             ('{"endpoints": [{"address": "a:1", "port": 1}]}', r"\[0\]: address 'a:1' .* own"),
-            ('{"endpoints": [{"address": "http://a", "port": 1}]}', "no http:// before it"),
-            ('{"endpoints": [{"address": "a b", "port": 1}]}', "no host's name or IP"),
+            ('{"endpoints": [{"address": "http://a", "port": 1}]}', "write it without http://"),
+            ('{"endpoints": [{"address": "a b", "port": 1}]}', "not a host name or IP"),
             ('{"since": ' + "[" * 100_000, "RecursionError"),
             ('{"endpoints": [{"address": "a", "po', "truncated"),
         ],
@@ -96,7 +96,7 @@ class TestReading:
             read_endpoints(path)
         assert str(told.value).startswith(f"{path}: ")
         assert str(told.value).endswith(
-            "it takes `endpoints:` and a list of {address, port}, as docs/gateway.md has it"
+            "the file needs `endpoints:` and a list of {address, port}, see docs/gateway.md"
         )
         assert "\n" not in str(told.value)
 
@@ -104,7 +104,7 @@ class TestReading:
     def test_yaml_that_is_nested_too_deep_does_not_crash(self, opens: str, tmp_path: Path) -> None:
         path = tmp_path / "endpoints.yaml"
         path.write_text(opens * 50_000)
-        with pytest.raises(CallerError, match="nested more than 64 levels deep"):
+        with pytest.raises(CallerError, match="nested deeper than 64 levels"):
             read_endpoints(path)
 
     def test_yaml_that_is_too_long_is_refused_before_it_is_read(self, tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ class TestReading:
         """A number to the base of 60."""
         path = tmp_path / "endpoints.yaml"
         path.write_text("endpoints: " + "8:" * 1000 + "8")
-        with pytest.raises(CallerError, match="a value of 2,001 characters, 1,000 at most"):
+        with pytest.raises(CallerError, match="a value has 2,001 characters, the limit is 1,000"):
             read_endpoints(path)
 
     def test_what_is_not_read_may_be_anything(self, tmp_path: Path) -> None:
@@ -327,7 +327,7 @@ class TestWatching:
             await fleet.file.close()
 
         run(scene)
-        assert "its disk has not answered for 0.01 s" in caplog.text
+        assert "not read within 0.01 s" in caplog.text
 
     def test_one_that_comes_again_waits_until_it_has_gone(self, path: Path) -> None:
         async def scene() -> None:

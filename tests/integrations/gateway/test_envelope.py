@@ -139,7 +139,7 @@ class TestSeveralPrompts:
         (b'{"prompt":"a","group_id":"' + b"g" * 257 + b'"}', "`group_id` is longer than 256"),
         (b'{"prompt":"a","session_id":"' + b"s" * 257 + b'"}', "`session_id` is longer than 256"),
         ('{"prompt":"a","session_id":"%s"}' % ("\u20ac" * 86), "`session_id` is longer than 256"),
-        (b'{"prompt":"a","session_id":"a\\nb"}', "`session_id` holds a character"),
+        (b'{"prompt":"a","session_id":"a\\nb"}', "`session_id` contains a character"),
     ],
 )
 def test_what_cannot_be_read_is_refused_by_name(body: bytes | str, says: str) -> None:

@@ -102,7 +102,7 @@ class TestStreams:
                     await two.event(0, chunk([5]))
                     await one.event(0, chunk([6], "stop"), chunk([7]))
                     error = (await call.events())[-1]["error"]
-                    assert "more after its end" in error["message"]
+                    assert "continued after its finish_reason" in error["message"]
                     assert b"[DONE]" not in call.data
                 else:
                     await one.answer(0, {"error": {"message": "no"}}, 400)

@@ -84,7 +84,7 @@ def test_other_calls_are_the_step_that_their_row_says() -> None:
         ('"POST /x" = { to = "all", ranks = { first = "a", world = "b" } }', "belongs to"),
         ('"POST /x" = { to = "refuse" }', '"refuse" needs it'),
         ('"POST /x" = { to = "all", because = "so" }', "belongs to"),
-        ('"POST /x" = { to = "all", away = true, update = "load" }', "no part in weights"),
+        ('"POST /x" = { to = "all", away = true, update = "load" }', "cannot be combined"),
         ('"PUT /x" = { to = "all" }', "'PUT /x'"),
         ('"POST x" = { to = "all" }', "'POST x'"),
         ('"POST /x" = {', "fanout_table.toml"),

@@ -157,7 +157,7 @@ def test_where_nobody_has_joined() -> None:
         async with House() as house:
             for path in ("/pause", "/update_weights", "/reset_prefix_cache"):
                 status, answer = await house.ask("POST", path, {})
-                assert (status, answer["error"]["message"]) == (503, "no instance is here")
+                assert (status, answer["error"]["message"]) == (503, "no instance has joined")
         only = Upstream(A)
         async with House(only) as house:
             only.dead = True

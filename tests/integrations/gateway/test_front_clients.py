@@ -48,7 +48,7 @@ def test_what_cannot_be_looked_at_fails_what_is_sent_there_and_is_looked_at_agai
             looked = clients.unverified(server.url)
             assert looked is not None
             await looked.wait()
-            with pytest.raises(InstanceError, match="as this front sees it"):
+            with pytest.raises(InstanceError, match="as seen by this front"):
                 await client.generate(Order("a", [1], 1, "v0", {}))
             server.failing = set()
             async with asyncio.timeout(5):

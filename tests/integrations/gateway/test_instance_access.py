@@ -41,8 +41,8 @@ class TestKeys:
     @pytest.mark.parametrize(
         ("text", "says"),
         [
-            ("", "holds no key"),
-            ("one\ntwo\n", "keys:2: a second key"),
+            ("", "has no key"),
+            ("one\ntwo\n", "keys:2: second key"),
             (f"{A} k\u00e9y\n", "keys:1: "),
             ("\n\nk\u00e9y\n", "keys:3: "),
         ],

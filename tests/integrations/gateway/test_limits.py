@@ -12,9 +12,9 @@ from tests.integrations.gateway.test_data_plane import BODY, Stage, run
 @pytest.mark.parametrize(
     ("limits", "body", "status", "says"),
     [
-        (Limits(samples=2), {**BODY, "n": 3}, 400, "one call may ask for 2"),
-        (Limits(requests=2), {**BODY, "n": 3}, 400, "one call may ask for 2"),
-        (Limits(body_bytes=10), BODY, 413, "all bodies here may have 10"),
+        (Limits(samples=2), {**BODY, "n": 3}, 400, "the limit per call is 2"),
+        (Limits(requests=2), {**BODY, "n": 3}, 400, "the limit per call is 2"),
+        (Limits(body_bytes=10), BODY, 413, "the limit for all bodies is 10"),
     ],
 )
 def test_what_could_never_fit_is_refused_for_ever(

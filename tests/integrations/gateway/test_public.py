@@ -16,7 +16,7 @@ def test_health_is_that_somebody_is_here() -> None:
         instance = Upstream()
         instance.dead = True
         async with House(instance) as house:
-            assert await house.ask("GET", "/ping") == (503, _error(503, "no instance is here"))
+            assert await house.ask("GET", "/ping") == (503, _error(503, "no instance has joined"))
             house.driver.supervisors[instance.name].health.check_now()
             instance.dead = False
             await until(lambda: house.service.gateway.healthy)

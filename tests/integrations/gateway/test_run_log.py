@@ -52,7 +52,7 @@ def test_weights_that_are_published_and_loaded(caplog: pytest.LogCaptureFixture)
     assert caplog.messages == [
         "version 7 is published",
         "version 8 is published, loaded by the trainer",
-        "version 8 is on all 4 instances, 3.1 s after it came",
+        "version 8 is on all 4 instances, 3.1 s after publication",
     ]
 
 

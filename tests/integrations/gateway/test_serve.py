@@ -94,7 +94,7 @@ def test_one_that_is_not_up_yet_is_said_and_joins() -> None:
         late = Upstream("http://late:1")
         late.dead = True
         async with House(late) as house:
-            assert any("late:1: away, joins when it can (" in line for line in house.said)
+            assert any("late:1: away, joins when it is ready (" in line for line in house.said)
             late.dead = False
             house.driver.supervisors[late.name].health.check_now()
             await until(lambda: any("late:1: a model, 8 slots" in line for line in house.said))
@@ -166,7 +166,9 @@ def test_an_open_gateway_says_so() -> None:
     async def scene() -> None:
         said: list[str] = []
         Service(options(host="0.0.0.0"), said.append)
-        assert any("anybody who reaches 0.0.0.0 may use this gateway" in line for line in said)
+        assert any(
+            "any client that can reach 0.0.0.0 may use this gateway" in line for line in said
+        )
 
     run(scene())
 
@@ -175,8 +177,8 @@ def test_an_open_gateway_says_so() -> None:
     ("arguments", "says"),
     [
         (["--policy", "nothing"], "nothing"),
-        (["--instance", "ftp://x"], "give it as http://host:port"),
-        (["--instance", "http://127.0.0.1:1", "--instance", "http://127.0.0.1:1/"], "there twice"),
+        (["--instance", "ftp://x"], "write it as http://host:port"),
+        (["--instance", "http://127.0.0.1:1", "--instance", "http://127.0.0.1:1/"], "given twice"),
         (["--api-key-file", "/nowhere/keys"], "/nowhere/keys: cannot be read"),
         (["--journal", "/nowhere/journal"], "/nowhere/journal"),
         (["--host", "192.0.2.1"], "192.0.2.1"),
@@ -295,7 +297,7 @@ class TestTheEnd:
                 await house.service.close()
                 status, said = await asking
                 assert status == 503
-                assert "the gateway stops" in said["error"]["message"]
+                assert "the gateway stopped" in said["error"]["message"]
 
         run(scene())
 
@@ -384,7 +386,7 @@ class TestAdminSocket:
 
         async def scene() -> None:
             async with House(Upstream(), admin_socket=path):
-                with pytest.raises(CallerError, match="another gateway listens there"):
+                with pytest.raises(CallerError, match="another gateway listens on it"):
                     async with House(Upstream(), admin_socket=path):
                         pass
                 assert path.exists()

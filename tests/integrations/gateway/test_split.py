@@ -68,7 +68,7 @@ def test_a_list_of_one_prompt_is_changed_to_it() -> None:
 @pytest.mark.parametrize("fields", [{"prompt": "a", "n": 11}, {"prompt": ["a"] * 4, "n": 3}])
 def test_too_many_are_counted_before_they_are_made(fields: dict[str, Any]) -> None:
     assert len(ones(fields, most=12)) <= 12
-    with pytest.raises(BadRequest, match=r"one call may ask for 10"):
+    with pytest.raises(BadRequest, match=r"the limit per call is 10"):
         ones(fields, most=10)
 
 
@@ -80,5 +80,5 @@ def test_a_billion_costs_nothing() -> None:
 @pytest.mark.parametrize("seed", ["x", 1.5, 2**63, [1]])
 def test_a_seed_that_is_none_is_refused_where_it_has_to_be_read(seed: Any) -> None:
     assert len(ones({"prompt": "a", "seed": seed})) == 1  # the instance says what it thinks of it
-    with pytest.raises(BadRequest, match="`seed` must be an integer"):
+    with pytest.raises(BadRequest, match="`seed` must be a 64-bit integer"):
         ones({"prompt": "a", "n": 2, "seed": seed})

@@ -314,7 +314,7 @@ def test_what_cannot_be_made_names_the_place() -> None:
             body = [prompt("a"), prompt("a", max_tokens=5)]
             status, said = await house.ask("POST", "/rollout/v1/groups", body)
             assert status == 409
-            assert "'a' is already here, with other values of max_tokens" in str(said)
+            assert "'a' was already submitted with other values of max_tokens" in str(said)
             assert "1 groups before it" in said["error"]["message"]
             _, state = await house.ask("GET", "/rollout/v1/state")
             assert state["groups"]["fresh"] == 1
@@ -371,7 +371,7 @@ def test_samples_are_counted_before_anything_is_made(
             if status == 400:
                 assert "<= 65536" in said["error"]["message"]
             elif status != 200:
-                assert "of at most 10" in said["error"]["message"]
+                assert "the limit is 10" in said["error"]["message"]
                 assert "--max-samples" in said["error"]["message"]
 
     run(scene())

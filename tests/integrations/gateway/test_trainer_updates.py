@@ -131,7 +131,7 @@ def test_a_call_that_failed_on_some_is_not_repeated_on_the_others() -> None:
         async with House(first, second) as house:
             status, said = await house.ask("POST", LOAD, {"weight_dir": "/step_1"})
             assert (status, said["succeeded"], said["failed"][0]["url"]) == (502, 1, B)
-            assert "goes to those alone" in said["error"]["message"]
+            assert "a retry goes only to" in said["error"]["message"]
             assert all(gates(house))
             assert version(house) == 0
             state = (await house.ask("GET", "/admin/state"))[1]["trainer_update"]
@@ -161,7 +161,7 @@ def test_a_call_in_which_ranks_meet_is_answered_so_that_nobody_repeats_it() -> N
             await statuses(house, (START, {}))
             status, said = await house.ask("POST", LOAD, CHUNK)
             assert (status, said["error"]["code"]) == (424, 424)
-            assert "do not send it again" in said["error"]["message"]
+            assert "do not retry" in said["error"]["message"]
             assert await statuses(house, (LOAD, {"update_info": {"names": ["v"]}})) == [409]
             second.answers["/init_weight_transfer_engine"] = FAILS
             assert await statuses(house, ("/init_weight_transfer_engine", {})) == [424]

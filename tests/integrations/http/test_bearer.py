@@ -51,7 +51,7 @@ def test_what_a_key_is_sent_as_is_what_lets_it_in():
 
 @pytest.mark.parametrize("key", ["", "a b", "a\n", "a\x00", "\u00e9"])
 def test_a_key_that_cannot_stand_in_a_header(key):
-    with pytest.raises(CallerError, match=r"keys:3: an API key is printable ASCII"):
+    with pytest.raises(CallerError, match=r"keys:3: an API key must be printable ASCII"):
         check_key("keys:3", key)
 
 

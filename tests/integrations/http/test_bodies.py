@@ -72,7 +72,7 @@ TINY = b"1\r\nx\r\n"
 def test_very_many_tiny_chunks_are_refused_where_that_matters(size):
     data = TINY * (SPARE_CHUNKS + 1) + b"0\r\n\r\n"
     packets = [data[i : i + size] for i in range(0, len(data), size)]
-    with pytest.raises(Malformed, match="too small"):
+    with pytest.raises(Malformed, match="too many small chunks"):
         feed(Chunked(MOST, fair=True), *packets)
     assert len(feed(Chunked(MOST, fair=False), *packets)[0]) == SPARE_CHUNKS + 1
 

@@ -461,7 +461,7 @@ def test_what_would_break_out_of_its_line_is_refused():
             ("GET", "/\x7f", ()),
             ("GET", "/", [(b"a", b"b\r\nc: d")]),
         ]:
-            with pytest.raises(ValueError, match=r"request line|line end"):
+            with pytest.raises(ValueError, match=r"request line|line break"):
                 pool.send(method, target, headers, b"", Heard())
         pool.close()
 

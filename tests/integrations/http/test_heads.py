@@ -162,7 +162,7 @@ def test_fields_are_written_one_to_a_line():
     "field", [(b"a", b"1\r\nb: 2"), (b"a\n", b"1"), (b"a", b"\r"), (b"a", b"\n")]
 )
 def test_a_field_cannot_break_out_of_its_line(field):
-    with pytest.raises(ValueError, match="line end"):
+    with pytest.raises(ValueError, match="line break"):
         write_fields([field])
 
 

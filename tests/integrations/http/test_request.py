@@ -127,7 +127,7 @@ def test_an_answer_is_given_once():
 def test_a_header_that_is_refused_leaves_the_request_unanswered():
     request, outlet = make()
     for call in (lambda f: request.answer(200, f, b""), lambda f: request.begin(200, f)):
-        with pytest.raises(ValueError, match="line end"):
+        with pytest.raises(ValueError, match="line break"):
             call([(b"a", b"b\r\nc: d")])
     request.answer(500, (), b"")
     assert outlet.completed == 1
@@ -190,6 +190,6 @@ def test_what_the_app_raises_when_it_is_slowed_down_ends_its_answer():
         await asyncio.sleep(0)
         assert outlet.dropped == 1
         request.resume()
-        assert said == ["slowing down b'GET' b'/' failed"] * 2
+        assert said == ["pausing or resuming b'GET' b'/' failed"] * 2
 
     asyncio.run(run())

@@ -73,5 +73,5 @@ def test_one_may_be_without_samples() -> None:
 
 
 def test_less_than_one_is_none() -> None:
-    with pytest.raises(CallerError, match="at least one micro-batch"):
+    with pytest.raises(CallerError, match="must be at least 1"):
         micro_batches(batch(), 0)

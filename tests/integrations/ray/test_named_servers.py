@@ -147,5 +147,5 @@ def test_what_a_server_may_tell(told: Any, url: str) -> None:
 
 @pytest.mark.parametrize("told", [None, 1, ("a",), b"a:1"])
 def test_what_it_may_not(told: Any) -> None:
-    with pytest.raises(ValueError, match="tells its URL"):
+    with pytest.raises(ValueError, match="must return its URL"):
         url_of(told)

@@ -51,7 +51,7 @@ def test_an_abort_before_the_first_token_is_an_answer():
         ([Chunk([1], [-1.0])], "broke off"),
         (
             [Chunk([1, 2], [-1.0] * 2, made=2), Chunk([1, 2], [-1.0] * 2, made=2)],
-            "it has made 2 tokens, it says, and sent 2 before these 2",
+            "it reports 2 tokens made, but has sent 2 and these 2",
         ),
         ([Chunk([1], [-1.0], "stop"), Chunk([], made=2)], "made 2 tokens"),
         ([Chunk([1], [-1.0], "stop", [VersionSpan("1", 0, 2)])], "do not cover its 1 tokens"),
@@ -67,7 +67,7 @@ def test_the_answer_to_another_order_is_not_believed():
     came by the same connection."""
     order = an_order("run-2", sampling={})
     for told in ("generate-tokens-run-1", "cmpl-run-20-0"):
-        with pytest.raises(AnswerUntrue, match=f"answered run-2 with '{told}', another's"):
+        with pytest.raises(AnswerUntrue, match=f"answered run-2 with the answer to '{told}'"):
             Assembly(order).add(Chunk([1], [-0.5], "stop", id=told))
     for told in ("generate-tokens-run-2", "cmpl-run-2-0", "made-up", ""):
         assembly = Assembly(order)
@@ -112,10 +112,10 @@ def test_what_is_thought_of_a_prompt_is_that_of_its_own_tokens():
 @pytest.mark.parametrize(
     ("told", "text"),
     [
-        ([{6: SIX}], "2 log-probs of a prompt of 3"),
-        ([{6: SIX}, {7: SEVEN}, {8: SIX}], "4 log-probs of a prompt of 3"),
-        ([{6: SIX}, {8: SIX}], "prompt's token 2"),
-        ([{}, {7: SIX}], "prompt's token 1"),
+        ([{6: SIX}], "2 log-probs for a prompt of 3"),
+        ([{6: SIX}, {7: SEVEN}, {8: SIX}], "4 log-probs for a prompt of 3"),
+        ([{6: SIX}, {8: SIX}], "token 2 of its prompt"),
+        ([{}, {7: SIX}], "token 1 of its prompt"),
     ],
 )
 def test_what_is_thought_of_another_prompt_is_not_believed(told, text):

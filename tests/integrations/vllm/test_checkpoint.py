@@ -44,7 +44,7 @@ def test_no_folder(tmp_path):
 
 
 def test_an_empty_folder(tmp_path):
-    with pytest.raises(CallerError, match="holds no weights"):
+    with pytest.raises(CallerError, match="has no weights"):
         check_checkpoint(tmp_path)
 
 
@@ -78,13 +78,13 @@ def test_a_file_that_is_not_whole(tmp_path, content):
 def test_a_pipe_is_not_waited_for(tmp_path, name):
     """To open one is to wait until somebody writes to it."""
     os.mkfifo(tmp_path / name)
-    with pytest.raises(CallerError, match=f"{name}: is no file"):
+    with pytest.raises(CallerError, match=f"{name}: is not a file"):
         check_checkpoint(tmp_path)
 
 
 def test_a_device_is_not_read(tmp_path):
     (tmp_path / "model.safetensors").symlink_to("/dev/zero")
-    with pytest.raises(CallerError, match="is no file"):
+    with pytest.raises(CallerError, match="is not a file"):
         check_checkpoint(tmp_path)
 
 
@@ -99,7 +99,7 @@ def test_a_head_is_not_read_beyond_the_formats_limit(tmp_path):
     with (tmp_path / "model.safetensors").open("wb") as stream:
         stream.write((10**9).to_bytes(8, "little"))
         stream.truncate(2 * 10**9)
-    with pytest.raises(CallerError, match="no safetensors file"):
+    with pytest.raises(CallerError, match="not a safetensors file"):
         check_checkpoint(tmp_path)
 
 
@@ -107,5 +107,5 @@ def test_a_head_is_not_read_beyond_the_formats_limit(tmp_path):
 def test_an_index_names_files_of_its_own_folder_alone(tmp_path, name):
     (tmp_path / "a.safetensors").write_bytes(safetensors())
     (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"w": name}}))
-    with pytest.raises(CallerError, match="no file of this folder"):
+    with pytest.raises(CallerError, match="not a file of this folder"):
         check_checkpoint(tmp_path)

@@ -96,7 +96,7 @@ def test_without_both_nothing_can_be_aborted():
     description, findings = describe(server, slots=8)
     assert findings.abort_path is None
     assert description.capabilities == {"completions"}
-    assert any("what was not streamed" in note for note in findings.notes)
+    assert any("not streamed are lost" in note for note in findings.notes)
 
 
 def test_slots_that_are_not_told_must_be_given():
@@ -210,7 +210,7 @@ def test_figures_that_cannot_be_are_refused_with_a_clear_reason(told, says):
 
 @pytest.mark.parametrize("settings", [{"slots": 0}, {"slots": -1}, {"kv_tokens": 0}])
 def test_sizes_that_cannot_be_given(settings):
-    with pytest.raises(CallerError, match="it is a number from 1 to"):
+    with pytest.raises(CallerError, match="it must be a number from 1 to"):
         HttpInstance("http://h:1", **settings)
 
 

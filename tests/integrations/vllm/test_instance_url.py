@@ -39,7 +39,7 @@ def test_a_url_loses_its_last_slash(url, checked):
     ],
 )
 def test_what_cannot_be_called_is_refused_with_the_remedy(url):
-    with pytest.raises(CallerError, match="give it as http://host:port"):
+    with pytest.raises(CallerError, match="write it as http://host:port"):
         checked_url(url)
 
 

@@ -115,7 +115,7 @@ def test_what_breaks_says_how_far_it_came(what: Exception, says: type[Exception]
 @pytest.mark.parametrize(
     ("raised", "says"),
     [
-        (ValueError("a line end"), RequestRejected),
+        (ValueError("a line break"), RequestRejected),
         (RuntimeError("the pool is closed"), InstanceUnreached),
         (KeyError("a bug"), KeyError),
     ],

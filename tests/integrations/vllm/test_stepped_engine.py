@@ -89,5 +89,5 @@ def test_where_there_is_no_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)
     monkeypatch.setitem(sys.modules, "vllm.engine", None)
     monkeypatch.setitem(sys.modules, "vllm.engine.arg_utils", None)
-    with pytest.raises(CallerError, match="no vLLM in this environment"):
+    with pytest.raises(CallerError, match="vLLM is not installed in this environment"):
         SteppedEngine.start("m", {})

@@ -49,7 +49,7 @@ def test_an_error_in_an_answers_place_is_a_failure_and_no_lie(read, body):
     ],
 )
 def test_what_is_no_answer_is_untrue(read, body):
-    with pytest.raises(AnswerUntrue, match="not understood"):
+    with pytest.raises(AnswerUntrue, match="is not valid"):
         read(body)
 
 

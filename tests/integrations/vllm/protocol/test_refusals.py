@@ -51,7 +51,7 @@ def test_a_model_that_is_not_there_is_the_fault_of_who_named_it():
         (401, "API key"),
         (403, "--enable-scale-out"),
         (404, "VLLM_SERVER_DEV_MODE"),
-        (405, "no vLLM"),
+        (405, "not a vLLM"),
     ],
 )
 def test_a_refusal_says_what_to_do_and_can_do_so_without_a_quotation(status, remedy):
