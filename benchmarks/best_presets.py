@@ -1,11 +1,11 @@
-"""What our own presets reach, beside what they were to: `python benchmarks/best_presets.py`.
+"""What our own presets reach against their targets: `python benchmarks/best_presets.py`.
 
-Total time of `round_robin_sync` over theirs, 64 prompts a step, as the mean and the range over
-seeds that shuffle the prompts. In rows with "known" half of each prompt's samples (two of five) are
-held out: they are what the trainer knows of its lengths, and the others are trained. Markdown. With
---redraws what starts over does not come to the same length again. Where staleness is allowed, the
-first step and the last count for much in a run of few: --epochs N trains the prompts N times, with
-as many samples each time.
+The ratio is the total time of `round_robin_sync` over theirs, at 64 prompts a step, as the mean and
+the range over seeds that shuffle the prompts. In rows with "known", half of each prompt's samples
+(two of five) are held out: the trainer knows their lengths, and the others are trained. Output is
+Markdown. With --redraws, a restarted request does not get the same length again. If staleness is
+allowed, the first and the last step have a large weight in a run of few steps: --epochs N trains
+the prompts N times, with as many samples each time.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from rollout_sched.simulators.replay.scenario import load_scenario
 LRM, M8, TAU = "lrm_token_economy", "composite_math_512x8", "composite_tau_256x8"
 BIG, SMALL, APART = "qwen32b-16xh100", "qwen7b-8xh100", "qwen7b-8xh100-disaggregated"
 
-#: Samples that are known of a prompt, and how many others are trained.
+#: Known samples of a prompt, and the number of others that are trained.
 KNOWN = {LRM: (2, 3), M8: (4, 4), TAU: (4, 4)}
 
 
 class Row(NamedTuple):
-    """`wanted`: the least ratio. `staleness`: the bound, where it is not the preset's own."""
+    """`wanted`: the target ratio. `staleness`: the bound, if it is not the preset's own."""
 
     preset: str
     trace: str
@@ -136,7 +136,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--prompts-per-step", type=int, default=64)
-    parser.add_argument("--redraws", action="store_true", help="what starts over is drawn anew")
+    parser.add_argument("--redraws", action="store_true", help="restarts get another sample")
     parser.add_argument("--epochs", type=int, default=1, help="how often each prompt is trained")
     parser.add_argument("--preset", choices=sorted({row.preset for row in ROWS}), help="this alone")
     options = parser.parse_args()

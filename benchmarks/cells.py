@@ -1,7 +1,7 @@
-"""Replays to be run by the dozen: in parallel processes, each result kept until the sources change.
+"""Run many replays in parallel processes; each result is cached until the sources change.
 
-A cell is one policy on one trace in one scenario. `run_all` returns the run of each; what was
-interrupted goes on where it stopped, for every run is a file of its own.
+A cell is one policy on one trace in one scenario. `run_all` returns the run of each. After an
+interruption it continues where it stopped, because every run is a file of its own.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rollout_sched.simulators.traces import Trace, read
 from rollout_sched.simulators.traces.synthetic import resampled, synthetic
 from rollout_sched.whole_file import whole_file
 
-#: What a run depends on.
+#: The files that a run depends on.
 SOURCES = (
     "core",
     "metrics",
@@ -39,7 +39,7 @@ ROOT = Path(rollout_sched.__file__).parent
 
 
 class Lengths(msgspec.Struct, frozen=True):
-    """A made-up workload, as `traces.synthetic` makes them; tokens."""
+    """A synthetic workload as made by `traces.synthetic`; tokens."""
 
     groups: int
     samples: int
@@ -61,10 +61,11 @@ class Lengths(msgspec.Struct, frozen=True):
 
 
 class Cell(msgspec.Struct, frozen=True):
-    """`policy` and `scenario`: shipped names or TOML files; `trace`: a name, or made-up lengths.
+    """`policy` and `scenario`: shipped names or TOML files; `trace`: a name, or synthetic lengths.
 
-    What is 0 is the scenario's, or the trace's, to say. Draw 0 of a trace is the trace, others are
-    as many of its prompts drawn with replacement; of made-up lengths each is made anew.
+    A value of 0 is taken from the scenario or the trace. Draw 0 of a trace is the trace itself;
+    other draws are as many of its prompts drawn with replacement. Synthetic lengths are made again
+    for each draw.
     """
 
     policy: str
@@ -100,7 +101,7 @@ def trace_of(trace: str | Lengths, draw: int) -> Trace:
 
 
 def run_all(cells: Sequence[Cell], folder: Path, jobs: int) -> dict[Cell, Run]:
-    """The run of every cell, from the folder where it is there, else made now and kept there."""
+    """The run of every cell: read from the folder if it is there, else made and saved there."""
     folder.mkdir(parents=True, exist_ok=True)
     files = {cell: folder / f"{_key(cell)}.json" for cell in cells}
     missing = [cell for cell in files if not files[cell].exists()]
@@ -134,7 +135,7 @@ def _run_and_keep(cell: Cell, file: Path) -> float:
 
 
 def _key(cell: Cell) -> str:
-    """Names a cell, the text of its files and the sources that ran it."""
+    """The key of a cell: a hash of the cell, the text of its files and the sources that ran it."""
     digest = hashlib.blake2b(msgspec.json.encode(cell), digest_size=12)
     for name in (cell.policy, cell.scenario):
         if Path(name).is_file():
@@ -154,7 +155,7 @@ def _sources() -> bytes:
 
 
 def command(module: str, options: argparse.Namespace, parser: argparse.ArgumentParser) -> str:
-    """How a page is made: by make, or by the call that chose something else than it does."""
+    """The command that makes a page: make, or the call with the options that differ."""
     chosen = [
         f"--{name} {' '.join(map(str, value)) if isinstance(value, list) else value}"
         for name, value in vars(options).items()

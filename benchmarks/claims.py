@@ -1,8 +1,8 @@
 """The headlines of the literature that the closed loop can express, and those that it cannot.
 
-A claim is a ratio of two arms, each a policy on a workload in a world, the nearest we have to what
-was measured. Nothing here is tuned to meet it; what is known of lengths, fleets and batches is
-taken from the papers and projects, the rest from the shipped scenarios.
+A claim is a ratio of two arms. Each arm is a policy on a workload in a world, the nearest that we
+have to what was measured. Nothing is tuned to reproduce a claim: lengths, fleets and batches are
+taken from the papers and projects as far as known, the rest from the shipped scenarios.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ HERE = Path(__file__).parent / "reproduction"
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """What was said, and the arms that say it here: theirs to beat, and the system's.
+    """A published claim, and the two arms that reproduce it here: baseline and system.
 
     measure  "total" seconds, "rollout" seconds a step, "tokens" accepted in a second, or the
-             "bubble" of the rollout; the ratio is above 1 where the system is better
+             "bubble" of the rollout; the ratio is above 1 if the system is better
     word     what is like the source here and what is not, and so why the ratios differ
     """
 
@@ -38,12 +38,12 @@ def scenario(name: str) -> str:
 
 
 def policy(name: str) -> str:
-    """A variant of a preset that only a claim needs."""
+    """A variant of a preset that only one claim needs."""
     return str(HERE / "policies" / f"{name}.toml")
 
 
 def rollpacker(cap: int, groups: int) -> Lengths:
-    """The longest 25-32 times the median, as they say of theirs, and siblings alike as usual."""
+    """The longest is 25-32 times the median, as they report; siblings are as similar as usual."""
     return Lengths(groups, 8, cap / 28, 0.89, 0.51, cap)
 
 
@@ -63,13 +63,13 @@ def _pair(
 
 
 def _in(world: str, trace: str | Lengths, **job: int) -> tuple[Cell, Cell]:
-    """Both arms in one world."""
+    """Both arms in the same world."""
     cell = Cell("", trace, world, **job)
     return cell, cell
 
 
 MATHS = "composite_math_512x8"
-#: Twice its prompts, all eight samples each time.
+#: Two passes over the prompts, all eight samples each time.
 TWICE = {"epochs": 2, "samples_per_prompt": 8}
 AGENTS = "composite_tau_256x8"
 STATIC = "static_split"
@@ -336,7 +336,7 @@ CLAIMS = (
     ),
 )
 
-#: Headline -> why the closed loop cannot say.
+#: Headline -> the reason why the closed loop cannot express it.
 NOT_EXPRESSED = {
     "RollPacker end to end, 2.03-2.56x": "most of the gain beyond tail batching comes from the "
     "reward scheduler (rewards are not modelled) and from tensor parallelism chosen per step (the "

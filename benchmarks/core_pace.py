@@ -1,12 +1,13 @@
-"""How fast a core is while somebody else uses it: `python -m benchmarks.core_pace CORE FILE`.
+"""How fast a core is while others use it: `python -m benchmarks.core_pace CORE FILE`.
 
-A virtual machine's core may be one of two threads of a real one. While a neighbour is at work on
-the other, everything takes longer (1.6 to 1.7 times was seen), for a second or for an hour, and
-nothing that the machine counts shows it. The CPU time of the same few instructions does, whoever
-else runs on the core: so they are run 20 times a second, which takes about a hundredth of it.
+A virtual machine's core may be one of two threads of a physical core. While a neighbour uses the
+other thread, everything takes longer (1.6 to 1.7 times was observed), for a second or for an hour,
+and no counter of the machine shows it. The CPU time of a fixed small number of instructions shows
+it, whoever else runs on the core. So they are run 20 times a second, which takes about 1 % of the
+core.
 
-What an engine's steps feel of that is for measurements to say (`felt`): they wait for memory more
-than a loop does, and for others than their core.
+How much an engine's steps are slowed by it is measured (`felt`): they wait for memory more than a
+loop does, and for other things than their core.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ from rollout_sched.simulators.instance.cost_model import CostModel
 _EVERY_S = 0.05
 _INSTRUCTIONS = range(8000)
 
-#: Samples from so long before until so long after tell of a time.
+#: Samples from this long before a time until this long after it count for the time.
 _AROUND_S = 0.15
 
-#: How much of a core's slowness might be felt: tried from none to twice as much.
+#: How much of a core's slowness may be felt: tried from none to twice as much.
 _SHARES = [number / 20 for number in range(41)]
 
 
 class PaceSample(NamedTuple):
-    """Seconds of CPU that the same instructions took, and when (of the monotonic clock)."""
+    """Seconds of CPU for the instructions, and the time of the sample (monotonic clock)."""
 
     at: float
     seconds: float
@@ -45,7 +46,7 @@ class PaceSample(NamedTuple):
 
 @contextmanager
 def sampled(core: int, path: Path) -> Iterator[None]:
-    """Samples are written to `path` meanwhile, one a line; there is one when it begins."""
+    """Writes samples to `path` during the block, one per line; the first one at its start."""
     path.unlink(missing_ok=True)
     command = [sys.executable, "-m", "benchmarks.core_pace", str(core), str(path)]
     process = subprocess.Popen(command)
@@ -61,40 +62,40 @@ def sampled(core: int, path: Path) -> Iterator[None]:
 
 
 def read(path: Path) -> list[PaceSample]:
-    """What `sampled` wrote; a last line that was cut is left out."""
+    """The samples that `sampled` wrote; a truncated last line is left out."""
     lines = path.read_text().splitlines(keepends=True)
     return [PaceSample(*map(float, line.split())) for line in lines if line.endswith("\n")]
 
 
 class CorePaces:
-    """How slow a core was, at times of which there are samples: 1 is as fast as it gets."""
+    """How slow a core was at the times of the samples: 1 is as fast as it gets."""
 
     def __init__(self, samples: Sequence[PaceSample]) -> None:
         fastest = quantiles((sample.seconds for sample in samples), n=10)[0]
         self._slow = [(sample.at, sample.seconds / fastest) for sample in samples]
 
     def between(self, began: float, ended: float) -> float:
-        """On average; as in the sample next to that time where there is none of it."""
+        """The average; without samples in that time, the nearest one."""
         low, high = began - _AROUND_S, ended + _AROUND_S
         found = [slow for at, slow in self._slow if low <= at <= high]
         return mean(found) if found else min(self._slow, key=lambda one: abs(one[0] - began))[1]
 
 
 class PacedTime(NamedTuple):
-    """Seconds that something took while the core was so slow."""
+    """Seconds that something took, and how slow the core was at that time."""
 
     seconds: float
     slow: float
 
 
 def factor(slow: float, share: float) -> float:
-    """How many times as long steps take on a core that is so slow, of which they feel a share."""
+    """How many times as long steps take on such a slow core if they feel a share of it."""
     return 1 + share * (slow - 1)
 
 
 def felt(each: Mapping[object, Iterable[PacedTime]]) -> float:
-    """The share of a core's slowness that makes times of the same thing most alike. Longer ones say
-    more, for more samples tell how slow it was meanwhile."""
+    """The share of a core's slowness that makes repeated times of the same thing most alike. Longer
+    times have more weight, because more samples show how slow the core was."""
     repeated = [list(times) for times in each.values()]
     return min(_SHARES, key=lambda share: sum(_apart(times, share) for times in repeated))
 
@@ -107,7 +108,7 @@ def _apart(times: Sequence[PacedTime], share: float) -> float:
 
 
 def scaled(cost: CostModel, times: float) -> CostModel:
-    """Constants of a machine on which everything takes so many times as long."""
+    """The constants of a machine on which everything takes `times` as long."""
     seconds = {
         name: value * times
         for name, value in msgspec.structs.asdict(cost).items()
@@ -117,7 +118,7 @@ def scaled(cost: CostModel, times: float) -> CostModel:
 
 
 def main(core: str, path: str) -> None:
-    """Until somebody ends it."""
+    """Runs until it is stopped."""
     os.sched_setaffinity(0, {int(core)})
     with open(path, "w", buffering=1) as file:
         while True:

@@ -1,10 +1,10 @@
-"""What one decision of the core costs: `python benchmarks/decision_cost.py`.
+"""The cost of one decision of the core: `python benchmarks/decision_cost.py`.
 
-1,024 instances hold 100,000 requests in flight and a queue waits behind them. Events come one at a
-time: an answer, for which the core books the tokens, completes a group now and then, predicts the
-siblings anew, and dispatches from the queue to the least loaded instance. Target: a median under
-20 us, of the compiled build 10 us. The curves vary one size at a time; growth beyond log n would
-show there.
+1,024 instances hold 100,000 requests in flight, and more wait in a queue. Events come one at a
+time: for each answer the core counts the tokens, sometimes completes a group, predicts the siblings
+again, and dispatches from the queue to the least loaded instance. Target: a median under 20 us, 10
+us for the compiled build. The curves vary one size at a time; growth beyond log n would be visible
+there.
 
 Exit code 1 if the target is missed.
 """
@@ -34,15 +34,15 @@ TARGET_US = 10 if COMPILED else 20
 POLICY = "dplb"
 GROUP = 8
 
-#: Events between two looks of a store at what has changed.
+#: Events between two writes of changes to a store.
 LOOK = 1000
 
 
 def measure(
     instances: int, in_flight: int, waiting: int, events: int = 20_000, *, recorded: bool = False
 ) -> list[float]:
-    """Microseconds of each of so many answers; `recorded`: with what has to be written down noted,
-    and put together after each `LOOK` of them."""
+    """Microseconds for each of the answers; `recorded`: changes for a store are recorded too, and
+    collected after every `LOOK` answers."""
     dice = random.Random(0)
     groups = (in_flight + waiting) // GROUP
     scheduler = load_policy(POLICY).scheduler(prompts_per_step=groups)

@@ -1,7 +1,7 @@
-"""How fast the simulated instance is: `python benchmarks/instance_speed.py [trace.csv]`.
+"""The speed of the simulated instance: `python benchmarks/instance_speed.py [trace.csv]`.
 
-1. A recorded rollout pushed straight through a few instances, everything submitted at once.
-2. Many small requests over many instances: cost per request of submit, admission and finish.
+1. A recorded rollout on a few instances, with everything submitted at once.
+2. Many small requests on many instances: cost per request of submit, admission and finish.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def request(number: int, group: int, prompt: int, response: int) -> SimRequest:
 def run(
     spec: InstanceSpec, requests: Iterable[SimRequest], count: int
 ) -> tuple[float, list[SimInstance]]:
-    """Submit all at t=0 round-robin; advance whichever instance is due. Seconds it took."""
+    """Submit all at t=0 round-robin; advance the instance that is due. Returns the seconds."""
     start = time.perf_counter()
     instances = [SimInstance(spec) for _ in range(count)]
     ended = submitted = 0

@@ -1,15 +1,15 @@
-"""What rounds of like lengths are worth, and what they cost: `python benchmarks/like_lengths.py`.
+"""Benefit and cost of rounds of similar lengths: `python benchmarks/like_lengths.py`.
 
-Everything here is at staleness 0 and trains every sample that was offered. Each trace is replayed
-with some of its samples held out: they are what the trainer knows of a prompt's lengths (`known`),
-and the others are trained. Rows differ in the window, the bound on each step's bias, how many more
+Everything is at staleness 0 and trains every sample that was offered. Each trace is replayed with
+some of its samples held out: their lengths are what the trainer knows of a prompt (`known`), and
+the others are trained. Rows differ in the window, the bound on each step's bias, how many more
 prompts start than a batch takes, and what is known. The last rows train two epochs with nothing
 known before the first.
 
-Markdown, one table for a trace and a scenario: trained tokens per second beside round robin, tokens
-thrown away for each that was trained, the run's mean length and longest tenth as shares of what was
-offered, and how far a step's lengths are from all of them (Kolmogorov-Smirnov, less what steps
-drawn by chance would show). With --redraws what starts over does not come to the same length again.
+Output is Markdown, one table per trace and scenario: trained tokens per second relative to round
+robin, tokens discarded per token trained, the run's mean length and longest tenth as shares of what
+was offered, and how far a step's lengths are from all lengths (Kolmogorov-Smirnov, minus that of
+random steps). With --redraws, a restarted request does not get the same length again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rollout_sched.simulators.replay.runs import replay
 from rollout_sched.simulators.replay.scenario import Job, load_scenario
 from rollout_sched.simulators.traces.model import Trace
 
-#: Trace, and how many samples of a prompt are trained in an epoch; the rest is known.
+#: Traces, and the samples of a prompt that are trained in an epoch; the others are known.
 TRACES = {"lrm_token_economy": 2, "composite_math_512x8": 4, "composite_tau_256x8": 4}
 SCENARIOS = ("qwen7b-8xh100", "qwen32b-16xh100")
 COLUMNS = ("policy", "speed-up", "discarded", "mean", "longest tenth", "step KS")
@@ -52,7 +52,7 @@ def policy(
 
 
 def policies() -> Iterator[PolicyFile]:
-    """The rows."""
+    """The policies of the rows."""
     yield load_policy("round_robin_sync")
     yield parse_policy("sync, prompts 1.25", {"batching": {"use": "sync", "over_prompts": 1.25}})
     for over in (1.125, 1.25):
@@ -89,7 +89,7 @@ def rows(
 
 
 def line(row: Compared) -> str:
-    """A row of the table."""
+    """One row of the table."""
     figures = (
         row.name,
         f"{row.speed_up.value:.2f}x",
@@ -106,7 +106,7 @@ def main() -> None:
     parser.add_argument("--traces", default=",".join(TRACES))
     parser.add_argument("--scenarios", default=",".join(SCENARIOS))
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--redraws", action="store_true", help="what starts over is drawn anew")
+    parser.add_argument("--redraws", action="store_true", help="restarts get another sample")
     options = parser.parse_args()
     for name in options.traces.split(","):
         trace = traces.read(name)

@@ -1,10 +1,10 @@
-"""What a host costs a request, and a poll: `python benchmarks/link_cost.py`.
+"""The cost of a request and of a poll on a host: `python benchmarks/link_cost.py`.
 
-1. Four fronts in front of one scheduler, without engines: each order is answered in the next frame.
-   Counted is the host's CPU: frames read, events handled, orders written; what the fronts would do
-   is not. Five messages a request: submitted, dispatched, streamed once, finished, answered.
-   Target: 20,000 decisions a second, that is events with all that follows from them.
-2. A look at an instance's gauges, as the host has one every second (`poll_s`), by HTTP from a
+1. Four fronts before one scheduler, without engines: each order is answered in the next frame. Only
+   the host's CPU counts: frames read, events handled, orders written; the fronts' work does not.
+   Five messages per request: submitted, dispatched, streamed once, finished, answered. Target:
+   20,000 decisions a second, that is, events with everything that follows from them.
+2. A poll of an instance's gauges, which the host makes every second (`poll_s`), by HTTP from a
    server in another process.
 
 Exit code 1 if the target is missed.
@@ -28,15 +28,15 @@ from rollout_sched.live.ports import Description, Gauges
 from rollout_sched.live.settings import Settings
 
 FRONTS, INSTANCES, SLOTS = 4, 1024, 64
-OPEN = 4096  # requests at once
+OPEN = 4096  # requests in flight
 REQUESTS = 20_000
-EVENTS = 3  # of a request
+EVENTS = 3  # per request
 POLLS = 1000
 TARGET = 20_000
 
 
 class Silent:
-    """An instance that is only watched over."""
+    """An instance that is only supervised."""
 
     labelled = False
 
@@ -57,7 +57,7 @@ class Silent:
 
 
 class Stub:
-    """A front that answers every order at once, and asks anew for each answer."""
+    """A front that answers every order at once, and sends a new request for each answer."""
 
     def __init__(self, host: Host, name: str) -> None:
         self.spent_s = 0.0
@@ -99,7 +99,7 @@ class Stub:
 
 
 async def requests() -> float:
-    """Microseconds of the host's for each."""
+    """Microseconds of the host's CPU per request."""
     driver = Driver(load_policy("dplb").scheduler(1), settings=Settings(poll_s=1000.0))
     host = Host(driver)
     for number in range(INSTANCES):
@@ -121,7 +121,7 @@ async def requests() -> float:
 
 
 async def polls() -> float:
-    """Microseconds of ours for each."""
+    """Microseconds of our CPU per poll."""
     command = (sys.executable, "-m", "rollout_sched", "fake-instance", "--port", "0")
     server = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     try:
@@ -146,9 +146,7 @@ async def polls() -> float:
 def main() -> int:
     request_us, poll_us = asyncio.run(requests()), asyncio.run(polls())
     rate = EVENTS / request_us * 1e6
-    print(
-        f"a request, by {FRONTS} fronts on {INSTANCES:,} instances: {request_us:.0f} us of the host"
-    )
+    print(f"host CPU per request, {FRONTS} fronts, {INSTANCES:,} instances: {request_us:.0f} us")
     print(f"decisions a second: {rate:,.0f}, target {TARGET:,}")
     print(f"a poll: {poll_us:.0f} us")
     return int(rate < TARGET)

@@ -1,12 +1,13 @@
-"""What a link's delay costs: `python benchmarks/link_delay.py [--quick] [--seeds N]`.
+"""The cost of a link's delay: `python benchmarks/link_delay.py [--quick] [--seeds N]`.
 
-A fleet of 1,024 instances behind 16 fronts, in virtual time and through the real core: the same
-training with links of no delay, and of 1, 10 and 100 ms one way. Slots that have become free wait
-for an answer's way to the scheduler and the next order's way back; that is the whole cost, for the
-work of an instance goes on meanwhile. Target: at 10 ms the rollout takes less than 1 % longer.
+A fleet of 1,024 instances behind 16 fronts, in virtual time and with the real core: the same
+training with links of no delay, and of 1, 10 and 100 ms one way. A free slot waits for the answer's
+way to the scheduler and for the next order's way back. That is the whole cost, because the instance
+continues its other work. Target: at 10 ms the rollout takes less than 1 % longer.
 
-Another delay is another order of events, and that alone moves a rollout's end by a percent or so
-either way; so each figure is the mean over seeds, with the standard error of paired differences.
+Another delay gives another order of events, and that alone moves the end of a rollout by about one
+percent in either direction. So each figure is the mean over seeds, with the standard error of
+paired differences.
 
 Exit code 1 if the target is missed by more than two of these.
 """
@@ -31,10 +32,10 @@ FRONTS = 16
 DELAYS_S = (0.0, 0.001, 0.01, 0.1)
 POLICY = "dplb"
 TARGET = 0.01
-#: Requests for each slot of the fleet: most of them wait at first, so an answer brings an order.
+#: Requests per slot of the fleet: most of them wait at first, so each answer brings an order.
 PER_SLOT = 3
 SAMPLES = 8
-#: Of the prompts; the answers' median in tokens, and their cap.
+#: Median and cap of the answers, in tokens.
 SHAPES = ((256, 2_048), (4055, 32_768))
 
 
@@ -51,7 +52,7 @@ def scenario(instances: int, slots: int, delay_s: float) -> Scenario:
 
 
 def times(trace: Trace, world: Scenario) -> tuple[float, float]:
-    """Of one step with all prompts, from the first dispatch to nine tenths of the answers, and to
+    """Seconds of one step with all prompts, from the first dispatch to 90 % of the answers, and to
     the last one."""
     run = run_policy(load_policy(POLICY), trace, world)
     assert not run.samples_lost
@@ -61,7 +62,7 @@ def times(trace: Trace, world: Scenario) -> tuple[float, float]:
 
 
 def measure(shape: tuple[int, int], instances: int, slots: int, seeds: int) -> bool:
-    """Whether the target is met by answers of this shape."""
+    """Whether answers of this shape meet the target."""
     groups = instances * slots * PER_SLOT // SAMPLES
     median, cap = shape
     traces = [synthetic(groups, SAMPLES, median=median, cap=cap, seed=n) for n in range(seeds)]

@@ -1,20 +1,21 @@
-"""What counting costs a request, and a scrape: `python -m benchmarks.metrics_cost`.
+"""The cost of metrics per request, and of a scrape: `python -m benchmarks.metrics_cost`.
 
-A gateway's scheduler is asked by fronts and answered at once, without engines (`link_cost.py`):
-what is measured is its own CPU for each request. The arms differ in who looks on:
+Fronts send requests to a gateway's scheduler and answer at once, without engines (`link_cost.py`).
+The scheduler's own CPU per request is measured. The arms differ in what is counted:
 
-    nothing   nobody
-    counted   what `/metrics` tells, as `serve` counts it: plain sums, put into prometheus_client's
-              families when somebody asks
-    scraped   the same, asked for once in each second of CPU (Prometheus' default is 15 s)
-    client    the part of it that concerns clients' requests, counted by prometheus_client's own
-              counters and histograms as it happens
+    nothing   nothing
+    counted   the figures of `/metrics`, as `serve` counts them: plain sums, converted to
+              prometheus_client's families at a scrape
+    scraped   the same, with one scrape per second of CPU (Prometheus' default is 60 s)
+    client    the part of it about clients' requests, counted by prometheus_client's own counters
+              and histograms as it happens
 
-Each repetition measures all of them, in another order; figures are medians (least-most), and of the
+Each repetition measures all of them, in another order. Figures are medians (min-max), and of the
 differences to "nothing" within a repetition.
 
-The rule: on 64 instances, being scraped once a second costs a request no more than 2 % over being
-counted, in the median. Exit code 1 if it does. What one scrape takes is told of other fleets, too.
+The rule: on 64 instances, a scrape per second makes a request at most 2 % more expensive than
+counting alone, in the median. Exit code 1 if not. The time of one scrape is also shown for other
+fleets.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ SCRAPES = 20
 
 
 class ByClient:
-    """Requests of clients as prometheus_client counts them: outcomes, tokens, attempts, and how
-    long they waited and took."""
+    """Requests of clients counted by prometheus_client: outcomes, tokens, attempts, waiting times
+    and durations."""
 
     def __init__(self) -> None:
         registry = CollectorRegistry()
@@ -84,7 +85,7 @@ class ByClient:
 
 
 class World:
-    """A gateway that is not open, fronts that ask it, and who looks on."""
+    """A gateway that does not listen, fronts that send requests to it, and observers."""
 
     def __init__(self, arm: str = "counted") -> None:
         options = Options(policy="dplb", instances=[], port=0)
@@ -102,7 +103,7 @@ class World:
             await self.driver.add_instance(Silent(f"http://i{number}"))  # type: ignore[arg-type]
 
     async def request_us(self, requests: int) -> float:
-        """Microseconds of the scheduler's CPU for each."""
+        """Microseconds of the scheduler's CPU per request."""
         host = Host(self.driver)
         await self.join(INSTANCES)
         stubs = [Stub(host, f"f{number}") for number in range(FRONTS)]

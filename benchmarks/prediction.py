@@ -1,24 +1,24 @@
-"""`make bench-prediction`: what a replay says of real vLLM servers, beside what they then do.
+"""`make bench-prediction`: compare replays with what real vLLM servers do.
 
-Servers on the CPU (a tiny random model) are calibrated, and asked for batches of several workloads
-under several policies by a trainer that sleeps and loads weights. What was generated, and how long
-it was, is the trace of a replay with the calibrated constants. Nothing of the workloads goes into
-the calibration.
+Servers on the CPU (a tiny random model) are calibrated. Then a trainer that sleeps and loads
+weights requests batches of several workloads under several policies. The generated samples and
+their lengths are the trace of a replay with the calibrated constants. The calibration does not use
+the workloads.
 
 Each repetition calibrates for a while and then runs every workload under every policy, in another
-order each time. How fast the first engine's core is, is sampled all the while (`core_pace.py`):
-constants are fitted to all calibrations together, as on a core that is as fast as it gets, and
-scaled for each run by how slow it was meanwhile; what the engine feels of that is told by the
-calibrations, too. A cell is a workload under a policy; its error is the median over the repetitions
-of predicted / measured, less 1.
+order each time. The speed of the first engine's core is sampled all the time (`core_pace.py`).
+Constants are fitted to all calibrations together, as for a core at full speed, and scaled for each
+run by how slow the core was during it. How much of that slowness the engine feels also follows from
+the calibrations. A cell is a workload under a policy; its error is the median over the repetitions
+of predicted / measured, minus 1.
 
 The rule: over all cells and both figures (makespan, from the first dispatch to the last delivery,
-and t90, which is 90 % of a step's samples), errors are at most 5 % in the median and 10 % at the
-worst. Preemptions stand beside them and are not judged. Exits with 1 for a miss.
+and t90, for 90 % of a step's samples), errors are at most 5 % in the median and 10 % at the worst.
+Preemptions are shown too and not judged. Exit code 1 for a miss.
 
 The variants of the last table are fits with fewer terms, and without the pace of the core, to show
-what each is worth. `--keep` leaves all that was measured in a folder, and `--again` predicts from
-that, without servers.
+the effect of each. `--keep` saves all measurements in a folder, and `--again` predicts from them
+without servers.
 """
 
 from __future__ import annotations
@@ -68,15 +68,15 @@ STEPS = 3
 TRAIN_S = 0.3
 
 SLOTS = 16
-KV_TOKENS = 6144  # of which "tight" wants more
-CORES_OF_AN_INSTANCE = 2  # its engine, and its front end with all the rest
+KV_TOKENS = 6144  # "tight" needs more
+CORES_OF_AN_INSTANCE = 2  # one for its engine, one for its front end and the rest
 
-#: Token ids that end a response are these and so many after them.
+#: The first of the token ids that end a response.
 FIRST_STOP = 300
 
 
 class Work(NamedTuple):
-    """Prompts of a length, and responses that end at one of so many token ids, or at a limit."""
+    """Prompts of a length, and responses that end at one of several token ids, or at a limit."""
 
     prompt: int
     most: int
@@ -92,8 +92,8 @@ WORKLOADS = {
 
 
 class Lived(NamedTuple):
-    """One run on real servers: what it did, the trace of it, and how many times as long steps took
-    as on a core that is as fast as it gets."""
+    """One run on real servers: its figures, its trace, and how many times as long steps took as on
+    a core at full speed."""
 
     workload: str
     policy: str
@@ -106,11 +106,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--repetitions", type=int, default=12)
-    add("--calibrate-s", type=float, default=25.0, help="seconds of each repetition")
+    add("--calibrate-s", type=float, default=25.0, help="seconds per repetition")
     add("--policy", action="append", dest="policies", choices=POLICIES)
     add("--workload", action="append", dest="workloads", choices=WORKLOADS)
-    add("--keep", type=Path, metavar="FOLDER", help="leave all that was measured there")
-    add("--again", type=Path, metavar="FOLDER", help="predict what was left there")
+    add("--keep", type=Path, metavar="FOLDER", help="save all measurements there")
+    add("--again", type=Path, metavar="FOLDER", help="predict from saved measurements")
     add("--out", type=Path, help="the figures, as JSON")
     options = parser.parse_args(arguments)
     with ExitStack() as stack:
@@ -149,7 +149,7 @@ def _record(options: argparse.Namespace, folder: Path) -> Record:
 
 
 def _servers(stack: ExitStack, folder: Path) -> tuple[Path, list[str]]:
-    from tests.vllm import tiny_model  # which needs torch
+    from tests.vllm import tiny_model  # requires torch
     from tests.vllm.servers import serving
 
     model = folder / "tiny"
@@ -167,7 +167,7 @@ def _servers(stack: ExitStack, folder: Path) -> tuple[Path, list[str]]:
 
 
 def _set_apart(front_ends: Sequence[int]) -> None:
-    """Engines have a core each, which nobody else takes from them: as on a GPU."""
+    """Give each engine a core that no other process uses, as with a GPU."""
     others = os.sched_getaffinity(0) - set(range(len(front_ends)))
     if others:
         for process in (0, *front_ends):
@@ -223,12 +223,12 @@ async def _repeat(
 
 
 async def _preempted(instances: Sequence[HttpInstance]) -> int:
-    """How often, since the servers were started."""
+    """The number of preemptions since the servers were started."""
     return sum([(await instance.gauges()).preemptions for instance in instances])
 
 
 def prompts(work: Work, seed: int) -> list[Prompt]:
-    """Of random tokens, so that no prompt is in a cache from another run."""
+    """Prompts of random tokens, so that no cache has them from another run."""
     dice = random.Random(f"{work}/{seed}")
     stops = list(range(FIRST_STOP, FIRST_STOP + work.stops))
     return [
@@ -250,7 +250,7 @@ async def run(
     weights: Apply,
     record: Path,
 ) -> None:
-    """A trainer that sleeps while it trains, and then has weights loaded."""
+    """A trainer that sleeps while it trains, and then publishes weights."""
     async with RolloutScheduler.from_toml(
         policy, instances, prompts_per_step=PROMPTS_PER_STEP, version="auto", journal=record
     ) as rollouts:
@@ -265,7 +265,7 @@ async def run(
 
 
 class _Ends:
-    """When the first request was dispatched, and the last batch delivered."""
+    """The time of the first dispatch, and of the last delivery."""
 
     def __init__(self) -> None:
         self.first: float | None = None
@@ -282,7 +282,7 @@ class _Ends:
 
 
 def figures(recording: Recording) -> Figures:
-    """The same of a live run and of a replay, out of its journal."""
+    """The figures of a live run or a replay, from its journal."""
     ends, metrics = _Ends(), Metrics(SLOTS)
     total_s = recording.tell([metrics.observe, Folded(ends).observe])
     summary = metrics.summary(total_s)
@@ -290,7 +290,7 @@ def figures(recording: Recording) -> Figures:
 
 
 def _lived(arm: Arm, record: Record, folder: Path) -> Lived:
-    """Polls may have missed the last preemptions, so they are the servers'."""
+    """Preemptions are read from the servers, because polls may have missed the last ones."""
     recording = Recording(folder / arm.journal)
     measured = figures(recording)._replace(preemptions=arm.preempted)
     trace, slowness = trace_of(recording), record.slowness(arm)
@@ -298,7 +298,7 @@ def _lived(arm: Arm, record: Record, folder: Path) -> Lived:
 
 
 def trace_of(recording: Recording) -> Trace:
-    """What was generated, prompts in the order in which they were submitted."""
+    """The generated samples, prompts in the order in which they were submitted."""
     fold = TraceFold(str(recording.path))
     recording.tell([Folded(fold).observe])
     trace = fold.trace(recording.path.stem)
@@ -306,14 +306,14 @@ def trace_of(recording: Recording) -> Trace:
 
 
 def fitted(found: Calibration, measurements: Measurements) -> Calibration:
-    """With the constants that explain these measurements."""
+    """The calibration with the constants that explain these measurements."""
     fit = measurements.fit(found.room.slots, found.max_num_batched_tokens)
     spread, writing_s = measurements.spread, measurements.writing_s
     return msgspec.structs.replace(found, fit=fit, spread=spread, writing_s=writing_s)
 
 
 def world(found: Calibration, cost: CostModel) -> Scenario:
-    """The servers as calibrated, with what they take beside the engine, before this benchmark's
+    """The calibrated servers, with their costs outside of the engine, and this benchmark's
     trainer."""
     room, limits, fit = found.room, found.limits, found.fit
     return Scenario(
@@ -365,8 +365,8 @@ def _about(found: Calibration, record: Record) -> str:
     return (
         f"{found.instances} server(s), vLLM {found.limits.version}; {found.bursts} bursts measured "
         f"{found.measured} times, spread {spread}, fit error {fit.mean_error:.1%} mean and "
-        f"{fit.max_error:.1%} at the most. Of a core's slowness {record.share:.0%} is felt; runs "
-        f"were slowed by {_slowed(record)}.\n{constants}; call_s {fit.call_s:.4g}, writing_s "
+        f"{fit.max_error:.1%} at most. The engine feels {record.share:.0%} of a core's slowness; "
+        f"runs were slowed by {_slowed(record)}.\n{constants}; call_s {fit.call_s:.4g}, writing_s "
         f"{found.writing_s or 0.0:.4g}, reload_s {found.reload_s or 0.0:.4g}\n"
     )
 

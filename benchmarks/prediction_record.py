@@ -1,4 +1,4 @@
-"""What a prediction is made from, in a folder: it can be made again without servers."""
+"""The data for a prediction, in a folder, so that it can be repeated without servers."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _INDEX = "recorded.json"
 
 
 class Arm(msgspec.Struct, frozen=True):
-    """One run on real servers, from when until when (of the monotonic clock); `preempted`: how
-    often they preempted a request meanwhile."""
+    """One run on real servers, with its start and end (monotonic clock); `preempted`: how often
+    they preempted a request in it."""
 
     journal: str
     workload: str
@@ -31,7 +31,7 @@ class Arm(msgspec.Struct, frozen=True):
 
 
 class TimedMeasurements(Measurements):
-    """Which knows when each was over."""
+    """Measurements with the time when each was over."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,11 +43,11 @@ class TimedMeasurements(Measurements):
 
 
 class Record(msgspec.Struct, frozen=True, dict=True):
-    """All that was measured; the arms' journals lie beside it.
+    """All measurements; the arms' journals are in the same folder.
 
-    calibration  the last one, with what is fitted to all of them
-    bursts       what they measured: each time, and when it was over
-    samples      of how fast the engines' core was, all the while
+    calibration  the last one, with the constants fitted to all of them
+    bursts       their measurements: each time, and when it was over
+    samples      of the speed of the engines' core, over the whole time
     """
 
     calibration: Calibration
@@ -61,7 +61,7 @@ class Record(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def share(self) -> float:
-        """What of a core's slowness bursts feel."""
+        """The share of a core's slowness that bursts feel."""
         return felt(
             {
                 burst: [
@@ -74,7 +74,7 @@ class Record(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def measurements(self) -> Measurements:
-        """As if the core had been as fast as it gets."""
+        """The measurements as on a core at full speed."""
         found = Measurements()
         for burst, times, over in self.bursts:
             for taken, at in zip(times, over, strict=True):
@@ -83,7 +83,7 @@ class Record(msgspec.Struct, frozen=True, dict=True):
         return found
 
     def slowness(self, arm: Arm) -> float:
-        """How many times as long steps took as on a core that is as fast as it gets."""
+        """How many times as long steps took as on a core at full speed."""
         return factor(self.paces.between(arm.began, arm.ended), self.share)
 
     def _slow(self, taken: BurstTime, over: float) -> float:
@@ -99,7 +99,7 @@ def journal_of(workload: str, policy: str, repetition: int) -> str:
 
 
 def read(folder: Path) -> Record:
-    """Raises CallerError for a folder without one."""
+    """Raises CallerError for a folder without a record."""
     try:
         return msgspec.json.decode((folder / _INDEX).read_bytes(), type=Record)
     except (OSError, msgspec.ValidationError, msgspec.DecodeError) as error:

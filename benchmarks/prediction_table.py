@@ -1,4 +1,4 @@
-"""What was predicted beside what was measured: errors by cell, and the rule that judges them."""
+"""Compare predictions with measurements: errors by cell, and the rule that judges them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
-#: Of errors over all cells and figures. Fixed before anything was measured.
+#: Limits of errors over all cells and figures, fixed before the measurements.
 MEDIAN_LIMIT = 0.05
 WORST_LIMIT = 0.10
 
 
 class Figures(NamedTuple):
-    """Seconds from the first dispatch to the last delivery; of a step until 90 % of its samples
-    were there; and how often a request was preempted."""
+    """Seconds from the first dispatch to the last delivery; seconds of a step until 90 % of its
+    samples were there; and the number of preemptions."""
 
     makespan_s: float
     t90_s: float
@@ -21,14 +21,14 @@ class Figures(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """One run."""
+    """Measured and predicted figures of one run."""
 
     measured: Figures
     predicted: Figures
 
 
 class Cell(NamedTuple):
-    """A workload under a policy, in each repetition."""
+    """A workload under a policy, in all repetitions."""
 
     workload: str
     policy: str
@@ -39,12 +39,12 @@ class Cell(NamedTuple):
 
     @property
     def errors(self) -> tuple[float, float]:
-        """Of makespan and t90."""
+        """The errors of makespan and t90."""
         makespan, t90 = (abs(median(self.ratios(figure)) - 1) for figure in JUDGED)
         return makespan, t90
 
 
-#: What the rule is about.
+#: The figures that the rule judges.
 JUDGED: tuple[Callable[[Figures], float], ...] = (
     lambda figures: figures.makespan_s,
     lambda figures: figures.t90_s,
@@ -59,7 +59,7 @@ class Table(NamedTuple):
 
 
 def table(cells: Sequence[Cell], variants: Mapping[str, Sequence[Cell]]) -> Table:
-    """`variants`: the same cells as predicted by other fits, which are not judged."""
+    """`variants`: the same cells predicted by other fits, which are not judged."""
     middle, worst = errors(cells)
     kept = middle <= MEDIAN_LIMIT and worst <= WORST_LIMIT
     lines = [
@@ -70,7 +70,7 @@ def table(cells: Sequence[Cell], variants: Mapping[str, Sequence[Cell]]) -> Tabl
         "",
         f"Error in the median {middle:.1%} (at most {MEDIAN_LIMIT:.0%}), at the worst {worst:.1%} "
         f"(at most {WORST_LIMIT:.0%}): {'kept' if kept else 'MISSED'}.",
-        f"What the machine does to them: a repetition lies {repeat_spread(cells):.1%} from its "
+        f"Variation of the machine: a repetition lies {repeat_spread(cells):.1%} from its "
         "cell's median, in the median.",
         "",
         "| fit | error in the median | at the worst |",
@@ -81,13 +81,13 @@ def table(cells: Sequence[Cell], variants: Mapping[str, Sequence[Cell]]) -> Tabl
 
 
 def errors(cells: Sequence[Cell]) -> tuple[float, float]:
-    """In the median and at the worst, over cells and figures."""
+    """The median and the worst error, over cells and figures."""
     each = [error for cell in cells for error in cell.errors]
     return median(each), max(each)
 
 
 def repeat_spread(cells: Sequence[Cell]) -> float:
-    """How far one repetition of a cell lies from its middle one, which no model can foretell."""
+    """The distance of a repetition of a cell from the median one, which no model can predict."""
     return median(
         abs(ratio / median(ratios) - 1)
         for cell in cells

@@ -13,7 +13,7 @@ Measure = Literal["total", "rollout", "tokens", "bubble"]
 
 def vacant_in_rollout(run: Run) -> float:
     """Share of the fleet's places (an even share of a batch's samples each) that were vacant while
-    anything was in flight: training on the same GPUs is no bubble of the rollout."""
+    anything was in flight. Training on the same GPUs does not count as a bubble of the rollout."""
     places = sum(step.capacity_s for step in run.steps)
     taken = places - sum(sum(step.vacant_s.values()) for step in run.steps)
     seconds = run.steps[-1].end_s - run.steps[0].start_s
@@ -21,7 +21,7 @@ def vacant_in_rollout(run: Run) -> float:
     return 1 - taken / (places / seconds * in_flight)
 
 
-#: What is larger where an arm is better.
+#: Figures that are larger if an arm is better.
 FIGURES: dict[Measure, Callable[[Run], float]] = {
     "total": lambda run: 1 / run.summary.total_s,
     "rollout": lambda run: 1 / run.summary.rollout_s,
@@ -31,7 +31,7 @@ FIGURES: dict[Measure, Callable[[Run], float]] = {
 
 
 def ratio(baseline: Sequence[Run], arm: Sequence[Run], measure: Measure) -> Ratio:
-    """Above 1 where the arm is better. Runs by draw, the same draws of both, the trace first."""
+    """Above 1 if the arm is better. Runs by draw, the same draws for both, the trace first."""
     figure = FIGURES[measure]
     return ratio_of(figure, arm[:1], baseline[:1], arm[1:], baseline[1:])
 

@@ -1,14 +1,14 @@
-"""What a deployment on Ray costs: `python benchmarks/ray_link.py`, or `make bench-ray`.
+"""The cost of a deployment on Ray: `python benchmarks/ray_link.py`, or `make bench-ray`.
 
-1. A frame of 5 KB as a call of an actor, and over a connection of ours: CPU at either end.
-2. Decisions a second through one scheduler's actor from 1, 2 and 4 fronts, actors too, which answer
-   each order at once: three events a request and all that follows from them, over connections.
-   Target: 20,000 from four.
-3. What the link adds to a dispatch, from when a request is told to when its order is there, at
-   2,200 requests a second from four fronts, each answered after some seconds. Targets: p50 3 ms,
-   p99 15 ms.
-4. A front's CPU for a request beside that of a gateway that is one process, both before the same
-   simulated server, by the same client. Target: 1.15 times.
+1. A frame of 5 KB as a call of an actor, and over our own connection: CPU at either end.
+2. Decisions per second of one scheduler's actor with 1, 2 and 4 fronts (also actors), which answer
+   each order at once: three events per request and all that follows from them, over connections.
+   Target: 20,000 with four.
+3. What the link adds to a dispatch, from the submission of a request to the arrival of its order,
+   at 2,200 requests per second from four fronts, each answered after some seconds. Targets: p50
+   3 ms, p99 15 ms.
+4. A front's CPU per request compared with a gateway in one process, both before the same simulated
+   server, with the same client. Target: 1.15 times.
 
 Exit code 1 if a target is missed. Everything is on one machine: with fewer cores than processes
 they wait for each other.
@@ -35,11 +35,11 @@ from tests.neighbours.fleet import Program, fake_instance, gateway
 
 CALLS = 1000
 
-OPEN = 4096  # requests at once, where it is asked how many go through
+OPEN = 4096  # requests in flight, to measure throughput
 SECONDS = 6.0
-DECISIONS = 20_000  # a second
+DECISIONS = 20_000  # per second
 
-RATE, HOLD_S = 2200, 5.0  # requests a second, and how long each is under way
+RATE, HOLD_S = 2200, 5.0  # requests per second, and how long each is in flight
 P50_MS, P99_MS = 3.0, 15.0
 
 REQUESTS, AT_ONCE = 3000, 32
@@ -84,8 +84,8 @@ def latency(fronts: int) -> tuple[float, float]:
     spent = ray.get(scheduler.spent.remote()) - before
     p50, p99 = percentiles(paced)
     print(
-        f"{RATE} requests/s from {fronts} fronts, {RATE * HOLD_S:,.0f} under way: an order is "
-        f"there after {p50:.2f} ms (p50), {p99:.2f} ms (p99); the scheduler's process takes "
+        f"{RATE} requests/s from {fronts} fronts, {RATE * HOLD_S:,.0f} in flight: an order "
+        f"arrives after {p50:.2f} ms (p50), {p99:.2f} ms (p99); the scheduler's process takes "
         f"{spent / (SECONDS * 2 + HOLD_S):.2f} cores"
     )
     leave(scheduler, made)
@@ -117,7 +117,7 @@ async def _call(url: str, requests: int) -> None:
 
 
 async def _cost(url: str, pid: int) -> float:
-    """Microseconds of CPU of a process for a request."""
+    """Microseconds of a process's CPU per request."""
     await _call(url, REQUESTS // 10)
     before = _cpu_s(pid)
     await _call(url, REQUESTS)
@@ -131,7 +131,7 @@ def _server() -> Iterator[Program]:
 
 
 async def _front(server: Program) -> tuple[float, float]:
-    """Microseconds of CPU for a request: of the front, and of the scheduler's process."""
+    """Microseconds of CPU per request: of the front, and of the scheduler's process."""
     deployment = Deployment(name="bench", fronts=1)
     await clusters.start(Options(policy="dplb", instances=[server.url], port=0), deployment)
     try:
@@ -160,7 +160,7 @@ async def _answers(url: str) -> bool:
 
 
 def front_cost(rounds: int = 3) -> float:
-    """A front's CPU for a request, as a share of one process's."""
+    """A front's CPU per request, as a share of one process's."""
     shares = []
     for _ in range(rounds):
         with ExitStack() as stack:
@@ -171,8 +171,8 @@ def front_cost(rounds: int = 3) -> float:
             front, scheduler = asyncio.run(_front(server))
         shares.append(front / alone)
         print(
-            f"a request costs one process {alone:.0f} us of CPU, a front {front:.0f} us and the "
-            f"scheduler's process beside it {scheduler:.0f} us"
+            f"CPU per request: {alone:.0f} us in one process; {front:.0f} us in a front plus "
+            f"{scheduler:.0f} us in the scheduler's process"
         )
     return statistics.median(shares)
 

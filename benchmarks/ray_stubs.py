@@ -1,6 +1,6 @@
-"""A scheduler and fronts as actors without clients, instances and gateway: what goes between them.
+"""A scheduler and fronts as actors, without clients, instances and gateway: only their messages.
 
-What measures them is `ray_link` and `verl_balancer`.
+`ray_link` and `verl_balancer` measure them.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from rollout_sched.live.settings import Settings
 
 FRAME = 5000
 INSTANCES, SLOTS = 256, 256
-EVENTS = 3  # of a request
+EVENTS = 3  # per request
 
 
 class Silent:
-    """An instance that is only watched over."""
+    """An instance that is only supervised."""
 
     labelled = False
 
@@ -75,7 +75,7 @@ class Load(NamedTuple):
 
 
 class StubFront:
-    """Tells of requests, and answers orders after `hold_s`."""
+    """Submits requests, and answers orders after `hold_s`."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -99,7 +99,7 @@ class StubFront:
         await self._here.wait()
 
     async def calls(self, actor: Any, count: int) -> float:
-        """Seconds of CPU for so many calls, one after the other."""
+        """Seconds of CPU for `count` calls, one after the other."""
         began = time.process_time()
         for _ in range(count):
             await actor.take.remote(bytes(FRAME))

@@ -1,14 +1,14 @@
-"""How fast a replay is: `python benchmarks/replay_speed.py [--quick]`.
+"""The speed of a replay: `python benchmarks/replay_speed.py [--quick]`.
 
 1. The 4,096-request, 25.3 M-token maths trace under one policy on 8 instances, through the real
    core: target under 2 s, of the compiled build 0.2 s. (For the same work on one core of a 2-core
-   machine Vidur's loop took 78 s and BLIS 40 s; their hardware models differ, so only wall time
-   compares.)
+   machine Vidur's loop took 78 s and BLIS 40 s; their hardware models differ, so only wall time can
+   be compared.)
 2. 1,000,000 requests on 1,024 instances: target under 90 s (compiled 40 s) and 4 GiB, one process.
-3. Cost per event against the number of instances, the work per instance staying the same.
+3. Cost per event by number of instances, at constant work per instance.
 
-Each figure is the median of its repetitions, with the range, in seconds of CPU: on a machine with
-nothing else to do those are the seconds on the clock. Exit code 1 if a target is missed.
+Each figure is the median of its repetitions, with the range, in seconds of CPU; on a machine
+without other load these are wall seconds. Exit code 1 if a target is missed.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def composite(repetitions: int) -> bool:
 
 
 def million(groups: int, instances: int) -> bool:
-    """In a process of its own, so that its peak memory is its own."""
+    """Runs in its own process, so that its peak memory is its own."""
     command = [sys.executable, __file__, "--large", str(groups), str(instances)]
     seconds, events, gib = map(float, subprocess.check_output(command, text=True).split())
     print(
@@ -72,7 +72,7 @@ def large(groups: int, instances: int) -> None:
 
 
 def curve(sizes: list[int]) -> None:
-    """The same work per instance on more and more instances: events cost alike, but for log n."""
+    """The same work per instance on more and more instances: equal cost per event, except log n."""
     print("instances  requests   events  us/event (whole simulation)")
     for instances in sizes:
         groups = instances * 64
@@ -82,7 +82,7 @@ def curve(sizes: list[int]) -> None:
 
 
 def wide(instances: int, prompts_per_step: int) -> Scenario:
-    """So many instances, and a trainer that does not slow the run down."""
+    """This many instances, and a trainer that does not slow the run down."""
     base = load_scenario("qwen7b-8xh100-disaggregated")
     change = msgspec.structs.replace
     return change(

@@ -1,8 +1,8 @@
-"""What it costs to name tokens twice: `python benchmarks/token_names.py`.
+"""The cost of naming tokens twice: `python benchmarks/token_names.py`.
 
-CPU time for an answer of /inference/v1/generate, of the step that names the tokens of its log-probs
-in both ways, beside the reading of the same answer: without log-probs, and with those of each token
-and of one candidate.
+CPU time, for an answer of /inference/v1/generate, of the step that names the tokens of its
+log-probs in both ways, and of reading the same answer: without log-probs, and with those of each
+token and of one candidate.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def answer(tokens: int, *, logprobs: bool) -> bytes:
 
 
 def microseconds(do: Callable[[bytes], object], body: bytes, times: int) -> float:
-    """The least CPU time of several tries."""
+    """The minimum CPU time of several tries."""
     tries = []
     for _ in range(REPETITIONS):
         start = time.thread_time()

@@ -1,15 +1,16 @@
-"""What verified resume is worth, by how fast the policy drifts:
+"""The benefit of verified resume, by how fast the policy drifts:
 `python benchmarks/verified_resume.py [--quick]`.
 
 For maths traces on the shipped 7B scenario, at staleness 0: rounds that start more prompts than a
-batch takes. What is unfinished when the batch is full starts over, or is verified in the next
-round. Both run the same prompts; times are means over the seeds.
+batch takes. Requests that are unfinished when the batch is full start over, or are verified in the
+next round. Both run the same prompts; times are means over the seeds.
 
-Two ceilings stand beside it. Had every sample a draft of all its tokens, for nothing, one of L
-tokens, of which the test passes K, would have L - K left to make under the weights it is delivered
-with. "bound" is by how much that lowers what no scheduler beats at staleness 0; "all free" by how
-much it shortens the rounds that start over. With a rejection per token of h the mean of K is below
-1 / h, however long the sample is, so what is long gains little.
+Two upper limits are shown too. Suppose that every sample had a draft of all its tokens at no cost.
+A sample of L tokens, of which the test passes K, would still have to make L - K under the weights
+that it is delivered with. "bound" is by how much that lowers the bound that no scheduler can beat
+at staleness 0; "all free" is by how much it shortens the rounds that start over. With a rejection
+per token of h the mean of K is below 1 / h, however long the sample is, so long samples gain
+little.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def policy(over_prompts: float, interruption: dict[str, Any]) -> PolicyFile:
 def runs(
     trace: Trace, scenario: Scenario, over_prompts: float, seeds: int, hazard: float | None
 ) -> list[Run]:
-    """Of each seed; without a hazard what is unfinished starts over."""
+    """The runs of each seed; without a hazard unfinished requests start over."""
     interruption: dict[str, Any] = {"use": "none"}
     if hazard is not None:
         interruption = {"use": "partial", "kv": "verify"}
@@ -62,7 +63,7 @@ def runs(
 
 
 def all_free(trace: Trace, scenario: Scenario, hazard: float) -> tuple[Trace, Scenario]:
-    """What is left to make had every sample a draft of everything: one token at least. Training
+    """What is left to make if every sample had a draft of everything: at least one token. Training
     takes as long as before."""
     drift = PolicyDrift(hazard)
 
@@ -114,7 +115,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one seed instead of three")
     options = parser.parse_args()
-    print("Times that starting over takes, by times with verified resume: more is better.")
+    print("Time when starting over, divided by time with verified resume: more is better.")
     for name in TRACES:
         report(name, 1 if options.quick else 3)
 

@@ -1,13 +1,13 @@
-"""Which server has a request? Asked of our scheduler and of verl's own load balancer, on Ray.
+"""Compare our scheduler with verl's own load balancer in choosing servers for requests, on Ray.
 
 `python -m benchmarks.verl_balancer`, or `make bench-ray`, with the package verl. Either is an actor
-before 256 servers, with four clients that are actors, too. A client asks for a server, is told one,
-says that the request has ended, and asks for the next: verl's by calls of its actor
+before 256 servers, with four clients that are actors, too. A client asks for a server, gets one,
+reports the end of the request, and asks for the next: verl's by calls of its actor
 (`acquire_server`, awaited; `release_server`, not awaited, as in its `LLMServerClient`), ours by
 frames over a connection (submitted; tokens and end). Ours asks for the next when the answer is
-ordered, so a request takes two ways there and back, verl's one; the wait is to the choice alone.
+ordered, so a request takes two round trips, verl's one; the wait is measured to the choice alone.
 
-Nothing is to be met: it says what there is. Rounds of both alternate; figures are medians.
+There is no target. Rounds of both alternate; figures are medians.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ import ray
 from benchmarks.ray_stubs import INSTANCES, Load, leave, percentiles, stage
 
 CLIENTS = 4
-OPEN = (1, 64)  # requests of each client at once
+OPEN = (1, 64)  # requests of each client in flight
 SECONDS = 3.0
 ROUNDS = 3
 
 
 class Server:
-    """verl hands out handles of its servers; one stands for all here."""
+    """verl hands out handles of its servers; one handle represents all here."""
 
 
 class Client:
-    """Of verl's balancer."""
+    """A client of verl's balancer."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -56,7 +56,7 @@ class Client:
 
 
 class Figures(NamedTuple):
-    """choices a second; milliseconds to one, p50 and p99"""
+    """choices per second; milliseconds to one, p50 and p99"""
 
     rate: float
     p50: float
@@ -64,8 +64,8 @@ class Figures(NamedTuple):
 
 
 def verls_stage() -> tuple[Any, list[Any]]:
-    """verl's balancer as verl makes it, and its clients, once all have started: that takes long."""
-    from verl.workers.rollout.router import get_router_handle  # of no use to clients, and slow
+    """verl's balancer as verl makes it, and its clients, when all have started, which is slow."""
+    from verl.workers.rollout.router import get_router_handle  # slow, and useless to clients
 
     server = ray.remote(Server).options(num_cpus=0).remote()
     balancer = get_router_handle({f"i{number}": server for number in range(INSTANCES)})
@@ -107,8 +107,8 @@ def main() -> None:
             for who, figures in zip(("ours", "verl's"), zip(*rounds, strict=True), strict=True):
                 rate, p50, p99 = _median(list(figures))
                 print(
-                    f"{open_at_once} at once of each client, {who}: {rate:,.0f} choices a second; "
-                    f"one after {p50:.2f} ms (p50), {p99:.2f} ms (p99)"
+                    f"{open_at_once} in flight per client, {who}: {rate:,.0f} choices a second, "
+                    f"each after {p50:.2f} ms (p50), {p99:.2f} ms (p99)"
                 )
     finally:
         ray.shutdown()

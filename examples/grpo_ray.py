@@ -1,10 +1,10 @@
-"""The example that learns, on Ray: the trainer, the scheduler with its fronts and two real vLLM
-servers are actors of one cluster.
+"""GRPO on a tiny model on Ray: the trainer, the scheduler with its fronts and two real vLLM servers
+are actors of one cluster.
 
     make example-ray        # or: python -m examples.grpo_ray --steps 24
 
-Model, job, reward and trainer are those of `grpo_tiny`. The servers are found by their actors'
-names; groups go to the front, tokens come back to the scheduler, batches to the trainer's actor.
+Model, job, reward and trainer are those of `grpo_tiny`. The scheduler finds the servers by their
+actors' names. Groups go to the front, tokens to the scheduler, batches to the trainer's actor.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SERVERS = 2
 
 @ray.remote(num_cpus=0)
 class Server:
-    """A vLLM server of a model, on a core of its own."""
+    """A vLLM server of a model, on its own core."""
 
     def __init__(self, model: Path, folder: Path, core: int) -> None:
         from tests.vllm.servers import serving
@@ -43,7 +43,7 @@ class Server:
         self._url = server.wait()
 
     def url(self) -> str:
-        """By which the scheduler knows it."""
+        """The URL for the scheduler."""
         return self._url
 
     def stop(self) -> None:
@@ -52,7 +52,7 @@ class Server:
 
 @ray.remote(num_cpus=0)
 class Trainer:
-    """Trains by the scheduler of the cluster, which it starts."""
+    """Trains with the scheduler of the cluster, which it starts."""
 
     def train(self, model: Path, job: Job, folder: Path) -> list[Point]:
         scheduler = RolloutScheduler.on_ray(
@@ -63,7 +63,7 @@ class Trainer:
 
 
 def run(job: Job) -> list[Point]:
-    """The rewards of its steps."""
+    """The rewards of the job's steps."""
     from tests.vllm import tiny_model
 
     ray.init("local", num_cpus=2, include_dashboard=False)
@@ -86,12 +86,12 @@ def run(job: Job) -> list[Point]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 if it ran, 2 if it cannot be run."""
+    """Returns 0 on success, 2 if it cannot run."""
     parser = argparse.ArgumentParser(prog="grpo_ray", description=__doc__.partition("\n")[0])
     parser.add_argument(
         "--steps", type=int, default=Job().steps, metavar="N", help="default: %(default)s"
     )
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # one for each file of each step
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # one per file and step
     try:
         print(table({POLICY.stem: run(Job(steps=parser.parse_args(arguments).steps))}))
     except RolloutError as error:

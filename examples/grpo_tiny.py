@@ -1,11 +1,11 @@
-"""An example that learns: GRPO on a tiny model, before a real vLLM server on the CPU.
+"""GRPO on a tiny model, with a real vLLM server on the CPU.
 
     make example        # or: python -m examples.grpo_tiny --steps 24 --svg curves.svg
 
-The model is tiny and random, its reward the share of its response tokens that belong to a target
-set. The same training runs under a synchronous, a partial and an asynchronous policy; after every
-step the new weights go into the server, and what older ones made is weighted by the versions that
-came with the tokens. Rewards over wall time and over samples are shown for each.
+The model is tiny and random; its reward is the share of its response tokens that are in a target
+set. The same training runs under a synchronous, a partial and an asynchronous policy. After every
+step the server loads the new weights, and tokens of older weights are weighted according to their
+versions. For each policy the rewards are shown over wall time and over samples.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
     from examples.grpo import StepFigures
 
 POLICIES = ("round_robin_sync", "partial_rollout", "areal")
-#: Every fourth token is wanted: a quarter of what a model says that has learnt nothing.
+#: Every fourth token is wanted: a quarter of the tokens of an untrained model.
 WANTED = frozenset(range(0, VOCABULARY, 4))
-#: They end a response, so lengths vary as they do in earnest.
+#: These tokens end a response, so lengths vary as in real training.
 STOP = list(range(301, 309))
 
 
 class Job(msgspec.Struct, frozen=True):
-    """steps to train, of so many prompts with so many samples; responses of at most max_tokens."""
+    """steps to train; prompts per step and samples per prompt; responses of at most max_tokens."""
 
     steps: int = 24
     prompts_per_step: int = 16
@@ -49,7 +49,7 @@ class Job(msgspec.Struct, frozen=True):
 
 
 def share(token_ids: Sequence[int]) -> float:
-    """Of wanted tokens, less the one that ended the response."""
+    """The share of wanted tokens, without the one that ended the response."""
     said = [token for token in token_ids if token not in STOP]
     return sum(token in WANTED for token in said) / len(said) if said else 0.0
 
@@ -74,7 +74,7 @@ def prompts(job: Job) -> list[Prompt]:
 
 
 def train(policy: str, fleet: Fleet, job: Job, folder: Path) -> list[Point]:
-    """One training, from the first weights on, under a policy; checkpoints go into `folder`."""
+    """One training from the initial weights under a policy; checkpoints go into `folder`."""
     scheduler = RolloutScheduler.from_toml(
         policy,
         fleet.urls,
@@ -88,7 +88,7 @@ def train(policy: str, fleet: Fleet, job: Job, folder: Path) -> list[Point]:
 def train_by(
     scheduler: RolloutScheduler, policy: str, fleet: Fleet, job: Job, folder: Path
 ) -> list[Point]:
-    """The same by a scheduler that rewards what its instances, those of the fleet, make."""
+    """The same with a given scheduler, which computes rewards; its instances are the fleet's."""
     import torch
 
     from examples.grpo import Learner, Settings
@@ -104,7 +104,7 @@ def train_by(
             weights = Reload(str(checkpoints.write(fleet.version, learner.weights())))
             rollouts.publish_weights(fleet.version, weights, wait=wait)
 
-        publish(wait=True)  # the first ones: the policy before has left others behind
+        publish(wait=True)  # the initial weights: the last policy left others in the servers
         start = time.monotonic()
         rollouts.submit(prompts(job))
         rollouts.close_submissions()
@@ -116,7 +116,7 @@ def train_by(
             publish()
             points.append(point_of(batch, points, time.monotonic() - start))
             say(policy, points, figures, batch)
-        publish(wait=True)  # whoever comes next finds the servers at the version they were told
+        publish(wait=True)  # so that the next training finds the servers at the published version
     return points
 
 
@@ -143,7 +143,7 @@ def run(options: argparse.Namespace) -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         if options.instances:
             if options.model is None:
-                raise CallerError("--model is missing: the folder of the model that they serve")
+                raise CallerError("--model is missing: give the folder of the model they serve")
             for url in options.instances:
                 check_real(url, options.model)
             fleet = Fleet(options.instances, options.model)
@@ -160,7 +160,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 if it ran, 2 if it cannot be run."""
+    """Returns 0 on success, 2 if it cannot run."""
     parser = argparse.ArgumentParser(prog="grpo_tiny", description=__doc__.partition("\n")[0])
     add = parser.add_argument
     add("--steps", type=int, default=Job().steps, metavar="N", help="default: %(default)s")
@@ -171,10 +171,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         action="append",
         dest="instances",
         metavar="URL",
-        help="a vLLM server of yours, repeatable; without: one is started on the CPU",
+        help="URL of your vLLM server, repeatable; default: start one on the CPU",
     )
-    add("--model", type=Path, metavar="FOLDER", help="with --instance: what they serve")
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # one for each file of each step
+    add("--model", type=Path, metavar="FOLDER", help="with --instance: the model they serve")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # one per file and step
     try:
         run(parser.parse_args(arguments))
     except RolloutError as error:

@@ -1,10 +1,9 @@
-"""The example that learns, by TRL's trainer: GRPOTrainer before a real vLLM server on the CPU.
+"""GRPO on a tiny model with TRL's GRPOTrainer and a real vLLM server on the CPU.
 
     make example-trl        # or: python -m examples.grpo_trl --steps 30
 
-Model, server and reward are those of `grpo_tiny`. The advantages, the loss and the steps are TRL's;
-completions come in groups from the scheduler, and after every step the new weights go into the
-server.
+Model, server and reward are those of `grpo_tiny`. TRL computes advantages, loss and steps. The
+scheduler delivers completions in groups, and after every step the server loads the new weights.
 """
 
 from __future__ import annotations
@@ -40,14 +39,14 @@ def reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
 
 
 def prompts(job: Job) -> Dataset:
-    """Eight letters each."""
+    """Prompts of eight letters each."""
     dice = random.Random(job.seed)
     texts = ["".join(dice.choices(string.ascii_letters, k=8)) for _ in range(job.prompts_per_step)]
     return Dataset.from_dict({"prompt": texts})
 
 
 def config(job: Job, folder: Path) -> GRPOConfig:
-    """One step for each batch."""
+    """The trainer's configuration: one step per batch."""
     return GRPOConfig(
         output_dir=str(folder),
         use_cpu=True,
@@ -68,7 +67,7 @@ def config(job: Job, folder: Path) -> GRPOConfig:
 
 
 class Curve(TrainerCallback):  # type: ignore[misc, unused-ignore]
-    """The reward of every step, said and kept."""
+    """Prints and keeps the reward of every step."""
 
     def __init__(self, samples: int) -> None:
         self.points: list[Point] = []
@@ -85,7 +84,7 @@ class Curve(TrainerCallback):  # type: ignore[misc, unused-ignore]
 
 
 def train(fleet: Fleet, job: Job, folder: Path) -> list[Point]:
-    """From the first weights on; checkpoints go into `folder`."""
+    """Train from the initial weights; checkpoints go into `folder`."""
     curve = Curve(job.prompts_per_step * job.samples)
     scheduler = RolloutScheduler.from_toml(
         POLICY, fleet.urls, prompts_per_step=job.prompts_per_step, version=fleet.version
@@ -107,7 +106,7 @@ def train(fleet: Fleet, job: Job, folder: Path) -> list[Point]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 if it ran, 2 if it cannot be run."""
+    """Returns 0 on success, 2 if it cannot run."""
     parser = argparse.ArgumentParser(prog="grpo_trl", description=__doc__.partition("\n")[0])
     parser.add_argument(
         "--steps", type=int, default=Job().steps, metavar="N", help="default: %(default)s"

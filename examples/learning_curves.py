@@ -1,4 +1,4 @@
-"""Reward over time and over samples, as a table for the terminal and as a picture (SVG)."""
+"""Show reward over time and over samples, as a table for the terminal and as a chart (SVG)."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from html import escape
 
 import msgspec
 
-#: Of one panel, in pixels, and the margins for what is written at its axes.
+#: Size of one panel in pixels, and the margins for the labels of its axes.
 WIDTH, HEIGHT, MARGIN = 420, 260, 48
-#: Okabe and Ito's, which the colour-blind tell apart.
+#: Okabe and Ito's colours, which colour-blind people can distinguish.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")
 
 
@@ -26,7 +26,7 @@ Curves = dict[str, list[Point]]
 
 
 def table(curves: Curves, rows: int = 8) -> str:
-    """For each policy the rewards at `rows` steps, spread over the run, and when they came."""
+    """For each policy the rewards at `rows` steps, spread over the run, and their times."""
     lines = [f"{'policy':20}{'step':>6}{'seconds':>10}{'samples':>10}{'reward':>9}"]
     for name, points in curves.items():
         picked = sorted({round(n * (len(points) - 1) / (rows - 1)) for n in range(rows)})

@@ -1,4 +1,4 @@
-"""Where the examples' tokens come from: real vLLM servers of a tiny random model, on the CPU."""
+"""The servers of the examples: real vLLM servers of a tiny random model, on the CPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ASK_S = 10.0
 
 
 class Fleet:
-    """Servers of one model, and the newest version that they were given."""
+    """Servers of one model, and the newest version that was published to them."""
 
     def __init__(self, urls: Sequence[str], model: Path) -> None:
         self.urls = urls
@@ -28,17 +28,17 @@ class Fleet:
 
 
 def check_real(url: str, model: Path) -> None:
-    """Raises CallerError if a server does not serve the model: a simulated one's tokens do not come
-    from weights, so they teach nothing."""
+    """Raises CallerError if a server does not serve the model. A simulated server's tokens do not
+    come from weights, so a model cannot learn from them."""
     try:
         with urllib.request.urlopen(f"{url}/v1/models", timeout=_ASK_S) as answer:
             served = json.load(answer)["data"][0]["root"]
     except (urllib.error.URLError, OSError, ValueError, LookupError, TypeError) as error:
-        raise CallerError(f"{url}: cannot be asked which model it serves: {error}") from error
+        raise CallerError(f"{url}: cannot read which model it serves: {error}") from error
     if Path(served).resolve() != model.resolve():
         raise CallerError(
-            f"{url} serves {served}, not the weights in {model}: start `vllm serve {model}`. A "
-            "simulated instance cannot be used here, for its tokens teach nothing"
+            f"{url} serves {served}, not the weights in {model}: start `vllm serve {model}`. "
+            "Simulated instances cannot be used here, because their tokens do not come from weights"
         )
 
 
@@ -49,7 +49,7 @@ def servers(folder: Path, instances: int) -> Iterator[Fleet]:
         import vllm  # noqa: F401
     except ImportError as error:
         raise CallerError(
-            "vLLM is not installed here: use `make example`, which has an environment with it"
+            "vLLM is not installed here: use `make example`, whose environment has it"
         ) from error
     from tests.vllm import tiny_model
     from tests.vllm.servers import serving

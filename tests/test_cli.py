@@ -312,14 +312,14 @@ class TestReplay:
         code, out, err = run(capsys, "replay", tiny_trace, "--policy", "dplb", *grid)
         assert code == 130
         assert "fleet.instances=1" in out
-        assert "what is missing: fleet.instances=2, fleet.instances=3" in err
+        assert "not finished: fleet.instances=2, fleet.instances=3" in err
 
     @pytest.mark.parametrize(
         ("arguments", "says"),
         [
             (["--set", "freshness.max_stalenes=1"], "--set freshness.max_stalenes: there is no"),
-            (["--set", "fleet.instances=1,2", "--journal", "j"], "--journal: one journal"),
-            (["--set", "fleet.instances=1,2", "--csv", "-"], "--csv: a row is a policy"),
+            (["--set", "fleet.instances=1,2", "--journal", "j"], "--journal works with one"),
+            (["--set", "fleet.instances=1,2", "--csv", "-"], "--csv works with one scenario only"),
             (["--split", "2"], "needs GPUs of its own"),
         ],
     )
@@ -353,7 +353,7 @@ class TestReplay:
         assert code == 130
         assert "one_step_off" in out
         assert "areal" not in out
-        assert "what is missing: --policy areal" in err
+        assert "not finished: --policy areal" in err
 
     @pytest.mark.parametrize("option", ["--json", "--journal"])
     def test_a_folder_is_no_file(

@@ -1,6 +1,6 @@
-"""All live benches one after the other: `python -m benchmarks.live [--quick]`.
+"""Run all live benchmarks one after the other: `python -m benchmarks.live [--quick]`.
 
-Exit code 1 if one of them missed something.
+Exit code 1 if one of them missed a target.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from benchmarks.live import rollout_steps, rollout_time, router_overhead
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="benchmarks.live", description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="fewer and shorter, to see it work")
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter, as a smoke test")
     arguments = ["--quick"] if parser.parse_args().quick else []
     return max(
         router_overhead.main(arguments),

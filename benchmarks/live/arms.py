@@ -1,7 +1,7 @@
-"""What is measured side by side: the command lines of every router, ours among them.
+"""The arms of a comparison: the command lines of every router, including ours.
 
-An arm's command starts one process that listens on a port and spreads what it gets over the
-instances. All are set to spread by count and to log errors only.
+An arm's command starts one process that listens on a port and distributes requests over the
+instances. All are configured to balance by count and to log errors only.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from benchmarks.live.processes import LOOPBACK, Processes, free_port, script, ur
 
 HERE = Path(__file__).parent
 
-#: The virtual environments of the peers and of our compiled build; `make bench-live` makes them.
+#: Virtual environments of the other routers and of our compiled build, made by `make bench-live`.
 PEERS = Path(os.environ.get("PEERS", HERE.parents[1] / ".venv-peers"))
 COMPILED = Path(os.environ.get("COMPILED", HERE.parents[1] / ".venv-compiled"))
 COMPILED_PROGRAM = str(COMPILED / "bin/rollout-sched")
 
-#: The virtual environment of another version of ours, to hold this one against; "" for none.
+#: The virtual environment of another version of ours to compare with; "" for none.
 BEFORE = os.environ.get("BEFORE", "")
 
-#: The peer that all figures are set in relation to.
+#: The router that all figures are relative to.
 REFERENCE = "vllm-router"
 OURS = "rollout-sched"
 
@@ -50,26 +50,26 @@ Command = Callable[[Place], list[str]]
 
 @dataclass(frozen=True)
 class Arm:
-    """A way to the instances. `command` None: the client goes there itself, in turn."""
+    """A way to the instances. `command` None: the client connects directly, in turn."""
 
     name: str
     command: Command | None
 
     @property
     def missing(self) -> str:
-        """Why it cannot run here, with the remedy; "" if it can."""
+        """The reason why it cannot run here, with the remedy; "" if it can."""
         if self.command is None:
             return ""
         program = self.command(Place(0, [], HERE))[0]
         if shutil.which(program):
             return ""
         remedy = "`make bench-live` installs it" if "/" in program else "install it"
-        return f"{self.name} is left out: {program} is not there; {remedy}"
+        return f"{self.name} is left out: {program} is not installed; {remedy}"
 
 
 @dataclass(frozen=True)
 class Running:
-    """An arm that answers: where to, and the process that does the work, if there is one."""
+    """An arm that is ready: its address, and the process that does the work, if there is one."""
 
     arm: Arm
     ports: Sequence[int]
@@ -87,9 +87,9 @@ def start(
     core: int | None,
     model: str,
 ) -> list[Running]:
-    """Start every arm that can be, once; they idle while others are measured.
+    """Start every arm that can run, once; the others are idle while one is measured.
 
-    The others are named with the reason. Raises StartError if one that is there does not answer.
+    Prints the arms that cannot run, with the reason. Raises StartError if one does not answer.
     """
     running = []
     for arm in arms:
@@ -119,12 +119,12 @@ def _start_one(
 
 
 def interpreted(policy: str = "dplb") -> Arm:
-    """Ours as the checkout is."""
+    """Ours, interpreted, from the checkout."""
     return ours(f"{OURS}-interpreted", policy, program=script("rollout-sched"))
 
 
 def ours(name: str = OURS, policy: str = "dplb", *, program: str = COMPILED_PROGRAM) -> Arm:
-    """The gateway with its scheduler on, under a preset or a policy file; compiled."""
+    """The gateway with its scheduler, under a preset or a policy file; compiled."""
 
     def command(place: Place) -> list[str]:
         instances = [word for address in place.urls for word in ("--instance", address)]
@@ -135,7 +135,7 @@ def ours(name: str = OURS, policy: str = "dplb", *, program: str = COMPILED_PROG
 
 
 def before() -> list[Arm]:
-    """The version of ours in BEFORE, if there is one."""
+    """The version of ours in BEFORE, if set."""
     if not BEFORE:
         return []
     return [ours(f"{OURS}-before", program=str(Path(BEFORE).absolute() / "bin/rollout-sched"))]
@@ -167,7 +167,7 @@ def _rust_router(name: str, program: list[str], policy: str) -> Arm:
 
 
 def nginx() -> Arm:
-    """The one on the PATH."""
+    """The nginx on the PATH."""
     program = shutil.which("nginx") or "nginx"
 
     def command(place: Place) -> list[str]:
@@ -193,7 +193,7 @@ def _nginx_conf(place: Place) -> str:
 
 
 def relay() -> Arm:
-    """A bare pipe in Python: what the plumbing alone costs, without any decision."""
+    """A bare pipe in Python: the cost of the transport alone, without any decision."""
 
     def command(place: Place) -> list[str]:
         instances = [str(port) for port in place.instances]
@@ -203,5 +203,5 @@ def relay() -> Arm:
 
 
 def direct() -> Arm:
-    """No router: the client itself goes round the instances."""
+    """No router: the client itself uses the instances in turn."""
     return Arm("direct", None)

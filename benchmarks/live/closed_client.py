@@ -26,13 +26,13 @@ class _Answer(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Finished:
-    """When the answers came, in seconds since the batch was sent, ascending; what went wrong."""
+    """When the answers arrived, in seconds since the batch was sent, ascending; and failures."""
 
     at_s: Sequence[float]
     failures: Sequence[str]
 
     def after(self, share: float) -> float:
-        """Seconds until this share of the answers was there; infinite if it never was."""
+        """Seconds until this share of the answers had arrived; infinite if it never did."""
         wanted = round(share * (len(self.at_s) + len(self.failures)))
         return self.at_s[wanted - 1] if wanted <= len(self.at_s) else float("inf")
 
@@ -40,7 +40,7 @@ class Finished:
 async def send_all(batch: Sequence[Ask], urls: Sequence[str]) -> Finished:
     """Send every request at once, to the addresses in turn, and wait for all answers.
 
-    An answer that is not 200, or of another length than the trace says, is a failure.
+    An answer that is not 200, or whose length differs from the trace, is a failure.
     """
     connector = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=None)
@@ -56,7 +56,7 @@ async def send_all(batch: Sequence[Ask], urls: Sequence[str]) -> Finished:
 
 
 async def _send(session: aiohttp.ClientSession, url: str, ask: Ask) -> float | str:
-    """When the answer was there, or what was wrong with it."""
+    """The time of the answer, or what was wrong with it."""
     try:
         async with session.post(url + PATH, data=ask.body, headers=ask.headers) as answer:
             body = await answer.read()

@@ -1,4 +1,4 @@
-"""What was asked for against what was delivered: each group once and whole, as long as was told."""
+"""Check deliveries against requests: each group once and whole, with the requested lengths."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rollout_sched.client import Batch, Prompt, Sample
 
 
 class DeliveryBook:
-    """`outstanding` are the groups that have not come; `failures` what is wrong besides."""
+    """`outstanding` are the groups not delivered yet; `failures` are other errors."""
 
     def __init__(self, prompts: Sequence[Prompt]) -> None:
         self._prompts = {prompt.uid: prompt for prompt in prompts}
@@ -23,7 +23,7 @@ class DeliveryBook:
         self._wrong += [f"{one.uid}: {one.reason}" for one in batch.failed]
         for uid, samples in batch.groups().items():
             if uid not in self.outstanding:
-                self._wrong.append(f"{uid}: delivered twice, or never asked for")
+                self._wrong.append(f"{uid}: delivered twice, or never requested")
                 continue
             self.outstanding.remove(uid)
             self._check(self._prompts[uid], samples)

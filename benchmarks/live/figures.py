@@ -1,4 +1,4 @@
-"""Small things both benches share: medians with their ranges, tables, lists of names."""
+"""Helpers that both benchmarks share: medians with their ranges, tables, lists of names."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Spread:
-    """Median, least and most of some repetitions."""
+    """Median, minimum and maximum of some repetitions."""
 
     median: float
     least: float
     most: float
 
     def show(self, decimals: int) -> str:
-        """`12.3 (11.9-13.0)`, or `12.3` where all are alike."""
+        """`12.3 (11.9-13.0)`, or `12.3` if all are equal."""
         middle, least, most = (
             f"{value:,.{decimals}f}" for value in (self.median, self.least, self.most)
         )
@@ -25,12 +25,12 @@ class Spread:
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Of at least one value."""
+    """The spread of at least one value."""
     return Spread(statistics.median(values), min(values), max(values))
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> list[str]:
-    """The lines of a table whose first row is its head, in columns of even width."""
+    """The lines of a table whose first row is its header, with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     ruled = [rows[0], ["-" * width for width in widths], *rows[1:]]
     return [
@@ -40,7 +40,7 @@ def markdown(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def names(known: Iterable[str]) -> Callable[[str], list[str]]:
-    """An argument type: some of the known names, with commas between."""
+    """An argument type: some of the known names, separated by commas."""
     known = list(known)
 
     def convert(text: str) -> list[str]:

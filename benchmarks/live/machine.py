@@ -1,7 +1,7 @@
-"""What the machine does meanwhile: CPU and memory of our processes, and load that is not ours.
+"""Observe the machine during a benchmark: CPU and memory of our processes, and others' load.
 
-Linux only: everything is read from /proc. A program under test may have threads and children; it
-was started as the leader of a session of its own, and counts as all processes of that session.
+Linux only: everything is read from /proc. A program under test may have threads and children. It is
+started as the leader of its own session and counts as all processes of that session.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 CORES = os.cpu_count() or 1
 
-#: Above this share of the machine in any second, the figures say more about it than about the arms.
+#: Above this share of the machine in any second, the figures depend on the machine, not the arms.
 SATURATED = 0.85
 
 
@@ -31,7 +31,7 @@ class Usage:
 
 
 def usage(sessions: Iterable[int]) -> Usage:
-    """What the living processes of these sessions have used."""
+    """What the running processes of these sessions have used."""
     wanted = set(sessions)
     ticks = pages = 0
     for entry in Path("/proc").iterdir():
@@ -44,7 +44,7 @@ def usage(sessions: Iterable[int]) -> Usage:
 
 
 def _stat(process: Path) -> list[str]:
-    """The fields of /proc/PID/stat after the name, which may itself hold blanks; [] if gone."""
+    """The fields of /proc/PID/stat after the name, which may contain blanks; [] if it ended."""
     try:
         return (process / "stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -52,7 +52,7 @@ def _stat(process: Path) -> list[str]:
 
 
 def busy_s() -> float:
-    """CPU seconds all cores together were not idle since boot, time stolen by a host included."""
+    """CPU seconds since boot that all cores were not idle, including time stolen by a host."""
     with open("/proc/stat") as file:
         fields = [int(field) for field in file.readline().split()[1:9]]
     idle, waiting_for_disk = fields[3], fields[4]
@@ -61,18 +61,18 @@ def busy_s() -> float:
 
 @dataclass(frozen=True)
 class Instant:
-    """A reading of the clocks; the difference of two says who used the machine between them."""
+    """A reading of the clocks; the difference of two shows who used the machine in between."""
 
     wall_s: float
     busy_s: float
     own_s: float
 
     def busy_share(self, later: Instant) -> float:
-        """Share of the machine that was in use, 0 to 1."""
+        """The share of the machine that was in use, 0 to 1."""
         return (later.busy_s - self.busy_s) / self._capacity(later)
 
     def foreign_share(self, later: Instant, also_ours_s: float = 0.0) -> float:
-        """Share of the machine that others used. `also_ours_s`: CPU of ours that has exited."""
+        """The share of the machine that others used. `also_ours_s`: CPU of our ended processes."""
         ours = later.own_s - self.own_s + also_ours_s
         return max(0.0, later.busy_s - self.busy_s - ours) / self._capacity(later)
 
@@ -81,15 +81,15 @@ class Instant:
 
 
 def instant(sessions: Iterable[int] = ()) -> Instant:
-    """Now. Ours are this process and the given sessions."""
+    """A reading now. Ours are this process and the given sessions."""
     return Instant(time.monotonic(), busy_s(), time.process_time() + usage(sessions).cpu_s)
 
 
 @dataclass
 class Load:
-    """How busy the machine was over a while, in shares of it, 0 to 1.
+    """How busy the machine was over some time, in shares of it, 0 to 1.
 
-    busiest: in the busiest second; busy: on the whole; foreign: by others, on the whole.
+    busiest: in the busiest second; busy: on average; foreign: by others, on average.
     """
 
     busy: float = 0.0
@@ -99,7 +99,7 @@ class Load:
 
 @asynccontextmanager
 async def watched(sessions: Sequence[int]) -> AsyncIterator[Load]:
-    """Watch the machine while the block runs; what it yields is filled in at the end.
+    """Observe the machine while the block runs; the yielded value is filled in at the end.
 
     Ours are this process and the given sessions.
     """
@@ -117,7 +117,7 @@ async def watched(sessions: Sequence[int]) -> AsyncIterator[Load]:
 
 
 async def _keep_busiest_second(load: Load) -> None:
-    """Until this is cancelled."""
+    """Runs until it is cancelled."""
     while True:
         before = instant()
         await asyncio.sleep(1.0)
@@ -125,13 +125,13 @@ async def _keep_busiest_second(load: Load) -> None:
 
 
 def verdict(measured: Sequence[tuple[float, float]]) -> str:
-    """A line on the shares (busiest second, foreign) of all measurements: may they be believed?"""
+    """A line on the shares (busiest second, foreign) of all measurements: are they valid?"""
     busiest = max(busy for busy, _ in measured)
     return (
         f"the machine was at most {busiest:.0%} busy in any second, others took at most "
         f"{max(foreign for _, foreign in measured):.0%} of it: "
         + (
-            "TOO BUSY, wait for others to be quiet or take a lower --speed"
+            "TOO BUSY, wait for other load to end or use a lower --speed"
             if busiest > SATURATED
             else "it was no bottleneck"
         )
@@ -139,7 +139,7 @@ def verdict(measured: Sequence[tuple[float, float]]) -> str:
 
 
 class Patience:
-    """Seconds to spend on waiting for others and on measuring again, over a whole run."""
+    """Seconds for waiting for other load and for repeated measurements, in a whole run."""
 
     def __init__(self, seconds: float) -> None:
         self.left_s = seconds
@@ -148,9 +148,9 @@ class Patience:
         self.left_s -= time.monotonic() - since.wall_s
 
     def wait_until_quiet(self, sessions: Iterable[int], limit: float, most_s: float) -> None:
-        """Return once others used less than `limit` of the machine for a second.
+        """Return when others used less than `limit` of the machine for a second.
 
-        Or after `most_s` seconds, or when patience ends; a first second is always given.
+        Or after `most_s` seconds, or when patience ends; it always observes one second.
         """
         sessions = list(sessions)
         give_up = time.monotonic() + min(most_s, self.left_s)

@@ -1,7 +1,7 @@
-"""From measurements to figures: medians with their ranges, ratios, and the targets.
+"""Evaluate measurements: medians with their ranges, ratios, and the targets.
 
-A repetition measures all arms one after the other, so a ratio is taken within a repetition, where
-both saw the same machine, and the median of these ratios is judged.
+A repetition measures all arms one after the other. So ratios are taken within a repetition, where
+both arms saw the same machine, and the median of these ratios is judged.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from benchmarks.live.figures import markdown, spread
 class Measurement(msgspec.Struct, frozen=True):
     """One arm, one shape, one repetition.
 
-    answered: requests that got a 200; if none did, the arm does not take this shape at all. cpu_us
-    is per request, or per event where answers are streams; latencies are in microseconds,
-    `added` beyond what the instance held the request. `foreign` is the share of the machine that
-    others used. Core shares are CPU seconds by wall seconds. `balance`: requests of the instance
-    that got the most, by the mean (1: evenly).
+    answered: requests that got a 200; if none did, the arm does not support this shape. cpu_us is
+    per request, or per event if answers are streams; latencies are in microseconds, `added` is the
+    part beyond the instance's hold time. `foreign` is the share of the machine that others used.
+    Core shares are CPU seconds per wall second. `balance`: requests of the instance that got the
+    most, divided by the mean (1: evenly).
     """
 
     shape: str
@@ -49,7 +49,7 @@ Field = Callable[[Measurement], float]
 
 @dataclass(frozen=True)
 class Target:
-    """Our figure shall be at most `limit` times the reference's."""
+    """Our figure must be at most `limit` times the reference's."""
 
     shape: str
     what: str
@@ -57,7 +57,7 @@ class Target:
     limit: float
 
 
-#: What the gateway must reach with its scheduler on, against the fastest peer that balances.
+#: The targets of the gateway with its scheduler, relative to the fastest router that balances.
 TARGETS = (
     Target("short64", "CPU per request", lambda m: m.cpu_us, 1.5),
     Target("rltok16", "CPU per request", lambda m: m.cpu_us, 1.0),
@@ -69,9 +69,9 @@ TARGETS = (
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """A target and what was measured. `ratio` None: one of the two arms did not run.
+    """A target and its measurement. `ratio` None: one of the two arms did not run.
 
-    `low` and `high` hold the true median 19 times out of 20; None with too few repetitions to say.
+    `low` and `high` contain the true median 19 times out of 20; None with too few repetitions.
     """
 
     shape: str
@@ -88,7 +88,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
     @property
     def level(self) -> bool:
-        """Above its limit, but not by more than chance may have done."""
+        """Above its limit, but within what chance may explain."""
         return not self.met and self.low is not None and self.low <= self.limit
 
     def show(self) -> str:
@@ -101,7 +101,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 def verdicts(measurements: Sequence[Measurement], shapes: Sequence[str]) -> list[Verdict]:
-    """Every target whose shape was asked for, judged."""
+    """The verdict on every target whose shape was requested."""
     return [judge(target, measurements) for target in TARGETS if target.shape in shapes]
 
 
@@ -116,10 +116,10 @@ def judge(target: Target, measurements: Sequence[Measurement]) -> Verdict:
 
 
 def interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """Where the median lies that more of these would have, 19 times out of 20; None with too few.
+    """The interval that contains the true median 19 times out of 20; None with too few values.
 
-    It is that of the sign test, which asks nothing of how they are distributed: as many at either
-    end are left out as would rarely (1 in 40) be all that is beyond the median.
+    It is that of the sign test, which assumes nothing about the distribution: at either end, as
+    many values are left out as would rarely (1 in 40) be all those beyond the median.
     """
     left_out, chance = 0, 0.5 ** len(values)
     while chance <= 0.025:
@@ -131,7 +131,7 @@ def interval(values: Sequence[float]) -> tuple[float, float] | None:
 
 
 def ratios(measurements: Sequence[Measurement], shape: str, arm: str, field: Field) -> list[float]:
-    """The arm's figure by the reference's, of each repetition that has both."""
+    """The arm's figure divided by the reference's, of each repetition that has both."""
     by_arm = {
         name: {m.repetition: field(m) for m in measurements if (m.shape, m.arm) == (shape, name)}
         for name in (arm, REFERENCE)
@@ -144,7 +144,7 @@ def ratios(measurements: Sequence[Measurement], shape: str, arm: str, field: Fie
 
 
 def errors(measurements: Sequence[Measurement], arm: str) -> int:
-    """Answers of an arm that were not 200 or did not come whole."""
+    """Answers of an arm that were not 200 or not complete."""
     return sum(m.errors for m in measurements if m.arm == arm)
 
 
@@ -153,11 +153,11 @@ class Column:
     title: str
     field: Field
     decimals: int
-    relative: bool = False  # show the ratio to the reference as well
+    relative: bool = False  # also show the ratio to the reference
 
 
 def columns(streams: bool, held: bool) -> list[Column]:
-    """What is worth showing of a shape."""
+    """The columns to show for a shape."""
     unit = "event" if streams else "request"
     shown = [
         Column(f"CPU us/{unit}", lambda m: m.cpu_us, 1, relative=True),
@@ -181,7 +181,7 @@ def columns(streams: bool, held: bool) -> list[Column]:
 
 
 def table(measurements: Sequence[Measurement], shape: str, shown: Sequence[Column]) -> list[str]:
-    """A Markdown table of one shape: an arm a row, median (least-most), then the ratio."""
+    """A Markdown table of one shape: one row per arm, median (min-max), then the ratio."""
     rows = [["arm", *(column.title for column in shown)]]
     for arm in dict.fromkeys(m.arm for m in measurements if m.shape == shape):
         rows.append([arm, *(_cell(measurements, shape, arm, column) for column in shown)])

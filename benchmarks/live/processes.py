@@ -1,4 +1,4 @@
-"""Programs under test: started pinned to a core, in sessions of their own, and always stopped."""
+"""Programs under test: started on a core, in their own sessions, and always stopped."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ LOOPBACK = "127.0.0.1"
 
 
 class StartError(RuntimeError):
-    """A program did not come up; the text holds the end of what it wrote."""
+    """A program did not start; the text has the end of its output."""
 
 
 class Processes:
-    """Everything that was started, in a temporary folder that holds logs and built programs."""
+    """All started programs, in a temporary folder with their logs and built programs."""
 
     def __init__(self) -> None:
         self._temporary = tempfile.TemporaryDirectory(prefix="bench_live_")
@@ -33,7 +33,7 @@ class Processes:
         self._running: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Processes:
-        # Without this a terminated bench would leave everything it started behind.
+        # Without this a terminated benchmark would leave its programs running.
         self._before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         return self
 
@@ -50,11 +50,11 @@ class Processes:
 
     @property
     def sessions(self) -> list[int]:
-        """The sessions of everything started so far, for `machine.usage`."""
+        """The sessions of all programs started so far, for `machine.usage`."""
         return [process.pid for process in self._running]
 
     def start(self, name: str, command: Sequence[str], core: int | None) -> subprocess.Popen[bytes]:
-        """Start a program; what it writes goes to NAME.log in the folder."""
+        """Start a program; its output goes to NAME.log in the folder."""
         with open(self.folder / f"{name}.log", "wb") as log:
             process = subprocess.Popen(
                 command,
@@ -72,7 +72,7 @@ class Processes:
     ) -> subprocess.Popen[bytes]:
         """Start a program and wait until it answers `ready` with 200.
 
-        Raises StartError if it exits or takes longer; then it is stopped.
+        Raises StartError if it exits or takes longer; it is stopped in that case.
         """
         process = self.start(name, command, core)
         give_up = time.monotonic() + patience_s
@@ -97,7 +97,7 @@ class Processes:
 
 
 def pin(core: int | None) -> None:
-    """Keep the calling process on one core, where there is more than one; None leaves it free."""
+    """Pin the calling process to a core, if there are several; None does not pin it."""
     if core is not None and core < CORES:
         os.sched_setaffinity(0, {core})
 
@@ -115,7 +115,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody listens on right now."""
+    """A port of the loopback interface that is free now."""
     with socket.socket() as probe:
         probe.bind((LOOPBACK, 0))
         port: int = probe.getsockname()[1]
@@ -128,5 +128,5 @@ def url(port: int, path: str = "") -> str:
 
 
 def script(name: str) -> str:
-    """A command that stands beside the running Python."""
+    """The path of a command installed next to the running Python."""
     return str(Path(sys.executable).parent / name)

@@ -1,7 +1,7 @@
-"""A bare pipe in front of some instances: `python relay.py PORT INSTANCE_PORT...`.
+"""A bare pipe before some instances: `python relay.py PORT INSTANCE_PORT...`.
 
-It finds where messages end and passes their bytes on, round robin, without reading them. What it
-costs is the least that a proxy on asyncio's protocols and uvloop can cost.
+It finds where messages end and passes their bytes on, round robin, without reading them. Its cost
+is the minimum for a proxy on asyncio's protocols and uvloop.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BAD_GATEWAY = b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\n\r\n"
 
 
 def body_length(head: bytes) -> int:
-    """Bytes of the body that a message's head announces; CHUNKED if only its end will tell."""
+    """Bytes of the body according to a message's head; CHUNKED if only its end shows."""
     lower = head.lower()
     at = lower.find(b"\r\ncontent-length:")
     if at >= 0:
@@ -73,7 +73,7 @@ class Upstream(asyncio.Protocol):
             self._client.transport.close()
 
     def forsake(self) -> None:
-        """The client is gone: the instance learns it by the connection's end."""
+        """The client is gone: close the connection, so that the instance notices."""
         self._client = None
         self.transport.abort()
 

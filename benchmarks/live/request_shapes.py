@@ -1,7 +1,7 @@
-"""The requests of the overhead bench: how many at once, what they ask, what they answer.
+"""The requests of the overhead benchmark: how many in flight, their content and answers.
 
-The bare instance reads what it shall do from marks in the request (`bare_instance.c`), so that they
-survive a router that writes the request anew.
+The bare instance reads its instructions from marks in the request (`bare_instance.c`), so that they
+survive a router that rewrites the request.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 MODEL = "fake"
 PATH = "/v1/completions"
 
-#: The load generator puts a fresh number here, so that no two prompts are alike.
+#: The load generator puts a new number here, so that all prompts differ.
 FRESH = "{{ID}}"
 
 
@@ -22,11 +22,11 @@ class Shape:
 
     connections   requests in flight at any time
     body          of each request, JSON
-    window_s      seconds measured, after `warm_up_s` that are not
-    hold_us       how long the instance holds each request; latency beyond it is added by the way
-    streams       whether answers are streams, so that events are counted, not requests
-    rounds        how often the repetitions asked for are gone through by the arms that are judged,
-                  where much is up to chance
+    window_s      seconds measured, after `warm_up_s` without measurement
+    hold_us       how long the instance holds each request; the arm adds the latency beyond it
+    streams       whether answers are streams, so that events are counted instead of requests
+    rounds        how often the judged arms go through the requested repetitions, for shapes whose
+                  results vary much by chance
     """
 
     name: str
@@ -56,7 +56,7 @@ def _json(body: dict[str, object]) -> str:
 
 
 def _token_ids(count: int) -> list[int]:
-    """Five digits each, as in a vocabulary of 100,000; 7,919 is a prime, so that none repeats."""
+    """Five digits each, as in a vocabulary of 100,000; no id repeats because 7,919 is a prime."""
     return [10_000 + number * 7_919 % 89_999 for number in range(count)]
 
 

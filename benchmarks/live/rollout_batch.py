@@ -1,7 +1,7 @@
 """A batch of a rollout as a client sends it: prompts as token ids, lengths from a trace.
 
-How long an answer will be is told to the simulated instance alone, in a field that routers forward
-unread: to them all requests of a batch look alike but for their prompts.
+Only the simulated instance gets the length of an answer, in a field that routers forward without
+reading: to them all requests of a batch look alike except for their prompts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ VOCABULARY = 100_000
 
 @dataclass(frozen=True)
 class Ask:
-    """One request: its body, the headers that name its group and session, the length to come."""
+    """One request: its body, the headers with its group and session, its future length."""
 
     group: str
     session: str
@@ -37,7 +37,7 @@ class Ask:
 
 
 def groups_of(trace: Trace, batch: int, prompts: int, samples: int) -> list[Sequence[SampleRecord]]:
-    """The groups of the trace's n-th batch, beginning anew at its end; each has `samples`.
+    """The groups of the trace's n-th batch, each with `samples`; the trace repeats at its end.
 
     Raises ValueError if the trace's groups are smaller.
     """
@@ -54,10 +54,10 @@ def asks(
     nonce: str,
     as_text: bool = False,
 ) -> list[Ask]:
-    """The requests, group by group. Siblings share a prompt; no two groups, no two nonces do.
+    """The requests, group by group. Siblings share a prompt; groups and nonces never do.
 
-    cap: max_tokens of every request. as_text: prompts of as many words, for a router that takes no
-    token ids.
+    cap: max_tokens of every request. as_text: prompts of as many words, for a router that does not
+    accept token ids.
     """
     return [
         _ask(sample, prompt, model, cap, nonce)
@@ -81,13 +81,13 @@ def _ask(sample: SampleRecord, prompt: object, model: str, cap: int, nonce: str)
 
 
 def prompt_of(name: str, tokens: int, as_text: bool) -> list[int] | str:
-    """The prompt of this name, always the same one."""
+    """The prompt of this name, always the same."""
     return (
         " ".join(f"w{token}" for token in ids_of(name, tokens)) if as_text else ids_of(name, tokens)
     )
 
 
 def ids_of(name: str, tokens: int) -> list[int]:
-    """So many token ids, drawn by name."""
+    """`tokens` token ids, drawn by name."""
     dice = random.Random(name)
     return list(islice(iter(lambda: dice.randrange(VOCABULARY), -1), tokens))

@@ -10,7 +10,7 @@ import msgspec
 from benchmarks.live.arms import REFERENCE
 from benchmarks.live.figures import Spread, markdown, spread
 
-#: Seconds by arm, batch by batch, as the simulation has them.
+#: Seconds by arm, batch by batch, of the simulation.
 Replayed = dict[str, list[float]]
 
 HEAD = (
@@ -26,11 +26,11 @@ HEAD = (
 
 
 class BatchTime(msgspec.Struct, frozen=True):
-    """One batch through one arm; seconds are the instances' own.
+    """One batch through one arm; seconds are simulated.
 
-    busiest: share of the machine that was in use in the busiest second; busy: on the whole;
-    foreign: by others, on the whole.
-    router_cpu_s: CPU seconds of the router, for the whole batch.
+    busiest: share of the machine in use in the busiest second; busy: on average; foreign: by
+    others, on average.
+    router_cpu_s: CPU seconds of the router for the whole batch.
     """
 
     arm: str
@@ -45,7 +45,7 @@ class BatchTime(msgspec.Struct, frozen=True):
 
 
 def ratios(told: Sequence[BatchTime], arm: str, field: str) -> Spread | None:
-    """The arm's time by vllm-router's, batch by batch; None if one of them is not there."""
+    """The arm's time divided by vllm-router's, batch by batch; None if one is missing."""
     reference = {one.repetition: getattr(one, field) for one in told if one.arm == REFERENCE}
     found = [
         getattr(one, field) / reference[one.repetition]
@@ -56,7 +56,7 @@ def ratios(told: Sequence[BatchTime], arm: str, field: str) -> Spread | None:
 
 
 def table(told: Sequence[BatchTime], replayed: Replayed) -> list[str]:
-    """An arm a row: times and their ratios, median (least-most)."""
+    """One row per arm: times and their ratios, median (min-max)."""
     rows: list[Sequence[str]] = [HEAD]
     for arm in dict.fromkeys(one.arm for one in told):
         mine = [one for one in told if one.arm == arm]

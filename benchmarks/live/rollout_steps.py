@@ -1,15 +1,15 @@
 """Several steps with a trainer: `python -m benchmarks.live.rollout_steps`.
 
 The reference is a trainer in lock step: it sends a step's prompts x samples through vllm-router,
-waits for all, trains, loads the new weights into the instances, and goes on. Against it stands a
-trainer that holds our Python API and gets its batches from `rollout-sched serve`, under one policy
+waits for all, trains, loads the new weights into the instances, and repeats. It is compared with a
+trainer that uses our Python API and gets its batches from `rollout-sched serve`, under one policy
 after the other. Prompts, lengths, training times and weight transfers are the same.
 
 Each repetition trains other prompts of the trace under every arm, in another order than the one
-before; each arm starts with a gateway of its own. Told are the time until everything was trained,
-the steps, staleness and tokens thrown away, and beside them what the replay says of the same
-prompts under the same policy. Exit code 1 if a sample was lost, came twice or with another length
-than the trace says, or if ours or vllm-router is not there.
+before; each arm starts its own gateway. The output has the time until everything was trained, the
+steps, staleness and discarded tokens, and the results of a replay of the same prompts under the
+same policy. Exit code 1 if a sample was lost, delivered twice or of another length than in the
+trace, or if ours or vllm-router is missing.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from rollout_sched.simulators.traces import read
 
 HERE = Path(__file__).parent
 
-#: A measurement begins once others use less of the machine than this, or patience ends.
+#: A measurement begins when others use less of the machine than this, or when patience ends.
 QUIET = 0.12
 
 POLICIES = (
@@ -64,13 +64,13 @@ POLICIES = (
     "best_async",
 )
 
-#: The policy that decides in a replay as the arm does.
+#: The policy of a replay that makes the same decisions as the arm.
 TWINS = {REFERENCE: "round_robin_sync", **{policy: policy for policy in POLICIES}}
 
 
 @dataclass
 class Bench:
-    """The fleet, the reference's router, and the version the fleet has: versions only grow."""
+    """The fleet, the reference's router, and the fleet's version, because versions only grow."""
 
     processes: Processes
     instances: Sequence[int]
@@ -81,7 +81,7 @@ class Bench:
         """Train the job through one arm. Raises StartError if its gateway does not answer."""
         nonce = f"{arm}/{repetition}"
         if arm == REFERENCE:
-            assert self.router is not None  # else it is not among the arms
+            assert self.router is not None  # otherwise it is not among the arms
             work = train_in_lock_step(job, self.router.ports, self.instances, nonce)
             measured = uvloop.run(self._watched(work, self.router.sessions))
             return live_run(arm, repetition, measured, None)
@@ -94,7 +94,7 @@ class Bench:
 
     @contextmanager
     def _gateway(self, policy: str, job: StepsJob, name: str) -> Iterator[tuple[int, int, Path]]:
-        """Its port, session and journal; the journal is whole when the block has ended."""
+        """Its port, session and journal; the journal is complete after the block."""
         port = free_port()
         name = f"serve-{name.replace('/', '-')}"
         journal_file = self.processes.folder / f"{name}.journal"
@@ -123,7 +123,7 @@ class Bench:
 
 @dataclass(frozen=True)
 class Measured:
-    """What a trainer saw, how busy the machine was, and the router's CPU."""
+    """What a trainer observed, how busy the machine was, and the router's CPU."""
 
     trained: Trained
     load: Load
@@ -132,7 +132,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Books:
-    """What a gateway's journal says."""
+    """The figures from a gateway's journal."""
 
     discarded: float
     idle: float
@@ -140,7 +140,7 @@ class Books:
 
 
 def fold(journal_file: Path, policy: str, job: StepsJob) -> Books:
-    """Replay a live journal through the scheduler, into the metrics that the replay has."""
+    """Replay a live journal through the scheduler into the same metrics as the replay's."""
     header, entries = journal.read(journal_file)
     scheduler = load_policy(policy).scheduler(
         header.prompts_per_step, version=header.version, seed=header.seed
@@ -227,7 +227,7 @@ def progress(found: LiveRun) -> str:
 def report(
     live: Sequence[LiveRun], virtual: Sequence[ReplayedRun], options: argparse.Namespace
 ) -> bool:
-    """Print tables and remarks, write the JSON; whether nothing is lost and all is there."""
+    """Print tables and remarks, write the JSON; returns whether nothing is lost or missing."""
     print(
         f"\n{options.steps} steps of {options.prompts} prompts x {options.samples} samples of "
         f"{options.trace}, scenario {Path(options.scenario).stem}, {options.speed:g} times real "
@@ -253,13 +253,13 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--arms", type=names(TWINS), default=list(TWINS))
     parser.add_argument("--trace", default="composite_math_512x8")
     parser.add_argument("--steps", type=int, help="default: 5, or 3 with --quick")
-    parser.add_argument("--prompts", type=int, help="of a step; default: 32, or 16 with --quick")
-    parser.add_argument("--samples", type=int, default=8, help="of each prompt")
+    parser.add_argument("--prompts", type=int, help="per step; default: 32, or 16 with --quick")
+    parser.add_argument("--samples", type=int, default=8, help="per prompt")
     parser.add_argument("--scenario", default=str(HERE / "few_slots.toml"))
     parser.add_argument("--speed", type=float, help="default: 64, or 80 with --quick")
     parser.add_argument("--repetitions", type=int, help="default: 3, or 1 with --quick")
     parser.add_argument(
-        "--patience", type=float, help="seconds for others to be quiet, in all; default: 60, or 0"
+        "--patience", type=float, help="total wait for other load; default: 60, --quick: 0"
     )
     parser.add_argument("--quick", action="store_true", help="one job, short steps, no patience")
     parser.add_argument("--json", type=Path, default=Path("out/rollout_steps.json"))

@@ -1,15 +1,15 @@
 """Batch completion time through each router: `python -m benchmarks.live.rollout_time`.
 
 The same long-tail batch, 64 prompts x 8 samples of a shipped maths trace, is sent whole through
-each arm to eight simulated instances whose steps take longer the more they have to do. Times are
-scaled: an instance lives so many times faster than its model. Each repetition takes the trace's
-next batch and sends it through every arm, in another order than the one before, with fresh prompts,
-so that no arm finds what another left in a prefix cache.
+each arm to eight simulated instances whose steps take longer the more work they have. Times are
+scaled: an instance runs a number of times faster than its model. Each repetition takes the trace's
+next batch and sends it through every arm, in another order than the one before, with new prompts,
+so that no arm benefits from a prefix cache that another has filled.
 
-Told are the time to the last answer and to 90 % of them, in the instances' seconds, their ratios
-to vllm-router's within a repetition, and beside them what the replay says of the same batches under
-the same decisions: live and simulated shall agree. Exit code 1 if an answer was lost or of another
-length than the trace says, or if ours or vllm-router is not there.
+The output has the time to the last answer and to 90 % of them, in the instances' seconds, their
+ratios to vllm-router's within a repetition, and the results of a replay of the same batches under
+the same decisions: live and simulated results should agree. Exit code 1 if an answer was lost or of
+another length than in the trace, or if ours or vllm-router is missing.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from rollout_sched.simulators.traces.model import Trace
 
 HERE = Path(__file__).parent
 
-#: Prompts go as text to these, which refuse token ids.
+#: Routers that refuse token ids; they get prompts as text.
 TEXT_ONLY = ("sglang-router",)
 
 ARMS: dict[str, Arm] = {
@@ -57,7 +57,7 @@ ARMS: dict[str, Arm] = {
 }
 OURS = ("ours-dplb-blind", "ours-dplb")
 
-#: The policy that decides in a replay as the arm does; the others have none.
+#: The policy of a replay that makes the same decisions as the arm; the others have none.
 TWINS = {
     "direct": "round_robin_sync",
     "vllm-router": "round_robin_sync",
@@ -76,7 +76,7 @@ DEFAULT_ARMS = (
 
 @dataclass(frozen=True)
 class Bench:
-    """What stays the same from one batch to the next."""
+    """What all batches have in common."""
 
     processes: Processes
     trace: Trace
@@ -86,7 +86,7 @@ class Bench:
     speed: float
 
     async def measure(self, running: Running, repetition: int) -> BatchTime:
-        """Send one batch through one arm and watch the machine meanwhile."""
+        """Send one batch through one arm and observe the machine."""
         batch = asks(
             groups_of(self.trace, repetition, self.prompts, self.samples),
             MODEL,
@@ -110,7 +110,7 @@ class Bench:
         )
 
     def replayed_s(self, policy: str, repetition: int) -> float:
-        """Seconds the simulation gives a batch under a policy, with no network between."""
+        """Seconds of a batch in the simulation under a policy, without a network."""
         groups = groups_of(self.trace, repetition, self.prompts, self.samples)
         batch = msgspec.structs.replace(
             self.trace, groups={members[0].group: list(members) for members in groups}
@@ -147,7 +147,7 @@ def run(options: argparse.Namespace) -> tuple[list[BatchTime], Replayed]:
 async def measure_all(
     bench: Bench, running: Sequence[Running], repetitions: int
 ) -> list[BatchTime]:
-    """All arms in turn, the turn beginning one arm further each time."""
+    """Measure all arms in turn; each repetition begins with the next arm."""
     told = []
     for repetition in range(repetitions):
         first = repetition % len(running)
@@ -163,7 +163,7 @@ async def measure_all(
 
 
 def report(told: Sequence[BatchTime], replayed: Replayed, options: argparse.Namespace) -> bool:
-    """Print table and remarks, write the JSON; whether nothing is lost and ours is there."""
+    """Print table and remarks, write the JSON; returns whether nothing is lost or missing."""
     print(
         f"\n{options.prompts} prompts x {options.samples} samples of {options.trace}, scenario "
         f"{Path(options.scenario).stem}, {options.speed:g} times real time; "
@@ -187,11 +187,11 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--arms", type=names(ARMS), default=list(DEFAULT_ARMS))
     parser.add_argument("--trace", default="composite_math_512x8")
     parser.add_argument("--prompts", type=int, default=64)
-    parser.add_argument("--samples", type=int, default=8, help="of each prompt")
+    parser.add_argument("--samples", type=int, default=8, help="per prompt")
     parser.add_argument("--scenario", default=str(HERE / "few_slots.toml"))
     parser.add_argument("--speed", type=float, help="default: 20, or 60 with --quick")
     parser.add_argument("--repetitions", type=int, help="default: 3, or 1 with --quick")
-    parser.add_argument("--quick", action="store_true", help="one batch, at thrice the speed")
+    parser.add_argument("--quick", action="store_true", help="one batch, at three times the speed")
     parser.add_argument("--json", type=Path, default=Path("out/rollout_time.json"))
     options = parser.parse_args(arguments)
     options.repetitions = options.repetitions or (1 if options.quick else 3)

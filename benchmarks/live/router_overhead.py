@@ -1,15 +1,15 @@
-"""What a router costs on the way to the instances: `python -m benchmarks.live.router_overhead`.
+"""The overhead of a router before the instances: `python -m benchmarks.live.router_overhead`.
 
-A load generator in C keeps so many requests in flight through each router to four bare instances,
-also in C, that do nothing but answer. The router under test has one core to itself, all else shares
-the other. Each repetition measures every arm in turn, in another order than the one before; a
-measurement during which others used the machine is taken again.
+A load generator in C keeps a number of requests in flight through each router to four bare
+instances, also in C, that only answer. The router under test has a core of its own; everything else
+shares the other. Each repetition measures every arm in turn, in another order than the one before.
+A measurement is repeated if others used the machine during it.
 
-Figures are medians (least-most) over repetitions, and ratios to vllm-router's. CPU per request is
-what to compare: requests per second depend on who shares the machine. Latencies of held requests
-and of streams are much up to chance, so these shapes are measured five times as often for the two
-arms that are judged. Exit code 1 if a target is missed or could not be judged, or if one of our
-answers was lost.
+Figures are medians (min-max) over repetitions, and ratios to vllm-router's. Compare the CPU per
+request, because requests per second depend on other load of the machine. Latencies of held requests
+and of streams vary much by chance, so these shapes are measured five times as often for the two
+judged arms. Exit code 1 if a target is missed or could not be judged, or if one of our answers was
+lost.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ DEFAULT_ARMS = (
 
 @dataclass(frozen=True)
 class Bench:
-    """What stays the same from one measurement to the next.
+    """What all measurements have in common.
 
-    foreign_limit  share of the machine that others may use meanwhile
-    patience       for others to become quiet; what of it is left bounds new attempts
-    attempts       measurements taken at most, of which the least disturbed counts
+    foreign_limit  share of the machine that others may use during a measurement
+    patience       time to wait for other load; the rest of it limits repeated attempts
+    attempts       maximum of measurements, of which the least disturbed counts
     scale          factor on the seconds of each
     """
 
@@ -80,7 +80,7 @@ class Bench:
     scale: float
 
     def measure(self, shape: Shape, running: Running, repetition: int) -> Measurement:
-        """The least disturbed of a few attempts, the first quiet one at once."""
+        """The least disturbed of a few attempts; an undisturbed one ends them."""
         taken: list[Measurement] = []
         while True:
             self.patience.wait_until_quiet(self.processes.sessions, self.foreign_limit, most_s=20)
@@ -126,7 +126,7 @@ class Bench:
         )
 
     def _load(self, shape: Shape, running: Running) -> tuple[dict[str, Any], int]:
-        """Run the load generator; (what it says, most bytes of memory the router had)."""
+        """Run the load generator; returns its output, and the router's peak memory in bytes."""
         body = self.processes.folder / f"{shape.name}.json"
         body.write_text(shape.body)
         options = {
@@ -152,7 +152,7 @@ class Bench:
                     continue
 
     def _answered(self) -> list[int]:
-        """Requests each instance has had so far."""
+        """Requests that each instance has had so far."""
         counts = []
         for port in self.instances:
             with urlopen(url(port, "/stats"), timeout=5) as answer:
@@ -191,9 +191,9 @@ def measure_all(
     *,
     once: bool = False,
 ) -> list[Measurement]:
-    """All arms in turn, the turn beginning one arm further each time.
+    """Measure all arms in turn; each repetition begins with the next arm.
 
-    Rounds after the first, which `once` leaves out, are for the arms that are judged.
+    Rounds after the first are for the judged arms only; `once` omits them.
     """
     measurements = []
     judged = [one for one in running if one.arm.name in (arms.REFERENCE, arms.OURS)]
@@ -214,7 +214,7 @@ def measure_all(
 
 
 def report(measurements: Sequence[Measurement], options: argparse.Namespace) -> bool:
-    """Print tables and targets, write the JSON; whether all is well."""
+    """Print tables and targets, write the JSON; returns whether all is well."""
     for name in options.shapes:
         shape = request_shapes.SHAPES[name]
         print(f"\n{name}: {shape.about}; median (least-most) ratio to {arms.REFERENCE}")
@@ -229,7 +229,7 @@ def report(measurements: Sequence[Measurement], options: argparse.Namespace) -> 
     print("\n".join(verdict.show() for verdict in verdicts))
     lost = overhead_verdict.errors(measurements, arms.OURS)
     if lost:
-        print(f"MISSED      {lost} answers of {arms.OURS} were not 200 or did not come whole")
+        print(f"MISSED      {lost} answers of {arms.OURS} were not 200 or not complete")
     write(options.json, measurements, verdicts)
     return not lost and all(verdict.met or verdict.level for verdict in verdicts)
 
@@ -252,7 +252,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--repetitions", type=int, help="default: 3, or 1 with --quick")
     parser.add_argument("--foreign", type=float, default=0.12, help="share others may use")
     parser.add_argument(
-        "--patience", type=float, help="seconds for others to be quiet, in all; default: 240, or 0"
+        "--patience", type=float, help="total wait for other load; default: 240, --quick: 0"
     )
     parser.add_argument("--quick", action="store_true", help="half the seconds, no patience")
     parser.add_argument("--json", type=Path, default=Path("out/router_overhead.json"))

@@ -1,4 +1,4 @@
-"""Simulated instances of a scenario, each a server in a process of its own."""
+"""Simulated instances of a scenario, each a server in its own process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MODEL = "fake"
 
 
 def start_fleet(scenario: Scenario, file: str, speed: float, processes: Processes) -> list[int]:
-    """As many as the scenario has, `speed` times faster than real; their ports.
+    """Start the scenario's instances, `speed` times faster than real time; returns their ports.
 
     `file`: what `scenario` was read from. Raises StartError.
     """

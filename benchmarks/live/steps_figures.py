@@ -1,4 +1,4 @@
-"""Totals of several steps, their ratios to the reference, and how near the replay is."""
+"""Totals of several steps, their ratios to the reference, and how close the replay is."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ TOTALS = (
 
 
 class LiveRun(msgspec.Struct, frozen=True):
-    """One job through one arm; seconds are the instances' own, but for router_cpu_s, which is CPU.
+    """One job through one arm; seconds are simulated, except router_cpu_s, which is CPU.
 
     discarded, idle: shares of the tokens made and of the instances' time; None through a router,
-    which keeps no books. anomalies: answers that did not fit what the scheduler knew.
-    busy, busiest, foreign: see `machine.Load`.
+    which has no journal. anomalies: answers that contradict what the scheduler knew. busy, busiest,
+    foreign: see `machine.Load`.
     """
 
     arm: str
@@ -79,7 +79,7 @@ def replayed(arm: str, repetition: int, run: Run) -> ReplayedRun:
 
 
 def idle_share(steps: Sequence[Step]) -> float:
-    """Share of the instances' time in which they had nothing, up to the last batch."""
+    """Share of the instances' time in which they had no work, up to the last batch."""
     capacity_s = sum(step.capacity_s for step in steps)
     return sum(sum(step.idle_s.values()) for step in steps) / max(capacity_s, 1e-9)
 
@@ -87,14 +87,14 @@ def idle_share(steps: Sequence[Step]) -> float:
 def paired(
     above: Sequence[LiveRun], below: Sequence[LiveRun] | Sequence[ReplayedRun]
 ) -> Spread | None:
-    """The ratios of the totals, repetition by repetition; None if none is in both."""
+    """The ratios of the totals, repetition by repetition; None if no repetition has both."""
     by = {one.repetition: one.total_s for one in below}
     found = [one.total_s / by[one.repetition] for one in above if one.repetition in by]
     return spread(found) if found else None
 
 
 def totals(live: Sequence[LiveRun], virtual: Sequence[ReplayedRun]) -> list[str]:
-    """An arm a row: median (least-most) of the repetitions."""
+    """One row per arm: median (min-max) of the repetitions."""
     reference = [one for one in live if one.arm == REFERENCE]
     rows: list[Sequence[str]] = [TOTALS]
     for arm in dict.fromkeys(one.arm for one in live):
@@ -118,7 +118,7 @@ def totals(live: Sequence[LiveRun], virtual: Sequence[ReplayedRun]) -> list[str]
 
 
 def steps(live: Sequence[LiveRun], virtual: Sequence[ReplayedRun]) -> list[str]:
-    """Seconds from batch to batch: live, and below it replayed; medians of the repetitions."""
+    """Seconds from batch to batch: live, and replayed below it; medians of the repetitions."""
     longest = max(len(times) for times in [*_steps_of(live), *_steps_of(virtual)])
     rows: list[Sequence[str]] = [["arm", "", *(f"step {n + 1}" for n in range(longest)), "idle"]]
     for arm in dict.fromkeys(one.arm for one in live):
@@ -140,7 +140,7 @@ def _steps_of(runs: Sequence[LiveRun] | Sequence[ReplayedRun]) -> list[list[floa
 
 
 def _medians(runs: Sequence[Sequence[float]]) -> list[float]:
-    """Place by place, of those that have one there."""
+    """Medians by position, over the runs that have that position."""
     return [
         statistics.median(values[place] for values in runs if place < len(values))
         for place in range(max(map(len, runs)))

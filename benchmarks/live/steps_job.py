@@ -1,4 +1,4 @@
-"""Several steps of a rollout: whose prompts, how long each sample gets, how long training takes."""
+"""A job of several steps: prompts, lengths of samples, and the time of training."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from rollout_sched.simulators.replay.scenario import Job, Scenario, Visibility
 from rollout_sched.simulators.replay.workload import Workload
 from rollout_sched.simulators.traces.model import SampleRecord, Trace
 
-#: Lengths told for each sample asked for, since a policy may over-sample: at most so many times.
+#: Lengths sent per requested sample, because a policy may over-sample: at most this many times.
 MOST_OVER = 2
 
 
 @dataclass(frozen=True)
 class StepsJob:
-    """`trace` holds the prompts of this job alone, each with `samples` recorded samples.
+    """`trace` has only the prompts of this job, each with `samples` recorded samples.
 
-    speed: simulated seconds in a second; every time here is simulated.
+    speed: simulated seconds per second; all times here are simulated.
     """
 
     trace: Trace
@@ -34,14 +34,14 @@ class StepsJob:
 
     @property
     def workload(self) -> Workload:
-        """The same lengths as in the replay, over-sampled ones included."""
+        """The same lengths as in the replay, including over-sampled ones."""
         return Workload(self.trace, self.scenario.job)
 
     def training_s(self, tokens: int, *, last: bool = True) -> float:
         return self.scenario.trainer.step_s(tokens, last=last)
 
     def prompts(self, nonce: str) -> Iterator[Prompt]:
-        """As our trainer submits them. The lengths go to the simulated instances alone."""
+        """The prompts as our trainer submits them. Only the simulated instances get the lengths."""
         load = self.workload
         for group in load.groups:
             lengths = [load.length(group, index) for index in range(MOST_OVER * self.samples)]
@@ -55,14 +55,14 @@ class StepsJob:
             )
 
     def steps(self, nonce: str, model: str) -> Iterator[list[Ask]]:
-        """As a trainer in lock step sends them: the requests of each step."""
+        """The requests of each step, as a trainer in lock step sends them."""
         groups = list(self.trace.groups.values())
         for first in range(0, len(groups), self.prompts_per_step):
             step = groups[first : first + self.prompts_per_step]
             yield asks(step, model, self.workload.max_tokens, nonce)
 
     def replayed(self, policy: str) -> Run:
-        """What the simulation in virtual time says of this job under a policy."""
+        """This job under a policy in the simulation in virtual time."""
         return run_policy(load_policy(policy), self.trace, self.scenario)
 
 
@@ -88,7 +88,7 @@ def job_of(
             f"{trace.name} has {len(by_name)} groups of {samples} samples, {prompts} are needed; "
             f"ask for fewer steps or prompts"
         )
-    # The driver looks at gauges once in a real second.
+    # The driver polls gauges once per real second.
     seen = Visibility(poll_s=speed)
     job = Job(prompts_per_step=prompts_per_step, samples_per_prompt=samples, max_tokens=trace.cap)
     return StepsJob(
@@ -101,5 +101,5 @@ def job_of(
 
 
 def tokens_of(samples: Iterable[SampleRecord]) -> int:
-    """What training on these samples has to read."""
+    """The tokens that training on these samples must read."""
     return sum(sample.prompt_tokens + sample.response_tokens for sample in samples)

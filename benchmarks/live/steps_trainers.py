@@ -1,7 +1,7 @@
-"""Two trainers that train the same job: one in lock step through a router, one on our batches.
+"""Two trainers for the same job: one in lock step through a router, one with our batches.
 
-Training is a sleep, as long as the scenario's trainer takes; new weights are a `reload_weights` in
-every instance, which takes as long as the scenario's transfer.
+Training is a sleep as long as the scenario's trainer takes. New weights are a `reload_weights` call
+to every instance, which takes as long as the scenario's transfer.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from benchmarks.live.simulated_fleet import MODEL
 from benchmarks.live.steps_job import StepsJob, tokens_of
 from rollout_sched.client import Batch, Reload, RolloutScheduler
 
-#: Any folder the instances see: they look whether it is there and read nothing.
+#: Any folder that the instances see: they check that it exists and read nothing.
 WEIGHTS = "/"
 
 
 @dataclass
 class Trained:
-    """One job, trained. Seconds are the instances' own.
+    """One trained job. Seconds are simulated.
 
     total_s: from the first prompt to the end of the last training step. steps_s: from one batch to
-    the next. ages: staleness of every sample. version: the newest that was published.
+    the next. ages: staleness of every sample. version: the newest published one.
     """
 
     total_s: float = 0.0
@@ -57,7 +57,7 @@ class Stopwatch:
 async def train_in_lock_step(
     job: StepsJob, routers: Sequence[int], instances: Sequence[int], nonce: str
 ) -> Trained:
-    """Send a step's requests to the routers, wait for all, train, load the weights, go on."""
+    """Send a step's requests to the routers, wait for all, train, load the weights, repeat."""
     trained, last = Trained(), 0.0
     groups = list(job.trace.groups.values())
     steps = list(job.steps(nonce, MODEL))
@@ -80,7 +80,7 @@ async def train_in_lock_step(
 
 
 async def load_weights(instances: Sequence[int]) -> list[str]:
-    """Into all instances at once; what went wrong."""
+    """Load into all instances at once; returns the errors."""
     body = {"method": "reload_weights", "kwargs": {"weights_path": WEIGHTS}}
 
     async def load(session: aiohttp.ClientSession, port: int) -> str:
@@ -94,7 +94,7 @@ async def load_weights(instances: Sequence[int]) -> list[str]:
 
 
 async def train_on_batches(job: StepsJob, gateway: int, instances: int, nonce: str) -> Trained:
-    """Submit every prompt, then train batch by batch, in parts where the replay's trainer does, and
+    """Submit every prompt, then train batch by batch, in parts if the replay's trainer does so, and
     publish a version after each."""
     trained, last = Trained(), 0.0
     async with RolloutScheduler.connect(url(gateway)) as rollouts:

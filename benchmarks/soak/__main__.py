@@ -1,7 +1,7 @@
 """`make soak`: a gateway under mixed load for long, without and with hostile clients in turn.
 
-Exits 1 if anything that was seen is not as it must be. Everything is on 127.0.0.1; the machine
-needs two cores that nobody else uses, or the latencies say more about the others.
+Exit code 1 if any observation is not as required. Everything is on 127.0.0.1; the machine needs two
+cores without other load, or the latencies are those of the other load.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from benchmarks.soak.verdict import Finding, Seen, findings
 from benchmarks.soak.world import FAULT_SHARE, World
 
 REQUESTS = 300_000
-RATE = 350.0  # calls a second, half of what two cores can do with all of this
+RATE = 350.0  # calls per second, half of what two cores can do with all of this
 SLICE_S = 10.0
 WARM_UP_S = 2.0
-#: Between two slices, so that what one has left behind does not count for the next.
+#: Seconds between two slices, so that the effects of one do not count for the next.
 REST_S = 1.0
-#: Seconds that the gateway has to become empty after the last call.
+#: Seconds after the last call within which the gateway must be empty.
 EMPTY_WITHIN_S = 20.0
 SAMPLE_S = 0.5
 
@@ -35,10 +35,10 @@ SAMPLE_S = 0.5
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=__doc__)
     option = parser.add_argument
-    option("--requests", type=int, default=REQUESTS, help="in all; default: %(default)s")
-    option("--seconds", type=float, help="as many requests as the rate makes of it")
-    option("--rate", type=float, default=RATE, help="calls a second; default: %(default)g")
-    option("--seed", type=int, default=1, help="of what is asked, and when; default: %(default)s")
+    option("--requests", type=int, default=REQUESTS, help="in total; default: %(default)s")
+    option("--seconds", type=float, help="instead of --requests: duration at the rate")
+    option("--rate", type=float, default=RATE, help="calls per second; default: %(default)g")
+    option("--seed", type=int, default=1, help="of the calls and their times; default: %(default)s")
     option("--attack", choices=ATTACKS, action="append", help="only this one; repeatable")
     options = parser.parse_args()
     requests = int(options.seconds * options.rate) if options.seconds else options.requests
@@ -52,7 +52,7 @@ def main() -> int:
 def soak(
     requests: int, rate: float, seed: int, attacks: Sequence[str] | None = None
 ) -> list[Finding]:
-    """Start everything, send the calls, look at what is left, stop everything."""
+    """Start everything, send the calls, check what is left, stop everything."""
     with Processes() as processes:
         world = World(processes)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -80,14 +80,14 @@ async def _soak(
         async with asyncio.timeout(give_up):
             await load.warm_up(round(WARM_UP_S * rate), rate)
             for pair in range(pairs):
-                # The order turns with each pair, so that what grows over time meets both alike.
+                # The order alternates, so that what grows over time affects both equally.
                 for beside in (bool(pair % 2), not pair % 2):
                     await asyncio.to_thread(world.faults, FAULT_SHARE if beside else 0.0)
                     await load.slice(requests // (2 * pairs), rate, beside=beside)
                     await asyncio.sleep(REST_S)
     except TimeoutError:
         load.seen.skipped += 1
-        print(f"given up after {give_up:.0f} s", flush=True)
+        print(f"stopped after {give_up:.0f} s", flush=True)
     sampling.cancel()
     load.close()
     load.seen.left = await _until_empty(world)
@@ -106,7 +106,7 @@ async def _until_empty(world: World) -> str:
         try:
             left = await asyncio.to_thread(world.left)
         except OSError as error:
-            left = f"the gateway does not say: {error}"
+            left = f"the gateway's state cannot be read: {error}"
         await asyncio.sleep(0.2)
     return left
 

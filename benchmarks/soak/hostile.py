@@ -1,4 +1,4 @@
-"""What no client should send, and what each may be answered: once, within its bound."""
+"""Attacks of hostile clients, and the allowed answer to each: once, within its time limit."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import NamedTuple
 from benchmarks.soak.innocents import CHAT, COMPLETIONS, GENERATE, MODEL
 from benchmarks.soak.wire import Line, head, post
 
-#: Seconds over which a slow client spreads what it sends, or does not read.
+#: Seconds over which a slow client sends its request, or does not read.
 SLOW_S = 3.0
 
-#: What the simulated instance, like a server with a bug, answers 500 whenever it is asked.
+#: The simulated instance, like a server with a bug, always answers this with 500.
 DEADLY = {"token_ids": [1, 2], "sampling_params": {"max_tokens": 4, "extra_args": 7}}
 
 
 class Attack(NamedTuple):
-    """`make(key)` is (what is sent, how); `statuses` what may be answered, none: nothing is
-    awaited."""
+    """`make(key)` is (what is sent, how); `statuses` are the allowed answers; if empty, no answer
+    is awaited."""
 
     make: Callable[[str, random.Random], tuple[bytes, str]]
     statuses: tuple[int, ...]
@@ -81,7 +81,7 @@ _HUGE_NUMBER = b'{"prompt":"a","max_tokens":4,"cache_salt":"s","x":1e999}'
 
 ATTACKS = {
     "poison": Attack(_poison, (400, 422)),
-    # It is JSON, and passes as it came: whether it is too large is for the server to say.
+    # It is valid JSON and passed on unchanged: the server decides whether it is too large.
     "huge number": Attack(_asked(_HUGE_NUMBER), (200, 400, 422)),
     "n bomb": Attack(_asked({"prompt": "a", "n": 2_000_000}), (400, 413, 422, 503)),
     "deep": Attack(_asked(_DEEP), (400, 422)),
@@ -104,7 +104,7 @@ ATTACKS = {
 
 
 async def attack(kind: str, key: str, port: int, dice: random.Random) -> int:
-    """The status it was answered with, 0 if it did not wait for one. Raises wire.WireError."""
+    """The status of the answer, 0 if it did not wait for one. Raises wire.WireError."""
     data, how = ATTACKS[kind].make(key, dice)
     line = await Line.open(port, small_buffer=how == "does not read")
     try:

@@ -12,25 +12,25 @@ from benchmarks.soak.wire import Answer, Line, post
 
 MODEL = "fake"
 TOKENS = 8
-LONG = 400  # of a stream that its client will cancel
+LONG = 400  # tokens of a stream that its client cancels
 
 COMPLETIONS, CHAT, GENERATE = "/v1/completions", "/v1/chat/completions", "/inference/v1/generate"
 _WORD = re.compile(r"w\d+ ")
 
 
 class WrongAnswer(Exception):
-    """An innocent did not get what it asked for; the text says how."""
+    """A well-behaved client did not get what it asked for; the text says how."""
 
 
 class Asking(NamedTuple):
-    """A request as bytes, and what to make of its answer."""
+    """A request as bytes, and the check of its answer."""
 
     data: bytes
     check: Callable[[Answer], None]
     cancelled: bool = False
 
 
-#: Of how many in a hundred.
+#: Shares of the kinds of calls, in percent.
 SHARES = {
     "completion": 35,
     "chat": 15,
@@ -44,7 +44,7 @@ SHARES = {
 
 
 def asking(number: int, key: str, dice: random.Random) -> Asking:
-    """The call of this number."""
+    """The call with this number."""
     kind = dice.choices(list(SHARES), list(SHARES.values()))[0]
     name = f"soak-{number}"
     fields = (f"authorization: Bearer {key}", f"x-request-id: {name}")
@@ -90,7 +90,7 @@ def _events(body: bytes) -> list[dict[str, Any]]:
 
 
 def _counted(told: list[dict[str, Any]], path: str, name: str) -> dict[int, int]:
-    """Tokens by the index of their response; each must say once why it ends."""
+    """Tokens by the index of their response; each must have exactly one finish reason."""
     counts: dict[int, int] = {}
     ends: list[int] = []
     for answer in told:

@@ -1,4 +1,4 @@
-"""Sends the calls of a slice of time, at times that the seed decides, whatever the answers take."""
+"""Send the calls of a slice of time, at times set by the seed, however long the answers take."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from benchmarks.soak.verdict import Arm, Seen
 from benchmarks.soak.wire import Line, WireError
 from benchmarks.soak.world import KEY
 
-#: Seconds within which every call must have ended; of hostile ones, the slowest deadline that the
-#: gateway sets a client, and what it sends meanwhile.
+#: Seconds within which every call must end. For hostile ones: the longest deadline that the gateway
+#: sets a client, plus the time they take to send.
 INNOCENT_S = 30.0
 HOSTILE_S = 45.0
 
-#: Of all calls of a slice with hostile ones, so many are.
+#: The share of hostile calls in a slice with hostile clients.
 HOSTILE_SHARE = 0.1
 
-#: Calls that may be open at once; more are not begun, which is a finding.
+#: Maximum of open calls; further calls are not started, which is reported as a finding.
 MOST_OPEN = 2000
 
 
 class Load:
-    """All calls of a soak; `seen` is what came of them. `attacks`: the kinds of hostile ones."""
+    """All calls of a soak; `seen` has their outcomes. `attacks`: the kinds of hostile calls."""
 
     def __init__(self, port: int, seed: int, attacks: Sequence[str]) -> None:
         self.seen = Seen()
@@ -39,11 +39,11 @@ class Load:
         self._open: set[asyncio.Task[None]] = set()
 
     async def warm_up(self, calls: int, rate: float) -> None:
-        """Calls that nobody looks at: the first pay for what is loaded and remembered."""
+        """Unmeasured calls: the first ones pay for loading and caching."""
         await self._send(Arm(), calls, rate, beside=False)
 
     async def slice(self, calls: int, rate: float, *, beside: bool) -> None:
-        """So many calls, so many a second, and then until the last of them has ended."""
+        """Send `calls` calls at `rate` per second, and wait until the last one has ended."""
         arm = self.seen.beside if beside else self.seen.without
         await self._send(arm, calls, rate, beside=beside)
 
@@ -68,7 +68,7 @@ class Load:
             line.drop()
 
     async def _innocent(self, arm: Arm, due: float) -> None:
-        """`due`: when it was to be sent; what it has to wait from then on counts."""
+        """`due`: when it should be sent; waiting time counts from then on."""
         self._number += 1
         asking = innocents.asking(self._number, KEY, self._dice)
         arm.calls += 1
@@ -102,7 +102,7 @@ class Load:
         except TimeoutError:
             outcome, fine = f"no end within {HOSTILE_S:.0f} s", False
         except (WireError, OSError) as error:
-            # Whoever drips, or does not read, may be cut off; who waits for an answer gets one.
+            # A client that sends slowly or does not read may be cut off; others get an answer.
             outcome, fine = f"cut off ({type(error).__name__})", not wanted
         else:
             outcome, fine = str(status) if wanted else "went", not wanted or status in wanted
@@ -116,5 +116,5 @@ def _is_server_error(error: WrongAnswer) -> bool:
 
 
 def _kind_of(text: str) -> str:
-    """Alike for errors that are alike."""
+    """The same text for errors that differ only in details."""
     return "".join("#" if sign.isdigit() else sign for sign in text)[:160]

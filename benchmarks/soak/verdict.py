@@ -1,4 +1,4 @@
-"""Whether what was seen in a soak is as it must be."""
+"""Judge whether the observations of a soak are as required."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from dataclasses import dataclass, field
 
 MIB = 2**20
 
-#: Bytes by which the gateway may grow over the last two thirds of a soak, by the line of least
-#: squares through its memory: 200,000 calls that leave 100 bytes each are 20 MB.
+#: Bytes by which the gateway may grow over the last two thirds of a soak, by a least-squares line
+#: through its memory: 200,000 calls that leave 100 bytes each are 20 MB.
 MOST_GROWTH = 16 * MIB
 
-#: How many times longer the slowest in a hundred innocents may wait beside hostile clients, and
-#: milliseconds of noise on top.
+#: How many times longer the slowest hundredth of innocent calls may wait beside hostile clients,
+#: and milliseconds of noise in addition.
 MOST_TIMES = 2.0
 NOISE_MS = 5.0
 
 
 @dataclass
 class Arm:
-    """What innocents saw, without or with hostile clients beside them."""
+    """What innocent clients observed, without or with hostile clients beside them."""
 
     latencies_s: list[float] = field(default_factory=list)
     calls: int = 0
@@ -40,9 +40,9 @@ class Arm:
 
 @dataclass
 class Seen:
-    """Everything that was seen. `memory`: (seconds, bytes) of the gateway; `left`: what its state
-    still held at the end, in words; `hostile`: outcomes of each kind of attack; `unexpected`: those
-    that must not be; `skipped`: calls that were never begun."""
+    """All observations. `memory`: (seconds, bytes) of the gateway; `left`: what its state still
+    held at the end, in words; `hostile`: outcomes of each kind of attack; `unexpected`: forbidden
+    ones; `skipped`: calls that were not started."""
 
     without: Arm = field(default_factory=Arm)
     beside: Arm = field(default_factory=Arm)
@@ -68,7 +68,7 @@ def findings(seen: Seen) -> list[Finding]:
 
 
 def growth(memory: Sequence[tuple[float, float]]) -> float:
-    """Bytes over the last two thirds, by the line of least squares."""
+    """Growth in bytes over the last two thirds, by a least-squares line."""
     late = memory[len(memory) // 3 :]
     if len(late) < 2:
         return 0.0
@@ -104,8 +104,8 @@ def _answers(seen: Seen) -> Finding:
     errors = sum(arm.server_errors for arm in arms)
     wrong = seen.without.wrong + seen.beside.wrong
     told = (
-        f"{calls} innocent calls, {seen.skipped} never begun, {hung} without an answer, "
-        f"{errors} with a 5xx, {wrong.total()} with another than their own whole one"
+        f"{calls} innocent calls, {seen.skipped} not started, {hung} without an answer, "
+        f"{errors} with a 5xx, {wrong.total()} with a wrong or incomplete answer"
     )
     told += "".join(f"\n    {count} x {why}" for why, count in wrong.most_common(5))
     holds = bool(calls) and not (hung or errors or wrong or seen.skipped)
@@ -114,7 +114,7 @@ def _answers(seen: Seen) -> Finding:
 
 def _hostile(seen: Seen) -> Finding:
     total = sum(outcomes.total() for outcomes in seen.hostile.values())
-    told = f"{total} hostile calls, {seen.unexpected.total()} ended as none may"
+    told = f"{total} hostile calls, {seen.unexpected.total()} with a forbidden outcome"
     for kind, outcomes in sorted(seen.hostile.items()):
         told += f"\n    {kind}: " + ", ".join(f"{n} x {how}" for how, n in outcomes.most_common(5))
     return Finding("hostile", bool(total) and not seen.unexpected, told)

@@ -1,6 +1,6 @@
 """A client's HTTP/1.1 in a few lines, so that 300,000 calls leave the machine to the gateway.
 
-An answer that is not framed as it says is a `WireError`; so is one that is followed by more.
+A wrongly framed answer is a `WireError`; so is an answer that is followed by more data.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import socket
 from collections.abc import Callable
 from typing import NamedTuple
 
-#: Bytes of a line of an answer, which a stream's chunk of many tokens stays far below.
+#: Maximum bytes of a line of an answer; a stream's chunk of many tokens is far smaller.
 LONGEST_LINE = 2**20
 
 
 class WireError(Exception):
-    """What came is not an HTTP answer, or not one answer."""
+    """The received data is not an HTTP answer, or not one answer."""
 
 
 class Answer(NamedTuple):
-    """A whole answer; of a stream, its events together."""
+    """A whole answer; of a stream, all events together."""
 
     status: int
     body: bytes
@@ -36,7 +36,7 @@ class Line:
 
     @staticmethod
     async def open(port: int, *, small_buffer: bool = False) -> Line:
-        """`small_buffer`: what is not read soon keeps the gateway from sending."""
+        """`small_buffer`: unread data soon prevents the gateway from sending."""
         connection = socket.socket()
         connection.setblocking(False)
         if small_buffer:
@@ -54,7 +54,7 @@ class Line:
         await self._writer.drain()
 
     async def answer(self, enough: Callable[[bytes], bool] | None = None) -> Answer:
-        """The answer to what was sent, or as much of a stream as is `enough`."""
+        """The answer to what was sent, or the part of a stream that is `enough`."""
         try:
             return await self._answer(enough)
         except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError) as error:

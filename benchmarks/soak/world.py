@@ -1,4 +1,4 @@
-"""The gateway under test and simulated instances, each a process of its own, and their controls."""
+"""The gateway under test and simulated instances, each in its own process, and their controls."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from benchmarks.live.processes import Processes, free_port, url
 from benchmarks.soak.innocents import MODEL
 
 INSTANCES = 3
-#: Faster than real by; a token takes a fraction of a millisecond then.
+#: Speed relative to real time; a token takes a fraction of a millisecond then.
 SPEED = 50
 KEY = "soak-key"
 
-#: What instances do wrong beside hostile clients, each to one call in so many hundred.
+#: Faults of instances beside hostile clients, each in FAULT_SHARE of the calls.
 FAULTS = ("garbage", "cut", "reset", "error_500")
 FAULT_SHARE = 0.003
 
-#: What the gateway may take of the machine's memory, so that a bomb ends it and nothing else.
+#: The gateway's maximum of memory, so that a bomb ends it and nothing else.
 MOST_MEMORY = 6 * 2**30
 
 
 class World:
-    """The processes, started; they are stopped with `processes`."""
+    """The started processes; `processes` stops them."""
 
     def __init__(self, processes: Processes) -> None:
         self.instances = [free_port() for _ in range(INSTANCES)]
@@ -53,14 +53,14 @@ class World:
         self._log = processes.folder / "gateway.log"
 
     def faults(self, share: float) -> None:
-        """Have every instance answer so many calls wrong, each fault; 0: none."""
+        """Every instance makes each fault in this share of its calls; 0: none."""
         for port in self.instances:
             _call("DELETE", port, "/fake/fault")
             for kind in FAULTS if share else ():
                 _call("POST", port, "/fake/fault", {"fault": kind, "probability": share})
 
     def left(self) -> str:
-        """What the gateway still holds, in words; "" if it is as empty as it began."""
+        """What the gateway still holds, in words; "" if it is as empty as at the start."""
         calls = _call("GET", self.port, "/admin/state")["calls"]
         told = [f"{name} {calls[name]}" for name in ("open", "open_bytes") if calls[name]]
         for instance in _call("GET", self.port, "/admin/instances"):
@@ -70,7 +70,7 @@ class World:
 
     @property
     def memory(self) -> int:
-        """Bytes of the gateway in memory; 0 if it is gone."""
+        """Bytes of the gateway in memory; 0 if it has ended."""
         try:
             with open(f"/proc/{self.gateway.pid}/statm") as file:
                 return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -78,7 +78,7 @@ class World:
             return 0
 
     def tracebacks(self) -> int:
-        """How many the gateway has logged."""
+        """How many tracebacks the gateway has logged."""
         return self._log.read_bytes().count(b"Traceback (most recent call last)")
 
 

@@ -1,6 +1,6 @@
 """LoRA adapters, by the paths of vLLM, of SkyRL (0.3.0) and of prime-rl (2026-08).
 
-What they would change of the text is not simulated: a request may name one as its model.
+Their effect on the text is not simulated: a request may name one as its model.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class _Unload(msgspec.Struct):
 
 
 class Adapters:
-    """Endpoints for adapters. SkyRL's and prime-rl's replace one of the same name."""
+    """Endpoints for adapters. SkyRL's and prime-rl's calls replace an adapter of the same name."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

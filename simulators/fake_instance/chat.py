@@ -24,7 +24,7 @@ _EVENT = "chat.completion.chunk"
 
 
 class Chat:
-    """Messages in, a message out. The id by which it is aborted is that of the answer."""
+    """Messages in, a message out. A request is aborted by the id of its answer."""
 
     path = "/v1/chat/completions"
 
@@ -77,13 +77,13 @@ class Chat:
         return {**answer, "prompt_token_ids": told}
 
     def _message(self, asked: ParsedRequest, chunk: ChoiceChunk) -> Json:
-        """A call is one only as a whole."""
+        """A tool call is reported as such only if it is complete."""
         if asked.call is None or chunk.finish != "stop":
             return {"content": text.decode(chunk.token_ids)}
         return {"content": None, "tool_calls": [_call(asked, chunk, asked.call)]}
 
     def _delta(self, asked: ParsedRequest, chunk: ChoiceChunk) -> Json:
-        """Of a call its name comes first, and its arguments when they are whole."""
+        """For a tool call: its name first, its arguments when they are complete."""
         if asked.call is None:
             return {"content": text.decode(chunk.token_ids)}
         whole = asked.call.arguments if chunk.finish == "stop" else ""
@@ -118,7 +118,7 @@ class Chat:
 
 
 def _call(asked: ParsedRequest, chunk: ChoiceChunk, call: Function) -> Json:
-    """A call as OpenAI words it."""
+    """A tool call in OpenAI's format."""
     return {
         "id": f"call_{asked.id}_{chunk.choice}",
         "type": "function",

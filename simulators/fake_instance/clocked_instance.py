@@ -1,4 +1,4 @@
-"""A simulated instance on the clock of an event loop: told now, it says what happens then."""
+"""A simulated instance on the clock of an event loop: inputs count now, outputs come when due."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from rollout_sched.simulators.instance.sim_request import Ended, Outcome, PauseM
 
 
 class ClockedInstance:
-    """`on_outcome` is told what a `SimInstance` says, whose docstrings hold here, when it happens.
+    """Calls `on_outcome` with each outcome of a `SimInstance` (see its docstrings) when it happens.
 
-    `speed` simulated seconds pass in a second of the running loop.
+    `speed` simulated seconds pass per second of the running loop.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class ClockedInstance:
     def submit(
         self, request: SimRequest, every: int = 0, on_progress: OnProgress | None = None
     ) -> None:
-        """`on_progress` is told whenever `every` more tokens are made. Raises ValueError."""
+        """`on_progress` is called for every `every` more tokens. Raises ValueError."""
         self._instance.submit(request, self._clock.tick())
         if every and on_progress is not None:
             self._streams.add(request.attempt, every, on_progress)
@@ -40,7 +40,7 @@ class ClockedInstance:
         self._alarm.change()
 
     def stop_telling(self, attempt: int) -> None:
-        """Nobody wants to hear of its progress any more."""
+        """Report no more progress of this attempt."""
         self._streams.remove(attempt)
 
     def pause(self, mode: PauseMode, clear_cache: bool) -> None:
@@ -56,7 +56,7 @@ class ClockedInstance:
         self._alarm.change()
 
     def clear_cache(self, *, preempt: bool) -> bool:
-        """vLLM's reset_prefix_cache; False if it cannot be, for blocks are in use."""
+        """vLLM's reset_prefix_cache; False if it fails because blocks are in use."""
         self._instance.advance(self._clock.tick())
         in_use = self._instance.gauges().running > 0
         self._instance.clear_cache(self._clock.now, preempt)
@@ -64,26 +64,26 @@ class ClockedInstance:
         return preempt or not in_use
 
     def set_speed(self, speed: float) -> None:
-        """So many simulated seconds pass in a second from now on."""
+        """From now on, `speed` simulated seconds pass per second."""
         self._clock.set_speed(speed)
         self._alarm.change()
 
     async def catch_up(self) -> None:
-        """Returns when all that was due by now has been told."""
+        """Returns when everything that is due by now has been reported."""
         while self._instance.next_at() <= self._clock.tick():
             self._listen(self._clock.now)
-            await asyncio.sleep(0)  # whoever was answered goes first
-        self._instance.advance(self._clock.tick())  # nothing is due any more
+            await asyncio.sleep(0)  # whoever got an answer runs first
+        self._instance.advance(self._clock.tick())  # nothing more is due
 
     def close(self) -> None:
-        """Nothing is told any more."""
+        """Report nothing more."""
         self._alarm.close()
 
     def _next_at(self) -> float:
         return min(self._instance.next_at(), self._streams.next_at())
 
     def _listen(self, at: float) -> None:
-        """Pass on what has happened by now."""
+        """Report what has happened by now."""
         clock = self._clock
         for outcome in self._instance.advance(clock.reach(at)):
             if isinstance(outcome, Ended):

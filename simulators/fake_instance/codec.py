@@ -1,4 +1,4 @@
-"""What a server reads of a call, and the JSON it answers with."""
+"""Decode the bodies and parameters of calls, and encode JSON answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def decode(raw: bytes, body: type[T]) -> T:
-    """Raises Refusal, as vLLM does, where a field is missing or of another kind."""
+    """Decode the body. Raises Refusal, as vLLM does, if a field is missing or of a wrong type."""
     try:
         return msgspec.json.decode(raw, type=body)
     except msgspec.DecodeError as error:
@@ -21,7 +21,7 @@ def decode(raw: bytes, body: type[T]) -> T:
 
 
 def flag(request: web.Request, name: str, default: bool) -> bool:
-    """A parameter of the query. Raises Refusal."""
+    """A boolean parameter of the query. Raises Refusal."""
     told = request.query.get(name)
     if told is None:
         return default

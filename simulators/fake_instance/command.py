@@ -1,4 +1,4 @@
-"""The command `rollout-sched fake-instance`: one simulated vLLM server until it is stopped."""
+"""The command `rollout-sched fake-instance`: run a simulated vLLM server until it is stopped."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ _DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(Engin
 
 
 def add(commands: Any) -> None:
-    """The command and its options, for an argparse parser of commands."""
-    parser = commands.add_parser("fake-instance", help="a simulated vLLM server")
+    """Add the command and its options to argparse subparsers."""
+    parser = commands.add_parser("fake-instance", help="run a simulated vLLM server")
     option = parser.add_argument
     option("--host", default="127.0.0.1", help="default: %(default)s")
-    option("--port", type=int, default=8000, help="0: any free one; default: %(default)s")
-    _setting(parser, "--model", str, "the served model's name; default: %(default)s")
-    option("--api-key", default="", metavar="KEY", help="ask for it as vLLM does")
+    option("--port", type=int, default=8000, help="0: any free port; default: %(default)s")
+    _setting(parser, "--model", str, "name of the served model; default: %(default)s")
+    option("--api-key", default="", metavar="KEY", help="require this key, as vLLM does")
     option(
         "--scenario",
         default=DEFAULT_SCENARIO,
         metavar="NAME_OR_TOML",
-        help="whose instance it is, and how long weights take to load; default: %(default)s",
+        help="defines the instance and the load time of weights; default: %(default)s",
     )
-    option("--max-num-seqs", type=int, default=0, metavar="N", help="other than the scenario's")
+    option("--max-num-seqs", type=int, default=0, metavar="N", help="override the scenario's value")
     _setting(parser, "--speed", float, "times faster than real time")
     _setting(parser, "--seed", int, "of response lengths and faults")
-    _setting(parser, "--median-tokens", int, "of drawn response lengths")
-    _setting(parser, "--sigma", float, "spread of their logarithm")
+    _setting(parser, "--median-tokens", int, "median of random response lengths")
+    _setting(parser, "--sigma", float, "standard deviation of their logarithm")
     _setting(parser, "--stream-interval", int, "tokens per streamed chunk")
     _setting(parser, "--max-num-queued-reqs", int, "0: no limit", "max_queued")
     _setting(parser, "--tensor-parallel-size", int, "ranks in weight transfers", "world_size")
-    option("--vocab-size", type=int, default=0, metavar="N", help="all token ids are less")
-    _setting(parser, "--weight-version", str, "label of the weights that it is started with")
-    option("--versioned-text", action="store_true", help="other weights make another text")
-    _setting(parser, "--drift", float, "of the places of a text, that other weights make another")
+    option("--vocab-size", type=int, default=0, metavar="N", help="token ids are less than N")
+    _setting(parser, "--weight-version", str, "label of the initial weights")
+    option("--versioned-text", action="store_true", help="other weights give another text")
+    _setting(parser, "--drift", float, "share of the tokens that other weights change")
     option("--fault", action="append", default=[], metavar="KIND[=PROBABILITY]", help="repeatable")
     parser.set_defaults(run=run)
 
@@ -60,7 +60,7 @@ def _setting(
     meaning: str,
     setting: str = "",
 ) -> None:
-    """An option that is a field of EngineSettings, and whose default is that field's."""
+    """An option that is a field of EngineSettings and has that field's default."""
     setting = setting or name.removeprefix("--").replace("-", "_")
     metavar = "X" if kind is float else "N" if kind is int else None
     parser.add_argument(
@@ -74,7 +74,7 @@ def _setting(
 
 
 def run(options: argparse.Namespace) -> None:
-    """Serve until SIGINT or SIGTERM. Raises CallerError for options that cannot be."""
+    """Serve until SIGINT or SIGTERM. Raises CallerError for invalid options."""
     settings = _settings(options)
     try:
         switches = [faults.parse(text) for text in options.fault]
@@ -125,7 +125,7 @@ def _vocabulary(size: int) -> Vocabulary:
 
 
 def _startable(spec: InstanceSpec) -> InstanceSpec:
-    """vLLM does not start when one request of max_model_len would not fit into its KV cache."""
+    """Like vLLM, refuse to start if a request of max_model_len does not fit into the KV cache."""
     fits = min(spec.max_model_len, spec.kv_blocks * spec.block_size)
     return msgspec.structs.replace(spec, max_model_len=fits)
 
@@ -133,7 +133,7 @@ def _startable(spec: InstanceSpec) -> InstanceSpec:
 async def _serve(
     options: argparse.Namespace, settings: EngineSettings, switches: list[faults.Fault]
 ) -> None:
-    from rollout_sched.simulators.fake_instance.server import FakeServer  # aiohttp takes its time
+    from rollout_sched.simulators.fake_instance.server import FakeServer  # aiohttp loads slowly
 
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()

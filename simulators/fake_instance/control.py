@@ -1,4 +1,4 @@
-"""What stops a server and what runs on it: pause, resume, abort, reset of the prefix cache."""
+"""Endpoints that control a server and its requests: pause, resume, abort, reset the cache."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rollout_sched.simulators.fake_instance.engine import Engine
 from rollout_sched.simulators.fake_instance.errors import Refusal
 from rollout_sched.simulators.instance.sim_request import PauseMode
 
-#: What can be given away, and comes back by these tags.
+#: The memory that can be released; the tags restore it.
 _MEMORY = ("weights", "kv_cache")
 
 
@@ -21,7 +21,7 @@ class _Ids(msgspec.Struct):
 
 
 class ControlEndpoints:
-    """Endpoints for whoever steers a server."""
+    """Endpoints to control a server."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -47,13 +47,13 @@ class ControlEndpoints:
         return reply({"status": "resumed"})
 
     async def sleep(self, request: web.Request) -> web.Response:
-        """Whatever the level: what it computes with is gone."""
+        """At every level, all memory that it computes with is released."""
         await self._engine.pause(_mode(request), True)
         self._engine.asleep = set(_MEMORY)
         return reply({"status": "sleeping", "level": int(request.query.get("level", 1))})
 
     async def wake_up(self, request: web.Request) -> web.Response:
-        """In parts, by `tags`; it goes on when all of it is back."""
+        """Restore memory in parts, by `tags`; the server resumes when all of it is restored."""
         tags = request.query.getall("tags", []) or None
         self._engine.asleep -= set(tags or _MEMORY)
         if not self._engine.asleep:
@@ -64,7 +64,7 @@ class ControlEndpoints:
         return reply({"is_sleeping": bool(self._engine.asleep)})
 
     async def abort_any(self, request: web.Request) -> web.Response:
-        """Without ids: all of them. What is unknown counts as well."""
+        """Without ids: all requests. Unknown ids count too."""
         ids = decode(await request.read(), _Ids).request_ids
         if ids:
             await self._abort(ids)

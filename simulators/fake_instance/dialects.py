@@ -1,4 +1,4 @@
-"""What the three endpoints that generate have in common: they word the same things differently."""
+"""What the three generating endpoints have in common; their formats differ."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ Json = dict[str, Any]
 
 
 class ChoiceChunk(NamedTuple):
-    """Tokens of one choice that are sent together: all of them, or what a stream brings next.
+    """Tokens of one choice that are sent together: all of them, or the next ones of a stream.
 
-    finish    None while there is more to come
-    versions  where it is known, with the finish
-    first     the first that is sent of this choice
-    prompt    what the model thinks of the tokens of its prompt, if that was asked for
+    finish    None if more tokens follow
+    versions  set with the finish, if known
+    first     whether this is the first chunk of the choice
+    prompt    log-probabilities of the prompt's tokens, if requested
     """
 
     choice: int
@@ -30,18 +30,18 @@ class ChoiceChunk(NamedTuple):
 
 
 class EndpointDialect(Protocol):
-    """An endpoint's wording."""
+    """The format of an endpoint."""
 
     path: str
 
     def parse(self, raw: bytes, headers: Mapping[str, str], limits: RequestLimits) -> ParsedRequest:
-        """Raises Refusal."""
+        """Parse a request. Raises Refusal."""
 
     def whole(self, asked: ParsedRequest, chunks: Sequence[ChoiceChunk], usage: Json) -> Json:
-        """The answer that is not streamed; `chunks` has one for each choice."""
+        """The answer without streaming; `chunks` has one for each choice."""
 
     def events(self, asked: ParsedRequest, chunk: ChoiceChunk) -> list[Json]:
-        """What a stream says of a chunk."""
+        """The stream's events for a chunk."""
 
     def usage_event(self, asked: ParsedRequest, usage: Json) -> Json: ...
 
@@ -56,7 +56,7 @@ def usage(prompt_tokens: int, made: int) -> Json:
 
 
 def versions(output: Output, label: Any) -> list[Json]:
-    """The spans of an answer as vLLM words them; `label` turns a number into its label."""
+    """The spans of an answer in vLLM's format; `label` turns a number into its label."""
     spans: list[Json] = []
     start = 0
     for version, count in output.spans:
@@ -66,7 +66,7 @@ def versions(output: Output, label: Any) -> list[Json]:
 
 
 def prompt_logprobs(prompt: Sequence[int], chunk: ChoiceChunk) -> list[Json | None] | None:
-    """What is thought of each token of a prompt, by its id; nothing of the first."""
+    """The log-probability of each token of a prompt, by its id; None for the first."""
     if chunk.prompt is None:
         return None
     told: list[Json | None] = [None]

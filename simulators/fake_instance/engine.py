@@ -1,4 +1,4 @@
-"""What stands behind the server: the simulated instance, its weights, and its end."""
+"""The engine behind the server: the simulated instance, its weights, and its failure."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ _DEAD = "EngineCore encountered an issue. See stack trace (above) for the root c
 
 
 class EngineSettings(msgspec.Struct, frozen=True):
-    """How one simulated server is started.
+    """The settings of one simulated server.
 
     model              the served model's name
-    speed              simulated seconds in a second
-    seed               of the response lengths that nobody asked for
-    update_s           for loading weights, in simulated seconds
+    speed              simulated seconds per second
+    seed               of response lengths that are drawn
+    update_s           time to load weights, in simulated seconds
     median_tokens      of those lengths, which are log-normal ...
     sigma              ... with this standard deviation of the logarithm
-    stream_interval    tokens in a streamed chunk, where a request does not say
-    max_queued         unanswered requests from which on more get a 503; 0: no limit
-    versioned_text     other weights make another text, told apart by their label ...
-    drift              ... in this share of the places
+    stream_interval    tokens in a streamed chunk, if a request does not set it
+    max_queued         with this many unanswered requests, more get a 503; 0: no limit
+    versioned_text     other weights, identified by their label, give another text ...
+    drift              ... in this share of the tokens
     world_size         workers, each a rank of weight transfers
-    vocabulary         which token ids there are
-    weight_version     the label of the weights that it is started with
+    vocabulary         the token ids
+    weight_version     the label of the initial weights
     """
 
     spec: InstanceSpec
@@ -56,12 +56,12 @@ class EngineSettings(msgspec.Struct, frozen=True):
 
 
 class Engine:
-    """One server's engine from start to restart to restart. Make it in a running event loop.
+    """One server's engine, across restarts. Make it in a running event loop.
 
-    As in vLLM, the next step with weights that are half loaded is the end, and then only a restart
-    helps. `unanswered` counts the requests under way, `finished` those that ended, by reason.
-    `adapters` are the paths of the LoRA adapters that are loaded, by name; `asleep` is what of its
-    memory it has given away.
+    As in vLLM, a step with half loaded weights kills the engine, and only a restart helps.
+    `unanswered` counts the requests in flight, `finished` those that ended, by reason. `adapters`
+    are the paths of the loaded LoRA adapters, by name; `asleep` is the part of its memory that it
+    has released.
     """
 
     def __init__(self, settings: EngineSettings) -> None:
@@ -89,12 +89,12 @@ class Engine:
         self.asleep: set[str] = set()
         self._stuck = False
         self.finished: dict[str, int] = {"stop": 0, "length": 0, "abort": 0}
-        # Two starts within one clock tick are still two starts.
+        # Two starts within one clock tick must differ.
         self.started_at = time.time() + 1e-3 * self._starts
         self._starts += 1
 
     async def restart(self, label: str = "") -> None:
-        """Come back empty, with the weights it was first started with, or others of this label."""
+        """Restart empty, with the initial weights, or with others of this label."""
         await self.close()
         self.adapters.clear()
         self._start(label or self.settings.weight_version)
@@ -131,7 +131,7 @@ class Engine:
         return output
 
     def _length(self, order: Order, response: OrderedResponse) -> int:
-        """As asked for, or without end, or drawn: the same for one response on any instance."""
+        """The requested length, no end, or a random one that is the same on any instance."""
         asked = (order.sampling.get("extra_args") or {}).get("fake_response_tokens")
         if isinstance(asked, int):
             return max(1, asked)
@@ -142,12 +142,12 @@ class Engine:
         return max(1, round(drawn))
 
     def _check_alive(self) -> None:
-        """Raises Refusal once it has ended."""
+        """Raises Refusal if the engine is dead."""
         if self.dead:
             raise Refusal(500, _DEAD)
 
     async def _die(self) -> None:
-        """The process is still there to say so."""
+        """The engine dies; the process still answers."""
         self.dead = True
         await self.instance.close()
 
@@ -161,15 +161,15 @@ class Engine:
             raise Refusal(500, _DEAD) from None
 
     async def get_stuck(self) -> None:
-        """It makes no tokens any more, and does not know of it; one that has ended says so all the
-        same."""
+        """Generate no more tokens without reporting a failure; a dead engine still reports that it
+        is dead."""
         self._stuck = True
         with suppress(InstanceError):
             await self.instance.pause("keep", False)
 
     @property
     def paused(self) -> bool:
-        """Whether it says that it is. Raises Refusal."""
+        """Whether the engine reports that it is paused. Raises Refusal."""
         self._check_alive()
         return self.instance.paused and not self._stuck
 

@@ -1,4 +1,4 @@
-"""Error answers as vLLM words them."""
+"""Error answers in vLLM's format."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TYPES = {
 
 
 class Refusal(Exception):
-    """What the server will not or cannot do, with its HTTP status. `param` names the field."""
+    """A request that the server refuses, with its HTTP status. `param` names the field."""
 
     def __init__(self, status: int, message: str, param: str | None = None) -> None:
         super().__init__(message)

@@ -1,18 +1,18 @@
-"""Faults on demand: what a server may do wrong, each with a probability, switched at run time.
+"""Faults on demand: errors that a server can simulate, each with a probability, set at run time.
 
 silent         accepts the request and never answers
-garbage        answers 200 with something that is no JSON
+garbage        answers 200 with a body that is not JSON
 twice          answers, and then sends the answer once more
 another        answers under the id of another request
-unfinished     closes the connection when all of the answer is there but for its end: a stream's
-               [DONE], the last bytes of a whole one
+unfinished     closes the connection just before the end of the answer: before a stream's [DONE],
+               or before the last bytes of a whole answer
 wrong_version  answers with another version than it has
-short_prompt   tells nothing of the last token of a prompt whose log-probabilities were asked for
+short_prompt   omits the last token of a prompt whose log-probabilities were requested
 reset          closes the connection instead of answering
 cut            closes the connection in the middle of the answer
 slow           answers `seconds` later
-error_500, error_503   answers that
-update_500     fails a weight call, which leaves the model torn
+error_500, error_503   answers with that status
+update_500     fails a weight call, which leaves the model half loaded
 restart        restarts, empty, with its first weights; closes every connection
 """
 
@@ -46,11 +46,11 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 class Fault(msgspec.Struct, forbid_unknown_fields=True):
     """One switch.
 
-    on           which calls it strikes; "control" are the others but for health and models
+    on           the calls that it affects; "control" are the others except health and models
     probability  for each of those calls; 0 switches it off
-    times        how often it may still strike; None: without end
+    times        how often it may still occur; None: no limit
     seconds      of the loop's clock: how long "slow" waits and "restart" is away
-    struck       how often it has
+    struck       how often it has occurred
     """
 
     fault: Kind
@@ -66,7 +66,7 @@ class Fault(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Switchboard:
-    """All switches of one server, one for each kind, and their dice."""
+    """All switches of one server, one for each kind, and their random numbers."""
 
     def __init__(self, seed: int = 0) -> None:
         self.faults: dict[Kind, Fault] = {}
@@ -79,7 +79,7 @@ class Switchboard:
             self.faults.pop(fault.fault, None)
 
     def draw(self, where: Where) -> Fault | None:
-        """The fault that strikes this call, if any: the first whose dice say so."""
+        """The fault of this call, if any: the first kind that is drawn."""
         for fault in list(self.faults.values()):
             if fault.strikes in (where, "all") and self._dice.random() < fault.probability:
                 fault.struck += 1
@@ -92,7 +92,7 @@ class Switchboard:
 
 
 def parse(text: str) -> Fault:
-    """KIND or KIND=PROBABILITY, as on the command line. Raises ValueError."""
+    """Parse KIND or KIND=PROBABILITY, as on the command line. Raises ValueError."""
     kind, _, probability = text.partition("=")
     try:
         return msgspec.convert({"fault": kind, "probability": float(probability or 1)}, Fault)

@@ -32,7 +32,7 @@ class _Sampled(msgspec.Struct, gc=False):
 
 
 class GenerateDialect:
-    """Token ids in, token ids out. The id by which it is aborted is that of the answer."""
+    """Token ids in, token ids out. A request is aborted by the id of its answer."""
 
     path = "/inference/v1/generate"
 
@@ -90,8 +90,8 @@ class GenerateDialect:
 
 
 class SkyRLGenerate(GenerateDialect):
-    """SkyRL's own, for mixtures of experts: the same with an expert of the one layer for each token
-    (SkyRL 0.3.0, `vllm_server_actor.py`)."""
+    """SkyRL's own, for mixtures of experts: the same, with an expert of a single layer for each
+    token (SkyRL 0.3.0, `vllm_server_actor.py`)."""
 
     path = "/skyrl/v1/generate"
 

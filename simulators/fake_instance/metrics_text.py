@@ -1,4 +1,4 @@
-"""The part of vLLM's /metrics that says how loaded a server is."""
+"""The part of vLLM's /metrics that shows a server's load."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ Values = Iterator[tuple[str, str, Mapping[str, object], float]]
 
 
 def render(engine: Engine, gauges: Gauges) -> str:
-    """In Prometheus' text format. Unlike vLLM's, the prompt counters also count what is computed
-    again after a preemption."""
+    """The metrics in Prometheus' text format. Unlike vLLM's, the prompt counters also count tokens
+    that are computed again after a preemption."""
     lines: list[str] = []
     last = ""
     for name, kind, labels, value in _values(engine, gauges):

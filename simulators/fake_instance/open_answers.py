@@ -1,4 +1,4 @@
-"""The answers that a realtime instance has under way: their texts, and what was streamed."""
+"""The answers in flight of a realtime instance: their texts, and what was streamed."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ Stream = tuple[int, ...]
 #: What vLLM's server sends for a log-probability of minus infinity.
 _NEVER = -9999.0
 
-#: The argument that says which ids responses have (`said_on_demand`).
+#: The argument that sets the ids of responses (`said_on_demand`).
 _IDS = "fake_response_ids"
 
 IdsAndLogprobs = tuple[list[int], list[float] | None]
 
 
 class OrderedResponse(NamedTuple):
-    """What an order is to begin or to go on with; `made_tokens` of it are in the context."""
+    """What an order starts or continues with; the context has `made_tokens` of the response."""
 
     name: int
     made_tokens: int
 
 
-#: How many tokens a response has when it stops by itself, those made before included.
+#: The length of a response that stops by itself, in tokens, including those made before.
 Lengths = Callable[[Order, OrderedResponse], int]
 
 
 class OpenAnswer:
-    """An attempt under way: its text, what was streamed of it, and who waits for it."""
+    """An attempt in flight: its text, what was streamed of it, and who waits for it."""
 
     __slots__ = (
         "answer",
@@ -52,22 +52,22 @@ class OpenAnswer:
     def __init__(self, order: Order, name: int, start: int, on_tokens: OnTokens | None) -> None:
         self.id = order.id
         self.name = name
-        self.start = start  # tokens of this response that the context has
+        self.start = start  # tokens of this response that are in the context
         self.logprobs = order.sampling.get("logprobs") is not None
-        # What the prompt's tokens are likely to be is only told where it is asked for.
+        # Log-probabilities of the prompt are only reported on request.
         asked = order.sampling.get("prompt_logprobs") is not None
         self.context = order.token_ids if asked else ()
         self.on_tokens = on_tokens
-        self.said: Sequence[int] | None = None  # the whole response, where somebody says it
+        self.said: Sequence[int] | None = None  # the whole response, if the request sets it
         self.streamed = 0
         self.stream: tuple[str, bytes, Stream] = ("", b"", ())
         self.answer: asyncio.Future[Output]
 
 
 class OpenAnswers:
-    """All of one instance, by attempt number in order of arrival.
+    """All answers in flight of one instance, by attempt number in order of arrival.
 
-    With `versioned_text` another version makes another text, in a share `drift` of the places.
+    With `versioned_text`, another version gives another text, in a share `drift` of the tokens.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class OpenAnswers:
         self._writing: dict[tuple[str, bytes, Stream], OpenAnswer] = {}
 
     def read(self, order: Order, on_tokens: OnTokens | None) -> tuple[SimRequest, OpenAnswer]:
-        """What an order asks of the simulated instance. Raises RequestRejected."""
+        """Turn an order into a request for the simulated instance. Raises RequestRejected."""
         try:
             context = text.read(order.token_ids, self._vocabulary)
             said, made = said_on_demand(order)
@@ -103,7 +103,7 @@ class OpenAnswers:
             name, length = drawn, len(said)
         answer = OpenAnswer(order, name, made, on_tokens)
         answer.said = said
-        # One line of text has one writer; a second one gets a line of its own.
+        # Only one request may write a line of text; a second one gets a line of its own.
         stream: Stream = (context.stream or name,)
         if (order.salt, context.prompt, stream) in self._writing:
             stream = (*stream, number)
@@ -131,12 +131,12 @@ class OpenAnswers:
         return self._numbers.get(order_id, [])
 
     def stop_writing(self, answer: OpenAnswer) -> None:
-        """It was aborted: another may go on with its text, unless one does already."""
+        """It was aborted: another request may continue its text, unless one does already."""
         if self._writing.get(answer.stream) is answer:
             del self._writing[answer.stream]
 
     def close(self, number: int) -> OpenAnswer | None:
-        """It is over; None if nobody waits for it any more."""
+        """Remove a finished answer; None if nobody waits for it any more."""
         answer = self.by_number.pop(number, None)
         if answer is not None:
             self.stop_writing(answer)
@@ -147,7 +147,7 @@ class OpenAnswers:
         return answer
 
     def chunk(self, answer: OpenAnswer, tokens: int, spans: text.Spans) -> IdsAndLogprobs:
-        """What a stream has not brought yet of an answer that has so many tokens now."""
+        """The tokens not streamed yet of an answer that has `tokens` tokens now."""
         new = self._text(answer, answer.streamed, _without(spans, answer.streamed))
         answer.streamed = tokens
         return new
@@ -160,8 +160,8 @@ class OpenAnswers:
         return Output(ids, logprobs, ended.reason, ended.spans, prompt)
 
     def _thoughts(self, context: Sequence[int], version: int) -> list[PromptToken]:
-        """What this version thinks of a context: that it would have said the same, or never that.
-        It has no opinion of what is not a response."""
+        """Log-probabilities of a context under this version: each response token is either the one
+        it would generate, or impossible. Tokens outside of responses get a fixed value."""
         thoughts = [PromptToken(-1.0, 2)] * len(context)
         for name, first, count in text.responses(context, self._vocabulary):
             version = version if self._versioned else 0
@@ -186,10 +186,10 @@ class OpenAnswers:
 
 
 def said_on_demand(order: Order) -> tuple[Sequence[int] | None, int]:
-    """The ids of a response as the request says them, and how many of those the context has.
+    """The ids of a response that the request sets, and how many of those the context has.
 
-    `fake_response_ids` is a list of responses: the first that the context does not hold, after
-    those before it, is made. (None, 0) if all are there. Raises ValueError.
+    `fake_response_ids` is a list of responses. The first one that the context does not contain,
+    after those before it, is generated. (None, 0) if it contains all. Raises ValueError.
     """
     asked = (order.sampling.get("extra_args") or {}).get(_IDS, ())
     try:
@@ -208,7 +208,7 @@ def said_on_demand(order: Order) -> tuple[Sequence[int] | None, int]:
 
 
 def _draw(order: Order, number: int) -> str:
-    """What a new response depends on besides its context: nothing if it is greedy."""
+    """What a new response depends on besides its context; nothing if it is greedy."""
     sampling = order.sampling
     if sampling.get("temperature") == 0:
         return ""
@@ -217,7 +217,7 @@ def _draw(order: Order, number: int) -> str:
 
 
 def _without(spans: text.Spans, tokens: int) -> list[tuple[int, int]]:
-    """The spans of what comes after the first `tokens` tokens."""
+    """The spans of the tokens after the first `tokens`."""
     rest: list[tuple[int, int]] = []
     for version, count in spans:
         kept = max(0, count - tokens)

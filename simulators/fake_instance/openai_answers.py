@@ -1,4 +1,4 @@
-"""What OpenAI's two kinds of answers, chats and completions, have in common."""
+"""What OpenAI's chats and completions have in common in their answers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rollout_sched.simulators.fake_instance.request_parsing import ParsedRequest
 
 
 def answer(asked: ParsedRequest, kind: str, choices: Sequence[Json], usage: Json | None) -> Json:
-    """An answer, or an event of one that is streamed."""
+    """An answer, or an event of a streamed one."""
     return {
         "id": asked.id,
         "object": kind,
@@ -22,7 +22,7 @@ def answer(asked: ParsedRequest, kind: str, choices: Sequence[Json], usage: Json
 
 
 def choice(asked: ParsedRequest, chunk: ChoiceChunk, logprobs: Json | None) -> Json:
-    """A choice but for its text."""
+    """A choice without its text."""
     told: Json = {
         "index": chunk.choice,
         "logprobs": logprobs,
@@ -35,5 +35,5 @@ def choice(asked: ParsedRequest, chunk: ChoiceChunk, logprobs: Json | None) -> J
 
 
 def name(asked: ParsedRequest, token: int, word: str) -> str:
-    """What log-probs call a token: its word, or its id where that was asked for."""
+    """The name of a token in log-probs: its word, or its id if that was requested."""
     return f"token_id:{token}" if asked.ids_for_words else word

@@ -1,4 +1,4 @@
-"""The pauses of a realtime instance: who waits for one, and the gauges, which stand still in it."""
+"""The pauses of a realtime instance: who waits for one, and gauges that freeze during it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rollout_sched.simulators.instance.sim_request import PauseMode
 
 
 class Pauses:
-    """Of one instance. As in vLLM, a paused one shows the gauges of before."""
+    """The pauses of one instance. As in vLLM, a paused instance shows its earlier gauges."""
 
     def __init__(self, engine: SimInstance) -> None:
         self._engine = engine
@@ -20,8 +20,8 @@ class Pauses:
         self._gauges = _look(engine)
 
     def ask(self, mode: PauseMode) -> asyncio.Future[None]:
-        """Done when the instance is paused. Its gauges stand still from now on, but where running
-        requests are finished first."""
+        """Done when the instance is paused. Its gauges freeze now, unless the mode finishes running
+        requests first."""
         if mode != "wait":
             self._frozen = True
         paused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -39,7 +39,7 @@ class Pauses:
             asked[1].set_result(None)
 
     def end(self) -> None:
-        """It goes on."""
+        """The instance resumes."""
         self._frozen = False
 
     def gauges(self) -> Gauges:
@@ -48,7 +48,7 @@ class Pauses:
         return self._gauges
 
     def fail(self, error: Exception) -> None:
-        """Whoever waits gets an error."""
+        """All waiters get an error."""
         for _, paused in self._asked:
             if not paused.done():
                 paused.set_exception(error)

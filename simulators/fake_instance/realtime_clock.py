@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 class RealtimeClock:
-    """Simulated seconds on the running event loop, `speed` of them in one of its seconds."""
+    """Simulated seconds on the running event loop, `speed` per second of the loop."""
 
     def __init__(self, speed: float) -> None:
         self.now = 0.0
@@ -17,18 +17,18 @@ class RealtimeClock:
         self._speed = speed
 
     def tick(self) -> float:
-        """Simulated seconds since the start. A timer may come a little early; time never goes
+        """Simulated seconds since the start. A timer may fire slightly early, but time never goes
         back."""
         self.now = max(self.now, (self._loop.time() - self._start) * self._speed)
         return self.now
 
     def set_speed(self, speed: float) -> None:
-        """From now on. What was planned with `call_at` is to be planned anew."""
+        """Applies from now on. Timers set with `call_at` must be set again."""
         self._start = self._loop.time() - self.tick() / speed
         self._speed = speed
 
     def reach(self, at: float) -> float:
-        """Like `tick`, where it is `at` for certain."""
+        """Like `tick`, but at least `at`."""
         self.now = max(self.now, at)
         return self.tick()
 
@@ -37,9 +37,9 @@ class RealtimeClock:
 
 
 class Alarm:
-    """Calls `on_due` with the time when what it watches has something to say.
+    """Calls `on_due` with the time when an output of the watched objects is due.
 
-    `next_at` tells when that is, in simulated seconds; it may be infinite.
+    `next_at` returns the time of the next output, in simulated seconds; it may be infinite.
     """
 
     def __init__(
@@ -56,15 +56,15 @@ class Alarm:
         self._closed = False
 
     def change(self) -> None:
-        """What `next_at` says may have changed. Planning waits for all that is put in at once: what
-        two instances say at the same time then comes in the order in which they were first told
-        something."""
+        """The result of `next_at` may have changed. The timer is set after all inputs of the same
+        moment, so that simultaneous outputs of two instances come in the order of their first
+        inputs."""
         if not self._planning:
             self._planning = True
             asyncio.get_running_loop().call_soon(self._plan)
 
     def close(self) -> None:
-        """Never ring again."""
+        """Never call again."""
         self._closed = True
         self._cancel()
 

@@ -1,7 +1,7 @@
 """The simulated instance on the clock of an event loop, with tokens: an `InstanceClient`.
 
-On the loop of `simulators.replay.virtual_loop` it is exact, on a real one as exact as that loop's
-timers, and what is late does not add up: the simulated times stay those of the model.
+On the loop of `simulators.replay.virtual_loop` it is exact. On a real loop it is as exact as the
+loop's timers, and delays do not add up: simulated times stay those of the model.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from rollout_sched.simulators.instance.sim_instance import SimInstance
 from rollout_sched.simulators.instance.sim_request import Ended, Outcome, PauseMode
 from rollout_sched.simulators.instance.spec import InstanceSpec
 
-#: The model it says it has, if nobody says another.
+#: The default model name.
 MODEL = "simulated"
 
 
 class RealtimeInstance:
-    """One simulated instance; `speed` simulated seconds pass in a second of the running loop.
+    """One simulated instance; `speed` simulated seconds pass per second of the running loop.
 
-    `clocked` is that instance, without tokens. `version` is the one it starts with. With
-    `versioned_text` another version makes another text, in a share `drift` of the places.
-    `vocabulary`: which ids there are.
+    `clocked` is that instance, without tokens. `version` is the initial one. With `versioned_text`,
+    another version gives another text, in a share `drift` of the tokens. `vocabulary`: the token
+    ids.
 
-    KV identity is read off the tokens (see `synthetic_tokens`): requests with equal prompts share
-    theirs, and a context that holds a response of ours finds the KV of that response's line if the
-    salt is the same. Two limits: prompts that are equal only in part share nothing, and what
-    follows a response (an observation) is taken for the same whenever the response is. Where two
-    running attempts have one text, as greedy siblings do, only one finds its own KV again.
+    KV identity is derived from the tokens (see `synthetic_tokens`): requests with equal prompts
+    share their KV, and a context that contains one of our responses finds the KV of that response's
+    line if the salt is the same. Two limits: prompts that are equal only in part share nothing, and
+    the tokens after a response (an observation) count as equal whenever the response is. If two
+    running attempts have the same text, as greedy siblings do, only one finds its own KV again.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class RealtimeInstance:
             self._abort(number, self._answers.by_number[number])
 
     async def pause(self, mode: PauseMode, clear_cache: bool) -> None:
-        """Also takes vLLM's mode "wait": running requests are finished first."""
+        """Also supports vLLM's mode "wait", which finishes running requests first."""
         self._check_open()
         if mode != "wait":
             await self.gauges()
@@ -130,7 +130,7 @@ class RealtimeInstance:
         self.clocked.set_version(version)
 
     async def gauges(self) -> Gauges:
-        """As of now; while it is paused, those of before, as in vLLM."""
+        """The current gauges; while paused, those from before the pause, as in vLLM."""
         self._check_open()
         await self.clocked.catch_up()
         return self._pauses.gauges()
@@ -144,7 +144,7 @@ class RealtimeInstance:
         return self.paused
 
     async def close(self) -> None:
-        """Whoever waits for an answer gets an InstanceError, as of every later call."""
+        """Waiting requests and all later calls get an InstanceError."""
         self._closed = True
         self.clocked.close()
         error = InstanceError(f"{self._name} was closed")
@@ -157,7 +157,7 @@ class RealtimeInstance:
     # -- beyond the port -------------------------------------------------------------------
 
     def abort_all(self) -> int:
-        """Every request ends with what it has; returns how many."""
+        """End every request with the tokens it has; returns how many."""
         for number, answer in self._answers.by_number.items():
             self._abort(number, answer)
         return len(self._answers.by_number)
@@ -193,7 +193,7 @@ class RealtimeInstance:
     def _answer(self, ended: Ended) -> None:
         answer = self._answers.close(ended.attempt)
         if answer is None:
-            return  # nobody waits any more
+            return  # nobody waits for it any more
         if not answer.answer.done():
             answer.answer.set_result(self._answers.output(answer, ended))
 

@@ -1,8 +1,8 @@
-"""Where the ranks of a weight-transfer group meet: as with NCCL, nobody goes on until all are here.
+"""The rendezvous of the ranks of a weight-transfer group: as with NCCL, all wait for the last one.
 
-A group is known by its master's address and port, over all simulated servers of this machine. A
-rank is a file that is locked by who has it, so that of a process that has ended is free again. Rank
-0 is the trainer's and not waited for: a trainer here is often a test without NCCL.
+A group is identified by its master's address and port, across all simulated servers of this
+machine. A rank is a file locked by its owner, so a rank is free again when its process has ended.
+Rank 0 is the trainer's and not waited for, because the trainer here is often a test without NCCL.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from pathlib import Path
 
 import msgspec
 
-#: Seconds between two looks at who is there.
+#: Seconds between two checks of the ranks.
 LOOK_S = 0.02
 
 
 class RankRange(msgspec.Struct, frozen=True):
-    """The ranks `first` ... `first + count - 1`, one server's, in a group of `world` ranks."""
+    """The ranks `first` ... `first + count - 1` of one server, in a group of `world` ranks."""
 
     group: str
     first: int
@@ -34,14 +34,14 @@ class RankRange(msgspec.Struct, frozen=True):
 
 
 class Rendezvous:
-    """One server's part in groups; it is in one at a time."""
+    """One server's membership in groups; in one at a time."""
 
     def __init__(self) -> None:
         self._locked: dict[Path, int] = {}  # rank's file -> its descriptor
 
     async def join(self, place: RankRange) -> None:
-        """Wait until every rank is there: for ever if one is missing, or if one of ours is another
-        server's too."""
+        """Wait until every rank is present: forever if one is missing, or if another server has one
+        of ours."""
         self.leave()
         folder = _folder(place.group)
         for rank in place.ranks:
@@ -61,7 +61,7 @@ class Rendezvous:
 
 
 def _folder(group: str) -> Path:
-    """A folder of this user's for the group."""
+    """The group's folder, owned by this user."""
     digest = blake2b(group.encode(), digest_size=8).hexdigest()
     folder = Path(tempfile.gettempdir(), f"rollout_sched_ranks_{os.getuid()}", digest)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -69,15 +69,15 @@ def _folder(group: str) -> Path:
 
 
 def _lock(path: Path) -> int | None:
-    """The descriptor of the file, locked for us alone; None if it is somebody else's."""
-    import fcntl  # not everywhere
+    """The descriptor of the file with an exclusive lock; None if another process has it."""
+    import fcntl  # not available on every platform
 
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.path.samestat(os.fstat(descriptor), path.stat()):
             return descriptor
-    except OSError:  # it is locked, or was taken away by who had it
+    except OSError:  # it is locked, or its owner deleted it
         pass
     os.close(descriptor)
     return None
@@ -88,7 +88,7 @@ def _all_locked(paths: Sequence[Path]) -> bool:
 
 
 def _is_locked(path: Path) -> bool:
-    """A look holds a shared lock for a moment, so whoever wants it for himself tries again."""
+    """Takes a shared lock for a moment, so a process that wants the exclusive lock must retry."""
     import fcntl
 
     try:

@@ -1,4 +1,4 @@
-"""What a client may ask a server to generate, and when vLLM refuses it."""
+"""Parse generation requests, and refuse what vLLM refuses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class StreamOptions(msgspec.Struct):
 
 
 class GenerationBody(msgspec.Struct):
-    """What every endpoint that generates takes."""
+    """The fields of every endpoint that generates."""
 
     model: str | None = None
     request_id: str | None = None
@@ -35,14 +35,14 @@ class GenerationBody(msgspec.Struct):
 
 
 class GenerateBody(GenerationBody, kw_only=True):
-    """Of /inference/v1/generate."""
+    """The body of /inference/v1/generate."""
 
     token_ids: Annotated[Tokens, msgspec.Meta(min_length=1)]
     sampling_params: dict[str, Any]
 
 
 class OpenAIBody(GenerationBody, kw_only=True):
-    """What OpenAI's endpoints take besides."""
+    """The further fields of OpenAI's endpoints."""
 
     n: int | None = 1
     temperature: float | None = None
@@ -53,7 +53,7 @@ class OpenAIBody(GenerationBody, kw_only=True):
 
 
 class CompletionBody(OpenAIBody, kw_only=True):
-    """Of /v1/completions."""
+    """The body of /v1/completions."""
 
     prompt: str | list[int | str | Tokens]
     max_tokens: int | None = 16
@@ -62,7 +62,7 @@ class CompletionBody(OpenAIBody, kw_only=True):
 
 
 class ChatBody(OpenAIBody, kw_only=True):
-    """Of /v1/chat/completions."""
+    """The body of /v1/chat/completions."""
 
     messages: Annotated[list[Message], msgspec.Meta(min_length=1)]
     max_tokens: int | None = None
@@ -73,10 +73,10 @@ class ChatBody(OpenAIBody, kw_only=True):
 
 
 class ParsedRequest(msgspec.Struct):
-    """A request understood: `orders` are `n` for each of `prompts`, in that order.
+    """A parsed request: `orders` are `n` for each of `prompts`, in that order.
 
-    `id` is that of the answer; `sent` counts the characters streamed of each choice; `call` is what
-    the answer says, where it calls a tool; `counts`: each event of a stream tells the usage so far.
+    `id` is that of the answer; `sent` counts the characters streamed of each choice; `call` is the
+    tool call that the answer makes, if any; `counts`: each event of a stream has the usage so far.
     """
 
     id: str
@@ -99,7 +99,7 @@ class ParsedRequest(msgspec.Struct):
 
 
 class RequestLimits(msgspec.Struct, frozen=True):
-    """What a server adds to a request, and what it refuses; `adapters` may change."""
+    """What a server adds to a request, and its limits; `adapters` may change."""
 
     model: str
     max_model_len: int
@@ -120,8 +120,7 @@ def parsed(
 ) -> ParsedRequest:
     """A request whose `prompts` are aborted by their keys, with vLLM's SamplingParams.
 
-    `clamp`: more tokens than the context has room for are not refused, but not made. Raises
-    Refusal.
+    `clamp`: a limit beyond the context is reduced, not refused. Raises Refusal.
     """
     n = check(limits, body.model, sampling)
     stream = bool(body.stream)
@@ -154,7 +153,7 @@ def request_id(headers: Mapping[str, str], told: str | None) -> str:
 
 
 def words(messages: Sequence[Message]) -> str:
-    """The prompt of a chat. That of its next turn begins with it and the answer."""
+    """The prompt of a chat. The prompt of its next turn begins with this one and the answer."""
     parts = [f"<|{message.role}|> {message.text}" for message in messages]
     return " ".join([*parts, "<|assistant|>"])
 

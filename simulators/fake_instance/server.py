@@ -1,4 +1,4 @@
-"""The application: endpoints, API key, faults."""
+"""The application of a simulated server: endpoints, API key, faults."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ class _Restart(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Weights(msgspec.Struct, forbid_unknown_fields=True):
-    """Set from outside: the label, without any call that a fleet would see; and what it says."""
+    """Set from outside: the label, without any call that a fleet sees; and the reported label."""
 
-    weight_version: str = ""  # as it is
-    says: str | None = ""  # the truth; None: nothing
+    weight_version: str = ""  # "": unchanged
+    says: str | None = ""  # "": the true label; None: no label
 
 
 class FakeServer:
@@ -73,7 +73,7 @@ class FakeServer:
             self.engine.adapters,
             settings.vocabulary,
         )
-        self._open: dict[asyncio.Transport | None, None] = {}  # of the requests under way
+        self._open: dict[asyncio.Transport | None, None] = {}  # of the requests in flight
         self._down = False
         self._runner: web.AppRunner | None = None
         self.dialects: dict[str, EndpointDialect] = {
@@ -112,15 +112,15 @@ class FakeServer:
         return int(self._runner.addresses[0][1])
 
     async def close(self) -> None:
-        """Stop at once: whoever waits for an answer gets none."""
+        """Stop at once: waiting requests get no answer."""
         self._hang_up_all()
         await self.engine.close()
         if self._runner is not None:
             await self._runner.cleanup()
 
     async def restart(self, seconds: float, label: str = "") -> None:
-        """Break every connection, be away for so long, and come back as new, with the weights of
-        its first start or those of another label."""
+        """Close every connection, stay away for `seconds`, and start again with the initial weights
+        or those of another label."""
         self._down = True
         self._hang_up_all()
         await self.engine.restart(label)

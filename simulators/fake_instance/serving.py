@@ -1,4 +1,4 @@
-"""From a request to its answer, whole or streamed."""
+"""Serve a request: generate its answer and send it, whole or streamed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def serve(
     limits: RequestLimits,
     fault: str,
 ) -> web.StreamResponse:
-    """With the fault that strikes the answer, if any. Raises Refusal while nothing was sent."""
+    """Serve, with the fault of this answer, if any. Raises Refusal if nothing was sent yet."""
     if request.content_type != "application/json":
         raise Refusal(400, "Unsupported Media Type: Only 'application/json' is allowed")
     asked = dialect.parse(await request.read(), request.headers, limits)
@@ -45,7 +45,7 @@ async def serve(
 
 
 class _Answering:
-    """One request on its way."""
+    """One request while it is served."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class _Answering:
     # -- streamed --------------------------------------------------------------------------
 
     async def stream(self) -> web.StreamResponse:
-        """Tokens that come faster than they can be sent are sent together."""
+        """Tokens that arrive faster than they can be sent are sent together."""
         orders = self.asked.orders
         news = _News()
         runs = [asyncio.ensure_future(self._follow(index, news)) for index in range(len(orders))]
@@ -137,7 +137,7 @@ class _Answering:
             news.end(index, output)
 
     def _events(self, chunk: ChoiceChunk) -> list[Json]:
-        """What is sent of a chunk; its last event tells the usage with its tokens."""
+        """The events for a chunk; the last one has the usage with the chunk's tokens."""
         asked, events = self.asked, self.dialect.events(self.asked, chunk)
         for event in events:
             if event is events[-1]:
@@ -193,7 +193,7 @@ Newest = tuple[list[int], list[float], Output | Exception | None]
 
 
 class _News:
-    """What has come of the choices of a stream since it was last looked at."""
+    """What the choices of a stream have produced since the last read."""
 
     def __init__(self) -> None:
         self._news: dict[int, Newest] = {}
@@ -220,7 +220,7 @@ class _News:
         return news
 
     def seen(self, index: int) -> bool:
-        """Whether something of that choice was taken before the last look."""
+        """Whether something of that choice was read before."""
         return index in self._seen
 
 
@@ -229,27 +229,27 @@ def _event(content: Json) -> bytes:
 
 
 def _next_id(answer_id: str) -> str:
-    """The id that ends with the next number, as of a request that came just after this one."""
+    """The id with the next number, as if of a request that came directly after this one."""
     name = answer_id.rstrip("0123456789")
     return f"{name}{int(answer_id[len(name) :] or 0) + 1}"
 
 
 def hang_up(request: web.Request, response: web.StreamResponse | None = None) -> web.StreamResponse:
-    """Close the connection as it is; what is returned goes nowhere."""
+    """Close the connection as it is; the returned response is not sent."""
     if request.transport is not None:
         request.transport.abort()
     return web.Response() if response is None else response
 
 
 def _repeat(request: web.Request, body: bytes) -> None:
-    """Send a whole answer that nobody asked for."""
+    """Send a whole answer that was not requested."""
     if request.transport is not None:
         head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
         request.transport.write(head.encode() + b"\r\n\r\n" + body)
 
 
 async def _all(jobs: Sequence[Coroutine[Any, Any, Output]]) -> list[Output]:
-    """Like gather, but where one fails the others are cancelled."""
+    """Like gather, but if one fails the others are cancelled."""
     tasks = [asyncio.ensure_future(job) for job in jobs]
     try:
         return await asyncio.gather(*tasks)

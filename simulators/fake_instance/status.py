@@ -1,4 +1,4 @@
-"""What a server tells of itself: health, load, model, configuration."""
+"""The endpoints that report a server's health, load, model and configuration."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from rollout_sched.simulators.fake_instance.codec import reply
 from rollout_sched.simulators.fake_instance.engine import Engine
 from rollout_sched.simulators.fake_instance.errors import Refusal
 
-#: The vLLM whose behaviour this is.
+#: The vLLM version that is simulated.
 VERSION = "0.32.0"
 
-#: What it says that its weights are made of.
+#: The reported type of its weights.
 DTYPE = "torch.bfloat16"
 
-#: Its log-probs are as they would be after temperature and penalties: there is nothing before.
+#: Log-probs are reported after temperature and penalties; no others are simulated.
 LOGPROBS_MODE = "processed_logprobs"
 
 
 class Status:
-    """Endpoints that show and change nothing."""
+    """Read-only endpoints."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -103,7 +103,7 @@ class Status:
         return reply({"vllm_config": config if as_json else str(config), "vllm_env": {}})
 
     async def is_paused(self, _: web.Request) -> web.Response:
-        """Asked of the engine, in vLLM too: a dead one does not say."""
+        """As in vLLM the engine is asked, so a dead engine gives an error."""
         return reply({"is_paused": self._engine.paused})
 
     async def weight_info(self, _: web.Request) -> web.Response:

@@ -1,15 +1,15 @@
-"""Synthetic tokens: ids that follow from the context alone, as a language model's would.
+"""Synthetic tokens: ids that depend on the context alone, like those of a language model.
 
 A response begins with its *name*, an id of its own, drawn from the context (greedy: from nothing
-else); every later token follows from that name and the place in the response. So a request that
-was interrupted goes on with the same text on any instance, in any process, and a context tells
-what it is made of: the prompt ends where the first name stands, and a response is under way if
-nothing but synthetic ids follow the last name.
+else). Every later token depends on that name and the position in the response. So an interrupted
+request continues with the same text on any instance, in any process. A context shows its structure:
+the prompt ends at the first name, and a response is in progress if only synthetic ids follow the
+last name.
 
-Ids below those of words are left to prompts and observations, whose ids never lie in our ranges
-unless their vocabulary has more than 262,144 entries. A model that has fewer ids than we need has a
-`Vocabulary` of its own size; there a prompt may hold ids of ours. It is misread only where it ends
-with a name and words: they are taken for a response under way.
+Ids below those of words are left to prompts and observations, whose ids are never in our ranges
+unless their vocabulary has more than 262,144 entries. A model with fewer ids than we need has a
+`Vocabulary` of its own size; there a prompt may contain ids of ours. It is misread only if it ends
+with a name and words: these are taken for a response in progress.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from numpy.typing import NDArray
 
 _LOGPROBS = 1 << 62  # no version
 
-#: Fewer ids than this are no vocabulary.
+#: The smallest vocabulary.
 LEAST_SIZE = 64
 
 
 class Vocabulary(NamedTuple):
-    """Which ids there are, all less than `size`: so many words of responses from `first_word` on,
-    and names from `first_name` on. Nothing between words and names is used."""
+    """The ids, all less than `size`: words of responses from `first_word` on, names from
+    `first_name` on. Ids between words and names are not used."""
 
     size: int = 1 << 31
     first_word: int = 1 << 18
@@ -40,8 +40,8 @@ class Vocabulary(NamedTuple):
 
     @classmethod
     def of(cls, size: int) -> Vocabulary:
-        """The third quarter are words, and half of the fourth are names: chat templates have their
-        own ids at the very end. Raises ValueError if there are too few."""
+        """The third quarter are words, half of the fourth are names: the ids of chat templates are
+        at the very end. Raises ValueError if there are too few."""
         if size < LEAST_SIZE:
             raise ValueError(f"a vocabulary needs at least {LEAST_SIZE} ids, not {size}")
         quarter = size // 4
@@ -51,11 +51,11 @@ class Vocabulary(NamedTuple):
         return (ids >= self.first_name) & (ids < self.first_name + self.names)
 
     def are_ours(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Words and names."""
+        """Whether each id is a word or a name."""
         return (ids >= self.first_word) & (ids < self.first_name + self.names)
 
 
-#: As many as a model could ever have.
+#: As many ids as any model has.
 LARGEST = Vocabulary()
 
 Spans = Sequence[tuple[int, int]]
@@ -63,15 +63,15 @@ Words = NDArray[np.uint64]
 
 
 class Context(NamedTuple):
-    """What the tokens of a context are.
+    """The structure of a context.
 
     digest         of the whole context
-    prompt         digest of what comes before the first response
-    prompt_tokens  how many those are
+    prompt         digest of the tokens before the first response
+    prompt_tokens  the number of these tokens
     stream         name of the first response, 0 if there is none
     known_tokens   everything up to the last synthetic token
-    name           of the response under way, 0 if a new one is to begin
-    made_tokens    of the response under way
+    name           of the response in progress, 0 if a new one begins
+    made_tokens    of the response in progress
     """
 
     digest: bytes
@@ -84,7 +84,7 @@ class Context(NamedTuple):
 
 
 def read(token_ids: Sequence[int], vocabulary: Vocabulary = LARGEST) -> Context:
-    """Costs one pass over the context. Raises ValueError for what is no token id."""
+    """One pass over the context. Raises ValueError for values that are not token ids."""
     try:
         ids = np.array(token_ids, dtype=np.int64)
     except (TypeError, ValueError, OverflowError):
@@ -113,7 +113,7 @@ def read(token_ids: Sequence[int], vocabulary: Vocabulary = LARGEST) -> Context:
 
 
 def name(context: Context, draw: str = "", vocabulary: Vocabulary = LARGEST) -> int:
-    """The name of a new response to this context; another `draw`, another response."""
+    """The name of a new response to this context; another `draw` gives another response."""
     digest = blake2b(context.digest + draw.encode(), digest_size=8).digest()
     return vocabulary.first_name + int.from_bytes(digest, "little") % vocabulary.names
 
@@ -125,9 +125,9 @@ def tokens(
     drift: float = 1.0,
     vocabulary: Vocabulary = LARGEST,
 ) -> list[int]:
-    """Ids of a response from its token `start` on: (version, tokens) in order. What another
-    version makes is another text but for the name, or differs in a share `drift` of the places;
-    version 0 makes the plain text."""
+    """Ids of a response from its token `start` on: (version, tokens) in order. Another version
+    gives another text except for the name, or differs in a share `drift` of the tokens; version 0
+    gives the plain text."""
     ids: list[int] = []
     for version, count in spans:
         place = start + len(ids)

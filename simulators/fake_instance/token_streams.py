@@ -1,8 +1,8 @@
-"""When streamed attempts have something to say.
+"""Find out when streamed attempts have a chunk to report.
 
-Every attempt that decodes gains a token per step, so the step with which its next chunk is full is
-known from the start: a heap by that step finds the next. Those that do not decode yet are looked
-at whenever the instance has decided something. Nothing is done per token.
+Every decoding attempt gains one token per step, so the step that fills its next chunk is known in
+advance: a heap by that step gives the next one. Attempts that do not decode yet are checked
+whenever the instance has made a decision. No work is done per token.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from heapq import heappop, heappush
 from rollout_sched.simulators.instance.reference.instance import ReferenceInstance
 from rollout_sched.simulators.instance.sim_instance import SimInstance
 
-#: Told how many new tokens an attempt has made so far, and with which step.
+#: Called with the number of tokens that an attempt has made so far, and the step that made them.
 OnProgress = Callable[[int, int], None]
 
 
@@ -38,7 +38,7 @@ class TokenStreams:
         self._stalled: dict[int, _Stream] = {}
 
     def add(self, attempt: int, every: int, on_progress: OnProgress) -> None:
-        """Say so whenever it has made `every` more tokens."""
+        """Call `on_progress` whenever the attempt has made `every` more tokens."""
         self._streams[attempt] = self._stalled[attempt] = _Stream(attempt, every, on_progress)
 
     def remove(self, attempt: int) -> None:
@@ -46,8 +46,8 @@ class TokenStreams:
         self._stalled.pop(attempt, None)
 
     def next_at(self) -> float:
-        """When to call `advance` next, in simulated seconds; infinite if the instance has to
-        decide something first."""
+        """When to call `advance` next, in simulated seconds; infinite if the instance must make a
+        decision first."""
         if not self._streams:
             self._heap.clear()
             return math.inf
@@ -56,7 +56,7 @@ class TokenStreams:
         return self._instance.step_at(self._heap[0][0]) if self._heap else math.inf
 
     def advance(self, now: float) -> None:
-        """Tell everything that is due by now; the instance has to be there already."""
+        """Report everything that is due by now; the instance must have advanced to `now` before."""
         while self._heap and self._instance.step_at(self._heap[0][0]) <= now:
             step, attempt = heappop(self._heap)
             stream = self._streams.get(attempt)
@@ -68,11 +68,11 @@ class TokenStreams:
             self._foresee(stream)
 
     def _is_made(self, stream: _Stream, step: int, now: float) -> bool:
-        """Whether this step, which is over, has made the token that the stream waits for."""
+        """Whether this step, which is over, made the token that the stream waits for."""
         due = self._instance.due_step(stream.attempt, stream.target)
         if due is not None:
             return due == step
-        # It may have been preempted with that very step, as all are before some pauses.
+        # It may have been preempted in that step; some pauses preempt all requests first.
         return self._instance.progress(now).get(stream.attempt, 0) >= stream.target
 
     def _foresee(self, stream: _Stream) -> None:

@@ -1,4 +1,4 @@
-"""What turns text into tokens and back: /tokenize, /detokenize, and a chat's prompt."""
+"""Turn text into tokens and back: /tokenize, /detokenize, and a chat's prompt."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Tokenizer:
         return reply({"prompt": text.decode(token_ids)})
 
     async def render(self, request: web.Request) -> web.Response:
-        """The request of /inference/v1/generate that a chat is."""
+        """A chat as a request of /inference/v1/generate."""
         messages = decode(await request.read(), _Render).messages
         token_ids = text.encode(words(messages), self._engine.settings.vocabulary)
         model = self._engine.settings.model

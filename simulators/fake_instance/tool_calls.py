@@ -1,9 +1,9 @@
-"""Tool calls on demand: which one a chat is answered with, and how its messages word it.
+"""Tool calls on demand: which call answers a chat, and how its messages define it.
 
-A request that has `tools` is answered with a call of one where its last user message says so, as in
-`call add {"a": 1, "b": 2}`. A message that says several gets one after the other, each when the one
-before it was answered. Where `tool_choice` demands a call that no message says, it is one of the
-tool that it names, or of the first, without arguments; "none" is answered with text.
+A request with `tools` is answered with a tool call if its last user message has one, as in
+`call add {"a": 1, "b": 2}`. Several calls in a message are made one after the other, each when the
+one before was answered. If `tool_choice` demands a call and no message has one, the tool that it
+names, or the first, is called without arguments; "none" is answered with text.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _SAID = re.compile(r"\bcall (\w+) (\{[^{}]*\})")
 
 
 class Function(msgspec.Struct):
-    """Of a call; `arguments` is a JSON object as text. A tool that is offered has none."""
+    """The function of a call; `arguments` is a JSON object as text. An offered tool has none."""
 
     name: str
     arguments: str = "{}"
 
 
 class OfFunction(msgspec.Struct):
-    """A tool that is offered, a call of one, or the one that is to be called."""
+    """An offered tool, a call of one, or the one that must be called."""
 
     function: Function
 
@@ -38,7 +38,7 @@ class Message(msgspec.Struct):
 
     @property
     def text(self) -> str:
-        """What it says, calls included."""
+        """Its text, including calls."""
         content = self.content or ""
         if not isinstance(content, str):
             content = " ".join(str(part.get("text", "")) for part in content)
@@ -46,12 +46,12 @@ class Message(msgspec.Struct):
 
 
 def words(call: Function) -> str:
-    """A call as the text that it is made of, which no message says."""
+    """The text that stands for a call in the tokens; no message contains it."""
     return f"<|call|> {call.name} {call.arguments}"
 
 
 def called(messages: Sequence[Message]) -> list[Function]:
-    """The calls that were made already."""
+    """The calls that were already made."""
     return [call.function for message in messages for call in message.tool_calls or ()]
 
 
@@ -60,7 +60,7 @@ def demanded(
     tools: Sequence[OfFunction],
     choice: str | OfFunction | None,
 ) -> Function | None:
-    """The call that the next message is to make; None if it is to be text."""
+    """The call that the next message must make; None if it must be text."""
     if not tools or choice == "none":
         return None
     offered = [tool.function.name for tool in tools]

@@ -1,8 +1,7 @@
-"""Paths that trainers' own vLLM servers have beside vLLM's: prime-rl's and AReaL's.
+"""Paths that prime-rl's and AReaL's own vLLM servers add to vLLM's.
 
 prime-rl (2026-08): `orchestrator/clients.py`; AReaL 1.0.4: `engine/vllm_ext/areal_vllm_server.py`,
-whose answers say how it went, with 400 where it failed, and whose updates pause and resume by
-themselves.
+whose answers report success, with 400 on failure, and whose updates pause and resume by themselves.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from rollout_sched.simulators.fake_instance.rendezvous import RankRange
 
 
 class _Broadcaster(msgspec.Struct):
-    """The trainer is rank 0, and not counted in the two figures; without them nobody meets."""
+    """The trainer is rank 0, not counted in the last two; without them there is no rendezvous."""
 
     host: str
     port: int
@@ -50,7 +49,7 @@ class _Disk(msgspec.Struct):
 
 
 class TrainerPaths:
-    """Endpoints for trainers that bring a server of their own."""
+    """Endpoints for trainers that use a server of their own."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

@@ -1,4 +1,4 @@
-"""What brings weights to a server: by a worker's method, by transfer, and their label."""
+"""Endpoints that load weights, by a worker's method or by transfer, and set their label."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class _Rpc(msgspec.Struct):
 
 
 class _Ranks(msgspec.Struct):
-    """Of a server in a group of NCCL's, with the trainer as rank 0."""
+    """A server's ranks in an NCCL group, with the trainer as rank 0."""
 
     master_address: str
     master_port: int | str
@@ -29,13 +29,13 @@ class _Ranks(msgspec.Struct):
 
 
 class _InitInfo(msgspec.Struct):
-    """Backends without NCCL tell other things."""
+    """Backends without NCCL send other fields."""
 
     init_info: dict[str, Any]
 
 
 class _Update(msgspec.Struct):
-    """vLLM's body, or prime-rl's, whose server has its own /update_weights."""
+    """vLLM's body, or that of prime-rl, whose server has its own /update_weights."""
 
     update_info: dict[str, Any] | None = None
     weight_dir: str | msgspec.UnsetType | None = msgspec.UNSET
@@ -50,7 +50,7 @@ class _NewVersion(msgspec.Struct):
 
 
 class Updates:
-    """Endpoints for weights; what they do is `Weights`."""
+    """Endpoints for weights; `Weights` does the work."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -71,7 +71,7 @@ class Updates:
         return reply({"success": True, "new_version": label})
 
     async def collective_rpc(self, request: web.Request) -> web.Response:
-        """vLLM's own method, and those of SkyRL's worker extension."""
+        """vLLM's own methods, and those of SkyRL's worker extension."""
         rpc = decode(await request.read(), _Rpc)
         weights = self._engine.weights
         match rpc.method:

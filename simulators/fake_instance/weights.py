@@ -1,4 +1,4 @@
-"""The weights of a simulated server: the label of what they make, and their updates."""
+"""The weights of a simulated server: their label and their updates."""
 
 from __future__ import annotations
 
@@ -11,23 +11,22 @@ from rollout_sched.simulators.fake_instance.errors import Refusal
 from rollout_sched.simulators.fake_instance.realtime_instance import RealtimeInstance
 from rollout_sched.simulators.fake_instance.rendezvous import RankRange, Rendezvous
 
-#: Number and label of what a server is started with.
+#: Number and label of the initial weights.
 FIRST = -1
 FIRST_LABEL = "default"
 
 
 class EngineWeights:
-    """Of one engine from its start to its end. Calls that change something raise Refusal.
+    """The weights of one engine from its start to its end. Calls that change them raise Refusal.
 
-    As in vLLM, a weight call that fails leaves the model half torn down, and so does, while it
-    lasts, an update by transfer.
+    As in vLLM, the model is half loaded after a failed weight call, and during an update by
+    transfer.
 
     load_s       seconds that loading takes, on the event loop's clock
-    check_alive  raises Refusal once the engine has ended
-    label        of what it is started with; `number_of` it is the instance's version then
+    check_alive  raises Refusal if the engine is dead
+    label        of the initial weights; `number_of` it is the instance's initial version
 
-    `says` is the label that it tells when it is asked, where that is a lie; None where it tells
-    none at all.
+    `says` is the label that it reports when asked, which may be false; None if it reports no label.
     """
 
     def __init__(
@@ -44,20 +43,20 @@ class EngineWeights:
         self._load_s = load_s
         self._check_alive = check_alive
         self._torn = False
-        self._transfer = False  # weights can be sent
+        self._transfer = False  # transfers are set up
         self._updating = False
         self._group = Rendezvous()
 
     @property
     def half_loaded(self) -> bool:
-        """The next step will be the end."""
+        """Whether the next step kills the engine."""
         return self._torn or self._updating
 
     def label_of(self, version: int) -> str:
         return self._labels[version]
 
     async def set_label(self, label: str) -> None:
-        """Tokens to come carry this label."""
+        """Tokens get this label from now on."""
         self._check_alive()
         number = number_of(label)
         self._labels[number] = self.label = label
@@ -70,18 +69,18 @@ class EngineWeights:
 
     @property
     def told(self) -> str | None:
-        """What it tells when it is asked for its label; None if nothing."""
+        """The label that it reports when asked; None if none."""
         return self.label if self.says == "" else self.says
 
     async def reload(self, path: object) -> None:
-        """From disk. If there is nothing the model is torn."""
+        """Load from disk. If there is nothing at `path`, the model is half loaded afterwards."""
         self._check_alive()
         if path is not None and not (isinstance(path, str) and Path(path).exists()):
             raise self.tear(f"no weights at {path!r}")
         await self._load()
 
     async def init_transfer(self, place: RankRange | None = None) -> None:
-        """Weights can be sent, with NCCL once all ranks of the group are there; `place` is ours."""
+        """Set up transfers; with NCCL wait for all ranks of the group. `place`: our ranks."""
         self._check_alive()
         if place is not None:
             if place.ranks.stop > place.world:
@@ -91,11 +90,11 @@ class EngineWeights:
         self._transfer = True
 
     def leave(self) -> None:
-        """The process ends, and with it its part in a group."""
+        """The process ends, and leaves its group."""
         self._group.leave()
 
     def start_update(self) -> None:
-        """Refused, which does no harm, if transfers are not set up or an update is under way."""
+        """Refused, without harm, if transfers are not set up or an update is in progress."""
         self._check_alive()
         if not self._transfer:
             raise Refusal(500, "Weight transfer not configured")
@@ -108,7 +107,7 @@ class EngineWeights:
         await self._load()
 
     async def receive(self) -> None:
-        """All that is sent, in one call. Refused if transfers are not set up."""
+        """Receive all weights in one call. Refused if transfers are not set up."""
         self.start_update()
         await self.update()
         self._updating = False
@@ -130,8 +129,8 @@ class EngineWeights:
 
 
 def number_of(label: str) -> int:
-    """The version that a label stands for; of one that is no number, one out of the way of those
-    that are."""
+    """The version number of a label; a label that is not a number gets one that no numeric label
+    has."""
     if label == FIRST_LABEL:
         return FIRST
     if label.isdecimal():

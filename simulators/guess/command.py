@@ -1,4 +1,4 @@
-"""The command `rollout-sched scenarios`: shipped ones, one of yours, and a first guess."""
+"""The command `rollout-sched scenarios`: list, show and check scenarios, or guess one."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _SHAPE = ("hidden", "heads", "kv_heads", "head_dim", "vocabulary")
 
 
 def add(commands: Any) -> None:
-    """The command and its verbs, for an argparse parser of commands."""
-    parser = commands.add_parser("scenarios", help="the scenarios that are shipped, or a guess")
+    """Add the command and its verbs to argparse subparsers."""
+    parser = commands.add_parser("scenarios", help="list, show, check or guess scenarios")
     parser.set_defaults(run=_list)
     verbs = parser.add_subparsers(metavar="VERB")
-    verbs.add_parser("list", help="name and what it is; the same as no verb").set_defaults(
+    verbs.add_parser("list", help="names and descriptions; the default verb").set_defaults(
         run=_list
     )
-    show = verbs.add_parser("show", help="the file of one, and what follows from its constants")
+    show = verbs.add_parser("show", help="print a scenario's file and the speeds it implies")
     show.add_argument("scenario", metavar="NAME_OR_TOML")
     show.set_defaults(run=_show)
-    check = verbs.add_parser("check", help="say whether a file is valid, and if not, why")
+    check = verbs.add_parser("check", help="check whether a file is valid")
     check.add_argument("scenario", metavar="NAME_OR_TOML")
     check.set_defaults(run=_check)
     _add_guess(verbs)
@@ -39,23 +39,23 @@ def add(commands: Any) -> None:
 
 def _add_guess(verbs: Any) -> None:
     parser = verbs.add_parser(
-        "guess", help="a scenario from a GPU's data sheet and a model's shape"
+        "guess", help="guess a scenario from a GPU's data sheet and a model's shape"
     )
     option = parser.add_argument
     option("--gpu", required=True, metavar="NAME", help=", ".join(gpus()))
     option("--model", metavar="NAME", help=", ".join(models()))
-    option("--params", type=number, metavar="N", help="instead of --model, as 14e9; with --layers")
+    option("--params", type=number, metavar="N", help="such as 14e9; with --layers, not --model")
     option("--layers", type=positive, metavar="N")
     for name in _SHAPE:
         option(f"--{name.replace('_', '-')}", type=positive, metavar="N", help="default: usual")
-    option("--gpus", type=positive, default=8, metavar="N", help="in all; default: %(default)s")
-    option("--tp", type=positive, default=1, metavar="N", help="GPUs of an instance; default: 1")
+    option("--gpus", type=positive, default=8, metavar="N", help="in total; default: %(default)s")
+    option("--tp", type=positive, default=1, metavar="N", help="GPUs per instance; default: 1")
     option(
         "--trainer-gpus",
         type=natural,
         default=0,
         metavar="N",
-        help="of a trainer of its own; default: it takes turns with the instances",
+        help="GPUs of a separate trainer; default: it takes turns with the instances",
     )
     parser.set_defaults(run=_guess)
 
@@ -90,7 +90,7 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _speeds(scenario: Scenario) -> list[str]:
-    """What the constants come to, of one instance."""
+    """The speeds of one instance that the constants imply."""
     time, fleet = StepTime(scenario.cost), scenario.fleet
     many = max(1, min(64, fleet.max_num_seqs, fleet.kv_tokens // 4096))
     alone_s = time.step(1, 1, 1024, 0.0, 0)
@@ -117,11 +117,11 @@ def _guess(options: argparse.Namespace) -> None:
         f"{turns}."
     )
     parse_scenario("guess", {"about": about, **tables})
-    print("# A first guess, nothing of it measured: rollout-sched calibrate URL measures.")
+    print("# A first guess, not measured: measure with rollout-sched calibrate URL.")
     if gpu.like:
-        print(f"# Of this GPU nothing was fitted: it gets the efficiencies of {gpu.like}.")
+        print(f"# Nothing was fitted for this GPU: it gets the efficiencies of {gpu.like}.")
     if options.model is None:
-        print(f"# Taken for the model: {_shape_of(model)}.")
+        print(f"# Assumed model: {_shape_of(model)}.")
     print(f'about = "{about}"')
     print('source = "rollout-sched scenarios guess: from data sheets; trainer at 40 % MFU"')
     for name, table in tables.items():
@@ -133,7 +133,7 @@ def _guess(options: argparse.Namespace) -> None:
 def _model(options: argparse.Namespace) -> Model:
     if options.model is not None:
         if options.params is not None or options.layers is not None:
-            raise CallerError("--model and --params with --layers: give the one or the other")
+            raise CallerError("--model excludes --params and --layers; give one or the other")
         return model_named(options.model)
     if options.params is None or options.layers is None:
         raise CallerError("give --model NAME, or --params and --layers")

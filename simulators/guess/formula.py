@@ -8,9 +8,9 @@
     c_b = 4.4 us
     KV  = ((0.9 * memory - 3 GB) * TP - weights) / KV bytes per token, and the share of it asked for
 
-in bf16. Where the numbers come from, and how far off they were where somebody had measured, stands
-in DESIGN.md, "The simulated instance". Not in it: quantised weights, mixtures of experts, sliding
-windows, speculative decoding.
+in bf16. DESIGN.md, "The simulated instance", has the sources of the numbers, and their errors where
+measurements exist. Not covered: quantised weights, mixtures of experts, sliding windows,
+speculative decoding.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ACTIVATIONS_BYTES = 3e9
 _TRAINER_FLOPS = 8  # for each parameter and token: forward, backward, and log-probabilities
 _TRAINER_SHARE = 0.4
 _LINK_BYTES_PER_S = 10e9  # of new weights into one GPU
-_COLOCATED_KV = 0.5  # the optimiser has the rest
+_COLOCATED_KV = 0.5  # the optimiser needs the rest
 #: A transformer has about 12 parameters for each layer and squared hidden size.
 _PER_LAYER = 12
 _HEAD_DIM = 128
@@ -44,11 +44,11 @@ _VOCABULARY = 150_000
 
 
 class Layout(msgspec.Struct, frozen=True):
-    """Which GPUs do what.
+    """Which GPUs serve, and which train.
 
-    gpus          in all
+    gpus          in total
     tp            tensor parallelism of an instance
-    trainer_gpus  of a trainer of its own; 0: it takes turns with the instances on all of them
+    trainer_gpus  of a separate trainer; 0: it takes turns with the instances on all of them
     """
 
     gpus: int
@@ -61,7 +61,7 @@ class Layout(msgspec.Struct, frozen=True):
 
 
 def shaped(params: float, layers: int, **known: int | None) -> Model:
-    """A model of which little is known; the rest is as is usual for its size."""
+    """A model of which little is known; the rest has the usual values for its size."""
     told = {name: value for name, value in known.items() if value is not None}
     hidden = told.get("hidden") or 128 * round(math.sqrt(params / (_PER_LAYER * layers)) / 128)
     head_dim = told.get("head_dim", _HEAD_DIM)
@@ -76,12 +76,12 @@ def shaped(params: float, layers: int, **known: int | None) -> Model:
 
 
 def kv_bytes(model: Model) -> float:
-    """Of one token."""
+    """KV bytes of one token."""
     return 2 * model.layers * model.kv_heads * model.head_dim * _BYTES
 
 
 def cost(gpu: Gpu, model: Model, tp: int) -> CostModel:
-    """Of one instance on `tp` GPUs. Raises CallerError for a tp that nobody has figures of."""
+    """The cost model of one instance on `tp` GPUs. Raises CallerError for a tp without figures."""
     flops = _by_tp(gpu.flops_share, tp) * gpu.flops * tp
     weights = _BYTES * model.read_params / tp
     share = gpu.bandwidth_share * weights / (weights + gpu.small_bytes)
@@ -98,7 +98,7 @@ def cost(gpu: Gpu, model: Model, tp: int) -> CostModel:
 
 
 def kv_tokens(gpu: Gpu, model: Model, layout: Layout) -> int:
-    """Of one instance. Raises CallerError where the weights leave no room."""
+    """KV tokens of one instance. Raises CallerError if the weights leave no room."""
     room = layout.tp * (_USABLE_MEMORY * gpu.memory_bytes - _ACTIVATIONS_BYTES)
     left = room - _BYTES * model.params
     share = 1.0 if layout.trainer_gpus else _COLOCATED_KV
@@ -112,11 +112,11 @@ def kv_tokens(gpu: Gpu, model: Model, layout: Layout) -> int:
 
 
 def scenario(gpu: Gpu, model: Model, layout: Layout) -> dict[str, Any]:
-    """The tables of a scenario. Raises CallerError for a layout that cannot be."""
+    """The tables of a scenario. Raises CallerError for an impossible layout."""
     if layout.instances < 1:
         raise CallerError(
-            f"{layout.gpus} GPUs, {layout.trainer_gpus} of them the trainer's, leave none for an "
-            f"instance of {layout.tp}: give more --gpus, or a smaller --tp"
+            f"{layout.gpus} GPUs, {layout.trainer_gpus} of them for the trainer, leave none for an "
+            f"instance of {layout.tp}: increase --gpus, or decrease --tp"
         )
     training = layout.trainer_gpus or layout.gpus
     tables: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""The tables of GPUs and models that a first guess looks things up in."""
+"""The tables of GPUs and models for a first guess."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Positive = Annotated[float, msgspec.Meta(gt=0)]
 _T = TypeVar("_T")
 AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
 
-#: What a GPU takes over from another one that it is like.
+#: What a GPU inherits from the GPU that it is like.
 _FITTED = ("bandwidth_share", "small_bytes", "flops_share", "all_reduce_s")
 
 
 class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What gpus.toml says of one; the last two by tensor parallelism."""
+    """A GPU of gpus.toml; the last two fields are by tensor parallelism."""
 
     about: str
     hbm_bytes_per_s: Positive
@@ -35,7 +35,7 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A dense transformer with grouped-query attention, as its config.json has it."""
+    """A dense transformer with grouped-query attention, as described by its config.json."""
 
     params: Positive
     layers: AtLeastOne
@@ -48,7 +48,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def read_params(self) -> float:
-        """That a step multiplies with: of an embedding of its own it only looks rows up."""
+        """Parameters that a step multiplies with; a separate embedding is only looked up."""
         return self.params - (0 if self.tied else self.vocabulary * self.hidden)
 
 
@@ -65,12 +65,12 @@ def models() -> dict[str, Model]:
 
 
 def gpu_named(name: str) -> Gpu:
-    """Raises CallerError with the nearest name."""
+    """The GPU of this name. Raises CallerError with the nearest name."""
     return _named("GPU", name, gpus())
 
 
 def model_named(name: str) -> Model:
-    """Raises CallerError with the nearest name."""
+    """The model of this name. Raises CallerError with the nearest name."""
     return _named("model", name, models())
 
 

@@ -1,4 +1,4 @@
-"""The attempts on a simulated instance, and the queue in which some of them wait."""
+"""The attempts on a simulated instance, and its queue of waiting ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 from rollout_sched.simulators.instance.kv_blocks import Chain, Table
 from rollout_sched.simulators.instance.sim_request import Reason, SimRequest
 
-# Final, so that compiled code need not look them up.
+# Final, so that compiled code does not look them up.
 ARRIVING: Final = 0
 WAITING: Final = 1
 PREFILLING: Final = 2
@@ -20,8 +20,8 @@ OVER: Final = 4
 class SimAttempt(Table):
     """State of one attempt on an instance, and the KV blocks it uses.
 
-    `tokens` (context and new ones) is not updated while it decodes: it is shift + step then,
-    with `step` the number of steps the instance has made.
+    `tokens` (context and new ones) is not updated while it decodes; it is then shift + step, with
+    `step` the number of steps that the instance has made.
     """
 
     __slots__ = (
@@ -56,20 +56,20 @@ class SimAttempt(Table):
         self.priority = request.priority
         self.known = request.known_tokens
         self.context = self.tokens = self.span_start = request.context_tokens
-        self.goal = goal  # tokens at its end, and why it ends there
+        self.goal = goal  # its final tokens, and the reason why it ends there
         self.reason = reason
         self.arrival = arrival
         self.state = ARRIVING
         self.computed = 0  # while it prefills
         self.shift = 0  # while it decodes
-        self.order = -1  # place in the running list, -1 outside of it
+        self.order = -1  # place in the running list, -1 outside
         self.spans: tuple[tuple[int, int], ...] = ()
 
     def tokens_at(self, step: int) -> int:
         return self.shift + step if self.state == DECODING else self.tokens
 
     def close_span(self, tokens: int, version: int) -> None:
-        """All tokens up to `tokens` that have no version yet were made by this one."""
+        """This version made all tokens up to `tokens` that have no version yet."""
         made = tokens - self.span_start
         if not made:
             return
@@ -82,7 +82,7 @@ class SimAttempt(Table):
 
 
 class SimWaitingQueue:
-    """First come first served with preempted ones in front, or by (priority, arrival)."""
+    """First come first served with preempted attempts in front, or by (priority, arrival)."""
 
     __slots__ = ("_deque", "_heap", "_priority", "size")
 
@@ -115,7 +115,7 @@ class SimWaitingQueue:
         return queue[0]
 
     def pop(self) -> None:
-        """Remove what first() has just returned."""
+        """Remove what first() has returned."""
         self.size -= 1
         if self._priority:
             heappop(self._heap)
@@ -123,6 +123,6 @@ class SimWaitingQueue:
             self._deque.popleft()
 
     def discard(self, attempt: SimAttempt) -> None:
-        """It has ended while it waited. It is skipped when it comes up, so this costs nothing."""
+        """It has ended while waiting. It is skipped at the head of the queue, so this is free."""
         attempt.state = OVER
         self.size -= 1

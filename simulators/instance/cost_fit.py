@@ -1,4 +1,4 @@
-"""Fits the constants of the cost model to recorded steps, single ones or many in one time."""
+"""Fit the constants of the cost model to recorded steps, single ones or many measured together."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Observation(NamedTuple):
 
 
 class EngineSteps(NamedTuple):
-    """Engine steps with as many sequences and prefill tokens each; the rest is summed over them."""
+    """Engine steps with equal sequences and prefill tokens; other fields are sums over them."""
 
     number: float
     sequences: float
@@ -42,7 +42,7 @@ class EngineSteps(NamedTuple):
 
 
 class MeasuredSpan(NamedTuple):
-    """What an engine did in `seconds`, and what somebody who waited outside it had besides."""
+    """What an engine did in `seconds`, and the client's extra work in that time."""
 
     steps: Sequence[EngineSteps]
     seconds: float
@@ -51,9 +51,9 @@ class MeasuredSpan(NamedTuple):
 
 
 class Fit(NamedTuple):
-    """A fitted cost model and how far it is from what it was fitted to (relative).
+    """A fitted cost model and its relative errors on the data it was fitted to.
 
-    call_s    seconds of each call, beside the engine's
+    call_s    seconds per call, in addition to the engine's
     errors    predicted / recorded - 1 of each span
     """
 
@@ -72,7 +72,7 @@ class Fit(NamedTuple):
 
 Floats = NDArray[np.float64]
 
-#: What is linear once s / t_w is given, in the order of the columns.
+#: The constants that are linear once s / t_w is given, in the order of the columns.
 _CONSTANTS = (
     "step_s",
     "weights_s",
@@ -84,13 +84,12 @@ _CONSTANTS = (
     "call_s",
 )
 
-#: Columns and target are scaled to about one: what is less than this is rounding.
+#: Columns and target are scaled to about one, so smaller values are rounding errors.
 _NO_GAIN = 1e-13
 
 
 def fit(observations: Iterable[Observation | tuple[float, ...]], exponent: float = 1.6) -> Fit:
-    """`fit_spans` of single steps, without what a step that prefills takes by itself.
-
+    """`fit_spans` of single steps, without the constant for a step that prefills.
     Raises ValueError for no rows, rows of other than five numbers, or seconds <= 0.
     """
     rows = np.asarray(list(observations), dtype=np.float64)
@@ -115,12 +114,12 @@ def fit(observations: Iterable[Observation | tuple[float, ...]], exponent: float
 def fit_spans(
     spans: Iterable[MeasuredSpan], exponent: float = 1.6, leave_out: Collection[str] = ()
 ) -> Fit:
-    """Least squares of the relative error over recorded times; no constant gets negative.
+    """Least squares of the relative error over recorded times; no constant becomes negative.
 
     For a given ratio s / t_w the formula is linear in the other constants, so a search over that
-    one ratio is enough. Rows that only decode cannot tell t0 from t_w nor c_b from s: include
-    prefill steps if the constants, and not only the total, shall mean something. Those whose names
-    are in `leave_out` are 0.
+    ratio is enough. Rows that only decode cannot separate t0 from t_w nor c_b from s: include
+    prefill steps if the single constants matter, not only the total. Constants named in `leave_out`
+    are 0.
 
     Raises ValueError for no spans, one without steps, or seconds <= 0.
     """
@@ -146,7 +145,7 @@ def fit_spans(
 
 
 class _Table:
-    """Spans as arrays: a row of `steps` for each kind of steps, those of a span together."""
+    """Spans as arrays: a row of `steps` for each kind of step; the rows of a span are adjacent."""
 
     def __init__(
         self, spans: list[MeasuredSpan], exponent: float, leave_out: Collection[str]
@@ -166,7 +165,7 @@ class _Table:
             raise ValueError("fit needs finite rows with counts >= 0 and seconds > 0")
 
     def columns(self, ratio: float) -> Floats:
-        """What each constant is multiplied by, a row for each span, with s = ratio * t_w."""
+        """The factor of each constant, one row per span, with s = ratio * t_w."""
         number, sequences, prefill, context, attention, requests = self._steps.T
         p = self._exponent
         matmul = number * (1 + (ratio * (sequences + prefill)) ** p) ** (1 / p)
@@ -177,12 +176,12 @@ class _Table:
         return columns
 
     def fit_at(self, ratio: float) -> tuple[float, Floats]:
-        """The sum of squared errors of the best _CONSTANTS, none negative, with s = ratio * t_w;
-        and these."""
+        """The sum of squared errors of the best _CONSTANTS with s = ratio * t_w, and these
+        constants; none is negative."""
         columns = self.columns(ratio) / self.seconds[:, None]
         scale = np.abs(columns).max(axis=0)
-        met = scale > 0  # of what was never met nothing is known
-        # The triangle of QR has the same least-squares problem in a few rows, however many came.
+        met = scale > 0  # constants that no row involves stay unknown
+        # The triangle of QR gives the same least-squares problem with few rows.
         stacked = np.column_stack([columns[:, met] / scale[met], np.ones_like(self.seconds)])
         triangle: Any = np.linalg.qr(stacked, mode="r")
         error, scaled = _non_negative_least_squares(triangle[:, :-1], triangle[:, -1])
@@ -193,7 +192,7 @@ class _Table:
 
 def _non_negative_least_squares(matrix: Floats, target: Floats) -> tuple[float, Floats]:
     """Lawson and Hanson's active set (Solving Least Squares Problems, 1974, chapter 23): columns
-    come in by how much they help, and leave where they would be negative."""
+    are added by how much they help, and removed when they would become negative."""
     width = matrix.shape[1]
     solution, free = np.zeros(width), np.zeros(width, dtype=bool)
     for _ in range(3 * width):

@@ -1,11 +1,11 @@
-"""What decides how long one engine step takes.
+"""The cost model: the duration of one engine step.
 
     step = t0 + G(n) + c_b * B + k * C + a * A + r * R + f * [n > B]
     G(n) = (t_w ** p + (s * n) ** p) ** (1 / p)
 
 with B decode sequences, n tokens in the step (B plus the prefill tokens), C the sum of the
 decode contexts, A the attention work of the prefill chunks, sum of q * (prefix + q / 2), and R the
-requests that are admitted in the step, those that were preempted before included. [n > B] is 1 in
+requests admitted in the step, including those preempted earlier. [n > B] is 1 in
 a step that prefills anything, else 0.
 
 G joins the two regimes of a matrix multiplication smoothly: reading the weights (t_w, memory
@@ -31,9 +31,9 @@ class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sequence_s   c_b  per decode sequence
     context_s    k    reading the KV of one context token in a decode
     attention_s  a    one query token attending to one key token in a prefill
-    request_s    r    taking in a request and handing out its answer, however long it is: what the
-                      engine and its front end do for it while the others wait
-    prefill_s    f    a step that prefills anything: it has no graph of a decode step to run
+    request_s    r    accepting a request and returning its answer, whatever its length: the work of
+                      the engine and its front end for it, during which the others wait
+    prefill_s    f    a step that prefills, because it cannot use the graph of a decode step
 
     Raises ValueError if a constant is negative or not finite, or a step could take no time.
     """
@@ -56,4 +56,4 @@ class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.exponent < 1:
             raise ValueError(f"cost model: exponent must be >= 1, got {self.exponent}")
         if self.step_s + self.weights_s <= 0:
-            raise ValueError("cost model: step_s + weights_s must be > 0, else time stands still")
+            raise ValueError("cost model: step_s + weights_s must be > 0, else time cannot advance")

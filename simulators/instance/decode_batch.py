@@ -1,13 +1,13 @@
 """The decoding attempts of an instance, and the arithmetic of the event jump.
 
-As long as nobody joins or leaves, every attempt gains one token per step. With shift = tokens -
-step, a constant, everything of interest follows without looking at the attempts one by one:
+While nobody joins or leaves, every attempt gains one token per step. With shift = tokens - step, a
+constant, everything needed follows without a look at each attempt:
 
 * the sum of their contexts is (sum of shifts) + (how many) * step,
 * an attempt ends with step goal - shift, so a list sorted by that step finds the next end,
-* it needs a new block in the step that follows boundary b when the tokens computed so far,
-  shift + b - 1, fill whole blocks: when b = 1 - shift modulo the block size. So counting the
-  attempts by that residue gives the blocks that any number of steps will take.
+* it needs a new block in the step after boundary b if the tokens computed so far, shift + b - 1,
+  fill whole blocks: if b = 1 - shift modulo the block size. So counting the attempts by that
+  residue gives the blocks that any number of steps takes.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class DecodeBatch:
         self._size = block_size
         self._shifts = 0
         self._needs = [0] * block_size
-        # (-end, -order, attempt), the next to end last: taking it out touches nothing else.
+        # (-end, -order, attempt), the next to end last, so that removing it is cheap.
         self._ends: list[tuple[int, int, SimAttempt]] = []
 
     def join(self, attempt: SimAttempt, step: int) -> None:
-        """It gains its first token with the step after boundary `step`."""
+        """It gains its first token in the step after boundary `step`."""
         attempt.state = DECODING
         attempt.shift = shift = attempt.tokens - step
         self.count += 1
@@ -48,8 +48,8 @@ class DecodeBatch:
         self._needs[(1 - shift) % self._size] -= 1
 
     def delay(self, attempt: SimAttempt, step: int) -> None:
-        """It was left out of the step that ended with boundary `step`: all that it does comes
-        one step later."""
+        """It was left out of the step that ended with boundary `step`, so everything happens one
+        step later for it."""
         self.leave(attempt, step - 1)
         self.join(attempt, step)
 
@@ -58,16 +58,16 @@ class DecodeBatch:
         return self._shifts + self.count * step
 
     def next_end(self) -> int:
-        """The step with which the next attempt ends; there must be one."""
+        """The step in which the next attempt ends; there must be one."""
         ends = self._ends
         while True:
             end, order, attempt = ends[-1]
             if attempt.order == -order and attempt.shift - attempt.goal == end:
                 return -end
-            ends.pop()  # it has left, or was delayed
+            ends.pop()  # it has left or was delayed
 
     def ending(self, step: int) -> list[SimAttempt]:
-        """Those that end with this step, in running order. They still have to leave."""
+        """The attempts that end in this step, in running order. The caller removes them."""
         ends, found = self._ends, []
         while ends and ends[-1][0] >= -step:
             end, order, attempt = ends.pop()
@@ -80,7 +80,7 @@ class DecodeBatch:
         return self._needs[step % self._size]
 
     def needing(self, step: int, running: Iterable[SimAttempt]) -> list[SimAttempt]:
-        """Who of those running takes them. Asked only when there are too few."""
+        """The running attempts that take blocks in this step. Used only if there are too few."""
         size = self._size
         decoding = (a for a in running if a.state == DECODING)
         return [a for a in decoding if (a.shift + step - 1) % size == 0]
@@ -99,7 +99,7 @@ class DecodeBatch:
         """The largest m <= steps such that m steps need at most `free` blocks."""
         size, count = self._size, self.count
         if (steps // size + 1) * count <= free:
-            return steps  # the common case, without a look at the residues
+            return steps  # the common case, without using the residues
         cycles, free = divmod(free, count)
         for offset in range(size):
             free -= self._needs[(step + offset) % size]

@@ -1,4 +1,4 @@
-"""Between two steps: inputs take effect, attempts end, pauses begin."""
+"""The boundary between two steps: inputs take effect, attempts end, pauses begin."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class EngineCore:
     """The scheduler of one instance with all attempts here, as of the last boundary.
 
     requests  by number, in order of arrival
-    at        when the last boundary was, in seconds
-    outcomes  what has come of it and was not taken yet
+    at        time of the last boundary, in seconds
+    outcomes  results not taken yet
     """
 
     __slots__ = ("_inbox", "_pauses", "at", "outcomes", "requests", "scheduler", "version")
@@ -42,11 +42,11 @@ class EngineCore:
 
     @property
     def pausing(self) -> bool:
-        """Some pause waits for the step under way."""
+        """Whether a pause waits for the step in progress."""
         return bool(self._pauses)
 
     def accept(self, request: SimRequest, last_token: int, reason: Reason) -> SimAttempt:
-        """A new attempt, not queued yet. Raises ValueError if its stream already has one here."""
+        """A new attempt, not queued yet. Raises ValueError if its stream has one here already."""
         kv, number = self.scheduler.kv, request.attempt
         blocks = request.shared_tokens // self.scheduler.spec.block_size
         shared = kv.chain((request.salt, request.prompt_stream))
@@ -100,7 +100,7 @@ class EngineCore:
     # -- the end of a step -----------------------------------------------------------------
 
     def jump(self, steps: int, end: float) -> None:
-        """So many steps, none of which had to be decided, have ended."""
+        """`steps` steps without a decision have ended."""
         self.scheduler.jump(steps)
         self.at = end
         self._conclude([])
@@ -111,7 +111,7 @@ class EngineCore:
         self._conclude(step.idled)
 
     def _conclude(self, idled: list[SimAttempt]) -> None:
-        """Aborts that came while the step ran go before its results, as in vLLM."""
+        """Aborts that came while the step ran apply before its results, as in vLLM."""
         if self._inbox.aborts:
             self._abort_early(idled)
         scheduler = self.scheduler
@@ -138,8 +138,8 @@ class EngineCore:
         self.outcomes.append(Ended(attempt.number, tokens, attempt.spans, reason, self.at))
 
     def _complete_pauses(self) -> None:
-        """Pauses that had to wait are complete as soon as nothing can run, whatever the reason:
-        a resume in between does not take them back, in vLLM and so here."""
+        """Pauses that had to wait are complete as soon as nothing can run, for whatever reason. As
+        in vLLM, a resume in between does not cancel them."""
         if self._pauses and not self.scheduler.can_run():
             for mode, clear_cache in self._pauses:
                 self._complete_pause(mode, clear_cache)

@@ -1,5 +1,5 @@
-"""The event jump: between two events the batch stays as it is, so any number of decode steps is
-one closed formula (see decode_batch). Nothing is done per token or per running attempt.
+"""The event jump: between two events the batch does not change, so any number of decode steps is
+one closed formula (see decode_batch). No work is done per token or per running attempt.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ NO_STEP: Final = -1
 class EventJump:
     """How many decode steps can be made at once from a boundary, and when they end.
 
-    steps, end  as they were last planned
+    steps, end  as last planned
 
-    The plan is kept until something changes: an input, somebody leaving, a step to be decided.
-    Whoever changes something says so by `forget`.
+    The plan is kept until something changes: an input, an attempt that leaves, a step that needs a
+    decision. Code that changes something calls `forget`.
     """
 
     __slots__ = ("_at", "_inbox", "_scheduler", "_step", "end", "steps")
@@ -30,14 +30,14 @@ class EventJump:
         self._scheduler = scheduler
         self._inbox = inbox
         self._step = NO_STEP  # the boundary of the plan ...
-        self._at = 0.0  # ... and when that is
+        self._at = 0.0  # ... and its time
 
     def forget(self) -> None:
         self._step = NO_STEP
 
     def plan(self, step: int, at: float) -> bool:
-        """From the boundary `step` at `at`: the last one, or that which ends the step under way.
-        False if the next step has to be decided, or there is none."""
+        """Plan from the boundary `step` at time `at`: the last one, or the end of the step in
+        progress. False if the next step needs a decision, or there is none."""
         if step == self._step and at == self._at:
             return True
         scheduler = self._scheduler
@@ -53,8 +53,8 @@ class EventJump:
         return True
 
     def _steps_to_input(self, step: int, at: float) -> int:
-        """Steps up to the first boundary at or after the next input. The inverse of the formula
-        is only a guess here: what is compared are the very sums that become the boundaries."""
+        """Steps up to the first boundary at or after the next input. The inverse of the formula is
+        only a guess; the comparison uses the same sums that become the boundaries."""
         arrives, time, batch = self._inbox.due, self._scheduler.time, self._scheduler.batch
         count, context = batch.count, batch.context(step)
         steps = max(1, time.steps_within(arrives - at, count, context))
@@ -65,7 +65,7 @@ class EventJump:
         return steps
 
     def steps_by(self, step: int, at: float, now: float) -> int:
-        """Whole decode steps of the jump from this boundary that are over by now."""
+        """Whole decode steps of the jump from this boundary that are finished by now."""
         if now <= at:
             return 0
         if not self.plan(step, at):

@@ -1,4 +1,4 @@
-"""Inputs of a simulated instance on their way to the next boundary between two steps."""
+"""Inputs of a simulated instance that take effect at the next boundary between two steps."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 
 class Inbox:
-    """What was put in, in the order in which it came; `due` is when the first did, else infinite.
+    """The inputs in the order of arrival; `due` is the time of the first, infinite if none.
 
-    Aborts go a shorter way besides: one that comes while a step runs goes before its results.
-    `aborts` has those that may, (time, attempt).
+    Aborts also have a faster path: an abort during a step applies before the step's results.
+    `aborts` has the candidates for that, (time, attempt).
     """
 
     __slots__ = ("_posts", "aborts", "count", "due", "now")
@@ -25,13 +25,13 @@ class Inbox:
         self.aborts: deque[tuple[float, int]] = deque()
 
     def clock(self, now: float) -> None:
-        """Raises ValueError if now lies before an earlier call."""
+        """Raises ValueError if now is before an earlier call."""
         if now < self.now:
             raise ValueError(f"time went back from {self.now} to {now}")
         self.now = now
 
     def post(self, take_effect: Callable[[Any], None], argument: Any = None) -> None:
-        """`take_effect(argument)` is to be called at the next boundary."""
+        """Call `take_effect(argument)` at the next boundary."""
         self.count += 1
         if not self._posts:
             self.due = self.now
@@ -48,13 +48,13 @@ class Inbox:
         self.aborts.append((self.now, attempt))
 
     def aborts_within(self, end: float) -> list[int]:
-        """The attempts whose aborts came before this step end, each told once."""
+        """The attempts whose aborts came before the end of this step, each returned once."""
         aborts, found = self.aborts, []
         while aborts and aborts[0][0] < end:
             found.append(aborts.popleft()[1])
         return found
 
     def forget_aborts(self, at: float) -> None:
-        """Those that came by `at` take effect as inputs do."""
+        """Aborts that came by `at` take effect as normal inputs."""
         while self.aborts and self.aborts[0][0] <= at:
             self.aborts.popleft()

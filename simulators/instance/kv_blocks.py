@@ -2,20 +2,20 @@
 
 What is reproduced (vLLM 0.32, v1/core/block_pool.py and kv_cache_manager.py):
 
-* A block is *cached* once all its tokens are scheduled; it stays cached after its user has let
-  it go, until it is handed out again. Only whole blocks are ever found.
-* The free list has two parts. Free blocks without content (*blank*) are handed out first; then
-  cached ones, least recently freed first. A user's blocks are freed tail first, so a chain is
-  eaten from its end and what is left of it is always a prefix.
-* Equal content may exist twice: a prompt that is a multiple of the block size has its last block
-  computed by every sibling, since at least one token must be computed. The oldest copy is found.
+* A block is *cached* once all its tokens are scheduled. It stays cached after its user releases it,
+  until it is allocated again. Only whole blocks are ever found.
+* The free list has two parts. Free blocks without content (*blank*) are allocated first; then
+  cached ones, least recently freed first. A user's blocks are freed from the tail, so a chain is
+  evicted from its end and the rest of it is always a prefix.
+* Equal content may exist twice: if a prompt is a multiple of the block size, every sibling computes
+  its last block, because at least one token must be computed. The oldest copy is found.
 
-Which blank block is handed out changes nothing, so blank blocks are only counted. Cached blocks
-with one history lie in one `BlockRun`: neighbours in one chain, freed together. A request of 30,000
-tokens is one run, and taking or evicting any number of its blocks is one operation.
+It does not matter which blank block is allocated, so blank blocks are only counted. Cached blocks
+with the same history are in one `BlockRun`: neighbours in one chain, freed together. A request of
+30,000 tokens is one run, and taking or evicting any number of its blocks is one operation.
 
-A large fleet holds a hundred thousand chains and tables, most with one run: hence tuples of runs,
-which cost nothing while they are empty and little while they are short.
+A large fleet has a hundred thousand chains and tables, most with one run. Hence tuples of runs,
+which need no memory when empty and little when short.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Chain:
 
     runs   its cached blocks; several runs may have the same block numbers
     users  live tables that refer to it
-    owner  who is writing it now, for those that only one may write; else None
+    owner  who writes it now, for chains that only one may write; else None
     """
 
     __slots__ = ("key", "owner", "runs", "users")
@@ -46,8 +46,8 @@ class Chain:
 class BlockRun:
     """Blocks lo <= i < hi of one chain, cached, used by the same `ref_count` tables.
 
-    Unused it is a link of the free list. When a run in use must be split, the right part is hung
-    behind the left one (`rest`), so that users of the whole still reach it.
+    An unused run is a link of the free list. If a run in use must be split, the right part follows
+    the left one (`rest`), so that users of the whole still reach it.
     """
 
     __slots__ = ("birth", "chain", "hi", "lo", "newer", "older", "ref_count", "rest")
@@ -65,11 +65,11 @@ class BlockRun:
 
 
 class Table:
-    """The blocks that one attempt uses: shared runs in front, its own growing run behind.
+    """The blocks that one attempt uses: shared runs first, then its own growing run.
 
     Blocks below `shared_blocks` belong to the prompt's chain, the others to the attempt's own.
-    The own run is not an object before it is freed: it starts at `own_lo` and its end follows
-    from the number of tokens.
+    The own run is not an object before it is freed: it starts at `own_lo`, and its end follows from
+    the number of tokens.
     """
 
     __slots__ = ("own", "own_lo", "runs", "shared", "shared_blocks")
@@ -81,7 +81,7 @@ class Table:
         self.own = own
         self.shared_blocks = self.own_lo = shared_blocks
         self.runs: tuple[tuple[BlockRun, int], ...] = ()
-        """(first run, end of what is used): runs behind the first are reached by `rest`"""
+        """(first run, end of the used part): later runs are reached by `rest`"""
 
 
 class Hit(NamedTuple):
@@ -89,7 +89,7 @@ class Hit(NamedTuple):
 
     blocks: int
     idle: int
-    """how many of them are free now, that is, would leave the free list when taken"""
+    """how many of them are free now, so that taking them removes them from the free list"""
     parts: list[tuple[BlockRun, int, int]]
 
 
@@ -97,7 +97,7 @@ NO_HIT: Final = Hit(0, 0, [])
 
 
 class KvBlocks:
-    """A pool of `blocks` KV blocks. `free` counts those that can be handed out."""
+    """A pool of `blocks` KV blocks. `free` counts those that can be allocated."""
 
     __slots__ = ("_births", "_chains", "_ring", "blank", "blocks", "caching", "free")
 
@@ -115,14 +115,14 @@ class KvBlocks:
     # Chains
 
     def chain(self, key: ChainKey) -> Chain:
-        """The chain of that name. It is kept while it has cached blocks or users."""
+        """The chain of this name. It is kept while it has cached blocks or users."""
         chain = self._chains.get(key)
         if chain is None:
             chain = self._chains[key] = Chain(key)
         return chain
 
     def retire(self, table: Table) -> None:
-        """A table that uses nothing any more is done with."""
+        """Remove a table that uses nothing any more."""
         shared, own = table.shared, table.own
         shared.users -= 1
         if not shared.users and not shared.runs:
@@ -153,7 +153,7 @@ class KvBlocks:
     def take(self, table: Table, hit: Hit) -> None:
         """Use the blocks of a hit that `lookup` has just returned."""
         runs: list[tuple[BlockRun, int]] = []
-        # Backwards, because cutting a run leaves its left part under the old name.
+        # Backwards, because cutting a run keeps its left part under the old name.
         for run, lo, hi in reversed(hit.parts):
             taken = self._carve(run, lo, hi)
             if not taken.ref_count:
@@ -165,7 +165,7 @@ class KvBlocks:
         table.own_lo = max(hit.blocks, table.shared_blocks)
 
     def _carve(self, run: BlockRun, lo: int, hi: int) -> BlockRun:
-        """Cut lo <= i < hi out of a run, leaving the free list and who uses it as they are."""
+        """Cut lo <= i < hi out of a run; the free list and the users do not change."""
         if hi < run.hi:
             self._split(run, hi)
         return self._split(run, lo) if lo > run.lo else run
@@ -176,14 +176,14 @@ class KvBlocks:
         run.hi = at
         run.rest = right
         run.chain.runs += (right,)
-        if not run.ref_count:  # the tail goes first
+        if not run.ref_count:  # the tail is freed first
             _link(right, run)
         return right
 
     # Handing out and giving back
 
     def allocate(self, count: int) -> None:
-        """Hand out `count` <= free blocks, evicting cached ones when no blank one is left."""
+        """Allocate `count` <= free blocks, evicting cached ones when no blank one is left."""
         self.free -= count
         self.blank -= count
         if self.blank < 0:
@@ -208,10 +208,11 @@ class KvBlocks:
                 del self._chains[chain.key]
 
     def seal(self, table: Table, start: int, end: int) -> None:
-        """Blocks start <= i < end are scheduled to the last token: the prompt's become findable.
+        """Blocks start <= i < end are scheduled to the last token: those of the prompt become
+        findable.
 
-        The attempt's own ones need no entry before they are freed: nobody else looks for them
-        while it lives.
+        The attempt's own blocks need no entry before they are freed, because no other attempt looks
+        for them while it lives.
         """
         if end > table.shared_blocks:
             end = table.shared_blocks
@@ -225,7 +226,7 @@ class KvBlocks:
         return run
 
     def release(self, table: Table, full: int, used: int) -> None:
-        """Give back all `used` blocks of a table, of which the first `full` are cached."""
+        """Release all `used` blocks of a table, of which the first `full` are cached."""
         if not self.caching:
             self.free += used
             self.blank += used
@@ -259,7 +260,7 @@ class KvBlocks:
                 _link(part, self._ring)
 
     def _regrow(self, table: Table, full: int) -> bool:
-        """If the own run goes on where the chain's only run ends, lengthen that one: freed
+        """If the own run continues where the chain's only run ends, extend that one: freed
         together, tail first, the two are one run."""
         if len(table.own.runs) != 1 or not table.runs:
             return False
@@ -271,7 +272,7 @@ class KvBlocks:
         return True
 
     def clear(self) -> bool:
-        """Forget all cached content, which is possible only while nothing is in use."""
+        """Forget all cached content; possible only if nothing is in use."""
         if self.free != self.blocks:
             return False
         self.blank = self.blocks
@@ -282,7 +283,7 @@ class KvBlocks:
         return True
 
     def close(self) -> None:
-        """Let go of all runs; they refer to each other, so each has to be cut out."""
+        """Release all runs; they refer to each other, so each must be unlinked."""
         ring = self._ring
         for chain in self._chains.values():
             for run in chain.runs:
@@ -303,7 +304,7 @@ class KvBlocks:
     def check_invariants(self, tables: Iterable[tuple[Table, int, int]]) -> None:
         """Compare with all tables that use blocks, each with its (full, used) block counts.
 
-        Raises AssertionError naming the first broken promise.
+        Raises AssertionError with the first violated invariant.
         """
         refs: dict[BlockRun, int] = {}
         private = 0
@@ -328,7 +329,7 @@ class KvBlocks:
 
 
 def _follow(chain: Chain, at: int, limit: int, parts: list[tuple[BlockRun, int, int]]) -> int:
-    """Add the cached blocks at <= i < limit of a chain up to the first gap; returns its place."""
+    """Add the cached blocks at <= i < limit of a chain up to the first gap; returns where it is."""
     runs = chain.runs
     while at < limit:
         oldest = None
@@ -337,8 +338,8 @@ def _follow(chain: Chain, at: int, limit: int, parts: list[tuple[BlockRun, int, 
                 oldest = run
         if oldest is None:
             break
-        # No older copy begins further on: whoever lets go of a block has used all before it, so
-        # these outlive it in the free list.
+        # No older copy begins further on: a user that releases a block has used all blocks before
+        # it, so these stay longer in the free list.
         end = min(oldest.hi, limit)
         parts.append((oldest, at, end))
         at = end
@@ -346,7 +347,7 @@ def _follow(chain: Chain, at: int, limit: int, parts: list[tuple[BlockRun, int, 
 
 
 def _link(run: BlockRun, place: BlockRun) -> None:
-    """Into the free list, to be evicted just before `place`."""
+    """Insert into the free list, to be evicted just before `place`."""
     older = place.older
     run.newer = place
     run.older = older

@@ -1,4 +1,4 @@
-"""What an instance can take at all, and where what it takes ends."""
+"""Which requests an instance accepts, and at which token they end."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from rollout_sched.simulators.instance.spec import InstanceSpec
 
 
 def last_token(request: SimRequest, spec: InstanceSpec) -> tuple[int, Reason]:
-    """Tokens at the end of a request and why it ends there. Raises ValueError, naming the limit,
-    if it can never run."""
+    """Tokens at the end of a request, and the reason why it ends there. Raises ValueError with the
+    limit if it can never run."""
     context, wanted, most = request.context_tokens, request.new_tokens, request.max_new_tokens
     if context < 1 or wanted < 1 or most < 1:
         raise ValueError(
@@ -23,7 +23,7 @@ def last_token(request: SimRequest, spec: InstanceSpec) -> tuple[int, Reason]:
     room = min(most, spec.max_model_len - context)
     if room < 1:
         raise ValueError(
-            f"attempt {request.attempt}: a context of {context} tokens leaves none for a new one "
+            f"attempt {request.attempt}: a context of {context} tokens leaves no new token "
             f"within max_model_len {spec.max_model_len}; raise max_model_len or cut the context"
         )
     new = min(wanted, room)

@@ -1,13 +1,13 @@
-"""What a simulated instance has done since it started."""
+"""Counters of a simulated instance since it started."""
 
 from __future__ import annotations
 
 
 class SimCounters:
-    """All but the first two in tokens.
+    """All except the first two are in tokens.
 
-    prefill_tokens      of contexts that were computed, re-prefill included
-    cached_tokens       of contexts that were found in the prefix cache instead
+    prefill_tokens      context tokens that were computed, including re-prefill
+    cached_tokens       context tokens that were found in the prefix cache instead
     reprefilled_tokens  those of prefill_tokens that had been computed before: preempted or resumed
     """
 

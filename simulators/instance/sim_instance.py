@@ -1,11 +1,12 @@
-"""A vLLM instance in virtual time: what its scheduler decides and when, without any token.
+"""A vLLM instance in virtual time: the decisions of its scheduler and their times, without tokens.
 
-`step_scheduler` tells the rules of a step, `engine_core` what happens between two, `event_jump`
-how many are made at once; `reference` is the same instance step by step, the oracle for the jump.
+`step_scheduler` has the rules of a step, `engine_core` the boundary between two steps, `event_jump`
+the number of steps made at once. `reference` is the same instance step by step, the oracle for the
+jump.
 
-Time: whatever arrives at or before a step's end counts for the next step, which is decided
-immediately *after* that instant. So what comes out does not depend on how often, or in which order,
-the methods are called within an instant.
+Time: an input at or before the end of a step counts for the next step, which is decided immediately
+*after* that instant. So the result does not depend on how often, or in which order, the methods are
+called within an instant.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ from rollout_sched.simulators.instance.step_scheduler import RUN_ALL, DecidedSte
 class SimInstance:
     """One simulated vLLM instance.
 
-    Inputs (submit, abort, pause, ...) may come at any time not before the last one; they take
-    effect at the first step end at or after it, at once if the instance is idle. `next_at` says
-    when to call `advance`, which returns what has happened.
+    Inputs (submit, abort, pause, ...) may come at any time not before the last one. They take
+    effect at the first step end at or after their time, or at once if the instance is idle.
+    `next_at` says when to call `advance`, which returns the outcomes.
     """
 
     __slots__ = ("_busy_s", "_core", "_end", "_foreseen", "_inbox", "_jump", "_step", "spec")
@@ -44,8 +45,8 @@ class SimInstance:
         self._inbox = Inbox()
         self._core = EngineCore(spec, version, self._inbox)
         self._jump = EventJump(self._core.scheduler, self._inbox)
-        self._step: DecidedStep | None = None  # under way, if it had to be decided ...
-        self._end = 0.0  # ... until then
+        self._step: DecidedStep | None = None  # in progress, if it needed a decision ...
+        self._end = 0.0  # ... and its end
         self._foreseen: float | None = None
         self._busy_s = 0.0
 
@@ -65,9 +66,9 @@ class SimInstance:
         self._inbox.post(self._core.enqueue, attempt)
 
     def abort(self, attempt: int, now: float) -> None:
-        """End an attempt with the tokens it has. Unknown and ended ones are ignored.
+        """End an attempt with the tokens it has. Unknown and ended attempts are ignored.
 
-        As in vLLM, the token of a step that is under way is lost.
+        As in vLLM, the token of a step in progress is lost.
         """
         self._change(now)
         self._inbox.post_abort(self._core.abort, attempt)
@@ -78,34 +79,34 @@ class SimInstance:
     def pause(self, now: float, mode: PauseMode, clear_cache: bool) -> None:
         """Stop after the current step; `Paused` follows when that is done.
 
-        keep   everything stays where it is; with clear_cache all running ones are preempted
-        abort  everything ends with what it has
-        wait   running ones are finished, queued ones stay queued
+        keep   all attempts stay where they are; with clear_cache all running ones are preempted
+        abort  all attempts end with the tokens they have
+        wait   running attempts are finished, queued ones stay queued
 
-        What is submitted while paused is queued. A second pause replaces the mode of the first.
+        Requests submitted during a pause are queued. A second pause replaces the mode of the first.
         """
         check_pause_mode(mode)
         self._change(now)
         self._inbox.post(self._core.pause, (mode, clear_cache))
 
     def resume(self, now: float) -> None:
-        """Go on. Without a pause this changes nothing."""
+        """Resume. Without a pause this changes nothing."""
         self._change(now)
         self._inbox.post(self._core.resume)
 
     def set_version(self, version: int, now: float) -> None:
-        """The weights have changed: tokens of later steps carry this version. KV stays."""
+        """The weights have changed: tokens of later steps have this version. The KV stays."""
         self._change(now)
         self._inbox.post(self._core.set_version, version)
 
     def clear_cache(self, now: float, preempt: bool = False) -> None:
-        """vLLM's reset_prefix_cache: forget cached blocks, which it silently leaves undone while
-        any block is in use. With preempt=True all running attempts are preempted first."""
+        """vLLM's reset_prefix_cache: forget cached blocks. As in vLLM it silently does nothing
+        while a block is in use. With preempt=True all running attempts are preempted first."""
         self._change(now)
         self._inbox.post(self._core.clear_cache, preempt)
 
     def close(self) -> None:
-        """The end of this instance, so that its memory need not wait for the garbage collector."""
+        """Break reference cycles, so that memory is freed without the garbage collector."""
         self._core.scheduler.kv.close()
 
     def _change(self, now: float) -> None:
@@ -117,17 +118,17 @@ class SimInstance:
 
     def next_at(self) -> float:
         """When to call `advance` next, in seconds: the time of the next outcome, or of a decision
-        on which it depends. Infinite if nothing will happen without a new input. Never before the
-        last call or input: what is overdue is due now."""
+        that it depends on. Infinite if nothing happens without a new input. Never before the last
+        call or input: what is overdue is due now."""
         if self._foreseen is None:
             at, now = self._foresee(), self._inbox.now
             self._foreseen = at if at > now else now
         return self._foreseen
 
     def advance(self, now: float) -> list[Outcome]:
-        """Everything that has happened up to and including now, in order.
+        """All outcomes up to and including now, in order.
 
-        Raises ValueError if now lies before an earlier call or input.
+        Raises ValueError if now is before an earlier call or input.
         """
         core, inbox, jump = self._core, self._inbox, self._jump
         scheduler = core.scheduler
@@ -166,7 +167,7 @@ class SimInstance:
         self._busy_s += self._end - core.at
         core.complete(step, self._end)
         if step.idled or len(core.outcomes) != outcomes:
-            self._jump.forget()  # somebody has left, or does everything one step later
+            self._jump.forget()  # an attempt has left or is delayed by a step
 
     def _foresee(self) -> float:
         core, scheduler, inbox = self._core, self._core.scheduler, self._inbox
@@ -183,7 +184,7 @@ class SimInstance:
         return math.nextafter(at, math.inf) if scheduler.can_run() else inbox.due
 
     def _steps_by(self, now: float) -> int:
-        """Whole steps of the jump under way that are over by now."""
+        """Whole steps of the current jump that are finished by now."""
         if self._step is not None:
             return 0
         return self._jump.steps_by(self._core.scheduler.step, self._core.at, now)
@@ -191,29 +192,29 @@ class SimInstance:
     # -- steps, for whoever follows single tokens --------------------------------------------
 
     def progress(self, now: float) -> dict[int, int]:
-        """New tokens so far of every attempt here, for a time not after next_at."""
+        """New tokens so far of every attempt here, at a time not after next_at."""
         core = self._core
         step = core.scheduler.step + self._steps_by(now)
         return {number: a.tokens_at(step) - a.context for number, a in core.requests.items()}
 
     def due_step(self, attempt: int, tokens: int) -> int | None:
-        """The step with which an attempt will have made `tokens` new tokens, if nobody intervenes;
-        None while it waits or prefills."""
+        """The step in which an attempt will have made `tokens` new tokens if nothing changes; None
+        while it waits or prefills."""
         live = self._core.requests.get(attempt)
         if live is None or live.state != DECODING:
             return None
         return live.context + tokens - live.shift
 
     def step_at(self, step: int) -> float:
-        """When this step ends or ended, in seconds. Infinite if that is not settled yet: ask again
-        after the time that next_at tells."""
+        """The end of this step, in seconds. Infinite if it is not decided yet; then ask again after
+        the time of next_at."""
         last, at = self._core.scheduler.step, self._core.at
         if self._step is not None:
             last, at = last + 1, self._end
         return at if step <= last else self._jump.end_of(step, last, at)
 
     def spans_of(self, attempt: int, tokens: int) -> tuple[tuple[int, int], ...]:
-        """(version, tokens) of the first `tokens` new tokens of an attempt, which it has made."""
+        """(version, tokens) of the first `tokens` new tokens of an attempt, all already made."""
         spans: list[tuple[int, int]] = []
         for version, count in self._core.requests[attempt].spans:
             if tokens:
@@ -259,5 +260,5 @@ class SimInstance:
         return self._core.scheduler.kv.eviction_order()
 
     def check_invariants(self) -> None:
-        """Raises AssertionError naming the first broken promise. Costs O(all that is here)."""
+        """Raises AssertionError with the first violated invariant. Costs O(all attempts here)."""
         self._core.check_invariants(self._step)

@@ -1,4 +1,4 @@
-"""What a simulated instance is given, and what it answers."""
+"""The inputs and outcomes of a simulated instance."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class SimRequest(msgspec.Struct, gc=False):
 
     attempt         its unique number
     context_tokens  what must be in the KV cache first: prompt, earlier tokens, observations
-    new_tokens      how many it would generate before it ends by itself, >= 1
+    new_tokens      how many it generates before it ends by itself, >= 1
     max_new_tokens  how many it may generate, >= 1
     prompt_stream   names the text of the first shared_tokens tokens (a group's prompt)
-    stream          names the text after those: one request's own, growing over its attempts. A
-                    request that is generated anew needs another name, for its text is another.
-    known_tokens    leading context tokens that some earlier attempt has computed already; they
-                    only separate prefill from re-prefill in the counters
+    stream          names the text after those: that of one request, growing over its attempts. A
+                    request that starts over needs another name, because its text is another.
+    known_tokens    leading context tokens that an earlier attempt has computed already; they only
+                    separate prefill from re-prefill in the counters
     salt            prefix-cache namespace: no hits across different salts
     priority        lower is more urgent; ignored with fcfs
     """
@@ -40,12 +40,12 @@ class SimRequest(msgspec.Struct, gc=False):
 
 
 class Ended(msgspec.Struct, gc=False):
-    """An attempt is over.
+    """An attempt has ended.
 
     tokens  new tokens of this attempt
-    spans   (version, tokens) in order; they sum up to tokens
-    reason  stop: made all its new_tokens; length: stopped by a limit before; abort
-    at      when, in seconds
+    spans   (version, tokens) in order; their sum is tokens
+    reason  stop: made all its new_tokens; length: stopped earlier by a limit; abort
+    at      time in seconds
     """
 
     attempt: int
@@ -58,7 +58,7 @@ class Ended(msgspec.Struct, gc=False):
 class Paused(msgspec.Struct):
     """A pause is complete: nothing happens until resume.
 
-    at  when, in seconds
+    at  time in seconds
     """
 
     mode: PauseMode
@@ -69,13 +69,13 @@ Outcome = Ended | Paused
 
 
 class SimGauges(NamedTuple):
-    """What an instance shows of itself, as of the last call of `advance`.
+    """The gauges that an instance reports, as of the last call of `advance`.
 
-    waiting   queued and preempted ones. What is still on its way to the next boundary is not
-              counted; nor does vLLM, whose /metrics moreover stand still during a pause.
-    kv_usage  fraction of the KV blocks that is in use, 0 to 1
+    waiting   queued and preempted attempts. Those that take effect at the next boundary are not
+              counted; nor does vLLM count them, and its /metrics freeze during a pause.
+    kv_usage  fraction of the KV blocks in use, 0 to 1
     steps     engine steps completed
-    busy_s    seconds spent in steps, so far in the one under way
+    busy_s    seconds spent in steps, including the part of the step in progress
     """
 
     running: int
@@ -92,6 +92,6 @@ class SimGauges(NamedTuple):
 
 
 def check_pause_mode(mode: str) -> None:
-    """Raises ValueError for one that vLLM does not know."""
+    """Raises ValueError for a mode that vLLM does not have."""
     if mode not in get_args(PauseMode):
         raise ValueError(f"pause mode must be keep, abort or wait, got {mode!r}")

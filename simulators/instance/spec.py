@@ -1,4 +1,4 @@
-"""What is fixed when a simulated instance starts."""
+"""The fixed settings of a simulated instance."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from rollout_sched.simulators.instance.cost_model import CostModel
 
 
 class InstanceSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is fixed when an instance starts; names and defaults are those of vLLM.
+    """The settings of an instance; names and defaults are those of vLLM.
 
-    kv_blocks  usable blocks: vLLM's num_gpu_blocks less its null block
+    kv_blocks  usable blocks: vLLM's num_gpu_blocks minus its null block
     watermark  fraction of the blocks kept free when admitting while others run
 
     Raises ValueError for settings that vLLM refuses too.

@@ -1,17 +1,17 @@
-"""What vLLM's scheduler decides for one step. It knows steps, no time.
+"""The decisions of vLLM's scheduler for one step. It counts steps and has no notion of time.
 
 Reproduced from vLLM 0.32 (v1/core/sched/scheduler.py) with synchronous scheduling, one kind of
 full attention and no speculative decoding:
 
 1. Running attempts come first, in the order of their admission: one token each, or the next chunk
-   of a prefill, as far as the token budget goes. One that finds no KV block preempts the last
+   of a prefill, within the token budget. An attempt that finds no KV block preempts the last
    running one (fcfs) or the worst by (priority, arrival). The victim loses its blocks, returns to
-   the head of the queue and is computed again (or found again in the prefix cache) later.
-2. If nobody was preempted, queued ones are admitted while there are slots, budget and, for the
-   first in line, free blocks for its whole context. Nobody overtakes a blocked first.
-3. What the step brings is known at its end: a token for each attempt whose context is complete.
+   the head of the queue and is computed again (or found in the prefix cache) later.
+2. If nobody was preempted, queued attempts are admitted while there are slots, budget and, for the
+   first in the queue, free blocks for its whole context. If the first is blocked, the others wait.
+3. The results of the step are known at its end: a token for each attempt with a complete context.
 
-Nothing is done per token, nor per running attempt while there are blocks for all of them.
+No work is done per token, nor per running attempt while there are enough blocks for all of them.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ Chunks = list[tuple[SimAttempt, int]]
 
 
 class DecidedStep:
-    """One step that had to be decided.
+    """One step that needed a decision.
 
-    seconds     how long it takes
-    new_tokens  that it will bring
+    seconds     its duration
+    new_tokens  the tokens that it makes
     idled       running attempts that are left out of it
     """
 
@@ -56,14 +56,14 @@ class DecidedStep:
 
 
 class StepScheduler:
-    """Queue, running list and KV blocks of one instance, and who is in its next step.
+    """Queue, running list and KV blocks of one instance, and the attempts in its next step.
 
-    running     all with blocks, in order of admission; those in `batch` decode
-    prefilling  the one whose prefill goes on in the next step
-    blocked     the first in line waits for blocks to be freed
-    gate        RUN_ALL, RUN_ADMITTED (nobody new) or RUN_NOTHING
-    step        how many have been made
-    time        how long one takes
+    running     all attempts with blocks, in order of admission; those in `batch` decode
+    prefilling  the one whose prefill continues in the next step
+    blocked     the first in the queue waits for free blocks
+    gate        RUN_ALL, RUN_ADMITTED (no new ones) or RUN_NOTHING
+    step        number of steps made
+    time        duration of a step
     """
 
     __slots__ = (
@@ -96,7 +96,7 @@ class StepScheduler:
     # -- coming and going ------------------------------------------------------------------
 
     def add(self, attempt: SimAttempt) -> None:
-        """To the end of the queue."""
+        """Append to the queue."""
         self.queue.push(attempt)
         if self.spec.scheduling == "priority":
             self.blocked = False
@@ -114,8 +114,8 @@ class StepScheduler:
         self.kv.retire(attempt)
 
     def preempt(self, attempt: SimAttempt, scheduled: bool = False) -> None:
-        """`scheduled`: the step being decided had already included it. Its block then counts as
-        cached although it is never computed, in vLLM and so here."""
+        """`scheduled`: the step being decided already included it. As in vLLM, its block then
+        counts as cached although it is never computed."""
         written = attempt.computed
         decoding = attempt.state == DECODING
         self._leave_running(attempt, unwritten=0 if scheduled else 1)
@@ -126,8 +126,8 @@ class StepScheduler:
         self.queue.push(attempt, front=True)
 
     def clear_cache(self, preempt: bool) -> None:
-        """Forget cached blocks, which is possible only while none is in use: with `preempt` all
-        running attempts are preempted first."""
+        """Forget cached blocks, possible only if none is in use; with `preempt` all running
+        attempts are preempted first."""
         while preempt and self.running:
             self.preempt(next(reversed(self.running)))
         self.kv.clear()
@@ -137,8 +137,8 @@ class StepScheduler:
         self.blocked = False
 
     def _leave_running(self, attempt: SimAttempt, unwritten: int = 1) -> None:
-        """Give up slot and blocks, with `tokens` up to date. The KV of the newest token is not
-        written yet, except for what the scheduler has just handed out blocks for."""
+        """Release slot and blocks, with `tokens` up to date. The KV of the newest token is not
+        written yet, except if the scheduler has just allocated blocks for it."""
         del self.running[attempt]
         self.blocked = False
         if attempt.state == DECODING:
@@ -158,7 +158,7 @@ class StepScheduler:
         return self.gate == RUN_ADMITTED and bool(self.running)
 
     def must_decide(self, step: int) -> bool:
-        """Whether the step after this boundary can be anything but one more token for all."""
+        """Whether the step after this boundary may differ from one more token for all."""
         can_admit = (
             self.queue.size > 0
             and not self.blocked
@@ -168,14 +168,14 @@ class StepScheduler:
         return can_admit or self.prefilling is not None or self.batch.needs_at(step) > self.kv.free
 
     def jump(self, steps: int) -> None:
-        """So many steps are over that had not to be decided."""
+        """`steps` steps without a decision are over."""
         batch = self.batch
         self.kv.allocate(batch.demand(self.step, steps))
         self.counters.generated_tokens += steps * batch.count
         self.step += steps
 
     def decide(self) -> DecidedStep:
-        """Who is in the next step, as Scheduler.schedule does."""
+        """The attempts in the next step, as Scheduler.schedule chooses them."""
         step, batch = self.step, self.batch
         preempted: list[SimAttempt] = []
         chunks: Chunks = []
@@ -197,13 +197,13 @@ class StepScheduler:
             prefill += tokens
             attention += tokens * (attempt.computed + tokens / 2)
             new_tokens += self._compute(attempt, tokens)
-        # If the first in line has preempted itself, the step is empty.
+        # If the first in the queue has preempted itself, the step is empty.
         admitted = self.counters.admissions - before
         seconds = self.time.step(count, count + prefill, context, attention, admitted)
         return DecidedStep(seconds, new_tokens, idled)
 
     def complete(self, step: DecidedStep) -> None:
-        """The step that was decided is over."""
+        """The decided step is over."""
         self.counters.generated_tokens += step.new_tokens
         self.step += 1
         for attempt in step.idled:
@@ -213,9 +213,9 @@ class StepScheduler:
     # -- deciding --------------------------------------------------------------------------
 
     def _extend_running(self, preempted: list[SimAttempt]) -> list[SimAttempt]:
-        """A block for each decoding attempt that needs one, preempting where there is none.
+        """Allocate a block for each decoding attempt that needs one; preempt if there is none.
 
-        Returns those left out of the step: when one must preempt itself, vLLM stops there.
+        Returns the attempts left out of the step: vLLM stops when one must preempt itself.
         """
         batch, kv, step = self.batch, self.kv, self.step
         if batch.needs_at(step) <= kv.free:
@@ -223,7 +223,7 @@ class StepScheduler:
             return []
         for attempt in batch.needing(step, self.running):
             if attempt.state != DECODING:
-                continue  # preempted in favour of one before it
+                continue  # preempted for an earlier one
             order = attempt.order
             if kv.free < 1 and not self._free_blocks(1, attempt, preempted):
                 return [a for a in self.running if a.order > order]
@@ -231,7 +231,7 @@ class StepScheduler:
         return []
 
     def _free_blocks(self, blocks: int, attempt: SimAttempt, preempted: list[SimAttempt]) -> bool:
-        """Preempt until `blocks` are free. False if the attempt itself had to go."""
+        """Preempt until `blocks` are free. False if the attempt itself was preempted."""
         while self.kv.free < blocks:
             if self.spec.scheduling == "priority":
                 victim = max(self.running, key=_by_urgency)
@@ -256,8 +256,8 @@ class StepScheduler:
             chunks.append((attempt, tokens))
 
     def _admit(self, chunks: Chunks, budget: int) -> None:
-        """From the queue into the running list. Full blocks of a chain can be found at once, so
-        the first of a group computes its prompt and the others, in the same step, find it."""
+        """Admit from the queue into the running list. Full blocks of a chain can be found at once,
+        so the first of a group computes its prompt and the others find it in the same step."""
         kv, queue, running, spec = self.kv, self.queue, self.running, self.spec
         size, counters = spec.block_size, self.counters
         for _, tokens in chunks:
@@ -265,9 +265,9 @@ class StepScheduler:
         while budget > 0 and queue.size and len(running) < spec.max_num_seqs:
             attempt = queue.first()
             context = attempt.tokens
-            # At least one token must be computed, to have something to sample from.
+            # At least one token must be computed, because sampling needs its logits.
             hit = kv.lookup(attempt, (context - 1) // size)
-            # The whole context must fit, though only one chunk of it is allocated now.
+            # The whole context must fit, although only one chunk of it is allocated now.
             need = -(-context // size) - hit.blocks + hit.idle
             if running and spec.watermark:
                 need += spec.watermark_blocks
@@ -291,7 +291,7 @@ class StepScheduler:
             chunks.append((attempt, end - start))
 
     def _compute(self, attempt: SimAttempt, tokens: int) -> int:
-        """Account for a prefill chunk of the step that begins; returns the tokens it brings."""
+        """Account for a prefill chunk of the step that begins; returns the new tokens it makes."""
         start, end = attempt.computed, attempt.computed + tokens
         self.counters.prefill_tokens += tokens
         if attempt.known > start:
@@ -308,7 +308,7 @@ class StepScheduler:
     # -- for tests -------------------------------------------------------------------------
 
     def check_invariants(self, under_way: DecidedStep | None) -> None:
-        """Raises AssertionError naming the first broken promise. Costs O(all that run)."""
+        """Raises AssertionError with the first violated invariant. Costs O(running attempts)."""
         self.batch.check_invariants([a for a in self.running if a.state == DECODING])
         assert len(self.running) <= self.spec.max_num_seqs, "more running than slots"
         prefilling = [a for a in self.running if a.state == PREFILLING]
@@ -318,7 +318,7 @@ class StepScheduler:
         self.kv.check_invariants((a, w // size, -(-w // size)) for a, w in written)
 
     def _written(self, attempt: SimAttempt, under_way: DecidedStep | None) -> int:
-        """Tokens with a place in its blocks, that of the step under way included."""
+        """Tokens with a place in its blocks, including that of the step in progress."""
         if attempt.state != DECODING:
             return attempt.computed
         ahead = under_way is not None and attempt not in under_way.idled

@@ -1,4 +1,4 @@
-"""How long one engine step takes, and many of them at once: the formulas of the cost model."""
+"""The duration of one engine step, and of many at once: the formulas of the cost model."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class StepTime:
         self._attention_s: float = cost.attention_s
         self._request_s: float = cost.request_s
         self._prefill_s: float = cost.prefill_s
-        self._matmuls: dict[int, float] = {}  # by tokens: few values come again and again
+        self._matmuls: dict[int, float] = {}  # by tokens; few different values occur
 
     def step(
         self, sequences: int, tokens: int, context: int, attention: float, admitted: int
     ) -> float:
-        """One step: B decode sequences, n tokens in all, context C, attention A, R requests that
+        """One step: B decode sequences, n tokens in total, context C, attention A, R requests that
         are admitted. Without tokens no model runs."""
         if not tokens:
             return self._step_s
@@ -50,16 +50,16 @@ class StepTime:
         )
 
     def jump(self, steps: int, sequences: int, context: int) -> float:
-        """`steps` decode steps of one unchanging batch whose contexts sum to `context` in the first
-        of them: every step adds `sequences` tokens to that sum."""
+        """`steps` decode steps of one constant batch whose contexts sum to `context` in the first
+        step; every step adds `sequences` tokens to that sum."""
         first = self._decode(sequences, sequences, context)
         return steps * first + self._context_s * sequences * (steps * (steps - 1) / 2)
 
     def steps_within(self, seconds: float, sequences: int, context: int) -> int:
         """The inverse of jump: the largest m with jump(m, ...) <= seconds.
 
-        The root of the quadratic only gives a guess; comparing with jump itself settles it, so
-        that a time which jump returned is always worth the steps that it was asked for.
+        The root of the quadratic is only a guess. It is corrected by comparing with jump itself, so
+        that a time returned by jump always gives the steps that jump was called with.
         """
         if seconds <= 0:
             return 0

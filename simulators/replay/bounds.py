@@ -1,4 +1,4 @@
-"""What no scheduler can beat: lower bounds on the time a fleet needs to generate given samples.
+"""Lower bounds on the time that a fleet needs to generate given samples, under any scheduler.
 
 The cost of one engine step that processes n tokens, decodes B sequences whose contexts add up
 to C tokens and prefills chunks of attention work A is (cost_model.py)
@@ -36,26 +36,26 @@ sharing, over-sampling, early stopping) as long as each step makes at most one t
 
     with the D decodes and Phi tokens read of (2), at the smallest allowed S.
 
-`rounds`: at staleness 0 a batch is made of tokens of one version, which does not exist before the
-    batch in front of it has been trained. So the rounds, from a version's arrival to the delivery
-    of its batch's last group, do not overlap, and a round takes no less than `longest` says of any
-    sample of its batch, whatever else was started, thrown away or handed over early meanwhile.
-    Let m_1 >= m_2 >= ... be what each group's longest sample takes, and at most B groups make a
+`rounds`: at staleness 0 a batch consists of tokens of one version, and this version does not exist
+    before the previous batch has been trained. So the rounds, from a version's arrival to the
+    delivery of its batch's last group, do not overlap. A round takes at least what `longest` gives
+    for any sample of its batch, whatever else is started, discarded or delivered early in between.
+    Let m_1 >= m_2 >= ... be the time of each group's longest sample; at most B groups make a
     batch. Sort the batches by their longest group: the j - 1 first hold at most (j - 1) B groups,
     so one of the (j - 1) B + 1 longest groups is in the j-th or a later one, and the j-th takes at
     least m_((j - 1) B + 1). Hence
 
         sum of the rounds >= m_1 + m_(B + 1) + m_(2 B + 1) + ...
 
-    which is what batches of like length take, longest first. Each of R restarts belongs to one
-    sample of one round, so all of them take back at most R (c_b + k (longest context)), and none
-    takes a sample below its bare steps. It holds for tokens that are made under the version they
-    are trained with; a scheduler that has new weights approve of old tokens is not bound by it.
+    which is the time of batches of similar lengths, longest first. Each of R restarts belongs to
+    one sample of one round, so together they take back at most R (c_b + k (longest context)), and
+    none takes a sample below its bare steps. The bound holds for tokens that are generated under
+    the version they are trained with, not for a scheduler that lets new weights accept old tokens.
 
-Left out, which loosens and never breaks the bounds: prefill work, what taking in a request costs,
-arrival times, pauses for
-weight updates (add one pause for every update that must stop the fleet), padding of batches.
-Both bounds suppose alike instances; for an unlike fleet give the best of each number.
+Left out, which loosens the bounds but keeps them valid: prefill work, the cost of accepting a
+request, arrival times, pauses for weight updates (add one pause for every update that must stop the
+fleet), padding of batches. Both bounds assume identical instances; for a mixed fleet give the best
+of each number.
 """
 
 from collections.abc import Iterable, Sequence
@@ -95,7 +95,7 @@ class StepCost(Protocol):
 
 
 class FleetLimits(msgspec.Struct, frozen=True):
-    """How much alike instances can hold.
+    """The capacity of identical instances.
 
     kv_tokens: tokens of KV cache in one instance; max_num_seqs, max_num_batched_tokens:
     sequences and tokens one instance takes into one step.
@@ -113,7 +113,7 @@ class FleetLimits(msgspec.Struct, frozen=True):
 
 
 class Bound(msgspec.Struct, frozen=True):
-    """Seconds that no schedule can go below: total_s is the larger of the two."""
+    """Seconds that no schedule can beat: total_s is the larger of the other two."""
 
     longest_s: float
     joint_s: float
@@ -122,12 +122,12 @@ class Bound(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Demand:
-    """What has to be generated, one row per turn (or part of one).
+    """The tokens to generate, one row per turn (or part of one).
 
     sample: which sample the row belongs to, 0..samples-1 [rows]
     context: tokens before the row's first generated token [rows]
     output: tokens to generate, at least 1 [rows]
-    private: tokens of that context surely in KV for this sample alone, prompts amortised [rows]
+    private: tokens of that context certainly in KV for this sample alone, prompts amortised [rows]
     tool_s: seconds between turns [samples]
     group: which group it belongs to, from 0 in order of appearance [samples]
     """
@@ -155,8 +155,8 @@ class Demand:
         heard[last] = waited[last] = 0.0
         prompt = np.array([s.prompt_tokens for s in listed], dtype=np.float64)
         grown = np.cumsum(output + heard) - output - heard
-        # Tokens of the sample's own earlier turns: what stands before this turn, less what
-        # stood before the sample.
+        # Tokens of the sample's own earlier turns: the tokens before this turn, minus those before
+        # the sample.
         own = grown - np.repeat(grown[last - counts + 1], counts)
         group = _numbers([s.group for s in listed])
         siblings = np.bincount(group).astype(np.float64)[group]
@@ -165,7 +165,7 @@ class Demand:
 
     @classmethod
     def joined(cls, parts: Sequence["Demand"]) -> "Demand":
-        """All of them together; no group may be in more than one."""
+        """All parts together; no group may be in more than one."""
         if not parts:
             return cls.of_parts([], [])
         samples = np.cumsum([0, *(len(part.tool_s) for part in parts)])[:-1]
@@ -193,11 +193,11 @@ class Demand:
     def of_parts(
         cls, context: npt.ArrayLike, output: npt.ArrayLike, private: npt.ArrayLike = 0.0
     ) -> "Demand":
-        """One uninterrupted part per sample: what was generated within a step, for example.
+        """One uninterrupted part per sample, for example what was generated within a step.
 
         context: tokens before the part; output: tokens generated in it, at least 1;
         private: tokens of the context that no other sample shares, 0 if unknown. Shapes [samples].
-        ValueError on a length that makes no sense.
+        Raises ValueError for an impossible length.
         """
         before = np.asarray(context, dtype=np.float64)
         made = np.asarray(output, dtype=np.float64)
@@ -215,10 +215,10 @@ class Demand:
 def lower_bound(
     samples: Demand | Iterable[SampleRecord], fleet: FleetLimits, cost: StepCost, restarts: int = 0
 ) -> Bound:
-    """The least seconds any policy needs to generate the samples on the fleet.
+    """The minimum seconds that any policy needs to generate the samples on the fleet.
 
-    restarts: how many prefills in the middle of a turn the policy is granted, over all samples.
-    0 bounds every policy that never recomputes; the number a run had bounds that run.
+    restarts: the prefills in the middle of a turn that the policy may have, over all samples. 0
+    bounds every policy that never recomputes; the number that a run had bounds that run.
     """
     demand = samples if isinstance(samples, Demand) else Demand.of_samples(samples)
     longest_s = longest(demand, cost, restarts)
@@ -242,8 +242,8 @@ def rounds(
 ) -> float:
     """Seconds of all rounds together at staleness 0; 0 without samples.
 
-    A round has at most `groups_per_round` groups. trained_s_per_token: a round also takes what
-    training a group takes after the group's last token was made; prompt tokens count too.
+    A round has at most `groups_per_round` groups. trained_s_per_token: a round also includes the
+    time to train a group after the group's last token; prompt tokens count too.
     """
     if not len(demand.sample):
         return 0.0
@@ -261,7 +261,7 @@ def rounds(
 
 
 def joint(demand: Demand, fleet: FleetLimits, cost: StepCost, restarts: int = 0) -> float:
-    """Seconds the work takes when slots and KV are filled as well as they can be."""
+    """Seconds that the work takes when slots and KV are filled as well as possible."""
     if not len(demand.sample):
         return 0.0
     tokens = float(demand.output.sum())
@@ -273,7 +273,7 @@ def joint(demand: Demand, fleet: FleetLimits, cost: StepCost, restarts: int = 0)
 
 
 def _fewest_steps(demand: Demand, fleet: FleetLimits) -> float:
-    """S: engine steps of all instances together, by slots, by KV and by the longest sample."""
+    """S: the engine steps of all instances together, by slots, KV and the longest sample."""
     per_step = min(fleet.max_num_seqs, fleet.max_num_batched_tokens)
     o = demand.output
     private = float((o * demand.private + (o - 1) * np.maximum(o - 2, 0) / 2).sum())
@@ -282,7 +282,7 @@ def _fewest_steps(demand: Demand, fleet: FleetLimits) -> float:
 
 
 def _all_tokens_s(steps: float, tokens: float, cost: StepCost) -> float:
-    """S G(O/S): the least that `tokens` can cost, beside context, in `steps` steps."""
+    """S G(O/S): the minimum cost of `tokens` in `steps` steps, without the context cost."""
     p = cost.exponent
     weights, work = steps * cost.weights_s, tokens * cost.token_s
     return float((weights**p + work**p) ** (1 / p))
@@ -308,7 +308,7 @@ def _reads(demand: Demand) -> Floats:
 
 
 def _saved_by_restart(demand: Demand, cost: StepCost) -> float:
-    """The most one restart can spare: the decode costs of one token at the longest context."""
+    """The most that one restart can save: the decode cost of one token at the longest context."""
     return cost.sequence_s + cost.context_s * float((demand.context + demand.output).max())
 
 

@@ -1,4 +1,4 @@
-"""The simulated clients: they ask, wait, read on, lose patience, and go."""
+"""The simulated clients: they ask, wait, ask again after an answer, and leave."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rollout_sched.simulators.replay.traffic import Conversation, Traffic
 class SimClients:
     """All conversations of a run, each from its arrival to its last answer.
 
-    left  conversations that are not over, those that are still to come included
+    left  conversations that are not over, including those that have not started
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class SimClients:
 
     @property
     def standing(self) -> str:
-        return f" and {self.left} conversations not over" if self.left else ""
+        return f" and {self.left} conversations not finished" if self.left else ""
 
     def start(self) -> None:
         if self._traffic is not None:
@@ -51,13 +51,13 @@ class SimClients:
             self._queue.after(thinks_s, self._ask, conversation)
 
     def discard(self, action: Discard) -> None:
-        """A request that has ended without an answer: its client goes."""
+        """A request has ended without an answer: its client leaves."""
         conversation = self._asking.pop(action.request, None)
         if conversation is not None:
             self._go(conversation)
 
     def break_off(self) -> None:
-        """Nobody answers those who wait: they ask again, at once."""
+        """Waiting clients get no answer; they ask again at once."""
         waiting = list(self._asking.values())
         self._asking.clear()
         for conversation in waiting:
@@ -85,5 +85,5 @@ class SimClients:
 
     def _go(self, conversation: Conversation) -> None:
         self.left -= 1
-        if conversation.session and conversation.turn:  # else nobody need have heard of it
+        if conversation.session and conversation.turn:  # else the scheduler may not know it
             self._tell(SessionEnded(conversation.session))

@@ -1,11 +1,11 @@
-"""The closed loop: one scheduler, simulated instances, and who waits for what they make: a trainer
-for its batches, clients for their answers.
+"""The closed loop: one scheduler, simulated instances, and the consumers of their output: a trainer
+that waits for batches, clients that wait for answers.
 
-This is a driver like the live one: it carries out actions and reports facts. The scheduler sees
-through it only what a fleet could tell: answers, polls, streams, confirmations. All its events can
-come to pass here: the clients' where the scenario has [traffic], those of instances that go, and of
-attempts and tools that fail, where it has [[faults]]. TrajectoryEnded is only told of tools that
-fail: a recorded trajectory is known to be over when its last turn is.
+This is a driver like the live one: it carries out actions and reports facts. Through it the
+scheduler sees only what a real fleet reports: answers, polls, streams, confirmations. All events of
+the scheduler can occur here: those of clients if the scenario has [traffic], those of leaving
+instances and of failing attempts and tools if it has [[faults]]. TrajectoryEnded is reported only
+for tools that fail: a recorded trajectory is over when its last turn is.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ Observer = Callable[[float, Event, list[Action]], None]
 class ClosedLoop:
     """One run of one policy over one workload; `run` returns the seconds it took.
 
-    Every observer sees every (now, event, actions), which is all there is to know about a run.
-    `successor` makes a fresh scheduler of the same policy: where the scenario restarts it, one is
-    asked for.
+    Every observer sees every (now, event, actions); together these describe the run completely.
+    `successor` makes a fresh scheduler of the same policy. It is required if the scenario restarts
+    the scheduler.
     """
 
     def __init__(
@@ -104,11 +104,11 @@ class ClosedLoop:
         self._do = self._table()
 
     def run(self) -> float:
-        """Until every prompt has been trained, and every client has its answer or has gone. Returns
-        the seconds that the training took; all of them where nobody trains.
+        """Run until every prompt is trained and every client has its answer or has disconnected.
+        Returns the seconds that the training took; without training, those of the whole run.
 
-        Raises PolicyError if the policy brings everything to a standstill, CallerError if the
-        scenario does, for it has left no instance.
+        Raises PolicyError if the run cannot continue because of the policy, CallerError if because
+        the scenario left no instance.
         """
         self._membership.start(self._faults.absent)
         self._trainer.start()
@@ -133,23 +133,23 @@ class ClosedLoop:
 
     @property
     def anomalies(self) -> dict[str, int]:
-        """Of all schedulers there have been."""
+        """Those of all schedulers of this run."""
         earlier = Counter[str]() if self._restarts is None else self._restarts.anomalies
         return dict(Counter(self.scheduler.view.anomalies) + earlier)
 
     def _standstill(self) -> Exception:
         at = (
-            f"nothing can happen any more at {self._queue.now:.3f} s, with {self._trainer.standing}"
+            f"deadlock: no event is left at {self._queue.now:.3f} s, with {self._trainer.standing}"
             f"{self._clients.standing}"
         )
         if not self._fleet.nodes:
             return CallerError(
-                f"{at}: every instance is gone; give one of [[faults]] returns_after_s"
+                f"{at}: every instance is gone; set returns_after_s in one of the [[faults]]"
             )
         return PolicyError(at)
 
     def _take_apart(self) -> None:
-        """Leave no cycles: what was simulated is let go at once, without the garbage collector."""
+        """Break reference cycles, so that memory is freed without the garbage collector."""
         self._queue.clear()
         self._fleet.close()
         self._do.clear()
@@ -157,7 +157,7 @@ class ClosedLoop:
     # -- telling the scheduler -------------------------------------------------------------
 
     def _tell(self, event: Event) -> None:
-        """Something has happened. What happens because of it is told after all of it is done."""
+        """Handle the event. Events that it causes are handled after all its actions are done."""
         if self._telling:
             self._inbox.append(event)
             return
@@ -189,8 +189,8 @@ class ClosedLoop:
         return self.scheduler.view.is_acting(request, attempt)
 
     def _restart(self) -> None:
-        """The scheduler dies, and another one goes on."""
-        assert self._restarts is not None, "a restart that the scenario does not know"
+        """The scheduler dies, and another one continues."""
+        assert self._restarts is not None, "a restart that is not in the scenario"
         self._fleet.break_off()
         self.scheduler, restored = self._restarts.restart()
         self._tell(restored)
@@ -223,7 +223,7 @@ class ClosedLoop:
         self._fleet.dispatch(action)
 
     def _judge(self, action: Judge) -> None:
-        assert self._rewards is not None, "nobody judges here"
+        assert self._rewards is not None, "Judge without [rewards]"
         self._rewards.settle(action)
 
     def _deliver(self, action: Deliver) -> None:
@@ -233,7 +233,7 @@ class ClosedLoop:
         self._trainer.deliver(action)
 
     def _discard(self, action: Discard) -> None:
-        """A simulated instance keeps no tokens for us, only the name of the text."""
+        """A simulated instance keeps only the name of the text, no tokens."""
         if self._rewards is not None:
             self._rewards.forget(action)
         if action.ends:
@@ -248,7 +248,7 @@ class ClosedLoop:
 def _restarts(
     scheduler: Scheduler, scenario: Scenario, successor: Callable[[], Scheduler] | None
 ) -> Restarts | None:
-    """None where nobody restarts: then nothing need be written down."""
+    """None without restarts: then no facts need to be recorded."""
     if successor is None or not any(isinstance(f, SchedulerRestarts) for f in scenario.faults):
         return None
     return Restarts(scheduler, successor)

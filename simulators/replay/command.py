@@ -1,4 +1,4 @@
-"""The command `rollout-sched replay`: compare policies on a recorded workload."""
+"""The command `rollout-sched replay`, which compares policies on a recorded workload."""
 
 from __future__ import annotations
 
@@ -45,21 +45,21 @@ from rollout_sched.whole_file import whole_file
 BASELINES = ("static_split", "round_robin_sync")
 DEFAULT_SCENARIO = "qwen7b-8xh100-disaggregated"
 
-#: Columns, where the output is no terminal.
+#: The line width if the output is not a terminal.
 WIDTH = 100
 
-#: What the report may be written as, and the help of the option that names the file.
+#: The formats of the report, and the help of the option that names the file.
 FORMATS = {
-    "json": "write every figure to FILE, - for standard output",
-    "csv": "the same, a row for each policy",
-    "html": "write a page to FILE: what happened, drawn, for a browser",
+    "json": "write every figure to FILE; - is standard output",
+    "csv": "the same, one row per policy",
+    "html": "write a page with charts for a browser to FILE",
 }
 
 Write = Callable[[dict[str, Any]], bytes]
 
 
 def add(commands: Any) -> None:
-    """The command and its options, for an argparse parser of commands."""
+    """Add the command and its options to argparse subparsers."""
     parser = commands.add_parser("replay", help="compare policies on a recorded workload")
     add = parser.add_argument
     add_trace(parser)
@@ -69,7 +69,7 @@ def add(commands: Any) -> None:
         metavar="NAME_OR_TOML",
         help="a preset or a file; repeat to compare (default: all presets)",
     )
-    add("--baseline", metavar="NAME", help="ratios are to this policy; default: the first")
+    add("--baseline", metavar="NAME", help="policy that ratios refer to; default: the first")
     add(
         "--scenario",
         action="append",
@@ -82,21 +82,48 @@ def add(commands: Any) -> None:
         action="append",
         dest="axes",
         metavar="TABLE.KEY=V,V",
-        help="values of a policy's parameter or of the scenario; all combinations are replayed",
+        help="values of a policy or scenario parameter; all combinations are replayed",
     )
-    add("--split", type=positive, default=0, metavar="GPUS", help="between fleet and trainer")
-    add("--steps", type=positive, default=0, metavar="N", help="only the first N steps' prompts")
-    add("--seeds", type=positive, default=1, metavar="K", help="runs per policy, in other orders")
+    add(
+        "--split",
+        type=positive,
+        default=0,
+        metavar="GPUS",
+        help="try each way to split GPUS between fleet and trainer",
+    )
+    add(
+        "--steps",
+        type=positive,
+        default=0,
+        metavar="N",
+        help="replay only the prompts of the first N steps",
+    )
+    add(
+        "--seeds",
+        type=positive,
+        default=1,
+        metavar="K",
+        help="runs per policy, each with another order of prompts",
+    )
     add(
         "--resamples",
         type=natural,
         default=0,
         metavar="N",
-        help="further runs of each policy on resampled prompts, for intervals; 12 will do",
+        help="extra runs of each policy on resampled prompts, for intervals; 12 are enough",
     )
-    add("--jobs", type=positive, default=1, metavar="N", help="runs at once")
-    add("--equal-bias", action="store_true", help="no ratios of whose samples are of other lengths")
-    add("--max-staleness", type=natural, metavar="K", help="that the verdict may choose from")
+    add("--jobs", type=positive, default=1, metavar="N", help="parallel runs")
+    add(
+        "--equal-bias",
+        action="store_true",
+        help="show no ratios of policies whose samples do not have the requested lengths",
+    )
+    add(
+        "--max-staleness",
+        type=natural,
+        metavar="K",
+        help="the verdict considers only policies whose samples are at most K versions old",
+    )
     _add_job(parser)
     for name, says in FORMATS.items():
         add(f"--{name}", metavar="FILE", help=says)
@@ -115,21 +142,34 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--prompts-per-step", type=positive, default=0, metavar="N")
     add("--samples-per-prompt", type=positive, default=0, metavar="N")
-    add("--epochs", type=positive, default=0, metavar="N", help="each trains other samples")
+    add(
+        "--epochs",
+        type=positive,
+        default=0,
+        metavar="N",
+        help="passes through the prompts, each with other samples",
+    )
     add(
         "--known-samples",
         type=natural,
         default=0,
         metavar="N",
-        help="of each prompt; they are not trained, but their lengths known from before the run",
+        help="N samples of each prompt are not trained; their lengths are known before the run",
     )
-    add("--redraws", action="store_true", help="what starts over is drawn anew from its prompt's")
-    add("--max-tokens", type=positive, default=0, metavar="N", help="cap of a response")
+    add(
+        "--redraws",
+        action="store_true",
+        help="a restarted request takes another recorded sample of its prompt",
+    )
+    add("--max-tokens", type=positive, default=0, metavar="N", help="maximum length of a response")
 
 
 def run(options: argparse.Namespace) -> None:
-    """Raises RolloutError, TraceError or OSError before any work for what cannot be used; Ctrl-C
-    reports what is done, and is raised again."""
+    """Run the command.
+
+    Raises RolloutError, TraceError or OSError before any work if an input cannot be used. On Ctrl-C
+    it reports the finished runs and raises KeyboardInterrupt.
+    """
     axes = options.axes or []
     policies = _policies(options, [one for one in axes if is_of_policies(one)])
     worlds = _worlds(options, [one for one in axes if not is_of_policies(one)])
@@ -161,7 +201,7 @@ def _replay(
         if interrupted.runs:
             write(interrupted.runs, ())
         names = " ".join(f"--policy {policy.name}" for policy in policies[len(interrupted.runs) :])
-        print(f"interrupted; what is missing: {names}", file=sys.stderr)
+        print(f"interrupted; not finished: {names}", file=sys.stderr)
         raise KeyboardInterrupt from interrupted
     write(runs, resamples)
 
@@ -177,7 +217,7 @@ def _sweep(
         _report_each(options, trace, policies, worlds, found)
     except (Interrupted, KeyboardInterrupt) as interrupted:
         missing = [world.said for number, world in enumerate(worlds) if number not in found]
-        print(f"interrupted; what is missing: {', '.join(missing)}", file=sys.stderr)
+        print(f"interrupted; not finished: {', '.join(missing)}", file=sys.stderr)
         raise KeyboardInterrupt from interrupted
     finally:
         if found:
@@ -194,8 +234,8 @@ def _report_each(
     worlds: Sequence[World],
     found: dict[int, dict[str, Any]],
 ) -> None:
-    """Put each world's report into `found`. With several `--jobs` that many worlds at once, and
-    where there are fewer worlds, one after the other with as many runs at once."""
+    """Put each world's report into `found`. With `--jobs` N it runs N worlds in parallel; if there
+    are fewer worlds than that, it runs one world at a time with N parallel runs."""
     if not 1 < options.jobs <= len(worlds):
         for number, world in enumerate(worlds):
             runs, resamples = _run(options, trace, policies, world.scenario)
@@ -216,7 +256,7 @@ def _report_each(
 def _world_report(
     options: argparse.Namespace, trace: Trace, policies: Sequence[PolicyFile], scenario: Scenario
 ) -> dict[str, Any]:
-    """In a process that shows nothing."""
+    """The report of one world, made in a process that shows no progress."""
     runs, resamples = _runs(options, trace, policies, scenario, None)
     return _report(options, trace, scenario, runs, resamples)
 
@@ -233,13 +273,13 @@ def _check(
     workload = Workload(trace, scenario.job, steps=options.steps, traffic=scenario.traffic)
     workload.check_fits(scenario)
     for policy in policies:
-        policy.build(lengths=workload.length)  # an error comes now or never
+        policy.build(lengths=workload.length)  # so that errors show before any run
         settings_of(policy)
         reward_settings_of(policy)
 
 
 def _worlds(options: argparse.Namespace, axes: Sequence[Axis]) -> list[World]:
-    """Each scenario at each point of the axes, the job as the options have it."""
+    """Each scenario at each point of the axes, with the job options applied."""
     several = len(options.scenario or ()) > 1
     found = []
     for name in options.scenario or [DEFAULT_SCENARIO]:
@@ -257,7 +297,7 @@ def _policies(options: argparse.Namespace, axes: Sequence[Axis]) -> list[PolicyF
     found = policies_at(names, axes) if axes else [config.load_policy(name) for name in names]
     known = [policy.name for policy in found]
     for name in known:
-        # Figures and journals are told apart by the policy's name, a file's stem.
+        # The policy's name (the file's stem) identifies its figures and journal.
         if known.count(name) > 1:
             raise CallerError(f"--policy: {name} is there twice; give each policy its own name")
     if options.baseline is None:
@@ -273,9 +313,9 @@ def _baseline_first(names: Sequence[str]) -> list[str]:
 
 def _check_files(options: argparse.Namespace, *, several: bool) -> None:
     if several and options.journal is not None:
-        raise CallerError("--journal: one journal is of one scenario; replay that alone")
+        raise CallerError("--journal works with one scenario only; replay that one alone")
     if several and options.csv is not None:
-        raise CallerError("--csv: a row is a policy of one scenario; take --json for several")
+        raise CallerError("--csv works with one scenario only; use --json for several")
     named = [getattr(options, name) for name in FORMATS]
     if named.count("-") > 1:
         raise CallerError("only one of " + ", ".join(f"--{name}" for name in FORMATS) + " can be -")
@@ -284,7 +324,7 @@ def _check_files(options: argparse.Namespace, *, several: bool) -> None:
             continue
         path = Path(file)
         if not path.parent.is_dir():
-            raise CallerError(f"{path}: there is no folder {path.parent}; create it first")
+            raise CallerError(f"{path}: folder {path.parent} does not exist; create it first")
         if path.is_dir():
             raise CallerError(f"{path} is a folder; name a file in it")
 
@@ -316,7 +356,7 @@ def _runs(
     *,
     records: bool = False,
 ) -> tuple[list[list[Run]], list[list[Run]]]:
-    """Those of the trace, and of its resamples; `follow` is told how far each is."""
+    """The runs of the trace and of its resamples; `follow` reports the progress of each."""
 
     def progress(what: str) -> Callable[[str, int], Deliveries] | None:
         return follow and (lambda policy, number: follow(f"{policy}, {what} {number}"))
@@ -372,7 +412,7 @@ def _write(
     show: Callable[..., str],
     writers: Mapping[str, Write],
 ) -> None:
-    """To the files that were named, and for people unless one of them is standard output."""
+    """Write the named files, and print the text report unless one of them is standard output."""
     to_stdout = False
     for name, write in writers.items():
         file = getattr(options, name)
@@ -387,7 +427,7 @@ def _write(
 
 
 def shown(report: dict[str, Any], width: int, *, equal_bias: bool = False) -> str:
-    """The report to read, in lines of at most `width` characters."""
+    """The report as text, in lines of at most `width` characters."""
     parts = [
         heading(report, width),
         tables(report, width, equal_bias=equal_bias),
@@ -398,7 +438,7 @@ def shown(report: dict[str, Any], width: int, *, equal_bias: bool = False) -> st
 
 
 def _width() -> int:
-    """That of the terminal; one that suits a file where there is none."""
+    """The width of the terminal, or WIDTH if the output is not a terminal."""
     console = Console()
     return console.width if console.is_terminal else WIDTH
 

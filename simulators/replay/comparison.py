@@ -1,16 +1,16 @@
-"""Policies side by side: how much faster than the first, in figures that shorter samples do not
-flatter, and how sure that is.
+"""Compare policies: how much faster than the first each one is, and how certain that is. Training
+shorter samples brings no advantage in these figures.
 
     runs = replay(trace, policies, scenario, seeds=3)
     resamples = replay_resampled(trace, policies, scenario, resamples=12)
     for policy in compared(runs, resamples):
         print(policy.name, policy.speed_up.value, policy.speed_up.interval, policy.bias)
 
-A ratio is taken pair by pair, the policy and the first one on the same prompts in the same order,
-and averaged over the seeds. Its interval says what another draw of as many prompts like these might
-have shown: the prompts are resampled (Efron's bootstrap) and both policies run anew on each
-resample, because the time of a run is no sum over its prompts that could be resampled from the run
-itself.
+Ratios are paired: the policy and the first one run on the same prompts in the same order, and the
+ratio is averaged over the seeds. Its interval says what another draw of as many similar prompts
+might have shown. For it, prompts are resampled (Efron's bootstrap) and both policies run again on
+each resample, because the time of a run is not a sum over its prompts that could be resampled
+without running again.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ import msgspec
 from rollout_sched.metrics.averages import mean
 from rollout_sched.simulators.replay.runs import Run
 
-#: From here on a policy's samples count as of the length that was asked for: over the whole run, of
-#: the longest tenth, and in the steps between the first and the drain. The last is looser, for in a
-#: finite run what takes longest is always late.
+#: A policy's samples count as having the requested lengths from these ratios on: over the whole
+#: run, of the longest tenth, and in the steps between the first and the drain. The last is looser,
+#: because in a finite run the longest requests always finish late.
 LEAST_MEAN_RATIO = 0.99
 LEAST_TENTH_KEPT = 0.98
 LEAST_STEADY_RATIO = 0.95
@@ -43,7 +43,7 @@ Bias = Literal["", "shorter", "long last"]
 
 
 class Ratio(msgspec.Struct, frozen=True):
-    """How many times as fast as the first policy; `low` to `high` is the 95 % interval, None where
+    """How many times as fast as the first policy; `low` to `high` is the 95 % interval, None if
     nothing was resampled."""
 
     value: float
@@ -56,19 +56,19 @@ class Ratio(msgspec.Struct, frozen=True):
 
 
 class Compared(msgspec.Struct, frozen=True):
-    """One policy beside the first one; figures are means over the seeds.
+    """One policy compared with the first one; figures are means over the seeds.
 
-    speed_up            trained tokens per second, counted as no more than were asked for
-    time                seconds of the whole run, which flatter who trains shorter samples
-    steady              trained tokens per second between the first step and the drain; None where
+    speed_up            trained tokens per second, counted up to the number requested
+    time                seconds of the whole run; favors policies that train shorter samples
+    steady              trained tokens per second between the first step and the drain; None if
                         either policy has no such steps
-    bias                "shorter": it trained less than was asked for, over the run or of its
-                        longest tenth. "long last": all of it, but the long samples only at the end.
-                        "": neither
+    bias                "shorter": it trained less than requested, in the whole run or in its
+                        longest tenth. "long last": it trained everything, but the long samples only
+                        at the end. "": neither
     staleness_max       of any sample in any run
-    discarded_share     tokens thrown away for each that was trained
+    discarded_share     tokens discarded per token trained
 
-    The others are those of `Summary` and `LengthBias`.
+    The other fields are those of `Summary` and `LengthBias`.
     """
 
     name: str
@@ -93,8 +93,8 @@ class Compared(msgspec.Struct, frozen=True):
 def compared(
     runs: Sequence[Sequence[Run]], resamples: Sequence[Sequence[Run]] = ()
 ) -> list[Compared]:
-    """Each policy beside the first. `runs`: by policy, then by seed, the same for all; `resamples`:
-    by policy, then by resample (see `runs.replay_resampled`)."""
+    """Each policy compared with the first. `runs`: by policy, then by seed, the same seeds for all;
+    `resamples`: by policy, then by resample (see `runs.replay_resampled`)."""
     drawn = resamples or [[] for _ in runs]
     return [
         _compared(of_policy, runs[0], of_drawn, drawn[0])
@@ -144,7 +144,7 @@ def ratio_of(
     drawn: Sequence[Run] = (),
     drawn_first: Sequence[Run] = (),
 ) -> Ratio:
-    """How many times the figure of `first`, pair by pair, that of `runs` is."""
+    """The ratio of the figure of `runs` to that of `first`, pair by pair."""
     return _ratio(_logs(runs, first, figure), _logs(drawn, drawn_first, figure))
 
 
@@ -153,14 +153,14 @@ def _steady(run: Run) -> float:
 
 
 def _logs(runs: Sequence[Run], first: Sequence[Run], figure: Callable[[Run], float]) -> list[float]:
-    """Logarithms of the ratios, pair by pair. Where nothing was trained, nobody is faster."""
+    """Logarithms of the ratios, pair by pair; 0 if a run of the pair trained nothing."""
     pairs = [(figure(run), figure(base)) for run, base in zip(runs, first, strict=True)]
     return [math.log(ours / theirs) if ours and theirs else 0.0 for ours, theirs in pairs]
 
 
 def _ratio(logs: Sequence[float], resampled: Sequence[float]) -> Ratio:
-    """The geometric mean; its error is the spread of the resamples, few of which suffice for that
-    (t interval on the logarithms)."""
+    """The geometric mean, with a t interval on the logarithms from the spread of the resamples, for
+    which few resamples are enough."""
     middle = mean(logs)
     if len(resampled) < 2:
         return Ratio(math.exp(middle))

@@ -10,7 +10,7 @@ Callback = Callable[[Any], None]
 
 
 class EventQueue:
-    """The time of a simulation and what is to come. `now` is in seconds and never goes back."""
+    """The time of a simulation and its pending callbacks. `now`: in seconds, never goes back."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -30,7 +30,7 @@ class EventQueue:
         self.at(self.now + seconds, callback, argument)
 
     def clear(self) -> None:
-        """Forget everything that was to come."""
+        """Drop all pending callbacks."""
         self._heap.clear()
 
     def step(self) -> None:

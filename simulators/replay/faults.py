@@ -1,4 +1,4 @@
-"""Faults: what happens to instances of a scenario, and which attempts give no answer."""
+"""Faults of a scenario: what happens to instances, attempts, tools and the scheduler."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 class _Fault(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="what", kw_only=True
 ):
-    """Something that happens at `at_s` seconds."""
+    """Something that happens after `at_s` seconds."""
 
     at_s: Seconds
 
 
 class Lost(_Fault, frozen=True, tag="lost"):
-    """An instance dies. What it held is gone but for what had been streamed of it.
+    """An instance dies. Its requests are lost, except for tokens already streamed.
 
-    `returns_after_s` seconds later it joins again, with the weights that it started with; 0: never.
+    It joins again after `returns_after_s` seconds, with its initial weights; 0: never.
     """
 
     instance: Number
@@ -36,9 +36,9 @@ class Lost(_Fault, frozen=True, tag="lost"):
 
 
 class Leaving(_Fault, frozen=True, tag="leaving"):
-    """An instance is drained: it finishes what it has, takes nothing new, and goes.
+    """An instance is drained: it finishes its requests, takes no new ones, and leaves.
 
-    `returns_after_s` seconds after it has gone it joins again; 0: never.
+    It joins again `returns_after_s` seconds after it has left; 0: never.
     """
 
     instance: Number
@@ -46,21 +46,21 @@ class Leaving(_Fault, frozen=True, tag="leaving"):
 
 
 class Joins(_Fault, frozen=True, tag="joins"):
-    """An instance is not there before `at_s`."""
+    """An instance that joins at `at_s`, not at the start."""
 
     instance: Number
 
 
 class Failing(_Fault, frozen=True, tag="failing"):
-    """A share of the attempts that are sent to an instance give no answer.
+    """A share of the attempts sent to an instance fail.
 
-    instance  all of them if it is not given
-    at_s      from then on ...
-    for_s     ... for so long; 0: to the end
-    share     of the attempts sent there meanwhile, by seeded chance
+    instance  every instance if not given
+    at_s      from this time ...
+    for_s     ... for this long; 0: to the end
+    share     of the attempts sent there in that time, by seeded chance
     after_s   seconds from its dispatch until an attempt fails, if it has not ended before
-    blame     as the driver would tell it: "instance" for one that was never reached, "request" for
-              one that no instance would take, "unclear" for everything between
+    blame     as the driver would report it: "instance" if it was never reached, "request" if no
+              instance would take it, "unclear" for everything between
     """
 
     instance: Number | None = None
@@ -72,7 +72,7 @@ class Failing(_Fault, frozen=True, tag="failing"):
 
     @property
     def ends_everything(self) -> bool:
-        """Attempts that no instance got are made again and again, for ever."""
+        """Attempts that never reach an instance are retried forever."""
         always = not self.for_s and self.share == 1
         return always and self.instance is None and self.blame == "instance"
 
@@ -82,8 +82,8 @@ class Failing(_Fault, frozen=True, tag="failing"):
 
 
 class ToolsFailing(_Fault, frozen=True, tag="tools_failing"):
-    """A share of the tools that return between `at_s` and `for_s` later (0: to the end) fail, and
-    with each of them its trajectory's group."""
+    """A share of the tools that return between `at_s` and `for_s` later (0: to the end) fail; the
+    group of each such trajectory fails too."""
 
     for_s: Seconds = 0.0
     share: Share = 1.0
@@ -91,10 +91,10 @@ class ToolsFailing(_Fault, frozen=True, tag="tools_failing"):
 
 
 class SchedulerRestarts(_Fault, frozen=True, tag="scheduler_restarts"):
-    """The scheduler dies, and another one goes on from what had been written down by then.
+    """The scheduler dies, and a new one continues at once from the recorded facts.
 
-    It does so at once. Attempts, and orders to instances, have broken off; tools and the trainer go
-    on, clients ask again.
+    Attempts in flight fail, and orders to instances are dropped; tools and the trainer continue,
+    and clients ask again.
     """
 
 
@@ -110,12 +110,12 @@ KINDS: dict[str, type[Fault]] = {
 
 
 def name_of(instance: int) -> str:
-    """What the instance with this number is called."""
+    """The name of the instance with this number."""
     return f"instance-{instance}"
 
 
 class Failures:
-    """Which attempts and tools fail: the same in every run of a scenario, whoever runs it."""
+    """Which attempts and tools fail: the same in every run of a scenario, for every policy."""
 
     def __init__(self, faults: Sequence[Fault]) -> None:
         self._failing = [
@@ -126,7 +126,7 @@ class Failures:
         self._tools_failing = [fault for fault in faults if isinstance(fault, ToolsFailing)]
 
     def of(self, action: Dispatch, now: float) -> Failing | None:
-        """What makes the attempt fail that is dispatched now, if anything does."""
+        """The fault that makes the attempt dispatched now fail, if any."""
         for number, (name, fault) in enumerate(self._failing):
             if name is not None and name != action.instance:
                 continue
@@ -135,7 +135,7 @@ class Failures:
         return None
 
     def of_tool(self, attempt: int, now: float) -> bool:
-        """Whether the tool fails that returns now, after the turn that the attempt made."""
+        """Whether the tool that returns now fails; `attempt` made the turn before it."""
         for number, fault in enumerate(self._tools_failing):
             if _strikes(fault, f"tool/{number}/{attempt}", now):
                 return True
@@ -149,7 +149,7 @@ def _strikes(fault: Failing | ToolsFailing, whom: str, now: float) -> bool:
 
 
 class FaultyFleet(Protocol):
-    """What faults happen to."""
+    """The fleet as faults act on it."""
 
     def join(self, name: str) -> None: ...
     def lose(self, name: str, returns_after_s: float = ...) -> None: ...
@@ -157,8 +157,8 @@ class FaultyFleet(Protocol):
 
 
 class Faults:
-    """The instances' faults and the scheduler's, each when its time has come. What has gone is not
-    lost again. `restart`: called when the scheduler restarts."""
+    """Carries out the faults of instances and scheduler when they are due. An instance that is gone
+    is not lost again. `restart`: called when the scheduler restarts."""
 
     def __init__(
         self,
@@ -174,7 +174,7 @@ class Faults:
 
     @property
     def absent(self) -> set[str]:
-        """Instances that are not there from the start."""
+        """Instances that are absent at the start."""
         return {name_of(fault.instance) for fault in self._faults if isinstance(fault, Joins)}
 
     def start(self) -> None:

@@ -1,4 +1,4 @@
-"""Who is in the simulated fleet: instances join, are lost, leave, and come back."""
+"""Membership of the simulated fleet: instances join, are lost, leave, and return."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rollout_sched.simulators.replay.sim_node import INFINITY, SimNode
 
 
 class SimMembership:
-    """Takes instances into the fleet and out of it, and tells the scheduler so."""
+    """Adds instances to the fleet, removes them, and reports both to the scheduler."""
 
     def __init__(
         self,
@@ -35,15 +35,15 @@ class SimMembership:
         self._make = instance
 
     def start(self, absent: Collection[str]) -> None:
-        """All join but those that are absent yet."""
+        """All instances join, except those that are absent at first."""
         here = [name for name in self._scenario.fleet.names if name not in absent]
-        for name in here:  # all are there before the first of them is given work
+        for name in here:  # all are in the fleet before the first gets work
             self._fleet.nodes[name] = SimNode(name, self._make(self._scenario.instance))
         for name in here:
             self._tell_joined(name)
 
     def join(self, name: str) -> None:
-        """It (re)starts, with the weights that it always starts with."""
+        """The instance (re)starts with its initial weights."""
         nodes = self._fleet.nodes
         if name in nodes:
             return
@@ -52,24 +52,24 @@ class SimMembership:
         self._tell_joined(name)
 
     def lose(self, name: str, returns_after_s: float = 0.0) -> None:
-        """It dies, and what it held with it; what was streamed of that is told first."""
+        """The instance dies with all its requests; tokens already streamed are reported first."""
         node = self._fleet.nodes.get(name)
         if node is not None:
             self._take_out(node, returns_after_s, "lost")
 
     def leave(self, name: str, returns_after_s: float = 0.0) -> None:
-        """It finishes what it has, and goes."""
+        """The instance finishes its requests and leaves."""
         node = self._fleet.nodes.get(name)
         if node is not None:
             node.leaving, node.returns_after_s = True, returns_after_s
             self._tell(InstanceLeaving(name))
 
     def release(self, action: Release) -> None:
-        """It has finished what it had; it goes when all that happens now is told."""
+        """The instance has finished its requests; it leaves after all current events."""
         self._queue.after(0.0, self._released, self._fleet.nodes[action.instance])
 
     def join_again(self) -> None:
-        """All that are here, to a scheduler that does not know them; who was to go, is."""
+        """Report all instances to a new scheduler, and those that are leaving as leaving."""
         for node in list(self._fleet.nodes.values()):
             self._tell_joined(node.name, node.instance.version)
             if node.leaving:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 
 class PartTraining:
-    """Seconds of work, as long as all GPUs take for it, that come in parts and are done meanwhile.
+    """Work in seconds (the time on all GPUs) that arrives in parts and is done as it arrives.
 
-    Gradients accumulate, so the order of the parts does not matter, nor where one ends.
+    Gradients accumulate, so the order of the parts and their boundaries do not matter.
 
-    share  of the GPUs that trains in the beginning
+    share  of the GPUs that trains at the beginning
     """
 
     __slots__ = ("_done_s", "_share", "_since", "_work_s")
@@ -20,7 +20,7 @@ class PartTraining:
         self._since = 0.0
 
     def add(self, seconds: float, now: float) -> None:
-        """More has come."""
+        """More work has arrived."""
         self._settle(now)
         self._work_s += seconds
 
@@ -30,7 +30,7 @@ class PartTraining:
         self._share = share
 
     def left_s(self, now: float) -> float:
-        """What is left of all that has come, for all GPUs."""
+        """The work left of all that has arrived, in seconds on all GPUs."""
         self._settle(now)
         return self._work_s - self._done_s
 

@@ -1,4 +1,4 @@
-"""Several runs at once, each in one of several processes."""
+"""Run several calls in parallel, each in one of several processes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-#: What all calls of a process have in common, sent to it once.
+#: The arguments that all calls of a process share, sent to it once.
 _shared: tuple[Any, ...] = ()
 
 
@@ -21,14 +21,14 @@ def call_each(
     jobs: int,
     done: Callable[[int, T], None],
 ) -> list[T]:
-    """`call(*shared, *each)` for each of the arguments, in so many processes; what they return in
-    the order of the arguments. `done(number, result)` is told of each as it is over.
+    """`call(*shared, *each)` for each of the arguments, in `jobs` processes; returns the results in
+    the order of the arguments. Calls `done(number, result)` as each finishes.
 
-    All of it must be such that it can be pickled. What a call raises is raised here, and those that
-    have not begun are not made any more.
+    Everything must be picklable. An exception of a call is raised here, and calls that have not
+    started are cancelled.
     """
     processes = min(jobs, len(arguments))
-    # A fork would copy the threads' locks of whoever shows progress.
+    # Spawn, because a fork would copy the locks of the thread that shows progress.
     with ProcessPoolExecutor(processes, get_context("spawn"), _begin, shared) as pool:
         futures = [pool.submit(_call, call, each) for each in arguments]
         numbers = {future: number for number, future in enumerate(futures)}
@@ -42,7 +42,7 @@ def call_each(
 
 
 def _begin(*shared: Any) -> None:
-    """Interrupts from the keyboard are for the parent alone."""
+    """Only the parent handles Ctrl-C."""
     global _shared
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _shared = shared

@@ -19,10 +19,10 @@ from rollout_sched.simulators.traces.model import Trace
 
 SCHEMA = "rollout-sched-replay/1"
 
-#: How much further than by chance the steps of a trace may be from all of it.
+#: The most that the lengths of a step may differ from those of the whole trace, beyond chance.
 _SORTED = 0.05
 
-#: What has no one value, and stays in the JSON alone.
+#: Figures that are not one value. They are in the JSON only.
 _NESTED = ("per_step", "histogram")
 
 
@@ -75,7 +75,7 @@ def _without_name(policy: Compared) -> dict[str, Any]:
 
 
 def _lower_bound(trace: Trace, scenario: Scenario, steps: int, seeds: int) -> dict[str, Any]:
-    """Of the workload as offered, over the seeds."""
+    """The bounds of the workload as offered, over the seeds."""
     loads = [Workload(trace, scenario.job, steps=steps, seed=seed) for seed in range(seeds)]
     on_policy = [offered_on_policy_bound(load, scenario) for load in loads]
     return {
@@ -89,34 +89,34 @@ def _estimated(trace: Trace) -> list[str]:
     if not how:
         return []
     return [
-        f"Tokens are estimated ({how}): the trace does not say how many there were. --tokenizer "
-        f"counts those of texts, --tokens-per-s says how fast yours are made."
+        f"Tokens are estimated ({how}), because the trace has no token counts. --tokenizer "
+        f"counts the tokens of texts; --tokens-per-s sets your generation speed."
     ]
 
 
 def _warnings(load: Workload, runs: Sequence[Sequence[Run]]) -> list[str]:
-    """What must be known before the figures are believed."""
+    """Reasons why the figures may mislead."""
     warnings = []
     if load.overlapping:
         warnings.append(
             f"{load.overlapping} of {len(load.groups)} groups train samples that another epoch "
-            f"trains too, for the trace holds fewer than {load.epochs} x "
-            f"{load.samples_per_prompt} of a prompt: history sees the future here, and what a "
-            f"policy gains by it is too good to be true."
+            f"trains too, because the trace has fewer than {load.epochs} x "
+            f"{load.samples_per_prompt} samples of a prompt. So history sees the future here: the "
+            f"gain of a policy that uses it is overestimated."
         )
     if len(runs[0]) == 1 and load.groups and _order_excess(load) > _SORTED:
         warnings.append(
             "The trace is not in random order: the prompts of a step are more alike than by "
-            "chance, and seed 0 trains them so. Take --seeds 3: the others are shuffled."
+            "chance, and seed 0 keeps this order. Take --seeds 3: the other seeds shuffle it."
         )
     short = [run for run, *_ in runs if 0 < len(run.steps) < run.steps_needed]
     if short:
         names = ", ".join(f"{run.policy} {run.steps_needed}" for run in short)
         warnings.append(
-            f"{len(short[0].steps)} steps are too few: it is mostly the first step and the drain "
-            f"that are measured, and with more steps policies change places. At least 4 (S + 1) "
-            f"are needed where samples may be S versions old ({names}): take more prompts or "
-            f"--epochs, or fewer --prompts-per-step."
+            f"{len(short[0].steps)} steps are too few: the figures measure mostly the first step "
+            f"and the drain, and more steps may change the ranking. If samples may be S versions "
+            f"old, at least 4 (S + 1) steps are needed ({names}): take more prompts or --epochs, "
+            f"or fewer --prompts-per-step."
         )
     return warnings
 
@@ -132,8 +132,8 @@ def as_json(report: dict[str, Any]) -> bytes:
 
 
 def as_csv(report: dict[str, Any]) -> bytes:
-    """A row for each policy, a column for each figure: its mean over the seeds, and its `.min` and
-    `.max` where there are several. The keys are those of the JSON, joined by dots."""
+    """One row per policy and one column per figure: its mean over the seeds, and `.min` and `.max`
+    if they differ. The keys are those of the JSON, joined by dots."""
     rows = [dict(_cells(policy)) for policy in report["policies"]]
     file = io.StringIO()
     columns = dict.fromkeys(column for row in rows for column in row)

@@ -13,7 +13,8 @@ from rollout_sched.simulators.replay.workload import Workload
 
 
 def report_page(report: dict[str, Any], runs: Sequence[Sequence[Run]], workload: Workload) -> bytes:
-    """`runs` as in the report, the first of each policy with its record; `workload`: theirs."""
+    """`runs`: as in the report, the first of each policy with its record; `workload`: what they
+    replay."""
     offered = [length for group in workload.groups for length in workload.offered(group)]
     several = report["seeds"] > 1
     return run_page(
@@ -22,7 +23,7 @@ def report_page(report: dict[str, Any], runs: Sequence[Sequence[Run]], workload:
             _drawn(policy, of_policy[0])
             for policy, of_policy in zip(report["policies"], runs, strict=True)
         ],
-        about=[*about(report), *(["Figures are means over the seeds; drawn is seed 0."] * several)],
+        about=[*about(report), *(["Figures are means over seeds; charts show seed 0."] * several)],
         verdict=report["verdict"],
         warnings=report["warnings"],
         tables=cells(report),
@@ -31,7 +32,7 @@ def report_page(report: dict[str, Any], runs: Sequence[Sequence[Run]], workload:
 
 
 def _drawn(policy: Mapping[str, Any], run: Run) -> DrawnRun:
-    assert run.record is not None, "asked for by `records`"
+    assert run.record is not None, "`records` was not set"
     return DrawnRun(
         name=policy["name"],
         record=run.record,

@@ -1,7 +1,7 @@
-"""The report to read: tables with the policies side by side, each as wide as the terminal at most.
+"""The report as text: tables that compare the policies, at most as wide as the terminal.
 
-No cell is ever cut: where the columns of a table do not fit, it goes on in a further one below.
-What a figure means stands below the table that shows it.
+No figure is ever cut: if the columns of a table do not fit, the table continues below. A legend
+below each table explains its figures.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ GAP = "  "
 
 
 class Column(NamedTuple):
-    """label: above it, of words that may stand below each other. path: of the figure in a policy of
-    the report, keys joined by dots. means: what the figure is."""
+    """label: the heading, whose words may be stacked. path: of the figure in a policy of the
+    report, keys joined by dots. means: the explanation for the legend."""
 
     label: str
     path: str
@@ -61,22 +61,22 @@ TABLES: dict[str, Sequence[Column]] = {
             "speed-up",
             "comparison.speed_up",
             interval,
-            "trained tokens/s over those of the first policy, counted as no more than were asked "
-            "for, so that shorter samples do not flatter",
+            "trained tokens/s divided by those of the first policy; tokens count up to the number "
+            "requested, so that training shorter samples brings no advantage",
         ),
         Column(
             "steady",
             "comparison.steady",
             interval,
-            "the same between the first step and the drain",
+            "the same, between the first step and the drain",
         ),
-        Column("in time", "comparison.time", ratio, "the same of the seconds of the whole run"),
+        Column("in time", "comparison.time", ratio, "speed-up in seconds of the whole run"),
         Column(
             "samples",
             "comparison.bias",
             str,
-            "shorter: less was trained than was asked for, over the run or of its longest tenth; "
-            "long last: all of it, but the long samples only at the end",
+            "shorter: less was trained than requested, in the whole run or in its longest tenth; "
+            "long last: everything was trained, but the long samples only at the end",
         ),
         Column("tokens/s", "equal_length_tokens_per_s", count, "trained, counted as for speed-up"),
         Column("total", "total_s", seconds, "until every prompt is trained"),
@@ -88,31 +88,30 @@ TABLES: dict[str, Sequence[Column]] = {
             "gap to bound",
             "gap_to_bound",
             percent,
-            "how far the total lies above what no policy can beat, for the samples it delivered",
+            "how far the total is above the bound that no policy can beat, for the samples that "
+            "this policy delivered",
         ),
-        Column("as offered", "gap_to_offered_bound", percent, "the same for those asked for"),
+        Column("as offered", "gap_to_offered_bound", percent, "the same, for the requested ones"),
         Column(
             "at staleness 0",
             "gap_to_on_policy_bound",
             percent,
-            "above what no policy that allows no staleness can beat",
+            "above the bound that no policy can beat at staleness 0",
         ),
-        Column("rollout a step", "rollout_s", seconds, "a step with anything in flight"),
-        Column("t50 a step", "t50_s", seconds, "until half of a step's batch was finished"),
-        Column("t90", "t90_s", seconds, "until nine tenths were"),
-        Column("t99", "t99_s", seconds, "until 99 % were: the tail is between t90 and t99"),
-        Column("trainer waits", "trainer_wait_s", seconds, "for a batch, in all"),
+        Column("rollout a step", "rollout_s", seconds, "per step, with requests in flight"),
+        Column("t50 a step", "t50_s", seconds, "until 50 % of a step's batch was finished"),
+        Column("t90", "t90_s", seconds, "until 90 % was finished"),
+        Column("t99", "t99_s", seconds, "until 99 % was: the tail is between t90 and t99"),
+        Column("trainer waits", "trainer_wait_s", seconds, "for batches, in total"),
     ),
     INSTANCE_TIME: (
         Column(
             "idle bubble",
             "idle_bubble",
             percent,
-            "instance time with nothing in flight; by cause in the next four",
+            "instance time with nothing in flight; the next four columns give causes",
         ),
-        Column(
-            "at the barrier", "idle_bubble_by_cause.barrier", percent, "nothing may start as yet"
-        ),
+        Column("at the barrier", "idle_bubble_by_cause.barrier", percent, "nothing may start yet"),
         Column(
             "queue empty", "idle_bubble_by_cause.queue_empty", percent, "nothing is left to start"
         ),
@@ -125,7 +124,7 @@ TABLES: dict[str, Sequence[Column]] = {
             "of an even share of a batch on each instance",
         ),
         Column("discarded", "discarded_tokens", count, "tokens generated and thrown away"),
-        Column("re-prefilled", "reprefilled_tokens", count, "tokens whose KV was there before"),
+        Column("re-prefilled", "reprefilled_tokens", count, "tokens whose KV had existed before"),
         Column("preempted", "preemptions", count, "requests, for lack of KV memory"),
     ),
     "What the trainer got": (
@@ -135,10 +134,10 @@ TABLES: dict[str, Sequence[Column]] = {
             "newest tokens/s",
             "fresh_tokens_per_s",
             count,
-            "trained tokens that the trainer's own version had made",
+            "trained tokens that the trainer's current version generated",
         ),
-        Column("verified", "verified_tokens", count, "older tokens that newer weights passed"),
-        Column("masked", "masked_tokens", count, "too old: delivered, and not trained"),
+        Column("verified", "verified_tokens", count, "older tokens that newer weights accepted"),
+        Column("masked", "masked_tokens", count, "too old: delivered, but not trained"),
         Column(
             "length ratio", "length_bias.mean_ratio", number, "mean length trained over offered"
         ),
@@ -146,34 +145,35 @@ TABLES: dict[str, Sequence[Column]] = {
             "steady ratio",
             "length_bias.steady_mean_ratio",
             number,
-            "the same between the first step and the drain",
+            "the same, between the first step and the drain",
         ),
         Column(
             "longest tenth",
             "length_bias.longest_tenth_kept",
             percent,
-            "of the offered that was trained",
+            "share of the longest tenth offered that was trained",
         ),
         Column(
             "step KS - chance",
             "comparison.step_ks_excess",
             number,
-            "how far the lengths of a step are from all, beyond chance: a curriculum by length",
+            "how much the lengths of a step differ from all lengths, beyond chance: a high value "
+            "is a curriculum by length",
         ),
         Column(
             "oldest prompt",
             "oldest_prompt_age_steps",
             count,
-            "steps from a prompt's first dispatch to its training, at most",
+            "most steps from a prompt's first dispatch to its training",
         ),
         Column("samples", "samples_delivered", count, "trained"),
         Column("lost", "samples_lost", count, "always 0"),
         Column("filtered", "filtered_groups", count, "groups that were judged and not kept"),
-        Column("drawn", "samples_drawn", count, "from others of the prompt, for lack of recorded"),
+        Column("drawn", "samples_drawn", count, "copies of others of the prompt; too few recorded"),
     ),
 }
 
-#: By the key of the figures that a policy has only where the scenario has traffic or faults.
+#: Tables for figures that a policy has only if the scenario has traffic or faults, by their key.
 ROUGH: tuple[tuple[str, str, Sequence[Column]], ...] = (
     (
         "direct",
@@ -181,7 +181,7 @@ ROUGH: tuple[tuple[str, str, Sequence[Column]], ...] = (
         (
             Column("asked", "direct.submitted", count, "requests of clients"),
             Column("answered", "direct.answered", count, "of them"),
-            Column("withdrawn", "direct.withdrawn", count, "their clients had gone"),
+            Column("withdrawn", "direct.withdrawn", count, "the client disconnected"),
             Column("failed", "direct.failed", count, "no instance answered"),
             Column("tokens", "direct.tokens", count, "of the answers"),
             Column("latency p50", "direct.latency_p50_s", seconds, "from request to answer"),
@@ -190,7 +190,7 @@ ROUGH: tuple[tuple[str, str, Sequence[Column]], ...] = (
                 "first token p50",
                 "direct.first_token_p50_s",
                 seconds,
-                "from request to the first token that was heard of",
+                "from request to the first reported token",
             ),
             Column("first token p99", "direct.first_token_p99_s", seconds, "the slowest hundredth"),
         ),
@@ -202,9 +202,9 @@ ROUGH: tuple[tuple[str, str, Sequence[Column]], ...] = (
             Column("instances lost", "outages.instances_lost", count, "without warning"),
             Column("left", "outages.instances_left", count, "instances that were drained"),
             Column("returned", "outages.instances_returned", count, "instances that came back"),
-            Column("away", "outages.away_s", seconds, "instance-seconds between both"),
-            Column("failed attempts", "outages.failed_attempts", count, "made again elsewhere"),
-            Column("failed prompts", "outages.failed_prompts", count, "could never be whole"),
+            Column("away", "outages.away_s", seconds, "instance-seconds until they returned"),
+            Column("failed attempts", "outages.failed_attempts", count, "retried elsewhere"),
+            Column("failed prompts", "outages.failed_prompts", count, "could not be completed"),
             Column("restarts", "outages.scheduler_restarts", count, "of the scheduler"),
         ),
     ),
@@ -212,13 +212,14 @@ ROUGH: tuple[tuple[str, str, Sequence[Column]], ...] = (
 
 
 def tables(report: dict[str, Any], width: int, *, equal_bias: bool = False) -> str:
-    """One line a policy. Four tables: speed, time against the bounds, where time and tokens went,
-    what was trained; and what clients got, and what went wrong, where the scenario has such.
+    """One line per policy. Four tables: speed, time against the bounds, where time and tokens went,
+    what was trained. If the scenario has traffic or faults: also what clients got and what went
+    wrong.
 
-    Means over the seeds; half the range between seeds follows times, rates and counts where it is
-    0.5 % or more. Ratios are to the first policy, with their intervals where prompts were
-    resampled. With `equal_bias` none are shown of a policy whose samples are not of the lengths
-    that were asked for.
+    Figures are means over the seeds. Times, rates and counts are followed by half the range between
+    seeds if it is 0.5 % or more. Ratios are to the first policy, with intervals if prompts were
+    resampled. With `equal_bias`, a policy whose samples do not have the requested lengths shows no
+    ratios.
     """
     policies = report["policies"]
     if equal_bias:
@@ -228,7 +229,7 @@ def tables(report: dict[str, Any], width: int, *, equal_bias: bool = False) -> s
 
 
 def cells(report: dict[str, Any]) -> list[dict[str, Any]]:
-    """The same tables as data: their titles, columns with what they mean, rows of texts."""
+    """The same tables as data: titles, columns with their explanations, rows of texts."""
     return [
         {
             "title": title,
@@ -278,7 +279,7 @@ def _table(
 
 
 def _names(names: Sequence[str], width: int) -> list[str]:
-    """Of one length; one that takes more than a third of the line is cut in its middle."""
+    """Padded to equal length; a name longer than a third of the line is cut in the middle."""
     most = max(12, width // 3)
     short = [
         n if len(n) <= most else f"{n[: most // 2 - 1]}...{n[-(most - most // 2 - 2) :]}"
@@ -289,7 +290,7 @@ def _names(names: Sequence[str], width: int) -> list[str]:
 
 
 def _parts(widths: Sequence[int], room: int) -> Iterator[tuple[int, int]]:
-    """Which columns stand beside each other."""
+    """The ranges of columns that fit side by side."""
     starts, used = [0], 0
     for place, width in enumerate(widths):
         used += len(GAP) + width
@@ -336,13 +337,13 @@ def _cell(figure: Any, form: Format) -> str:
 
 
 def heading(report: dict[str, Any], width: int) -> str:
-    """What was replayed, what nobody can beat, and what must be known before it is believed."""
+    """What was replayed, its bounds, and the warnings."""
     lines = [*about(report), *(f"WARNING: {warning}" for warning in report["warnings"])]
     return "\n".join(part for line in lines for part in wrapped(line, width))
 
 
 def about(report: dict[str, Any]) -> list[str]:
-    """What was replayed, and what nobody can beat: a paragraph each."""
+    """What was replayed, and its bounds: one paragraph each."""
     lines = []
     if report["prompts"]:
         bound = report["lower_bound"]
@@ -351,12 +352,12 @@ def about(report: dict[str, Any]) -> list[str]:
         lines += [
             f"{report['prompts']} prompts x {epochs}{report['samples_per_prompt']} samples, "
             f"{report['prompts_per_step']} prompts a step, {report['seeds']} seed(s)",
-            f"No policy can train this workload in less than {seconds(total_s)}; none at "
-            f"staleness 0 in less than {seconds(on_policy['whole_batches_s']['mean'])} "
-            f"({seconds(on_policy['parts_s']['mean'])} where the trainer takes parts of a batch).",
+            f"No policy can train this workload in less than {seconds(total_s)}; at staleness 0 "
+            f"in less than {seconds(on_policy['whole_batches_s']['mean'])} "
+            f"({seconds(on_policy['parts_s']['mean'])} if the trainer takes parts of a batch).",
         ]
     else:
-        lines.append(f"nobody trains, {report['seeds']} seed(s)")
+        lines.append(f"no training, {report['seeds']} seed(s)")
     if "conversations" in report:
         lines.append(f"{report['conversations']} conversations of clients.")
     lines[0] = f"{report['trace']} on {report['scenario']}: {lines[0]}"
@@ -364,15 +365,15 @@ def about(report: dict[str, Any]) -> list[str]:
 
 
 def footnote(report: dict[str, Any], width: int) -> str:
-    """How sure the ratios are, and which policies needed more samples than the trace holds."""
+    """How certain the ratios are, and which policies needed more samples than the trace has."""
     lines = []
     if report["prompts"]:
         first, resamples = report["policies"][0]["name"], report["resamples"]
         lines += [
-            f"Ratios are to {first} (--baseline takes another).",
+            f"Ratios are to {first} (--baseline chooses another).",
             f"Intervals: 95 %, from {resamples} resamples of the prompts."
             if resamples
-            else "No intervals: --resamples 12 says how much of a ratio is luck of the prompts.",
+            else "No intervals: --resamples 12 shows how much of a ratio may be chance.",
         ]
         if any(policy["comparison"]["bias"] for policy in report["policies"]):
             lines.append("--equal-bias compares only samples of equal length.")
@@ -383,7 +384,7 @@ def footnote(report: dict[str, Any], width: int) -> str:
     ]
     if drawn:
         lines.append(
-            "Samples the trace does not hold were drawn from the other samples of their group: "
+            "The trace has too few samples; missing ones were drawn from the rest of their group: "
             + ", ".join(drawn)
         )
     return "\n".join(part for line in lines for part in wrapped(line, width))

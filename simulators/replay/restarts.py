@@ -1,4 +1,4 @@
-"""A scheduler that dies in a replay, and the one that goes on."""
+"""Restarts of the scheduler in a replay: one dies, and another continues."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from rollout_sched.core.scheduler import Scheduler
 
 
 class Restarts:
-    """Writes down what a scheduler would have to remember, and makes the next one from that alone.
+    """Records what a scheduler must remember, and makes the next one from that alone.
 
-    `make`: a fresh scheduler of the same policy. `anomalies` are those of the schedulers that have
-    died.
+    `make`: makes a fresh scheduler of the same policy. `anomalies` are those of the schedulers that
+    have died.
     """
 
     def __init__(self, scheduler: Scheduler, make: Callable[[], Scheduler]) -> None:
@@ -29,7 +29,7 @@ class Restarts:
         self._recorder.observe(now, event, actions)
 
     def restart(self) -> tuple[Scheduler, Restored]:
-        """The scheduler that goes on, and what it is to be told first."""
+        """The scheduler that continues, and the first event it must get."""
         changes = self._recorder.changes()
         if changes is not None:
             self._folded.add(changes)

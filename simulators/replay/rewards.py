@@ -1,8 +1,7 @@
-"""Rewards of a replay: how long it takes to tell what a sample is worth, and which groups are not
-worth training.
+"""Rewards of a replay: how long the reward of a sample takes, and which groups are filtered.
 
-A trace says nothing of either, so both are the scenario's. They are drawn by sample and by group,
-not by attempt: whatever a policy does, the same samples take as long and the same groups go.
+A trace has neither, so the scenario defines both. They are drawn by sample and by group, not by
+attempt: under every policy the same samples take equally long, and the same groups are filtered.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ from rollout_sched.simulators.replay.event_queue import EventQueue
 
 class RewardModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """seconds   that a reward takes, on average
-    spread    standard deviation of their logarithm (they are lognormal); 0: all take as long
-    filtered  share of the groups that are not kept once their rewards are there
-    seed      another one, other samples and groups; so do those of a replay's seeds
+    spread    standard deviation of their logarithm (they are lognormal); 0: all take equally long
+    filtered  share of the groups that are not kept once their rewards are known
+    seed      another seed draws other samples and groups, as does each of a replay's seeds
     """
 
     seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
@@ -53,9 +52,9 @@ class RewardModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SimRewards:
-    """When the reward of each finished sample is there, and what is answered to each Judge.
+    """When the reward of each finished sample is known, and the answer to each Judge.
 
-    `view`: of the scheduler that there is now.
+    `view`: that of the current scheduler.
     """
 
     def __init__(
@@ -74,7 +73,7 @@ class SimRewards:
         self._known_at: dict[str, float] = {}  # by request
 
     def look(self, event: Event) -> None:
-        """It may have finished its request, whose reward is begun at once."""
+        """If the event finishes a request, its reward starts at once."""
         if isinstance(
             event,
             RequestFinished
@@ -89,12 +88,12 @@ class SimRewards:
                 self._begin(sample)
 
     def settle(self, action: Judge) -> None:
-        """Answer once all rewards of the group are there."""
+        """Answer when all rewards of the group are known."""
         at = max([self._begin(sample) for sample in action.samples])
         self._queue.at(max(at, self._queue.now), self._answer, action)
 
     def forget(self, action: Dispatch | Discard) -> None:
-        """What it has made is thrown away, or goes on: its reward says nothing any more."""
+        """The request is discarded or continues, so its reward is void."""
         if isinstance(action, Dispatch) or not action.attempt:
             self._known_at.pop(action.request, None)
 

@@ -1,7 +1,7 @@
-"""What no run can beat: generation and training together, on the fleet of a scenario.
+"""Lower bounds on the time of a run: generation and training together, on a scenario's fleet.
 
-`bounds.py` says how long the generation alone takes; here the trainer is added, and the pauses in
-which weights arrive where every batch needs weights of its own.
+`bounds.py` bounds the generation alone. This file adds the trainer, and the pauses for weight
+transfers if every batch needs weights of its own.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from rollout_sched.simulators.replay.workload import Workload
 
 
 class OnPolicyBound(msgspec.Struct, frozen=True):
-    """Seconds no run at staleness 0 can beat.
+    """Seconds that no run at staleness 0 can beat.
 
-    whole_batches_s  by a trainer that begins a step when its batch is whole
-    parts_s          by one that takes groups as they become whole, on GPUs of its own or on some of
+    whole_batches_s  if the trainer begins a step when its batch is whole
+    parts_s          if the trainer takes groups as they become whole, on its own GPUs or on some of
                      the fleet's
     """
 
@@ -36,13 +36,13 @@ class OnPolicyBound(msgspec.Struct, frozen=True):
 
 
 def offered_bound(workload: Workload, scenario: Scenario) -> float:
-    """No policy trains the workload in fewer seconds."""
+    """The seconds below which no policy can train the workload."""
     demand = Demand.of_samples(workload.offered_samples())
     return run_bound(demand, _batches(workload), scenario, in_parts=True)
 
 
 def offered_on_policy_bound(workload: Workload, scenario: Scenario) -> OnPolicyBound:
-    """No policy trains the workload in fewer seconds at staleness 0."""
+    """The seconds below which no policy can train the workload at staleness 0."""
     demand = Demand.of_samples(workload.offered_samples())
     return on_policy_bound(demand, workload.prompts_per_step, _batches(workload), scenario)
 
@@ -50,12 +50,12 @@ def offered_on_policy_bound(workload: Workload, scenario: Scenario) -> OnPolicyB
 def run_bound(
     demand: Demand, batches: int, scenario: Scenario, restarts: int = 0, *, in_parts: bool = False
 ) -> float:
-    """Seconds no run can beat that generates these samples and trains them in so many batches.
+    """Seconds that no run can beat which generates these samples and trains them in `batches`.
 
-    Colocated, generation and training take turns on the same GPUs, so the two add up; only tools
-    go on meanwhile. On GPUs of their own they overlap, but the last batch is trained after the last
-    token is made. `restarts` as in `bounds.lower_bound`. `in_parts`: the trainer may have some of
-    the shared GPUs while others generate, so only the work adds up. 0 without batches.
+    Colocated, generation and training take turns on the same GPUs, so their times add up; only
+    tools run during training. On separate GPUs they overlap, but the last batch is trained after
+    the last token is generated. `restarts` as in `bounds.lower_bound`. `in_parts`: the trainer may
+    have some of the shared GPUs while others generate, so only the work adds up. 0 without batches.
     """
     if not batches:
         return 0.0
@@ -75,14 +75,14 @@ def on_policy_bound(
     scenario: Scenario,
     restarts: int = 0,
 ) -> OnPolicyBound:
-    """Seconds no run at staleness 0 can beat that trains these samples in so many batches.
+    """Seconds that no run at staleness 0 can beat which trains these samples in `batches`.
 
-    What is generated while a batch is trained is too old for the next, and what is generated before
-    the weights have arrived as well, so neither overlaps with a round (`bounds.rounds`). A trainer
-    that takes parts overlaps with its own round, but a group that it trains is whole, and its step
-    ends with `fixed_s`. The joint work of the fleet has only the rounds, and what the trainer
-    leaves of the GPUs they share. Verified tokens were generated before, and are not too old: who
-    verifies may beat this bound.
+    Tokens generated while a batch is trained, or before the new weights have arrived, are too old
+    for the next batch. So neither period overlaps with a round (`bounds.rounds`). A trainer that
+    takes parts overlaps with its own round, but it trains only whole groups, and its step ends with
+    `fixed_s`. The joint work of the fleet has only the time of the rounds, and only the GPU time
+    that the trainer leaves on shared GPUs. Verified tokens were generated earlier and are not too
+    old, so a policy that verifies may beat this bound.
     """
     if not batches:
         return OnPolicyBound(0.0, 0.0)
@@ -101,7 +101,7 @@ def on_policy_bound(
 
 
 def rollout_bound(demand: Demand, scenario: Scenario, restarts: int) -> Bound:
-    """Seconds no fleet can beat that generates these samples, whoever trains them."""
+    """Seconds that no fleet can beat which generates these samples, without the training."""
     return lower_bound(demand, _limits(scenario), scenario.cost, restarts)
 
 

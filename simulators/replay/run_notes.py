@@ -1,4 +1,4 @@
-"""What a run must tell beside its metrics."""
+"""Collect what a replay reports in addition to its metrics."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rollout_sched.core.events import Event
 from rollout_sched.simulators.replay.workload import Workload
 from rollout_sched.simulators.traces.model import SampleRecord
 
-#: Called with the number of groups delivered by the batch that has just gone to the trainer.
+#: Called at each delivery with the number of groups delivered.
 Progress = Callable[[int], None]
 
 
@@ -19,7 +19,7 @@ class RunNotes:
 
     delivered  the samples of each batch, as recorded
     in_parts   training overlaps with the generation of its own batch
-    events     how many there were
+    events     the number of events
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class RunNotes:
         """Raises PolicyError if the run lasts longer than `give_up_s`."""
         self.events += 1
         if now > self._give_up_s:
-            raise PolicyError(f"{self._policy}: not over after {self._give_up_s:.0f} s")
+            raise PolicyError(f"{self._policy}: run not finished after {self._give_up_s:.0f} s")
         for action in actions:
             if type(action) is Lend:
                 self.in_parts = True

@@ -1,4 +1,4 @@
-"""Replay: the same workload under several policies, each several times, beside a bound."""
+"""Replay: run the same workload under several policies, each several times, and compute bounds."""
 
 from __future__ import annotations
 
@@ -42,13 +42,12 @@ from rollout_sched.simulators.traces.synthetic import resampled
 class Run(msgspec.Struct):
     """One policy, one seed.
 
-    `max_staleness` is what the policy allows, None if it allows anything. `bound_s` is a lower
-    bound on `summary.total_s` for the samples this run delivered, `offered_bound_s` for those the
-    trainer asked for; both are 0 where nobody trains. `on_policy_bound_s` is the bound of this
-    run's samples at staleness 0, None for a policy that allows more or verifies. `step_gaps` are
-    how far each batch's span (first dispatch to delivery) lies above the bound of its own samples.
-    `direct` where the scenario has traffic, `outages` where it has faults, `record` where it was
-    asked for.
+    `max_staleness` is what the policy allows, None if it has no limit. `bound_s` is a lower bound
+    on `summary.total_s` for the samples that this run delivered, `offered_bound_s` for those that
+    the trainer requested; both are 0 without training. `on_policy_bound_s` is the bound of this
+    run's samples at staleness 0, None for a policy that allows more or verifies. `step_gaps`: how
+    far each batch's span (first dispatch to delivery) is above the bound of its own samples.
+    `direct` is set if the scenario has traffic, `outages` if it has faults, `record` if requested.
     """
 
     policy: str
@@ -83,15 +82,15 @@ class Run(msgspec.Struct):
 
     @property
     def steps_needed(self) -> int:
-        """Fewer, and it is for the most part the beginning and the end that are measured."""
+        """With fewer steps, the figures measure mostly the first step and the drain."""
         staleness = self.max_staleness
         return 4 * (1 + (self.summary.staleness_max if staleness is None else staleness))
 
 
 class Interrupted(Exception):
-    """An interrupt from the keyboard came before all runs were made.
+    """Ctrl-C came before all runs were finished.
 
-    runs  those of the first policies that are whole, by policy and then by seed
+    runs  those of the first policies that are complete, by policy and then by seed
     """
 
     def __init__(self, runs: list[list[Run]]) -> None:
@@ -101,7 +100,7 @@ class Interrupted(Exception):
 
 @contextmanager
 def _without_garbage_collector() -> Iterator[None]:
-    """A run leaves no cycles behind, and looking for them takes a fifth of its time."""
+    """A run leaves no reference cycles, and looking for them takes a fifth of its time."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -124,12 +123,12 @@ def run_policy(
     give_up_s: float = math.inf,
     records: bool = False,
 ) -> Run:
-    """Replay `trace` under `policy` until every group has been trained and every client has its
-    answer, or has gone.
+    """Replay `trace` under `policy` until every group is trained and every client has its answer or
+    has disconnected.
 
-    `steps` 0 takes the whole trace. `records`: what a page draws of it is kept. Raises CallerError
-    before any work if something can never fit, PolicyError if the run is not over after
-    `give_up_s`.
+    `steps` 0 takes the whole trace. `records` keeps the data for the charts of a page. Raises
+    CallerError before any work if something can never fit, PolicyError if the run is not finished
+    after `give_up_s`.
     """
     workload = Workload(trace, scenario.job, steps=steps, seed=seed, traffic=scenario.traffic)
 
@@ -154,7 +153,7 @@ def run_policy(
 
 
 class _Watch:
-    """All that looks on at one run. `loop` is to be set before it begins."""
+    """All observers of one run. Set `loop` before the run begins."""
 
     loop: ClosedLoop
 
@@ -185,7 +184,7 @@ class _Watch:
         return observers
 
     def run(self, policy: str, seed: int, total_s: float) -> Run:
-        """What it came to, once it is over."""
+        """The result, once the run is over."""
         workload, scenario, notes = self._workload, self._scenario, self._notes
         summary, steps = self._metrics.summary(total_s), self._metrics.steps
         restarts = summary.preemptions + summary.resumed_attempts
@@ -224,13 +223,13 @@ class _Watch:
         return bound.of(in_parts=notes.in_parts)
 
     def _measure_training(self, now: float, event: Event, actions: list[Action]) -> None:
-        """What clients do afterwards is no part of its steps and shares."""
+        """Measure only until training ends: later work for clients is not part of its steps."""
         if self.loop.training:
             self._metrics.observe(now, event, actions)
 
 
 def staleness_bound(freshness: Freshness) -> int | None:
-    """The most versions that a delivered sample may be old; None if any number will do."""
+    """How many versions old a delivered sample may be; None if there is no limit."""
     version = 10**9
     oldest = freshness.oldest_allowed(version)
     return version - oldest if oldest > 0 else None
@@ -239,7 +238,7 @@ def staleness_bound(freshness: Freshness) -> int | None:
 def reference_batch(workload: Workload, scenario: Scenario) -> float:
     """Places of an instance for the occupancy bubble: an even share of a batch's samples.
 
-    At most `max_num_seqs`: more cannot run at once. Where nobody trains, as many as that.
+    At most `max_num_seqs`, because more cannot run at once; without training exactly that.
     """
     if not workload.groups:
         return scenario.fleet.max_num_seqs
@@ -261,10 +260,10 @@ def replay(
 ) -> list[list[Run]]:
     """Every policy on every seed (0, 1, ...): runs by policy, then by seed.
 
-    With a journal path and more than one run, each run gets its own file beside it, named after
-    policy and seed. With several `jobs` as many runs are made at once, in processes of their own.
-    `records`: what a page draws is kept of the first run of each policy. Raises Interrupted by an
-    interrupt from the keyboard.
+    With a journal path and more than one run, each run writes its own file next to that path, named
+    after policy and seed. With several `jobs`, that many runs are made in parallel, each in its own
+    process. `records` keeps the data for charts of the first run of each policy. Raises Interrupted
+    on Ctrl-C.
     """
     several = len(policies) * seeds > 1
 
@@ -291,10 +290,10 @@ def replay_resampled(
     jobs: int = 1,
     progress: Callable[[str, int], Progress] | None = None,
 ) -> list[list[Run]]:
-    """Every policy on each of so many resamples of the trace's prompts, in an order of its own:
-    runs by policy, then by resample. `jobs` as in `replay`.
+    """Every policy on `resamples` resamples of the trace's prompts, each in its own order: runs by
+    policy, then by resample. `jobs` as in `replay`.
 
-    The size of the job is that of the trace, whatever was drawn.
+    The size of the job is that of the original trace.
     """
     load = Workload(trace, scenario.job, steps=steps)
     job = msgspec.structs.replace(
@@ -311,7 +310,7 @@ def replay_resampled(
 
 
 class _Asked(NamedTuple):
-    """A run. resampled: its prompts are, by the seed; records: what a page draws is kept."""
+    """A run to make. resampled: its prompts are resampled by the seed; records: keep chart data."""
 
     policy: PolicyFile
     seed: int
@@ -329,7 +328,7 @@ def _run_each(
     progress: Callable[[str, int], Progress] | None,
     each: int,
 ) -> list[list[Run]]:
-    """By policy, which has `each` of them. Raises Interrupted by an interrupt from the keyboard."""
+    """Runs by policy, `each` runs for every policy. Raises Interrupted on Ctrl-C."""
     found: dict[int, Run] = {}
 
     def follow(number: int) -> Progress | None:
@@ -381,7 +380,7 @@ def _by_policy(runs: Sequence[Run], each: int) -> list[list[Run]]:
 
 
 def figures(runs: Sequence[Run]) -> dict[str, Any]:
-    """What the runs of one policy measured: every number as {mean, min, max} over the seeds."""
+    """The figures of one policy's runs: every number as {mean, min, max} over the seeds."""
     measured: dict[str, Any] = spread([_numbers(run) for run in runs])
     return measured
 
@@ -411,7 +410,7 @@ def _numbers(run: Run) -> dict[str, Any]:
 
 
 def spread(values: Sequence[Any]) -> Any:
-    """Every number in them as {mean, min, max}; None where none has it."""
+    """Every number in `values` as {mean, min, max}; None if all are None."""
     if isinstance(values[0], dict):
         keys = dict.fromkeys(key for value in values for key in value)
         return {key: spread([value.get(key, 0) for value in values]) for key in keys}

@@ -1,4 +1,4 @@
-"""A scenario: the fleet, the trainer and how much the scheduler can see, as one TOML file."""
+"""A scenario: the fleet, the trainer and what the scheduler can see, as one TOML file."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Seconds = Annotated[float, msgspec.Meta(ge=0)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
 
-#: Tables that a scenario may be without.
+#: Optional tables of a scenario.
 OPTIONAL: dict[str, type[Any]] = {
     "traffic": TrafficModel,
     "rewards": RewardModel,
@@ -44,7 +44,7 @@ OPTIONAL: dict[str, type[Any]] = {
 
 
 class FleetModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """So many instances, all alike. `kv_tokens`: KV capacity of one instance, tokens."""
+    """A number of identical instances. `kv_tokens`: KV capacity of one instance, tokens."""
 
     instances: AtLeastOne
     kv_tokens: AtLeastOne
@@ -62,7 +62,7 @@ class FleetModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Visibility(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a live scheduler would see: gauges every `poll_s`, tokens so far every `stream_s`.
 
-    0 turns the one or the other off. Between those, the progress of a running request is unknown.
+    0 turns it off. Between reports, the progress of a running request is unknown.
     """
 
     poll_s: Seconds = 1.0
@@ -70,14 +70,14 @@ class Visibility(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the trainer asks for; 0 takes it from the trace.
+    """What the trainer requests; 0 takes the value from the trace.
 
     `prompts_per_step` 0: 64, or as many as give four steps. `samples_per_prompt` 0: the trace's
-    group size, divided by the epochs. `max_tokens` 0: the trace's cap. `batches` false: nobody
-    trains, and [traffic] is all there is. `epochs`: how often every prompt is trained, each time
-    with other samples. `known_samples` of each prompt are not trained: their lengths are what the
-    trainer knows of the prompt before the run. `redraws`: a sample that starts over is drawn anew
-    from those recorded of its prompt, as in earnest; else it comes to what it would have before.
+    group size, divided by the epochs. `max_tokens` 0: the trace's cap. `batches` false: no
+    training, only [traffic]. `epochs`: how often every prompt is trained, each time with other
+    samples. `known_samples` of each prompt are not trained: their lengths are what the trainer
+    knows of the prompt before the run. `redraws`: a sample that starts over is drawn again from
+    those recorded of its prompt, as in a real run; else it gets the same response as before.
     """
 
     prompts_per_step: Count = 0
@@ -90,11 +90,11 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Everything about the world but the trace and the policy.
+    """Everything except the trace and the policy.
 
-    `traffic`: clients of the gateway, where there are any. `rewards`: how samples are judged, where
-    they are. `links`: to fronts between the scheduler and the instances, where there are some.
-    `faults`: what happens to instances, in any order.
+    `traffic`: clients of the gateway, if any. `rewards`: how samples are judged, if they are.
+    `links`: links to fronts between the scheduler and the instances, if any. `faults`: what happens
+    to instances, in any order.
     """
 
     fleet: FleetModel
@@ -113,14 +113,14 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     faults: tuple[Fault, ...] = ()
 
     def with_job(self, given: Mapping[str, Any]) -> Scenario:
-        """The same world with another job: what is 0 there stays as it is, and so does a name that
-        is none of a job's."""
+        """The same scenario with another job. Values of 0, and names that are not of a job, are
+        ignored."""
         changed = {name: given[name] for name in Job.__struct_fields__ if given.get(name)}
         return msgspec.structs.replace(self, job=msgspec.structs.replace(self.job, **changed))
 
     @property
     def instance(self) -> InstanceSpec:
-        """What each simulated instance is made from."""
+        """The specification of each simulated instance."""
         fleet = self.fleet
         return InstanceSpec(
             cost=self.cost,
@@ -159,29 +159,29 @@ def parse_scenario(name: str, table: dict[str, Any]) -> Scenario:
 
 
 def _check_sense(name: str, scenario: Scenario) -> None:
-    """What no single value is to blame for."""
+    """Check what involves several values."""
     fleet, traffic = scenario.fleet, scenario.traffic
     if fleet.kv_tokens < fleet.block_size:
-        raise ConfigError(f"{name}: fleet.kv_tokens: less than one block; give it more")
+        raise ConfigError(f"{name}: fleet.kv_tokens: less than one block; increase it")
     if traffic is not None and traffic.rate and not traffic.for_s:
         raise ConfigError(
-            f"{name}: traffic.for_s: missing; say for how many seconds {traffic.rate:g} "
-            f"conversations a second begin"
+            f"{name}: traffic.for_s: missing; set for how many seconds {traffic.rate:g} "
+            f"conversations per second begin"
         )
     if scenario.links is not None and (traffic is not None or scenario.faults):
         raise ConfigError(
-            f"{name}: links: they are rehearsed without [traffic] and [[faults]]; leave those out"
+            f"{name}: links: not supported with [traffic] or [[faults]]; leave those out"
         )
     if traffic is None and not scenario.job.batches:
         raise ConfigError(
-            f"{name}: job.batches is false and there is no [traffic], so nobody would ask for "
-            f"anything; add [traffic], or let the trainer have its batches"
+            f"{name}: job.batches is false and there is no [traffic], so there are no requests; "
+            f"add [traffic], or set job.batches to true"
         )
     for number, fault in enumerate(scenario.faults):
         if isinstance(fault, Failing) and fault.ends_everything:
             raise ConfigError(
-                f"{name}: faults[{number}]: no instance is ever reached again, so nothing would "
-                f"come to an end; give it for_s, a share below 1, or one instance"
+                f"{name}: faults[{number}]: no instance can ever be reached again, so the run "
+                f"would not end; set for_s, a share below 1, or one instance"
             )
         instance = None
         if not isinstance(fault, ToolsFailing | SchedulerRestarts):
@@ -192,7 +192,7 @@ def _check_sense(name: str, scenario: Scenario) -> None:
                 f"{fleet.instances}, numbered from 0"
             )
     if len({f.instance for f in scenario.faults if isinstance(f, Joins)}) >= fleet.instances:
-        raise ConfigError(f"{name}: faults: every instance joins later; leave one from the start")
+        raise ConfigError(f"{name}: faults: every instance joins later; leave one at the start")
 
 
 def _check_faults(name: str, faults: Any) -> None:
@@ -211,7 +211,7 @@ def _check_faults(name: str, faults: Any) -> None:
 
 
 def _check_keys(name: str, path: str, table: Any, kind: Any) -> None:
-    """msgspec names an unknown field but not its neighbours; we want both."""
+    """Checked here because msgspec reports an unknown field without suggesting similar names."""
     if not isinstance(table, dict):
         raise ConfigError(f"{name}: {path.rstrip('.')}: expected a table")
     fields = {field.name: field.type for field in msgspec.structs.fields(kind)}

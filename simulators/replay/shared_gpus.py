@@ -1,4 +1,4 @@
-"""A trainer on the instances' GPUs: they make way for each of its steps, some of them sooner."""
+"""A trainer on the instances' GPUs: instances stop for each of its steps, lent ones earlier."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ TRAINER = "trainer"
 
 
 class SharedGpus:
-    """Stops all instances that are here, says when the last has stopped, and lets them go on; or
-    some of them sooner, if they are lent.
+    """Stops all instances of the fleet, reports when the last has stopped, and resumes them. Lent
+    instances stop earlier.
 
-    on_stopped  called when the last instance has made way
-    on_lent     called when the share of the instances that is lent has changed
+    on_stopped  called when the last instance has stopped
+    on_lent     called when the share of lent instances has changed
     """
 
     def __init__(
@@ -27,17 +27,17 @@ class SharedGpus:
         self._changed = changed
         self._queue = queue
         self._stopping: set[SimNode] = set()
-        self._making_way: set[SimNode] = set()  # they are lent, and have not stopped yet
+        self._making_way: set[SimNode] = set()  # lent, but not stopped yet
         self._lent: dict[SimNode, None] = {}
-        self._clears_cache: bool | None = None  # how instances are paused now; None: they are not
+        self._clears_cache: bool | None = None  # how instances are paused; None: not paused
 
     @property
     def lent_share(self) -> float:
-        """Of the instances that are here, the share that has made way because it was lent."""
+        """The share of the fleet's instances that have stopped because they are lent."""
         return len(self._lent) / len(self._nodes) if self._lent else 0.0
 
     def stop_all(self, clear_cache: bool) -> None:
-        """Freeze everything; `on_stopped` is called when that is done."""
+        """Stop all instances; `on_stopped` is called when that is done."""
         self._clears_cache = clear_cache
         running = [node for node in self._nodes.values() if node not in self._lent]
         self._stopping.update(running)
@@ -48,7 +48,7 @@ class SharedGpus:
             self.on_stopped()
 
     def resume_all(self) -> list[str]:
-        """Whatever has stopped goes on; returns who was lent."""
+        """Resume all stopped instances; returns those that were lent."""
         self._clears_cache = None
         lent = [node.name for node in self._lent]
         self._lent.clear()
@@ -57,13 +57,13 @@ class SharedGpus:
         return lent
 
     def lend(self, name: str) -> None:
-        """An instance without work makes way by itself."""
+        """Stop one instance that has no work."""
         node = self._nodes[name]
         self._making_way.add(node)
         self._stop(node, clear_cache=True)
 
     def take_back(self, name: str) -> None:
-        """One that was lent goes on."""
+        """A lent instance resumes."""
         node = self._nodes[name]
         self._forget(node)
         if self._clears_cache is None:
@@ -74,12 +74,12 @@ class SharedGpus:
             self.take_back(node.name)
 
     def joined(self, node: SimNode) -> None:
-        """It must not run either while the trainer does, who does not wait for it."""
+        """The instance must not run either during training; the trainer does not wait for it."""
         if self._clears_cache is not None:
             self._stop(node, self._clears_cache)
 
     def stopped(self, node: SimNode) -> None:
-        """It has made way."""
+        """The instance has stopped."""
         if node in self._making_way:
             self._making_way.remove(node)
             self._lent[node] = None
@@ -87,12 +87,12 @@ class SharedGpus:
         self._has_stopped(node)
 
     def gone(self, node: SimNode) -> None:
-        """Nobody need wait for it any more."""
+        """The instance is gone: do not wait for it any more."""
         self._forget(node)
         self._has_stopped(node)
 
     def close(self) -> None:
-        """Leave no cycles."""
+        """Break reference cycles."""
         self.on_stopped = self.on_lent = _nobody
 
     def _forget(self, node: SimNode) -> None:

@@ -1,4 +1,4 @@
-"""What attempts will do: from a Dispatch to a simulated request, and from its end to an event."""
+"""Simulated attempts: turn a Dispatch into a simulated request, and its end into an event."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from rollout_sched.simulators.traces.model import SampleRecord
 
 
 class SimAttempts:
-    """The attempts in flight, and the names of the texts of the requests between two attempts.
+    """The attempts in flight, and the names of the texts of requests between two attempts.
 
-    A text is named by the number of the attempt that began it. An attempt with a draft is two
-    requests of its instance: the first prefills the draft, which tells what is kept of it (the
-    token that it makes goes nowhere), the second goes on from there. `drift`: None where nothing
-    is verified. `is_stopping`: whether nobody wants an attempt to go on.
+    A text is named by the number of the attempt that began it. An attempt with a draft makes two
+    requests to its instance: the first prefills the draft, which decides how much of it is kept
+    (its generated token is dropped); the second continues from there. `drift`: None if nothing is
+    verified. `is_stopping`: whether an attempt is no longer wanted.
 
-    asking  the direct requests that are not over, and whose they are
+    asking  the direct requests that are not finished, with their conversations
     """
 
     __slots__ = ("_drift", "_in_flight", "_is_stopping", "_streams", "_workload", "asking")
@@ -60,7 +60,7 @@ class SimAttempts:
         return self._in_flight[attempt][0].request
 
     def on(self, instance: str) -> list[int]:
-        """Those in flight on an instance, in the order of their dispatch."""
+        """The attempts in flight on an instance, in the order of their dispatch."""
         return [n for n, (sent, _, _) in self._in_flight.items() if sent.instance == instance]
 
     def begin(self, action: Dispatch) -> SimRequest:
@@ -71,7 +71,7 @@ class SimAttempts:
             sample = load.sample(action.group, action.index)
         else:
             sample = load.begin(action.group, action.index)
-            stream = action.attempt  # a new text from here on
+            stream = action.attempt  # a new text starts here
         return self._request(action, sample, stream)
 
     def _request(self, action: Dispatch, sample: SampleRecord, stream: int) -> SimRequest:
@@ -91,7 +91,7 @@ class SimAttempts:
 
     def _begin_direct(self, action: Dispatch, conversation: Conversation) -> SimRequest:
         if not (conversation.turn or action.computed_tokens):
-            conversation.stream = action.attempt  # a new text from here on
+            conversation.stream = action.attempt  # a new text starts here
         sample = conversation.present
         self._in_flight[action.attempt] = (action, sample, conversation.stream)
         return SimRequest(
@@ -107,11 +107,12 @@ class SimAttempts:
         )
 
     def verified(self, ended: Ended) -> tuple[PrefixVerified, SimRequest | RequestFinished] | None:
-        """What its draft came to, and how it goes on or ends; None if it has none or is to stop."""
+        """The result of its draft, and how it continues or ends; None if it has no draft or is to
+        stop."""
         found = self._in_flight.get(ended.attempt)
         if found is None or not found[0].draft or ended.reason == "abort":
             return None
-        assert self._drift is not None, "a draft where nothing is verified"
+        assert self._drift is not None, "a draft without verification"
         if self._is_stopping is not None and self._is_stopping(ended.attempt):
             return None
         dispatch, sample, stream = found
@@ -128,7 +129,7 @@ class SimAttempts:
             context, response = context - response + kept, kept
             sample = self._workload.go_on(dispatch.group, dispatch.index, kept)
             if not kept:
-                stream = dispatch.attempt  # a new text from here on
+                stream = dispatch.attempt  # a new text starts here
                 if settled:
                     context, turn = self._workload.prompt_tokens(dispatch.group), 0
         dispatch = replace(
@@ -144,8 +145,8 @@ class SimAttempts:
         return event, self._request(dispatch, sample, stream)
 
     def end(self, ended: Ended) -> tuple[Event, tuple[float, ToolReturned] | None] | None:
-        """What its end is to the scheduler; and after how many seconds which tool returns. None if
-        nobody waits for it any more."""
+        """The event for its end, and the tool that returns, with its delay in seconds. None if the
+        attempt is not in flight any more."""
         found = self._in_flight.pop(ended.attempt, None)
         if found is None:
             return None
@@ -165,22 +166,22 @@ class SimAttempts:
             turn = turns[dispatch.turn]
             returned = ToolReturned(request, ended.attempt, turn.observation_tokens)
             return TurnFinished(request, ended.attempt, tokens, spans), (turn.tool_s, returned)
-        # A sample that was recorded under a lower cap is over there; told of a "length" at the end
-        # of a segment, the scheduler would have it go on.
+        # A sample that was recorded under a lower cap ends here. If the scheduler got "length" at
+        # the end of a segment, it would continue the sample.
         over = made < self._workload.max_tokens and tokens == dispatch.max_new_tokens
         cut = ended.reason == "length" or (sample.finish == "length" and not over)
         reason: Literal["stop", "length"] = "length" if cut else "stop"
         return RequestFinished(request, ended.attempt, tokens, spans, reason), None
 
     def drop(self, attempts: Iterable[int]) -> None:
-        """They have broken off: what their instance says of them, if anything, is not heard."""
+        """They have failed: ignore whatever their instance still reports of them."""
         for attempt in attempts:
             dispatch, _, stream = self._in_flight.pop(attempt)
             if dispatch.group:
-                self._streams[dispatch.request] = stream  # it may go on
+                self._streams[dispatch.request] = stream  # it may continue
 
     def forget(self, requests: Iterable[str]) -> None:
-        """They will not go on."""
+        """They will not continue."""
         if self._streams:
             for request in requests:
                 self._streams.pop(request, None)

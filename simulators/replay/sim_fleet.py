@@ -1,4 +1,4 @@
-"""The simulated fleet: carries out what is ordered of instances, and tells what they do."""
+"""The simulated fleet: carries out orders to instances, and reports what they do."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ EARLIER = "an earlier scheduler"
 
 
 class SimFleet:
-    """The instances that are here, by name.
+    """The instances in the fleet, by name.
 
-    changed    those that were told something, or have said something, since they were planned last
-    gpus       shared with a trainer, or not
-    is_acting  whether the tool is waited for that follows the turn made by an attempt; None: always
+    changed    those that got an input or gave an output since they were last planned
+    gpus       whether and how they are shared with a trainer
+    is_acting  whether the tool after an attempt's turn is still wanted; None: always
     """
 
     def __init__(
@@ -54,18 +54,18 @@ class SimFleet:
         self._is_acting = is_acting
         self._failures = Failures(scenario.faults) if scenario.faults else None
         self._streams = scenario.visibility.stream_s > 0
-        self._tool_after_s = 0.0  # a tool begins when the scheduler has said that it is wanted
+        self._tool_after_s = 0.0  # a tool starts after a round trip to the scheduler
         if scenario.links is not None:
             self._tool_after_s = scenario.links.round_trip_s
         self._verifies = attempts.verifies
-        self._schedulers = 1  # that there have been
+        self._schedulers = 1  # how many there have been
 
     def is_here(self, node: SimNode) -> bool:
-        """Whether it has not gone since, whoever has its name now."""
+        """Whether this node is still in the fleet; its name may belong to a new node now."""
         return self.nodes.get(node.name) is node
 
     def close(self) -> None:
-        """Leave no cycles: what was simulated is let go at once, without the garbage collector."""
+        """Break reference cycles, so that memory is freed without the garbage collector."""
         for node in self.nodes.values():
             node.instance.close()
         self.nodes.clear()
@@ -74,7 +74,7 @@ class SimFleet:
     # -- time ------------------------------------------------------------------------------
 
     def plan_changed(self) -> None:
-        """Once after each callback of the queue, however many answers and orders it brought."""
+        """Called once after each callback of the queue, however many answers and orders it had."""
         for node in self.changed:
             node.due = at = node.instance.next_at()
             if at < INFINITY:
@@ -82,17 +82,17 @@ class SimFleet:
         self.changed.clear()
 
     def catch_up(self, node: SimNode) -> None:
-        """Tell what is due: then its counters are those of this very moment."""
+        """Report what is due, so that the instance's counters are current."""
         while node.instance.next_at() <= self._queue.now:
             self._advance(node)
-        node.instance.advance(self._queue.now)  # nothing is due any more
+        node.instance.advance(self._queue.now)  # nothing more is due
 
     def _due(self, node: SimNode) -> None:
         if node.due == self._queue.now:
             self._advance(node)
 
     def _advance(self, node: SimNode) -> None:
-        """Tell what has happened on the instance."""
+        """Report what has happened on the instance."""
         self.changed[node] = None
         for outcome in node.instance.advance(self._queue.now):
             if isinstance(outcome, Ended):
@@ -127,8 +127,8 @@ class SimFleet:
         self._tell(event)
 
     def _return(self, returned: ToolReturned) -> None:
-        """A tool has done its work, or failed. A trajectory that was thrown away, or starts over,
-        took its tool with it."""
+        """A tool has finished or failed. If its trajectory was discarded or starts over, the tool
+        is ignored."""
         if self._is_acting is not None and not self._is_acting(returned.request, returned.attempt):
             return
         event: Event = returned
@@ -175,8 +175,8 @@ class SimFleet:
     # -- a scheduler that dies -------------------------------------------------------------
 
     def break_off(self) -> None:
-        """Every attempt, and every order that has not been carried out; what has been streamed is
-        told before. Instances are let go on, and what is lent is taken back."""
+        """Stop every attempt, and drop every order that is not carried out yet; report what was
+        streamed first. Paused instances resume, and lent ones are taken back."""
         for node in list(self.nodes.values()):
             self.catch_up(node)
             held = self._attempts.on(node.name)
@@ -194,7 +194,7 @@ class SimFleet:
     # -- attempts that break off -----------------------------------------------------------
 
     def _fail(self, what: tuple[SimNode, Dispatch, Failing]) -> None:
-        """The attempt gives no answer, unless it has given one by now."""
+        """The attempt fails, unless it has answered by now."""
         node, action, failing = what
         if not self.is_here(node):
             return
@@ -208,7 +208,7 @@ class SimFleet:
         self._tell(RequestFailed(action.request, action.attempt, failing.reason, failing.blame))
 
     def tell_streamed(self, node: SimNode, attempt: int) -> None:
-        """The attempt breaks off: what has been streamed of it is not lost."""
+        """Report what the failing attempt has streamed, so that it is not lost."""
         if self._streams:
             tokens = node.instance.progress(self._queue.now).get(attempt, 0)
             if tokens:

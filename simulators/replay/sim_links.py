@@ -1,9 +1,8 @@
-"""Fronts between the scheduler and the instances, each at the end of a link that takes its time.
+"""Fronts between the scheduler and the instances, each at the end of a link with a delay.
 
-What `rollout_sched.link` does with processes, in virtual time: an answer reaches the scheduler, and
-an order the front, later than it was said, in order. Instances are watched over beside the
-scheduler, so what is said of them is not put off; a pause is over when all that its instance had to
-say has arrived.
+This simulates `rollout_sched.link` in virtual time: answers reach the scheduler, and orders reach a
+front, with a delay and in order. The scheduler's own process supervises instances, so reports about
+them have no delay; a pause is over when all earlier answers of its instance have arrived.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from rollout_sched.simulators.replay.event_queue import EventQueue
 
 
 class Links(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """So many fronts. A message takes `delay_s` seconds one way, on average; `spread` 0.5: between
-    half of that and half more. A front writes answers out one after the other, `token_s` for each
-    of their tokens."""
+    """A number of fronts. A message takes `delay_s` seconds one way, on average; `spread` 0.5:
+    between 50 % less and 50 % more. A front writes answers one after the other, `token_s` per
+    token."""
 
     fronts: Annotated[int, msgspec.Meta(ge=1)] = 1
     delay_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
@@ -31,12 +30,12 @@ class Links(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def round_trip_s(self) -> float:
-        """Of the slowest two messages."""
+        """The time of the slowest two messages."""
         return 2 * self.delay_s * (1 + self.spread)
 
 
 class SimLinks:
-    """A group, and all of its requests, is at one of the fronts."""
+    """A group with all of its requests belongs to one of the fronts."""
 
     def __init__(
         self, model: Links, seed: int, queue: EventQueue, tell: Callable[[Event], None]
@@ -45,12 +44,12 @@ class SimLinks:
         self._queue = queue
         self._tell = tell
         self._dice = random.Random(f"links/{seed}")
-        self._up = [0.0] * model.fronts  # when the last message so far arrives
+        self._up = [0.0] * model.fronts  # when the last message sent so far arrives
         self._down = [0.0] * model.fronts
-        self._written = [0.0] * model.fronts  # when a front is done with the answers so far
+        self._written = [0.0] * model.fronts  # when a front has written the answers so far
 
     def tell(self, event: Event) -> None:
-        """Something has happened to an instance, or on one."""
+        """Report something that happened to an instance, or on one."""
         request = getattr(event, "request", None)
         if request is not None:
             written = self._write(_owner(request), getattr(event, "tokens", 0))
@@ -61,7 +60,7 @@ class SimLinks:
             self._tell(event)
 
     def down(self, carry_out: Callable[[Any], None]) -> Callable[[Any], None]:
-        """The same for what the scheduler orders of a request."""
+        """The same for what the scheduler orders for a request."""
 
         def order(action: Any) -> None:
             arrival = self._arrival(self._down, _owner(action.request), self._queue.now)
@@ -70,7 +69,7 @@ class SimLinks:
         return order
 
     def _write(self, owner: str, tokens: int) -> float:
-        """When that is done."""
+        """When the answer is written."""
         front = self._front(owner)
         done = max(self._written[front], self._queue.now) + self._model.token_s * tokens
         self._written[front] = done
@@ -87,5 +86,5 @@ class SimLinks:
 
 
 def _owner(request: str) -> str:
-    """Its group, if it is of one."""
+    """The request's group, or the request itself if it has none."""
     return request.rpartition("/")[0] or request

@@ -1,4 +1,4 @@
-"""An instance of the closed loop, and who wants it to stand still."""
+"""An instance of the closed loop, and who has paused it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ INFINITY: Final = float("inf")
 class SimNode:
     """A simulated instance under its name.
 
-    due              when it is to be advanced next; older plans are void
-    paused_by        who has paused it: it goes on when the last of them lets it
-    pausing          whose pauses it has not confirmed yet, in order
-    leaving          it was asked to go
-    returns_after_s  seconds from its release until it joins again; 0: it does not
+    due              when it is next advanced; older plans are void
+    paused_by        who has paused it; it resumes when all of them have resumed it
+    pausing          the owners of pauses that it has not confirmed yet, in order
+    leaving          it was asked to leave
+    returns_after_s  seconds from its release until it joins again; 0: never
     """
 
     __slots__ = ("due", "instance", "leaving", "name", "paused_by", "pausing", "returns_after_s")
@@ -40,7 +40,7 @@ class SimNode:
         self.instance.pause(now, mode, clear_cache)
 
     def resume(self, owner: str, now: float) -> bool:
-        """Whether it goes on, for nobody else has paused it."""
+        """Returns whether it resumes; False if somebody else still pauses it."""
         self.paused_by.discard(owner)
         if self.paused_by:
             return False
@@ -48,7 +48,7 @@ class SimNode:
         return True
 
     def report(self) -> InstanceReported:
-        """What a poll finds."""
+        """The result of a poll."""
         gauges = self.instance.gauges()
         return InstanceReported(
             self.name,

@@ -1,8 +1,8 @@
 """The simulated trainer: submits its prompts, waits for batches, trains them, publishes weights.
 
-It takes a batch in parts, where the policy hands them out. On GPUs of its own it trains them as
-they come, and takes its step (`fixed_s`) when the batch is whole and trained. On the instances'
-GPUs it begins when these have made way: all of them once the batch is whole, some sooner if they
+It takes a batch in parts if the policy delivers parts. On its own GPUs it trains parts as they
+arrive, and its step ends (`fixed_s`) when the batch is whole and trained. On the instances' GPUs it
+begins when instances have stopped for it: all of them once the batch is whole, some earlier if they
 are lent.
 """
 
@@ -29,9 +29,9 @@ class SimTrainer:
     """Trains every group of the workload.
 
     left     groups that are neither trained nor lost yet
-    over_at  when the last of them was, in seconds
+    over_at  time of the latest group trained or lost, in seconds
 
-    `judged`: whether its groups are, before it gets them.
+    `judged`: whether its groups are judged before it gets them.
     """
 
     def __init__(
@@ -53,9 +53,9 @@ class SimTrainer:
         self._queue = queue
         self._tell = tell
         self._work = PartTraining(0.0 if model.colocated else 1.0)
-        self._last: Deliver | None = None  # of a batch that is whole, until all GPUs are there
+        self._last: Deliver | None = None  # of a whole batch, until all GPUs are free
         self._request = BatchRequested(parts=True, shares_gpus=model.colocated)
-        self._in_step = 0  # groups of the present batch that have come
+        self._in_step = 0  # groups of the current batch that have arrived
         self._lost: set[str] = set()
 
     @property
@@ -65,7 +65,7 @@ class SimTrainer:
 
     def start(self) -> None:
         if not self.left:
-            return  # nobody trains here
+            return  # without training
         last = 0.0
         for group in self._workload.groups:
             arrival = self._workload.arrival_s(group)
@@ -92,14 +92,14 @@ class SimTrainer:
             self._complete()
 
     def discard(self, action: Discard) -> None:
-        """A group that has failed or was filtered will never come."""
+        """A group that failed or was filtered will not arrive."""
         lost = action.group and action.reason in ("failed", "filtered")
         if lost and action.group not in self._lost:
             self._lost.add(action.group)
             self._finish(1)
 
     def take(self, action: Lend) -> None:
-        """An instance makes way before the batch is whole."""
+        """An instance is lent before the batch is whole."""
         self._gpus.lend(action.instance)
 
     def give_back(self, action: Reclaim) -> None:
@@ -114,7 +114,7 @@ class SimTrainer:
             self._work.set_share(self._gpus.lent_share, self._queue.now)
 
     def _complete(self) -> None:
-        """The batch is whole, and all GPUs are there: what is left of it."""
+        """The batch is whole and all GPUs are free: train the rest of it."""
         last, self._last = self._last, None
         if last is not None:
             now = self._queue.now

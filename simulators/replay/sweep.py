@@ -1,10 +1,9 @@
-"""A grid of replays: policies and scenarios with other values in some of their places.
+"""A grid of replays: policies and scenarios with several values for some of their parameters.
 
     freshness.max_staleness=1,2,4    a parameter of the policy: role, name, values
     fleet.instances=4,8              a value of the scenario: table, key, values
 
-A name that is both a role and a table of the scenario (`weights`) is looked for in the policy
-first.
+A name that is both a role and a table of the scenario (`weights`) is looked up in the policy first.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ Table = dict[str, Any]
 
 
 class Axis(msgspec.Struct, frozen=True):
-    """Values of one place: a table (a role, or one of the scenario's) and a key in it."""
+    """The values of one key in a table (a role of the policy, or a table of the scenario)."""
 
     table: str
     key: str
@@ -35,8 +34,8 @@ class Axis(msgspec.Struct, frozen=True):
 
 
 class World(msgspec.Struct, frozen=True):
-    """A scenario, and what of it is other than in its file; "" for nothing. `split`: of how many
-    GPUs its fleet has a part; 0 where nothing was shared out."""
+    """A scenario, and what was changed from its file ("" for nothing). `split`: the number of GPUs
+    divided between its fleet and trainer; 0 without --split."""
 
     scenario: Scenario
     said: str
@@ -44,7 +43,7 @@ class World(msgspec.Struct, frozen=True):
 
 
 def axis(text: str) -> Axis:
-    """Reads `table.key=value,value,...`; values as in TOML, words without quotes. Raises
+    """Read `table.key=value,value,...`; values as in TOML, but strings without quotes. Raises
     ValueError."""
     path, equals, values = text.partition("=")
     table, dot, key = path.strip().partition(".")
@@ -65,9 +64,9 @@ def _value(word: str) -> Any:
 
 
 def policies(names: Sequence[str], axes: Sequence[Axis]) -> list[PolicyFile]:
-    """Each policy at each point of the axes that are its own; one that has none of them as it is.
+    """Each policy at each point of the axes that it has; a policy without any of them is unchanged.
 
-    Raises ConfigError for a value that cannot be, CallerError for an axis that no policy has.
+    Raises ConfigError for an invalid value, CallerError for an axis that no policy has.
     """
     found: list[PolicyFile] = []
     used: set[str] = set()
@@ -91,17 +90,18 @@ def worlds(name_or_path: str, axes: Sequence[Axis]) -> list[World]:
 
 
 def split(world: World, gpus: int) -> list[World]:
-    """The same GPUs shared out between fleet and trainer in every way, an instance on each.
+    """Every split of `gpus` between fleet and trainer, with one instance per GPU.
 
-    The trainer's time for a token goes with its GPUs; the scenario says what it is with those that
-    its own fleet leaves. Raises CallerError where they share their GPUs, or there are too few.
+    The trainer's time per token scales with its GPUs; the scenario gives it for the GPUs that its
+    own fleet leaves. Raises CallerError if fleet and trainer share their GPUs, or if there are too
+    few.
     """
     scenario = world.scenario
     own = gpus - scenario.fleet.instances
     if scenario.trainer.colocated or own < 1:
         raise CallerError(
             f"--split {gpus}: scenario {scenario.name} has {scenario.fleet.instances} instances, "
-            f"and its trainer needs GPUs of its own beside them"
+            f"and its trainer needs GPUs of its own in addition"
         )
     each = []
     for instances in range(1, gpus):
@@ -118,11 +118,11 @@ def split(world: World, gpus: int) -> list[World]:
 
 
 def is_of_policies(axis: Axis) -> bool:
-    """Whether some policy has it. Raises CallerError if neither a policy nor a scenario may."""
+    """Whether a policy has it. Raises CallerError if neither policies nor scenarios can have it."""
     if any(axis.key in _parameters(cls) for cls in REGISTRY.get(axis.table, {}).values()):
         return True
     if axis.table not in Scenario.__struct_fields__:
-        what = "parameter" if axis.table in REGISTRY else "role, or table of a scenario,"
+        what = "parameter" if axis.table in REGISTRY else "role or scenario table"
         raise CallerError(f"--set {axis.path}: there is no such {what}")
     return False
 
@@ -137,7 +137,7 @@ def _parameters(cls: Any) -> tuple[str, ...]:
 
 
 def _points(table: Mapping[str, Any], axes: Sequence[Axis]) -> Iterator[tuple[Table, str]]:
-    """The table at each point, and what was said there."""
+    """The table at each point, and the text that describes the point."""
     for values in product(*(axis.values for axis in axes)):
         changed: Table = dict(table)
         for one, value in zip(axes, values, strict=True):

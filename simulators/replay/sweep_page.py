@@ -1,4 +1,4 @@
-"""A grid of replays as a page for a browser: the table, and the frontier drawn."""
+"""The report of a grid of replays as a page for a browser: a table, and a chart of the frontier."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from rollout_sched.page.assembly import page
 from rollout_sched.simulators.replay.report_tables import at
 from rollout_sched.simulators.replay.sweep_report import COLUMNS, rows_of, shown
 
-#: What speed is drawn against: the key and its label, and of a row where it is.
+#: The axes that speed is drawn against: key, label, and the path of the figure in a row.
 _AXES = (
-    ("staleness", "staleness, versions in the mean", "staleness.mean.mean"),
+    ("staleness", "staleness, mean versions", "staleness.mean.mean"),
     ("bias", "bias of a step, KS beyond chance", "comparison.step_ks_excess"),
     ("missing", "longest tenth not trained, %", "length_bias.longest_tenth_kept.mean"),
     ("gpus", "GPUs", "gpus"),
@@ -20,7 +20,7 @@ _AXES = (
 
 
 def sweep_page(sweep: Mapping[str, Any]) -> bytes:
-    """Of the document of a sweep."""
+    """The page for the document of a sweep."""
     first = sweep["worlds"][0]
     rows = rows_of(sweep)
     points = [_point(row) for row in rows]

@@ -1,4 +1,4 @@
-"""What a grid of replays comes to: one table over all of it, and the frontier."""
+"""The report of a grid of replays: one table over all of them, and the frontier."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from rollout_sched.simulators.replay.sweep import World
 SCHEMA = "rollout-sched-sweep/1"
 
 COLUMNS = (
-    Column("inst.", "instances", count, "in the fleet"),
-    Column("tokens/s", "equal_length_tokens_per_s.mean", count, "trained, of the offered lengths"),
+    Column("inst.", "instances", count, "instances in the fleet"),
+    Column("tokens/s", "equal_length_tokens_per_s.mean", count, "trained, up to the requested"),
     Column("total", "total_s.mean", seconds, "until every prompt is trained"),
     Column("stale mean", "staleness.mean.mean", number, "versions, over the samples"),
     Column("max", "staleness.max.max", count, "of any sample"),
-    Column("longest tenth", "length_bias.longest_tenth_kept.mean", percent, "that was trained"),
-    Column("step KS", "comparison.step_ks_excess", number, "of a step from all, beyond chance"),
+    Column("longest tenth", "length_bias.longest_tenth_kept.mean", percent, "share trained"),
+    Column("step KS", "comparison.step_ks_excess", number, "of a step against all, beyond chance"),
 )
 
-#: Less is better of these; differences below that do not count.
+#: Figures of which less is better, each with the smallest difference that counts.
 LESS = (("staleness.mean.mean", 0.1), ("comparison.step_ks_excess", 0.02), ("gpus", 1.0))
 
 
 def document(reports: Sequence[Mapping[str, Any]], worlds: Sequence[World]) -> dict[str, Any]:
-    """The reports of all worlds, each as `replay` alone would give it, and what was changed there;
-    which of their policies are on the frontier."""
+    """The report of each world, as a single `replay` would give it, and what was changed there;
+    also which of their policies are on the frontier."""
     rows = [
         {**policy, "world": world.said, "gpus": _gpus(report, world)}
         for report, world in zip(reports, worlds, strict=True)
@@ -56,13 +56,13 @@ def document(reports: Sequence[Mapping[str, Any]], worlds: Sequence[World]) -> d
 
 
 def _gpus(report: Mapping[str, Any], world: World) -> int:
-    """Those that were shared out; where none were, one of each instance counts."""
+    """The GPUs that --split divided; without it, one per instance."""
     gpus: int = world.split or report["instances"]
     return gpus
 
 
 def rows_of(sweep: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The figures of each policy in each world, the fastest first, with a `label` and whether it is
+    """The figures of each policy in each world, fastest first, each with a `label` and the flag
     `on_frontier`."""
     on_frontier = {(one["world"], one["policy"]) for one in sweep["frontier"]}
     rows = [
@@ -80,12 +80,12 @@ def rows_of(sweep: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def shown(row: dict[str, Any]) -> list[str]:
-    """A text for each of the COLUMNS."""
+    """One text for each of COLUMNS."""
     return [_cell(at(row, column.path), column) for column in COLUMNS]
 
 
 def table(sweep: Mapping[str, Any], width: int) -> str:
-    """A row for each policy in each world, the fastest first; `*` for those on the frontier."""
+    """One row for each policy in each world, fastest first; `*` marks those on the frontier."""
     rows = rows_of(sweep)
     cells = list(zip(*map(shown, rows), strict=True))
     widths = [
@@ -106,8 +106,8 @@ def table(sweep: Mapping[str, Any], width: int) -> str:
         )
     legend = "; ".join(f"{column.label} = {column.means}" for column in COLUMNS)
     frontier = (
-        "* on the frontier: no other is as good in speed, staleness, bias and GPUs, and better in "
-        "one of them."
+        "* on the frontier: no other row is at least as good in speed, staleness, bias and GPUs, "
+        "and better in one of them."
     )
     return "\n".join([*lines, "", *wrapped(f"{legend}.", width), *wrapped(frontier, width)])
 
@@ -122,7 +122,7 @@ def _cell(value: Any, column: Column) -> str:
 
 
 def _frontier(rows: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Places of those that none beats, the fastest first."""
+    """The indexes of the rows that no other row beats, fastest first."""
     scores = [_scores(row) for row in rows]
     best = [
         place
@@ -136,7 +136,7 @@ def _frontier(rows: Sequence[Mapping[str, Any]]) -> list[int]:
 
 
 def _scores(row: Mapping[str, Any]) -> tuple[int, ...]:
-    """Whole numbers, more is better, each only as fine as matters."""
+    """Integers of which more is better, rounded to the differences that matter."""
     figures = dict(row)
     speed = at(figures, "equal_length_tokens_per_s.mean")
     return (

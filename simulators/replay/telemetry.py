@@ -1,4 +1,4 @@
-"""What the scheduler sees of running requests: polls and streams, at their intervals."""
+"""What the scheduler sees of running requests: polls and streams at their intervals."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from rollout_sched.simulators.replay.sim_fleet import SimFleet
 
 
 class Telemetry:
-    """Polls every instance, and reads every stream, every so often.
+    """Polls every instance and reads every stream at fixed intervals.
 
-    ticks  how many callbacks of its own are in the queue: they keep no run alive that is stuck
+    ticks  how many of its own callbacks are in the queue; they do not count as progress of a run
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Telemetry:
         for node in list(self._fleet.nodes.values()):
             self._fleet.catch_up(node)
             for attempt, tokens in node.instance.progress(self._queue.now).items():
-                if attempt in self._attempts:  # else it has failed, and is on its way out
+                if attempt in self._attempts:  # else it has failed and is being removed
                     self._tell(TokensArrived(self._attempts.request_of(attempt), attempt, tokens))
 
     def _tick(self, seconds: float, callback: Callable[[], None]) -> None:

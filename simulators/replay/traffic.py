@@ -1,4 +1,4 @@
-"""Traffic: conversations of clients who wait for one response each, beside the batches or alone."""
+"""Traffic: conversations of clients, whose requests are direct, with or without batches."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class TrafficModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Clients of the gateway, who come whether or not others have been answered (open loop).
+    """Clients of the gateway. They arrive whether or not others have been answered (open loop).
 
-    A conversation is a sample of a trace: each of its turns is one request, the observation is what
-    the client says next, and the tool's seconds are how long it thinks about that. All requests of
-    a conversation with several turns bear its session.
+    A conversation is a sample of a trace: each of its turns is one request, the observation is the
+    client's next message, and the tool's seconds are the client's pause before it. All requests of
+    a conversation with several turns carry its session.
 
-    rate        conversations that begin in a second, at random (Poisson), each with any sample of
-                the trace; 0: each sample once, when the trace says that it arrived
-    for_s       new ones come for so long; with a rate of 0, 0 is as long as the trace
-    trace       whose samples they are: a file or a shipped trace; "" is the trace that is replayed
-    patience_s  a client who has waited so long for a response withdraws, and goes; 0: never
+    rate        conversations that begin per second, at random (Poisson), each with any sample of
+                the trace; 0: each sample once, at the arrival time in the trace
+    for_s       new conversations begin for this long; with a rate of 0, 0 is the whole trace
+    trace       the source of samples: a file or a shipped trace; "" is the replayed trace
+    patience_s  a client that has waited this long for a response withdraws and leaves; 0: never
     max_tokens  of one response; 0: the trace's cap
-    seed        another one, other clients; so are those of each of a replay's seeds
+    seed        another seed gives other clients, as does each of a replay's seeds
     """
 
     rate: Rate = 0.0
@@ -42,10 +42,10 @@ class TrafficModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Conversation:
-    """One client, and how far it has come.
+    """One client and its progress.
 
     prompt          names the text of its first `prompt_tokens` tokens
-    turn            of the request under way, or the next one
+    turn            of the request in flight, or of the next one
     context_tokens  of that request: its prompt, as the scheduler sees it
     known_tokens    how many of these some instance has computed
     stream          names the text after the prompt: the attempt that began it
@@ -81,13 +81,13 @@ class Conversation:
 
     @property
     def group(self) -> str:
-        """Requests with the same prompt are siblings; nobody else says what this client has said
-        later."""
+        """Requests with the same prompt are siblings. After the first turn no other client has the
+        same prompt."""
         return f"{self.name}/{self.turn}" if self.turn else self.prompt
 
     @property
     def present(self) -> SampleRecord:
-        """The turn under way, as a sample of its own."""
+        """The current turn, as a sample of its own."""
         sample, turn = self.sample, self.sample.turns[self.turn]
         last = self.turn == len(sample.turns) - 1
         return SampleRecord(
@@ -99,7 +99,7 @@ class Conversation:
         )
 
     def answered(self, response_tokens: int) -> float | None:
-        """The client reads on, and asks again after so many seconds; None if that was all."""
+        """Advance to the next turn; returns the seconds until it, None if there is none."""
         turn = self.sample.turns[self.turn]
         self.turn += 1
         if self.turn == len(self.sample.turns):
@@ -110,7 +110,7 @@ class Conversation:
 
 
 class Traffic:
-    """The conversations of a run, the same for every policy, and the most a response may have."""
+    """The conversations of a run, the same for every policy, and the cap of a response."""
 
     def __init__(self, model: TrafficModel, replayed: Trace, seed: int) -> None:
         trace = traces.read(model.trace) if model.trace else replayed
@@ -132,16 +132,16 @@ class Traffic:
         return len(self._chosen)
 
     def conversations(self) -> list[Conversation]:
-        """All of them, none begun, in the order of their arrival."""
+        """All conversations, none started, in the order of their arrival."""
         return [Conversation(*each) for each in self._chosen]
 
     @property
     def most_tokens(self) -> int:
-        """That any request may need: what was said before it, and its response."""
+        """The most that any request may need: the conversation before it, and its response."""
         return max((self._most(sample, prompt) for _, _, sample, prompt in self._chosen), default=0)
 
     def length(self, group: str) -> int:
-        """What a response to a prompt of this name has: exactly, if only one client asks that."""
+        """Tokens of a response to this prompt; exact if only one client asks it."""
         if not self._lengths:
             self._lengths = self._learn_lengths()
         return self._lengths[group]
@@ -154,7 +154,7 @@ class Traffic:
         return prompt_tokens + said + self.max_tokens
 
     def _learn_lengths(self) -> dict[str, int]:
-        """By group: the mean over those who ask the same."""
+        """By group: the mean over the clients that ask the same."""
         made: dict[str, list[int]] = {}
         for conversation in self.conversations():
             for turn in conversation.sample.turns:
@@ -174,11 +174,11 @@ def _drawn(model: TrafficModel, trace: Trace, seed: int) -> Iterator[tuple[float
 
 
 def _recorded(model: TrafficModel, trace: Trace) -> list[tuple[float, SampleRecord]]:
-    """Raises CallerError if the trace says nothing about arrivals."""
+    """Raises CallerError if the trace has no arrival times."""
     samples = sorted(trace.samples(), key=lambda sample: sample.arrival_s)
     if not samples[-1].arrival_s:
         raise CallerError(
-            f"trace {trace.name} does not say when its samples arrived; set traffic.rate and "
+            f"trace {trace.name} has no arrival times of samples; set traffic.rate and "
             f"traffic.for_s in the scenario, or give samples an arrival_s"
         )
     until = model.for_s or float("inf")

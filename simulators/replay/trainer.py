@@ -1,4 +1,4 @@
-"""How long the trainer takes: a training step, and bringing new weights to an instance."""
+"""How long the trainer takes for a training step, and to transfer new weights to an instance."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Positive = Annotated[float, msgspec.Meta(gt=0)]
 class TrainerModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A training step takes `fixed_s + seconds_per_token * tokens` (prompt and response tokens).
 
-    Where the batch comes in parts, each takes `seconds_per_token * tokens`, and the step `fixed_s`
-    more when the last is trained.
+    If the batch comes in parts, each takes `seconds_per_token * tokens`, and the step takes
+    `fixed_s` more when the last part is trained.
 
-    `placement`: "disaggregated" trains on its own GPUs; "colocated" takes the instances' GPUs, so
-    that generation stands still meanwhile. `keeps_kv`: whether a colocated instance still has its
-    KV cache afterwards (engines that sleep to free memory for the optimiser lose it).
+    `placement`: "disaggregated" trains on its own GPUs; "colocated" uses the instances' GPUs, so
+    generation stops during training. `keeps_kv`: whether a colocated instance still has its KV
+    cache afterwards (engines that sleep to free memory for the optimiser lose it).
     """
 
     placement: Literal["colocated", "disaggregated"] = "disaggregated"
@@ -31,7 +31,7 @@ class TrainerModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.placement == "colocated"
 
     def step_s(self, tokens: int, *, last: bool = True) -> float:
-        """Of a batch, or of one part of it, which may not be the `last`."""
+        """Seconds for a batch, or for a part of it that may not be the `last`."""
         return (self.fixed_s if last else 0.0) + self.seconds_per_token * tokens
 
 

@@ -1,5 +1,5 @@
-"""What a replay says in words: which policy is fastest within what is allowed, what it costs, what
-bounds it, and what to try next. Each sentence follows from figures of the report by a rule below.
+"""The verdict of a replay in words: the fastest allowed policy, its costs, its bottleneck, and what
+to try next. Each sentence follows from figures of the report by a rule below.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from typing import Any
 
 Policy = dict[str, Any]
 
-#: A ratio without an interval counts as a difference from here on.
+#: Without an interval, ratios that differ by less than this count as equal.
 LEVEL = 0.02
 
-#: Shares of the instances' or the trainer's time from which on a cause is worth a word.
+#: The smallest share of the instances' or the trainer's time for which a cause is named.
 WORTH_NAMING = 0.05
 
-#: How far above the bound a run is as good as there.
+#: A run at most this far above the bound counts as being at the bound.
 NEAR_BOUND = 0.05
 
 #: Beyond chance; see `length_bias.step_ks`.
@@ -24,41 +24,41 @@ CURRICULUM = 0.1
 #: Tokens thrown away for each one trained.
 WASTE = 0.05
 
-#: By the cause of an idle bubble: what bounds the run, and what may help.
+#: By the cause of an idle bubble: the bottleneck, and what may help.
 CAUSES = {
     "barrier": (
         "the tail: instances wait for the last answers of a batch",
-        "best_on_policy at staleness 0, best_async where samples may be older, or tune",
+        "best_on_policy at staleness 0, best_async if samples may be older, or tune",
     ),
     "queue_empty": (
-        "too little to do: nothing is left to start",
+        "too little work: nothing is left to start",
         "more prompts ahead (max_ahead, over_prompts), or fewer instances",
     ),
     "weight_update": (
-        "weight updates: instances stand still for them",
+        "weight updates: instances stop for them",
         "in-place or rolling updates (weights.when, interruption.at_update), a faster transfer",
     ),
     "tool_wait": (
-        "tools: instances wait while they work",
+        "tools: instances wait while tools run",
         "more trajectories at once, or faster tools",
     ),
     "kv_stall": (
-        "KV memory: what waits does not fit",
+        "KV memory: waiting requests do not fit",
         "more KV memory, session_cap, or kv-aware admission",
     ),
 }
 
 
 def verdict(report: Policy, max_staleness: int | None = None) -> list[str]:
-    """Sentences, the answer first. `max_staleness`: the most versions that samples may be old;
-    None: any number."""
+    """Sentences, the answer first. `max_staleness`: how many versions old a sample may be; None: no
+    limit."""
     policies = report["policies"]
     if not report["prompts"]:
         return []
     allowed = [policy for policy in policies if _allowed(policy, max_staleness)]
     within = "" if max_staleness is None else f" at staleness {max_staleness} or less"
     if not allowed:
-        return [f"No policy here trains all lengths that were asked for{within}."]
+        return [f"No policy here trains all the requested lengths{within}."]
     best = max(allowed, key=_speed_up)
     return [
         _fastest(best, policies[0], within),
@@ -95,7 +95,7 @@ def _low(policy: Policy) -> float:
 
 def _fastest(best: Policy, first: Policy, within: str) -> str:
     if best is first:
-        return f"Fastest{within}: {best['name']}, to which the others are compared."
+        return f"Fastest{within}: {best['name']}, the policy that the others are compared with."
     doubt = "" if _low(best) > 1 else ", which may be chance"
     return f"Fastest{within}: {best['name']}, {_shown(best)} of {first['name']}{doubt}."
 
@@ -107,7 +107,7 @@ def _as_fast(best: Policy, allowed: Sequence[Policy]) -> Iterator[str]:
         if policy is not best and _speed_up(policy) > 1 and _speed_up(policy) >= _low(best)
     ]
     if level:
-        yield f"Level with it, as far as this replay can tell: {', '.join(level)}."
+        yield f"This replay cannot tell these from the fastest: {', '.join(level)}."
 
 
 def _faster_but(best: Policy, others: Sequence[Policy], max_staleness: int | None) -> Iterator[str]:
@@ -116,7 +116,7 @@ def _faster_but(best: Policy, others: Sequence[Policy], max_staleness: int | Non
             continue
         stale = policy["staleness"]["max"]["max"]
         why = (
-            "trains shorter samples than were asked for"
+            "trains shorter samples than requested"
             if policy["comparison"]["bias"] == "shorter"
             else f"trains samples up to {stale:.0f} versions old"
         )
@@ -128,30 +128,30 @@ def _costs(best: Policy) -> Iterator[str]:
     stale, bias = best["staleness"], best["comparison"]["bias"]
     if stale["max"]["max"]:
         costs.append(
-            f"samples {stale['mean']['mean']:.2f} versions old in the mean, "
+            f"samples {stale['mean']['mean']:.2f} versions old on average, "
             f"{stale['max']['max']:.0f} at most"
         )
     discarded = best["comparison"]["discarded_share"]
     if discarded >= WASTE:
-        costs.append(f"{100 * discarded:.0f} tokens thrown away for each hundred trained")
+        costs.append(f"{100 * discarded:.0f} tokens discarded per 100 trained")
     if best["comparison"]["step_ks_excess"] >= CURRICULUM:
         costs.append(
-            f"steps of like lengths (KS {best['comparison']['step_ks_excess']:.2f} beyond chance), "
-            f"which is a curriculum"
+            f"steps of similar lengths (KS {best['comparison']['step_ks_excess']:.2f} beyond "
+            f"chance), which is a curriculum by length"
         )
     if bias == "long last":
-        costs.append("the long samples only at the end of the run")
-    yield f"It costs: {'; '.join(costs)}." if costs else "It costs nothing that is measured here."
+        costs.append("long samples trained only at the end of the run")
+    yield f"Its costs: {'; '.join(costs)}." if costs else "It has no cost that is measured here."
 
 
 def _bounds(best: Policy) -> Iterator[str]:
     gap = best["gap_to_offered_bound"]
     if gap is not None and gap["mean"] <= NEAR_BOUND:
-        yield "Nothing here can be faster by more than a few percent: it is at the bound."
+        yield "It is at the bound: no policy here can be faster by more than a few percent."
         return
     total_s, waits_s = best["total_s"]["mean"], best["trainer_wait_s"]["mean"]
     if waits_s < WORTH_NAMING * total_s:
-        yield "Bounded by the trainer, which hardly ever waits: give it more GPUs."
+        yield "Bounded by the trainer, which almost never waits: give it more GPUs."
         return
     causes = {
         cause: share["mean"]
@@ -166,4 +166,4 @@ def _bounds(best: Policy) -> Iterator[str]:
         what, remedy = CAUSES["kv_stall"]
         yield f"Bounded by {what}: {best['preemptions']['mean']:.0f} preemptions. Try {remedy}."
     else:
-        yield "Bounded by generation: the instances are busy. Try more of them."
+        yield "Bounded by generation: the instances are busy. Try more instances."

@@ -1,7 +1,7 @@
 """An asyncio event loop in virtual time: it never waits, it jumps to the next timer.
 
-Timers go by (time, order of scheduling), and one timer with everything that it sets off comes
-before the next, even at the same time; so a program on it is as deterministic as a simulation on
+Timers run in the order of (time, scheduling). Everything that a timer triggers runs before the next
+timer, even at the same time. So a program on it is as deterministic as a simulation on
 `simulators.replay.event_queue`. There is no I/O: no sockets, threads, signals or subprocesses.
 """
 
@@ -22,12 +22,12 @@ log = logging.getLogger(__name__)
 
 
 class Stuck(RuntimeError):
-    """Everybody waits, and nothing is left that could wake anybody."""
+    """Deadlock: all tasks wait, and no timer is left to wake one."""
 
 
 class Timeline:
-    """Virtual seconds from 0 on, and what is to be done: now, and later. Several loops may have one
-    in common."""
+    """Virtual seconds from 0, and the callbacks that are due now and later. Several loops may share
+    one timeline."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -40,14 +40,14 @@ class Timeline:
         heappush(self._timers, (max(when, self.now), self._serial, timer))
 
     def jump(self) -> None:
-        """To the next timer. Raises Stuck."""
+        """Go to the next timer. Raises Stuck."""
         while self._timers:
             when, _, timer = heappop(self._timers)
             if not timer.cancelled():
                 self.now = when
                 self.ready.append(timer)
                 return
-        raise Stuck(f"at {self.now} s everybody waits, and no timer is left")
+        raise Stuck(f"deadlock at {self.now} s: all tasks wait, and no timer is left")
 
     def clear(self) -> None:
         self.ready.clear()
@@ -55,8 +55,8 @@ class Timeline:
 
 
 class VirtualLoop(asyncio.AbstractEventLoop):
-    """On a timeline, of its own if none is given. What a callback raises is raised by
-    `run_until_complete`."""
+    """A loop on a timeline (its own if none is given). `run_until_complete` raises what a callback
+    raises."""
 
     def __init__(self, timeline: Timeline | None = None) -> None:
         self.timeline = Timeline() if timeline is None else timeline
@@ -97,7 +97,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return self.call_at(self.time() + delay, callback, *args, context=context)
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """It is skipped when it comes up."""
+        """Cancelled timers are skipped when they are due."""
 
     def create_future(self) -> asyncio.Future[Any]:
         return asyncio.Future(loop=self)
@@ -110,7 +110,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     # -- running ---------------------------------------------------------------------------
 
     def run_until_complete(self, future: Any) -> Any:
-        """The result of a coroutine or future. Raises Stuck if it can never be."""
+        """The result of a coroutine or future. Raises Stuck if it can never finish."""
         task = asyncio.ensure_future(future, loop=self)
         self._running = True
         events._set_running_loop(self)
@@ -125,7 +125,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             self._running = False
 
     def _settle(self) -> None:
-        """Run everything that is to be run now."""
+        """Run everything that is due now."""
         ready = self.timeline.ready
         while ready:
             handle = ready.popleft()
@@ -136,7 +136,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                 raise error
 
     def _jump(self) -> None:
-        """To the next timer."""
+        """Go to the next timer."""
         self.timeline.jump()
 
     def is_running(self) -> bool:
@@ -150,10 +150,10 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._closed = True
 
     async def shutdown_asyncgens(self) -> None:
-        """They are left to the garbage collector."""
+        """Asynchronous generators are left to the garbage collector."""
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:
-        """There is none."""
+        """There is no executor."""
 
     def get_debug(self) -> bool:
         return False

@@ -1,5 +1,5 @@
-"""The workload of a run: a trace cut to the trainer's steps and epochs, the same prompts for every
-policy, and the same clients.
+"""The workload of a run: the trace cut to the trainer's steps and epochs, and the clients' traffic.
+Every policy gets the same prompts and the same clients.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from rollout_sched.simulators.traces.synthetic import draw_extra
 
 
 class Workload:
-    """Groups in training order, and what each of their samples will do.
+    """Groups in training order, and the recorded sample that each of their samples replays.
 
-    Every prompt of the trace is a group in each epoch. In the first one the group has the prompt's
-    name, and seed 0 keeps the order of the trace, other seeds shuffle it (not where arrivals are
-    recorded); later epochs are shuffled anew. Each epoch trains recorded samples of its own, so
-    that what is learnt of a prompt in one epoch says about the next only what it would in earnest.
-    Samples the trace does not hold are drawn from those of the same epoch and prompt; `drawn`
-    counts them. Where the trace has too few for that, they are drawn from all of the prompt's, and
-    `overlapping` counts the groups. The last `job.known_samples` recorded of a prompt are trained
-    in no epoch; the trainer tells their lengths with each of its groups. With `job.redraws` a
-    sample that starts over does what any that is recorded of its prompt has done.
-    `traffic`: the clients' conversations.
+    Every prompt of the trace is a group in each epoch. In the first epoch the group has the
+    prompt's name; seed 0 keeps the order of the trace, and other seeds shuffle it (not if arrivals
+    are recorded). Later epochs are shuffled again. Each epoch trains recorded samples of its own,
+    so what a policy learns about a prompt in one epoch predicts the next epoch no better than in a
+    real run. If the trace has too few samples, the missing ones are drawn from the same epoch and
+    prompt, and `drawn` counts them. If it has too few for that, they are drawn from all samples of
+    the prompt, and `overlapping` counts the groups. No epoch trains the last `job.known_samples`
+    recorded samples of a prompt; the trainer sends their lengths with each of its groups. With
+    `job.redraws`, a sample that starts over replays any recorded sample of its prompt. `traffic`:
+    the clients' conversations.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Workload:
         }
 
     def _own(self, group: str, prompt: str, epoch: int) -> list[SampleRecord]:
-        """The recorded samples of a prompt that this epoch and no other trains."""
+        """The recorded samples of a prompt that only this epoch trains."""
         recorded = self.trace.groups[prompt]
         share = max(self.samples_per_prompt, len(recorded) // self.epochs)
         own = recorded[epoch * share : (epoch + 1) * share]
@@ -84,7 +84,7 @@ class Workload:
 
     @property
     def prompts(self) -> list[str]:
-        """Those of the groups, each once."""
+        """The prompts of the groups, each once."""
         return list(dict.fromkeys(map(self.prompt, self.groups)))
 
     @property
@@ -93,17 +93,17 @@ class Workload:
 
     @property
     def overlapping(self) -> int:
-        """Groups with samples that another epoch may train too."""
+        """The number of groups with samples that another epoch may train too."""
         if self.epochs == 1:
             return 0
         return sum(len(own) < self.samples_per_prompt for own in self._recorded.values())
 
     def prompt(self, group: str) -> str:
-        """What it is a group of: a group of the trace."""
+        """The prompt of a group: the name of a group of the trace."""
         return self._prompts.get(group, group)
 
     def submission(self, group: str, *, judged: bool = False) -> GroupSubmitted:
-        """How the trainer asks for it."""
+        """The event by which the trainer submits the group."""
         return GroupSubmitted(
             group,
             self.samples_per_prompt,
@@ -115,7 +115,7 @@ class Workload:
         )
 
     def begin(self, group: str, index: int) -> SampleRecord:
-        """What the sample will do that begins without any tokens, for the first time or again."""
+        """What the sample replays when it starts without any tokens, the first time or again."""
         if self._redraws:
             times = self._begun[group, index]
             self._begun[group, index] += 1
@@ -124,10 +124,10 @@ class Workload:
         return self.sample(group, index)
 
     def go_on(self, group: str, index: int, kept: int) -> SampleRecord:
-        """What the sample will do that was cut and goes on from its first `kept` tokens.
+        """What the sample replays after it was cut and continues from its first `kept` tokens.
 
-        With `redraws`, what one does that is longer than that; a trajectory with tools, and one
-        than which none is longer, does what it would have.
+        With `redraws`, a recorded sample longer than that. A trajectory with tools, and a sample
+        than which none is longer, replays the same as before.
         """
         if not kept:
             return self.begin(group, index)
@@ -147,7 +147,7 @@ class Workload:
             self._redrawn[group, index] = msgspec.structs.replace(drawn, group=group)
 
     def sample(self, group: str, index: int) -> SampleRecord:
-        """What the sample will do, or has done, cut at `max_tokens`."""
+        """What the sample replays, cut at `max_tokens`."""
         if self._redrawn:
             redrawn = self._redrawn.get((group, index))
             if redrawn is not None:
@@ -155,7 +155,7 @@ class Workload:
         return self._first(group, index)
 
     def _first(self, group: str, index: int) -> SampleRecord:
-        """What it would do if it began but once."""
+        """What the sample replays if it starts only once."""
         recorded = self._recorded[group]
         if index < len(recorded):
             sample = recorded[index]
@@ -169,7 +169,7 @@ class Workload:
         return extra
 
     def length(self, group: str, index: int) -> int:
-        """Response tokens the sample will have made in the end."""
+        """The final number of response tokens of the sample."""
         if self.traffic is not None and group not in self._recorded:
             return self.traffic.length(group)
         return self.sample(group, index).response_tokens
@@ -181,7 +181,7 @@ class Workload:
         return self.trace.groups[self.prompt(group)][0].arrival_s
 
     def offered(self, group: str) -> list[int]:
-        """Response tokens of the samples the trainer asked for, whatever a policy delivers."""
+        """Response tokens of the samples that the trainer requested, whatever a policy delivers."""
         return [sample.response_tokens for sample in self._offered(group)]
 
     def offered_samples(self) -> list[SampleRecord]:
@@ -195,7 +195,7 @@ class Workload:
         return [self._first(group, index) for index in range(count)]
 
     def check_fits(self, scenario: Scenario) -> None:
-        """Raise CallerError, before any work, if something can never run on this fleet."""
+        """Raise CallerError, before any work, if a request can never fit on this fleet."""
         fleet = scenario.fleet
         largest = min(fleet.kv_tokens // fleet.block_size * fleet.block_size, fleet.max_model_len)
         for prompt in self.prompts:
@@ -211,23 +211,23 @@ class Workload:
         if self.traffic is not None and self.traffic.most_tokens > largest:
             raise CallerError(
                 f"scenario {scenario.name}: a request of its traffic may need "
-                f"{self.traffic.most_tokens} tokens (what was said before, and a cap of "
+                f"{self.traffic.most_tokens} tokens (the conversation so far and a cap of "
                 f"{self.traffic.max_tokens}), but an instance holds {largest}; set "
-                f"traffic.max_tokens lower, or give it more fleet.kv_tokens or fleet.max_model_len"
+                f"traffic.max_tokens lower, or increase fleet.kv_tokens or fleet.max_model_len"
             )
 
 
 def _told_before(trace: Trace, known: int) -> tuple[Trace, dict[str, tuple[int, ...]]]:
-    """The trace without the last so many samples of each prompt, and their lengths.
+    """The trace without the last `known` samples of each prompt, and the lengths of those.
 
-    CallerError if none would be left to train.
+    Raises CallerError if no sample is left to train.
     """
     if not known:
         return trace, {}
     if known >= trace.group_size:
         raise CallerError(
-            f"trace {trace.name} has {trace.group_size} samples of a prompt, so that with "
-            f"{known} known before the run none is left to train; set known_samples to at most "
+            f"trace {trace.name} has {trace.group_size} samples per prompt; with {known} known "
+            f"before the run, none is left to train; set known_samples to at most "
             f"{trace.group_size - 1}"
         )
     groups = trace.groups.items()
@@ -240,25 +240,25 @@ def _told_before(trace: Trace, known: int) -> tuple[Trace, dict[str, tuple[int, 
 
 
 def _samples_per_prompt(trace: Trace, epochs: int) -> int:
-    """All that are recorded, shared out among the epochs. CallerError if that is no group."""
+    """The recorded samples divided among the epochs. Raises CallerError if that is no group."""
     share = trace.group_size // epochs
     if epochs > 1 and share < 2:
         raise CallerError(
             f"trace {trace.name}: {epochs} epochs of other samples each need {2 * epochs} samples "
             f"of a prompt, but it has {trace.group_size}; set epochs to at most "
-            f"{max(1, trace.group_size // 2)}, or say by samples_per_prompt how many an epoch "
-            f"trains: what is missing is then drawn from those that other epochs train"
+            f"{max(1, trace.group_size // 2)}, or set samples_per_prompt: missing samples are then "
+            f"drawn from those that other epochs train"
         )
     return share
 
 
 def _groups(trace: Trace, epochs: int, seed: int) -> list[tuple[str, str, int]]:
-    """Group, prompt and epoch (from 0) in training order. No two groups have one name."""
+    """Group, prompt and epoch (from 0) in training order. Group names are unique."""
     arrivals = any(sample.arrival_s for sample in trace.samples())
     if arrivals and epochs > 1:
         raise CallerError(
-            f"trace {trace.name} says when its samples arrived, which was once; leave epochs at 1, "
-            f"or convert the trace without arrival_s"
+            f"trace {trace.name} has the arrival times of one epoch; leave epochs at 1, or convert "
+            f"the trace without arrival_s"
         )
     groups = []
     for epoch in range(epochs):
@@ -273,7 +273,7 @@ def _groups(trace: Trace, epochs: int, seed: int) -> list[tuple[str, str, int]]:
 
 
 def _mark(prompts: Sequence[str], epoch: int) -> str:
-    """What is added to a prompt's name in this epoch: "@2" in the second one."""
+    """The suffix of a prompt's name in this epoch: "@2" in the second one."""
     if not epoch:
         return ""
     at = "@"

@@ -1,4 +1,4 @@
-"""The command `rollout-sched trace`, and how every command is told which trace to read."""
+"""The command `rollout-sched trace`, and the options by which commands choose a trace."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from rollout_sched.simulators.traces.store import read, shipped, write
 
 
 def add(commands: Any) -> None:
-    """The command and its verbs, for an argparse parser of commands."""
-    verbs = commands.add_parser("trace", help="look at recorded workloads").add_subparsers(
+    """Add the command and its verbs to argparse subparsers."""
+    verbs = commands.add_parser("trace", help="inspect recorded workloads").add_subparsers(
         required=True, metavar="VERB"
     )
-    stats = verbs.add_parser("stats", help="lengths, tail and likeness within groups")
+    stats = verbs.add_parser("stats", help="lengths, tail and similarity within groups")
     add_trace(stats)
     stats.add_argument("--json", action="store_true", help="as JSON")
     stats.set_defaults(run=_stats)
@@ -30,11 +30,11 @@ def add(commands: Any) -> None:
     add_trace(convert)
     convert.add_argument("output", metavar="OUTPUT", type=Path)
     convert.set_defaults(run=_convert)
-    verbs.add_parser("list", help="the traces that are shipped").set_defaults(run=_list)
+    verbs.add_parser("list", help="list the shipped traces").set_defaults(run=_list)
 
 
 def add_trace(parser: argparse.ArgumentParser) -> None:
-    """The trace, and how its tokens are counted where it does not say."""
+    """Add the options for the trace, and for counting tokens if it has no counts."""
     parser.add_argument(
         "trace",
         metavar="TRACE",
@@ -44,19 +44,19 @@ def add_trace(parser: argparse.ArgumentParser) -> None:
         "--tokenizer",
         type=Path,
         metavar="PATH",
-        help="a tokenizer.json, or the folder of its model, for traces of texts",
+        help="for traces of texts: a tokenizer.json, or the folder of its model",
     )
     parser.add_argument(
         "--tokens-per-s",
         type=_rate,
         metavar="N",
         default=TOKENS_PER_S,
-        help="of a request, for traces of times; default: %(default)g",
+        help="for traces of times: generation speed of one request; default: %(default)g",
     )
 
 
 def read_trace(options: argparse.Namespace) -> Trace:
-    """As the options of `add_trace` say. Raises TraceError."""
+    """The trace that the options of `add_trace` name. Raises TraceError."""
     counting = Counting(tokens_per_s=options.tokens_per_s)
     if options.tokenizer is not None:
         counting = with_tokenizer(options.tokenizer, counting)

@@ -1,4 +1,4 @@
-"""How many tokens a source stands for that does not say: texts, or seconds of generation."""
+"""Estimate the tokens of sources without token counts, from texts or seconds of generation."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from rollout_sched.simulators.traces.model import TOKENIZER, TraceError
 #: Thinking text of open models runs at 2.8-3.7 characters per token.
 CHARS_PER_TOKEN = 3.3
 
-#: Of one request in a busy batch: a 32B model on two H100 makes 57 at 32 sequences (DESIGN.md), and
-#: fewer at more.
+#: For one request in a busy batch: a 32B model on two H100 generates 57 at 32 sequences
+#: (DESIGN.md), and fewer at more.
 TOKENS_PER_S = 40.0
 
 
@@ -23,7 +23,7 @@ class Counting:
 
     tokenizer: text -> number of tokens; None counts characters.
     chars_per_token: characters in one token, used without a tokenizer.
-    tokens_per_s: made in a second of generation, for sources that have nothing but times.
+    tokens_per_s: generated per second, for sources that have only times.
     """
 
     tokenizer: Callable[[str], int] | None = None
@@ -37,7 +37,7 @@ class Counting:
         return max(1, math.ceil(len(text) / self.chars_per_token))
 
     def of_seconds(self, seconds: float) -> int:
-        """Tokens made in so much time, at least 1."""
+        """Tokens generated in this time, at least 1."""
         return max(1, round(seconds * self.tokens_per_s))
 
     @property
@@ -52,14 +52,14 @@ class Counting:
 
 
 def with_tokenizer(path: Path, counting: Counting | None = None) -> Counting:
-    """Counts by a tokenizer.json, or that of a model's folder. Needs the extra `tokenizer`.
+    """Count by a tokenizer.json file, or the one in a model's folder. Needs the extra `tokenizer`.
 
-    TraceError if there is none, or it cannot be read.
+    Raises TraceError if there is none, or it cannot be read.
     """
     file = path / "tokenizer.json" if path.is_dir() else path
     if not file.is_file():
         raise TraceError(
-            str(path), "no tokenizer.json", "name that of the model, or the folder it lies in"
+            str(path), "no tokenizer.json", "name that of the model, or the folder that has it"
         )
     try:
         from tokenizers import Tokenizer
@@ -69,7 +69,7 @@ def with_tokenizer(path: Path, counting: Counting | None = None) -> Counting:
         ) from error
     try:
         tokenizer = Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises nothing more exact
+    except Exception as error:  # the library raises nothing more specific
         raise TraceError(
             str(file), f"no tokenizer ({error})", "name a tokenizer.json of the tokenizers library"
         ) from error

@@ -1,4 +1,4 @@
-"""Trace files as numbered lines of text, and back: packed or not, nothing half-written."""
+"""Read trace files as numbered lines of text, compressed or not, and write them atomically."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from rollout_sched.whole_file import whole_file
 
 Lines = Iterator[tuple[int, str]]
 
-#: Bytes of one line: more than any row has (sessions of agents, with a hash for each block of each
-#: call, have tens of millions), less than a bomb that unfolds.
+#: Maximum bytes of one line: more than any row has (sessions of agents, with a hash for each block
+#: of each call, have tens of megabytes), but less than a decompression bomb.
 LONGEST_LINE = 512 * 2**20
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
 
-#: What the readers of packed files raise for what is none, or is cut.
+#: What the decompressors raise for a file that is invalid or truncated.
 _Damage = tuple[type[Exception], ...]
 _GZIP_DAMAGE: _Damage = (EOFError, zlib.error, gzip.BadGzipFile)
 
@@ -33,7 +33,7 @@ _GZIP_DAMAGE: _Damage = (EOFError, zlib.error, gzip.BadGzipFile)
 def unpacked(source: TraceSource) -> Iterator[IO[bytes]]:
     """The bytes of a file; gzip and zstd are recognised by content.
 
-    TraceError if it cannot be opened, or is found to be damaged while it is read.
+    Raises TraceError if it cannot be opened, or if it is damaged (found while reading).
     """
     with source.open() as file:
         magic = file.read(4)
@@ -60,21 +60,22 @@ def _stream(where: str, file: IO[bytes], magic: bytes) -> tuple[IO[bytes], str, 
             from backports import zstd
     except ImportError as error:
         remedy = "pip install 'rollout-sched[zstd]', or unpack it first: zstd -d"
-        raise TraceError(where, "packed by zstd", remedy) from error
+        raise TraceError(where, "compressed with zstd", remedy) from error
     return cast(IO[bytes], zstd.open(file, "rb")), "zstd", (EOFError, zstd.ZstdError)
 
 
 def numbered_lines(where: str, stream: IO[bytes]) -> Lines:
     """(line number from 1, text without its line end) of every line that is not blank.
 
-    A byte order mark is dropped. TraceError if it is not UTF-8, or what `unpacked` raises of it.
+    A byte order mark is dropped. Raises TraceError if the text is not UTF-8, and what `unpacked`
+    raises.
     """
     number = 0
     while raw := stream.readline(LONGEST_LINE):
         number += 1
         if len(raw) == LONGEST_LINE:
             found = f"a line of {LONGEST_LINE} bytes or more"
-            raise TraceError(where, found, "one row on each line", line=number)
+            raise TraceError(where, found, "write one row per line", line=number)
         text = _decoded(where, number, raw)
         if text.strip():
             yield number, text

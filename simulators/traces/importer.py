@@ -1,4 +1,4 @@
-"""What a foreign format is: how it is recognised, and what makes samples of its rows."""
+"""Importers of foreign formats: how a format is recognised and its rows become samples."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from rollout_sched.simulators.traces.counting import Counting
 from rollout_sched.simulators.traces.model import SamplePlace, SampleRecord
 from rollout_sched.simulators.traces.rows import Row
 
-#: Samples, each with the place that is to blame for it.
+#: Samples, each with its place for error messages.
 Placed = Iterator[tuple[SamplePlace, SampleRecord]]
 
 
 class Importer(NamedTuple):
-    """columns: what a file of this format must have, by which it is recognised.
+    """columns: the columns that identify a file of this format.
 
-    convert: keeps lengths, counts and times, turns further columns into labels, and stops at the
-        first row it cannot use, by a TraceError. Rows may be of several files, in order.
+    convert: keeps lengths, counts and times, turns further columns into labels, and raises
+        TraceError at the first row that it cannot use. Rows may be of several files, in order.
     """
 
     about: str

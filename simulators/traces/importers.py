@@ -1,4 +1,4 @@
-"""Which format a foreign file has, by its columns."""
+"""Find the format of a foreign file by its columns."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rollout_sched.simulators.traces.importer import Importer
 from rollout_sched.simulators.traces.model import TraceError, brief
 from rollout_sched.simulators.traces.native_format import SCHEMA
 
-#: The first whose columns are all there is taken.
+#: The first whose columns are all present is used.
 IMPORTERS: tuple[Importer, ...] = (
     grouped.GROUPED,
     lone.SERVING,
@@ -36,13 +36,13 @@ IMPORTERS: tuple[Importer, ...] = (
 
 
 def recognised(where: str, line: int, columns: Iterable[str]) -> Importer:
-    """The importer whose columns are all there. TraceError if none is: what the nearest lacks."""
+    """The importer whose columns are all present. Raises TraceError with the nearest if none."""
     columns = list(columns)
     present = set(columns)
     for importer in IMPORTERS:
         if importer.columns <= present:
             return importer
-    # The likeliest intent: most columns right, and at equal number the fewest missing.
+    # The nearest: most columns present, and among equals the fewest missing.
     near = max(IMPORTERS, key=lambda i: (len(i.columns & present), -len(i.columns - present)))
     missing = ", ".join(sorted(near.columns - present))
     if near.columns & present:

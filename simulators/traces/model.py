@@ -1,8 +1,8 @@
-"""What a recorded workload is: turns, samples, groups; lengths and times, never text.
+"""The model of a recorded workload: turns, samples, groups; lengths and times, never text.
 
-A trace says how long every sample *was*, so that a replay can ask how long every schedule
-*would have taken*. The records are kept small (no garbage-collector header, shared strings
-and labels) because a replay of a long run holds a million of them.
+A trace has the recorded length of every sample, so that a replay can compute how long each schedule
+would have taken. The records are small (no garbage-collector header, shared strings and labels)
+because a replay of a long run holds a million of them.
 """
 
 from collections import Counter
@@ -21,8 +21,8 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)]
 Length = Annotated[int, msgspec.Meta(ge=1, le=MOST_TOKENS)]
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
 
-#: The label of samples whose tokens were not counted by whoever recorded them, and what it says
-#: where a tokenizer has counted them. Anything else is an estimate.
+#: The label of samples whose tokens the recorder did not count. The second constant is its value if
+#: a tokenizer has counted them; any other value is an estimate.
 COUNTED_BY = "tokens_counted_by"
 TOKENIZER = "tokenizer"
 
@@ -30,17 +30,17 @@ _NO_LABELS: dict[str, str] = {}
 
 
 def _no_labels() -> Mapping[str, str]:
-    """The one empty mapping every unlabelled sample shares."""
+    """The empty mapping that all unlabelled samples share."""
     return _NO_LABELS
 
 
 def brief(text: str) -> str:
-    """The text, or its beginning: enough to find it again, short enough for a message."""
+    """The text, or its beginning if it is too long for a message."""
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 class TraceError(ValueError):
-    """A trace that cannot be used: where, what was found, and what to do about it.
+    """A trace that cannot be used: the place, what was found, and the remedy.
 
     The message reads `<where>, line <n>, field '<field>': <found>; <remedy>`.
     """
@@ -62,19 +62,19 @@ class TraceError(ValueError):
 
 
 class SamplePlace(NamedTuple):
-    """Where a sample stands: the file, and its line from 1, or its row in a table without lines."""
+    """The place of a sample: the file, and the line from 1, or the row if there are no lines."""
 
     where: str
     line: int | None
 
 
 class Turn(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
-    """One output of the model and what came back for it.
+    """One output of the model and the observation after it.
 
     output_tokens: tokens generated, at least 1.
     observation_tokens: tokens the tool or user added after the output.
     tool_s: seconds between the output and the next turn.
-    The last two are 0 on a sample's last turn: nothing follows it.
+    The last two are 0 on a sample's last turn, because nothing follows it.
     """
 
     output_tokens: Length
@@ -118,11 +118,11 @@ class SampleRecord(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=
 
     @property
     def given_tokens(self) -> int:
-        """Tokens that the model was given: prompt and observations."""
+        """Tokens given to the model: prompt and observations."""
         return self.prompt_tokens + sum([turn.observation_tokens for turn in self.turns])
 
     def cut_at(self, response_tokens: int) -> "SampleRecord":
-        """This sample as it would have been under a cap on its response, at least 1 token."""
+        """This sample under a cap on its response, at least 1 token."""
         if self.response_tokens <= response_tokens:
             return self
         kept: list[Turn] = []
@@ -161,8 +161,8 @@ class Trace(msgspec.Struct, frozen=True):
 
     @property
     def estimated_by(self) -> str:
-        """How tokens were made up that the source does not say, as "characters / 3.3"; "" where
-        all were counted."""
+        """How tokens were estimated if the source has no counts, as "characters / 3.3"; "" if all
+        were counted."""
         counted = (sample.labels.get(COUNTED_BY, TOKENIZER) for sample in self.samples())
         return next((how for how in counted if how != TOKENIZER), "")
 
@@ -185,7 +185,7 @@ class Trace(msgspec.Struct, frozen=True):
 
 
 class Gatherer:
-    """Puts samples, in whatever order a file has them, into the shape of a trace.
+    """Collects samples in any order into the shape of a trace.
 
     Equal group names and equal label mappings are stored once.
     """
@@ -197,7 +197,7 @@ class Gatherer:
         self._labels: dict[tuple[tuple[str, str], ...], Mapping[str, str]] = {(): _NO_LABELS}
 
     def add(self, sample: SampleRecord, place: SamplePlace | None = None) -> None:
-        """Take one sample; TraceError if its (group, index) is there already."""
+        """Add one sample; raises TraceError if its (group, index) exists already."""
         share = msgspec.structs.force_setattr
         name = self._names.setdefault(sample.group, sample.group)
         share(sample, "group", name)
@@ -208,7 +208,7 @@ class Gatherer:
         if sample.sample in members:
             raise TraceError(
                 self._where if place is None else place.where,
-                f"sample {sample.sample} of group {brief(repr(name))} is here a second time",
+                f"sample {sample.sample} of group {brief(repr(name))} appears twice",
                 "give every sample of a group its own index",
                 line=None if place is None else place.line,
                 field="sample",
@@ -218,7 +218,7 @@ class Gatherer:
     def groups(self) -> dict[str, list[SampleRecord]]:
         """Samples by group, ordered by index; TraceError if there are none."""
         if not self._members:
-            raise TraceError(self._where, "no samples in it", "record or convert the trace again")
+            raise TraceError(self._where, "no samples", "record or convert the trace again")
         return {name: [of[i] for i in sorted(of)] for name, of in self._members.items()}
 
 

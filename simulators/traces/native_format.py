@@ -1,7 +1,7 @@
 """The native trace format, line by line: a header, then one JSON object per sample.
 
-Described for users in docs/trace_format.md. Decoding is one typed msgspec call per line;
-only a line that fails it is looked at again, slowly, to say what was found.
+docs/trace_format.md describes it for users. Each line is decoded by one typed msgspec call; only a
+line that fails is decoded again, slowly, for the error message.
 """
 
 import re
@@ -24,7 +24,7 @@ from rollout_sched.simulators.traces.model import (
 SCHEMA = "rollout-sched-trace/1"
 
 
-# Brackets nested a thousand deep are no JSON of ours either.
+# Brackets nested a thousand deep are rejected too.
 _NOT_JSON = (msgspec.DecodeError, RecursionError)
 
 
@@ -47,7 +47,7 @@ _encode = msgspec.json.Encoder().encode
 def native_header(where: str, line: int, text: str) -> TraceHeader | None:
     """The header if this first line is a native one, None if the file is something else.
 
-    TraceError if it is a native header that this version cannot read.
+    Raises TraceError if it is a native header that this version cannot read.
     """
     try:
         found = msgspec.json.decode(text)
@@ -70,7 +70,7 @@ def native_header(where: str, line: int, text: str) -> TraceHeader | None:
 
 
 def native_samples(where: str, lines: Lines) -> Iterator[tuple[SamplePlace, SampleRecord]]:
-    """(place, sample) of every line after the header; TraceError on the first bad one."""
+    """(place, sample) of every line after the header; raises TraceError on the first bad one."""
     decode = _sample_decoder.decode
     for line, text in lines:
         try:
@@ -99,7 +99,7 @@ def encoded_header(trace: Trace) -> bytes:
 
 
 def encoded_sample(where: str, sample: SampleRecord) -> bytes:
-    """The sample's line, defaults left out; TraceError if it could not be read back."""
+    """The sample's line without defaults; raises TraceError if it could not be read back."""
     record: dict[str, object] = {
         "group": sample.group,
         "sample": sample.sample,
@@ -125,7 +125,7 @@ def encoded_sample(where: str, sample: SampleRecord) -> bytes:
 
 
 def decoded_json(where: str, line: int, text: str) -> Any:
-    """The JSON value in a line; TraceError if there is none."""
+    """The JSON value in a line; raises TraceError if there is none."""
     try:
         return msgspec.json.decode(text)
     except _NOT_JSON as error:
@@ -134,7 +134,7 @@ def decoded_json(where: str, line: int, text: str) -> Any:
 
 def _malformed(where: str, line: int, text: str, error: Exception) -> TraceError:
     if re.search(r"\b(NaN|Infinity)\b", text):
-        return TraceError(where, "NaN or Infinity", "JSON knows only finite numbers", line=line)
+        return TraceError(where, "NaN or Infinity", "JSON allows finite numbers only", line=line)
     reason = str(error).removeprefix("JSON is malformed: ")
     remedy = "one whole JSON object per line; was the file cut off or edited?"
     return TraceError(where, f"malformed JSON ({reason}): {brief(text)}", remedy, line=line)
@@ -168,7 +168,7 @@ def _explained(
     found: Any,
     error: msgspec.ValidationError,
 ) -> TraceError:
-    """A TraceError from msgspec's: its `Expected ... - at $.path`, with the value found there."""
+    """A TraceError from msgspec's `Expected ... - at $.path`, with the value found there."""
     wanted, _, path = str(error).partition(" - at `$")
     keys = re.findall(r"\.(\w+)|\[(\d+)\]", path)
     named = re.search(r"field `(.+)`", wanted)

@@ -1,4 +1,4 @@
-"""Rows of Parquet files, as data sets are published. Needs the extra `parquet`."""
+"""Rows of Parquet files, as published data sets have them. Needs the extra `parquet`."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from rollout_sched.simulators.traces.rows import Row
 
 MAGIC = b"PAR1"
 
-#: Rows that are in memory at once: those of a rollout dump are long texts.
+#: Rows in memory at once; those of a rollout dump are long texts.
 AT_ONCE = 256
 
 
 def parquet_rows(where: str, file: IO[bytes]) -> tuple[list[str], Iterator[Row]]:
-    """(columns, rows, counted from 1). TraceError if it cannot be read."""
+    """(columns, rows counted from 1). Raises TraceError if it cannot be read."""
     try:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
         remedy = "pip install 'rollout-sched[parquet]', or write it as JSON lines first"
         raise TraceError(where, "a Parquet file", remedy) from error
-    # What it says that is not so is found out where it is used, by whoever uses it.
+    # False metadata is only detected where it is used.
     damage = (pyarrow.ArrowException, OSError, ValueError, OverflowError)
     try:
         table = pyarrow.parquet.ParquetFile(file)
@@ -49,5 +49,5 @@ def _damaged(where: str, error: Exception) -> TraceError:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON would have it."""
+    """The value as JSON would have it."""
     return value.isoformat() if isinstance(value, datetime | date) else value

@@ -1,4 +1,4 @@
-"""Rows of foreign trace files, CSV or JSON lines, with numbers checked as they are taken."""
+"""Rows of foreign trace files, CSV or JSON lines; numbers are checked when they are read."""
 
 import csv
 import math
@@ -12,7 +12,7 @@ from rollout_sched.simulators.traces.native_format import decoded_json
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row of a foreign file, and where it stands, for the error that may be needed."""
+    """One row of a foreign file, with its place for error messages."""
 
     where: str
     line: int
@@ -23,7 +23,7 @@ class Row:
         return SamplePlace(self.where, self.line)
 
     def error(self, field: str, remedy: str) -> TraceError:
-        """The error that this field of the row deserves, for the caller to raise."""
+        """The error for this field of the row, for the caller to raise."""
         found = f"found {brief(repr(self.fields[field]))}" if field in self.fields else "missing"
         return TraceError(self.where, found, remedy, line=self.line, field=field)
 
@@ -36,7 +36,7 @@ class Row:
         return self.checked_whole(field, self.fields.get(field), least=0)
 
     def list_of(self, field: str) -> list[object]:
-        """A list of values that are yet to be checked."""
+        """A list of values that are not checked yet."""
         value = self.fields.get(field)
         if not isinstance(value, list):
             raise self.error(field, "expected a list")
@@ -54,21 +54,21 @@ class Row:
         return self.checked_seconds(field, self.fields.get(field))
 
     def checked_whole(self, field: str, value: object, *, least: int) -> int:
-        """A whole number out of the field, or TraceError: `3`, `"3"` and `3.0` are whole."""
+        """An integer from the field, else TraceError: `3`, `"3"` and `3.0` are integers."""
         number = _number(value)
         if not (least <= number <= MOST_TOKENS and number % 1 == 0):
             raise self.error(field, f"expected a whole number from {least} to {MOST_TOKENS}")
         return int(number)
 
     def checked_seconds(self, field: str, value: object) -> float:
-        """A time out of the field, or TraceError."""
+        """A time from the field, else TraceError."""
         seconds = _number(value)
         if not 0 <= seconds < math.inf:
             raise self.error(field, "expected seconds: a finite number, at least 0")
         return seconds
 
     def labels(self, *used: str) -> dict[str, str]:
-        """The columns that the importer did not use and that are not empty."""
+        """The columns that the importer did not use, without empty ones."""
         return {k: str(v) for k, v in self.fields.items() if k not in used and v not in ("", None)}
 
 
@@ -81,7 +81,7 @@ def cells(where: str, line: int, text: str) -> list[str]:
 
 
 def csv_rows(where: str, header: list[str], lines: Lines) -> Iterator[Row]:
-    """Rows under a CSV header; TraceError on the first that has more or fewer values."""
+    """Rows under a CSV header; TraceError on the first with more or fewer values."""
     for line, text in lines:
         values = cells(where, line, text)
         if len(values) != len(header):
@@ -95,17 +95,17 @@ def csv_rows(where: str, header: list[str], lines: Lines) -> Iterator[Row]:
 
 
 def json_rows(where: str, lines: Lines) -> Iterator[Row]:
-    """Rows of a file with one JSON object per line; TraceError on the first that is none."""
+    """Rows of a file with one JSON object per line; TraceError on the first other value."""
     for line, text in lines:
         fields = decoded_json(where, line, text)
         if not isinstance(fields, dict):
             kind = type(fields).__name__
-            raise TraceError(where, f"a JSON {kind}", "one JSON object per line", line=line)
+            raise TraceError(where, f"a JSON {kind}", "write one JSON object per line", line=line)
         yield Row(where, line, fields)
 
 
 def _number(value: object) -> float:
-    """The number in a cell or a JSON value; NaN, which no check lets through, if it is none."""
+    """The number in a cell or a JSON value; NaN, which fails every check, if it is not a number."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return math.nan
     try:

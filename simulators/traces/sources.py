@@ -1,4 +1,4 @@
-"""What a trace's name stands for: a file, those of a folder or a pattern, standard input, a shipped
+"""Resolve a trace's name: a file, the files of a folder or a pattern, standard input, or a shipped
 trace.
 """
 
@@ -23,7 +23,7 @@ SHIPPED_SUFFIX = ".jsonl.gz"
 #: The name of standard input.
 STDIN = "-"
 
-#: What is taken of a folder, whatever is in it: the others, such as READMEs, are no traces.
+#: The files taken from a folder; others, such as READMEs, are not traces.
 ENDINGS = (".jsonl", ".ndjson", ".csv", ".parquet")
 _PACKED = (".gz", ".zst")
 
@@ -32,21 +32,21 @@ _SPOOLED = 64 * 2**20
 
 
 class TraceSource(NamedTuple):
-    """One file: what it is called in errors, and how it is opened, in binary, at its beginning."""
+    """One file: its name in errors, and how it is opened, in binary, at its beginning."""
 
     where: str
     open: Callable[[], IO[bytes]]
 
 
 class Sources(NamedTuple):
-    """The files of one trace, in order, and what it is called where they do not say."""
+    """The files of one trace, in order, and its name if the files have none."""
 
     name: str
     files: list[TraceSource]
 
 
 def sources_of(name: str | os.PathLike[str]) -> Sources:
-    """TraceError if there are none."""
+    """The files that the name stands for. Raises TraceError if there are none."""
     told = os.fspath(name)
     path = Path(told)
     if told == STDIN:
@@ -69,7 +69,7 @@ def shipped_files() -> list[Path]:
 
 
 def stem(path: Path) -> str:
-    """A file's name without what its endings say of how it is written."""
+    """A file's name without the endings that tell its format."""
     name = path.name
     for ending in _PACKED:
         name = name.removesuffix(ending)
@@ -88,13 +88,13 @@ def _opened(path: Path) -> IO[bytes]:
 
 
 def unreadable(where: str, error: OSError) -> TraceError:
-    """For the caller to raise."""
+    """The error for an unreadable file, for the caller to raise."""
     reason = error.strerror or str(error)
     return TraceError(where, f"cannot be read ({reason})", "check the path and its permissions")
 
 
 def _stdin() -> IO[bytes]:
-    """All of it, for a packed file is looked at twice. Who reads it closes it."""
+    """All of standard input, because a compressed file is read twice. The reader closes it."""
     spooled = tempfile.SpooledTemporaryFile(max_size=_SPOOLED)  # noqa: SIM115
     shutil.copyfileobj(sys.stdin.buffer, spooled)
     spooled.seek(0)
@@ -124,11 +124,11 @@ def _matching(pattern: str) -> list[Path]:
     files = [Path(name) for name in glob.glob(pattern, recursive=True)]
     files = [path for path in files if path.is_file()]
     if not files:
-        raise TraceError(pattern, "no file is called so", "check the pattern, quoted for the shell")
+        raise TraceError(pattern, "no file matches", "check the pattern, quoted for the shell")
     return sorted(files, key=_by_number)
 
 
 def _by_number(path: Path) -> list[tuple[int, str]]:
-    """2.jsonl before 10.jsonl: trainers write a file for each step."""
+    """2.jsonl before 10.jsonl, because trainers write a file for each step."""
     parts = re.split(r"(\d+)", str(path))
     return [(int(part), "") if part.isdigit() else (0, part) for part in parts]

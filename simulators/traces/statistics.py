@@ -1,4 +1,4 @@
-"""What a trace looks like in a dozen numbers: length quantiles, tail, and likeness in groups."""
+"""Statistics of a trace: length quantiles, tail, and similarity within groups."""
 
 import msgspec
 import numpy as np
@@ -13,12 +13,12 @@ Ints = npt.NDArray[np.int64]
 class TraceStatistics(msgspec.Struct, frozen=True):
     """Numbers about a trace; lengths in tokens, times in seconds, quantiles interpolated.
 
-    response_max_over_p50 and response_cv (standard deviation / mean) say how heavy the tail is.
-    icc_log: share of the variance of log length that lies between groups, 0 to 1 (below 0 when
-        groups look less alike inside than by chance); None if no group has two samples.
+    response_max_over_p50 and response_cv (standard deviation / mean) measure how heavy the tail is.
+    icc_log: share of the variance of log length that lies between groups, 0 to 1 (below 0 if
+        lengths within groups are less alike than by chance); None if no group has two samples.
     truncated_share: samples cut at a cap, so that their true length is unknown.
     tool_s_mean, tool_s_max: time between turns, per sample.
-    tokens_estimated_by: how the lengths were made up, as "characters / 3.3"; None if counted.
+    tokens_estimated_by: how the lengths were estimated, as "characters / 3.3"; None if counted.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Recorded workloads: read them from any known format, write them in ours, list the shipped ones.
+"""Read recorded workloads from any known format, write them in ours, list the shipped ones.
 
 The native format is described in docs/trace_format.md; foreign formats are in formats/.
 """
@@ -44,13 +44,13 @@ class _Foreign(NamedTuple):
 
 
 def read(source: str | os.PathLike[str], counting: Counting | None = None) -> Trace:
-    """The trace in a file, those of a folder or a pattern put together, standard input (`-`), or
-    the shipped trace of that name; a file of that name wins.
+    """The trace in a file, in the files of a folder or a pattern, in standard input (`-`), or the
+    shipped trace of that name; a file of that name takes precedence.
 
-    The format is found by content, not by the file's name, and is the same in all files of a trace.
-    counting says how to count the tokens of sources that do not (default: 3.3 characters per token,
-    said in the labels). TraceError, before any sample is used, names the file, line, field, finding
-    and remedy.
+    The format is detected by content, not by the file's name, and must be the same in all files of
+    a trace. counting: how to count tokens if the source does not (default: 3.3 characters per
+    token, recorded in the labels). Raises TraceError, before any sample is used, with the file,
+    line, field, finding and remedy.
     """
     name, sources = sources_of(source)
     files = map(_looked_at, sources)
@@ -63,8 +63,8 @@ def read(source: str | os.PathLike[str], counting: Counting | None = None) -> Tr
 def write(trace: Trace, path: str | os.PathLike[str]) -> None:
     """Write the trace in the native format, gzip if the name ends in .gz.
 
-    The file appears whole or not at all; equal traces give equal bytes. TraceError if a sample
-    would not be readable again (a zero length, a NaN time), OSError from the file system.
+    The write is atomic; equal traces give equal bytes. Raises TraceError if a sample would not be
+    readable again (a zero length, a NaN time), OSError from the file system.
     """
     where = f"trace {trace.name!r}"
     samples = (encoded_sample(where, sample) for sample in trace.samples())
@@ -72,7 +72,7 @@ def write(trace: Trace, path: str | os.PathLike[str]) -> None:
 
 
 def shipped() -> dict[str, str]:
-    """Name -> one line about it, of every trace that comes with the package."""
+    """Name -> one-line description of every shipped trace."""
     listing = {}
     for path in shipped_files():
         (source,) = sources_of(path).files
@@ -83,7 +83,7 @@ def shipped() -> dict[str, str]:
 
 
 def _looked_at(source: TraceSource) -> _Native | _Foreign:
-    """A file with what its beginning says of it; it is closed when it has been read."""
+    """A file with the format of its beginning; it is closed when it has been read."""
     with ExitStack() as stack:
         file = stack.enter_context(unpacked(source))
         content = _content(source.where, file)
@@ -115,7 +115,7 @@ def _content(where: str, file: IO[bytes]) -> _Native | _Foreign:
 
 
 def _of_rows(where: str, number: int, text: str, lines: Lines) -> _Foreign:
-    """A foreign file with this first line."""
+    """A foreign file that has this first line."""
     if text.lstrip().startswith(("{", "[")):
         rows = json_rows(where, chain([(number, text)], lines))
         first = next(rows)
@@ -170,7 +170,7 @@ def _mixed(where: str, about: str, first: str, first_about: str) -> TraceError:
     return TraceError(
         where,
         f"{about}, where {first} is {first_about}",
-        "a trace is of one format: name the files of one by a pattern",
+        "a trace has one format: name the files of one format by a pattern",
         line=1,
     )
 

@@ -1,5 +1,5 @@
-"""Samples nobody recorded: further samples of a recorded group, resampled prompts, and whole
-made-up workloads.
+"""Samples that were not recorded: extra samples of a recorded group, resampled prompts, and fully
+synthetic workloads.
 """
 
 import hashlib
@@ -15,10 +15,10 @@ from rollout_sched.simulators.traces.model import MOST_TOKENS, SampleRecord, Tra
 
 
 def draw_extra(members: Sequence[SampleRecord], group: str, index: int, seed: int) -> SampleRecord:
-    """Sample number `index` of a group that holds fewer: one of its recorded samples, redrawn.
+    """Sample number `index` of a group with fewer samples: one of its recorded samples, redrawn.
 
-    A bootstrap within the group keeps what makes its prompt long or short. The same
-    (seed, group, index) gives the same sample on every machine and in every order of asking.
+    A bootstrap within the group keeps the length characteristics of its prompt. The same
+    (seed, group, index) gives the same sample on every machine and in every order of calls.
     """
     # The built-in hash differs between processes.
     key = hashlib.blake2b(f"{seed}/{index}/{group}".encode(), digest_size=8).digest()
@@ -29,8 +29,8 @@ def draw_extra(members: Sequence[SampleRecord], group: str, index: int, seed: in
 def resampled(trace: Trace, seed: int) -> Trace:
     """As many prompts as the trace has, drawn from it with replacement (Efron's bootstrap).
 
-    A prompt that is drawn again is another prompt of the same lengths, so each has a name of its
-    own. Where arrivals are recorded each prompt keeps its own, and they stay in order.
+    A prompt that is drawn twice becomes two prompts of the same lengths with different names. If
+    arrivals are recorded, each prompt keeps its own, and they stay in order.
     """
     names = list(trace.groups)
     drawn = random.Random(f"resampled/{seed}").choices(names, k=len(names))
@@ -63,7 +63,7 @@ def synthetic(
     rounded, at least 1 token, cut at `cap` with finish "length". One prompt length per group.
     The mean before the cap is median * exp((sigma_between^2 + sigma_within^2) / 2).
     Default sigmas: pooled over public reasoning data sets (groups of 3 to 8).
-    ValueError if a size or a sigma makes no sense.
+    Raises ValueError for an invalid size or sigma.
     """
     _check_sizes(groups=groups, samples=samples, median=median, cap=cap, prompts=prompt_median)
     _check_sigmas(between=sigma_between, within=sigma_within, prompt=prompt_sigma)
@@ -88,7 +88,7 @@ def synthetic(
 
 
 def _lengths(median: float, logs: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-    # Longer than any context is all that matters there, and more would overflow the integer.
+    # Above MOST_TOKENS the exact value does not matter, and would overflow the integer.
     lengths = np.clip(np.rint(median * np.exp(np.minimum(logs, 50.0))), 1, MOST_TOKENS)
     return lengths.astype(np.int64)
 

@@ -1,1 +1,1 @@
-"""Tuning: which policies and parameters suit a trace, a fleet and what the user allows."""
+"""Tuning: find the policy and parameters that suit a trace, a fleet and the user's limits."""

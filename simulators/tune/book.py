@@ -1,4 +1,4 @@
-"""The book of what was measured: every candidate in every case, once."""
+"""The book of measurements: every candidate in every case, measured once."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from rollout_sched.simulators.tune.evaluation import Case, Task
 from rollout_sched.simulators.tune.limits import CaseFigures
 from rollout_sched.simulators.tune.pairs import SpeedUp, speed_up
 
-#: What takes so many times as long as the reference is given up.
+#: A run is given up when it takes this many times as long as the reference.
 _TIMES = 2.0
 
-#: Has tasks evaluated, in their order; ends early when the time is over.
+#: Evaluates tasks in their order; ends early when the time is over.
 Ask = Callable[[Sequence[Task]], Iterator[CaseFigures]]
 
 
 class Spent(Exception):
-    """The budget is used up; what was measured before stands in the book."""
+    """The budget is used up; the book keeps what was measured before."""
 
 
 class FigureBook:
-    """Figures by candidate and case. `evaluations`: how many may be measured, None for any number.
+    """Figures by candidate and case. `evaluations`: how many may be measured, None for no limit.
 
-    What it holds does not depend on how evaluations are spread over processes: answers come in the
-    order of the tasks, and those after the first that is missing are not taken. The reference is
-    measured first: what takes so many times as long can never win, and may never end.
+    Its content does not depend on how evaluations are spread over processes: answers come in the
+    order of the tasks, and answers after the first missing one are dropped. The reference is
+    measured first: a run that takes `_TIMES` as long can never win, and may never end.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class FigureBook:
         return candidate.key in self.candidates
 
     def measure(self, candidates: Sequence[Candidate], cases: Sequence[Case]) -> None:
-        """Measure what is not known yet, case by case. Raises Spent if that was too much."""
+        """Measure what is not measured yet, case by case. Raises Spent if the budget ends first."""
         if self._reference is not None:
             self._measure([(self._reference, case) for case in cases])
         self._measure([(candidate, case) for case in cases for candidate in candidates])
@@ -82,5 +82,5 @@ class FigureBook:
         return [self._figures[candidate.key, case] for case in cases]
 
     def speed_up(self, one: Candidate, other: Candidate, cases: Sequence[Case]) -> SpeedUp:
-        """How much faster the one is than the other in these cases, pair by pair."""
+        """How much faster `one` is than `other` in these cases, pair by pair."""
         return speed_up(self.of(one, cases), self.of(other, cases))

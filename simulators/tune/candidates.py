@@ -1,4 +1,4 @@
-"""Candidates: policies to try, taken from presets, drawn from the space, or near other ones."""
+"""Candidates: policies to try, from presets, drawn from the space, or neighbours of others."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from rollout_sched.config import ConfigError, PolicyFile
 from rollout_sched.simulators.tune import space
 from rollout_sched.simulators.tune.space import Setting, Table
 
-#: Always among the candidates: what frameworks do, and the plain balancers.
+#: Always among the candidates: what frameworks do, and plain load balancers.
 BASELINES = ("static_split", "round_robin_sync", "dplb")
-#: The one that speed is given against.
+#: The policy that speed-ups are relative to.
 REFERENCE = "round_robin_sync"
 
-#: How often a draw has the plainest policy of a role: most of what is odd in every role is bad.
+#: How often a draw takes the plainest policy of a role, because most unusual choices are bad.
 _PLAIN = 0.5
-#: How often a neighbour changes one more thing.
+#: How often a neighbour has one more change.
 _AND_ANOTHER = 0.4
-#: How often a value changes to any other, and not to the next.
+#: How often a value changes to any other instead of to the next one.
 _ANY_VALUE = 0.25
 
 
@@ -34,7 +34,7 @@ class Candidate(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> str:
-        """What tells it from others: the tables as text, whatever their order."""
+        """What identifies it: the tables as text, in a fixed order."""
         return msgspec.json.encode(self.table, order="sorted").decode()
 
     @property
@@ -43,7 +43,7 @@ class Candidate(msgspec.Struct, frozen=True):
 
     @property
     def departures(self) -> int:
-        """How many of its keys say other than the default; 0 for baselines, which are known."""
+        """How many of its keys differ from the default; 0 for baselines, which are well known."""
         return 0 if self.preset in BASELINES else len(_departures(self.table))
 
     def policy(self) -> PolicyFile:
@@ -53,8 +53,8 @@ class Candidate(msgspec.Struct, frozen=True):
 def presets(setting: Setting) -> list[Candidate]:
     """The baselines, then the other shipped presets that can keep the user's bound on staleness.
 
-    A bound of theirs that is wider is narrowed. One that holds what the space leaves out, or
-    what the setting makes pointless, is not there unless it is a baseline.
+    A wider bound of a preset is narrowed. A preset with something that the space leaves out, or
+    that has no effect in the setting, is skipped unless it is a baseline.
     """
     shipped = config.shipped("policies/presets")
     baselines = [name for name in BASELINES if name in shipped]
@@ -67,7 +67,7 @@ def presets(setting: Setting) -> list[Candidate]:
 
 
 def starts(setting: Setting, dice: random.Random) -> list[Candidate]:
-    """Where the search starts beside the presets: what the space knows to be good, completed."""
+    """Further starting points of the search: policies known to be good, completed."""
     narrowed = [_narrowed(table, setting) for table in space.STARTS]
     fitting = [table for table in narrowed if _inside(table, setting)]
     completed = [Candidate(_mended(table, setting, dice)) for table in fitting]
@@ -75,7 +75,7 @@ def starts(setting: Setting, dice: random.Random) -> list[Candidate]:
 
 
 def draw(setting: Setting, dice: random.Random) -> Candidate:
-    """Any policy of the space; in half of the roles the plainest."""
+    """Any policy of the space; half of the roles get the plainest."""
 
     def make() -> Candidate:
         table: dict[str, dict[str, Any]] = {}
@@ -88,9 +88,10 @@ def draw(setting: Setting, dice: random.Random) -> Candidate:
 
 
 def neighbour(of: Candidate, setting: Setting, dice: random.Random) -> Candidate:
-    """The same but for a key or two: the next value of a parameter, or another policy.
+    """The same policy with one or two changed keys: the next value of a parameter, or another
+    policy of a role.
 
-    What no longer fits what was changed is drawn anew.
+    Keys that no longer fit are drawn again.
     """
 
     def make() -> Candidate:
@@ -105,7 +106,7 @@ def neighbour(of: Candidate, setting: Setting, dice: random.Random) -> Candidate
 
 
 def cross(one: Candidate, other: Candidate, setting: Setting, dice: random.Random) -> Candidate:
-    """Each role as one of the two has it."""
+    """Takes each role from one of the two."""
 
     def make() -> Candidate:
         tables = [_mended(parent.table, setting, dice) for parent in (one, other)]
@@ -116,7 +117,7 @@ def cross(one: Candidate, other: Candidate, setting: Setting, dice: random.Rando
 
 
 def _first_buildable(make: Callable[[], Candidate]) -> Candidate:
-    """Some parameters do not go with each other; whether they do, the policies say best."""
+    """Some parameters exclude each other; building the policy finds out."""
     while True:
         candidate = make()
         if _buildable(candidate):
@@ -132,7 +133,7 @@ def _preset(name: str, setting: Setting) -> Candidate:
 
 
 def _narrowed(table: Table, setting: Setting) -> dict[str, dict[str, Any]]:
-    """A copy that is no staler than the user allows."""
+    """A copy with staleness limited to what the user allows."""
     copy = {role: dict(row) for role, row in table.items()}
     freshness = copy.get("freshness", {})
     if freshness.get("max_staleness", 0) > setting.max_staleness:
@@ -161,8 +162,8 @@ def _buildable(candidate: Candidate) -> bool:
 def _draw_role(
     role: str, setting: Setting, table: Table, dice: random.Random, *, plain: bool = False
 ) -> dict[str, Any]:
-    """A policy that fits the roles before it, and values; if `plain` the first that does, with its
-    defaults."""
+    """A policy that fits the roles before it, with values; if `plain` the first one that fits, with
+    its defaults."""
     fitting = space.options(role, setting, table)
     option = fitting[0] if plain else dice.choice(fitting)
     keys = option.keys(setting)
@@ -175,7 +176,7 @@ def _draw_role(
 
 
 def _mended(table: Table, setting: Setting, dice: random.Random) -> dict[str, dict[str, Any]]:
-    """A copy inside the space: every role answered, every parameter said, nothing else."""
+    """A copy inside the space: every role and every parameter is set, and nothing else."""
     mended: dict[str, dict[str, Any]] = {}
     for role in space.SPACE:
         row = {"use": config.DEFAULTS[role], **table.get(role, {})}
@@ -193,7 +194,7 @@ def _mended(table: Table, setting: Setting, dice: random.Random) -> dict[str, di
 
 
 def _stated(value: Any, values: list[Any], default: Any) -> Any:
-    """The value if it may be one: a number need not be in the table, a word must."""
+    """The value if allowed: any number is, but a word must be among `values`."""
     if value is not None and (value in values or not isinstance(value, str)):
         return value
     return default if default in values else values[0]
@@ -227,13 +228,13 @@ def _other_value(value: Any, values: list[Any], dice: random.Random) -> Any:
 
 
 def _defaults(role: str, use: str) -> dict[str, Any]:
-    """What the parameters of a policy are where its table does not say."""
+    """The default parameters of a policy."""
     fields = msgspec.structs.fields(config.REGISTRY[role][use])
     return {field.name: field.default for field in fields if not field.required}
 
 
 def _departures(table: Table) -> list[tuple[str, str, Any]]:
-    """(role, key, value) of what is said other than the default."""
+    """(role, key, value) of what differs from the default."""
     found: list[tuple[str, str, Any]] = []
     for role in space.SPACE:
         row: Mapping[str, Any] = table.get(role, {})
@@ -246,7 +247,7 @@ def _departures(table: Table) -> list[tuple[str, str, Any]]:
 
 
 def _said(table: Table) -> list[str]:
-    """The departures in few words: `tail_batching over_prompts=1.5`."""
+    """The departures in short form: `tail_batching over_prompts=1.5`."""
     words: dict[str, list[str]] = {}
     for role, key, value in _departures(table):
         row = words.setdefault(role, [])

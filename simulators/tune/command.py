@@ -1,4 +1,4 @@
-"""The command `rollout-sched tune`: the policy that suits a trace, a fleet and what is allowed."""
+"""The command `rollout-sched tune`: find the policy for a trace, a fleet and the user's limits."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from rollout_sched.simulators.tune.tuning import Plan, TuningResult, tune
 from rollout_sched.simulators.tune.workers import WorkerPool
 from rollout_sched.whole_file import whole_file
 
-#: Seconds that a search takes if nothing else is said.
+#: Default seconds of a search.
 BUDGET_S = 120.0
 
-#: What the command may say of the job in place of the scenario.
+#: Options that override the scenario's job.
 _JOB = ("prompts_per_step", "epochs", "known_samples")
 
 
 def add(commands: Any) -> None:
-    """The command and its options, for an argparse parser of commands."""
+    """Add the command and its options to argparse subparsers."""
     parser = commands.add_parser("tune", help="search for the policy that suits a workload best")
     option = parser.add_argument
     add_trace(parser)
     option("--scenario", required=True, metavar="NAME_OR_TOML")
-    option("--max-staleness", type=natural, required=True, metavar="K", help="versions, per sample")
+    option("--max-staleness", type=natural, required=True, metavar="K", help="versions per sample")
     option(
         "--max-length-bias",
         type=share,
@@ -51,22 +51,22 @@ def add(commands: Any) -> None:
         type=share,
         default=0.1,
         metavar="C",
-        help="how far a step's lengths may be from all lengths, beyond chance (Kolmogorov-Smirnov, "
-        "mean over the steps); default: %(default)s",
+        help="how far a step's lengths may differ from all lengths, beyond chance "
+        "(Kolmogorov-Smirnov, mean over the steps); default: %(default)s",
     )
     budget = parser.add_mutually_exclusive_group()
     budget.add_argument(
-        "--budget", type=seconds, metavar="SECONDS", help=f"for all of it; default: {BUDGET_S:g}"
+        "--budget", type=seconds, metavar="SECONDS", help=f"total time; default: {BUDGET_S:g}"
     )
     budget.add_argument(
         "--evaluations",
         type=positive,
         metavar="N",
-        help="search so many, however long it takes: the same number gives the same file",
+        help="number of evaluations, without a time limit: the same number gives the same file",
     )
-    option("--jobs", type=positive, metavar="N", help="processes; default: one for each core")
+    option("--jobs", type=positive, metavar="N", help="processes; default: one per core")
     option("--out", type=Path, required=True, metavar="FILE", help="the policy file to write")
-    option("--seed", type=natural, default=0, metavar="N", help="of what is drawn")
+    option("--seed", type=natural, default=0, metavar="N", help="of all random choices")
     option(
         "--held-out-seeds",
         type=natural,
@@ -76,12 +76,12 @@ def add(commands: Any) -> None:
     )
     for key in _JOB:
         flag = f"--{key.replace('_', '-')}"
-        option(flag, type=positive, default=0, metavar="N", help="other than the scenario's job")
+        option(flag, type=positive, default=0, metavar="N", help="override the scenario's job")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> None:
-    """Tune, write the policy file, print what was found. Raises CallerError and the like."""
+    """Tune, write the policy file, print the findings. Raises CallerError and the like."""
     _check_output(options.out)
     scenario = load_scenario(options.scenario).with_job(vars(options))
     bench = bench_of(read_trace(options), scenario, seed=options.seed)
@@ -106,7 +106,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def command_of(options: argparse.Namespace, result: TuningResult) -> str:
-    """The command that gives the same file again, on any machine."""
+    """The command that reproduces the file on any machine."""
     seeds = len(result.finalists.cases) if result.finalists.held_out else 0
     words = [
         *("rollout-sched", "tune", options.trace, "--scenario", options.scenario),
@@ -141,11 +141,11 @@ def _budget_s(options: argparse.Namespace) -> float | None:
 
 
 def _check_output(path: Path) -> None:
-    """An error comes before the search, not after it."""
+    """Check before the search, not after it."""
     if path.is_dir():
         raise CallerError(f"{path} is a folder; name a file in it")
     if not path.parent.is_dir():
-        raise CallerError(f"{path}: there is no folder {path.parent}; create it first")
+        raise CallerError(f"{path}: folder {path.parent} does not exist; create it first")
 
 
 def _progress() -> Progress:

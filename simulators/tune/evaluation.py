@@ -1,4 +1,4 @@
-"""Evaluation: one candidate in one case, replayed; what a worker process does."""
+"""Evaluate one candidate in one case by a replay; this runs in a worker process."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from rollout_sched.simulators.tune import space
 from rollout_sched.simulators.tune.limits import CaseFigures
 from rollout_sched.simulators.tune.space import Setting
 
-#: Of the prompts, for what nobody has seen while searching.
+#: The share of the prompts that is held out of the search.
 HELD_OUT = 1 / 3
 
 
 class Case(msgspec.Struct, frozen=True):
-    """So many training steps of one part of the prompts, in the order of a seed."""
+    """A number of training steps of one part of the prompts, in the order of a seed."""
 
     steps: int
     seed: int
@@ -33,7 +33,7 @@ class Case(msgspec.Struct, frozen=True):
 
 
 class Task(msgspec.Struct, frozen=True):
-    """One question to a worker process; a run of more than `give_up_s` is a failure."""
+    """One task for a worker process; a run of more than `give_up_s` is a failure."""
 
     table: Mapping[str, Mapping[str, Any]]
     case: Case
@@ -41,10 +41,10 @@ class Task(msgspec.Struct, frozen=True):
 
 
 class Bench(msgspec.Struct, frozen=True):
-    """What candidates are evaluated on: two parts of a trace, and a scenario whose job is spelled
-    out, so that a part is trained as the whole would be.
+    """What candidates are evaluated on: two parts of a trace, and a scenario whose job is explicit,
+    so that a part is trained like the whole.
 
-    `split`: the parts hold other prompts; else the trace has too few, and both are the whole.
+    `split`: the parts have different prompts; else the trace has too few, and both are the whole.
     """
 
     search: Trace
@@ -87,13 +87,13 @@ class Bench(msgspec.Struct, frozen=True):
 def bench_of(trace: Trace, scenario: Scenario, *, seed: int) -> Bench:
     """The bench for a trace, cut in two by `seed`.
 
-    A trace with recorded arrivals is not cut, nor one with fewer prompts than each part needs for a
-    step. Raises CallerError if something can never fit, or nobody trains.
+    A trace is not cut if it has recorded arrivals, or fewer prompts than each part needs for a
+    step. Raises CallerError if something can never fit, or if there is no training.
     """
     if not scenario.job.batches:
         raise CallerError(
-            f"scenario {scenario.name}: job.batches is false, so nobody trains and there is "
-            f"nothing to tune; let the trainer have its batches"
+            f"scenario {scenario.name}: job.batches is false, so there is no training and "
+            f"nothing to tune; set job.batches to true"
         )
     whole = Workload(trace, scenario.job, traffic=scenario.traffic)
     whole.check_fits(scenario)
@@ -121,10 +121,10 @@ def _part(trace: Trace, prompts: set[str]) -> Trace:
 
 
 def lasting(part: Trace, prompts: int, seed: int) -> Trace:
-    """So many prompts of the part, drawn by `seed`; all of them before any comes again.
+    """`prompts` prompts of the part, drawn by `seed`; all of them before any is repeated.
 
-    One that comes again is a prompt of another name: who keeps a history of prompts must not find
-    in it what the user's job, with so many epochs, would not have put there.
+    A repeated prompt gets another name, so that a history of prompts does not contain what the
+    user's job, with its number of epochs, would not have put there.
     """
     names = list(part.groups)
     random.Random(f"{seed}/order").shuffle(names)
@@ -157,7 +157,7 @@ def _measure(policy: PolicyFile, part: Trace, scenario: Scenario, task: Task) ->
 
 
 def figures(run: Run) -> CaseFigures:
-    """What limits look at."""
+    """The figures that limits are checked on."""
     summary = run.summary
     bias = summary.length_bias
     trained = summary.accepted_tokens_per_s * summary.total_s

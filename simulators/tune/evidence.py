@@ -1,4 +1,4 @@
-"""The evidence: what was tried and measured, as tables, and as the head of the policy file."""
+"""The evidence: what was tried and measured, as tables and as comments of the policy file."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ COLUMNS = (
 def document(
     result: TuningResult, bench: Bench, limits: HardLimits, plan: Plan, command: str
 ) -> str:
-    """The policy file: what was measured in comments, then the policy. Ends with a line break.
+    """The policy file: the measurements in comments, then the policy. Ends with a newline.
 
-    It holds no date, so that the same command gives the same file.
+    It has no date, so that the same command gives the same file.
     """
     lines = [
         command,
@@ -56,7 +56,7 @@ def document(
 
 
 def facts(result: TuningResult, bench: Bench, limits: HardLimits, plan: Plan) -> list[str]:
-    """What was replayed, how much of it, and what was allowed."""
+    """What was replayed, how much of it, and the limits."""
     job = bench.scenario.job
     search, held_out = len(bench.search.groups), len(bench.held_out.groups)
     prompts = (
@@ -77,7 +77,7 @@ def facts(result: TuningResult, bench: Bench, limits: HardLimits, plan: Plan) ->
 
 
 def against(result: TuningResult) -> list[str]:
-    """The winner beside each baseline and the best preset, one line each."""
+    """The winner compared with each baseline and the best preset, one line each."""
     lines = []
     for other in result.finalists.candidates:
         if other.preset and other != result.winner:
@@ -96,7 +96,7 @@ def tables(result: TuningResult, limits: HardLimits) -> list[RichTable]:
 
 
 def rows(standing: Standing, limits: HardLimits, winner: Candidate) -> list[list[str]]:
-    """A line for each candidate, the fastest first."""
+    """A line for each candidate, fastest first."""
     reference = standing.preset(REFERENCE)
     speed = {one.key: _over(standing, one, reference) for one in standing.candidates}
     ranked = sorted(standing.candidates, key=lambda one: -standing.figures(one).tokens_per_s)
@@ -130,7 +130,7 @@ def _row(
 
 
 def _frontier(result: TuningResult) -> Standing:
-    """Those of the search that none is better than in every respect; with the reference."""
+    """The search's candidates on the frontier, and the reference."""
     searched = result.searched
     kept = searched.frontier()
     kept += [one for one in searched.candidates if one.preset == REFERENCE and one not in kept]
@@ -191,5 +191,5 @@ def _roles(table: Table) -> list[str]:
 
 
 def _value(value: Any) -> str:
-    """A string, number or truth value as TOML has it, which is as JSON has it."""
+    """A string, number or boolean in TOML, which has the same form as in JSON."""
     return json.dumps(value, ensure_ascii=False)

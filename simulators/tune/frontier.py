@@ -1,4 +1,4 @@
-"""The frontier: what is not beaten in speed, staleness and bias all at once."""
+"""The frontier: candidates that no other beats in speed, staleness and bias at once."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ Item = TypeVar("Item")
 
 
 def frontier(items: Sequence[Item], figures: Callable[[Item], CaseFigures]) -> list[Item]:
-    """Those that no other one is as good as in every respect and better in one, fastest first.
+    """The items than which no other is as good in every respect and better in one, fastest first.
 
-    Respects: speed, mean staleness, length bias, step bias; each only as fine as matters (1 %, 0.1
-    versions, 0.01), or chance would put nearly all on the frontier. Of equal ones the first.
+    Respects: speed, mean staleness, length bias, step bias; each rounded to what matters (1 %, 0.1
+    versions, 0.01), because chance would else put nearly all on the frontier. Of equal items only
+    the first is kept.
     """
     respects = {id(item): _respects(figures(item)) for item in items}
     kept: dict[tuple[int, ...], Item] = {}
@@ -31,7 +32,7 @@ _NO_SPEED = -(10**9)
 
 
 def _respects(figures: CaseFigures) -> tuple[int, ...]:
-    """Whole numbers, more is better."""
+    """Integers of which more is better."""
     speed = round(100 * math.log(figures.tokens_per_s)) if figures.tokens_per_s else _NO_SPEED
     return (
         speed,

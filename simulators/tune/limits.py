@@ -1,4 +1,4 @@
-"""What the user allows, and what a candidate was measured to do."""
+"""The user's limits, and the measured figures of a candidate."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from rollout_sched.metrics.averages import mean
 class CaseFigures(msgspec.Struct, frozen=True):
     """One candidate in one case.
 
-    tokens_per_s   accepted tokens a second, of the whole run, at equal trained length
+    tokens_per_s   accepted tokens per second, of the whole run, at equal trained length
     total_s        seconds of the run
     staleness_max, staleness_mean  of the samples, versions
     length_ratio   mean length trained over offered
     longest_kept   share of the longest tenth of the offered samples that was trained
     step_bias      mean over the steps of the distance between a step's lengths and all offered,
-                   above what steps drawn by chance have (Kolmogorov-Smirnov)
+                   beyond that of randomly drawn steps (Kolmogorov-Smirnov)
     discarded      tokens thrown away over tokens trained
     failed         why there are no figures, else empty
     """
@@ -36,19 +36,20 @@ class CaseFigures(msgspec.Struct, frozen=True):
 
     @property
     def length_bias(self) -> float:
-        """The mean's distance from 1, or half of what is missing of the longest tenth, whichever is
-        more. Half, for what is cut off the tail is a larger share of the tail than of the mean."""
+        """The larger of two: the mean's distance from 1, and half of the missing share of the
+        longest tenth. Half, because a cut of the tail is a larger share of the tail than of the
+        mean."""
         return max(abs(1 - self.length_ratio), (1 - self.longest_kept) / 2)
 
 
 class HardLimits(msgspec.Struct, frozen=True):
-    """Hard limits: what exceeds one is never the winner.
+    """Hard limits: a candidate that exceeds one never wins.
 
     max_staleness    of any sample, versions
     max_length_bias  B: over the run the mean length trained is within 1 - B and 1 + B of that
                      offered, and of the longest tenth of the samples at least 1 - 2 B are trained
-    max_step_bias    C: how far, on average, a step's lengths may be from those of all prompts,
-                     beyond what chance explains
+    max_step_bias    C: how far, on average, a step's lengths may differ from those of all prompts,
+                     beyond chance
     """
 
     max_staleness: int
@@ -56,7 +57,7 @@ class HardLimits(msgspec.Struct, frozen=True):
     max_step_bias: float
 
     def tightened(self, share: float) -> HardLimits:
-        """The same with so much less bias; staleness is no matter of chance."""
+        """The same with bias reduced by `share`; staleness does not depend on chance."""
         return HardLimits(
             self.max_staleness,
             (1 - share) * self.max_length_bias,
@@ -79,7 +80,7 @@ class HardLimits(msgspec.Struct, frozen=True):
         return found
 
     def excess(self, figures: CaseFigures) -> float:
-        """By how much the limits are exceeded, all together; 0 if by nothing."""
+        """By how much the figures exceed all limits together; 0 if none."""
         return (
             max(0, figures.staleness_max - self.max_staleness)
             + max(0.0, figures.length_bias - self.max_length_bias)
@@ -88,7 +89,7 @@ class HardLimits(msgspec.Struct, frozen=True):
 
 
 def together(figures: Sequence[CaseFigures]) -> CaseFigures:
-    """Means over cases; of staleness the most. One that failed in any case has failed."""
+    """Means over cases, of staleness the maximum. Failed if it failed in any case."""
     for one in figures:
         if one.failed:
             return one

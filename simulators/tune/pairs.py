@@ -1,6 +1,6 @@
-"""Comparison in pairs: two candidates on the same prompts in the same order, case by case.
+"""Paired comparison: two candidates on the same prompts in the same order, case by case.
 
-Seeds differ more than candidates do; on common seeds that falls out (common random numbers).
+Seeds differ more than candidates do; on common seeds this cancels out (common random numbers).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from rollout_sched.simulators.tune.limits import CaseFigures
 _STUDENT = (6.31, 2.92, 2.35, 2.13, 2.02, 1.94, 1.89, 1.86, 1.83, 1.81)
 _NORMAL = 1.645
 
-#: What one case alone leaves open, as a share: nothing tells its spread.
+#: The half width for a single case, as a share, because its spread is unknown.
 _ONE_CASE = 0.05
 
-#: The most speed that is given up for a simpler policy, however wide the spread.
+#: The most speed that is given up for a simpler policy, however large the spread.
 _SIMPLER = 0.02
 
 Contender = TypeVar("Contender")
@@ -39,7 +39,7 @@ class SpeedUp(msgspec.Struct, frozen=True):
 
 
 def speed_up(some: Sequence[CaseFigures], others: Sequence[CaseFigures]) -> SpeedUp:
-    """Of the accepted tokens a second, case by case; both must have been measured in every one."""
+    """The ratio of accepted tokens per second, case by case; both need figures for every case."""
     logs = [
         math.log(one.tokens_per_s / other.tokens_per_s)
         for one, other in zip(some, others, strict=True)
@@ -66,8 +66,8 @@ def simplest_of_the_best(
 ) -> Contender:
     """The fastest, unless a simpler one is slower by no more than the spread, and by 2 % at most.
 
-    The rule of one standard error of Breiman et al. (Classification and Regression Trees, 1984), on
-    paired differences. Among equally simple ones the faster. `contenders`: at least one.
+    The one-standard-error rule of Breiman et al. (Classification and Regression Trees, 1984), on
+    paired differences. Among equally simple ones the faster wins. `contenders`: at least one.
     """
     first = contenders[0]
     speed = {id(one): against(one, first).mean for one in contenders}

@@ -1,7 +1,7 @@
-"""Better parameters for a policy that runs: its recent past, replayed under neighbours of it.
+"""Find better parameters for a running policy: replay its recent past under neighbours of it.
 
-Only what `core.tuning` can change in a run is tried, one parameter at a time; what the user bounded
-(staleness, the bias of a step) is none of it. The best neighbour is taken if it is faster on
+It tries only what `core.tuning` can change during a run, one parameter at a time, and nothing that
+the user has bounded (staleness, the bias of a step). The best neighbour is taken if it is faster on
 resampled prompts too, by more than the spread, and no more biased than allowed.
 """
 
@@ -27,13 +27,13 @@ from rollout_sched.simulators.tune.space import SPACE, Setting
 SEEDS = 3
 RESAMPLES = 8
 
-#: Niceness of the process that replays: a live fleet comes first.
+#: Niceness of the replaying process: the live fleet has priority.
 _NICE = 15
 
 
 class Question(msgspec.Struct, frozen=True):
-    """What would have been better? `policy` with `told` has made the samples of `trace`; `scenario`
-    is the fleet, with the job as it is trained."""
+    """What to retune: `policy` with `told` made the samples of `trace`; `scenario` is the fleet,
+    with the job as it is trained."""
 
     policy: PolicyFile
     told: Parameters
@@ -43,16 +43,17 @@ class Question(msgspec.Struct, frozen=True):
 
 
 class Better(msgspec.Struct, frozen=True):
-    """These parameters; how much faster they are than those that run, on resampled prompts."""
+    """Better parameters, and their speed-up over the running ones, on resampled prompts."""
 
     parameters: Parameters
     ratio: Ratio
 
 
 def better(question: Question) -> Better | None:
-    """None if nothing is better by more than the spread. In a process of its own.
+    """The better parameters; None if nothing is better by more than the spread. Runs in its own
+    process.
 
-    Raises RolloutError if what runs cannot be replayed on that fleet.
+    Raises RolloutError if the running policy cannot be replayed on that fleet.
     """
     os.nice(_NICE)
     setting = bench_of(question.trace, question.scenario, seed=0).setting(
@@ -75,7 +76,7 @@ def better(question: Question) -> Better | None:
 
 
 def neighbours(policy: PolicyFile, setting: Setting) -> Iterator[Parameters]:
-    """Each parameter that may change in a run, at the values of `SPACE` next to its own."""
+    """Each parameter that may change in a run, at the values of `SPACE` next to its current one."""
     for role in TUNABLE_ROLES:
         cls, given = policy.roles[role]
         for name, values in _values(role, cls, setting).items():
@@ -98,7 +99,7 @@ def with_parameters(policy: PolicyFile, parameters: Parameters) -> PolicyFile:
 
 
 def _values(role: str, cls: type, setting: Setting) -> dict[str, list[Any]]:
-    """Of a policy of the user's own nothing is known."""
+    """The values of each parameter; none for a policy of the user's own, which `SPACE` lacks."""
     use = next((name for name, known in REGISTRY[role].items() if known is cls), None)
     option = next((option for option in SPACE[role] if option.use == use), None)
     return {} if option is None else option.keys(setting)
@@ -114,7 +115,7 @@ def _runs(question: Question, policy: PolicyFile) -> list[Run]:
 
 
 def _attempt(question: Question, policy: PolicyFile) -> list[Run] | None:
-    """None for what the policy refuses, or cannot end."""
+    """The runs; None if the policy refuses its parameters, or its run does not end."""
     try:
         return _runs(question, policy)
     except RolloutError:

@@ -1,9 +1,9 @@
-"""The search: successive halving, bracket after bracket, from presets and draws to what is near.
+"""The search: successive halving in brackets, from presets and draws to their neighbours.
 
-A bracket measures many candidates briefly and the better quarter for longer, rung after rung
-(Jamieson and Talwalkar, arXiv 1502.07943; bracket after bracket as in Hyperband, arXiv 1603.06560).
-The first holds presets and draws from the space, later ones also neighbours and crossings of the
-best so far. What is measured, and when, depends on the seed alone; a budget only ends it.
+A bracket measures many candidates briefly and the best quarter for longer, rung after rung
+(Jamieson and Talwalkar, arXiv 1502.07943; several brackets as in Hyperband, arXiv 1603.06560). The
+first bracket has presets and draws from the space, later ones also neighbours and crossings of the
+best so far. What is measured, and in which order, depends on the seed alone; a budget only ends it.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ from rollout_sched.simulators.tune.frontier import frontier
 from rollout_sched.simulators.tune.limits import CaseFigures, HardLimits, together
 from rollout_sched.simulators.tune.space import Setting
 
-#: New candidates of a bracket, beside the presets of the first and the parents of the others.
+#: New candidates of a bracket, besides the presets of the first and the parents of the others.
 _NEW = 24
-#: Of these, what is drawn from the whole space and not near what is known.
+#: Of these, how many are drawn from the whole space instead of near known candidates.
 _DRAWN = 8
-#: One in so many goes on to the next rung.
+#: One of this many goes on to the next rung.
 _GOES_ON = 4
-#: So many more go on for what they are beside fast: less stale, less biased.
+#: This many more go on for other strengths than speed: less stale, less biased.
 _FOR_THE_FRONTIER = 1
-#: How many of the best have children.
+#: How many of the best candidates have children.
 _PARENTS = 5
-#: And how many of those that would be best but for a limit.
+#: How many further parents would be best without a limit.
 _BEYOND = 2
-#: Draws that bring nothing new before the space counts as exhausted.
+#: Draws without a new candidate until the space counts as exhausted.
 _TRIES = 300
 
 Rung = tuple[Case, ...]
 
 
 def steps_for(max_staleness: int) -> int:
-    """Steps of the last rung: 24, or four times as many as an async run takes to become steady."""
+    """Steps of the last rung: 24, or four times as many as an async run needs to become steady."""
     return max(24, 4 * (max_staleness + 1))
 
 
 def rungs(steps: int) -> list[Rung]:
-    """The cases of every rung: a third of the steps on one seed, two thirds on two, all on two."""
+    """The cases of each rung: a third of the steps on one seed, two thirds on two, all on two."""
     lengths = (max(1, steps // 3), max(1, 2 * steps // 3), steps)
     return [
         tuple(Case(length, seed) for seed in range(1, count + 1))
@@ -60,7 +60,7 @@ def rungs(steps: int) -> list[Rung]:
 
 
 class Search:
-    """All that was measured stands in `book`; `rungs` as above, `seed` that of the draws."""
+    """Measurements go to `book`; `rungs` as above, `seed` is that of the draws."""
 
     def __init__(
         self,
@@ -79,16 +79,16 @@ class Search:
         self._presets = presets(setting)
 
     def run(self) -> None:
-        """Until the space is exhausted. Raises Spent, or whatever interrupts a measurement."""
+        """Run until the space is exhausted. Raises Spent, or what interrupts a measurement."""
         parents = [*self._presets, *starts(self._setting, self._dice)]
         while new := self._generation(parents):
             self._bracket([*parents, *new])
             parents = [*self.best(_PARENTS), *self._beyond(_BEYOND)]
 
     def best(self, count: int, limits: HardLimits | None = None) -> list[Candidate]:
-        """The fastest that keep the limits as far as was measured, those measured longest first.
+        """The fastest that keep the limits in all measurements, those measured longest first.
 
-        `limits`: other than the search's.
+        `limits`: if other than the search's.
         """
         known = list(self._book.candidates.values())
         found: list[Candidate] = []
@@ -100,7 +100,7 @@ class Search:
         return found[:count]
 
     def _beyond(self, count: int) -> list[Candidate]:
-        """The fastest that exceed a limit: what is near them may not."""
+        """The fastest that exceed a limit, because their neighbours may keep it."""
         known = list(self._book.candidates.values())
         ranked = self._rank(known, self._rungs[0])
         return [one for one in ranked if not self._allowed(one, self._rungs[0])][:count]
@@ -113,7 +113,7 @@ class Search:
             pool = self._going_on(pool, rung)
 
     def _going_on(self, pool: Sequence[Candidate], rung: Rung) -> list[Candidate]:
-        """The fastest, and beside them what is on the frontier, the best preset, the reference."""
+        """The fastest, and also the frontier, the best preset and the reference."""
         ranked = self._rank(pool, rung)
         on = ranked[: math.ceil(len(pool) / _GOES_ON)]
         others = frontier(ranked, lambda candidate: self._figures(candidate, rung))
@@ -123,9 +123,10 @@ class Search:
         return list({one.key: one for one in on}.values())
 
     def _rank(self, pool: Sequence[Candidate], rung: Rung) -> list[Candidate]:
-        """Those measured in the whole rung: what keeps the limits first, then by speed.
+        """The candidates measured in the whole rung: those that keep the limits first, then by
+        speed.
 
-        Of those that did exactly the same only the simplest: what sets them apart does nothing.
+        Of those with identical results only the simplest: their differences have no effect.
         """
         alike: dict[CaseFigures, list[Candidate]] = {}
         for one in pool:
@@ -135,7 +136,7 @@ class Search:
         return sorted(kept, key=lambda one: (not self._allowed(one, rung), -self._speed(one, rung)))
 
     def _speed(self, candidate: Candidate, rung: Rung) -> float:
-        """A mean of logarithms, so that every case counts alike."""
+        """A mean of logarithms, so that all cases have equal weight."""
         return sum(math.log(one.tokens_per_s) for one in self._book.of(candidate, rung))
 
     def _allowed(self, candidate: Candidate, rung: Rung, limits: HardLimits | None = None) -> bool:
@@ -148,7 +149,7 @@ class Search:
     # -- new candidates --------------------------------------------------------------------------
 
     def _generation(self, parents: Sequence[Candidate]) -> list[Candidate]:
-        """New candidates: most near the parents where there are any, the others drawn."""
+        """New candidates: most near the parents if there are any, the others drawn."""
         near = _NEW - _DRAWN if parents else 0
         children = self._new(near, lambda: self._child(parents))
         return [*children, *self._new(_NEW - near, self._draw, children)]
@@ -165,7 +166,7 @@ class Search:
     def _new(
         self, count: int, make: Callable[[], Candidate], besides: Sequence[Candidate] = ()
     ) -> list[Candidate]:
-        """So many that were not there before; fewer where the space is small."""
+        """`count` candidates that did not exist before; fewer if the space is small."""
         taken = {one.key for one in (*besides, *self._presets)}
         found: list[Candidate] = []
         for _ in range(_TRIES):

@@ -1,7 +1,7 @@
-"""The search space: for every role the policies worth trying, their values, and when.
+"""The search space: for every role the policies worth trying, their values, and conditions.
 
-`SPACE` is a table and all there is to know about the space; `candidates.py` reads it. What a policy
-file can say stands in it or, with the reason, in `LEFT_OUT`: a test holds the two against
+`SPACE` is a table with all knowledge about the space; `candidates.py` reads it. Everything that a
+policy file can set is in it or, with the reason, in `LEFT_OUT`. A test compares the two with
 `config.REGISTRY`, so that a new policy or parameter is not forgotten.
 """
 
@@ -19,7 +19,7 @@ Table = Mapping[str, Mapping[str, Any]]
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """What conditions may ask about: the job, the fleet, and what the user allows.
+    """What conditions depend on: the job, the fleet, and the user's limits.
 
     prompts_per_step, samples_per_prompt  of the job
     max_tokens      the cap of a response
@@ -30,9 +30,9 @@ class Setting(msgspec.Struct, frozen=True):
     max_staleness   the user's bound, versions
     context_s       seconds that a token in the KV cache adds to a decode step
     prefill_tokens_per_s  of an instance
-    weights_tokens  of context that take as long to read as the weights
-    remembers       prompts come again, so that their earlier lengths are known
-    drifts          the scenario says what of its tokens older weights made newer ones reject
+    weights_tokens  tokens of context that take as long to read as the weights
+    remembers       prompts are repeated, so that their earlier lengths are known
+    drifts          the scenario says how many old tokens newer weights reject
     """
 
     prompts_per_step: int
@@ -51,7 +51,7 @@ class Setting(msgspec.Struct, frozen=True):
 
 
 class Condition(msgspec.Struct, frozen=True):
-    """`text` completes "only where"."""
+    """`text` completes "only if"."""
 
     text: str
     holds: Callable[[Setting], bool]
@@ -84,7 +84,7 @@ STALE_AND_SEVERAL = Condition(
 
 
 class Times(msgspec.Struct, frozen=True):
-    """Whole numbers: these factors of a field of the setting."""
+    """Integers: these multiples of a field of the setting."""
 
     of: str
     factors: tuple[float, ...]
@@ -94,7 +94,7 @@ class Times(msgspec.Struct, frozen=True):
 
 
 class UpTo(msgspec.Struct, frozen=True):
-    """Whole numbers from 1 to a field of the setting: all up to 4, then powers of two."""
+    """Integers from 1 to a field of the setting: all up to 4, then powers of two."""
 
     of: str
 
@@ -105,7 +105,7 @@ class UpTo(msgspec.Struct, frozen=True):
 
 
 class FixedSetting(msgspec.Struct, frozen=True):
-    """Not to be chosen: what the setting says."""
+    """A fixed value, taken from the setting."""
 
     of: str
 
@@ -114,7 +114,7 @@ class FixedSetting(msgspec.Struct, frozen=True):
 
 
 class Each(msgspec.Struct, frozen=True):
-    """Values that have a condition of their own."""
+    """Values, each with a condition of its own."""
 
     of: tuple[tuple[Any, Condition], ...]
 
@@ -123,7 +123,7 @@ class Each(msgspec.Struct, frozen=True):
 
 
 class Parameter(msgspec.Struct, frozen=True):
-    """Values to try, alike ones side by side. Where `when` does not hold it keeps its default."""
+    """Values to try, similar ones adjacent. If `when` does not hold, it keeps its default."""
 
     of: tuple[Any, ...] | Times | UpTo | Each | FixedSetting
     when: Condition = ALWAYS
@@ -135,9 +135,9 @@ class Parameter(msgspec.Struct, frozen=True):
 class Option(msgspec.Struct, frozen=True):
     """A policy for a role.
 
-    `needs`: some (role, policy) without which it does nothing or is refused, any one will do;
-    `bars`: those with which it does. Both name roles that stand before this one in the table.
-    `reads_polls`: it looks at what instances report when they are polled.
+    `needs`: one of these (role, policy) is required, else it has no effect or is refused. `bars`:
+    with any of these it has no effect or is refused. Both name earlier roles of the table.
+    `reads_polls`: it uses what instances report when they are polled.
     """
 
     use: str
@@ -148,13 +148,13 @@ class Option(msgspec.Struct, frozen=True):
     reads_polls: bool = False
 
     def fits(self, setting: Setting, table: Table) -> bool:
-        """`table`: what answers the roles before this one."""
+        """`table`: the policies of the roles before this one."""
         chosen = {(role, row["use"]) for role, row in table.items()}
         needed = not self.needs or not chosen.isdisjoint(self.needs)
         return needed and chosen.isdisjoint(self.bars) and self.when.holds(setting)
 
     def keys(self, setting: Setting) -> dict[str, list[Any]]:
-        """The parameters to choose, and their values."""
+        """The parameters to choose, with their values."""
         return {
             key: parameter.values(setting)
             for key, parameter in self.parameters.items()
@@ -162,7 +162,7 @@ class Option(msgspec.Struct, frozen=True):
         }
 
 
-#: Those that look at expected lengths.
+#: The policies that use expected lengths.
 READS_LENGTHS = (
     ("ordering", "longest_first"),
     ("ordering", "shortest_first"),
@@ -172,24 +172,24 @@ READS_LENGTHS = (
     ("routing", "least_tokens"),
     ("routing", "group_tokens"),
 )
-#: Those that are nothing without them.
+#: The policies that have no effect without expected lengths.
 LIVES_BY_LENGTHS = READS_LENGTHS[:3]
 
-#: Those that leave something behind that grows stale; without them the bound has nothing to say.
+#: The policies that leave work over, which grows stale; without them the bound has no effect.
 CARRIES_OVER = (
     ("batching", "one_step_off"),
     ("batching", "fully_async"),
     ("interruption", "partial"),
 )
 
-#: Groups of a part of a batch, 0 for whole batches; only a trainer that shares no GPUs takes parts.
+#: Groups of a part of a batch, 0 for whole batches. Only a trainer with its own GPUs takes parts.
 PARTS = {
     "part_prompts": Parameter(
         Times("prompts_per_step", (0, 0.0625, 0.125, 0.25, 0.5)), DISAGGREGATED
     )
 }
 
-#: By role, in the order in which they are chosen; the first of a role is the plainest.
+#: By role, in the order of choice; the first policy of a role is the plainest.
 SPACE: dict[str, tuple[Option, ...]] = {
     "batching": (
         Option(
@@ -388,8 +388,8 @@ SPACE: dict[str, tuple[Option, ...]] = {
     ),
 }
 
-#: Where a search starts beside the presets: what trials of single mechanisms found good. Those that
-#: the setting has no use for are passed over.
+#: Starting points besides the presets: what trials of single mechanisms found good. Those that have
+#: no effect in the setting are skipped.
 STARTS: tuple[Table, ...] = (
     {"batching": {"use": "tail_batching", "over_prompts": 1.25, "over_samples": 1.0}},
     {
@@ -420,28 +420,28 @@ STARTS: tuple[Table, ...] = (
     },
 )
 
-#: How often a role is changed, others 1: what is launched, and what is kept, decides most.
+#: How often a role is changed, others 1: what is launched, and what is kept, matters most.
 WEIGHTS = {"batching": 4, "selection": 2, "interruption": 2, "freshness": 2}
 
-#: What is not searched, "role.policy" or "role.policy.parameter", and why.
+#: What is not searched, "role.policy" or "role.policy.parameter", and the reason.
 LEFT_OUT: dict[str, str] = {
-    "affinity.by_cost": "what is trained has no sessions: clients' own requests have",
-    "affinity.none": "as the other one",
-    "admission.aimd_concurrency.most": "a guard that nothing in a trace comes near",
-    "interruption.partial.leniency": "a replay rejects as the scenario says, however lenient",
-    "interruption.none.at_update": "there is only one",
-    "routing.power_of_two": "least_requests sees the whole fleet at no greater cost",
-    "routing.random": "round_robin spreads alike requests as evenly as chance does, or more so",
-    "routing.static_split": "what to be better than; it is a baseline",
+    "affinity.by_cost": "trained requests have no sessions, only clients' direct requests have",
+    "affinity.none": "for the same reason",
+    "admission.aimd_concurrency.most": "a safety limit that no trace reaches",
+    "interruption.partial.leniency": "a replay rejects as the scenario says, for any leniency",
+    "interruption.none.at_update": "it has only one value",
+    "routing.power_of_two": "least_requests sees the whole fleet at the same cost",
+    "routing.random": "round_robin spreads similar requests at least as evenly as chance",
+    "routing.static_split": "it is a baseline",
     "routing.vllm_internal_lb": "what engines do by themselves; least_requests has newer counts",
     "prediction.oracle": "only a replay knows true lengths",
-    "freshness.paced": "bounds the aggregate, so that a sample may exceed the user's bound",
-    "freshness.unbounded": "nothing would keep the user's bound",
+    "freshness.paced": "bounds the aggregate, so a sample may exceed the user's bound",
+    "freshness.unbounded": "does not keep the user's bound",
 }
 
 
 def reads_polls(table: Table) -> bool:
-    """Whether any of its policies looks at polls; without them a replay takes a third less time."""
+    """Whether any of its policies uses polls; without them a replay takes a third less time."""
     blind = {
         (role, option.use)
         for role, of_role in SPACE.items()
@@ -452,5 +452,5 @@ def reads_polls(table: Table) -> bool:
 
 
 def options(role: str, setting: Setting, table: Table) -> Sequence[Option]:
-    """What may answer the role, given what answers those before it; never empty."""
+    """The policies for the role, given those of the roles before it; never empty."""
     return [option for option in SPACE[role] if option.fits(setting, table)]

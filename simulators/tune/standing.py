@@ -1,4 +1,4 @@
-"""How candidates stand that were all measured in the same cases, and which of them wins."""
+"""Standings: candidates measured in the same cases, and which of them wins."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rollout_sched.simulators.tune.pairs import SpeedUp, simplest_of_the_best
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """Candidates in cases; the book knows each of them in all."""
+    """Candidates and cases; the book has each candidate in every case."""
 
     candidates: list[Candidate]
     cases: tuple[Case, ...]
@@ -21,7 +21,7 @@ class Standing(msgspec.Struct, frozen=True):
 
     @property
     def held_out(self) -> bool:
-        """Whether the search has not seen these cases."""
+        """Whether these cases were held out of the search."""
         return any(case.held_out for case in self.cases)
 
     def preset(self, name: str) -> Candidate | None:
@@ -31,24 +31,24 @@ class Standing(msgspec.Struct, frozen=True):
         return together(self.book.of(candidate, self.cases))
 
     def speed_up(self, one: Candidate, other: Candidate) -> SpeedUp:
-        """How much faster the one is than the other, pair by pair."""
+        """How much faster `one` is than `other`, pair by pair."""
         return self.book.speed_up(one, other, self.cases)
 
     def winner(self, limits: HardLimits) -> Candidate | None:
-        """Of those that keep the limits the simplest that none beats by more than the spread."""
+        """The simplest that keeps the limits and is beaten by none by more than the spread."""
         allowed = [one for one in self.candidates if not limits.exceeded(self.figures(one))]
         if not allowed:
             return None
         return simplest_of_the_best(allowed, self.speed_up, lambda one: one.departures)
 
     def frontier(self) -> list[Candidate]:
-        """Those that none is better than in speed, staleness and bias, the fastest first."""
+        """The candidates that none beats in speed, staleness and bias at once, fastest first."""
         sound = [one for one in self.candidates if not self.figures(one).failed]
         return frontier(sound, self.figures)
 
 
 def standing(book: FigureBook, cases: tuple[Case, ...]) -> Standing:
-    """All in the book that were measured in every one of the cases, and did not fail."""
+    """All candidates in the book that were measured in every case and did not fail."""
     measured = [one for one in book.candidates.values() if book.knows(one, cases)]
     sound = [one for one in measured if not together(book.of(one, cases)).failed]
     return Standing(sound, cases, book)

@@ -1,7 +1,8 @@
-"""Tuning as a whole: search, then validation on prompts and seeds the search has not seen.
+"""Tuning as a whole: search, then validation on prompts and seeds that the search has not seen.
 
-The finalists are the best of the search, the best preset and the baselines. Of those that keep the
-limits on what was held out the simplest wins that none beats by more than the spread.
+The finalists are the best of the search, the best preset and the baselines. The winner is the
+simplest finalist that keeps the limits on the held-out cases and is beaten by none by more than the
+spread.
 """
 
 from __future__ import annotations
@@ -22,23 +23,23 @@ from rollout_sched.simulators.tune.search import Rung, Search, rungs
 from rollout_sched.simulators.tune.standing import Standing, standing
 from rollout_sched.simulators.tune.workers import WorkerDied
 
-#: Of the search's best, how many are validated.
+#: How many of the search's best are validated.
 FINALISTS = 4
-#: One of them keeps the limits with so much to spare, for prompts differ in what they show.
+#: One of them keeps the limits with this margin, because results differ between prompts.
 _SPARE = 0.15
 
-#: The first seed of the validation; those of the search are small.
+#: The first seed of the validation; the seeds of the search are small.
 _HELD_OUT_SEED = 1001
-#: The most of the time that is kept for the validation, and what it may cost beyond the estimate.
+#: The largest share of the time kept for the validation, and the margin over its estimated time.
 _MOST_KEPT = 0.35
 _BEYOND = 1.15
 
-#: Why a search ended.
+#: The reasons why a search ends.
 INTERRUPTED = "interrupted"
 SPENT = "the budget was used up"
 EXHAUSTED = "nothing new was left to try"
 
-#: Told of every evaluation when it is done.
+#: Called after every evaluation.
 Told = Callable[[], None]
 
 
@@ -46,10 +47,10 @@ class Plan(msgspec.Struct, frozen=True):
     """How much is measured.
 
     steps           of the last rung and of the validation
-    seconds         for all of it, None for any time
-    evaluations     of the search, None for any number
+    seconds         total time, None for no limit
+    evaluations     of the search, None for no limit
     held_out_seeds  of the validation, 0 for none
-    seed            of what is drawn: which prompts are held out, which candidates are tried
+    seed            of random choices: the prompts held out, and the candidates tried
     """
 
     steps: int
@@ -74,11 +75,11 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class TuningResult(msgspec.Struct, frozen=True):
-    """What tuning found.
+    """The result of tuning.
 
     winner       keeps the limits
-    finalists    what it was chosen from, on held-out cases; on the search's where there are none
-    searched     all that were measured in the search's longest rung
+    finalists    what it was chosen from, on held-out cases, or on the search's if there are none
+    searched     all candidates measured in the search's longest rung
     evaluations  of the search
     ended        why the search ended, in words
     """
@@ -91,7 +92,7 @@ class TuningResult(msgspec.Struct, frozen=True):
 
 
 class Answering(Protocol):
-    """What has tasks evaluated, in their order, until no time is left: `Workers`."""
+    """Evaluates tasks in their order until no time is left: `Workers`."""
 
     def answers(
         self, questions: Sequence[Task], left_s: Callable[[], float]
@@ -109,8 +110,8 @@ def tune(
 ) -> TuningResult:
     """Search, validate, choose.
 
-    The budget, the keyboard or a worker that dies end the search with the best so far; from the
-    keyboard, nothing more is validated. Raises CallerError if nothing measured keeps the limits.
+    The search ends with the best so far at the end of the budget, on Ctrl-C, or if a worker dies;
+    after Ctrl-C there is no validation. Raises CallerError if nothing measured keeps the limits.
     """
     keeper = Timekeeper(plan.seconds, clock)
     setting = bench.setting(limits.max_staleness)
@@ -133,9 +134,9 @@ def tune(
 
 
 class Timekeeper:
-    """The time that is left, by the clock on the wall; for ever without `seconds`.
+    """The time left by the wall clock; no limit without `seconds`.
 
-    What the validation will take is known from what evaluations took so far, by their steps.
+    The time of the validation is estimated from that of the evaluations so far, by their steps.
     """
 
     def __init__(self, seconds: float | None, clock: Callable[[], float]) -> None:
@@ -145,11 +146,11 @@ class Timekeeper:
         self._steps = 0
 
     def note(self, steps: int) -> None:
-        """So many training steps have been replayed."""
+        """`steps` training steps have been replayed."""
         self._steps += steps
 
     def left_s(self, before: int) -> float:
-        """What is left if so many training steps are still to be replayed afterwards."""
+        """The time left if `before` training steps must be replayed afterwards."""
         elapsed = self._clock() - self._began
         kept = _MOST_KEPT * self._seconds if before else 0.0
         if self._steps:
@@ -158,7 +159,7 @@ class Timekeeper:
 
 
 def _asking(workers: Answering, keeper: Timekeeper, before: int, told: Told) -> Ask:
-    """Has tasks evaluated while there is time, beside what the steps `before` the end will take."""
+    """Evaluates tasks while there is time, keeping what the last `before` steps will take."""
 
     def ask(tasks: Sequence[Task]) -> Iterator[CaseFigures]:
         answers = workers.answers(tasks, lambda: keeper.left_s(before))
@@ -194,7 +195,7 @@ def _finalists(search: Search, book: FigureBook, limits: HardLimits) -> list[Can
 
 
 def _longest(book: FigureBook, rungs: Sequence[Rung]) -> Standing:
-    """Those of the longest rung that anything was measured in."""
+    """The candidates of the longest rung with any measurement."""
     standings = [standing(book, rung) for rung in reversed(rungs)]
     return next((one for one in standings if one.candidates), standings[-1])
 
@@ -202,12 +203,12 @@ def _longest(book: FigureBook, rungs: Sequence[Rung]) -> Standing:
 def _nothing(judged: Standing, limits: HardLimits, plan: Plan) -> CallerError:
     if not judged.candidates:
         return CallerError(
-            "nothing was measured before the end; one evaluation takes longer than that, so give "
-            "more time by --budget, or a shorter trace"
+            "nothing was measured before the end, because one evaluation takes longer; increase "
+            "--budget, or use a shorter trace"
         )
     nearest = min(judged.candidates, key=lambda one: limits.excess(judged.figures(one)))
     why = ", ".join(limits.exceeded(judged.figures(nearest)))
     return CallerError(
-        f"no policy that was measured keeps the limits; the nearest is {nearest.name}: {why}. "
-        f"Allow so much, or give more time"
+        f"no measured policy keeps the limits; the nearest is {nearest.name}: {why}. Relax the "
+        f"limits, or increase the budget"
     )

@@ -1,7 +1,7 @@
-"""Worker processes: each gets once what it needs, then answers one question at a time.
+"""Worker processes: each is set up once, then answers one question at a time.
 
-They are processes of their own, so that one in the midst of an answer can be stopped when the
-time is over; an executor's cannot.
+They are separate processes because a process can be stopped during an answer when the time is over;
+an executor's workers cannot.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from rollout_sched.core.errors import RolloutError
 Question = TypeVar("Question")
 Answer = TypeVar("Answer")
 
-#: So often the time that is left is looked at, in seconds.
+#: Seconds between two checks of the time left.
 _LOOK_S = 0.5
 
 
 class WorkerDied(RolloutError, RuntimeError):
-    """A worker process ended by itself."""
+    """A worker process ended unexpectedly."""
 
 
 class WorkerPool(Generic[Question, Answer]):
-    """So many processes that answer questions; a context manager that ends them.
+    """A number of processes that answer questions; a context manager that ends them.
 
-    `answer`, which is sent to each once, all questions and all answers are pickled. Interrupts from
-    the keyboard are for the parent alone.
+    `answer` (sent to each process once), questions and answers are pickled. Only the parent handles
+    Ctrl-C.
     """
 
     def __init__(self, answer: Callable[[Question], Answer], jobs: int) -> None:
         self._answer = answer
         self._jobs = jobs
-        # Not forked: a thread of the parent, such as a progress bar's, may hold a lock.
+        # Spawn, because a fork may copy a held lock, such as that of a progress bar's thread.
         self._context = multiprocessing.get_context("spawn")
         self._processes: dict[Connection, Any] = {}
 
@@ -50,8 +50,8 @@ class WorkerPool(Generic[Question, Answer]):
     ) -> Iterator[Answer]:
         """The answers in the order of the questions, however the processes are scheduled.
 
-        Ends early when `left_s()` says that no time is left; what was being answered then is lost.
-        Raises WorkerDied.
+        Ends early when `left_s()` is not positive; answers in progress are lost then. Raises
+        WorkerDied.
         """
         answered: dict[int, Answer] = {}
         asked: dict[Connection, int] = {}
@@ -78,7 +78,7 @@ class WorkerPool(Generic[Question, Answer]):
                 self._end(wire)
 
     def stop(self) -> None:
-        """End all processes, whatever they are doing."""
+        """End all processes at once."""
         for wire in list(self._processes):
             self._end(wire)
 
@@ -87,7 +87,7 @@ class WorkerPool(Generic[Question, Answer]):
             ours, theirs = self._context.Pipe()
             process = self._context.Process(target=_work, args=(self._answer, theirs), daemon=True)
             process.start()
-            theirs.close()  # so that both sides notice when the other is gone
+            theirs.close()  # so that each side notices when the other one ends
             self._processes[ours] = process
 
     def _end(self, wire: Connection) -> None:
@@ -101,14 +101,14 @@ class WorkerPool(Generic[Question, Answer]):
             answer: Answer = wire.recv()
         except EOFError:
             raise WorkerDied(
-                "a worker process ended in the midst of an evaluation, as the system does when "
-                "memory is short; give fewer --jobs"
+                "a worker process ended during an evaluation, probably because memory ran out; "
+                "use fewer --jobs"
             ) from None
         return answer
 
 
 def _work(answer: Callable[[Any], Any], wire: Connection) -> None:
-    """What a worker process does, until its parent is gone."""
+    """The loop of a worker process, until its parent ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         while True:

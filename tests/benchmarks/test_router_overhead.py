@@ -119,7 +119,7 @@ def test_an_arm_that_does_not_come_up_says_what_it_wrote(bench):
 def test_an_arm_that_is_not_installed_is_named_and_left_out(bench, capsys):
     arm = Arm("absent", lambda place: ["/nowhere/at-all"])
     assert arms.start([arm], bench.instances, bench.processes, None, request_shapes.MODEL) == []
-    assert "absent is left out: /nowhere/at-all is not there" in capsys.readouterr().out
+    assert "absent is left out: /nowhere/at-all is not installed" in capsys.readouterr().out
 
 
 def test_an_unknown_arm_or_shape_is_refused(capsys):

@@ -19,7 +19,7 @@ def test_a_simulated_instance_is_refused(
         code = main(["--instance", instance.url, "--model", str(tmp_path)])
     assert code == 2
     said = capsys.readouterr().err
-    assert "A simulated instance cannot be used here, for its tokens teach nothing" in said
+    assert "Simulated instances cannot be used here, because their tokens" in said
     assert "Traceback" not in said
 
 

@@ -49,8 +49,8 @@ def test_one_that_serves_the_model(tmp_path: Path) -> None:
     ("models", "says"),
     [
         ({"data": [{"root": "another"}]}, "serves another, not the weights in"),
-        ({"data": []}, "cannot be asked which model"),
-        ("hello", "cannot be asked which model"),
+        ({"data": []}, "cannot read which model"),
+        ("hello", "cannot read which model"),
     ],
 )
 def test_one_that_does_not(tmp_path: Path, models: Any, says: str) -> None:
@@ -59,5 +59,5 @@ def test_one_that_does_not(tmp_path: Path, models: Any, says: str) -> None:
 
 
 def test_nobody_there(tmp_path: Path) -> None:
-    with pytest.raises(CallerError, match="cannot be asked which model"):
+    with pytest.raises(CallerError, match="cannot read which model"):
         check_real("http://127.0.0.1:1", tmp_path)

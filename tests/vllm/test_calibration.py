@@ -74,7 +74,7 @@ def test_a_running_server(models: list[Path], tmp_path: Path) -> None:
     assert fleet.prefix_caching
     assert 0 < found.weights.seconds < 30
     assert 1e-4 < cost.step_s + cost.weights_s < 0.2
-    assert "Could not be told: max_num_batched_tokens" not in out.read_text()
+    assert "Not determined: max_num_batched_tokens" not in out.read_text()
 
 
 def test_what_a_replay_says_beforehand(capsys: pytest.CaptureFixture[str]) -> None:

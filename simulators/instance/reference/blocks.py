@@ -1,4 +1,4 @@
-"""vLLM's KV block pool as it is, block by block: the oracle for the runs of `kv_blocks`."""
+"""vLLM's KV block pool, block by block: the oracle for the runs of `kv_blocks`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ BlockName = tuple[Hashable, int]
 
 
 class Block:
-    """One block: its name once it is cached, and how many attempts use it."""
+    """One block: its name when it is cached, and how many attempts use it."""
 
     __slots__ = ("name", "users")
 
@@ -20,9 +20,9 @@ class Block:
 
 
 class BlockPool:
-    """A pool of `count` blocks. Of copies with one name the oldest is found.
+    """A pool of `count` blocks. Of copies with the same name the oldest is found.
 
-    free  next to be handed out first: blocks without content, then the least recently freed
+    free  in the order of allocation: blocks without content, then the least recently freed
     """
 
     def __init__(self, count: int, caching: bool = True) -> None:
@@ -43,7 +43,7 @@ class BlockPool:
             block.users += 1
 
     def allocate(self, count: int) -> list[Block]:
-        """Hand out `count` <= len(free) blocks; what was cached in them is forgotten."""
+        """Allocate `count` <= len(free) blocks; their cached content is forgotten."""
         taken, self.free = self.free[:count], self.free[count:]
         for block in taken:
             block.users = 1
@@ -72,7 +72,7 @@ class BlockPool:
         self.free = [*blank, *self.free, *cached]
 
     def clear(self) -> None:
-        """Forget all cached content, which is possible only while no block is in use."""
+        """Forget all cached content; possible only if no block is in use."""
         if len(self.free) == self.count:
             self._cached.clear()
             for block in self.free:

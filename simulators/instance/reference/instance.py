@@ -30,7 +30,7 @@ Pause = tuple[PauseMode, bool]
 
 
 class StepRecord(NamedTuple):
-    """What was decided for one step, by attempt numbers."""
+    """The decision for one step, by attempt numbers."""
 
     scheduled: dict[int, int]
     """attempt -> tokens, in scheduling order"""
@@ -40,7 +40,7 @@ class StepRecord(NamedTuple):
 
 
 class ReferenceCore:
-    """What takes effect at the boundary between two steps, the last of which was at `at`."""
+    """The boundary between two steps, where inputs take effect; the last one was at `at`."""
 
     def __init__(self, spec: InstanceSpec, version: int, inbox: Inbox) -> None:
         self.scheduler = ReferenceScheduler(spec)
@@ -111,16 +111,16 @@ class ReferenceCore:
 
 
 class ReferenceInstance:
-    """Does what `SimInstance` does, whose docstrings hold here; `last_step` tells what was decided
-    last. `next_at` names every step."""
+    """The same as `SimInstance`, whose docstrings apply here; `last_step` is the last decision.
+    `next_at` includes every step."""
 
     def __init__(self, spec: InstanceSpec, version: int = 0) -> None:
         self.spec = spec
         self.last_step: StepRecord | None = None
         self._inbox = Inbox()
         self._core = ReferenceCore(spec, version, self._inbox)
-        self._step: ReferenceStep | None = None  # under way ...
-        self._end = 0.0  # ... until then
+        self._step: ReferenceStep | None = None  # in progress ...
+        self._end = 0.0  # ... and its end
         self._busy_s = 0.0
         self._writers: dict[tuple[object, ...], int] = {}  # of each text, by its name
 
@@ -167,7 +167,7 @@ class ReferenceInstance:
         self._inbox.post(self._core.scheduler.clear_cache, preempt)
 
     def close(self) -> None:
-        """Nothing here refers to itself."""
+        """There are no reference cycles to break."""
 
     # -- time ------------------------------------------------------------------------------
 
@@ -231,12 +231,12 @@ class ReferenceInstance:
 
     @property
     def running(self) -> list[int]:
-        """The numbers of those that run, in order of admission."""
+        """The numbers of the running attempts, in order of admission."""
         return [attempt.number for attempt in self._core.scheduler.running]
 
     @property
     def step_end(self) -> float | None:
-        """When the step under way ends."""
+        """When the step in progress ends."""
         return None if self._step is None else self._end
 
     def can_run(self) -> bool:

@@ -1,4 +1,4 @@
-"""The rules of `step_scheduler` as vLLM's `schedule()` has them: two loops over lists."""
+"""The rules of `step_scheduler` as in vLLM's `schedule()`: two loops over lists."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from rollout_sched.simulators.instance.step_time import StepTime
 
 
 class ReferenceAttempt:
-    """An attempt with every count written out.
+    """An attempt with every count stored explicitly.
 
     tokens     context and new ones
-    computed   leading tokens whose KV is in `blocks`, or will be with the step under way
-    known      leading tokens that were computed at some time, here or before
-    prefilled  all of its context is computed: from then on it decodes
+    computed   leading tokens whose KV is in `blocks`, or will be after the step in progress
+    known      leading tokens that were computed at any time, here or before
+    prefilled  all of its context is computed, so it decodes
     versions   of its new tokens, one for each
-    text       names what it writes; only one that was not `aborted` may write it
+    text       names what it writes; only an attempt that was not `aborted` may write it
     """
 
     def __init__(
@@ -58,8 +58,8 @@ class ReferenceAttempt:
 
 
 class ReferenceStep(NamedTuple):
-    """Who is in a step with how many tokens, who was preempted for it, and what those admitted
-    found in the prefix cache."""
+    """The attempts in a step with their tokens, those preempted for it, and the cached tokens that
+    admitted ones found."""
 
     scheduled: dict[ReferenceAttempt, int]
     preempted: list[ReferenceAttempt]
@@ -67,7 +67,7 @@ class ReferenceStep(NamedTuple):
 
 
 class ReferenceScheduler:
-    """Queue and running list of one instance. `admits`, `runs`: what a pause has switched off."""
+    """Queue and running list of one instance. `admits`, `runs`: False during a pause."""
 
     def __init__(self, spec: InstanceSpec) -> None:
         self.spec = spec
@@ -110,7 +110,7 @@ class ReferenceScheduler:
         self.pool.clear()
 
     def decide(self) -> tuple[ReferenceStep, float]:
-        """The next step, and how many seconds it takes."""
+        """The next step, and its duration in seconds."""
         step = ReferenceStep({}, [], {})
         budget = self._schedule_running(step)
         if not step.preempted and self.admits:
@@ -126,7 +126,7 @@ class ReferenceScheduler:
         return step, seconds
 
     def _schedule_running(self, step: ReferenceStep) -> int:
-        """Returns what is left of the token budget."""
+        """Returns the rest of the token budget."""
         budget, place = self.spec.max_num_batched_tokens, 0
         while place < len(self.running) and budget:
             attempt = self.running[place]
@@ -176,7 +176,7 @@ class ReferenceScheduler:
         step.scheduled[attempt] = tokens
 
     def _missing(self, attempt: ReferenceAttempt, tokens: int) -> int:
-        """Blocks for so many more tokens."""
+        """Blocks needed for so many more tokens."""
         return -(-(attempt.computed + tokens) // self.spec.block_size) - len(attempt.blocks)
 
     def _seconds(self, step: ReferenceStep) -> float:

@@ -1,1 +1,1 @@
-"""Other people's traces: a file for each format, or family of formats."""
+"""Foreign trace formats: one file for each format or family of formats."""

@@ -17,10 +17,10 @@ def _convert(rows: Iterable[Row], _: Counting) -> Placed:
     """{"id", "requests": [{"t", "type", "in", "out", "api_time"}, ...]}: a session on each line.
 
     A session is a group of one, and so is each of its subagents (`type` "subagent", with requests
-    of its own), which run beside it. `in` and `out` are tokens, `t` is when a call began and
-    `api_time` how long it took, in seconds. Block hashes are left out. What a prompt has beyond the
-    turn before was observed between them; where an agent has compacted its context it has less,
-    and nothing was.
+    of its own), which run in parallel. `in` and `out` are tokens, `t` is the start of a call and
+    `api_time` its duration, in seconds. Block hashes are left out. The tokens that a prompt has
+    beyond the previous turn are the observation. If the agent has compacted its context, the prompt
+    is shorter and there is no observation.
     """
     for serial, row in enumerate(rows):
         name = row.text("id") if row.fields.get("id") is not None else f"session-{serial}"
@@ -30,7 +30,7 @@ def _convert(rows: Iterable[Row], _: Counting) -> Placed:
 
 
 def _agents(row: Row, requests: list[object]) -> Iterator[list[Row]]:
-    """The calls of a session, less those of its subagents; then the calls of each of these."""
+    """The calls of a session without those of its subagents; then the calls of each subagent."""
     waiting = [requests]
     while waiting:
         own = []
@@ -61,7 +61,7 @@ def _turn(call: Row, after: Row) -> Turn:
 
 
 def _made(call: Row) -> int:
-    """A call that was broken off has made nothing, and yet it ended with a token."""
+    """Output tokens. An aborted call has 0 in the trace; it counts as one token."""
     return max(1, call.whole("out"))
 
 

@@ -1,4 +1,4 @@
-"""AReaL's session records (perf_tracer): how long each session generated, and waited for tools."""
+"""AReaL's session records (perf_tracer): time that each session generated and waited for tools."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from rollout_sched.simulators.traces.importer import Importer, Placed
 from rollout_sched.simulators.traces.model import COUNTED_BY, MOST_TOKENS, SampleRecord, Turn
 from rollout_sched.simulators.traces.rows import Row
 
-#: There is nothing in the records about the prompt.
+#: The records say nothing about the prompt.
 UNKNOWN_PROMPT = 1
 
 
 def _convert(rows: Iterable[Row], counting: Counting) -> Placed:
     """submit_ts, finalized_ts, generate_s [, task_id, toolcall_s, reward_s, status, ...].
 
-    Sessions of a `task_id` are a group, others groups of one. They hold times and no tokens, so
-    those are estimated by the seconds of generation, and the label says so. Time with tools is
-    between two turns of equal length, as nothing says how many there were; a session that never
+    Sessions of a `task_id` are a group, others groups of one. They have times and no tokens, so
+    tokens are estimated from the seconds of generation, and a label says so. The number of turns is
+    unknown, so the time with tools lies between two turns of equal length. A session that never
     generated is left out.
     """
     sessions = [row for row in rows if row.seconds("generate_s") > 0]
@@ -47,7 +47,7 @@ def _convert(rows: Iterable[Row], counting: Counting) -> Placed:
 def _turns(row: Row, counting: Counting) -> tuple[Turn, ...]:
     made_s = row.seconds("generate_s")
     if made_s * counting.tokens_per_s > MOST_TOKENS:
-        raise row.error("generate_s", f"expected seconds that make at most {MOST_TOKENS} tokens")
+        raise row.error("generate_s", f"expected seconds for at most {MOST_TOKENS} tokens")
     acting_s = row.seconds("toolcall_s") if row.fields.get("toolcall_s") is not None else 0.0
     if not acting_s:
         return (Turn(counting.of_seconds(made_s)),)

@@ -1,4 +1,4 @@
-"""A table with a row for each sample of a group."""
+"""A table with one row per sample of a group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""llm-d's request logs: a line for each answer, several for a conversation."""
+"""llm-d's request logs: one line per answer, several per conversation."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from rollout_sched.simulators.traces.rows import Row
 def _convert(rows: Iterable[Row], _: Counting) -> Placed:
     """ts, request_id, prompt_tokens, output_tokens [, turn, prompt_hash, gen_s, endpoint].
 
-    The lines of one request_id are the turns of one trajectory, by `turn`; those whose first
-    prompts have the same hash are a group. `ts` is when a turn was answered, `gen_s` for how long
-    it was made, in seconds. What a later prompt has beyond the turn before was observed between
-    them; where a client takes reasoning out of the history it has less, and nothing was.
+    The lines of one request_id are the turns of one trajectory, by `turn`; trajectories whose first
+    prompts have the same hash are a group. `ts` is when a turn was answered, `gen_s` its generation
+    time in seconds. The tokens that a prompt has beyond the previous turn are the observation. If a
+    client removes reasoning from the history, the prompt is shorter and there is no observation.
     """
     trajectories: dict[str, list[Row]] = {}
     for row in rows:

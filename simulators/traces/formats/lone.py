@@ -1,4 +1,4 @@
-"""Serving traces, which know no groups: each request is a group of one, with its arrival."""
+"""Serving traces without groups: each request is a group of one, with its arrival."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _vidur(rows: Iterable[Row], _: Counting) -> Placed:
 def _mooncake(rows: Iterable[Row], _: Counting) -> Placed:
     """timestamp (ms), input_length, output_length [, hash_ids]: Mooncake's records.
 
-    The block hashes are left out: they tell of sharing between requests, not of lengths.
+    The block hashes are left out: they describe sharing between requests, not lengths.
     """
     for serial, row in enumerate(rows):
         arrival_s = row.seconds("timestamp") / 1000
@@ -61,7 +61,7 @@ def _lone(
     output: str,
     labels: dict[str, str] | None = None,
 ) -> tuple[SamplePlace, SampleRecord]:
-    """A sample that is a group of its own, from a source that knows no groups."""
+    """A sample that is a group of its own, from a source without groups."""
     turns = (Turn(row.tokens(output)),)
     sample = SampleRecord(
         str(serial), 0, row.tokens(prompt), turns, arrival_s, "unknown", None, labels or {}

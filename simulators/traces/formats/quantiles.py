@@ -1,4 +1,4 @@
-"""Tables of quantiles, in which there is nothing to replay."""
+"""Tables of quantiles, which cannot be replayed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rollout_sched.simulators.traces.rows import Row
 
 
 def _refuse(rows: Iterable[Row], _: Counting) -> Placed:
-    """q, ...: quantiles of a distribution. TraceError at the first row."""
+    """q, ...: quantiles of a distribution. Raises TraceError at the first row."""
     for row in rows:
         raise TraceError(
             row.where,

@@ -1,4 +1,4 @@
-"""Trajectories of a group, with a list for each turn, or for each of its lengths."""
+"""Trajectories of a group, with one list per turn, or one list per kind of length."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _short_keys(rows: Iterable[Row], _: Counting) -> Placed:
 def _lists(rows: Iterable[Row], _: Counting) -> Placed:
     """{"group", "stream", "prompt_len", "out_lens", "obs_lens", "tool_times"}: tpu-inference.
 
-    obs_lens and tool_times may leave out the last turn, which nothing follows.
+    obs_lens and tool_times may omit the last turn, because nothing follows it.
     """
     for row in rows:
         out, obs, times = (
@@ -47,7 +47,7 @@ def _turns(
     observations: tuple[str, list[object]],
     times: tuple[str, list[object]],
 ) -> tuple[Turn, ...]:
-    """Turns from three (field, values) lists; what is said to follow the last turn is dropped."""
+    """Turns from three (field, values) lists; values after the last turn are dropped."""
     field, lengths = outputs
     if not lengths:
         raise row.error(field, "expected at least one turn")

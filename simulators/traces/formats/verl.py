@@ -1,4 +1,4 @@
-"""verl's rollout dumps: texts, which we count ourselves."""
+"""verl's rollout dumps: texts, whose tokens we count."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from rollout_sched.simulators.traces.rows import Row
 
 
 def _convert(rows: Iterable[Row], counting: Counting) -> Placed:
-    """{"input", "output" [, "uid", "step", "score", ...]}: verl's rollout dump, counted by us.
+    """{"input", "output" [, "uid", "step", "score", ...]}: verl's rollout dump.
 
-    Group: the uid where there is one, else equal inputs within a step. The texts are dropped;
-    step and score become labels, and so does the way of counting.
+    Group: the uid if there is one, else equal inputs within a step. The texts are dropped; step,
+    score and the way of counting become labels.
     """
     names: dict[tuple[str, str], str] = {}
     members: Counter[str] = Counter()

@@ -76,15 +76,15 @@ def test_a_guess_is_valid_and_can_be_replayed(
 def test_what_is_assumed_is_said(capsys: Capture) -> None:
     main(["scenarios", "guess", "--gpu", "b200", "--params", "14e9", "--layers", "40"])
     said = capsys.readouterr().out
-    assert "# Of this GPU nothing was fitted: it gets the efficiencies of h100." in said
-    assert "# Taken for the model: hidden 5376" in said
+    assert "# Nothing was fitted for this GPU: it gets the efficiencies of h100." in said
+    assert "# Assumed model: hidden 5376" in said
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (["--gpu", "h100"], "--params and --layers"),
-        (["--gpu", "h100", "--model", "qwen2.5-7b", "--layers", "3"], "the one or the other"),
+        (["--gpu", "h100", "--model", "qwen2.5-7b", "--layers", "3"], "give one or the other"),
         (["--gpu", "h100", "--params", "14", "--layers", "40"], "such as 14e9"),
         (["--gpu", "h1000", "--model", "qwen2.5-7b"], 'did you mean "h100"'),
     ],

@@ -83,7 +83,7 @@ def test_what_is_told_of_a_model_holds() -> None:
     ("model", "layout", "says"),
     [
         ("qwen2.5-72b", Layout(8, 1), "larger --tp"),
-        ("qwen2.5-7b", Layout(2, 4), "more --gpus"),
+        ("qwen2.5-7b", Layout(2, 4), "increase --gpus"),
         ("qwen2.5-7b", Layout(8, 1, 8), "leave none"),
         ("qwen2.5-7b", Layout(9, 3), "--tp 3"),
     ],

@@ -13,7 +13,7 @@ from rollout_sched.simulators.instance.cost_model import CostModel
         ({"token_s": -1.0}, "token_s"),
         ({"context_s": float("nan")}, "context_s"),
         ({"exponent": 0.5}, "exponent"),
-        ({"step_s": 0.0, "weights_s": 0.0}, "stands still"),
+        ({"step_s": 0.0, "weights_s": 0.0}, "cannot advance"),
     ],
 )
 def test_nonsense_is_refused(wrong: dict[str, float], says: str) -> None:

@@ -351,7 +351,7 @@ def test_a_policy_that_stalls_is_told_where(poll_s: float) -> None:
     roles = msgspec.structs.replace(policy.build(), routing=Nowhere())
     scheduler = policy.scheduler(1)
     scheduler = type(scheduler)(roles, 1)
-    with pytest.raises(PolicyError, match=r"any more at 0\.000 s, with 0 of 2 groups trained"):
+    with pytest.raises(PolicyError, match=r"is left at 0\.000 s, with 0 of 2 groups trained"):
         ClosedLoop(scheduler, workload, scenario).run()
 
 

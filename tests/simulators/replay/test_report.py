@@ -146,7 +146,7 @@ class TestComparison:
             bound["on_policy"]["parts_s"]["mean"] <= (bound["on_policy"]["whole_batches_s"]["mean"])
         )
         text = heading(document, 2000)
-        assert "none at staleness 0 in less than" in text
+        assert "; at staleness 0 in less than" in text
         for policy in document["policies"]:
             assert policy["max_staleness"] == 0
             assert policy["gap_to_on_policy_bound"]["min"] >= -1e-9
@@ -212,7 +212,7 @@ class TestRoughWorlds:
 
     def test_where_nobody_trains_there_is_nothing_said_of_training(self) -> None:
         text = self.text(self.document(batches=False))
-        assert "nobody trains" in text
+        assert "no training" in text
         assert "What the clients got" in text
         assert "What the trainer got" not in text
         assert "No policy" not in text

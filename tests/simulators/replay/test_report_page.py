@@ -49,4 +49,4 @@ def test_the_tables_are_those_of_the_terminal() -> None:
 
 def test_of_several_seeds_it_says_which_is_drawn() -> None:
     data, _ = drawn(seeds=2)
-    assert "drawn is seed 0" in data["about"][-1]
+    assert "charts show seed 0" in data["about"][-1]

@@ -18,7 +18,7 @@ def test_a_run_that_lasts_too_long_is_given_up() -> None:
     trace = synthetic(2, 2, median=5, cap=9, prompt_median=5)
     notes = RunNotes("ours", Workload(trace, Job(prompts_per_step=2)), None, give_up_s=10.0)
     notes.observe(10.0, Woke(), [])
-    with pytest.raises(PolicyError, match="ours: not over after 10 s"):
+    with pytest.raises(PolicyError, match="ours: run not finished after 10 s"):
         notes.observe(10.1, Woke(), [])
     assert notes.events == 2
 

@@ -102,7 +102,7 @@ def test_a_misspelt_key_is_told_its_neighbour(
         ({"faults": [{"what": "failing", "at_s": 0, "share": 1.5}]}, "faults[0].share"),
         (
             {"faults": [{"what": "failing", "at_s": 0, "blame": "instance"}]},
-            "faults[0]: no instance is ever reached again",
+            "faults[0]: no instance can ever be reached again",
         ),
         (
             {"faults": [{"what": "joins", "at_s": 9, "instance": n} for n in (0, 1)]},

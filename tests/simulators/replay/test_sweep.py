@@ -49,7 +49,7 @@ def test_whose_an_axis_is() -> None:
     assert not is_of_policies(Axis("weights", "fixed_s", (1.0,)))
     for table, key, says in (
         ("freshness", "max_stalenes", "no such parameter"),
-        ("freshnes", "max_staleness", "no such role, or table"),
+        ("freshnes", "max_staleness", "no such role or scenario table"),
     ):
         with pytest.raises(CallerError, match=says):
             is_of_policies(Axis(table, key, (1,)))

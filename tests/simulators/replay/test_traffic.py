@@ -70,7 +70,7 @@ class TestRecorded:
         assert len(Traffic(TrafficModel(for_s=7.0), Trace("t", gather([TALK, early])), 0)) == 1
 
     def test_a_trace_without_arrivals_is_told_what_to_do(self) -> None:
-        with pytest.raises(CallerError, match=r"trace t does not say when.*set traffic\.rate"):
+        with pytest.raises(CallerError, match=r"trace t has no arrival times.*set traffic\.rate"):
             Traffic(TrafficModel(), make_trace({"a": [3]}), 0)
 
 

@@ -65,8 +65,8 @@ class TestWhoIsFastest:
 
     def test_shorter_samples_win_nothing(self) -> None:
         first, second, *_ = said(BASE, policy("short", 3.0, bias="shorter"))
-        assert first == "Fastest: base, to which the others are compared."
-        assert second == "short is faster (3.00x) but trains shorter samples than were asked for."
+        assert first == "Fastest: base, the policy that the others are compared with."
+        assert second == "short is faster (3.00x) but trains shorter samples than requested."
 
     def test_an_interval_that_holds_1_may_be_chance(self) -> None:
         first, *_ = said(BASE, policy("lucky", 1.1, interval=(0.9, 1.3)))
@@ -75,26 +75,26 @@ class TestWhoIsFastest:
     def test_who_is_level_with_it(self) -> None:
         best = policy("best", 1.5, interval=(1.4, 1.6))
         near, far = policy("near", 1.45, interval=(1.3, 1.6)), policy("far", 1.2)
-        assert "Level with it, as far as this replay can tell: near (1.45x (1.30-1.60))." in said(
+        assert "This replay cannot tell these from the fastest: near (1.45x (1.30-1.60))." in said(
             BASE, best, near, far
         )
 
     def test_nobody_may_be_allowed(self) -> None:
         [only] = said(policy("a", 1.0, stale=2), max_staleness=1)
-        assert only.startswith("No policy here trains all lengths")
+        assert only.startswith("No policy here trains all the requested lengths")
 
 
 class TestWhatItCosts:
     def test_nothing(self) -> None:
-        assert "It costs nothing that is measured here." in said(BASE)
+        assert "It has no cost that is measured here." in said(BASE)
 
     def test_everything(self) -> None:
         text = " ".join(said(policy("a", 1.0, stale=2, bias="long last", ks=0.3, discarded=0.25)))
         for cost in (
-            "samples 1.00 versions old in the mean, 2 at most",
-            "25 tokens thrown away for each hundred trained",
+            "samples 1.00 versions old on average, 2 at most",
+            "25 tokens discarded per 100 trained",
             "KS 0.30 beyond chance",
-            "the long samples only at the end",
+            "long samples trained only at the end",
         ):
             assert cost in text
 

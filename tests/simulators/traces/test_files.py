@@ -82,7 +82,7 @@ class TestWriting:
 
     def test_gather_refuses_a_duplicate_and_an_empty_trace(self) -> None:
         twice = [SampleRecord("a", 0, 5, (Turn(1),))] * 2
-        with pytest.raises(TraceError, match="second time"):
+        with pytest.raises(TraceError, match="appears twice"):
             gather(twice)
         with pytest.raises(TraceError, match="no samples"):
             gather([])

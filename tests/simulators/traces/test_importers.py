@@ -27,7 +27,7 @@ from tests.simulators.traces.imported import imported
             "group_id,sample_idx,prompt_tokens,response_tokens\n1,0,2,3\n1,0,2,4\n",
             3,
             "sample",
-            "second time",
+            "appears twice",
         ),
         (
             "group_id,sample_idx,prompt_tokens,response_tokens,truncated\n1,0,2,3,maybe\n",

@@ -52,7 +52,7 @@ class TestRefusing:
             ),
             ('{"group":"a","sample":0,"prompt', "", "malformed JSON"),
             ("[1, 2]", "", "found [1, 2]"),
-            (GOOD, "sample", "second time"),
+            (GOOD, "sample", "appears twice"),
         ],
     )
     def test_a_bad_line_is_named(self, tmp_path: Path, line: str, field: str, found: str) -> None:

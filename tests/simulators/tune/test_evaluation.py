@@ -68,7 +68,7 @@ class TestBench:
 
     def test_where_nobody_trains_there_is_nothing_to_tune(self) -> None:
         world = make_scenario(batches=False, traffic=TrafficModel(rate=1.0, for_s=1.0))
-        with pytest.raises(CallerError, match="nobody trains"):
+        with pytest.raises(CallerError, match="there is no training"):
             bench_of(TRACE, world, seed=0)
 
     def test_what_never_fits_is_said_at_once(self) -> None:
@@ -126,7 +126,7 @@ class TestFigures:
 
 
 def test_what_takes_too_long_is_a_failure() -> None:
-    assert "not over after 5 s" in small_bench()(Task({}, Case(3, 1), give_up_s=5.0)).failed
+    assert "run not finished after 5 s" in small_bench()(Task({}, Case(3, 1), give_up_s=5.0)).failed
 
 
 @pytest.mark.parametrize(("role", "use"), BLIND)

@@ -117,7 +117,7 @@ class TestBudget:
         assert LIMITS.exceeded(result.finalists.figures(result.winner)) == []
 
     def test_no_time_at_all_says_what_to_do(self) -> None:
-        with pytest.raises(CallerError, match="give more time by --budget"):
+        with pytest.raises(CallerError, match="increase --budget"):
             tuned(Oracle(faster_with_more_prompts), evaluations=None, seconds=0.0)
 
     def test_no_validation_where_none_is_wanted(self) -> None:

@@ -17,5 +17,5 @@ def test_there_is_nothing_to_replay(tmp_path: Path, rows: str) -> None:
 
 
 def test_one_without_rows_names_its_file(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match=r"foreign\.txt: no samples in it"):
+    with pytest.raises(TraceError, match=r"foreign\.txt: no samples"):
         imported(tmp_path, "q,input_tokens\n")
