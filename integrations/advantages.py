@@ -1,4 +1,4 @@
-"""Advantages relative to a group: what its samples' rewards say about each of them."""
+"""Group-relative advantages of samples, computed from their rewards."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ import numpy as np
 from rollout_sched.core.errors import CallerError
 from rollout_sched.live.samples import Batch, Sample
 
-#: Keeps the advantages of a group whose rewards are all but equal small.
+#: Keeps advantages small if the rewards of a group are almost equal.
 EPSILON = 1e-4
 
-#: The reward of one sample; NaN if it cannot be told.
+#: The reward of one sample; NaN if it is unknown.
 Reward = Callable[[Sample], float]
 
 
 def own_reward(sample: Sample) -> float:
-    """What the scheduler's reward function has said of it."""
+    """The reward from the scheduler's reward function; NaN without one."""
     return math.nan if sample.reward is None else sample.reward
 
 
 class GroupAdvantages(msgspec.Struct, frozen=True):
-    """The advantages of a batch's samples by a reward for each.
+    """The advantages of a batch's samples, from a reward for each.
 
-    reward  of a sample; by default the one that it brings
+    reward  returns the reward of a sample; default: the reward stored in the sample
     scale   divide by the standard deviation of the group, as in GRPO (arXiv 2402.03300, 4.1.2);
-            without it as in Dr. GRPO (arXiv 2503.20783)
+            False: as in Dr. GRPO (arXiv 2503.20783)
     """
 
     reward: Reward = own_reward
@@ -41,13 +41,13 @@ class GroupAdvantages(msgspec.Struct, frozen=True):
 
 
 def group_advantages(batch: Batch, rewards: Sequence[float], *, scale: bool = True) -> list[float]:
-    """One advantage for each of `batch.samples`, whose rewards these are in the same order.
+    """One advantage for each of `batch.samples`; `rewards` has the same order.
 
-    A sample without a reward (NaN) has the advantage 0 and does not count for its siblings. Raises
-    CallerError if there are fewer or more rewards than samples.
+    A sample without a reward (NaN) has the advantage 0 and does not affect its siblings. Raises
+    CallerError if the numbers of rewards and samples differ.
     """
     if len(rewards) != len(batch.samples):
-        raise CallerError(f"{len(rewards)} rewards for {len(batch.samples)} samples: give each one")
+        raise CallerError(f"{len(rewards)} rewards for {len(batch.samples)} samples: give one each")
     places: dict[str, list[int]] = {}
     for place, sample in enumerate(batch.samples):
         places.setdefault(sample.uid, []).append(place)
@@ -60,7 +60,7 @@ def group_advantages(batch: Batch, rewards: Sequence[float], *, scale: bool = Tr
 
 
 def relative(rewards: Sequence[float], *, scale: bool = True) -> list[float]:
-    """Of one group's samples, as in `group_advantages`; equal rewards teach nothing."""
+    """The advantages of one group, as in `group_advantages`; equal rewards give 0."""
     values = np.asarray(rewards, dtype=np.float64)
     scored = ~np.isnan(values)
     if not scored.any():

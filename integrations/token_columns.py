@@ -1,7 +1,7 @@
 """A batch's ragged samples as arrays: one entry for each token of all samples, in order.
 
-Whatever is one entry per token stands at that token's own place, prompt included: the logits that
-predict the token at t are those at t - 1.
+The entry of a token stands at the token's own position, prompt included: the logits that predict
+the token at t are those at t - 1.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def _length(sample: Sample) -> int:
 
 
 def columns(batch: Batch, advantages: Advantages | None = None) -> Columns:
-    """By the names of `torch.collate.packed`. Raises CallerError if some samples have log-probs and
-    others have none, or there are not as many advantages as samples."""
+    """Arrays with the names of `torch.collate.packed`. Raises CallerError if some samples have
+    log-probs and others have none, or if the numbers of advantages and samples differ."""
     samples = batch.samples
     made: Columns = {
         "input_ids": _joined([[*s.prompt_ids, *s.response_ids] for s in samples], np.int64),
@@ -45,7 +45,7 @@ def columns(batch: Batch, advantages: Advantages | None = None) -> Columns:
     if advantages is not None:
         values = np.asarray(advantages(batch), np.float32)
         if len(values) != len(samples):
-            raise CallerError(f"{len(values)} advantages for {len(samples)} samples: give each one")
+            raise CallerError(f"{len(values)} advantages for {len(samples)} samples: give one each")
         mask = made["response_mask"].astype(np.float32)
         made["advantages"] = np.repeat(values, lengths(batch)) * mask
     return made
@@ -56,8 +56,8 @@ def _log_probs(samples: Sequence[Sample]) -> list[list[float]] | None:
     if found and len(found) < len(samples):
         without = next(s.uid for s in samples if s.rollout_log_probs is None)
         raise CallerError(
-            f"group {without!r} has no log-probs and others of its batch have: submit all prompts "
-            'with sampling {"logprobs": 0}, or none'
+            f"group {without!r} has no log-probs, but other groups of the batch do: submit all "
+            'prompts with sampling {"logprobs": 0}, or none'
         )
     return found or None
 
@@ -65,7 +65,7 @@ def _log_probs(samples: Sequence[Sample]) -> list[list[float]] | None:
 def _after_prompts(
     samples: Sequence[Sample], responses: Sequence[Sequence[float]], fill: float, dtype: type
 ) -> NDArray[np.generic]:
-    """What is one entry per response token, with `fill` for each prompt token before it."""
+    """A column of one entry per response token, with `fill` for each prompt token before it."""
     rows = (
         [fill] * len(sample.prompt_ids) + list(response)
         for sample, response in zip(samples, responses, strict=True)

@@ -1,4 +1,4 @@
-"""Where spans go: to a collector, by OTLP over HTTP."""
+"""Exports spans to a collector, with OTLP over HTTP."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def export(driver: Driver, app: web.Application, url: str) -> Callable[[], None]:
-    """Trace a gateway's driver; what has ended goes to `url`/v1/traces from a thread of its own.
-    Returns what ends that, and waits until all has been sent, or is given up.
+    """Trace a gateway's driver; a separate thread sends finished spans to `url`/v1/traces. Returns
+    a function that stops the tracing and waits until all spans are sent or given up.
 
-    What else is wanted of the exporter and of the resource is in the environment (OTEL_*).
+    Environment variables (OTEL_*) configure the exporter and the resource further.
     """
     provider = TracerProvider(resource=_resource(driver.epoch))
     exporter = OTLPSpanExporter(endpoint=f"{url.rstrip('/')}/v1/traces")
@@ -39,7 +39,8 @@ def export(driver: Driver, app: web.Application, url: str) -> Callable[[], None]
 
 @web.middleware
 async def in_named_context(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """What a trainer submits belongs to the trace that its call names."""
+    """Run the handler in the trace that the request's headers name, so that groups which a trainer
+    submits belong to it."""
     token = context.attach(propagate.extract(request.headers))
     try:
         return await handler(request)

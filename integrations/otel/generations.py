@@ -1,4 +1,4 @@
-"""The spans of attempts, each below its sample's."""
+"""The spans of attempts; the parent of each is the span of its sample."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rollout_sched.core.view import SchedulerView
 
 
 class Generations:
-    """Those under way, by the number of the attempt; and where each request was last."""
+    """The open spans by attempt number, and the last span and instance of each request."""
 
     def __init__(self, tracer: Tracer, view: SchedulerView) -> None:
         self._tracer = tracer
@@ -45,7 +45,8 @@ class Generations:
         self._open[action.attempt] = self._last[action.request] = span, action.instance
 
     def lines(self, attempt: int) -> bytes:
-        """The header lines by which an instance learns of it; none if it is over."""
+        """The header lines that name the attempt's span to an instance; empty if the span has
+        ended."""
         found = self._open.get(attempt)
         if found is None:
             return b""
@@ -54,13 +55,13 @@ class Generations:
         return b"".join(f"{name}: {value}\r\n".encode() for name, value in carrier.items())
 
     def end(self, event: Any) -> None:
-        """It was answered, or not."""
+        """End the span of an attempt that was answered or has failed."""
         found = self._open.pop(event.attempt, None)
         if found is None:
             return
         span, _ = found
         if isinstance(event, RequestFailed):
-            # Its reason may quote a prompt.
+            # The reason is left out, because it may quote a prompt.
             span.set_attribute("error.type", event.blame)
             span.set_status(Status(StatusCode.ERROR))
         else:
@@ -69,16 +70,16 @@ class Generations:
         span.end()
 
     def lose(self, instance: str) -> None:
-        """What ran there is answered no more."""
+        """End the spans of all attempts on a lost instance."""
         lost = [attempt for attempt, (_, where) in self._open.items() if where == instance]
         for attempt in lost:
             span, _ = self._open.pop(attempt)
             span.set_attribute("error.type", "instance")
-            span.set_status(Status(StatusCode.ERROR, "its instance was lost"))
+            span.set_status(Status(StatusCode.ERROR, "the instance was lost"))
             span.end()
 
     def forget(self, request: str) -> None:
-        """It is over."""
+        """Drop the last span of a request that has ended."""
         self._last.pop(request, None)
 
     def close(self) -> None:

@@ -1,14 +1,14 @@
-"""Spans of a live run: an observer of the driver, which pays for nothing where there is none.
+"""Spans of a live run, made by an observer of the driver; without it, tracing costs nothing.
 
     rl.sample        a client's request, or a trainer's sample from its first dispatch on
-      text_completion  one attempt: instance, version, tokens, how it ended, where it was before
+      text_completion  one attempt: instance, version, tokens, finish reason, previous instance
     rl.sync          new weights, from their publication until every instance has them
-      rl.sync.load     into one instance
+      rl.sync.load     the load into one instance
 
 The names of phases are those proposed for OpenTelemetry's conventions (semantic-conventions-genai,
-issue 88), those of an attempt are of its conventions for generative AI; neither is stable. The
-parent of a sample is what its client named in `traceparent`, or the span in which a trainer has
-submitted its group; an instance is named the attempt's, so that its own spans come below that.
+issue 88); the names of an attempt come from its conventions for generative AI. Neither is stable.
+The parent of a sample is the span that its client named in `traceparent`, or the span in which a
+trainer submitted its group. The instance gets the attempt's span as the parent of its own spans.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ from rollout_sched.metrics.fold import Handler
 from rollout_sched.metrics.folded import Folded
 from rollout_sched.metrics.weight_times import WeightTimes
 
-#: Of an attempt, at the beginning of what follows the run's name in an order's.
+#: The attempt number, which follows the run's id in the id of an order.
 _NUMBER = re.compile(r"\d+")
 
 
 class Tracing:
-    """Of one driver; `provider` has the spans and sends them."""
+    """Traces one driver; `provider` keeps the spans and sends them."""
 
     def __init__(self, driver: Driver, provider: TracerProvider) -> None:
         self._tracer = trace.get_tracer("rollout_sched", tracer_provider=provider)
         self._driver = driver
         self._samples: dict[str, Span] = {}
-        self._groups: dict[str, Context] = {}  # in which a group was submitted
+        self._groups: dict[str, Context] = {}  # the context in which each group was submitted
         self._generations = Generations(self._tracer, driver.view)
         self._sync: Span | None = None
         self._loads: dict[str, Span] = {}
@@ -80,7 +80,7 @@ class Tracing:
         return handlers
 
     def close(self) -> None:
-        """What is open ends now."""
+        """End all open spans now."""
         self._generations.close()
         open_spans = [*self._samples.values(), *self._loads.values()]
         for span in [*open_spans, *([self._sync] if self._sync else [])]:
@@ -143,7 +143,7 @@ class Tracing:
             if action.reason == "failed":
                 span.set_status(Status(StatusCode.ERROR))
             span.end()
-        if action.reason != "surplus":  # then the group is over
+        if action.reason != "surplus":  # the whole group has ended
             self._groups.pop(action.group, None)
 
     # -- instances and their weights -------------------------------------------------------
@@ -158,7 +158,7 @@ class Tracing:
             trace_orders(self.lines)
 
     def lines(self, order_id: str) -> bytes:
-        """What is said to an instance with an order: the attempt's span."""
+        """The header lines that name the attempt's span in an order to an instance."""
         attempt = _NUMBER.match(order_id.removeprefix(f"{self._driver.epoch}-"))
         return self._generations.lines(int(attempt[0])) if attempt else b""
 
@@ -166,7 +166,7 @@ class Tracing:
         self._generations.lose(event.instance)
         load = self._loads.pop(event.instance, None)
         if load is not None:
-            load.set_status(Status(StatusCode.ERROR, "it was lost"))
+            load.set_status(Status(StatusCode.ERROR, "the instance was lost"))
             load.end()
 
     def _published(self, now: float, event: WeightsPublished) -> None:
@@ -192,13 +192,13 @@ class Tracing:
             self._sync = None
 
     def _begin(self, name: str, parent: Context | None, about: dict[str, Any]) -> Span:
-        """What is not known is left out."""
+        """Start a span; empty attributes are left out."""
         known = {key: value for key, value in about.items() if value != ""}
         return self._tracer.start_span(name, context=parent, attributes=known)
 
 
 def _named_in(payload: Any) -> Context | None:
-    """The parent that a client has named in its header."""
+    """The parent span that a client has named in its headers."""
     call = getattr(payload, "call", None)
     if call is None:
         return None

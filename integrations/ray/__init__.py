@@ -1,6 +1,6 @@
 """A scheduler and its fronts as actors of a Ray cluster (`rollout-sched ray up`).
 
-Ray has the nodes, names, placement, restarts and batches (object references); frames between
-scheduler and fronts go over connections of our own (`rollout_sched.link`), which cost a fiftieth of
-an actor's call. What imports Ray does so where it is used.
+Ray provides the nodes, names, placement, restarts and the transport of batches (object references).
+Frames between scheduler and fronts use connections of our own (`rollout_sched.link`), which cost a
+fiftieth of an actor call. Modules import Ray inside the functions that use it.
 """

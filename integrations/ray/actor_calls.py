@@ -1,4 +1,4 @@
-"""A trainer's calls to the scheduler's actor, which Ray carries."""
+"""A trainer's calls to the scheduler's actor, over Ray."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from rollout_sched.integrations.gateway.control_plane.trainer_calls import (
 from rollout_sched.integrations.ray.deployment import NAMESPACE, Deployment
 from rollout_sched.integrations.ray.scheduler_actor import HandedBatch
 
-#: Seconds without an answer after which an actor is asked again: far more than it lets anybody
-#: wait.
+#: Seconds without an answer after which the call is repeated: far longer than the actor holds any
+#: call.
 ANSWER_S = 120.0
 
 
 class ActorCalls(TrainerCalls):
-    """To the scheduler of a deployment that is there. Ray must be initialised when it is opened."""
+    """Calls to the scheduler of an existing deployment. Initialise Ray before `open`."""
 
     def __init__(self, deployment: str) -> None:
         super().__init__(f"the scheduler of deployment {deployment!r}")
@@ -38,9 +38,9 @@ class ActorCalls(TrainerCalls):
             self.actor = await self._found()
         except ValueError:
             raise CallerError(
-                f"no deployment {self._deployment!r} is on this cluster; start it by "
-                f"`rollout-sched ray up --policy P --name {self._deployment}`, or give on_ray a "
-                "policy"
+                f"no deployment {self._deployment!r} on this cluster; start it with "
+                f"`rollout-sched ray up --policy P --name {self._deployment}`, or pass a policy to "
+                "on_ray"
             ) from None
 
     async def _found(self) -> Any:
@@ -51,7 +51,7 @@ class ActorCalls(TrainerCalls):
         return await asyncio.to_thread(ray.get_actor, name, NAMESPACE)
 
     async def close(self) -> None:
-        """The actor stays."""
+        """Does nothing: the actor keeps running."""
 
     async def greet(self) -> dict[str, Any]:
         _, body = await self.send("GET", STATE, repeatable=True)
@@ -67,7 +67,7 @@ class ActorCalls(TrainerCalls):
         return status, body
 
     async def micro_batches(self, asked: NextBatch, count: int) -> tuple[HandedBatch, list[Any]]:
-        """What comes of asking, and references of the micro-batches, which this process owns."""
+        """The answer, and references to the micro-batches, which this process owns."""
         return await self.repeated(lambda: self._micro_batches(asked, count))
 
     async def _micro_batches(self, asked: NextBatch, count: int) -> tuple[HandedBatch, list[Any]]:
@@ -78,8 +78,8 @@ class ActorCalls(TrainerCalls):
         return handed, refs
 
     async def _answer(self, call: Any) -> Any:
-        """What a call comes to. Raises GatewayError while the actor is away, and CallerError for
-        what keeps it from starting."""
+        """The result of a call. Raises GatewayError while the actor is unreachable, and the actor's
+        own RolloutError, such as CallerError if it cannot start."""
         import ray
 
         try:
@@ -92,7 +92,7 @@ class ActorCalls(TrainerCalls):
                 raise error.cause from None
             raise GatewayError(f"{self.name}: {error.cause!r}") from error
         except ray.exceptions.ActorDiedError as error:
-            with contextlib.suppress(ValueError):  # the deployment may have been started anew
+            with contextlib.suppress(ValueError):  # the deployment may have been started again
                 self.actor = await self._found()
             raise GatewayError(f"{self.name}: {error}") from error
         except ray.exceptions.RayError as error:

@@ -1,4 +1,4 @@
-"""A deployment on a cluster that is there: started, found and stopped."""
+"""Starts, finds and stops a deployment on a running Ray cluster."""
 
 from __future__ import annotations
 
@@ -27,32 +27,32 @@ log = logging.getLogger(__name__)
 
 
 def connect(address: str | None = None) -> None:
-    """To the cluster at `address`, unless this process is connected already; None: the one of this
-    machine. Raises CallerError if there is none."""
+    """Connect to the cluster at `address`, unless this process is already connected. None means the
+    cluster of this machine. Raises CallerError if there is no cluster."""
     try:
         import ray
     except ImportError as error:
-        raise CallerError(f"this needs the extra ray, rollout-sched[ray]: {error}") from error
+        raise CallerError(f"install the extra ray, rollout-sched[ray]: {error}") from error
     if ray.is_initialized():
         return
     try:
         ray.init(address=address or "auto", namespace=NAMESPACE, log_to_driver=False)
     except ConnectionError as error:
         raise CallerError(
-            f"no Ray cluster at {address or 'this machine'}: {error}; start one by "
+            f"no Ray cluster at {address or 'this machine'}: {error}; start one with "
             "`ray start --head`"
         ) from error
 
 
 async def start(options: Options, deployment: Deployment) -> SchedulerFacts:
-    """The deployment, which is made unless it is there: then it stays as it is. Raises CallerError
-    for what keeps it from starting; nothing stays then."""
+    """Start the deployment; one that exists stays unchanged. Raises CallerError if it cannot start;
+    then nothing is left behind."""
     import ray
 
-    load_policy(options.policy)  # what is wrong with it is said here, and nothing is made
+    load_policy(options.policy)  # a wrong policy is reported here, before anything is started
     actor = await found(deployment)
     if actor is not None:
-        log.warning("deployment %s is there already, and stays as it is", deployment.name)
+        log.warning("deployment %s already exists and is left unchanged", deployment.name)
         return await facts(actor)
     actor = await asyncio.to_thread(_make, options, deployment)
     try:
@@ -63,7 +63,7 @@ async def start(options: Options, deployment: Deployment) -> SchedulerFacts:
 
 
 async def found(deployment: Deployment) -> Any:
-    """The scheduler's actor; None if there is none."""
+    """The scheduler's actor, or None."""
     import ray
 
     try:
@@ -73,7 +73,7 @@ async def found(deployment: Deployment) -> Any:
 
 
 async def facts(actor: Any) -> SchedulerFacts:
-    """Once it has started. Raises CallerError."""
+    """Waits until the actor has started. Raises CallerError."""
     import ray
 
     try:
@@ -81,15 +81,15 @@ async def facts(actor: Any) -> SchedulerFacts:
     except ray.exceptions.RayTaskError as error:
         if isinstance(error.cause, CallerError):
             raise error.cause from None
-        raise CallerError(f"the scheduler does not start: {error.cause}") from error
+        raise CallerError(f"the scheduler cannot start: {error.cause}") from error
     except ray.exceptions.RayError as error:
-        raise CallerError(f"the scheduler does not start: {error}") from error
+        raise CallerError(f"the scheduler cannot start: {error}") from error
     return told
 
 
 async def stop(deployment: Deployment) -> bool:
-    """For good, with fronts whose scheduler is gone; False if nothing was there. The store
-    stays."""
+    """Stop the deployment permanently, including fronts whose scheduler is gone. Returns False if
+    nothing was running. The store is kept."""
     import ray
 
     actor = await found(deployment)
@@ -97,21 +97,21 @@ async def stop(deployment: Deployment) -> bool:
         try:
             await actor.close.remote()
         except ray.exceptions.RayError as error:
-            log.warning("the scheduler has not stopped by itself: %s", error)
+            log.warning("the scheduler did not stop cleanly and is killed: %s", error)
         await asyncio.to_thread(ray.kill, actor)
     left = await asyncio.to_thread(_kill_fronts, deployment)
     return actor is not None or left > 0
 
 
 def _kill_fronts(deployment: Deployment) -> int:
-    """Those that are still there, whoever has started them: how many."""
+    """Kill the fronts that are left, whichever process started them. Returns how many."""
     import ray
     from ray.util import list_named_actors
 
     prefix, left = deployment.front(""), 0
     for actor in list_named_actors(all_namespaces=True):
         if actor["namespace"] == NAMESPACE and actor["name"].startswith(prefix):
-            with contextlib.suppress(ValueError):  # it has just gone
+            with contextlib.suppress(ValueError):  # it has just ended
                 ray.kill(ray.get_actor(actor["name"], NAMESPACE))
                 left += 1
     return left
@@ -123,7 +123,7 @@ def _make(options: Options, deployment: Deployment) -> Any:
     actor = ray.remote(SchedulerActor).options(
         name=deployment.scheduler,
         namespace=NAMESPACE,
-        get_if_exists=True,  # somebody else may have been quicker
+        get_if_exists=True,  # another process may have started it first
         lifetime="detached",
         max_restarts=FOR_EVER,
         max_concurrency=CALLS_AT_ONCE,
@@ -134,7 +134,7 @@ def _make(options: Options, deployment: Deployment) -> Any:
 
 
 def _absolute(options: Options) -> Options:
-    """An actor works in a folder of Ray's."""
+    """The options with absolute paths: an actor's working directory belongs to Ray."""
     paths = {
         name: value.absolute()
         for name, value in msgspec.structs.asdict(options).items()

@@ -13,50 +13,51 @@ from rollout_sched.integrations.ray.deployment import NAME, Deployment, FrontCou
 
 
 def add(commands: Any) -> None:
-    """The commands and their options, for an argparse parser of commands."""
-    parser = commands.add_parser("ray", help="a scheduler and its fronts on a Ray cluster")
+    """Add the commands and their options to an argparse parser of commands."""
+    parser = commands.add_parser("ray", help="run a scheduler and its fronts on a Ray cluster")
     kinds = parser.add_subparsers(required=True, metavar="COMMAND")
     up = kinds.add_parser(
         "up",
-        help="start them, and leave them running",
+        help="start a deployment; it keeps running",
         argument_default=argparse.SUPPRESS,
     )
     _common(up)
     add = up.add_argument
-    add("--fronts", type=_fronts, metavar="per-node|N", help="default: per-node")
+    add("--fronts", type=_fronts, metavar="per-node|N", help="number of fronts; default: per-node")
     add(
         "--shared-store",
         action="store_true",
-        help="every node has the folder --store, so the scheduler may go on at another",
+        help="every node can open the folder --store, so the scheduler may restart on another node",
     )
     add(
         "--scheduler-port",
         type=port_number,
         metavar="PORT",
-        help="of the control plane; --port is that of the fronts (default: any)",
+        help="port of the control plane; --port is the port of the fronts (default: any)",
     )
-    add("--front-cpus", type=natural, metavar="N", help="cores that Ray keeps for each front")
+    add("--front-cpus", type=natural, metavar="N", help="cores that Ray reserves for each front")
     add(
         "--servers",
         metavar="PATTERN",
-        help="named actors that are vLLM servers, as 'vllm-*': they join when they appear",
+        help="pattern of named actors that are vLLM servers, such as 'vllm-*'; each joins when it "
+        "appears",
     )
     add(
         "--serve-apps",
         metavar="PATTERN",
-        help="Ray Serve applications, or APPLICATION/DEPLOYMENT, whose replicas are vLLM servers: "
-        "each joins by its own address",
+        help="pattern of Ray Serve applications, or APPLICATION/DEPLOYMENT, whose replicas are "
+        "vLLM servers; each joins with its own address",
     )
     add(
         "--server-method",
         metavar="NAME",
-        help="their method that tells the URL, or (address, port); default: url",
+        help="method of these actors that returns the URL or (address, port); default: url",
     )
     add_gateway_flags(up)
     up.set_defaults(run=_up)
     for name, run, about in (
-        ("status", _status, "where they are"),
-        ("down", _down, "stop them; the store stays"),
+        ("status", _status, "print the URLs of the scheduler and its fronts"),
+        ("down", _down, "stop a deployment; its store is kept"),
     ):
         kind = kinds.add_parser(name, help=about, argument_default=argparse.SUPPRESS)
         _common(kind)
@@ -64,8 +65,8 @@ def add(commands: Any) -> None:
 
 
 def _common(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--name", help=f"of the deployment; default: {NAME}")
-    parser.add_argument("--address", help="of the cluster; default: that of this machine")
+    parser.add_argument("--name", help=f"name of the deployment; default: {NAME}")
+    parser.add_argument("--address", help="address of the cluster; default: that of this machine")
 
 
 def _fronts(text: str) -> FrontCount:
@@ -93,7 +94,7 @@ def _status(options: argparse.Namespace) -> None:
     async def look() -> Any:
         actor = await cluster.found(deployment)
         if actor is None:
-            raise CallerError(f"no deployment {deployment.name!r} is on this cluster")
+            raise CallerError(f"no deployment {deployment.name!r} on this cluster")
         return await cluster.facts(actor)
 
     _tell(asyncio.run(look()))
@@ -105,7 +106,7 @@ def _down(options: argparse.Namespace) -> None:
     cluster.connect(getattr(options, "address", None))
     deployment = _deployment(options)
     if not asyncio.run(cluster.stop(deployment)):
-        raise CallerError(f"no deployment {deployment.name!r} is on this cluster")
+        raise CallerError(f"no deployment {deployment.name!r} on this cluster")
     print(f"deployment {deployment.name} has stopped")
 
 

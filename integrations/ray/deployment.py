@@ -1,4 +1,4 @@
-"""What `rollout-sched ray up` starts on a cluster, under which names, and where."""
+"""What `rollout-sched ray up` starts on a cluster: options, actor names and placement."""
 
 from __future__ import annotations
 
@@ -7,35 +7,37 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-#: Ray's namespace of all that is ours.
+#: The Ray namespace of all our actors.
 NAMESPACE = "rollout_sched"
 
-#: The deployment that is meant where none is named.
+#: The default name of a deployment.
 NAME = "rollout"
 
-#: Actors are started again for as long as there is a node for them.
+#: Ray restarts our actors without a limit, as long as there is a node for them.
 FOR_EVER = -1
 
-#: Clients' long polls and trainers' waits take no room from others.
+#: Concurrent calls of an actor: so many that long polls of clients and waits of trainers do not
+#: block other calls.
 CALLS_AT_ONCE = 10_000
 
 FrontCount = Literal["per-node"] | Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Deployment(msgspec.Struct, frozen=True, kw_only=True):
-    """One scheduler and its fronts.
+    """Options of one scheduler and its fronts.
 
-    name            of the deployment; there may be several on a cluster
-    fronts          "per-node": one on each node, those that come later too; or how many, anywhere
-    shared_store    the store is on a disk that every node has, so that the scheduler may go on at
-                    another node when its own is gone
-    scheduler_node  where it is, by the node's id; "": where it was started from
-    scheduler_port  of its control plane; 0: any
-    front_cpus      cores that Ray is to keep free for each front; 0: none
-    servers         named actors that are vLLM servers, as a pattern: "vllm-*"; "" takes none
-    serve_apps      Ray Serve applications whose replicas are vLLM servers, as a pattern of their
-                    names, or of APPLICATION/DEPLOYMENT; "" takes none
-    server_method   the method of actors and replicas that tells the URL, or (address, port)
+    name            of the deployment; a cluster may have several
+    fronts          "per-node": one on each node, including nodes that join later; or a number of
+                    fronts, on any nodes
+    shared_store    the store is on a disk that every node can open, so the scheduler may restart on
+                    another node when its own is lost
+    scheduler_node  id of the scheduler's node; "": the node where it is started
+    scheduler_port  port of its control plane; 0: any
+    front_cpus      cores that Ray reserves for each front; 0: none
+    servers         pattern of named actors that are vLLM servers: "vllm-*"; "": none
+    serve_apps      pattern of Ray Serve applications, or of APPLICATION/DEPLOYMENT, whose replicas
+                    are vLLM servers; "": none
+    server_method   method of these actors and replicas that returns the URL or (address, port)
     """
 
     name: str = NAME
@@ -50,23 +52,23 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def scheduler(self) -> str:
-        """The name of its actor."""
+        """The name of the scheduler's actor."""
         return f"{self.name}/scheduler"
 
     def front(self, place: str | int) -> str:
-        """The name of a front's actor: by its node, or by number."""
+        """The name of a front's actor, by node id or by number."""
         return f"{self.name}/front/{place}"
 
 
 class PolicyText(msgspec.Struct, frozen=True):
-    """A policy file as its author's machine has it, for a node that may not have it."""
+    """The text of a policy file, for nodes that do not have the file."""
 
     name: str
     text: str
 
     @classmethod
     def of(cls, policy: str) -> PolicyText | None:
-        """None if that is a preset's name."""
+        """None if `policy` is the name of a preset."""
         path = Path(policy)
         return cls(path.name, path.read_text("utf-8")) if path.is_file() else None
 
@@ -77,8 +79,8 @@ class PolicyText(msgspec.Struct, frozen=True):
 
 
 def scheduler_placement(deployment: Deployment, *, stored: bool) -> Any:
-    """Where Ray may put the scheduler's actor: a store stays with its node, unless every node has
-    it."""
+    """Where Ray may place the scheduler's actor: on the node of its store, or, without a store or
+    with a shared one, on any node if that node is lost."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

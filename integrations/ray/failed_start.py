@@ -1,4 +1,4 @@
-"""An actor that could not start ends its process, so that Ray starts it again."""
+"""Ends the process of an actor that could not start, so that Ray restarts it."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 
 log = logging.getLogger(__name__)
 
-#: Seconds in which who asks is still told why.
+#: Seconds until the process ends; callers still get the error meanwhile.
 AGAIN_S = 5.0
 
 
 def end_if_failed(starting: asyncio.Task[Any], end: Callable[[int], Any] = os._exit) -> None:
-    """What kept it from starting may be over soon: a port that another process had, a store whose
-    disk was away. A process that stays as it is would never find out."""
+    """End the process if `starting` fails. The cause may be temporary: a port that another process
+    holds, a store whose disk is not mounted. Without a restart the actor would stay failed."""
 
     def look(starting: asyncio.Task[Any]) -> None:
         error = None if starting.cancelled() else starting.exception()
         if error is not None:
-            log.critical("it could not start, and is started again: %s", error)
+            log.critical("the actor could not start and is restarted: %s", error)
             starting.get_loop().call_later(AGAIN_S, end, 1)
 
     starting.add_done_callback(look)

@@ -1,4 +1,4 @@
-"""A front's process: clients' calls on a port of its node, before a scheduler elsewhere."""
+"""A front as a Ray actor: takes clients' calls on a port of its node for a remote scheduler."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ log = logging.getLogger(__name__)
 
 
 class FrontActor:
-    """What Ray makes of it is `ray.remote(FrontActor)`; made anew, with the same arguments,
-    whenever its process has died. It finds its scheduler by the name of its actor, as often as it
-    is lost.
+    """Started as `ray.remote(FrontActor)`; Ray restarts it with the same arguments when its process
+    dies. It looks up its scheduler by the name of its actor whenever the link is lost.
 
-    `options`: the deployment's; its host is for the scheduler, a front listens at its node's
-    address.
+    `options`: those of the deployment; their host is for the scheduler, a front listens at the
+    address of its node.
     """
 
     def __init__(self, name: str, scheduler: str, options: Options) -> None:
@@ -33,12 +32,12 @@ class FrontActor:
         end_if_failed(self._starting)
 
     async def url(self) -> str:
-        """Where clients find it. Raises OSError if its port is taken."""
+        """The URL for clients. Raises OSError if the port is in use."""
         await self._starting
         return self._front.url
 
     async def close(self) -> None:
-        """Let what runs finish for the grace period, then stop."""
+        """Let running requests finish within the grace period, then stop."""
         await self._starting
         await self._front.close()
         await self._dialler.close()
@@ -54,7 +53,7 @@ class FrontActor:
         log.info("%s listens on %s", name, self._front.url)
 
     async def _locate(self) -> SchedulerPlace:
-        """Raises ValueError if no scheduler is there, RayError while it is away."""
+        """Raises ValueError if there is no scheduler, RayError while it is unreachable."""
         import ray
 
         actor = await asyncio.to_thread(ray.get_actor, self._scheduler, NAMESPACE)
@@ -68,6 +67,6 @@ class FrontActor:
 
 
 def front_options_of(options: Options, address: str) -> FrontOptions:
-    """Those that both have, at an address."""
+    """The options that both structs have, with `address` as the host."""
     both = set(FrontOptions.__struct_fields__) & set(Options.__struct_fields__)
     return FrontOptions(**{**{n: getattr(options, n) for n in both}, "host": address})

@@ -1,4 +1,4 @@
-"""Which fronts a deployment has, and starts them where they are missing."""
+"""Decides which fronts a deployment has, and starts the missing ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rollout_sched.integrations.ray.deployment import (
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two looks at the cluster's nodes.
+#: Seconds between two reads of the cluster's nodes.
 LOOK_S = 2.0
 
 #: Seconds for a front to answer.
@@ -24,11 +24,11 @@ ANSWER_S = 30.0
 
 
 class Fronts:
-    """Keeps the fronts of a deployment there. `arguments` are those of a front's actor, after its
-    name; `grace_s`: seconds that each may take to let its clients finish.
+    """Keeps the fronts of a deployment running. `arguments`: arguments of a front's actor after its
+    name; `grace_s`: seconds in which each front lets its clients finish.
 
-    A front outlives the scheduler that has started it, and Ray starts it again when its process
-    dies: one of a node on that node, the others anywhere.
+    A front outlives the scheduler that started it. Ray restarts it when its process dies: a
+    per-node front on its node, the others on any node.
     """
 
     def __init__(self, deployment: Deployment, arguments: tuple[Any, ...], grace_s: float) -> None:
@@ -39,25 +39,25 @@ class Fronts:
         self._looking: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Once those of now are started, if not up."""
+        """Returns when the present fronts are started; they may not be ready yet."""
         await self._place()
         if self._deployment.fronts == "per-node":
             self._looking = asyncio.get_running_loop().create_task(self._place_for_ever())
 
     async def close(self) -> None:
-        """No more are started; those that are here stay."""
+        """Start no more fronts; the running ones stay."""
         if self._looking is not None:
             self._looking.cancel()
             await asyncio.gather(self._looking, return_exceptions=True)
 
     async def urls(self) -> dict[str, str]:
-        """Of those that answer, by name."""
+        """The URLs of the fronts that answer, by name."""
         asked = {name: actor.url.remote() for name, actor in self._actors.items()}
         answers = await asyncio.gather(*map(_told, asked.values()))
         return {name: url for name, url in zip(asked, answers, strict=True) if url}
 
     async def stop(self) -> None:
-        """For good: what clients have there is let finish for the gateway's grace period."""
+        """Stop all fronts permanently; clients' requests may finish within the grace period."""
         import ray
 
         await self.close()
@@ -70,7 +70,7 @@ class Fronts:
     async def _place(self) -> None:
         wanted = await asyncio.to_thread(placed, self._deployment)
         for name in self._actors.keys() - wanted.keys():
-            log.warning("the node of %s is gone", name)
+            log.warning("the node of front %s is gone", name)
             del self._actors[name]
         for name in wanted.keys() - self._actors.keys():
             self._actors[name] = await asyncio.to_thread(self._start, name, wanted[name])
@@ -97,12 +97,12 @@ class Fronts:
             await asyncio.sleep(LOOK_S)
             try:
                 await self._place()
-            except Exception as error:  # Ray is busy, or away: the next look may find it
-                log.warning("the cluster's nodes could not be read: %s", error)
+            except Exception as error:  # Ray is busy or unreachable: try again at the next read
+                log.warning("cannot read the cluster's nodes: %s", error)
 
 
 def placed(deployment: Deployment) -> dict[str, Any]:
-    """The fronts that there should be, by name, each with where. Waits for Ray."""
+    """The wanted fronts by name, each with its placement. Blocks until Ray answers."""
     if deployment.fronts != "per-node":
         return {deployment.front(number): "SPREAD" for number in range(deployment.fronts)}
     import ray
@@ -116,7 +116,7 @@ def placed(deployment: Deployment) -> dict[str, Any]:
 
 
 async def _told(answer: Awaitable[Any], within_s: float = ANSWER_S) -> Any:
-    """None from who does not answer."""
+    """The answer of a front, or None if it does not answer in time."""
     try:
         async with asyncio.timeout(within_s):
             return await answer

@@ -1,4 +1,4 @@
-"""A batch as its ranks train it: arrays, which Ray hands to a node's workers without a copy."""
+"""Divides a batch into micro-batches of arrays, which Ray workers of a node read without a copy."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from rollout_sched.live.samples import Batch
 
 
 def micro_batches(batch: Batch, count: int) -> list[Columns]:
-    """The samples in so many parts of about as many tokens, whole groups in each, N samples and T
-    tokens in one:
+    """The samples in `count` parts of about equally many tokens; each part has whole groups. A part
+    of N samples and T tokens has:
 
     input_ids, position_ids, response_mask, versions  int64 [T], and rollout_log_probs float32 [T]
-                    where log-probs were asked for: as `integrations.torch.packed` has them
+                    if log-probs were requested: as in `integrations.torch.packed`
     cu_seqlens      int32 [N + 1]  where each sample begins and the last one ends
-    prompt_lengths  int64 [N]      tokens of its prompt, with which each sample begins
-    uids            str   [N]      its group
-    indices         int64 [N]      of it within its group
+    prompt_lengths  int64 [N]      tokens of the prompt, with which each sample begins
+    uids            str   [N]      group of the sample
+    indices         int64 [N]      index of the sample within its group
     staleness       int64 [N]
     rewards         float32 [N]    left out if there is no reward function
 
-    A part may be without samples. Raises CallerError for less than one part, or if some samples
+    A part may have no samples. Raises CallerError if `count` is less than 1, or if some samples
     have log-probs and others have none.
     """
     if count < 1:
-        raise CallerError(f"a batch is divided into at least one micro-batch, not {count}")
+        raise CallerError(f"the number of micro-batches must be at least 1, not {count}")
     parts = batch.balanced(count)
     return [_arrays(msgspec.structs.replace(batch, samples=samples)) for samples in parts]
 

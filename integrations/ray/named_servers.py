@@ -1,4 +1,4 @@
-"""vLLM servers that the cluster knows by name: who appears joins, who is gone goes."""
+"""Adds and removes vLLM servers as their named actors appear on and disappear from the cluster."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from rollout_sched.core.errors import RolloutError
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two looks at the cluster's names, and for a server to tell its URL: one that is
-#: starting does not answer.
+#: Seconds between two reads of the cluster's actor names, and the timeout for a server to return
+#: its URL: a starting server does not answer.
 LOOK_S = 2.0
 TELL_S = 5.0
 
-#: Looks from one question to who is here already to the next: an actor that Ray has started again
-#: has its name, and may have another address.
+#: Known actors are asked for their URL again after so many reads: an actor that Ray has restarted
+#: keeps its name, but may have another address.
 LOOKS_A_QUESTION = 15
 
 
@@ -28,15 +28,15 @@ class ActorName(NamedTuple):
 
 
 class Cluster:
-    """The part of Ray that this needs: its named actors.
+    """Ray's named actors.
 
-    moves  whether one may tell another URL later
+    moves  whether the URL of an actor may change
     """
 
     moves = True
 
     def names(self) -> list[ActorName]:
-        """Of all, in all namespaces. Waits for Ray."""
+        """All named actors of all namespaces. Blocks until Ray answers."""
         from ray.util import list_named_actors
 
         found = list_named_actors(all_namespaces=True)
@@ -50,8 +50,9 @@ class Cluster:
 
 
 class NamedServers:
-    """Keeps the instances what the actors of `cluster` are whose names fit `pattern`; `method` of
-    each tells its URL, or (address, port). `add` and `remove` are told of URLs."""
+    """Keeps the instances equal to the actors of `cluster` whose names match `pattern`. The method
+    `method` of each actor returns its URL or (address, port). `add` and `remove` are called with
+    the URL."""
 
     def __init__(
         self,
@@ -80,7 +81,7 @@ class NamedServers:
             await asyncio.gather(self._following, return_exceptions=True)
 
     async def follow(self) -> None:
-        """One look. Whoever cannot be taken in now is tried at the next."""
+        """Read the names once. A server that cannot be added is tried again at the next read."""
         names = await asyncio.to_thread(self._cluster.names)
         wanted = {name for name in names if fnmatchcase(name.name, self._pattern)}
         for actor in self._here.keys() - wanted:
@@ -109,7 +110,7 @@ class NamedServers:
         try:
             await change
             self._said.pop(actor, None)
-        except Exception as error:  # whatever a server's own method raises
+        except Exception as error:  # a server's own method may raise anything
             why = str(error) if isinstance(error, RolloutError) else f"{type(error).__name__}"
             if self._said.get(actor) != why:
                 log.warning("server %s of namespace %s: %s", actor.name, actor.namespace, why)
@@ -119,17 +120,17 @@ class NamedServers:
         while True:
             try:
                 await self.follow()
-            except Exception as error:  # Ray is busy, or away: the next look may find it
-                log.warning("the cluster's names could not be read: %s", error)
+            except Exception as error:  # Ray is busy or unreachable: try again at the next read
+                log.warning("cannot read the cluster's actor names: %s", error)
             await asyncio.sleep(LOOK_S)
 
 
 def url_of(told: Any) -> str:
-    """A URL, from that or from (address, port). Raises ValueError."""
+    """The URL for a URL or an (address, port). Raises ValueError."""
     if isinstance(told, str):
         return told.rstrip("/") if "://" in told else f"http://{told}"
     if isinstance(told, tuple | list) and len(told) == 2:
         address, port = told
         host = f"[{address}]" if ":" in str(address) else address
         return f"http://{host}:{port}"
-    raise ValueError(f"a server tells its URL, or (address, port), not {told!r}")
+    raise ValueError(f"a server must return its URL or (address, port), not {told!r}")

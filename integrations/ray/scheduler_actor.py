@@ -1,4 +1,4 @@
-"""The process of the scheduler: a gateway with all of its control plane, the fronts' hub."""
+"""The scheduler as a Ray actor: a gateway with its whole control plane, and the fronts' hub."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ from rollout_sched.store.errors import StoreInUse
 
 log = logging.getLogger(__name__)
 
-#: Seconds that the process of an earlier start may take to let go of the store: one whose node's
-#: daemon was killed notices that after a while.
+#: Seconds that an earlier process may take to release the store: a process notices late that its
+#: node's daemon was killed.
 STORE_S = 60.0
 STORE_LOOK_S = 0.2
 
 
 class HandedBatch(msgspec.Struct, frozen=True):
-    """What comes of asking for a batch. `batch` is without its samples, which are beside it; `uids`
-    names their groups, and those that are lost."""
+    """The answer to a request for a batch. `batch` has no samples: they travel beside it. `uids`
+    has their groups, and the failed and filtered groups."""
 
     epoch: str
     status: Literal["batch", "pending", "nothing"]
@@ -51,8 +51,8 @@ class HandedBatch(msgspec.Struct, frozen=True):
 
 
 class SchedulerFacts(msgspec.Struct, frozen=True):
-    """url     of its control plane, on the node where it runs
-    fronts  the URLs of those that answer, by name
+    """url     URL of its control plane, on the node where it runs
+    fronts  URLs of the fronts that answer, by name
     """
 
     url: str
@@ -60,11 +60,11 @@ class SchedulerFacts(msgspec.Struct, frozen=True):
 
 
 class SchedulerActor:
-    """What Ray makes of it is `ray.remote(SchedulerActor)`; made anew, with the same arguments,
-    whenever its process has died. It goes on from its store.
+    """Started as `ray.remote(SchedulerActor)`; Ray restarts it with the same arguments when its
+    process dies. It then continues from its store.
 
-    `options`: as of `rollout-sched serve`, with the host and port that clients use, which are the
-    fronts'. `policy`: what its policy file says, where that is one.
+    `options`: those of `rollout-sched serve`; host and port are those that clients use, so those of
+    the fronts. `policy`: the text of the policy file, unless the policy is a preset.
     """
 
     def __init__(
@@ -86,17 +86,17 @@ class SchedulerActor:
         end_if_failed(self._starting)
 
     async def started(self) -> SchedulerFacts:
-        """Raises CallerError, or what else keeps it from starting."""
+        """Raises CallerError, or any other error of the start."""
         await self._starting
         return SchedulerFacts(self._service.url, await self._fronts.urls())
 
     async def place(self) -> tuple[SchedulerPlace, str]:
-        """Where fronts connect to this start of it, and the URL of its control plane."""
+        """Where fronts connect to this process, and the URL of its control plane."""
         await self._starting
         return self._place, self._service.url
 
     async def call(self, method: str, path: str, data: bytes, epoch: str) -> tuple[int, bytes, str]:
-        """A call of the control plane, as its administrator: (status, body, epoch)."""
+        """A call to the control plane with administrator rights: (status, body, epoch)."""
         await self._starting
         headers = {EPOCH: epoch} if epoch else {}
         async with self._http.request(
@@ -105,8 +105,8 @@ class SchedulerActor:
             return response.status, await response.read(), response.headers.get(EPOCH, "")
 
     async def micro_batches(self, asked: NextBatch, epoch: str, count: int) -> tuple[Any, ...]:
-        """(a `HandedBatch`, as msgpack, and so many micro-batches, None without a batch); each is
-        an object of its own, which its caller owns. Raises CallerError, LeaseEnded."""
+        """A `HandedBatch` as msgpack, then `count` micro-batches, each None if there is no batch.
+        Each is a separate object, which the caller owns. Raises CallerError, LeaseEnded."""
         await self._starting
         live = self._service.live
         now = live.driver.epoch
@@ -130,7 +130,7 @@ class SchedulerActor:
         return (msgspec.msgpack.encode(head), *arrays)
 
     async def close(self) -> None:
-        """Let what runs finish for the grace period, then stop, fronts first."""
+        """Let running requests finish within the grace period, then stop, fronts first."""
         with contextlib.suppress(Exception):
             await self._starting
         for servers in self._servers:
@@ -165,7 +165,8 @@ class SchedulerActor:
             self._follow(pattern_of(self._deployment.serve_apps), ServeReplicas())
 
     async def _made(self, address: str) -> Service:
-        """Once the process of an earlier start has let go of the store. Raises CallerError."""
+        """The service, once the process of an earlier start has released the store. Raises
+        CallerError."""
         folder = Path(self._folder.name)
         options = msgspec.structs.replace(
             self._options,
@@ -192,7 +193,7 @@ class SchedulerActor:
         self._servers.append(servers)
 
     async def _add(self, url: str) -> None:
-        if url not in self._service.live.driver.supervisors:  # by another name, or by hand
+        if url not in self._service.live.driver.supervisors:  # added by hand or by another actor
             await self._service.gateway.add(NewInstance(url, patient=True))
 
     async def _remove(self, url: str) -> None:

@@ -1,13 +1,13 @@
-"""Replicas of Ray Serve applications as servers, each by an address of its own.
+"""Replicas of Ray Serve applications as servers, each with its own address.
 
-Serve sends what comes to an application to a replica of its choice, so the application's route is
-of no use to who decides on each request. A replica has an address of its own in one of two ways: a
-method of its class tells one, as that of a named actor does, or Serve has opened a port for it
-(`RAY_SERVE_ENABLE_DIRECT_INGRESS=1`, which `ray.serve.llm` has with direct streaming: vLLM's own
-API is behind it).
+Serve routes a request to an application to a replica of its choice, but the scheduler chooses the
+replica itself, so it needs an address for each. There are two ways to get one: a method of the
+replica's class returns it, as with a named actor, or Serve has opened a port for the replica
+(`RAY_SERVE_ENABLE_DIRECT_INGRESS=1`; `ray.serve.llm` does so with direct streaming, and vLLM's own
+API is behind the port).
 
-Serve has no public call of a given replica. Used are its controller's and its replicas' actors, as
-its proxies and handles do: Ray 2.60.
+Serve has no public call to a given replica. This module uses the actors of its controller and its
+replicas, as Serve's proxies and handles do: Ray 2.60.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from rollout_sched.integrations.ray.named_servers import ActorName, Cluster
 NAMESPACE = "serve"
 CONTROLLER = "SERVE_CONTROLLER_ACTOR"
 
-#: Seconds for the controller to answer; one that does not is asked again at the next look.
+#: Timeout in seconds of a call to the controller; it is repeated at the next read.
 ANSWER_S = 30.0
 
 
 class ServeReplicas(Cluster):
-    """The running replicas, under the names APPLICATION/DEPLOYMENT/ID; one that is started again
-    has another."""
+    """The running replicas, under the names APPLICATION/DEPLOYMENT/ID; a restarted replica has
+    another name."""
 
     moves = False
 
     def __init__(self) -> None:
         self._actors: dict[ActorName, str] = {}
-        self._ports: dict[str, str] = {}  # the URLs of those for which Serve opened one, by actor
-        self._mute: set[ActorName] = set()  # they have no method that tells
+        self._ports: dict[str, str] = {}  # URLs of the replicas with a port of Serve, by actor
+        self._mute: set[ActorName] = set()  # replicas without the method
 
     def names(self) -> list[ActorName]:
         import ray
 
         try:
             controller = ray.get_actor(CONTROLLER, NAMESPACE)
-        except ValueError:  # Serve does not run, or not yet
+        except ValueError:  # Serve is not running (yet)
             return []
         details, groups = ray.get(
             [
@@ -58,32 +58,32 @@ class ServeReplicas(Cluster):
         return list(self._actors)
 
     async def ask(self, actor: ActorName, method: str) -> Any:
-        """What the replica tells, or else the URL that Serve gave it. Raises CallerError if there
-        is neither."""
+        """The answer of the replica's method, or else the URL that Serve gave it. Raises
+        CallerError if there is neither."""
         name = self._actors[actor]
         if actor not in self._mute:
             from ray.serve.exceptions import RayServeException
 
             try:
                 return await _call(name, method)
-            except RayServeException:  # it has no such method: asked once, for Serve logs it
+            except RayServeException:  # no such method; ask only once, because Serve logs each try
                 self._mute.add(actor)
         if name not in self._ports:
             raise CallerError(
-                f"it has no method {method!r}, and Serve opened no port for it alone. Give its "
-                "class that method, or start Ray with RAY_SERVE_ENABLE_DIRECT_INGRESS=1; an "
-                "application of one replica may be named by --instance and the URL of its route"
+                f"the replica has no method {method!r}, and Serve opened no port for it. Add the "
+                "method to its class, or start Ray with RAY_SERVE_ENABLE_DIRECT_INGRESS=1; for an "
+                "application of one replica, pass the URL of its route with --instance"
             )
         return self._ports[name]
 
 
 def pattern_of(application: str) -> str:
-    """Of the replicas' names, for a pattern of APPLICATION or APPLICATION/DEPLOYMENT."""
+    """The pattern of replica names for a pattern of APPLICATION or APPLICATION/DEPLOYMENT."""
     return f"{application}/*"
 
 
 def running(details: dict[str, Any]) -> dict[ActorName, str]:
-    """The names of the actors of those that run, from Serve's details (its REST API's format)."""
+    """The actor names of the running replicas, from Serve's details (format of its REST API)."""
     return {
         ActorName(NAMESPACE, f"{application}/{deployment}/{replica['replica_id']}"): replica[
             "actor_name"
@@ -96,7 +96,7 @@ def running(details: dict[str, Any]) -> dict[ActorName, str]:
 
 
 def ports(groups: list[Any]) -> dict[str, str]:
-    """URLs by the actors' names, from Serve's groups of targets. Proxies are among them, too."""
+    """URLs by actor name, from Serve's target groups. The proxies are included, too."""
     return {
         target.name: f"http://{target.ip}:{target.port}{group.route_prefix.rstrip('/')}"
         for group in groups

@@ -1,4 +1,5 @@
-"""Batches as tensors: a data set over a scheduler, and collation to padded and packed tensors."""
+"""Batches as tensors: a data set of a scheduler's batches, and collation to padded or packed
+tensors."""
 
 from rollout_sched.integrations.torch.batch_dataset import BatchDataset
 from rollout_sched.integrations.torch.checkpoints import Checkpoints

@@ -11,12 +11,12 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from rollout_sched.live.samples import Batch
 
-#: Seconds between two looks at whether the weights have been published that a batch waits for.
+#: Seconds between two checks whether the weights that a batch waits for have been published.
 LOOK_S = 0.1
 
 
 class Rollouts(Protocol):
-    """What is asked of a scheduler: `rollout_sched.client.BlockingRollouts` is one."""
+    """The calls to a scheduler, as `rollout_sched.client.BlockingRollouts` has them."""
 
     def next_batch(self, *, parts: bool = False) -> Batch | None: ...
     def acknowledge(self, batch: int) -> None: ...
@@ -24,7 +24,7 @@ class Rollouts(Protocol):
 
 
 class BatchDataset(IterableDataset[Batch]):
-    """Every batch once, in order, until submissions are closed and nothing is left.
+    """Yields every batch once, in order, until submissions are closed and nothing is left.
 
         loader = DataLoader(
             BatchDataset(partial(connect, "http://gateway:8000")),
@@ -33,15 +33,15 @@ class BatchDataset(IterableDataset[Batch]):
             collate_fn=partial(padded, pad_token_id=0),
         )
 
-    open                makes the scheduler whose batches they are, as a context manager. With
-                        workers it is called in one of them, so it must be picklable and connect to
-                        a gateway. The others stay without work: one is enough.
-    parts               batches as their groups become whole
-    batches_per_version how many batches the trainer trains with weights of one version
+    open                returns the scheduler as a context manager. With workers it is called in
+                        one of them, so it must be picklable and connect to a gateway. The other
+                        workers stay idle: one is enough.
+    parts               yield parts of a batch as their groups become complete
+    batches_per_version how many batches the trainer trains with the weights of one version
 
-    A worker runs ahead of the trainer; a batch that was asked for before the weights were published
-    that it is meant for would be staler than the scheduler knows. So a worker asks for the next one
-    when the trainer has published as often as it should have.
+    A worker runs ahead of the trainer. If it asked for a batch before the trainer has published the
+    weights for it, the batch would be staler than the scheduler knows. So a worker waits with the
+    next request until the trainer has published these weights.
     """
 
     def __init__(
@@ -73,18 +73,19 @@ class BatchDataset(IterableDataset[Batch]):
                     taken.wait(rollouts)
 
     def state_dict(self) -> dict[str, Any]:
-        """The number of the last whole batch that was handed out. Where a worker has the data set,
-        that is for it to tell, as it does to torchdata's StatefulDataLoader."""
+        """The number of the last whole batch that was yielded. With a worker, only the worker's
+        copy knows it; torchdata's StatefulDataLoader asks that copy."""
         return {"received": self._received}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on after that batch, where the scheduler has kept what follows it, as a gateway that
-        runs on does. Without it the batch comes again that nobody has said to have received."""
+        """Continue after that batch, if the scheduler has kept the following ones, as a gateway
+        that keeps running does. Without this call, the last batch that was not acknowledged is
+        yielded again."""
         self._received = state["received"]
 
 
 class _Taken:
-    """How many batches were taken of the trainer's present version."""
+    """Counts the batches taken with the trainer's current version."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -97,7 +98,7 @@ class _Taken:
         self._batches += 1
 
     def wait(self, rollouts: Rollouts) -> None:
-        """Until another may be asked for, or there is none."""
+        """Wait until the next batch may be requested, or there is none."""
         while self._batches >= self._most:
             state = rollouts.state()
             if state["version"] != self._version or _over(state):
@@ -106,7 +107,7 @@ class _Taken:
 
 
 def _over(state: dict[str, Any]) -> bool:
-    """Nothing is here any more, and nothing will come."""
+    """Whether no groups are left and no more will come."""
     groups = state["groups"]
     here = sum(groups.values()) - groups["delivered"]
     return bool(state["closed"]) and not here and not state["in_batch"]

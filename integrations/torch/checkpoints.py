@@ -1,4 +1,4 @@
-"""Weights as a folder of safetensors files, which vLLM loads by `reload_weights`."""
+"""Writes weights as a folder of safetensors files, which vLLM loads with `reload_weights`."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-#: The most that one file holds, and with it what is kept in memory beside the model.
+#: The size at which a file is closed: one file's tensors are held in memory beside the model.
 SHARD_BYTES = 4 * 2**30
 
 
 class Checkpoints:
-    """A folder for each version in `root`, made by one process.
+    """A folder for each version in `root`, written by one process.
 
-    `root` is a path that every instance sees. Older folders are deleted, but the newest `keep`, for
-    an instance that has just come may still load the last but one.
+    `root` is a path that every instance can read. All but the newest `keep` folders are deleted; an
+    instance that has just joined may still load the previous version.
     """
 
     def __init__(self, root: str | Path, *, keep: int = 2, shard_bytes: int = SHARD_BYTES) -> None:
@@ -26,8 +26,8 @@ class Checkpoints:
         self._shard_bytes = shard_bytes
 
     def write(self, version: int, tensors: Iterable[tuple[str, torch.Tensor]]) -> Path:
-        """A folder with these named tensors, by the names of the model's own checkpoint; it is
-        whole when it is there under its name. Raises OSError."""
+        """Write a folder with these tensors, under the names of the model's own checkpoint. The
+        folder gets its final name only when it is complete. Raises OSError."""
         folder = self._folder(version)
         unfinished = folder.with_suffix(".unfinished")
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -39,7 +39,7 @@ class Checkpoints:
         return folder
 
     def delete_before(self, version: int) -> None:
-        """What no instance needs any more that has this version or a newer one."""
+        """Delete folders that are no longer needed once all instances have `version` or newer."""
         there = sorted(int(path.name) for path in self._root.iterdir() if path.name.isdecimal())
         for old in there[: -self._keep]:
             if old < version:

@@ -1,7 +1,7 @@
 """A batch's ragged samples as tensors, padded to a rectangle or packed into one row.
 
-Whatever is one entry per token stands at that token's own place, prompt included: the logits that
-predict the token at t are those at t - 1.
+The entry of a token stands at the token's own position, prompt included: the logits that predict
+the token at t are those at t - 1.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from rollout_sched.integrations.token_columns import Advantages, columns, lengths
 from rollout_sched.live.samples import OBSERVED, Batch
 
-#: What stands where no token is.
+#: Fill values for positions without a token, if not 0.
 _PADDING = {"versions": OBSERVED}
 
 
@@ -23,24 +23,24 @@ def padded(
     multiple_of: int = 1,
     advantages: Advantages | None = None,
 ) -> dict[str, torch.Tensor]:
-    """A row for each sample, prompt and response, filled up on the right to the longest, N samples
-    by T tokens.
+    """A row for each sample, prompt and response, padded on the right to the longest: N samples by
+    T tokens.
 
     input_ids          int64   [N, T]  `pad_token_id` after the end
     attention_mask     int64   [N, T]  1 for every token of prompt and response
     position_ids       int64   [N, T]  0, 1, ... from the first token of the prompt
-    response_mask      int64   [N, T]  1 for what the model generated: neither prompt nor what a
-                                       tool returned
-    rollout_log_probs  float32 [N, T]  0 outside of that; left out if none were asked for
+    response_mask      int64   [N, T]  1 for tokens of the model, 0 for the prompt and the tokens
+                                       of tools
+    rollout_log_probs  float32 [N, T]  0 where response_mask is 0; left out if none were requested
     versions           int64   [N, T]  policy version of each generated token, -1 for all others
-    advantages         float32 [N, T]  of its sample, for each generated token; left out without
+    advantages         float32 [N, T]  the sample's, for each generated token; left out without
                                        `advantages`
-    groups             int64   [N]     which group of the batch, counted from 0
-    rewards            float32 [N]     of its sample; left out if there is no reward function
-    number, version    int64   []      the batch's own, and the trainer's at delivery
+    groups             int64   [N]     number of the group in the batch, counted from 0
+    rewards            float32 [N]     the sample's; left out if there is no reward function
+    number, version    int64   []      the batch's number, and the trainer's version at delivery
 
     T is a multiple of `multiple_of`. Raises CallerError if some samples have log-probs and others
-    have none, or there are not as many advantages as samples.
+    have none, or if the numbers of advantages and samples differ.
     """
     tokens = lengths(batch)
     longest = -(-int(tokens.max(initial=0)) // multiple_of) * multiple_of
@@ -58,9 +58,9 @@ def padded(
 def packed(batch: Batch, *, advantages: Advantages | None = None) -> dict[str, torch.Tensor]:
     """All samples one after the other in one row of T tokens, without padding.
 
-    The same tensors as of `padded`, of shape [1, T], with `cu_seqlens`, int32 [N + 1], where each
-    sample begins and the last one ends, as FlashAttention's varlen functions take it. There is no
-    attention_mask: given none, transformers tells the samples apart by their position_ids.
+    The tensors of `padded` with shape [1, T], and `cu_seqlens`, int32 [N + 1]: where each sample
+    begins and the last one ends, as FlashAttention's varlen functions take it. There is no
+    attention_mask: without one, transformers separates the samples by their position_ids.
     Raises CallerError as `padded` does.
     """
     ends = np.cumsum(lengths(batch), dtype=np.int32)

@@ -1,1 +1,1 @@
-"""TransferQueue: our batches as samples that training processes fetch, each once."""
+"""TransferQueue: writes our batches as samples, which training processes fetch once each."""

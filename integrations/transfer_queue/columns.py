@@ -1,4 +1,4 @@
-"""Samples as the columns, keys and tags that TransferQueue keeps, by the names verl reads."""
+"""Converts samples to TransferQueue's columns, keys and tags, with the names that verl reads."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from rollout_sched.live.samples import Batch, Sample
 
 
 def key_of(sample: Sample) -> str:
-    """`{uid}_{session}_{i}`, as in verl: a sample of ours is one piece of its session."""
+    """`{uid}_{session}_{i}`, as in verl: a sample is the only output of its session, so i is 0."""
     return f"{sample.uid}_{sample.index}_0"
 
 
 def tag_of(sample: Sample, batch: Batch) -> dict[str, Any]:
-    """What can be read of a sample without its tokens."""
+    """The facts about a sample that readers get without its tokens."""
     prompt, response = len(sample.prompt_ids), len(sample.response_ids)
     return {
         "status": "success",
@@ -30,10 +30,9 @@ def tag_of(sample: Sample, batch: Batch) -> dict[str, Any]:
 
 
 def ragged(samples: Sequence[Sample]) -> dict[str, list[list[int]]]:
-    """Columns of whole numbers, a list of its own length for each sample.
+    """Integer columns, with a list of any length for each sample.
 
-    `loss_mask` is verl's other name for `response_mask`; `versions` is -1 where a tool made the
-    token.
+    `loss_mask` is verl's other name for `response_mask`; `versions` is -1 for tokens of a tool.
     """
     whole = [sample.prompt_ids + sample.response_ids for sample in samples]
     masks = [sample.response_mask for sample in samples]
@@ -49,8 +48,8 @@ def ragged(samples: Sequence[Sample]) -> dict[str, list[list[int]]]:
 
 
 def log_probs(samples: Sequence[Sample]) -> dict[str, list[list[float]]]:
-    """The columns of log-probabilities, one for each response token; only those that every sample
-    has."""
+    """The columns of log-probabilities, one for each response token. A column is left out unless
+    every sample has it."""
     columns = {
         "rollout_log_probs": [sample.rollout_log_probs for sample in samples],
         "drawn_log_probs": [sample.drawn_log_probs for sample in samples],
@@ -63,8 +62,8 @@ def log_probs(samples: Sequence[Sample]) -> dict[str, list[list[float]]]:
 
 
 def scores(samples: Sequence[Sample]) -> dict[str, list[list[float]]]:
-    """Rewards as verl's trainers read them: `rm_scores` has one number for each response token, all
-    of the reward at the last. Only where every sample has one."""
+    """Rewards as verl's trainers read them: `rm_scores` has one number for each response token,
+    with the whole reward at the last one. Left out unless every sample has a reward."""
     rewards = [sample.reward for sample in samples if sample.reward is not None]
     if len(rewards) < len(samples):
         return {}
@@ -74,7 +73,7 @@ def scores(samples: Sequence[Sample]) -> dict[str, list[list[float]]]:
 
 
 def objects(samples: Sequence[Sample]) -> dict[str, list[Any]]:
-    """Columns of anything else."""
+    """Columns of all other types."""
     return {
         "uid": [sample.uid for sample in samples],
         "index": [sample.index for sample in samples],

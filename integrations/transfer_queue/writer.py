@@ -1,5 +1,5 @@
-"""Our batches into TransferQueue (0.1.11), and nothing else: fetching, consuming and clearing are
-its own (`transfer_queue.get_client()`)."""
+"""Writes our batches into TransferQueue (0.1.11). To fetch, consume and clear them, use its own
+client (`transfer_queue.get_client()`)."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from rollout_sched.live.samples import Batch, Sample
 
 
 class BatchWriter:
-    """Puts batches into one partition. `transfer_queue.init()` comes first.
+    """Puts batches into one partition. Call `transfer_queue.init()` first.
 
-    A key is written once: TransferQueue replaces what has the same key, and does not hand it out
-    again to who has consumed it. So prompts that come again have a uid of their own, as always.
+    Write each key only once: TransferQueue replaces the sample with the same key, and does not hand
+    it out again to readers that have consumed it. So a repeated prompt needs a new uid, as always.
     """
 
     def __init__(self, partition: str = "train") -> None:
         self.partition = partition
 
     async def put(self, batch: Batch) -> transfer_queue.KVBatchMeta | None:
-        """Write all samples of a batch, or of a part of one, at once; None where it has none.
+        """Write all samples of a batch, or of a part of one, at once; None if it has none.
 
-        Raises what TransferQueue raises; then nothing of it may be relied on, and it may be put
-        again.
+        Raises what TransferQueue raises. Then it is unknown which samples were written, and the
+        batch may be put again.
         """
         if not batch.samples:
             return None
@@ -42,7 +42,7 @@ class BatchWriter:
 
 
 def fields_of(samples: Sequence[Sample]) -> TensorDict:
-    """The columns of these samples, a row for each; tokens as nested (jagged) tensors."""
+    """The columns of these samples, one row each; tokens are nested (jagged) tensors."""
     fields: dict[str, Any] = {
         name: _nested(rows, torch.int64) for name, rows in columns.ragged(samples).items()
     }

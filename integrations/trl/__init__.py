@@ -1,4 +1,4 @@
-"""TRL's trainers on a scheduler: GRPOTrainer's rollout_func, AsyncGRPOTrainer's worker."""
+"""A scheduler for TRL's trainers: GRPOTrainer's rollout_func and AsyncGRPOTrainer's worker."""
 
 from rollout_sched.integrations.trl.checkpoint_transfer import CheckpointTransfer
 from rollout_sched.integrations.trl.rollout_func import RolloutFunc

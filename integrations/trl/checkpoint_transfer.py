@@ -1,4 +1,4 @@
-"""A trainer's weights to the fleet by a disk that both see."""
+"""Sends a trainer's weights to the fleet through a shared disk."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ if TYPE_CHECKING:
 
 
 class CheckpointTransfer:
-    """AsyncGRPOTrainer's `weight_transfer` (`WeightTransferProtocol`), and `RolloutFunc`'s.
+    """The `weight_transfer` of AsyncGRPOTrainer (`WeightTransferProtocol`) and the `weights` of
+    `RolloutFunc`.
 
-    Each publishes the next version as a folder in `root`, which every instance sees. When and how
-    an instance pauses, loads and goes on is for the scheduler's policy to say, so `pause` and
-    `resume` do nothing: nobody waits who need not.
+    It publishes each new version as a folder in `root`, which every instance can read. The
+    scheduler's policy decides when and how an instance pauses, loads and resumes, so `pause` and
+    `resume` do nothing.
     """
 
     def __init__(self, rollouts: BlockingRollouts, root: str | Path) -> None:

@@ -1,4 +1,4 @@
-"""What a TRL trainer asks for, as groups of the scheduler."""
+"""Makes groups for the scheduler from the prompts of a TRL trainer."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 
 from rollout_sched.live.samples import Prompt
 
-#: Of GRPOConfig and AsyncGRPOConfig, by vLLM's names.
+#: Sampling fields of GRPOConfig and AsyncGRPOConfig that have vLLM's names.
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 class Prompts:
-    """Makes groups of prompts by a config of TRL's (GRPOConfig or AsyncGRPOConfig) and the
-    trainer's tokenizer or processor.
+    """Makes groups of prompts with a TRL config (GRPOConfig or AsyncGRPOConfig) and the trainer's
+    tokenizer or processor.
 
-    Every sample has a seed of its own: instances that were started alike draw alike, and siblings
-    on two of them would be the same text.
+    Every sample has its own seed: instances that were started with the same seed sample the same
+    tokens, so siblings on two such instances would get the same text.
     """
 
     def __init__(self, args: Any, processing_class: Any) -> None:
@@ -29,8 +29,8 @@ class Prompts:
         self._run = uuid.uuid4().hex
 
     def of(self, prompts: Sequence[Any], samples: int, first: int) -> list[Prompt]:
-        """A group of so many `samples` for each, text or messages; they are counted from `first`,
-        which makes their uids."""
+        """A group of `samples` samples for each prompt (text or messages). The groups are numbered
+        from `first`; the number is part of the uid."""
         return [
             Prompt(
                 f"{self._run}/{number}",
@@ -45,7 +45,7 @@ class Prompts:
         ]
 
     def tokenized(self, prompts: Sequence[Any]) -> list[list[int]]:
-        """As TRL does it: messages by the chat template, up to where the model is to go on."""
+        """Token ids as in TRL: messages by the chat template, with the generation prompt."""
         if not prompts:
             return []
         if isinstance(prompts[0], str):
@@ -68,5 +68,5 @@ class Prompts:
 
 
 def _key(token_ids: Sequence[int]) -> str:
-    """The same prompt in another epoch has the same."""
+    """A key that is the same for the same prompt in every epoch."""
     return hashlib.blake2b(repr(token_ids).encode(), digest_size=16).hexdigest()

@@ -1,4 +1,4 @@
-"""GRPOTrainer's completions, made in groups by a scheduler."""
+"""Generates GRPOTrainer's completions in groups with a scheduler."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ from rollout_sched.integrations.trl.prompts import Prompts
 if TYPE_CHECKING:
     import torch
 
-#: Seconds between two looks at whether what is waited for can still come.
+#: Seconds between two checks whether the expected batch can still come.
 LOOK_S = 1.0
 
 _FILTERED = (
-    "they were filtered, but this trainer waits for every prompt; start the scheduler without keep"
+    "the group was filtered, but this trainer needs every prompt; start the scheduler without keep"
 )
 
 
 class RolloutFunc:
-    """GRPOTrainer's `rollout_func` (TRL 1.16): prompts in, one completion for each.
+    """GRPOTrainer's `rollout_func` (TRL 1.16): one completion for each prompt.
 
-    rollouts  of a scheduler whose `prompts_per_step` divides the number of different prompts that
+    rollouts  the scheduler; its `prompts_per_step` must divide the number of different prompts that
               the trainer generates for at a time: its generation batch over `num_generations`
-    weights   publishes the trainer's weights before the first completion of a step. Without it,
-              TRL does (`use_vllm=True, vllm_mode="server"`, the gateway as `vllm_server_base_url`)
+    weights   publishes the trainer's weights before the first completion of a step. If None, TRL
+              does (`use_vllm=True, vllm_mode="server"`, the gateway as `vllm_server_base_url`)
     tool      called between the turns of each completion, see `RolloutScheduler.submit`
 
-    The trainer waits for the completions of these very prompts, so each is made under the weights
-    of its step, whatever staleness the policy allows; one that runs ahead is for AsyncGRPOTrainer.
+    The trainer waits for the completions of exactly these prompts, so each is generated with the
+    weights of its step, whatever staleness the policy allows. Use AsyncGRPOTrainer for policies
+    that run ahead.
     """
 
     def __init__(
@@ -50,15 +51,15 @@ class RolloutFunc:
         self._step = -1
 
     def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, list[Any]]:
-        """`prompts` of this process, each as often as it is to have completions, side by side.
+        """`prompts` of this process: each one is repeated, in a row, once for each completion.
 
         prompt_ids, completion_ids  token ids, one list for each of `prompts`
-        logprobs                    of each completion's tokens, by the weights that made them
+        logprobs                    of each completion's tokens, from the weights that made them
         env_mask                    with a tool: 1 for tokens of the model, 0 for the tool's
-        reward                      where the scheduler has a reward function; TRL hands it on to
-                                    its own, which may return it as it is
+        reward                      if the scheduler has a reward function; TRL passes it to its own
+                                    reward functions, which may return it unchanged
 
-        Raises CallerError, on every process, where these cannot be made.
+        Raises CallerError, on every process, if the completions cannot be generated.
         """
         from accelerate.utils import broadcast_object_list, gather_object
 
@@ -68,7 +69,7 @@ class RolloutFunc:
         if trainer.accelerator.is_main_process:
             try:
                 answer = [self._roll_out(everyone, trainer)]
-            except Exception as error:  # the others wait for an answer
+            except Exception as error:  # the other processes wait for an answer
                 answer = [error]
         broadcast_object_list(answer, from_process=0)
         if isinstance(answer[0], Exception):
@@ -77,7 +78,7 @@ class RolloutFunc:
         return _columns(answer[0][begin : begin + len(prompts)], masks=self._tool is not None)
 
     def _publish(self, trainer: Any) -> None:
-        """Once for each step; what gathers parameters does so on every process."""
+        """Publish once for each step; every process takes part in gathering the parameters."""
         step = trainer.state.global_step
         if self._weights is None or step == self._step:
             return
@@ -101,12 +102,12 @@ class RolloutFunc:
         return [sample for group in groups for sample in made[group.uid]]
 
     def _check(self, groups: int) -> None:
-        """A batch that is larger than what is submitted would never come."""
+        """A batch that is larger than the submitted groups would never be complete."""
         batch = self._rollouts.state()["prompts_per_step"]
         if groups % batch:
             raise CallerError(
-                f"the trainer generates for {groups} different prompts at a time, and a batch of "
-                f"the scheduler has {batch}: start it with prompts_per_step={groups}"
+                f"the trainer generates for {groups} different prompts at a time, but a batch of "
+                f"the scheduler has {batch}: start the scheduler with prompts_per_step={groups}"
             )
 
     def _collect(self, missing: set[str]) -> dict[str, list[Sample]]:
@@ -121,7 +122,8 @@ class RolloutFunc:
         return made
 
     def _next_batch(self, missing: set[str]) -> Batch:
-        """A batch that lacks a group for ever does not come: the scheduler's state tells before."""
+        """The next batch. If a group of it can never be complete, the batch never comes, so the
+        scheduler's state is checked while waiting."""
         coming = self._rollouts.start(lambda rollouts: rollouts.next_batch())
         try:
             while not wait([coming], LOOK_S).done:
@@ -132,13 +134,13 @@ class RolloutFunc:
             coming.cancel()
         batch = coming.result()
         if batch is None:
-            raise CallerError("submissions are closed: the trainer needs a scheduler of its own")
+            raise CallerError("submissions are closed: the trainer needs its own scheduler")
         return batch
 
 
 def _raise_failed(failed: Mapping[str, str], missing: set[str]) -> None:
     for uid in missing & failed.keys():
-        raise CallerError(f"completions could not be made: {failed[uid]}")
+        raise CallerError(f"completions could not be generated: {failed[uid]}")
 
 
 def _index(sample: Sample) -> int:
@@ -146,13 +148,13 @@ def _index(sample: Sample) -> int:
 
 
 def _every(samples: int, prompts: Sequence[Any]) -> list[Any]:
-    """The different ones of prompts that stand so many times side by side."""
+    """The distinct prompts of a list that has each one `samples` times in a row."""
     different = list(prompts[::samples])
     if len(prompts) % samples or any(
         prompt != different[place // samples] for place, prompt in enumerate(prompts)
     ):
         raise CallerError(
-            f"each prompt should come {samples} times side by side, as GRPOTrainer's sampler has it"
+            f"each prompt must come {samples} times in a row, as from GRPOTrainer's sampler"
         )
     return different
 
@@ -171,10 +173,10 @@ def _columns(samples: Sequence[Sample], *, masks: bool) -> dict[str, list[Any]]:
 
 
 def _whole_parameters(trainer: Any) -> dict[str, torch.Tensor]:
-    """By the names of the model's checkpoint; one that is tied to another comes once."""
+    """Full parameters by the names of the model's checkpoint; tied parameters come once."""
     if hasattr(trainer.accelerator.unwrap_model(trainer.model), "peft_config"):
         raise CallerError(
-            "adapters are not merged here: let TRL send the weights (use_vllm), or train all"
+            "adapters are not merged: let TRL send the weights (use_vllm), or train all parameters"
         )
     whole = trainer.accelerator.get_state_dict(trainer.model)
     first = {tensor.data_ptr(): name for name, tensor in reversed(whole.items())}

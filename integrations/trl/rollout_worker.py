@@ -1,4 +1,4 @@
-"""AsyncGRPOTrainer's rollouts, made by a scheduler beside the trainer."""
+"""Generates AsyncGRPOTrainer's rollouts with a scheduler, in parallel to the training."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from rollout_sched.integrations.trl.scoring import RewardFunc, Scores, score
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two looks at whether the trainer has taken all there is.
+#: Seconds between two checks whether the trainer has taken all samples.
 LOOK_S = 0.02
 
-#: Seconds between two looks at which prompts have failed.
+#: Seconds between two checks for failed prompts.
 FAILED_S = 1.0
 
-#: So many batches of prompts are with the scheduler unless told otherwise.
+#: Default number of batches of prompts that are submitted in advance.
 BATCHES_AHEAD = 4
 
 Row = Mapping[str, Any]
@@ -45,19 +45,19 @@ class RolloutWorker:
             trainer.train()
 
     rollouts          the scheduler; its batch should be what the trainer takes between two updates
-    dataset           rows with `prompt`, text or messages, again and again in their order
-    reward_funcs      as TRL's: by `prompts`, `completions`, `completion_ids` and the other columns,
-                      plain or coroutine functions, which return a reward or None for each; the
-                      scheduler's own reward, where it has a function, counts as one of them
+    dataset           rows with `prompt` (text or messages), used in order and from the start again
+    reward_funcs      as in TRL: plain or coroutine functions of `prompts`, `completions`,
+                      `completion_ids` and the other columns, which return a reward or None for
+                      each; the scheduler's own reward, if it has one, counts as one of them
     processing_class  the tokenizer, or the processor
     args              the trainer's AsyncGRPOConfig
     tool              called between the turns of each completion, see `RolloutScheduler.submit`
-    prompts_ahead     prompts that are with the scheduler, as many as its policy chooses from
+    prompts_ahead     prompts to submit in advance, from which the scheduler's policy chooses
 
-    The next batch is asked for when the trainer has taken all of the last one. TRL looks one batch
-    ahead, so what comes then is trained one version later than the scheduler knows.
+    The worker requests the next batch when the trainer has taken all of the last one. TRL fetches
+    one batch ahead, so that batch is trained one version later than the scheduler assumes.
 
-    rollout_buffer  RolloutSamples, which the trainer takes
+    rollout_buffer  RolloutSamples for the trainer
     metrics_queue   a dict for each batch
     """
 
@@ -83,22 +83,22 @@ class RolloutWorker:
         self._work: Future[None] | None = None
 
     def start(self) -> None:
-        """Begin; the scheduler goes on by itself while the trainer trains."""
+        """Start; the scheduler keeps working while the trainer trains."""
         self._work = self._rollouts.start(self._produce)
 
     def stop(self) -> None:
-        """End; the scheduler is left as it is."""
+        """Stop the worker; the scheduler is not closed."""
         if self._work is not None:
             self._work.cancel()
             self._work = None
 
     def update_model_version(self, model_version: int) -> None:
-        """What TRL calls the version that the scheduler knows as its newest."""
+        """Record TRL's number of the version that is the scheduler's newest."""
         self._ahead_of_ours = model_version - self._rollouts.state()["version"]
 
     def check_health(self, stale_after_s: float) -> None:
-        """Raises RuntimeError if rollouts have ended, or the scheduler has not answered for so many
-        seconds. How long a rollout takes says nothing."""
+        """Raises RuntimeError if the rollouts have ended or the scheduler does not answer within
+        `stale_after_s` seconds. The duration of a rollout does not count."""
         if self._work is None or self._work.done():
             error = self._work.exception() if self._work is not None else None
             raise RuntimeError("the rollouts have ended") from error
@@ -119,8 +119,8 @@ class RolloutWorker:
             await self._hand_over(await self._next_batch(rollouts, ahead))
 
     async def _next_batch(self, rollouts: RolloutScheduler, ahead: int) -> Batch:
-        """Prompts that fail meanwhile are made up for, else it might never come; but where so many
-        fail one after the other, all will."""
+        """The next batch. Prompts that fail meanwhile are replaced, because otherwise the batch
+        might never be complete. If `ahead` prompts have failed, it is assumed that all will."""
         coming = asyncio.create_task(rollouts.next_batch())
         try:
             while not (await asyncio.wait({coming}, timeout=FAILED_S))[0]:
@@ -129,13 +129,13 @@ class RolloutWorker:
                 self._feed.leave_out(failed)
                 self._feed.filtered(state["filtered"])
                 if len(failed) >= ahead:
-                    raise CallerError(f"no prompt can be rolled out: {next(iter(failed.values()))}")
+                    raise CallerError(f"all prompts fail: {next(iter(failed.values()))}")
                 await self._feed.fill(rollouts, ahead)
         finally:
             coming.cancel()
         batch = await coming
         if batch is None:
-            raise CallerError("submissions are closed: the worker needs a scheduler of its own")
+            raise CallerError("submissions are closed: the worker needs its own scheduler")
         return batch
 
     async def _hand_over(self, batch: Batch) -> None:
@@ -151,7 +151,7 @@ class RolloutWorker:
 
 
 class _Feed:
-    """The data set's prompts on their way: submitted in order, and again from the first one."""
+    """Submits the data set's prompts in order, again and again, and tracks those in flight."""
 
     def __init__(
         self, dataset: Iterable[Row], prompts: Prompts, samples: int, tool: Tool | None
@@ -164,7 +164,7 @@ class _Feed:
         self._here: dict[str, tuple[int, Row]] = {}
 
     async def fill(self, rollouts: RolloutScheduler, ahead: int) -> None:
-        """Submit until so many are with the scheduler. Raises CallerError at a data set without
+        """Submit until `ahead` prompts are in flight. Raises CallerError if the data set has no
         rows."""
         first = self._submitted
         rows = list(itertools.islice(self._rows, ahead - len(self._here)))
@@ -178,25 +178,25 @@ class _Feed:
         await rollouts.submit(groups, tool=self._tool)
 
     def leave_out(self, failed: Mapping[str, str]) -> None:
-        """Prompts that cannot be rolled out, and why."""
+        """Drop the prompts that failed; `failed` has the reasons."""
         for uid in failed.keys() & self._here.keys():
-            log.warning("a prompt is left out: %s", failed[uid])
+            log.warning("a prompt failed and is skipped: %s", failed[uid])
             del self._here[uid]
 
     def filtered(self, uids: Iterable[str]) -> None:
-        """Prompts whose samples teach nothing: others take their places."""
+        """Drop the prompts whose groups were filtered; others take their places."""
         for uid in uids:
             self._here.pop(uid, None)
 
     def take(self, uid: str) -> tuple[int, Row]:
-        """The number and the row of a prompt that comes back."""
+        """The number and the row of a delivered prompt."""
         return self._here.pop(uid)
 
 
 def _rollout_samples(
     samples: Sequence[Sample], prompt: Any, scores: Scores, number: int, version: int
 ) -> Iterator[Any]:
-    """TRL's samples, by the scheduler's count of versions: the oldest in each, or `version`."""
+    """TRL's samples; the version of each, in the scheduler's count, is its oldest, or `version`."""
     from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
     for index, sample in enumerate(samples):
@@ -216,7 +216,7 @@ def _rollout_samples(
 
 
 def _metrics(batch: Batch) -> dict[str, Any]:
-    """As the trainer's log takes them: figures, and pairs of which it adds up both parts."""
+    """Metrics for the trainer's log: numbers, and pairs (sum, count) that it adds up."""
     samples = batch.samples
     lengths = [sum(sample.response_mask) for sample in samples]
     truncated = sum(sample.finish_reason == "length" for sample in samples)

@@ -1,4 +1,4 @@
-"""What reward functions in TRL's form say of the samples of one group."""
+"""Scores the samples of one group with reward functions in TRL's form."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.advantages import relative
 from rollout_sched.live.samples import Sample
 
-#: By keywords `prompts`, `completions`, `completion_ids` and the data set's other columns, a list
-#: of one entry for each completion: a reward, or None where it has none. Plain or coroutine.
+#: Takes the keywords `prompts`, `completions`, `completion_ids` and the data set's other columns;
+#: returns a list with one reward, or None, for each completion. Plain or coroutine function.
 RewardFunc = Callable[..., Any]
 
 
 class Scores(msgspec.Struct, frozen=True):
-    """One entry for each sample of the group. Where no function gave a reward it is NaN."""
+    """One entry for each sample of the group. A reward that no function gave is NaN."""
 
     completions: list[Any]
     by_func: dict[str, list[float]]
@@ -29,7 +29,7 @@ class Scores(msgspec.Struct, frozen=True):
     advantages: list[float]
 
     def metrics(self, index: int) -> dict[str, float]:
-        """Of one sample, as AsyncGRPOTrainer logs them."""
+        """The metrics of one sample, as AsyncGRPOTrainer logs them."""
         by_func = {f"rewards/{name}": values[index] for name, values in self.by_func.items()}
         return {
             "reward": self.rewards[index],
@@ -48,9 +48,9 @@ async def score(
     samples: Sequence[Sample],
     processing_class: Any,
 ) -> Scores:
-    """The sum of what the functions say of each sample, and the scheduler's own if it has one
-    ("scheduler"). Raises what they raise, and CallerError if
-    one does not return a reward for each."""
+    """The sum of the functions' rewards for each sample, plus the scheduler's own reward if it has
+    one ("scheduler"). Raises what the functions raise, and CallerError if a function does not
+    return one reward for each sample."""
     completions = _completions(row["prompt"], samples, processing_class)
     columns = {
         "prompts": [row["prompt"]] * len(samples),
@@ -82,7 +82,7 @@ async def _call(func: RewardFunc, columns: Mapping[str, Any]) -> Sequence[float 
 
 
 def _completions(prompt: Any, samples: Sequence[Sample], processing_class: Any) -> list[Any]:
-    """Text to a prompt that is text, messages to messages."""
+    """Text if the prompt is text, messages if it is messages."""
     ids = [sample.response_ids for sample in samples]
     texts = processing_class.batch_decode(ids, skip_special_tokens=True)
     if isinstance(prompt, str):

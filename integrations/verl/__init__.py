@@ -1,5 +1,5 @@
-"""verl 0.9: a whole rollout, a client for its agent loops, or a router for its own servers.
+"""verl 0.9: the whole rollout, a client for its agent loops, or a router for its own servers.
 
-What verl loads by name: `manager.ScheduledAgentLoopManager`, `manager.GatewayAgentLoopManager` and
-`router.Router`. Only `manager`, `gateway_client` and `router` import verl or Ray with themselves.
+verl loads `manager.ScheduledAgentLoopManager`, `manager.GatewayAgentLoopManager` and
+`router.Router` by name. Only `manager`, `gateway_client` and `router` import verl or Ray at import.
 """

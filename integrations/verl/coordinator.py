@@ -1,6 +1,6 @@
-"""What stands between verl's agent loops and a scheduler: groups in, their samples back by batches.
+"""Connects verl's agent loops to a scheduler: submits groups and returns the samples of batches.
 
-One for all of verl's workers, an actor of its own (see `manager`).
+All of verl's workers share one coordinator, which runs as its own actor (see `manager`).
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ log = logging.getLogger(__name__)
 
 
 class Coordinator:
-    """Submits the groups of verl's workers and hands out what the batches bring.
+    """Submits the groups of verl's workers and hands out the samples of delivered batches.
 
-    rollouts         the scheduler; open
-    tags             asks TransferQueue for the keys and tags of the training partition
-    groups_per_step  that a step of verl's trainer takes
-    look_s           seconds between two looks at the tags
+    rollouts         the scheduler; already open
+    tags             reads the keys and tags of the training partition from TransferQueue
+    groups_per_step  groups that a step of verl's trainer takes
+    look_s           seconds between two reads of the tags
     """
 
     def __init__(
@@ -45,12 +45,12 @@ class Coordinator:
     async def samples(self, prompt: Prompt) -> list[Sample]:
         """The samples of a group, once its batch is delivered, in the order of their indices.
 
-        Raises CallerError if it cannot be submitted, GroupFailed if it can never be whole, and
-        what has ended the deliveries once nothing more will be delivered.
+        Raises CallerError if the group cannot be submitted, GroupFailed if it can never be
+        complete, and the error that ended the deliveries if they have ended.
         """
         self.check()
         if prompt.uid in self._waiting:
-            raise CallerError(f"group {prompt.uid} is waited for already")
+            raise CallerError(f"group {prompt.uid} is already submitted and not yet delivered")
         waited_for: asyncio.Future[list[Sample]] = asyncio.get_running_loop().create_future()
         self._waiting[prompt.uid] = waited_for
         try:
@@ -60,12 +60,12 @@ class Coordinator:
             self._waiting.pop(prompt.uid, None)
 
     def check(self) -> None:
-        """Raises what has ended the deliveries, if anything has."""
+        """Raises the error that ended the deliveries, if they have ended."""
         if self._broken is not None:
             raise self._broken
 
     async def close(self) -> None:
-        """Deliver nothing more; the scheduler is its owner's to close."""
+        """Stop the deliveries. The scheduler stays open; its owner closes it."""
         self._delivering.cancel()
         await asyncio.gather(self._delivering, return_exceptions=True)
 
@@ -78,10 +78,10 @@ class Coordinator:
                     self._hand_out(part)
                     part = await self._rollouts.next_batch(parts=True)
                 if part is None:
-                    raise CallerError("somebody else has closed the submissions")
+                    raise CallerError("the submissions were closed by another client")
                 self._hand_out(part)
-        except Exception as error:  # nobody else would ever tell those who wait
-            log.exception("no more batches will be delivered")
+        except Exception as error:  # the waiting callers must get the error
+            log.exception("delivery of batches has stopped")
             self._fail_all(error)
 
     async def _until_asked_for(self) -> None:
@@ -102,7 +102,7 @@ class Coordinator:
     def _settle(self, uid: str, outcome: list[Sample] | Exception) -> None:
         waited_for = self._waiting.get(uid)
         if waited_for is None or waited_for.done():
-            log.warning("nobody waits for group %s", uid)
+            log.warning("no agent loop waits for group %s", uid)
         elif isinstance(outcome, Exception):
             waited_for.set_exception(outcome)
         else:

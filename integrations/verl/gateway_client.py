@@ -1,4 +1,4 @@
-"""verl's client of LLM servers, before our gateway: for whoever keeps verl's agent loops."""
+"""verl's client of LLM servers for our gateway, under verl's own, unchanged agent loops."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from rollout_sched.integrations.verl import generate_call
 from rollout_sched.integrations.verl.settings import RoomSettings, settings_of
 from rollout_sched.integrations.vllm.protocol import endpoints
 
-#: What a prompt may hold besides text; the gateway's answers are of token ids alone.
+#: Arguments for input other than text; the gateway generates from token ids only.
 _MULTI_MODAL = ("image_data", "video_data", "audio_data")
 
-#: Seconds that a connection may take to come about.
+#: Timeout for opening a connection, in seconds.
 _CONNECT_S = 10.0
 
 
 def room_settings(config: Any) -> RoomSettings:
-    """Our table of verl's whole configuration. Raises ConfigError."""
+    """Our table in verl's whole configuration. Raises ConfigError."""
     return settings_of(OmegaConf.to_container(config.actor_rollout_ref.rollout).get("custom"))
 
 
 def lengths_of(config: Any) -> generate_call.RolloutLengths:
-    """Of verl's whole configuration."""
+    """The length limits in verl's whole configuration."""
     rollout = config.actor_rollout_ref.rollout
     return generate_call.RolloutLengths(
         rollout.prompt_length, rollout.response_length, rollout.get("max_model_len")
@@ -40,22 +40,23 @@ def lengths_of(config: Any) -> generate_call.RolloutLengths:
 
 
 def check_text(others: Mapping[str, Any]) -> None:
-    """Raises ValueError if a call brings more than text."""
+    """Raises ValueError if a call has input other than text."""
     given = [name for name in _MULTI_MODAL if others.get(name) is not None]
     if given:
         raise ValueError(
-            f"{', '.join(given)}: what is generated here is made of token ids alone; leave verl's "
-            "own client in place for prompts with images, video or audio"
+            f"{', '.join(given)}: only prompts of token ids are supported; use verl's own client "
+            "for prompts with images, video or audio"
         )
 
 
 class GatewayClient(LLMServerClient):
     """`LLMServerClient` (verl 0.9.1) whose calls are scheduled by a gateway.
 
-    The turns of a `request_id` are a session, so they go where their KV cache is. What is
-    interrupted, moved or resumed comes back whole, so there is nothing to retry.
+    The turns of a `request_id` are a session, so the scheduler sends them to the instance that
+    holds their KV cache. A request that is interrupted, moved and resumed still returns one whole
+    answer, so the client retries nothing.
 
-    It travels to Ray actors as what it was made of; connections are made where it is used.
+    Pickling keeps the arguments only; each process opens its own connections.
     """
 
     def __init__(self, config: Any, settings: RoomSettings | None = None) -> None:
@@ -79,8 +80,8 @@ class GatewayClient(LLMServerClient):
         priority: int = 0,
         **others: Any,
     ) -> TokenOutput:
-        """As verl's. Raises CallerError for what the call is at fault for, GatewayError for all
-        else, ValueError for what is not text."""
+        """Like verl's. Raises CallerError if the call is at fault, ValueError if it has input other
+        than text, and GatewayError in all other cases."""
         check_text(others)
         model = await self._model_name()
         body = generate_call.body_of(model, prompt_ids, sampling_params, self._lengths, priority)
@@ -102,7 +103,7 @@ class GatewayClient(LLMServerClient):
             self._session = None
 
     async def _model_name(self) -> str:
-        """The fleet's; asked once."""
+        """The model name of the fleet; requested once."""
         if not self._model:
             models = msgspec.json.decode(await self._send("GET", endpoints.MODELS))
             self._model = models["data"][0]["id"]
@@ -127,8 +128,8 @@ class GatewayClient(LLMServerClient):
         raise GatewayError(text, status)
 
     def _connections(self) -> aiohttp.ClientSession:
-        """As many as there are calls: how many go to the servers at once is the gateway's affair.
-        An answer takes what it takes."""
+        """One connection for each open call, without a limit: the gateway limits what goes to the
+        servers. There is no timeout for an answer."""
         if self._session is None:
             headers = {"Content-Type": "application/json"}
             key = self._settings.api_key

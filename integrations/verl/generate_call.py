@@ -1,7 +1,7 @@
-"""A call of verl's `LLMServerClient.generate` as our gateway takes it, and the gateway's answer.
+"""Translates a call of verl's `LLMServerClient.generate` for our gateway, and the gateway's answer.
 
-verl 0.9.1: `workers/rollout/llm_server.py` (the client), `vllm_rollout/vllm_async_server.py` (what
-its own servers make of sampling parameters, limits and reasons to stop).
+verl 0.9.1: `workers/rollout/llm_server.py` (the client), `vllm_rollout/vllm_async_server.py` (how
+verl's own servers treat sampling parameters, limits and stop reasons).
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ from typing import Any
 
 import msgspec
 
-#: What names the limit of a response in verl's sampling parameters.
+#: Names of the response limit in verl's sampling parameters.
 _LIMITS = ("max_tokens", "max_new_tokens")
 
-#: How verl's servers call the end of a response.
+#: Stop reasons of verl's servers.
 COMPLETED, ABORTED = "completed", "aborted"
 
 
 class RolloutLengths(msgspec.Struct, frozen=True):
-    """Of verl's rollout configuration, in tokens."""
+    """Length limits of verl's rollout configuration, in tokens."""
 
     prompt_length: int
     response_length: int
     max_model_len: int | None = None
 
     def room_after(self, prompt_tokens: int, limit: int | None = None) -> int:
-        """Tokens that a response may have: at most `limit`, if its call names one, else what is
-        left of `prompt_length` and `response_length`; and no more than the model takes. At least 1,
-        as with verl's servers."""
+        """The most tokens that a response may have: `limit` if the call gives one, else the smaller
+        of `response_length` and the rest of `prompt_length + response_length`; never more than
+        `max_model_len` allows. At least 1, as in verl's servers."""
         if limit is None:
             both = self.prompt_length + self.response_length
             limit = min(self.response_length, both - prompt_tokens)
@@ -38,9 +38,9 @@ class RolloutLengths(msgspec.Struct, frozen=True):
 
 
 def sampling_of(sampling_params: Mapping[str, Any]) -> tuple[dict[str, Any], int | None]:
-    """vLLM's sampling parameters of verl's, and the limit that they name.
+    """verl's sampling parameters as vLLM's, and the response limit that they contain.
 
-    verl says `logprobs` as a truth value, and means those of the tokens that were drawn.
+    verl's `logprobs` is a boolean: the log-probs of the sampled tokens.
     """
     sampling = dict(sampling_params)
     limits = [sampling.pop(key, None) for key in _LIMITS]
@@ -96,7 +96,7 @@ class _Ours(msgspec.Struct, frozen=True):
 
 
 class Generated(msgspec.Struct):
-    """An answer, as far as verl wants to know it."""
+    """The fields of an answer that verl uses."""
 
     choices: list[_Choice]
     rollout_sched: _Ours = _Ours()
@@ -107,7 +107,7 @@ class Generated(msgspec.Struct):
 
     @property
     def log_probs(self) -> list[float] | None:
-        """One for each token; None if none were asked for."""
+        """One for each token; None if none were requested."""
         told = self.choices[0].logprobs
         return None if told is None else [token.logprob for token in told.content]
 
@@ -117,13 +117,13 @@ class Generated(msgspec.Struct):
 
     @property
     def interruptions(self) -> int:
-        """How often it went on elsewhere or under other weights, as far as its segments tell."""
+        """How often the request changed the instance or the weights, counted by its segments."""
         return max(0, len(self.rollout_sched.segments) - 1)
 
     @property
     def extra_fields(self) -> dict[str, Any]:
-        """The versions that made it, by verl's names; None where it has no tokens. `versions` has
-        one for each token."""
+        """The weight versions that generated it, by verl's names; None if there are no tokens.
+        `versions` has one entry for each token."""
         segments = self.rollout_sched.segments
         made = [segment.version for segment in segments]
         oldest, newest = (min(made), max(made)) if made else (None, None)
@@ -139,5 +139,5 @@ _decoder = msgspec.json.Decoder(Generated)
 
 
 def read(answer: bytes) -> Generated:
-    """Raises msgspec.DecodeError if it is no answer of a gateway."""
+    """Raises msgspec.DecodeError if this is not an answer of a gateway."""
     return _decoder.decode(answer)

@@ -1,7 +1,7 @@
-"""The sessions of a prompt, each an agent loop of verl's, as one of our groups.
+"""The sessions of a prompt, each an agent loop of verl, as one group of the scheduler.
 
-A session asks for its response by itself; what the scheduler is asked for is the group, once, with
-the tokens that its first session brings. Each session then gets a sample of its own.
+Each session asks for its response separately. The first one submits the whole group with its prompt
+tokens; each session then gets its own sample.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from rollout_sched.core.errors import CallerError, RolloutError
 from rollout_sched.integrations.verl.generate_call import COMPLETED, RolloutLengths, sampling_of
 from rollout_sched.live.samples import Prompt, Sample
 
-#: Has a group made: its samples, or an error if it can never be whole.
+#: Submits a group: returns its samples, or raises an error if it can never be complete.
 Make = Callable[[Prompt], Awaitable[list[Sample]]]
 
 
 class GroupFailed(RolloutError, RuntimeError):
-    """The group can never be whole; verl tells its trainer so."""
+    """The group can never be complete; verl reports this to its trainer."""
 
 
 class SessionGroup:
@@ -40,12 +40,12 @@ class SessionGroup:
     async def sample(
         self, session: int, prompt_ids: Sequence[int], sampling_params: Mapping[str, Any]
     ) -> Sample:
-        """The sample of a session, which asks once. Raises CallerError, or what the making of the
-        group raises."""
+        """The sample of a session, which may ask once. Raises CallerError, or what `make`
+        raises."""
         if session in self._served:
             raise CallerError(
-                f"session {session} of {self.uid} asks for a second turn, and a group of the "
-                "scheduler's has one: keep such agent loops with "
+                f"session {session} of {self.uid} asks for a second turn, but a group has only "
+                "one: for such agent loops use "
                 "rollout_sched.integrations.verl.manager.GatewayAgentLoopManager"
             )
         self._served.add(session)
@@ -55,14 +55,15 @@ class SessionGroup:
             self._samples = asyncio.ensure_future(self._make(prompt))
         elif prompt != self._asked:
             raise CallerError(
-                f"session {session} of {self.uid} brings another prompt or other sampling "
-                "parameters than the session before it; the samples of a group have both in common"
+                f"session {session} of {self.uid} has another prompt or other sampling parameters "
+                "than the first session; all samples of a group must have the same"
             )
-        # One session that is cancelled takes nothing from the others.
+        # Shielded: cancelling one session must not cancel the group of the others.
         return (await asyncio.shield(self._samples))[session]
 
     def _prompt(self, prompt_ids: Sequence[int], sampling_params: Mapping[str, Any]) -> Prompt:
-        """What names it in every epoch are its tokens: a data set's rows need not have an index."""
+        """The prompt key is a hash of the tokens, the same in every epoch: rows of a data set need
+        not have an index."""
         ids = [int(token) for token in prompt_ids]
         sampling, limit = sampling_of(sampling_params)
         name = hashlib.blake2b(msgspec.msgpack.encode(ids), digest_size=16).hexdigest()
@@ -76,13 +77,13 @@ class SessionGroup:
         )
 
 
-#: The extra field in which a sample's mask passes verl's loops, where not all of it is trained.
+#: The extra field that carries a sample's mask through verl's loops if not all of it is trained.
 MASK = "rollout_sched_mask"
 
 
 def token_output(sample: Sample) -> dict[str, Any]:
-    """The fields of verl's TokenOutput, which has none for a mask. `versions` has one for each
-    token of the response."""
+    """The fields of verl's TokenOutput, which has no field for a mask. `versions` has one entry for
+    each response token."""
     masked = {} if all(sample.response_mask) else {MASK: sample.response_mask}
     return {
         "token_ids": sample.response_ids,
@@ -100,7 +101,7 @@ def token_output(sample: Sample) -> dict[str, Any]:
 
 
 def trained(loops: Sequence[int], samples: Sequence[int]) -> list[int]:
-    """The mask of a response that verl's loop has made of a sample's: what either leaves out is not
-    trained. A loop may have cut the response, or added to it."""
+    """The mask of a response after verl's loop: a token that either mask leaves out is not trained.
+    The loop may have cut the response or appended to it."""
     both = [loop & ours for loop, ours in zip(loops, samples, strict=False)]
     return both + list(loops[len(samples) :])

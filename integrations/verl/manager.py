@@ -1,8 +1,8 @@
-"""What verl's `agent_loop_manager_class` names: its agent loops behind our scheduler or gateway.
+"""Classes for verl's `agent_loop_manager_class`: its agent loops use our scheduler or gateway.
 
-verl 0.9.1's trainers v1 (`trainer/ppo/v1`): loops run in AgentLoopWorkerTQ, which writes what they
-make, and how far their groups are, to TransferQueue; that stays verl's. What changes is whom the
-loops ask.
+In verl 0.9.1's trainers v1 (`trainer/ppo/v1`) loops run in AgentLoopWorkerTQ, which writes their
+results and the progress of their groups to TransferQueue. This stays as it is; only the server that
+the loops ask changes.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from rollout_sched.live.samples import Prompt, Sample
 #: verl's training partition of TransferQueue.
 _PARTITION = "train"
 
-#: Calls that the coordinator may have open: one for each group that is not delivered yet. Those
-#: beyond would wait behind them.
+#: Concurrent calls to the coordinator: one for each group that is not yet delivered. Further calls
+#: would wait.
 _OPEN_GROUPS = 100_000
 
-#: The group that this task runs, or its agent loop is of, and of a loop its session; None in a
+#: The group of the current task, and the group and session of the current agent loop; None during
 #: validation.
 _group: ContextVar[SessionGroup | None] = ContextVar("_group", default=None)
 _session: ContextVar[tuple[SessionGroup, int] | None] = ContextVar("_session", default=None)
 
 
 class GatewayAgentLoopManager(AgentLoopManagerTQ):
-    """verl's agent loops, of any kind and any number of turns, with a gateway to generate.
+    """verl's agent loops, of any kind and any number of turns, with a gateway that generates.
 
-    Each turn is a request of its own, in the session of its trajectory.
+    Each turn is a separate request in the session of its trajectory.
     """
 
     def __init__(self, config: Any, llm_client: Any, *others: Any, **named: Any) -> None:
@@ -57,12 +57,12 @@ class GatewayAgentLoopManager(AgentLoopManagerTQ):
 
 
 class ScheduledAgentLoopManager(AgentLoopManagerTQ):
-    """verl's agent loops of a single turn, whose prompts are groups of our scheduler's.
+    """verl's agent loops of a single turn; their prompts are groups of our scheduler.
 
-    Which groups run when, what a batch is made of and how stale a sample may be is the policy's to
-    say: that of a gateway, of a deployment on verl's Ray cluster, or of a scheduler of verl's job
-    before the servers that verl has started. Validation goes past the batches, to the gateway or
-    to verl's own client.
+    The policy decides which groups run when, what a batch contains and how stale a sample may be.
+    The scheduler belongs to a gateway, to a deployment on verl's Ray cluster, or to verl's own job
+    with the servers that verl has started. Validation does not use batches: its requests go to the
+    gateway or to verl's own client.
     """
 
     llm_client: Any
@@ -83,14 +83,14 @@ class ScheduledAgentLoopManager(AgentLoopManagerTQ):
         await super()._init_agent_loop_workers()
 
     def generate_sequences(self, prompts: TensorDict) -> None:
-        """Raises what has ended the deliveries, once nothing more will be delivered: a trainer that
-        makes up for failed groups would go on without end."""
+        """Raises the error that ended the deliveries, if they have ended: a trainer that replaces
+        failed groups would otherwise never stop."""
         ray.get(self._coordinator.check.remote())
         super().generate_sequences(prompts)
 
 
 class ScheduledClient(LLMServerClient):
-    """What the loops of a worker ask: in training their group, in a validation `validating`."""
+    """The client of a worker's loops: it asks their group, or in validation `validating`."""
 
     def __init__(self, config: Any, validating: LLMServerClient, coordinator: Any) -> None:
         super().__init__(config=config)
@@ -105,7 +105,7 @@ class ScheduledClient(LLMServerClient):
     async def generate(
         self, request_id: str, *, prompt_ids: Any, sampling_params: Any, **others: Any
     ) -> TokenOutput:
-        """As verl's. Raises what `SessionGroup.sample` raises."""
+        """Like verl's. Raises what `SessionGroup.sample` raises."""
         session = _session.get()
         if session is None:
             return await self._validating.generate(
@@ -122,11 +122,11 @@ class ScheduledClient(LLMServerClient):
 
 
 class _Worker(AgentLoopWorkerTQ.__ray_actor_class__):
-    """verl's, which tells its loops what group they are of."""
+    """verl's worker; it also gives each loop its group."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
-        # Said anew, for Ray copies what is inherited from the class within an actor class, and a
-        # copy's `super()` is that of another class.
+        # Defined here because Ray copies inherited methods out of the class within an actor class,
+        # and `super()` in such a copy refers to another class.
         super().__init__(*given, **named)
 
     async def _run_prompt(
@@ -154,8 +154,8 @@ class _Worker(AgentLoopWorkerTQ.__ray_actor_class__):
 
 
 class _CoordinatorActor:
-    """A `Coordinator` and its scheduler, or the connection to a gateway's or a deployment's, in a
-    process of their own. `balancer`: verl's, which knows its servers."""
+    """A `Coordinator` with its scheduler, or with a connection to a gateway or a deployment, in its
+    own process. `balancer`: verl's load balancer, which knows its servers."""
 
     def __init__(self, settings: RoomSettings, groups_per_step: int, balancer: Any) -> None:
         self._settings = settings
@@ -165,7 +165,7 @@ class _CoordinatorActor:
         self._following: asyncio.Task[None]
 
     async def start(self) -> None:
-        """Raises what speaks against scheduling so, such as a gateway that is not there."""
+        """Raises an error if the scheduler cannot be used, such as a gateway that is down."""
         settings = self._settings
         if settings.policy:
             rollouts = await self._schedule_here()
@@ -199,7 +199,7 @@ def _elsewhere(settings: RoomSettings) -> RolloutScheduler:
 
 
 async def _tags() -> Tags:
-    """Of the training partition; empty before it is begun."""
+    """The tags of the training partition; empty before it exists."""
     partitions = await transfer_queue.async_kv_list(_PARTITION) or {}
     tags: Tags = partitions.get(_PARTITION, {})
     return tags

@@ -1,4 +1,4 @@
-"""When verl's trainer is to be given its next batch: read off TransferQueue, for it never asks."""
+"""Decides from TransferQueue when verl's trainer needs its next batch: the trainer never asks."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _SETTLED = ("finished", "failure")
 
 
 def asks_for_more(tags: Tags, given: Collection[str], groups: int) -> bool:
-    """Whether the trainer has less than `groups` groups, those that it trains on included.
+    """Whether the trainer has fewer than `groups` groups, including those that it trains on now.
 
-    given  groups that were delivered, and whose sessions may still be at work on their samples
+    given  groups that were delivered, whose sessions may still process their samples
 
-    A step of verl's trainers takes so many; it clears their samples when its weights are out
-    (`trainer_base.fit`), and then waits for the next. So that is when the next batch is asked for,
-    and when what was taken away from the last one is made up for (what is stale, has failed, or
-    teaches nothing).
+    A step of verl's trainers takes `groups` groups. The trainer clears their samples after it has
+    published its weights (`trainer_base.fit`), and then waits for the next ones. At this moment the
+    next batch is requested, and the groups that the last one lost (stale, failed, or without a
+    training signal) are replaced.
     """
     held = {uid for uid in given if uid in tags}
     running = set()
@@ -31,12 +31,12 @@ def asks_for_more(tags: Tags, given: Collection[str], groups: int) -> bool:
         else:
             running.add(key)
     for key, tag in tags.items():
-        uid = key.split("_")[0]  # as verl's ReplayBuffer takes keys apart
+        uid = key.split("_")[0]  # as verl's ReplayBuffer splits keys
         if not tag.get("is_prompt") and not tag.get("is_padding") and uid not in running:
-            held.add(uid)  # taken by the trainer, which clears the group's own key
+            held.add(uid)  # taken by the trainer, which has cleared the group's own key
     return len(held) < groups
 
 
 def still_given(tags: Tags, given: Collection[str]) -> set[str]:
-    """Of the groups that were delivered, those that are not settled yet."""
+    """The delivered groups that are not yet finished or failed in TransferQueue."""
     return {uid for uid in given if uid in tags and tags[uid].get("status") not in _SETTLED}

@@ -1,4 +1,4 @@
-"""Which of verl's servers a request goes to, and when: a scheduler of direct requests alone."""
+"""Decides to which of verl's servers a request goes, and when; schedules only direct requests."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from rollout_sched.live.event_pump import EventPump
 
 
 class NoPlace(RolloutError, RuntimeError):
-    """The request fits on no server that is here."""
+    """The request fits on none of the present servers."""
 
 
 class Placement:
-    """Requests in, each answered with a server once the policy sends it to one. Make it inside a
-    running event loop.
+    """Takes requests and answers each with a server as soon as the policy dispatches it. Create it
+    inside a running event loop.
 
-    slots      requests that a server runs at once
-    kv_tokens  of a server's KV cache
+    slots      requests that a server runs at the same time
+    kv_tokens  size of a server's KV cache
 
-    Who has a server gives it back (`release`). What is generated there is not seen: a request
-    counts with its prompt and its limit until it is over.
+    The caller returns a server with `release`. The generated tokens are not visible here: a request
+    counts with its prompt and its limit until it is released.
     """
 
     def __init__(self, scheduler: Scheduler, slots: int, kv_tokens: int) -> None:
@@ -42,29 +42,28 @@ class Placement:
         self._requests = count(1)
         self._waiting: dict[str, _Waiting] = {}
         self._placed: dict[tuple[str, str], deque[Dispatch]] = {}  # by server and session
-        self._forgotten = 0  # how often all sessions were
+        self._forgotten = 0  # how often all sessions were forgotten
         self._pump = EventPump(scheduler, [], self._fail_all)
         self._pump.on(Dispatch, self._place)
         self._pump.on(Discard, self._discard)
         self._pump.on(Wake, self._pump.wake)
         for ignored in (Answer, Interrupt):
-            # What is placed stays where it is until its client gives the server back.
+            # A placed request keeps its server until its client releases it.
             self._pump.on(ignored, lambda action: None)
 
     @property
     def servers(self) -> list[str]:
-        """Those that are here."""
+        """The present servers."""
         return [instance.id for instance in self._pump.scheduler.view.instances]
 
     def in_flight(self, server: str) -> int:
-        """Requests that were sent to a server and not given back."""
+        """Requests that were placed on a server and not yet released."""
         return sum(len(placed) for (at, _), placed in self._placed.items() if at == server)
 
     async def acquire(self, session: str, prompt_tokens: int, max_tokens: int) -> str:
         """A server for one request of a session; waits until the policy lets it start.
 
-        Raises NoPlace if it is longer than any server can hold, or the error that broke the
-        scheduler.
+        Raises NoPlace if no server can hold the request, or the error that broke the scheduler.
         """
         self._pump.check()
         request = str(next(self._requests))
@@ -86,8 +85,8 @@ class Placement:
             self._waiting.pop(request, None)
 
     def release(self, server: str, session: str) -> None:
-        """A request of a session is over that had this server; unknown ones are ignored, as those
-        of a server that has gone."""
+        """A request of this session on this server has ended. Unknown ones are ignored, for example
+        those of a removed server."""
         placed = self._placed.get((server, session))
         if not placed:
             return
@@ -97,13 +96,13 @@ class Placement:
         self._pump.tell(RequestFinished(dispatch.request, dispatch.attempt, 0))
 
     def add(self, servers: Iterable[str]) -> None:
-        """Servers that may be sent requests from now on."""
+        """Add servers; they may get requests from now on."""
         for server in servers:
             if server not in self.servers:
                 self._pump.tell(InstanceJoined(server, self._slots, self._kv_tokens))
 
     def remove(self, servers: Iterable[str]) -> None:
-        """Servers that are sent nothing more. What runs there is its clients' to ask for anew."""
+        """Remove servers; they get no more requests. Clients repeat the requests that ran there."""
         for server in set(servers).intersection(self.servers):
             for at, session in [key for key in self._placed if key[0] == server]:
                 for dispatch in self._placed.pop((at, session)):
@@ -111,8 +110,8 @@ class Placement:
             self._pump.tell(InstanceLost(server, "removed", asked=True))
 
     def forget_sessions(self) -> int:
-        """The next request of a session goes where the policy likes, as if it were the first.
-        Returns how many sessions were known, those forgotten before among them."""
+        """Place the next request of each session as if it were the first. Returns the number of
+        known sessions, including those that were forgotten before."""
         self._forgotten += 1
         return self._pump.scheduler.view.sessions
 
@@ -126,7 +125,7 @@ class Placement:
         waiting = self._waiting.get(action.request)
         if action.ends and waiting is not None and not waiting.server.done():
             waiting.server.set_exception(
-                NoPlace(f"the request is {action.reason}: no server can hold it")
+                NoPlace(f"no server can hold the request: {action.reason}")
             )
 
     def _fail_all(self, error: Exception) -> None:

@@ -1,4 +1,4 @@
-"""A router for verl's own LLM servers: `rollout.router_config_path` names a YAML file with
+"""A router for verl's own LLM servers; `rollout.router_config_path` names a YAML file with
 
 router_class: rollout_sched.integrations.verl.router.Router
 policy: session_affinity.toml   # or a preset
@@ -19,16 +19,16 @@ from rollout_sched.config import ConfigError, load_policy
 from rollout_sched.integrations.verl.generate_call import sampling_of
 from rollout_sched.integrations.verl.placement import Placement
 
-#: Calls that may be open at once: those that wait for a server must leave room for those that give
-#: one back.
+#: Concurrent calls of the actor: calls that wait for a server must not block calls that release
+#: one.
 _OPEN_CALLS = 1_000_000
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class RouterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The YAML file. `slots` and `kv_tokens` are those of each server; `max_tokens` what a response
-    may have that names no limit; `router_class` is verl's to read."""
+    """The YAML file. `slots` and `kv_tokens` apply to each server; `max_tokens` is the limit of a
+    response whose request gives none; verl reads `router_class`."""
 
     slots: Count
     kv_tokens: Count
@@ -40,9 +40,9 @@ class RouterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class RequestRouter:
     """verl's RequestLoadBalancer (verl 0.9.1, `workers/rollout/router.py`) with our routing,
-    ordering and admission: a server is waited for until the policy sends the request there.
+    ordering and admission: a request waits until the policy dispatches it to a server.
 
-    Weights are verl's affair, and all of its servers have the same, so versions mean nothing here.
+    verl updates the weights and all of its servers have the same ones, so versions are not used.
     """
 
     def __init__(self, servers: Mapping[str, Any], yaml_config: Mapping[str, Any]) -> None:
@@ -58,7 +58,7 @@ class RequestRouter:
 
     @property
     def _placement(self) -> Placement:
-        """Made in the actor's event loop, in which all but its constructor runs."""
+        """Created in the actor's event loop, which runs all methods but the constructor."""
         if self._made is None:
             settings = self._settings
             self._made = Placement(self._scheduler, settings.slots, settings.kv_tokens)
@@ -73,7 +73,8 @@ class RequestRouter:
     ) -> tuple[str, Any]:
         """(id, handle) of the server for this turn of `request_id`.
 
-        Raises RuntimeError, in verl's words, where no servers are; else as `Placement.acquire`.
+        Raises RuntimeError with verl's text if there are no servers; otherwise as
+        `Placement.acquire`.
         """
         if not self._servers:
             raise RuntimeError("No available servers in load balancer")
@@ -124,5 +125,6 @@ class RequestRouter:
         return {server: self._placement.in_flight(server) for server in self._servers}
 
 
-#: What verl is to load: it makes an actor of any class, but lets an actor class be what it is.
+#: The class for verl to load: verl turns a plain class into an actor, but uses an actor class
+#: as it is.
 Router = ray.remote(max_concurrency=_OPEN_CALLS)(RequestRouter)

@@ -1,7 +1,7 @@
-"""One of verl's own LLM servers, a Ray actor, behind the live driver's port.
+"""One of verl's own LLM servers, a Ray actor, as an instance of the live driver.
 
-verl 0.9.1, `workers/rollout/vllm_rollout/vllm_async_server.py`. Its weights are verl's to bring:
-the checkpoint engine aborts all that runs there, loads, and lets it go on (`abort_all_requests`,
+verl 0.9.1, `workers/rollout/vllm_rollout/vllm_async_server.py`. verl updates its weights: the
+checkpoint engine aborts all requests, loads the weights, and resumes (`abort_all_requests`,
 `set_global_steps`, `resume_generation`).
 """
 
@@ -28,12 +28,13 @@ from rollout_sched.live.ports import (
 
 T = TypeVar("T")
 
-#: When a server's process was first asked: another time later means that it was restarted.
+#: When this module was first imported in the server's process: another time means that the process
+#: was restarted.
 _BEGAN = time.time()
 
 
 class ServerFacts(msgspec.Struct, frozen=True):
-    """What a server says of itself; `version` and `paused` are None where it does not know."""
+    """What a server reports about itself; `version` and `paused` are None if it does not know."""
 
     slots: int
     kv_tokens: int
@@ -44,8 +45,8 @@ class ServerFacts(msgspec.Struct, frozen=True):
 
 
 def facts_of(server: Any) -> ServerFacts:
-    """Called in the actor, with verl's server. It keeps no account of these, so they are looked up
-    where its own methods do."""
+    """Runs in the actor, with verl's server. The server has no API for these facts, so they are
+    read from the same attributes that its own methods use."""
     engine = server.engine.vllm_config
     return ServerFacts(
         slots=engine.scheduler_config.max_num_seqs * engine.parallel_config.data_parallel_size,
@@ -60,9 +61,9 @@ def facts_of(server: Any) -> ServerFacts:
 class ServerInstance:
     """`live.ports.InstanceClient` for the handle of a server.
 
-    Who drives its weights pauses it, too, so a pause of ours only brings back what we have there.
-    How far its requests are is not to be seen: its gauges are what we wait for, and that it has
-    died is for Ray to say.
+    verl pauses the server for its weight updates, so our pause only aborts our own requests there.
+    The progress of requests is not visible: the gauges count the requests that we wait for, and Ray
+    reports if the server has died.
     """
 
     def __init__(self, address: str, handle: Any) -> None:
@@ -72,7 +73,7 @@ class ServerInstance:
         self._generated = 0
 
     async def describe(self) -> Description:
-        """Raises InstanceError, as all that asks the server."""
+        """Raises InstanceError, as every call to the server."""
         facts = await self._facts()
         return Description(
             slots=facts.slots,
@@ -87,8 +88,8 @@ class ServerInstance:
         )
 
     async def generate(self, order: Order, on_tokens: OnTokens | None = None) -> Output:
-        """Partial results do not come, whatever `stream_every` says. Raises InstanceError, or
-        RequestRejected for what verl's server finds wrong."""
+        """Returns no partial results, whatever `stream_every` says. Raises InstanceError, or
+        RequestRejected if verl's server refuses the request."""
         sampling = dict(order.sampling)
         logprobs = sampling.pop("logprobs", None) is not None
         sampling.update(logprobs=logprobs, max_tokens=order.max_new_tokens)
@@ -107,7 +108,7 @@ class ServerInstance:
         return _output(made, order)
 
     async def abort(self, order_id: str) -> None:
-        # Left out, the server would drop its whole prefix cache.
+        # With the default, the server would drop its whole prefix cache.
         await self._answer(self._handle.abort_request.remote(order_id, reset_prefix_cache=False))
 
     async def pause(self, mode: Literal["keep", "abort"], clear_cache: bool) -> None:
@@ -115,10 +116,10 @@ class ServerInstance:
             await asyncio.gather(*map(self.abort, self._open))
 
     async def resume(self) -> None:
-        """It was not stopped."""
+        """Does nothing: `pause` does not stop the server."""
 
     async def set_version(self, version: int) -> None:
-        """verl labels its weights itself."""
+        """Does nothing: verl sets the version itself."""
 
     async def weight_version(self) -> int | None:
         return (await self._facts()).version
@@ -128,11 +129,11 @@ class ServerInstance:
 
     async def gauges(self) -> Gauges:
         facts = await self._facts()
-        waiting = len(self._open)  # none is said to run, for nobody could see it progress
+        waiting = len(self._open)  # none counts as running, because its progress is not visible
         return Gauges(0, waiting, 0.0, generated_tokens=self._generated, started_at=facts.began)
 
     async def close(self) -> None:
-        """The server is verl's."""
+        """Does nothing: the server belongs to verl."""
 
     async def _facts(self) -> ServerFacts:
         facts: ServerFacts = await self._answer(self._handle.__ray_call__.remote(facts_of))
@@ -143,17 +144,17 @@ class ServerInstance:
 
         try:
             return await answer
-        except ValueError as error:  # verl's word for a prompt or parameters that cannot be
+        except ValueError as error:  # verl raises it for an invalid prompt or parameters
             raise RequestRejected(f"{self.name}: {error}") from error
         except RayActorError as error:
             raise InstanceGone(f"{self.name}: {error}") from error
-        except Exception as error:  # whatever befell the engine
+        except Exception as error:  # any error of the engine
             raise InstanceError(f"{self.name}: {type(error).__name__}: {error}") from error
 
 
 def _output(made: Any, order: Order) -> Output:
-    """Of verl's TokenOutput. Its requests are aborted before the weights change, so one answer is
-    of one version."""
+    """Converts verl's TokenOutput. verl aborts requests before the weights change, so an answer has
+    one version."""
     tokens = len(made.token_ids)
     if made.stop_reason == ABORTED:
         finish: Literal["stop", "length", "abort"] = "abort"

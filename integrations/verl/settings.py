@@ -1,4 +1,4 @@
-"""What verl's configuration says of us: `actor_rollout_ref.rollout.custom.rollout_sched`."""
+"""Our settings in verl's configuration: `actor_rollout_ref.rollout.custom.rollout_sched`."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import msgspec
 
 from rollout_sched.config import ConfigError
 
-#: Where verl keeps what it does not know itself, and our table there.
+#: Where verl keeps settings of others, and our table there.
 WHERE = "actor_rollout_ref.rollout.custom.rollout_sched"
 _TABLE = "rollout_sched"
 
 
 class RoomSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Who generates, and how to ask for it.
+    """Which scheduler generates, and how to reach it.
 
     gateway           the URL of a `rollout-sched serve`; or
     ray               the name of a deployment on verl's Ray cluster (`rollout-sched ray up`);
-                      `gateway` beside it is a front of it, for what is no group; or
-    policy            a preset or a TOML file by which to schedule in verl's job, before the servers
+                      with it, `gateway` is one of its fronts, for requests outside groups; or
+    policy            a preset or a TOML file: the scheduler runs in verl's job, with the servers
                       that verl has started
-    api_key_file      whose first line is a client's key; "": none is asked for
-    trainer_key_file  whose first line is a trainer's key; "": the gateway is on this machine
-    look_s            seconds between two looks at whether the trainer needs another batch
+    api_key_file      file whose first line is a client's key; "": no key is needed
+    trainer_key_file  file whose first line is a trainer's key; "": the gateway is on this machine
+    look_s            seconds between two checks whether the trainer needs another batch
     """
 
     gateway: str = ""
@@ -38,15 +38,15 @@ class RoomSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if bool(self.gateway or self.ray) == bool(self.policy):
             raise ValueError(
-                "give either `gateway`, a URL, or `ray`, the name of a deployment, or `policy`, a "
-                "preset or a TOML file"
+                "set either `gateway` (a URL) or `ray` (the name of a deployment), or `policy` (a "
+                "preset or a TOML file)"
             )
 
     @property
     def gateway_url(self) -> str:
-        """Raises ConfigError where there is none."""
+        """Raises ConfigError if it is not set."""
         if not self.gateway:
-            raise ConfigError(f"{WHERE}: give `gateway`, a URL: single turns need one")
+            raise ConfigError(f"{WHERE}: set `gateway` to a URL: single turns need one")
         return self.gateway.rstrip("/")
 
     @property
@@ -56,15 +56,15 @@ class RoomSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def trainer_key(self) -> str | None:
-        """As `api_key`."""
+        """Like `api_key`."""
         return _key_of(self.trainer_key_file, "trainer_key_file")
 
 
 def settings_of(custom: Mapping[str, Any] | None) -> RoomSettings:
-    """Our table of `rollout.custom`. Raises ConfigError naming the key."""
+    """Our table in `rollout.custom`. Raises ConfigError naming the key."""
     table = dict(custom or {}).get(_TABLE)
     if table is None:
-        raise ConfigError(f"{WHERE} is missing; give its `gateway`, its `ray` or its `policy`")
+        raise ConfigError(f"{WHERE} is missing; set its `gateway`, its `ray` or its `policy`")
     try:
         return msgspec.convert(table, RoomSettings)
     except msgspec.ValidationError as error:

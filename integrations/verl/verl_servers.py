@@ -1,4 +1,4 @@
-"""The servers that verl's load balancer knows, as instances of a scheduler: they come and go."""
+"""Adds and removes instances of a scheduler as the servers of verl's load balancer change."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ log = logging.getLogger(__name__)
 
 
 def servers_of(balancer: Any) -> dict[str, Any]:
-    """Address -> handle. Called in the actor, with verl's load balancer, which names its servers to
-    others by their addresses alone."""
+    """Address -> handle. Runs in the actor, with verl's load balancer: its API returns only the
+    addresses of its servers."""
     servers = getattr(balancer, "_servers", None)
     if servers is None:
         raise CallerError(
             f"{type(balancer).__name__} does not keep its servers where verl's own load balancer "
-            "does; leave rollout.router_config_path out, or put a gateway before the servers"
+            "does; remove rollout.router_config_path, or put a gateway before the servers"
         )
     return dict(servers)
 
 
 class VerlServers:
-    """Keeps the instances of `rollouts` what the load balancer's servers are: verl takes hybrid
-    ones out while it trains on their GPUs."""
+    """Keeps the instances of `rollouts` equal to the load balancer's servers: verl removes hybrid
+    servers while it trains on their GPUs."""
 
     def __init__(self, rollouts: RolloutScheduler, balancer: Any) -> None:
         self._rollouts = rollouts
@@ -35,8 +35,8 @@ class VerlServers:
         self._here: set[str] = set()
 
     async def follow(self) -> None:
-        """Take in who has come, and let go who has gone. Raises CallerError or InstanceError; who
-        was taken in or let go before stays so."""
+        """Add the new servers and remove the missing ones. Raises CallerError or InstanceError; the
+        changes made before the error stay."""
         servers = await self._balancer.__ray_call__.remote(servers_of)
         for address in self._here - set(servers):
             self._here.discard(address)
@@ -46,10 +46,10 @@ class VerlServers:
             self._here.add(address)
 
     async def keep_following(self, look_s: float) -> None:
-        """Every `look_s` seconds, until this is cancelled."""
+        """Call `follow` every `look_s` seconds, until this is cancelled."""
         while True:
             await asyncio.sleep(look_s)
             try:
                 await self.follow()
-            except Exception as error:  # the next look may find it otherwise
-                log.warning("verl's servers: %s", error)
+            except Exception as error:  # it may succeed next time
+                log.warning("cannot update verl's servers: %s", error)

@@ -1,1 +1,1 @@
-"""A scenario out of a running vLLM: what its steps cost, measured by requests of our own."""
+"""Measures what the engine steps of a running vLLM cost and writes a scenario from it."""

@@ -1,4 +1,4 @@
-"""The engine steps of a burst, as the simulated instance makes them."""
+"""Computes the engine steps of a burst with the simulated instance."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from rollout_sched.simulators.instance.reference.instance import ReferenceInstan
 from rollout_sched.simulators.instance.sim_request import SimRequest
 from rollout_sched.simulators.instance.spec import InstanceSpec
 
-#: What a step takes decides nothing about who is in it, when all have come at once.
+#: All requests arrive at once, so the duration of a step does not affect which requests are in it.
 _A_SECOND = CostModel(step_s=1.0, weights_s=0.0, token_s=0.0)
 _BLOCK = 16
 
 
 def steps_of(burst: Burst, slots: int, max_num_batched_tokens: int) -> list[EngineSteps]:
-    """Of requests that come at once to an instance that runs `slots` of them. Steps in a row that
-    have as many sequences and prefill tokens are one entry."""
+    """The steps of requests that arrive at once at an instance that runs `slots` of them.
+    Consecutive steps with equal numbers of sequences and prefill tokens become one entry."""
     each = _each_step(burst, slots, max_num_batched_tokens)
     runs = (list(run) for _, run in groupby(each, key=lambda step: step[1:3]))
     return [

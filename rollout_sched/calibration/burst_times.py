@@ -1,4 +1,4 @@
-"""How long a burst took, and what of that was the writing of its answers."""
+"""The duration of a burst, and the part of it in which its answers were written."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from rollout_sched.calibration.bursts import SHORT, Burst
 
 
 class BurstTime(NamedTuple):
-    """Seconds from the first request to the first answer, and to the last."""
+    """Seconds from the first request to the first and to the last answer."""
 
     first_s: float
     last_s: float
 
 
 def writing_s(times: Mapping[Burst, Iterable[BurstTime]]) -> float:
-    """Seconds that each token of an answer takes beside the engine, where answers that come with
-    the same step are written one after the other: by how much more the last of them is later than
-    the first, the longer they are. 0 where no two lengths were asked for.
+    """Seconds of writing per answer token, outside the engine. Answers of the same step are written
+    one after the other, so the delay from the first answer to the last grows with their length; the
+    growth gives the time per token. 0 unless two lengths were measured.
 
-    The two longest of the most at once tell: with short ones it is how requests came, one after the
-    other, that keeps the last answer back. Prompts are the shortest, so that one step ends all.
+    It compares the two longest lengths of the largest batch: with short answers the delay comes
+    from the arrival of the requests one after the other. It uses the shortest prompts, so that one
+    step ends all requests.
     """
     alike = [burst for burst in times if burst.waves == 1 and burst.prompt == SHORT]
     most = max((burst.batch for burst in alike), default=1)

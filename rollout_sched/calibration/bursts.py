@@ -1,4 +1,4 @@
-"""Which bursts are measured: batches, contexts and prefills, as far as a server has room."""
+"""Chooses the bursts to measure: batch sizes, contexts and prefills that fit on the server."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ import msgspec
 
 from rollout_sched.core.errors import CallerError
 
-#: Prompts of a burst that is to measure decoding alone.
+#: Prompt tokens of a burst that measures decoding only.
 SHORT = 32
 
-#: What a measurement of a few seconds needs at least, tokens.
+#: The smallest context and KV cache that can be measured, in tokens.
 LEAST_MODEL_LEN = 2 * SHORT
 
-#: Of the KV cache and the context window: the rest is for blocks that are not full.
+#: Used share of the KV cache and the context window; the rest is for blocks that are not full.
 _ROOM = 0.85
 
-#: Sizes between the smallest and the largest batch, and prefill.
+#: Number of sizes from the smallest to the largest batch, and prefill.
 _BATCHES = 5
 _PREFILLS = 4
 
-#: Lengths of a burst in waves: from a quarter of their mean to seven quarters, in an order that
-#: repeats nothing (multiples of the golden ratio).
+#: Lengths of a burst in waves: from a quarter to seven quarters of their mean, in an order without
+#: repetition (multiples of the golden ratio).
 _SHORTEST, _SPREAD, _GOLDEN = 0.25, 1.5, 0.6180339887
 _WAVES = 3
 
-#: Tokens that a decoding burst makes at least and at most.
+#: Fewest and most tokens that a decoding burst generates.
 _FEWEST_NEW, _MOST_NEW = 16, 128
 
 
 class Burst(NamedTuple):
-    """Requests that are sent at once. In tokens, all but the first and the last.
+    """Requests that are sent at once. `prompt` and `new` are in tokens.
 
-    With several `waves` there are so many times more requests than a server runs, and their
-    lengths differ, so that they come and go one by one: `new` is then their mean.
+    With several `waves` there are `waves` times as many requests as the server runs at once, and
+    their lengths differ, so that they start and end one by one; `new` is then the mean length.
     """
 
     batch: int
@@ -51,7 +51,7 @@ class Burst(NamedTuple):
 
     @property
     def lengths(self) -> list[int]:
-        """Tokens that each request makes."""
+        """Tokens that each request generates."""
         if self.waves == 1:
             return [self.new] * self.batch
         spread = (_SHORTEST + _SPREAD * (number * _GOLDEN % 1) for number in range(self.requests))
@@ -59,17 +59,17 @@ class Burst(NamedTuple):
 
     @property
     def answered(self) -> int:
-        """Tokens of the answers that come last, at once."""
+        """Tokens of the answers that end together in the last step."""
         return self.batch * self.new if self.waves == 1 else max(self.lengths)
 
     @property
     def kv_tokens(self) -> int:
-        """At the most, of those that run at once."""
+        """The largest number of KV tokens of the requests that run at once."""
         return self.batch * (self.prompt + max(self.lengths))
 
 
 class Room(msgspec.Struct, frozen=True):
-    """What a server has room for: sequences at once, and tokens of KV cache and of one context."""
+    """A server's capacity: sequences at once, tokens of KV cache, tokens of one context."""
 
     slots: int
     kv_tokens: int
@@ -77,29 +77,30 @@ class Room(msgspec.Struct, frozen=True):
 
 
 class Pace(msgspec.Struct, frozen=True):
-    """How fast it is, roughly: seconds of one decode step, and for each token of a prefill."""
+    """A server's approximate speed: seconds of a decode step, and of each prefill token."""
 
     step_s: float
     prefill_token_s: float
 
 
-#: What is tried first, so that a server's pace is known: one prefill, and the same with steps.
+#: Measured first, to learn a server's pace: a prefill, the same with decode steps, and a longer
+#: prefill.
 TRIALS = (Burst(1, SHORT, 1), Burst(1, SHORT, 9), Burst(1, 4 * SHORT, 1))
 
 
 def trials(room: Room) -> tuple[Burst, ...]:
-    """Those of TRIALS that fit. Raises CallerError for a server on which nothing can be told."""
+    """The trials that fit. Raises CallerError if the server is too small to measure."""
     if min(room.max_model_len, room.kv_tokens) < LEAST_MODEL_LEN:
         raise CallerError(
-            f"it takes {room.max_model_len} tokens of context and has KV cache for "
-            f"{room.kv_tokens}, and a calibration needs {LEAST_MODEL_LEN} of each: start vLLM "
-            "with a larger --max-model-len, and memory for it"
+            f"the server has {room.max_model_len} tokens of context and {room.kv_tokens} of KV "
+            f"cache, but a calibration needs {LEAST_MODEL_LEN} of each: start vLLM with a larger "
+            "--max-model-len and enough memory"
         )
     return tuple(burst for burst in TRIALS if _fits(burst, room))
 
 
 def pace(seconds: dict[Burst, float]) -> Pace:
-    """From what the trials took."""
+    """The pace, from the durations of the trials."""
     first, steps, *longer = (seconds[burst] for burst in TRIALS if burst in seconds)
     made = TRIALS[1].new - TRIALS[0].new
     step_s = max(steps - first, 1e-6) / made
@@ -109,8 +110,8 @@ def pace(seconds: dict[Burst, float]) -> Pace:
 
 
 def bursts_of(room: Room, pace: Pace, burst_s: float) -> list[Burst]:
-    """Bursts of about `burst_s` seconds or less each, none twice. They change in large steps with
-    the pace, so that one who calibrates again measures the same."""
+    """Different bursts of about `burst_s` seconds or less each. They change in large steps with the
+    pace, so that a second calibration measures the same bursts."""
     steps = _power_of_two(burst_s / pace.step_s)
     new = min(max(steps, _FEWEST_NEW), _MOST_NEW, room.max_model_len - SHORT)
     prefill = _power_of_two(burst_s / pace.prefill_token_s)
@@ -125,7 +126,7 @@ def bursts_of(room: Room, pace: Pace, burst_s: float) -> list[Burst]:
             found[Burst(batch, context, new)] = None
         if batch > 1:
             found[Burst(batch, SHORT, shorter)] = None
-    found[Burst(room.slots, SHORT, 2 * new)] = None  # whose answers take longer to be written
+    found[Burst(room.slots, SHORT, 2 * new)] = None  # its answers take longer to write
     longest = min(prefill, int(_ROOM * min(room.kv_tokens, room.max_model_len)))
     for prompt in _between(2 * SHORT, longest, _PREFILLS):
         found[Burst(1, prompt, 1)] = None
@@ -145,13 +146,13 @@ def _fits(burst: Burst, room: Room) -> bool:
 
 
 def _power_of_two(number: float) -> int:
-    """The largest that is not more, and at least 1."""
+    """The largest power of two that is not larger than `number`; at least 1."""
     return 1 << max(0, int(math.log2(max(number, 1.0))))
 
 
 def _between(least: int, most: int, count: int) -> list[int]:
-    """Whole numbers in about equal ratios from `least` to `most`; only `least` where it is not
-    less."""
+    """Whole numbers in about equal ratios from `least` to `most`; only `least` if it is not smaller
+    than `most`."""
     if most <= least:
         return [least]
     ratio = (most / least) ** (1 / (count - 1))

@@ -1,4 +1,4 @@
-"""What a calibration found, and who finds it by requests of its own."""
+"""Calibrates running instances over HTTP, and holds the results of a calibration."""
 
 from __future__ import annotations
 
@@ -18,38 +18,38 @@ from rollout_sched.integrations.vllm.weights import ReloadFromDisk
 from rollout_sched.live.ports import Description, InstanceClient, InstanceError
 from rollout_sched.simulators.instance.cost_fit import Fit
 
-#: Done, of how many, and what it is doing.
+#: Called with the number of bursts done, their total, and the current activity.
 Report = Callable[[int, int, str], None]
 
-#: How often each burst is to be measured, if there is time; and how many there are, more or less.
+#: How often each burst is measured if there is time, and the approximate number of bursts.
 _ROUNDS = 3
 _BURSTS = 32
 _LONGEST_BURST_S = 2.0
 
-#: A checkpoint is loaded so often, as long as that takes no more than so many seconds.
+#: A checkpoint is loaded at most _LOADS times, and not again after _LOADING_S seconds in total.
 _LOADS = 5
 _LOADING_S = 5.0
 
-#: Fewer say too little to write anything down.
+#: With fewer measured bursts no scenario is written.
 _FEWEST_BURSTS = 10
 
-#: vLLM's own default on a GPU, where a server does not tell.
+#: vLLM's default on a GPU, used if a server does not report its own.
 USUAL_BATCHED_TOKENS = 8192
 
 
 class Calibration(msgspec.Struct, frozen=True):
-    """What is known of instances that are alike.
+    """The results for identical instances.
 
-    bursts          different ones that were measured; of an engine in process, kinds of steps
-    measured        how many times in all
-    spread          of the times of one: half its quartiles' distance over its median
-    disturbed       times thrown away, since others were served meanwhile
-    context         the largest sum of contexts that was decoded, tokens
-    prefix_caching  as it was seen, or told; None where neither
-    pause_s         for a pause and a resume; None where it offers none
-    reload_s        for a pause, loading a checkpoint and a resume; None where none was named
-    writing_s       of each token of an answer, beside the engine; None of one in process
-    whole           whether every burst that was planned was measured
+    bursts          number of different bursts measured; in process: of kinds of steps
+    measured        number of measurements in total
+    spread          of the times of one burst: half the interquartile range over the median
+    disturbed       measurements thrown away because other requests were served meanwhile
+    context         the largest sum of contexts that was decoded, in tokens
+    prefix_caching  as observed or as reported; None if neither
+    pause_s         seconds of a pause and a resume; None if the server offers no pause
+    reload_s        seconds to pause, load a checkpoint and resume; None if none was given
+    writing_s       seconds per answer token, outside the engine; None in process
+    whole           whether every planned burst was measured
     """
 
     model: str
@@ -75,10 +75,11 @@ class Calibration(msgspec.Struct, frozen=True):
 
 
 class Calibrator:
-    """One calibration over HTTP, from its first request to what is known in the end.
+    """One calibration over HTTP, from the first request to the results.
 
-    measurements  what it adds to; its own, or those of an earlier calibration of the same servers,
-                  whose bursts are measured again: all of them in good times and in bad ones
+    measurements  the measurements to extend: new ones, or those of an earlier calibration of the
+                  same servers. Its bursts are measured again, so that each burst has measurements
+                  from both times
     """
 
     def __init__(
@@ -99,12 +100,12 @@ class Calibrator:
         self._planned = 0
 
     async def run(self, seconds: float, checkpoint: str = "") -> Calibration:
-        """Measure for so many seconds, and everything once however long that takes; less if it is
-        cancelled, and then what is known by then.
+        """Measure for `seconds`, and at least every burst once, however long that takes. A
+        cancellation ends it earlier, with the results so far.
 
-        `checkpoint`: loaded once, for the time that takes, or a few times if that is quick; it
-        should be the one that is served.
-        Raises CallerError, with what to do, where nothing can be said.
+        `checkpoint`: loaded once to measure the time, or a few times if that is quick; it should be
+        the one that is served.
+        Raises CallerError, with the remedy, if there is no result.
         """
         first = self._prober.instances[0]
         described = await asyncio.gather(*(each.describe() for each in self._prober.instances))
@@ -128,7 +129,7 @@ class Calibrator:
         return self._known(described[0], room, **found)
 
     async def _trials(self, room: Room) -> Pace:
-        """Each twice: the first of a kind may compile something."""
+        """Run each trial twice: the first run may compile something."""
         tried = trials(room)
         seconds: dict[Burst, float] = {}
         for burst in [*tried, *tried]:
@@ -137,8 +138,8 @@ class Calibrator:
                 seconds[burst] = min(time.last_s for time in times)
         if len(seconds) < len(tried):
             raise CallerError(
-                f"{self._prober.instances[0].name} serves others without a pause: take it out of "
-                "service for the calibration"
+                f"{self._prober.instances[0].name} serves other requests all the time: take it out "
+                "of service for the calibration"
             )
         return pace(seconds)
 
@@ -161,7 +162,8 @@ class Calibrator:
                     break
 
     def _over(self, deadline: float) -> bool:
-        """A first look at everything is worth more than the second at something."""
+        """Whether to stop: not before every burst is measured once, unless there are too many
+        disturbances."""
         return _now() > deadline and (self._whole or self._prober.disturbed > 2 * self._planned)
 
     @property
@@ -169,9 +171,10 @@ class Calibrator:
         return len(self._measurements.whole) >= _FEWEST_BURSTS
 
     async def _pause_s(self, instance: InstanceClient, told: Description) -> float | None:
-        """Not of one that somebody holds paused: it is not ours to resume."""
+        """Refuses an instance that is already paused: somebody else paused it, so we must not
+        resume it."""
         if told.paused:
-            raise CallerError(f"{instance.name} is paused: resume it, then calibrate it")
+            raise CallerError(f"{instance.name} is paused: resume it before the calibration")
         return await self._prober.pause_s(instance) if "pause" in told.capabilities else None
 
     async def _reload_s(
@@ -180,7 +183,7 @@ class Calibrator:
         if "collective_rpc" not in told.capabilities:
             raise CallerError(
                 f"--weights: {instance.name} cannot reload weights: set VLLM_SERVER_DEV_MODE=1 in "
-                "vLLM's environment, or leave it out"
+                "vLLM's environment, or remove --weights"
             )
         load = ReloadFromDisk(lambda version: checkpoint, visible_here=False)
         took_s: list[float] = []
@@ -191,7 +194,7 @@ class Calibrator:
                 await load(instance, told.version or 0)
             except InstanceError as error:
                 raise CallerError(
-                    f"--weights {checkpoint}: {error}; {instance.name} is left paused, for its "
+                    f"--weights {checkpoint}: {error}; {instance.name} is left paused, because its "
                     "weights may be half loaded: restart it"
                 ) from error
             await instance.resume()
@@ -201,9 +204,10 @@ class Calibrator:
     def _known(self, told: Description, room: Room, **found: object) -> Calibration:
         if not self._enough:
             raise CallerError(
-                f"too little was measured undisturbed ({len(self._measurements.whole)} bursts of "
-                f"at least {_FEWEST_BURSTS}; {self._prober.disturbed} times were thrown away "
-                "because others were served): take the server out of service, or give --minutes"
+                f"too few undisturbed measurements ({len(self._measurements.whole)} bursts of "
+                f"at least {_FEWEST_BURSTS}; {self._prober.disturbed} measurements were thrown "
+                "away because other requests were served): take the server out of service, or "
+                "increase --minutes"
             )
         limits = self._limits
         measured = self._measurements
@@ -235,8 +239,8 @@ def _room(names: Sequence[str], described: Sequence[Description]) -> Room:
     for name, room in zip(names, rooms, strict=True):
         if room != rooms[0]:
             raise CallerError(
-                f"{name} ({room}) is not like {names[0]} ({rooms[0]}), and a scenario has alike "
-                "instances: calibrate them one by one"
+                f"{name} ({room}) differs from {names[0]} ({rooms[0]}), but all instances of a "
+                "scenario are identical: calibrate them one by one"
             )
     return rooms[0]
 

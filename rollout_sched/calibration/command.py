@@ -1,4 +1,4 @@
-"""The command `rollout-sched calibrate`: a scenario out of a running vLLM."""
+"""The command `rollout-sched calibrate`: writes a scenario from measurements of a running vLLM."""
 
 from __future__ import annotations
 
@@ -30,47 +30,48 @@ from rollout_sched.integrations.vllm.stepped_engine import SteppedEngine
 from rollout_sched.live.ports import InstanceError
 from rollout_sched.whole_file import whole_file
 
-#: Enough for three looks at everything.
+#: Enough to measure every burst three times.
 DEFAULT_MINUTES = 2.0
 
 
 def add(commands: Any) -> None:
-    """The command and its options, for an argparse parser of commands."""
+    """Add the command and its options to an argparse parser of commands."""
     parser = commands.add_parser(
-        "calibrate", help="measure what the steps of a vLLM cost, and write a scenario of it"
+        "calibrate", help="measure the engine steps of a running vLLM and write a scenario"
     )
     option = parser.add_argument
-    option("urls", nargs="*", metavar="URL", help="a vLLM server; several, alike, at once")
-    option("--engine", metavar="MODEL", help="instead: an engine of this process, step by step")
+    option("urls", nargs="*", metavar="URL", help="vLLM server; several must be identical")
+    option("--engine", metavar="MODEL", help="instead of URLs: measure an engine in this process")
     option("--engine-args", default="{}", metavar="JSON", help="fields of vLLM's EngineArgs")
     option(
         "--minutes",
         type=positive_number,
         default=DEFAULT_MINUTES,
         metavar="N",
-        help="to measure for; default: %(default)g",
+        help="duration of the measurement; default: %(default)g",
     )
-    unknown = "where vLLM does not tell them"
-    option("--slots", type=positive, metavar="N", help=f"--max-num-seqs, {unknown}")
+    unknown = "needed if vLLM does not report it"
+    option("--slots", type=positive, metavar="N", help=f"vLLM's --max-num-seqs, {unknown}")
     option("--kv-tokens", type=positive, metavar="N", help=unknown)
     option("--max-num-batched-tokens", type=positive, metavar="N", help=unknown)
-    option("--api-key-file", type=Path, metavar="FILE", help="vLLM's --api-key, on its first line")
+    option("--api-key-file", type=Path, metavar="FILE", help="first line: vLLM's --api-key")
     option(
         "--weights",
         default="",
         metavar="CHECKPOINT",
-        help="load it, for the time; the one that is served, as the server sees it",
+        help="measure the loading of this checkpoint: the served one, by its path on the server",
     )
-    option("--out", type=Path, metavar="FILE", help="default: standard output")
+    option("--out", type=Path, metavar="FILE", help="the scenario file; default: standard output")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> None:
-    """Raises CallerError, InstanceError or OSError with what to do; Ctrl-C writes what is known."""
+    """Raises CallerError, InstanceError or OSError with the remedy. Ctrl-C writes the results so
+    far."""
     if bool(options.urls) == bool(options.engine):
-        raise CallerError("name the URL of a running vLLM server, or --engine MODEL")
+        raise CallerError("give either the URL of a running vLLM server or --engine MODEL")
     if options.out is not None and not options.out.parent.is_dir():
-        raise CallerError(f"--out {options.out}: there is no folder {options.out.parent}")
+        raise CallerError(f"--out {options.out}: folder {options.out.parent} does not exist")
     when = time.strftime("%Y-%m-%d %H:%M %Z")
     with _progress() as report:
         if options.engine:
@@ -80,8 +81,8 @@ def run(options: argparse.Namespace) -> None:
     _write(options.out, scenario_text(found, where, when))
     fit = found.fit
     print(
-        f"fit error {fit.mean_error:.1%} mean, {fit.max_error:.1%} at the most; the file's header "
-        "says what could not be told",
+        f"fit error {fit.mean_error:.1%} mean, {fit.max_error:.1%} max; the file's header lists "
+        "what could not be determined",
         file=sys.stderr,
     )
 
@@ -90,9 +91,9 @@ def _of_engine(options: argparse.Namespace, report: Report) -> Calibration:
     try:
         arguments = json.loads(options.engine_args)
     except ValueError as error:
-        raise CallerError(f"--engine-args: no JSON: {error}") from error
+        raise CallerError(f"--engine-args: invalid JSON: {error}") from error
     if not isinstance(arguments, dict):
-        raise CallerError('--engine-args: a JSON object, such as {"max_model_len": 8192}')
+        raise CallerError('--engine-args: give a JSON object, such as {"max_model_len": 8192}')
     engine = SteppedEngine.start(options.engine, arguments)
     calibrator = StepCalibrator(engine, secrets.randbits(64), report)
     return calibrator.run(60 * options.minutes, options.engine)
@@ -129,7 +130,7 @@ def _named(instances: Sequence[HttpInstance]) -> str:
     return ", ".join(instance.name for instance in instances)
 
 
-#: What an instance's error asks for -> how this command is told it.
+#: Text in an instance's error -> the option of this command that is the remedy.
 _FLAGS = {
     "the API key": "--api-key-file FILE",
     "give slots": "--slots N",
@@ -163,4 +164,4 @@ def _write(path: Path | None, text: str) -> None:
         return
     with whole_file(path) as file:
         file.write(text.encode())
-    print(f"{path}: a scenario for replay --scenario {path}", file=sys.stderr)
+    print(f"{path}: scenario written; use it with replay --scenario {path}", file=sys.stderr)

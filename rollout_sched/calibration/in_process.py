@@ -1,4 +1,4 @@
-"""A calibration by an engine of this process: the time of every step, without a front end."""
+"""Calibrates an engine in this process: it times every step, without an HTTP server."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from rollout_sched.integrations.vllm.engine_limits import EngineLimits
 from rollout_sched.integrations.vllm.stepped_engine import EngineStep
 from rollout_sched.simulators.instance.cost_fit import EngineSteps, MeasuredSpan, fit_spans
 
-#: A step may wait for whatever else the machine does: a burst takes so many times.
+#: How often each burst is measured: other work on the machine may delay a step.
 _ROUNDS = 3
 _BURST_S = 1.0
 
 
 class MeasuredEngine(Protocol):
-    """What is asked of `integrations.vllm.stepped_engine.SteppedEngine`."""
+    """The used part of `integrations.vllm.stepped_engine.SteppedEngine`."""
 
     @property
     def slots(self) -> int: ...
@@ -39,7 +39,8 @@ class MeasuredEngine(Protocol):
 
 
 class StepCalibrator:
-    """Steps of one engine, by who was in them: kind -> the rows that were recorded of it."""
+    """Measures the steps of one engine, grouped by kind: burst, sequences, prefill tokens and
+    requests."""
 
     def __init__(self, engine: MeasuredEngine, seed: int, report: Report) -> None:
         self._engine = engine
@@ -51,15 +52,15 @@ class StepCalibrator:
         self._whole = False
 
     def run(self, seconds: float, model: str) -> Calibration:
-        """Measure for so many seconds; Ctrl-C ends it with what is known by then. Raises
-        CallerError where nothing can be said."""
+        """Measure for `seconds`; Ctrl-C ends it earlier, with the results so far. Raises
+        CallerError if nothing was measured."""
         try:
             self._measure(seconds)
         except KeyboardInterrupt:
             if not self._bursts:
                 raise
         if not self._rows:
-            raise CallerError("no step was measured: give it more --minutes")
+            raise CallerError("no step was measured: increase --minutes")
         limits = self._engine.limits
         return Calibration(
             model=model,
@@ -105,7 +106,7 @@ class StepCalibrator:
 
 
 def _span(rows: list[EngineStep]) -> MeasuredSpan:
-    """Steps of one kind as one: what each counts, and the median of their times."""
+    """The steps of one kind as one step: their mean counts and their median time."""
     count = len(rows)
     first = rows[0]
     steps = EngineSteps(

@@ -1,4 +1,4 @@
-"""What was measured so far, by burst, and what follows from it."""
+"""The measured times of bursts, and the figures computed from them."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ class Measurements:
 
     @property
     def whole(self) -> dict[Burst, list[BurstTime]]:
-        """Those of which there is any."""
+        """The bursts that have measurements."""
         return {burst: times for burst, times in self.times.items() if times}
 
     @property
     def seconds(self) -> dict[Burst, list[float]]:
-        """Until the last answer."""
+        """Seconds until the last answer, by burst."""
         return {burst: [time.last_s for time in times] for burst, times in self.whole.items()}
 
     @property
     def medians(self) -> dict[Burst, float]:
-        """Of each burst: what a neighbour on the machine disturbs now and then is left out."""
+        """The median of each burst, which ignores occasional disturbances by other processes."""
         return {burst: median(seconds) for burst, seconds in self.seconds.items()}
 
     @property
@@ -41,11 +41,11 @@ class Measurements:
 
     @property
     def writing_s(self) -> float:
-        """Of each token of an answer, beside the engine."""
+        """Seconds per answer token, outside the engine."""
         return writing_s(self.whole)
 
     def fit(self, slots: int, max_num_batched_tokens: int, leave_out: Collection[str] = ()) -> Fit:
-        """The constants that explain the medians best; those named in `leave_out` are 0. Raises
+        """The constants that fit the medians best; those named in `leave_out` are 0. Raises
         ValueError if nothing was measured."""
         token_s = self.writing_s
         return fit_spans(
@@ -62,8 +62,8 @@ class Measurements:
 
 
 def spread(each: Iterable[list[float]]) -> float | None:
-    """Half the distance between the quartiles over the median of a middling one of them; None
-    where nothing was measured three times."""
+    """Half the interquartile range over the median: the median of this ratio over all bursts. None
+    if nothing was measured three times."""
     often = [seconds for seconds in each if len(seconds) >= 3]
     return median(map(_half_width, often)) if often else None
 

@@ -1,4 +1,4 @@
-"""Sends bursts to instances that should be idle otherwise, and takes their times."""
+"""Sends bursts to otherwise idle instances and measures their times."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from rollout_sched.live.ports import (
 
 _T = TypeVar("_T")
 
-#: As an RL trainer asks: sampled, with the log-prob of each token, and to the last one.
+#: As in RL: sampled, with the log-prob of each token, and without an early stop.
 SAMPLING: Mapping[str, Any] = {"temperature": 1.0, "logprobs": 0, "ignore_eos": True}
 
 #: Token ids that every vocabulary has.
 IDS = range(16, 256)
 
-#: Seconds to wait for others' requests to end, and between two looks.
+#: Seconds to wait until requests of others have ended, and between two polls.
 _PATIENCE_S = 20.0
 _LOOK_S = 0.2
 
 
 class Prober:
-    """Measures several instances at once, each by the same burst; seconds are the event loop's.
+    """Measures several instances at once, with the same burst; seconds are the event loop's.
 
-    seed       of the prompts; another one for each calibration, or its prompts are cached
-    sampling   how responses are made: what is asked for costs time too
-    disturbed  measurements that were thrown away since others were served meanwhile
+    seed       of the prompts; use another one for each calibration, or its prompts are cached
+    sampling   sampling parameters of the requests: they affect the time, too
+    disturbed  measurements thrown away because other requests were served meanwhile
     """
 
     def __init__(
@@ -54,10 +54,10 @@ class Prober:
         self._sent = 0
 
     async def burst(self, burst: Burst) -> list[BurstTime]:
-        """The times of each instance that served nobody else.
+        """The times of each instance that served no other requests.
 
-        Raises CallerError if one is busy with others' requests and stays so, or ends a response
-        itself; InstanceError if one fails.
+        Raises CallerError if an instance stays busy with other requests, or ends a response early;
+        InstanceError if one fails.
         """
         times = await asyncio.gather(*(self._timed(each, burst) for each in self.instances))
         kept = [time for time in times if time is not None]
@@ -65,7 +65,8 @@ class Prober:
         return kept
 
     async def finds_prefixes(self, instance: InstanceClient, tokens: int) -> bool | None:
-        """Whether a prompt of so many tokens is found again; None if that cannot be told."""
+        """Whether a repeated prompt of `tokens` tokens is found in the prefix cache; None if that
+        is unclear."""
         prompt = self._prompt(tokens)
         before = await self._when_idle(instance)
         first_s = await self._of_prompt(instance, prompt)
@@ -78,10 +79,10 @@ class Prober:
             return after.cached_tokens - middle.cached_tokens > tokens / 2
         if again_s < first_s / 2:
             return True
-        return None  # one that is short enough is as fast when it is computed again
+        return None  # computing a short prompt again may be just as fast
 
     async def pause_s(self, instance: InstanceClient) -> float:
-        """Seconds that a pause and the resume after it take while nothing runs."""
+        """Seconds of a pause and the resume after it while no request runs."""
         await self._when_idle(instance)
         start = self._now()
         await instance.pause("keep", clear_cache=False)
@@ -89,7 +90,7 @@ class Prober:
         return self._now() - start
 
     async def _timed(self, instance: InstanceClient, burst: Burst) -> BurstTime | None:
-        """None if it served others meanwhile."""
+        """The times; None if the instance served other requests meanwhile."""
         before = await self._when_idle(instance)
         lengths = burst.lengths
         orders = [self._order(burst.prompt, new) for new in lengths]
@@ -113,9 +114,9 @@ class Prober:
         while (gauges := await instance.gauges()).running + gauges.waiting:
             if self._now() > deadline:
                 raise CallerError(
-                    f"{instance.name} is busy with others' requests ({gauges.running} running, "
+                    f"{instance.name} is busy with other requests ({gauges.running} running, "
                     f"{gauges.waiting} waiting): take it out of service for the calibration, or "
-                    "name one that nobody uses"
+                    "choose an unused server"
                 )
             await asyncio.sleep(_LOOK_S)
         return gauges
@@ -131,8 +132,8 @@ class Prober:
             return await instance.generate(order)
         except RequestRejected as error:
             raise CallerError(
-                f"{instance.name} takes no prompts of token ids as vLLM does: {error}; name "
-                "vLLM's own address, not a proxy's that rewrites requests"
+                f"{instance.name} does not accept prompts of token ids as vLLM does: {error}; "
+                "give vLLM's own address, not that of a proxy that rewrites requests"
             ) from error
 
     def _order(self, prompt: int, new: int) -> Order:
@@ -143,7 +144,7 @@ class Prober:
         return f"{self._run}-{self._sent}"
 
     def _prompt(self, tokens: int) -> list[int]:
-        """No two of them begin alike, so nothing is found in the prefix cache."""
+        """A random prompt: no two share a prefix, so the prefix cache finds nothing."""
         return self._dice.choices(IDS, k=tokens)
 
     def _now(self) -> float:
@@ -151,7 +152,7 @@ class Prober:
 
 
 async def _all(calls: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
-    """As gather; where one fails, the others are not left behind."""
+    """Like asyncio.gather, but if one call fails, the others are cancelled and awaited."""
     tasks = [asyncio.ensure_future(call) for call in calls]
     try:
         return list(await asyncio.gather(*tasks))
@@ -165,10 +166,10 @@ async def _all(calls: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
 def _check_whole(instance: InstanceClient, new: int, output: Output) -> None:
     made = len(output.token_ids)
     if output.finish == "abort":
-        raise InstanceError(f"{instance.name}: somebody aborts the requests of the calibration")
+        raise InstanceError(f"{instance.name}: another client aborts the calibration's requests")
     if made != new:
         raise CallerError(
-            f"{instance.name} was asked for {new} tokens with ignore_eos and made {made} "
+            f"{instance.name} was asked for {new} tokens with ignore_eos and generated {made} "
             f"(finish_reason {output.finish!r}): it, or a proxy before it, does not honour "
-            "ignore_eos; name vLLM's own address"
+            "ignore_eos; give vLLM's own address"
         )

@@ -1,4 +1,4 @@
-"""A calibration as a scenario file, whose header says how far it can be believed."""
+"""Writes a calibration as a scenario file; its header tells how accurate the figures are."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from rollout_sched.calibration.calibration import Calibration
 from rollout_sched.simulators.replay.scenario import parse_scenario
 
-#: Significant digits of what was measured.
+#: Significant digits of measured values.
 _DIGITS = 4
 _WIDTH = 100
 
 
 def scenario_text(found: Calibration, where: str, when: str) -> str:
-    """A whole TOML file. `where` was it measured, and `when`, in words. Raises ConfigError if it
-    would not be a scenario."""
+    """The whole TOML file. `where` and `when`: place and time of the measurement, as text. Raises
+    ConfigError if the result is not a valid scenario."""
     header = [line for paragraph in _header(found, where, when) for line in _comment(paragraph)]
     text = "\n".join([*header, "", *_tables(found, where), ""])
     parse_scenario("calibrated", tomllib.loads(text))
@@ -28,47 +28,49 @@ def _header(found: Calibration, where: str, when: str) -> Iterator[str]:
     version = f"vLLM {found.limits.version}" if found.limits.version else "vLLM of unknown version"
     yield f"Calibrated on {where} ({version}, model {found.model}), {when}."
     what = "kinds of steps" if found.in_process else "bursts of requests"
-    spread = "not known, for nothing was measured three times"
+    spread = "unknown, because nothing was measured three times"
     if found.spread is not None:
-        spread = f"{found.spread:.1%} (half the quartiles' distance of a middling one)"
+        spread = f"{found.spread:.1%} (median over all of half the interquartile range)"
     yield (
-        f"Fit error {fit.mean_error:.1%} mean, {fit.max_error:.1%} at the most, over "
-        f"{found.bursts} {what} measured {found.measured} times in all; spread {spread}. "
-        f"Measured up to {found.context:,} tokens of context in a batch: what is beyond is "
-        "extrapolated."
+        f"Fit error {fit.mean_error:.1%} mean, {fit.max_error:.1%} max, over {found.bursts} "
+        f"{what} measured {found.measured} times in total; spread {spread}. Measured up to "
+        f"{found.context:,} tokens of context in a batch; values beyond are extrapolated."
     )
     if found.writing_s is not None:
         yield (
-            f"Beside the engine, and not in the scenario: {fit.call_s * 1e3:.2f} ms a call, "
-            f"{found.writing_s * 1e6:.1f} us for each token of an answer ([links] at the end: put "
-            "it in to foretell what a client of this kind sees)."
+            f"Outside the engine, and not in the scenario: {fit.call_s * 1e3:.2f} ms per call, "
+            f"{found.writing_s * 1e6:.1f} us per answer token (uncomment [links] at the end to "
+            "include them, as an HTTP client of this kind sees them)."
         )
     if found.disturbed:
-        yield f"{found.disturbed} measurements were thrown away: others were served meanwhile."
+        yield (
+            f"{found.disturbed} measurements were thrown away: other requests were served "
+            "meanwhile."
+        )
     if not found.whole:
-        yield "It was ended early: some of it was never measured."
+        yield "The calibration was stopped early: some bursts were never measured."
     for line in _unknown(found):
-        yield f"Could not be told: {line}"
+        yield f"Not determined: {line}"
 
 
 def _unknown(found: Calibration) -> Iterator[str]:
     cost = found.fit.cost
     if found.limits.max_num_batched_tokens is None:
-        yield "max_num_batched_tokens: vLLM's usual one is taken (VLLM_SERVER_DEV_MODE=1 tells)."
+        yield "max_num_batched_tokens: vLLM's default is used (VLLM_SERVER_DEV_MODE=1 reports it)."
     if found.limits.block_size is None:
         yield "block_size."
     if found.prefix_caching is None:
-        yield "prefix_caching: a repeated prompt was neither counted as found nor faster."
+        yield "prefix_caching: a repeated prompt was neither counted as cached nor faster."
     if not (cost.step_s and cost.weights_s):
-        yield "step_s and weights_s apart: only their sum shows."
+        yield "step_s and weights_s separately: only their sum was measured."
     for name in ("sequence_s", "context_s", "attention_s", "request_s", "prefill_s"):
         if not getattr(cost, name):
-            yield f"{name}: it is too small to show, or another constant has it."
-    yield "the trainer, which is a guess here: put yours in."
+            yield f"{name}: too small to measure, or included in another constant."
+    yield "the trainer, which is a guess: put in your own values."
     if found.reload_s is None:
-        yield "how long new weights take (--weights CHECKPOINT loads one): put yours in."
+        yield "the time to load weights (--weights CHECKPOINT measures it): put in your own value."
     if found.pause_s is None:
-        yield "a pause: it offers none, so weights would be updated under running requests."
+        yield "the time of a pause: the server offers none, so updates run under running requests."
 
 
 def _tables(found: Calibration, where: str) -> Iterator[str]:
@@ -100,7 +102,7 @@ def _tables(found: Calibration, where: str) -> Iterator[str]:
     yield "[weights]"
     pause_s = found.pause_s or 0.0
     if found.reload_s is None:
-        yield f"fixed_s = {pause_s:.{_DIGITS}g}  # a pause and a resume alone: put yours in"
+        yield f"fixed_s = {pause_s:.{_DIGITS}g}  # only a pause and a resume: put in your own value"
     else:
         yield f"fixed_s = {found.reload_s:.{_DIGITS}g}"
     if found.writing_s is not None:
@@ -118,7 +120,7 @@ def _comment(paragraph: str) -> list[str]:
 
 
 def _quoted(text: str) -> str:
-    """As a basic string of TOML."""
+    """The text as a TOML basic string."""
     safe = "".join(character if character.isprintable() else " " for character in text)
     escaped = safe.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'

@@ -1,1 +1,1 @@
-"""What a journal tells, of a live run or a replayed one: figures, a trace, a timeline."""
+"""Reads the journal of a live or replayed run: figures, a trace, a timeline."""

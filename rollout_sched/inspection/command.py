@@ -1,4 +1,4 @@
-"""The command `rollout-sched journal`: looks at what a run, live or replayed, has recorded."""
+"""The command `rollout-sched journal`: reads the journal of a live or replayed run."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from rollout_sched.whole_file import whole_file
 
 
 def add(commands: Any) -> None:
-    """The command and its verbs, for an argparse parser of commands."""
-    parser = commands.add_parser("journal", help="look at what a run has recorded")
+    """Add the command and its verbs to an argparse parser of commands."""
+    parser = commands.add_parser("journal", help="inspect the journal of a run")
     verbs = parser.add_subparsers(required=True, metavar="VERB")
     for name, run, says in (
-        ("summary", _summary, "its figures"),
-        ("trace", _trace, "a trace of it, to be replayed under other policies"),
-        ("timeline", _timeline, "what happened: a page, or Chrome's trace events"),
-        ("cat", _cat, "every event and what the scheduler answered, a line of JSON each"),
+        ("summary", _summary, "print the figures of the run"),
+        ("trace", _trace, "write a trace of the run, for replays under other policies"),
+        ("timeline", _timeline, "draw the run as a page or as Chrome's trace events"),
+        ("cat", _cat, "print each event and the scheduler's actions as a line of JSON"),
     ):
         verb = verbs.add_parser(name, help=says)
         verb.add_argument("journal", type=Path, metavar="FILE", help="plain or gzip")
         verb.add_argument(
             "--policy",
             metavar="NAME_OR_TOML",
-            help="that it was recorded under; default: the shipped one of the name in the file",
+            help="policy of the recorded run; default: the preset that the journal names",
         )
         verb.set_defaults(run=run)
         if name == "summary":
-            verb.add_argument("--json", action="store_true", help="as JSON")
+            verb.add_argument("--json", action="store_true", help="print JSON")
         if name == "trace":
             verb.add_argument("--out", type=Path, required=True, metavar="FILE")
         if name == "timeline":
@@ -108,4 +108,4 @@ def _recording(options: argparse.Namespace) -> Recording:
 
 def _check_folder(path: Path) -> None:
     if not path.parent.is_dir():
-        raise CallerError(f"{path}: there is no folder {path.parent}; create it first")
+        raise CallerError(f"{path}: folder {path.parent} does not exist; create it first")

@@ -1,4 +1,4 @@
-"""A journal as a page for a browser."""
+"""Draws a journal as a page for a browser."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rollout_sched.page.run_page import DrawnRun, run_page
 
 
 def journal_page(recording: Recording) -> bytes:
-    """Its figures, and the run drawn."""
+    """A page with the figures and the timeline of the run."""
     metrics, drawn = metrics_of(recording.slots()), RunFold(recording.waiting)
     found = summary(recording, metrics, [drawn.observe])
     run = DrawnRun(

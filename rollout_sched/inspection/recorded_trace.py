@@ -1,4 +1,4 @@
-"""A trace out of a journal: what happened last night, to be replayed under other policies."""
+"""Makes a trace from a journal, so that the recorded run can be replayed under other policies."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from rollout_sched.simulators.traces.model import Gatherer, SampleRecord, Trace,
 
 
 class TraceFold:
-    """Gathers what was delivered and answered: a group is a prompt and its samples.
+    """Gathers the delivered and answered samples; a group is a prompt and its samples.
 
-    Tokens of a turn are those that were kept of it. What was thrown away is not in the trace, and
-    neither is what was not whole when the journal ended. A direct request is a sample of the group
-    that its client named, or a group of its own; only such have arrivals, for a trainer's groups
-    wait for the scheduler.
+    The tokens of a turn are those that were kept. Discarded tokens are not in the trace, and
+    neither are samples that were incomplete when the journal ended. A direct request is a sample of
+    the group that its client named, or its own group. Only direct requests have arrival times: a
+    trainer's groups wait for the scheduler.
     """
 
     def __init__(self, where: str) -> None:
@@ -60,7 +60,7 @@ class TraceFold:
         )
 
     def successor(self) -> TraceFold:
-        """One that goes on where this one is, with none of its samples."""
+        """A fold that continues from the state of this one, without its samples."""
         after = TraceFold(self._where)
         after._asked_s, after._first_s = self._asked_s, self._first_s
         after._turns, after._dispatched = self._turns, self._dispatched
@@ -79,7 +79,7 @@ class TraceFold:
     def _begun(self, now: float, action: Dispatch) -> None:
         self._dispatched[action.request] = action
         if action.request in self._turns:
-            del self._turns[action.request][action.turn :]  # those were thrown away
+            del self._turns[action.request][action.turn :]  # those were discarded
 
     def _turn_over(self, now: float, event: TurnFinished) -> None:
         dispatch = self._dispatched.get(event.request)
@@ -132,5 +132,5 @@ class TraceFold:
 
 
 def _closed(turns: list[Turn]) -> list[Turn]:
-    """Nothing follows the last turn."""
+    """The turns, with no tool call after the last one."""
     return [*turns[:-1], Turn(turns[-1].output_tokens)]

@@ -1,4 +1,4 @@
-"""A journal told again: every event with what the scheduler answered."""
+"""Replays a journal: every event with the actions of the scheduler."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ Observer = Callable[[float, Event, Iterable[Action]], None]
 
 
 class Recording:
-    """One journal: plain or gzip, also one that is still written, up to its last whole line.
+    """One journal, plain or gzip. A journal that is still being written is read up to its last
+    complete line.
 
-    `policy`: the file that it was recorded under, where that is none of the shipped ones. Raises
-    JournalError for what is no journal, CallerError where the policy is not known.
+    `policy`: the policy file of the recorded run, unless it was a preset. Raises JournalError if
+    the file is not a journal, CallerError if the policy is unknown.
     """
 
     def __init__(self, path: Path, policy: str | None = None) -> None:
@@ -30,23 +31,24 @@ class Recording:
         self._scheduler = self._fresh()
 
     def events(self) -> Iterator[tuple[float, Event]]:
-        """What happened, without what was answered: (seconds, event)."""
+        """The events without the scheduler's actions: (seconds, event)."""
         _, entries = journal.read(self.path)
         return ((entry.now, entry.event) for entry in entries)
 
     def slots(self) -> dict[str, int]:
-        """Of every instance that was ever here."""
+        """The slots of every instance that ever joined."""
         joined = (event for _, event in self.events() if isinstance(event, InstanceJoined))
         return {event.instance: event.slots for event in joined}
 
     def waiting(self) -> int:
-        """How many requests wait for an instance, at the event that is being told."""
+        """How many requests wait for an instance, at the event that `tell` has reached."""
         return self._scheduler.view.waiting
 
     def tell(self, observers: Iterable[Observer]) -> float:
-        """Show the observers everything, in order; the time of the last event, in seconds.
+        """Show the observers every event in order. Returns the time of the last one, in seconds.
 
-        Raises JournalError if the scheduler refuses an event: then the policy is another one.
+        Raises JournalError if the scheduler refuses an event, because the policy is a different
+        one.
         """
         self._scheduler = self._fresh()
         last = 0.0
@@ -60,13 +62,13 @@ class Recording:
     def _told(self) -> Iterator[tuple[float, Event, list[Action]]]:
         for number, (now, event) in enumerate(self.events(), start=2):
             if isinstance(event, Restored):
-                self._scheduler = self._fresh()  # the one before has died
+                self._scheduler = self._fresh()  # the previous scheduler has died
             try:
                 actions = self._scheduler.handle(event, now)
             except CallerError as error:
                 raise journal.JournalError(
-                    f"{self.path}:{number}: the scheduler refuses this event ({error}); was it "
-                    f"recorded under {self._policy.name!r}? --policy names another"
+                    f"{self.path}:{number}: the scheduler refuses this event ({error}); if the run "
+                    f"was not recorded under {self._policy.name!r}, pass its policy with --policy"
                 ) from error
             yield now, event, actions
 
@@ -82,7 +84,7 @@ def _policy_of(header: JournalHeader, path: Path, policy: str | None) -> PolicyF
         return load_policy(policy)
     if header.policy not in shipped("policies/presets"):
         raise CallerError(
-            f"{path}: it was recorded under {header.policy!r}, which is not shipped; name its file "
-            f"by --policy"
+            f"{path}: recorded under {header.policy!r}, which is not a preset; pass the policy "
+            f"file with --policy"
         )
     return load_policy(header.policy)

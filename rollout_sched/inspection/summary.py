@@ -1,4 +1,4 @@
-"""The figures of a journal, as the replay's report has them."""
+"""Computes the figures of a journal, as in the report of a replay."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ SCHEMA = "rollout-sched-journal-summary/1"
 def summary(
     recording: Recording, metrics: Metrics | None = None, also: Iterable[Observer] = ()
 ) -> dict[str, Any]:
-    """Times in seconds, shares from 0 to 1. The occupancy bubble is of the instances' slots: what
-    the trainer's batch was to be is not in a journal, nor are the lengths that it was offered.
+    """The figures: times in seconds, shares from 0 to 1. The occupancy bubble refers to the
+    instances' slots, because a journal has neither the reference batch nor the offered lengths.
 
-    `metrics`: those that are folded; None for fresh ones. `also`: who is shown the journal too.
+    `metrics`: the metrics to fold; None for new ones. `also`: further observers of the journal.
     """
     slots = recording.slots()
     metrics = metrics or metrics_of(slots)
@@ -42,5 +42,5 @@ def summary(
 
 
 def metrics_of(slots: Mapping[str, int]) -> Metrics:
-    """For a journal of instances with so many slots each."""
+    """Metrics for a journal whose instances have these slots."""
     return Metrics(max(slots.values(), default=1))

@@ -1,4 +1,4 @@
-"""The figures of a journal to read."""
+"""Formats the figures of a journal as labelled text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rollout_sched.simulators.replay.report_tables import count, percent, second
 
 
 def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
-    """A label and a text for each; a label that is indented is part of the one above."""
+    """A label and a text for each figure; an indented label is part of the one above."""
     idle = found["idle_bubble_by_cause"]
     direct, outages = found["direct"], found["outages"]
     shown = [

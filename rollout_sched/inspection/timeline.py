@@ -1,9 +1,9 @@
-"""A journal as Chrome's trace events, which Perfetto and chrome://tracing draw.
+"""Converts a journal to Chrome's trace events, which Perfetto and chrome://tracing draw.
 
-A process is an instance, a thread a place on it, a slice what one attempt made under one version,
-in the colour of that version. Arrows lead from an attempt to the one that went on from it.
-Counters: what runs and waits and how full the KV cache is by instance, as polled; staleness of each
-batch. Instants: weights published, instances paused, lost and back, batches.
+A process is an instance, a thread is a place on it, and a slice is what one attempt generated under
+one version, in the colour of that version. Arrows lead from an attempt to the one that continued
+it. Counters: running and waiting requests and KV cache usage of each instance, as polled; staleness
+of each batch. Instants: weights published, instances paused, lost and back, batches.
 
 The format: "Trace Event Format", Google, 2016; times in microseconds.
 """
@@ -25,10 +25,10 @@ from rollout_sched.core.events import (
 from rollout_sched.metrics.attempt_spans import AttemptSpans, Closed
 from rollout_sched.metrics.fold import Handler
 
-#: Process of what concerns the whole fleet.
+#: The process for events of the whole fleet.
 FLEET = 1
 
-#: Names of Chrome's palette, told apart by the colour-blind; versions take turns.
+#: Names from Chrome's palette that colour-blind people can distinguish; versions use them in turn.
 COLOURS = (
     "thread_state_running",
     "rail_load",
@@ -40,16 +40,16 @@ COLOURS = (
 
 
 class TimelineFold:
-    """Gathers trace events; `events()` gives them.
+    """Gathers trace events; `events()` returns them.
 
-    spans  to be folded before it
+    spans  fold it before this one
     """
 
     def __init__(self) -> None:
         self.spans = AttemptSpans(self._closed)
         self._events: list[dict[str, Any]] = []
         self._processes: dict[str, int] = {}
-        self._left_off: dict[str, tuple[float, int, int]] = {}  # when and where a request stopped
+        self._left_off: dict[str, tuple[float, int, int]] = {}  # when and where requests stopped
         self._arrows = 0
 
     def handlers(self) -> Mapping[type[Any], Handler]:
@@ -67,7 +67,7 @@ class TimelineFold:
         }
 
     def events(self, end_s: float) -> list[dict[str, Any]]:
-        """All of them; what still runs ends at `end_s`."""
+        """All events; attempts that still run end at `end_s`."""
         self.spans.end(end_s)
         names = [("fleet", FLEET), *self._processes.items()]
         return [

@@ -1,1 +1,1 @@
-"""Pages for a browser, each one file that needs no network: what they hold; assets draw it."""
+"""Makes pages for a browser, each one file without external resources; `assets` draws them."""

@@ -1,9 +1,9 @@
-"""One HTML file out of ours: template, style, scripts and data, with nothing to be fetched.
+"""Joins template, style, scripts and data to one HTML file that fetches nothing.
 
-Our scripts are ES modules in files of their own. A module in a file cannot be imported by a page
-that is opened from the disk, so they are joined to one, in the order of their imports: names are
-unique over all of them, and imports and exports fall away. A policy in the page's head lets only
-these scripts run, by their hashes, so that nothing that came with the data ever could.
+Our scripts are ES modules in separate files. A page that is opened from the disk cannot import
+modules from files, so they are joined to one in the order of their imports: their names are unique
+over all modules, and the import and export keywords are removed. A Content-Security-Policy in the
+page's head allows only these scripts, by their hashes, so that no script in the data can run.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _EXPORT = re.compile(r"^export (?=(async )?(function|class|const))", re.MULTILIN
 
 
 def page(title: str, start: str, data: Any = None, *, connects: bool = False) -> bytes:
-    """The whole file. `start` names the module that draws it; `data` is what that is given;
-    `connects`: whether it asks the server that it came from."""
+    """The whole file. `start` names the module that draws the page; `data` is its input;
+    `connects`: whether the page sends requests to its own server."""
     library, ours = _asset("vendor/uPlot.iife.min.js"), script(start)
     allowed = f"script-src {_hash(library)} {_hash(ours)}; style-src 'unsafe-inline'"
     to_server = "; connect-src 'self'" if connects else ""
@@ -44,14 +44,14 @@ def page(title: str, start: str, data: Any = None, *, connects: bool = False) ->
 
 @cache
 def script(start: str) -> str:
-    """A module and all that it imports, as one module that imports nothing."""
+    """A module and all of its imports, joined to one module."""
     return "".join(
         _EXPORT.sub("", _IMPORT.sub("", _asset(f"js/{name}.js"))) for name in _order(start)
     )
 
 
 def _order(start: str) -> list[str]:
-    """Modules, each after those that it imports."""
+    """The modules, each after its imports."""
     found: list[str] = []
 
     def visit(name: str) -> None:
@@ -70,5 +70,5 @@ def _asset(path: str) -> str:
 
 
 def _hash(text: str) -> str:
-    """As a Content-Security-Policy names an inline script."""
+    """The hash of an inline script in the form of a Content-Security-Policy."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -1,4 +1,4 @@
-"""The attempts of a run, in columns that grow."""
+"""Gathers the attempts of a run in growing columns."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OUTCOME = {outcome: place for place, outcome in enumerate(OUTCOMES)}
 
 
 class _Table:
-    """Columns that grow; the types are those of `array`."""
+    """Growing columns; the types are those of `array`."""
 
     def __init__(self, **types: str) -> None:
         self._columns = {name: array(kind) for name, kind in types.items()}
@@ -28,7 +28,7 @@ class _Table:
         return len(next(iter(self._columns.values())))
 
     def add(self, *row: float) -> int:
-        """Its place."""
+        """Append a row and return its number."""
         for append, value in zip(self._append, row, strict=True):
             append(value)  # type: ignore[arg-type]
         return len(self) - 1
@@ -43,7 +43,7 @@ class _Table:
 class AttemptTables:
     """Folds attempts into the tables of a RunRecord.
 
-    instances, groups  names, each with its number
+    instances, groups  name -> number
     """
 
     def __init__(self) -> None:
@@ -52,12 +52,12 @@ class AttemptTables:
         self._spans = AttemptSpans(self._closed)
         self._waits = Waits()
         self._requests: dict[str, int] = {}
-        self._rows: dict[int, int] = {}  # of the attempts in flight
+        self._rows: dict[int, int] = {}  # rows of the attempts in flight
         self._tables = _tables()
 
     @property
     def folds(self) -> tuple[Fold, ...]:
-        """All that is to be folded, in this order."""
+        """All folds, in the order in which they must run."""
         return self._spans, self._waits, self
 
     @property
@@ -68,7 +68,7 @@ class AttemptTables:
         return {Dispatch: self._dispatched}
 
     def columns(self, end_s: float) -> dict[str, dict[str, Column]]:
-        """By table; what still runs ends at `end_s`."""
+        """The columns by table; attempts that still run end at `end_s`."""
         self._spans.end(end_s)
         return {name: table.columns() for name, table in self._tables.items()}
 

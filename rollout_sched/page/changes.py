@@ -1,4 +1,4 @@
-"""What changed last in a live run, in words."""
+"""Describes the latest changes in a live run as text."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from rollout_sched.core.events import (
 )
 from rollout_sched.metrics.fold import Handler
 
-#: So many are remembered.
+#: How many changes are kept.
 CHANGES = 50
 
 
 class LoggedChange(NamedTuple):
-    """level: "info", "warning" or "error"; kind: a word for what it is about."""
+    """level: "info", "warning" or "error"; kind: a word for the type of change."""
 
     at: float
     level: str
@@ -32,7 +32,7 @@ class LoggedChange(NamedTuple):
 
 
 class ChangeLog:
-    """Folds what is worth a line; `last` has the last of them, the newest at its end."""
+    """Folds the notable changes; `last` has the latest ones, the newest at the end."""
 
     def __init__(self) -> None:
         self.last: deque[LoggedChange] = deque(maxlen=CHANGES)
@@ -72,7 +72,7 @@ class ChangeLog:
         self._note(now, "info", "updated", f"{event.instance} has version {event.version}")
 
     def _restored(self, now: float, event: Restored) -> None:
-        self._note(now, "warning", "restarted", "an earlier run was taken up again")
+        self._note(now, "warning", "restarted", "the scheduler continues an earlier run")
 
     def _retuned(self, now: float, event: Retuned) -> None:
         said = ", ".join(
@@ -80,11 +80,11 @@ class ChangeLog:
             for role, parameters in event.parameters.items()
             for name, value in parameters.items()
         )
-        self._note(now, "info", "retuned", f"the policy has other parameters: {said}")
+        self._note(now, "info", "retuned", f"policy parameters changed: {said}")
 
     def _failed(self, now: float, event: RequestFailed) -> None:
         self._note(
-            now, "warning", "failed", f"an attempt at {event.request} failed: {event.reason}"
+            now, "warning", "failed", f"an attempt of {event.request} failed: {event.reason}"
         )
 
     def _delivered(self, now: float, action: Deliver) -> None:

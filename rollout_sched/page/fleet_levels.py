@@ -1,4 +1,4 @@
-"""How busy a fleet was over time."""
+"""Records how busy a fleet is over time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rollout_sched.page.levels import LevelSeries
 
 
 class FleetLevels:
-    """How busy the fleet was: in flight, waiting here and inside the instances, KV in use."""
+    """Requests in flight, waiting in the scheduler and queued in the instances; KV usage."""
 
     def __init__(self) -> None:
         self._series = {
@@ -27,7 +27,7 @@ class FleetLevels:
 
     def report(self, now: float, event: InstanceReported) -> None:
         if now > self._reported_s:
-            self._look()  # many report at once
+            self._look()  # once per time: many instances report at the same time
             self._reported_s = now
         self._reports[event.instance] = event
 
@@ -40,7 +40,7 @@ class FleetLevels:
         return {"width_s": self._series["in_flight"].width_s, **levels}
 
     def _look(self) -> None:
-        """What all have reported by the last time that any did."""
+        """Set the levels from the latest reports of all instances."""
         reports = self._reports.values()
         if reports:
             now, usages = self._reported_s, [report.kv_usage for report in reports]

@@ -1,18 +1,18 @@
-"""A level over time, kept in a bounded number of buckets however long it is watched."""
+"""Records a level over time in a bounded number of buckets, however long the run is."""
 
 from __future__ import annotations
 
-#: Buckets of a series; when they are used up, two become one.
+#: Buckets of a series; when all are used, pairs of them are merged.
 MOST = 512
 
-#: Seconds of a bucket at first.
+#: Initial width of a bucket in seconds.
 FINEST_S = 0.125
 
 
 class LevelSeries:
-    """The mean of a level in each bucket of time, and its peak there.
+    """The mean and the peak of a level in each bucket of time.
 
-    It is 0 before it is first set. `width_s` is how long a bucket is by now.
+    The level is 0 until it is set. `width_s` is the current width of a bucket.
     """
 
     def __init__(self) -> None:
@@ -23,14 +23,14 @@ class LevelSeries:
         self._now = 0.0
 
     def set(self, now: float, level: float) -> None:
-        """From now on; times do not go back."""
+        """Set the level from `now` on; `now` must not go back."""
         self._pass(now)
         self._level = level
         if self._peaks and now < len(self._peaks) * self.width_s:
             self._peaks[-1] = max(self._peaks[-1], level)
 
     def means(self, end_s: float) -> list[float]:
-        """Of each bucket up to `end_s`; the last may be shorter than the others."""
+        """The mean of each bucket up to `end_s`; the last bucket may be shorter."""
         self._pass(end_s)
         lengths = [self.width_s] * len(self._areas)
         if lengths:
@@ -54,7 +54,7 @@ class LevelSeries:
                 self._peaks.append(self._level)
             ends = (place + 1) * self.width_s
             until = now if now < ends else ends
-            if until <= self._now:  # the sum of widths was rounded
+            if until <= self._now:  # rounding error in the sum of widths
                 until = now
             self._areas[place] += self._level * (until - self._now)
             self._peaks[place] = max(self._peaks[place], self._level)

@@ -1,4 +1,4 @@
-"""The attempts of a live run: those in flight, and the last that ended."""
+"""Gathers the attempts of a live run: those in flight and the last ended ones."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from rollout_sched.metrics.attempt_spans import OUTCOMES, AttemptSpan, AttemptSp
 from rollout_sched.metrics.fold import Fold, Handler
 from rollout_sched.metrics.waits import Waits
 
-#: Of those that are over so many are remembered.
+#: How many ended attempts are kept.
 ENDED = 10_000
 
 _RUNNING = OUTCOMES.index("still running")
 
 
 class DrawnAttempt(msgspec.Struct, frozen=True, array_like=True):
-    """An attempt as a page draws it. group: the request's own name where it has no group, and
-    `index` is -1 then; since, cause, outcome: places in SINCE, CAUSES and OUTCOMES."""
+    """An attempt as a page draws it. group: for a request without a group its own name, with
+    `index` -1; since, cause, outcome: indices into SINCE, CAUSES and OUTCOMES."""
 
     attempt: int
     group: str
@@ -41,7 +41,7 @@ class DrawnAttempt(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LiveAttempts:
-    """Folds attempts; `serial` counts what has begun or ended."""
+    """Folds attempts; `serial` counts the starts and ends of attempts."""
 
     def __init__(self) -> None:
         self.serial = 0
@@ -52,14 +52,14 @@ class LiveAttempts:
 
     @property
     def folds(self) -> tuple[Fold, ...]:
-        """All that is to be folded, in this order."""
+        """All folds, in the order in which they must run."""
         return self._spans, self._waits, self
 
     def handlers(self) -> Mapping[type[Any], Handler]:
         return {Dispatch: self._dispatched}
 
     def since(self, serial: int) -> list[DrawnAttempt]:
-        """Those that have begun or ended after that."""
+        """The attempts that have started or ended after `serial`."""
         ended = [attempt for at, attempt in self._ended if at > serial]
         running = [attempt for at, attempt in self._running.values() if at > serial]
         return [*ended, *running]

@@ -1,4 +1,4 @@
-"""What a live run has done since somebody looks: attempts, steps, staleness, waste, changes."""
+"""Gathers attempts, steps, staleness, waste and changes of a live run while it is watched."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from rollout_sched.metrics.live_steps import LiveSteps
 from rollout_sched.page.changes import ChangeLog
 from rollout_sched.page.live_attempts import LiveAttempts
 
-#: Steps that are told.
+#: How many of the last steps are reported.
 STEPS = 20
 
-#: Steps after which it is better to look anew, for what is known of each is kept.
+#: After so many steps a new fold should replace this one, because it keeps data of every step.
 MOST_STEPS = 1000
 
 
 class LiveFold:
-    """Begins in the middle of a run: with what is in flight by then.
+    """Starts in the middle of a run, with the attempts that are in flight then.
 
-    began_s    when it began to look; `step_began_s` the present step, or that if it came later
-    finished   attempts of the present step that came to an end by themselves
-    staleness  delivered samples by versions; waste: tokens thrown away by reason
+    began_s    when the fold started; `step_began_s`: when the current step started, but not before
+               `began_s`
+    finished   attempts of the current step that finished by themselves
+    staleness  delivered samples by staleness in versions; waste: discarded tokens by reason
     """
 
     def __init__(self, view: SchedulerView, now: float) -> None:
@@ -45,7 +46,7 @@ class LiveFold:
         self._folded = Folded(*self.attempts.folds, self, self.changes)
 
     def observe(self, now: float, event: Event, actions: Sequence[Action]) -> None:
-        """Take what has happened and what the scheduler answered."""
+        """Take an event and the actions of the scheduler."""
         self._folded.observe(now, event, actions)
         self._steps.observe(now, event, actions)
 
@@ -54,7 +55,7 @@ class LiveFold:
         return len(self._steps.delivered) >= MOST_STEPS
 
     def steps(self) -> list[dict[str, Any]]:
-        """The last that were delivered."""
+        """The last delivered steps."""
         return [
             {
                 "version": step.version,
@@ -95,7 +96,7 @@ class LiveFold:
 
 
 def _as_it_is(view: SchedulerView) -> Iterator[tuple[Event, list[Action]]]:
-    """What is in flight, as if it had been dispatched just now."""
+    """Events and actions that dispatch all attempts in flight, as if just now."""
     for instance in view.instances:
         yield InstanceJoined(instance.id, instance.slots, instance.kv_tokens, instance.version), []
         dispatches: list[Action] = []

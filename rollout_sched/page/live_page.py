@@ -1,4 +1,4 @@
-"""The page of a live run: empty, until it is told what happens."""
+"""The page of a live run; it is empty until the gateway sends its state."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from rollout_sched.page.assembly import page
 
 
 def live_page() -> bytes:
-    """It asks for the administrator's key, and then the server it came from for what happens."""
+    """A page that asks for the administrator's key and then requests the state from its server."""
     words = {"since": SINCE, "causes": CAUSES, "outcomes": OUTCOMES}
     return page("rollout_sched, live", "live", {"words": words}, connects=True)

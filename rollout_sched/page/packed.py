@@ -1,12 +1,12 @@
-"""Data for a page in one piece of text that can stand anywhere in HTML: gzip, then base64.
+"""Packs data for a page into one text that is safe anywhere in HTML: gzip, then base64.
 
-Numbers stand in columns of bytes, which a browser reads without parsing them:
+Numbers are columns of bytes, which a browser reads without parsing:
 
     4 bytes       n, little-endian
     n bytes       JSON: {"data": ..., "columns": [{"type", "offset", "length"}]}
-    from there    the columns, each from a multiple of four
+    after that    the columns, each starting at a multiple of four
 
-In the data {"$": number} stands for a column.
+In the data, {"$": number} refers to a column.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-#: By the letter and size of numpy's type: the type as the page knows it.
+#: Letter and size of a numpy type -> the JavaScript type.
 TYPES = {"u1": "Uint8Array", "u4": "Uint32Array", "f4": "Float32Array"}
 
 _ALIGNED = 4
 
 
 def packed(data: Any) -> str:
-    """Of mappings, lists, strings and numbers, numpy's columns among them."""
+    """The text for data of mappings, lists, strings, numbers and numpy columns."""
     columns: list[npt.NDArray[Any]] = []
     tree = _without_columns(data, columns)
     places, offset = [], 0

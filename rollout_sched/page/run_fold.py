@@ -1,4 +1,4 @@
-"""From a journal to what a page draws of it."""
+"""Folds a journal to the record that a page draws."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rollout_sched.page.run_record import RunRecord, quantiles
 class RunFold:
     """Gathers a RunRecord.
 
-    `waiting`: how many requests wait for an instance at that moment, by whoever can tell.
+    `waiting`: returns how many requests wait for an instance now.
     """
 
     def __init__(self, waiting: Callable[[], int] = lambda: 0) -> None:
@@ -38,14 +38,14 @@ class RunFold:
         self._folded = Folded(*self._attempts.folds, self)
 
     def observe(self, now: float, event: Event, actions: Iterable[Action]) -> None:
-        """Take the next entry of the journal and what the scheduler answered."""
+        """Take the next entry of the journal and the actions of the scheduler."""
         self._now = now
         self._folded.observe(now, event, actions)
         self._fleet.set(now, self._attempts.in_flight, self._waiting())
 
     def record(self, end_s: float, curves: list[list[float]]) -> RunRecord:
-        """Of a run that ended then, or with the last event if that came later; `curves` are those
-        of its steps (see `Metrics`)."""
+        """The record of a run that ended at `end_s`, or at the last event if that is later;
+        `curves` are those of its steps (see `Metrics`)."""
         end_s = max(end_s, self._now)
         return RunRecord(
             end_s=end_s,

@@ -1,4 +1,4 @@
-"""The page of one run or of several beside each other: of a replay, or of a journal."""
+"""The page of one run, or of several side by side, from a replay or a journal."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from rollout_sched.metrics.waits import CAUSES, SINCE
 from rollout_sched.page.assembly import page
 from rollout_sched.page.run_record import RunRecord
 
-#: Attempts on a page, so that its file stays small enough to be opened.
+#: Most attempts on a page, so that a browser can open the file.
 MOST = 400_000
 
 
 class DrawnRun(msgspec.Struct):
-    """One policy's run. steps: as `metrics.Step`; idle, vacant: shares of the instances' time by
-    cause; staleness: samples by versions."""
+    """The run of one policy. steps: as `metrics.Step`; idle, vacant: shares of the instances' time
+    by cause; staleness: samples by staleness in versions."""
 
     name: str
     record: RunRecord
@@ -38,8 +38,8 @@ def run_page(
     tables: Sequence[Mapping[str, Any]] = (),
     offered: Sequence[int] = (),
 ) -> bytes:
-    """`about`, `verdict` and `warnings` are paragraphs; `tables` have a title, columns (label,
-    means) and rows (name, cells); `offered` are quantiles of the lengths that were asked for, as
+    """The page. `about`, `verdict` and `warnings` are paragraphs; `tables` have a title, columns
+    (label, means) and rows (name, cells); `offered` are quantiles of the offered lengths, as
     `RunRecord.lengths`."""
     runs, note = _fitting(runs)
     data = {
@@ -61,4 +61,4 @@ def _fitting(runs: Sequence[DrawnRun]) -> tuple[Sequence[DrawnRun], str]:
     if each <= 1:
         return runs, ""
     thinned = [msgspec.structs.replace(run, record=run.record.thinned(each)) for run in runs]
-    return thinned, f"Of the requests one in {each} is drawn; figures and curves are of all."
+    return thinned, f"One request in {each} is drawn; figures and curves include all requests."

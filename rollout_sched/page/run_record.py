@@ -1,4 +1,4 @@
-"""What a page draws of one run: every attempt, in columns, and the fleet over time."""
+"""The data that a page draws of one run: every attempt, in columns, and the fleet over time."""
 
 from __future__ import annotations
 
@@ -10,27 +10,28 @@ import numpy.typing as npt
 
 Column = npt.NDArray[np.generic]
 
-#: A request that has no group stands under its own name, with this index.
+#: The index of a request without a group; its group name is the request's own name.
 ALONE = 2**32 - 1
 
-#: Shares of a distribution at which its quantiles are told.
+#: Number of quantiles of a distribution.
 QUANTILES = 201
 
 
 class RunRecord(msgspec.Struct):
-    """Times in seconds of the run, which ends at `end_s`; a column has a value for each row.
+    """One run. Times are seconds of the run's clock; it ends at `end_s`. A column has a value for
+    each row.
 
     instances  names
-    groups     names; of a request without a group its own
+    groups     names; for a request without a group the request's name
     requests   group, index (ALONE: without a group)
     attempts   request, instance, place (from 1), context and earlier response tokens, turn, seconds
                waited, since what and why (of `metrics.waits`), outcome (of `metrics.attempt_spans`)
     spans      attempt, start, length, version, tokens
-    fleet      width_s of a bucket of time; by name the level in each
-    marks      (seconds, kind, in words): versions, batches, instances that came and went
-    curves     of each step: seconds by which so many of its samples were finished, evenly from none
-               to all
-    lengths    quantiles of the response tokens that were trained, evenly from 0 to 1
+    fleet      width_s: width of a time bucket; by name: the level in each bucket
+    marks      (seconds, kind, text): versions, batches, instances that joined and left
+    curves     for each step: seconds by which a share of its samples was finished, for even shares
+               from none to all
+    lengths    quantiles of the delivered response lengths, evenly from 0 to 1
     """
 
     end_s: float
@@ -45,11 +46,11 @@ class RunRecord(msgspec.Struct):
     curves: list[list[float]] = []
 
     def __len__(self) -> int:
-        """Attempts."""
+        """The number of attempts."""
         return len(self.attempts["request"])
 
     def thinned(self, each: int) -> RunRecord:
-        """With the attempts of every so-manieth request alone."""
+        """A record with the attempts of only one in `each` requests."""
         keep = self.attempts["request"].astype(np.int64) % each == 0
         number = np.cumsum(keep) - 1
         of_spans = self.spans["attempt"]
@@ -61,7 +62,7 @@ class RunRecord(msgspec.Struct):
 
 
 def quantiles(values: Any) -> list[int]:
-    """Of whole numbers, evenly from the least to the most; none of none."""
+    """Quantiles of whole numbers, evenly from the smallest to the largest; empty for no values."""
     if not len(values):
         return []
     at = np.quantile(np.asarray(values), np.linspace(0, 1, QUANTILES), method="inverted_cdf")

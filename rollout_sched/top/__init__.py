@@ -1,1 +1,1 @@
-"""`rollout-sched top`: a gateway at work, in a terminal."""
+"""`rollout-sched top`: the live state of a gateway in a terminal."""

@@ -1,4 +1,4 @@
-"""The command `rollout-sched top`: one screen, or one after the other until it is interrupted."""
+"""The command `rollout-sched top`: prints one screen, or refreshes it until it is interrupted."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from rollout_sched.top.document import Document
 from rollout_sched.top.screen import screen
 from rollout_sched.top.source import KEY, Away, GatewaySource
 
-#: Lines of a screen that are not instances, about.
+#: Approximate number of lines of a screen that are not instances.
 REST = 24
 
-#: Instances that are shown, at least, however small the terminal is.
+#: Fewest instances that are shown, however small the terminal is.
 LEAST = 5
 
 
 def add(commands: Any) -> None:
-    """The command and its options, for an argparse parser of commands."""
+    """Add the command and its options to an argparse parser of commands."""
     parser = commands.add_parser(
         "top",
-        help="a gateway at work: fleet, queue, steps, waste",
-        description=f"Asks with the administrator's key that is in {KEY}, if there is one.",
+        help="show the live state of a gateway: fleet, queue, steps, waste",
+        description=f"Uses the administrator's key in the environment variable {KEY}, if set.",
     )
-    parser.add_argument("url", metavar="URL", help="of the gateway")
-    parser.add_argument("--once", action="store_true", help="print one screen and end")
+    parser.add_argument("url", metavar="URL", help="URL of the gateway")
+    parser.add_argument("--once", action="store_true", help="print one screen and exit")
     parser.add_argument(
-        "--every", type=float, default=1.0, metavar="SECONDS", help="default: %(default)g"
+        "--every", type=float, default=1.0, metavar="SECONDS", help="interval; default: %(default)g"
     )
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> None:
-    """Raises CallerError if the gateway refuses to tell, or Away if it does not answer `--once`."""
+    """Raises CallerError if the gateway refuses the request, Away if `--once` gets no answer."""
     source, console = GatewaySource(options.url, os.environ.get(KEY, "")), Console()
     if options.once:
         document = source.ask()
@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def watch(source: GatewaySource, console: Console, every_s: float) -> None:
-    """Until Ctrl-C. A gateway that goes away is asked again until it is back."""
+    """Refresh the screen until Ctrl-C. A gateway that does not answer is asked again."""
     shown = Watched(source)
     try:
         with Live(console=console, screen=True, auto_refresh=False) as live:
@@ -60,14 +60,14 @@ def watch(source: GatewaySource, console: Console, every_s: float) -> None:
 
 
 class Watched:
-    """What is known of a gateway, whether it answers or not."""
+    """The last known state of a gateway, whether it answers or not."""
 
     def __init__(self, source: GatewaySource) -> None:
         self._source = source
         self._last: Document | None = None
 
     def look(self, height: int) -> RenderableType:
-        """The screen, on a terminal of so many lines. Raises CallerError."""
+        """The screen, for a terminal of `height` lines. Raises CallerError."""
         away = ""
         try:
             self._last = self._source.ask()

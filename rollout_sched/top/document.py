@@ -1,4 +1,4 @@
-"""What a gateway says of itself (`GET /admin/live`), as far as a terminal shows it."""
+"""The fields of a gateway's live state (`GET /admin/live`) that the terminal shows."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ class RequestCounts(msgspec.Struct, frozen=True):
 
 
 class WaitsFor(msgspec.Struct, frozen=True):
-    """What is missing for the next batch, and for the newest weights; "" if it comes by itself."""
+    """What the next batch and the newest weights wait for; "" if nothing is missing."""
 
     batch: str
     weights: str
 
 
 class InstanceLine(msgspec.Struct, frozen=True):
-    """None is what the instance does not tell, or is away to tell."""
+    """One instance. A field is None if the instance does not report it or is away."""
 
     url: str
     status: str
@@ -38,8 +38,8 @@ class InstanceLine(msgspec.Struct, frozen=True):
 
 
 class PresentStep(msgspec.Struct, frozen=True):
-    """number: batches before it; finished: samples that have ended in it; in_batch, complete:
-    groups that are delivered of it, and that are whole."""
+    """The current step. number: batches before it; finished: samples that ended in it; in_batch:
+    groups of its batch that are delivered; complete: further groups that are complete."""
 
     number: int
     elapsed_s: float
@@ -49,7 +49,7 @@ class PresentStep(msgspec.Struct, frozen=True):
 
 
 class PastStep(msgspec.Struct, frozen=True):
-    """As in `metrics.step.Step`."""
+    """A past step; fields as in `metrics.step.Step`."""
 
     version: int
     rollout_s: float
@@ -64,7 +64,7 @@ class PastStep(msgspec.Struct, frozen=True):
 
 
 class Change(msgspec.Struct, frozen=True):
-    """`at`: of the scheduler's clock, in seconds."""
+    """`at`: seconds on the scheduler's clock."""
 
     at: float
     level: Literal["info", "warning", "error"]
@@ -72,8 +72,8 @@ class Change(msgspec.Struct, frozen=True):
 
 
 class Document(msgspec.Struct, frozen=True):
-    """`now`: of the scheduler's clock; `watched_s`: how long steps, staleness, waste and changes
-    have been gathered, in seconds."""
+    """`now`: seconds on the scheduler's clock; `watched_s`: seconds since which steps, staleness,
+    waste and changes have been gathered."""
 
     schema: Literal["rollout-sched-live/1"]
     now: float

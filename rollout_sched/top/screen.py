@@ -1,4 +1,4 @@
-"""A gateway's state as a terminal shows it: whole at 80 columns."""
+"""Draws a gateway's state for a terminal of at least 80 columns."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from rich.text import Text
 
 from rollout_sched.top.document import Change, Document, InstanceLine, PastStep
 
-#: Steps and changes that are shown, the newest.
+#: How many of the newest steps and changes are shown.
 STEPS = 5
 CHANGES = 6
 
-#: Cells of a bar.
+#: Width of a bar in cells.
 BAR = 8
 
 _STYLES = {"serving": "green", "away": "red", "warning": "yellow", "error": "red"}
 
 
 def screen(document: Document, url: str, most: int, away: str = "") -> Group:
-    """`most`: instances that are shown; `away`: why the gateway does not answer since then."""
+    """`most`: how many instances are shown; `away`: why the gateway does not answer now."""
     parts: list[RenderableType] = [_head(document, url)]
     if away:
-        parts.append(Text(f"no answer: {away}. Below is what was last known.", "bold red"))
+        parts.append(Text(f"no answer: {away}. Below is the last known state.", "bold red"))
     if document.broken:
         parts.append(Text(f"the scheduler has stopped: {document.broken}", "bold red"))
     parts += [_queue(document), _fleet(document.instances, most), _step(document)]
@@ -40,7 +40,7 @@ def _head(document: Document, url: str) -> Text:
     state = "healthy" if document.healthy else "not healthy"
     versions = f"version {document.version}"
     if document.fleet_version != document.version:
-        versions += f", of the oldest instance {document.fleet_version}"
+        versions += f", oldest instance has {document.fleet_version}"
     style = "bold green" if document.healthy else "bold red"
     return Text.assemble(
         (url, "bold"), "  ", (state, style), f"  policy {document.policy}, {versions}"
@@ -57,9 +57,9 @@ def _queue(document: Document) -> Text:
 
 
 def _fleet(instances: Sequence[InstanceLine], most: int) -> RenderableType:
-    """Those first that do not serve, then the fullest."""
+    """A table: first the instances that do not serve, then the fullest."""
     if not instances:
-        return Text("no instance is known")
+        return Text("no instances")
     table = _table()
     table.add_column("instance", overflow="fold", ratio=1)
     table.add_column("state", no_wrap=True)
@@ -125,7 +125,7 @@ def _step(document: Document) -> RenderableType:
 
 
 def _steps(steps: Sequence[PastStep]) -> Table:
-    """The last that have ended, with their tails."""
+    """A table of past steps, with their tails."""
     table = _table()
     names = ("version", "took s", "50 % by", "90 % by", "99 % by", "waited", "samples", "tokens")
     for name in (*names, "stale", "idle"):
@@ -144,7 +144,7 @@ def _steps(steps: Sequence[PastStep]) -> Table:
 
 
 def _shares(document: Document) -> Text:
-    """Staleness and waste, since somebody looks."""
+    """Staleness and waste since the gateway has gathered them."""
     delivered = sum(document.staleness.values())
     ages = [
         f"{versions}: {count / delivered:.0%}"
@@ -181,7 +181,7 @@ def _seconds(seconds: float) -> str:
 
 
 def _count(number: int) -> str:
-    """With a unit from 10,000 on, for the columns of a table."""
+    """A number for a table column; with a unit from 10,000 on."""
     for unit, size, least in (("G", 10**9, 10**9), ("M", 10**6, 10**6), ("k", 10**3, 10**4)):
         if number >= least:
             shown = number / size

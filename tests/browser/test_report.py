@@ -101,7 +101,7 @@ def test_a_request_is_found_by_its_name(open_page: Open) -> None:
     until(page, "document.querySelector('.timeline').dataset.from > 0")
     page.get_by_label("find").fill("nobody")
     page.keyboard.press("Enter")
-    expect(page.locator("output")).to_have_text("nothing of that name ran")
+    expect(page.locator("output")).to_have_text("no request or group of that name ran")
 
 
 def test_a_policy_can_be_left_out(open_page: Open) -> None:

@@ -134,7 +134,7 @@ def test_without_a_file_it_goes_to_standard_output(capsys: pytest.CaptureFixture
         assert main(["calibrate", url, "--minutes", "0.02", "--slots", "4"]) == 0
     text = capsys.readouterr().out
     assert tomllib.loads(text)["fleet"]["max_num_seqs"] == 4
-    assert "Could not be told: max_num_batched_tokens" in text
+    assert "Not determined: max_num_batched_tokens" in text
 
 
 @pytest.mark.parametrize(
@@ -164,12 +164,12 @@ def test_a_paused_server_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ([], "name the URL"),
-        (["http://127.0.0.1:1", "--engine", "m"], "name the URL"),
+        ([], "give either the URL"),
+        (["http://127.0.0.1:1", "--engine", "m"], "give either the URL"),
         (["http://127.0.0.1:1"], "http://127.0.0.1:1"),
-        (["--engine", "m", "--engine-args", "{"], "no JSON"),
+        (["--engine", "m", "--engine-args", "{"], "invalid JSON"),
         (["--engine", "m", "--engine-args", "[]"], "a JSON object"),
-        (["http://127.0.0.1:1", "--out", "/not/there/x.toml"], "there is no folder"),
+        (["http://127.0.0.1:1", "--out", "/not/there/x.toml"], "does not exist"),
     ],
 )
 def test_wrong_usage(capsys: pytest.CaptureFixture[str], arguments: list[str], says: str) -> None:

@@ -51,18 +51,18 @@ def test_it_is_a_scenario_with_what_was_found() -> None:
 @pytest.mark.parametrize(
     "says",
     [
-        "Fit error 3.0% mean, 5.0% at the most, over 28 bursts of requests measured 84 times",
+        "Fit error 3.0% mean, 5.0% max, over 28 bursts of requests measured 84 times",
         "spread 1.2%",
         "up to 40,000 tokens of context",
-        "not in the scenario: 2.50 ms a call, 15.0 us for each token",
+        "not in the scenario: 2.50 ms per call, 15.0 us per answer token",
         "3 measurements were thrown away",
-        "max_num_batched_tokens: vLLM's usual one",
+        "max_num_batched_tokens: vLLM's default",
         "prefix_caching: a repeated prompt",
-        "step_s and weights_s apart",
-        "attention_s: it is too small",
+        "step_s and weights_s separately",
+        "attention_s: too small to measure",
         "the trainer, which is a guess",
         "--weights CHECKPOINT",
-        "a pause: it offers none",
+        "the time of a pause: the server offers none",
     ],
 )
 def test_what_is_not_known_is_said(says: str) -> None:
@@ -80,7 +80,7 @@ def test_what_a_client_sees_is_put_in_without_its_hash_signs() -> None:
 
 
 def test_the_time_of_new_weights_that_is_not_known_is_marked_where_it_stands() -> None:
-    said = "put yours in"
+    said = "put in your own value"
     unknown, known = written(pause_s=0.1)[0], written(pause_s=0.1, reload_s=1.0)[0]
     assert said in unknown.split("[weights]")[1]
     assert said not in known.split("[weights]")[1]
@@ -97,10 +97,10 @@ def test_what_is_known_is_not_called_unknown() -> None:
         reload_s=1.0,
         disturbed=0,
     )
-    assert text.count("Could not be told") == 1, "the trainer"
+    assert text.count("Not determined") == 1, "the trainer"
     assert "thrown away" not in text
 
 
 def test_one_that_was_ended_early_says_so() -> None:
-    assert "ended early" in written(whole=False)[0]
-    assert "ended early" not in written()[0]
+    assert "stopped early" in written(whole=False)[0]
+    assert "stopped early" not in written()[0]

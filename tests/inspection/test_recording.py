@@ -61,7 +61,7 @@ def test_one_that_is_still_written_ends_with_its_last_whole_line(
 def test_a_policy_of_the_users_own_has_to_be_named(path: Path, tmp_path: Path) -> None:
     mine = tmp_path / "mine.jsonl"
     mine.write_text(path.read_text().replace('"policy":"dplb"', '"policy":"mine"', 1))
-    with pytest.raises(CallerError, match="recorded under 'mine', which is not shipped"):
+    with pytest.raises(CallerError, match="recorded under 'mine', which is not a preset"):
         Recording(mine)
     assert count(Recording(mine, "dplb")) == count(Recording(path))
 

@@ -17,10 +17,10 @@ def test_each_has_its_level_and_is_in_words() -> None:
     folded.observe(5.0, Retuned({"freshness": {"max_staleness": 2}}), [])
     assert [change[1:] for change in changes.last] == [
         ("info", "joined", "i joined with version 7"),
-        ("warning", "failed", "an attempt at a failed: 500"),
+        ("warning", "failed", "an attempt of a failed: 500"),
         ("error", "lost", "i was lost: gone"),
         ("info", "left", "j was drained"),
-        ("info", "retuned", "the policy has other parameters: freshness.max_staleness = 2"),
+        ("info", "retuned", "policy parameters changed: freshness.max_staleness = 2"),
     ]
 
 

@@ -45,7 +45,7 @@ def test_one_that_goes_away_and_comes_back() -> None:
         assert "no answer" not in text_of(watched)
         gateway.status = 503
         gone = text_of(watched)
-        assert "no answer: it answered 503. Below is what was last known." in gone
+        assert "no answer: the gateway answered 503. Below is the last known state." in gone
         assert "10.0.0.1:8000" in gone
         gateway.status = 200
         assert "no answer" not in text_of(watched)

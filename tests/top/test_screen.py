@@ -58,7 +58,7 @@ def test_the_newest_changes_come_last() -> None:
 
 def test_a_gateway_without_a_trainer_or_an_instance() -> None:
     text = shown(document(instances=[], steps=[], staleness={}, waste={}, changes=[], groups={}))
-    assert "no instance is known" in text
+    assert "no instances" in text
     assert "groups: none" in text
     assert "nothing was delivered" in text
     assert "tokens wasted: none" in text
@@ -68,7 +68,7 @@ def test_what_is_wrong_is_said_at_the_top() -> None:
     of = document(broken="PolicyError: it chose nobody", healthy=False)
     lines = shown(of, away="connection refused").splitlines()
     assert "not healthy" in lines[0]
-    assert "no answer: connection refused. Below is what was last known." in lines
+    assert "no answer: connection refused. Below is the last known state." in lines
     assert "the scheduler has stopped: PolicyError: it chose nobody" in lines
 
 

@@ -21,10 +21,10 @@ def test_its_key_goes_along() -> None:
     [
         (401, None, CallerError, "ROLLOUT_SCHED_ADMIN_KEY"),
         (403, None, CallerError, "ROLLOUT_SCHED_ADMIN_KEY"),
-        (404, None, CallerError, "no gateway, or an older one"),
+        (404, None, CallerError, "not a gateway, or an older one"),
         (503, None, Away, "answered 503"),
         (200, b"<html>", CallerError, "does not answer as rollout-sched-live/1"),
-        (200, b'{"schema":"rollout-sched-live/2"}', CallerError, "this one's"),
+        (200, b'{"schema":"rollout-sched-live/2"}', CallerError, "use the same version"),
     ],
 )
 def test_refusals(status: int, body: bytes | None, kind: type[Exception], text: str) -> None:
@@ -43,5 +43,5 @@ def test_nobody_there() -> None:
 
 @pytest.mark.parametrize("url", ["gateway:9000", "ftp://a", "http://", ""])
 def test_what_is_no_url(url: str) -> None:
-    with pytest.raises(CallerError, match="is no URL of a gateway"):
+    with pytest.raises(CallerError, match="is not a gateway's URL"):
         GatewaySource(url, "")

@@ -148,7 +148,7 @@ def test_a_batch_that_is_not_the_trainer_s(
 ) -> None:
     with scheduler(instances, groups=3) as rollouts:
         trainer = stage.trainer(model, stage.config(tmp_path), rollout_func=RolloutFunc(rollouts))
-        with pytest.raises(CallerError, match="start it with prompts_per_step=2"):
+        with pytest.raises(CallerError, match="start the scheduler with prompts_per_step=2"):
             trainer.train()
 
 
@@ -158,7 +158,7 @@ def test_what_cannot_be_generated_is_said(
     with scheduler(instances) as rollouts:
         args = stage.config(tmp_path, generation_kwargs={"temperature": -1.0})
         trainer = stage.trainer(model, args, rollout_func=RolloutFunc(rollouts))
-        with pytest.raises(CallerError, match="could not be made"):
+        with pytest.raises(CallerError, match="could not be generated"):
             trainer.train()
 
 
@@ -169,7 +169,7 @@ def test_prompts_that_do_not_come_in_groups(
     with scheduler(instances) as rollouts:
         func = RolloutFunc(rollouts)
         trainer = stage.trainer(model, stage.config(tmp_path), rollout_func=func)
-        with pytest.raises(CallerError, match="2 times side by side"):
+        with pytest.raises(CallerError, match="2 times in a row"):
             func(prompts, trainer)
 
 
@@ -209,5 +209,5 @@ def test_a_trainer_that_waits_for_every_prompt_takes_no_filter(
     with scheduler(instances, reward=length, keep=lambda samples: False) as rollouts:
         func = RolloutFunc(rollouts)
         trainer = stage.trainer(model, stage.config(tmp_path), rollout_func=func)
-        with pytest.raises(CallerError, match="filtered, but this trainer waits for every prompt"):
+        with pytest.raises(CallerError, match="filtered, but this trainer needs every prompt"):
             trainer.train()

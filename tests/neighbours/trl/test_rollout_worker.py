@@ -168,7 +168,7 @@ def test_prompts_of_which_none_can_be_rolled_out_end_it(
     stage.wait_until(lambda: raises(worker))
     with pytest.raises(RuntimeError) as caught:
         worker.check_health(stage.WAIT_S)
-    assert "no prompt can be rolled out" in str(caught.value.__cause__)
+    assert "all prompts fail" in str(caught.value.__cause__)
 
 
 def test_health(rollouts: BlockingRollouts, model: Path) -> None:

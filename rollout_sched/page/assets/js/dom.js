@@ -1,4 +1,4 @@
-// Elements. What is data becomes text, never markup.
+// Creates elements. Data becomes text, never markup.
 
 export function make(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
@@ -20,7 +20,7 @@ export function section(id, title, about, ...children) {
   );
 }
 
-// A small part of a section with a heading: one policy's.
+// A part of a section with its own heading, for one policy.
 export function panel(title, ...children) {
   return make("div", { class: "panel", "data-policy": title }, make("h3", {}, title), ...children);
 }

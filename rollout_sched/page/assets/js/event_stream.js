@@ -1,7 +1,7 @@
-// Server-sent events over fetch: EventSource could not send the key in a header.
+// Server-sent events over fetch, because EventSource cannot send the key in a header.
 
-// Calls `take` with the data of each event, until the stream ends. Throws what is refused, with its
-// `status`.
+// Calls `take` with the data of each event until the stream ends. Throws an error with `status` if
+// the server refuses the request.
 export async function events(url, key, take, signal) {
   const answer = await fetch(url, {
     headers: { Authorization: `Bearer ${key}`, Accept: "text/event-stream" },

@@ -1,4 +1,4 @@
-// The timelines of all policies, one above the other or side by side, on one axis of time.
+// The timelines of all policies, stacked or side by side, on one time axis.
 
 import { legend, make, panel, section } from "./dom.js";
 import { listen } from "./gestures.js";
@@ -7,9 +7,9 @@ import { Timeline } from "./timeline.js";
 import { TimeWindow } from "./window.js";
 
 const ABOUT =
-  "A row is an instance, a line in it a place on it, a bar what one attempt made there under one " +
-  "version. Click a bar for its request, a name for its instance alone. Drag to pan; zoom with " +
-  "Ctrl and the wheel, two fingers, or by keys (Tab to a drawing).";
+  "Each row is an instance, each line in it one of its slots, each bar the tokens that an attempt made " +
+  "under one version. Click a bar to see its request, a name to see that instance alone. Drag to pan; " +
+  "zoom with Ctrl and the wheel, two fingers, or keys (Tab selects a drawing).";
 
 export function fleetSection(policies, words, note) {
   const shared = new TimeWindow(Math.max(...policies.map(({ record }) => record.end_s)));
@@ -49,7 +49,7 @@ function controls(shared, timelines, colour) {
   const find = make("input", { type: "search", placeholder: "request or group", "aria-label": "find" });
   find.addEventListener("change", () => {
     const any = timelines.map((each) => each.find(find.value.trim())).some(Boolean);
-    found.textContent = any || !find.value ? "" : "nothing of that name ran";
+    found.textContent = any || !find.value ? "" : "no request or group of that name ran";
   });
   const pick = make(
     "select",

@@ -1,4 +1,4 @@
-// Figures as text, as the report in a terminal writes them.
+// Formats figures as the report in a terminal does.
 
 export function seconds(value) {
   if (value < 0) return `${seconds(-value)} ago`;

@@ -1,10 +1,10 @@
-// Mouse, touch and keys on a timeline.
+// Handles mouse, touch and keys on a timeline.
 
 import { hideTooltip } from "./dom.js";
 import { AXIS } from "./painter.js";
 
-const STEP = 1.3; // of a zoom by one key
-const MOVED = 4; // pixels from which on a press is a drag
+const STEP = 1.3; // zoom factor of one key press
+const MOVED = 4; // pixels from which a press counts as a drag
 
 const KEYS = {
   ArrowLeft: (timeline) => panBy(timeline, -0.1),
@@ -42,7 +42,7 @@ export function listen(timeline) {
   canvas.addEventListener(
     "wheel",
     (event) => {
-      // Who reads the page scrolls it; who works on the drawing zooms.
+      // The wheel scrolls the page; it zooms with Ctrl or Meta, or when the drawing has the focus.
       if (!event.ctrlKey && !event.metaKey && document.activeElement !== canvas) return;
       event.preventDefault();
       if (event.shiftKey) scrollBy(timeline, event.deltaY || event.deltaX);
@@ -54,7 +54,7 @@ export function listen(timeline) {
   drag(timeline);
 }
 
-// One pointer pans and scrolls, or chooses where it does not move; two zoom.
+// One pointer pans and scrolls, or selects if it does not move; two pointers zoom.
 function drag(timeline) {
   const { canvas, shared } = timeline;
   const down = new Map();

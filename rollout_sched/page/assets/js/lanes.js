@@ -1,8 +1,8 @@
-// Spans by the place they ran on, so that those in view are found without looking at the others.
+// Spans sorted by place, so that those in view are found without reading all others.
 
 export class Lanes {
   // `record`: a RunRecord (run_record.py). A lane is one place of one instance; its spans do not
-  // overlap and are recorded in their order.
+  // overlap and are recorded in order of time.
   constructor(record) {
     this.record = record;
     const { spans, attempts } = record;
@@ -16,7 +16,7 @@ export class Lanes {
     this.#sort(spans.attempt.length);
   }
 
-  // A counting sort, which keeps the order within a lane.
+  // A counting sort: it keeps the order within a lane.
   #sort(length) {
     const lanes = this.firstOf[this.firstOf.length - 1];
     this.begins = new Uint32Array(lanes + 1);
@@ -37,7 +37,7 @@ export class Lanes {
     return this.record.spans.start[span] + this.record.spans.length[span];
   }
 
-  // The place in `order` of the lane's first span that ends after `time`.
+  // The index in `order` of the lane's first span that ends after `time`.
   firstAfter(lane, time, from = this.begins[lane]) {
     let low = from;
     let high = this.begins[lane + 1];
@@ -49,7 +49,7 @@ export class Lanes {
     return low;
   }
 
-  // The span of the lane at that time, or within so many seconds after it; -1 for none.
+  // The lane's span at `time`, or within `within` seconds after it; -1 for none.
   at(lane, time, within) {
     const place = this.firstAfter(lane, time);
     if (place === this.begins[lane + 1]) return -1;
@@ -57,7 +57,7 @@ export class Lanes {
     return this.record.spans.start[span] <= time + within ? span : -1;
   }
 
-  // The span before (-1) or after (1) another one in its lane; itself at either end.
+  // The previous (-1) or next (1) span in the lane; at either end the same span.
   beside(span, step) {
     const lane = this.laneOf(span);
     const place = this.firstAfter(lane, this.record.spans.start[span]) + step;

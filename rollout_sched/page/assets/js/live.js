@@ -1,4 +1,4 @@
-// The live page: signs in, and draws what the gateway says each second.
+// The live page: signs in and draws the gateway's state each second.
 
 import { hideTooltip, make, section } from "./dom.js";
 import { events } from "./event_stream.js";
@@ -11,7 +11,7 @@ import { figures } from "./sections.js";
 import { forgetKey, knownKey, signIn } from "./sign_in.js";
 
 const AGAIN_S = 2;
-const FIRST_S = 60; // seconds of the timeline that are shown at first
+const FIRST_S = 60; // initial width of the timeline in seconds
 const page = document.getElementById("page");
 
 async function start() {
@@ -21,7 +21,7 @@ async function start() {
   else signIn(page, "", enter);
 }
 
-// Until the key does no longer do; who is cut off comes back.
+// Runs until the key is refused; reconnects if the connection is lost.
 async function look(words) {
   const view = new LiveView(words);
   for (;;) {
@@ -78,11 +78,11 @@ class LiveView {
       make("header", {}, make("h1", {}, `${state.policy}, live `), leave, box("head")),
       this.said,
       section("instances", "Instances", null, box("instances")),
-      section("step", "This step and those before", null, box("step", "tall")),
+      section("step", "This step and earlier ones", null, box("step", "tall")),
       this.fleet.element,
       this.plots.element,
-      section("waste", "Staleness and waste since this page looks", null, box("waste")),
-      section("changes", "What changed last", null, box("changes", "tall")),
+      section("waste", "Staleness and waste since this page was opened", null, box("waste")),
+      section("changes", "Latest changes", null, box("changes", "tall")),
     );
     hideTooltip();
   }
@@ -157,7 +157,7 @@ function steps(all) {
       `${count(step.discarded_tokens)} tokens`,
     ],
   }));
-  if (!rows.length) return make("p", { class: "about" }, "None has ended since this page looks.");
+  if (!rows.length) return make("p", { class: "about" }, "No step has ended since this page was opened.");
   return figures(STEP_COLUMNS.map((label) => ({ label })), rows, "step");
 }
 
@@ -169,7 +169,7 @@ function waste({ staleness, waste: byReason }) {
     ]),
     ...Object.entries(byReason).map(([reason, tokens]) => [`tokens thrown away: ${reason}`, count(tokens)]),
   ];
-  if (!rows.length) return make("p", { class: "about" }, "Nothing was delivered or thrown away yet.");
+  if (!rows.length) return make("p", { class: "about" }, "Nothing has been delivered or discarded yet.");
   return figures([{ label: "" }], rows.map(([name, cell]) => ({ name, cells: [cell] })), "");
 }
 
@@ -183,7 +183,7 @@ function changes({ changes: all, now }) {
       make("td", { class: "text" }, text),
     ),
   );
-  if (!rows.length) return make("p", { class: "about" }, "Nothing since this page looks.");
+  if (!rows.length) return make("p", { class: "about" }, "Nothing since this page was opened.");
   return make("div", { class: "scrolls", tabindex: "0" }, make("table", {}, make("tbody", {}, ...rows)));
 }
 

@@ -1,7 +1,7 @@
-// What a live run has done in the last minutes, as a timeline draws it (run_record.py).
+// The last minutes of a live run as a record for a timeline (run_record.py).
 
 const KEPT_S = 300;
-const MOST = 20000; // attempts; of more the oldest go
+const MOST = 20000; // attempts kept; beyond it the oldest are dropped
 const MARKED = new Set(["delivered", "published", "lost", "left", "joined", "restarted"]);
 const ALONE_INDEX = 4294967295;
 
@@ -27,7 +27,7 @@ export class LiveRecord {
     this.#forget();
   }
 
-  // What ended before the time that is kept, and the oldest of too many.
+  // Drops attempts that ended before the kept time, and the oldest beyond MOST.
   #forget() {
     for (const [number, attempt] of this.attempts) {
       const [start, length] = attempt[14].at(-1) ?? [this.now, 0];
@@ -43,7 +43,7 @@ export class LiveRecord {
     return this.now - KEPT_S;
   }
 
-  // Times count from the beginning of what is kept.
+  // Times count from the start of the kept period.
   record() {
     const groups = new Map();
     const requests = { group: [], index: [] };

@@ -1,4 +1,4 @@
-// Levels of a live run over the last minutes, a point for each document that came.
+// Levels of a live run over the last minutes, with a point for each received document.
 
 import { make, panel, section } from "./dom.js";
 import { count, percent } from "./format.js";

@@ -1,4 +1,4 @@
-// Reads what packed.py wrote: JSON with columns of numbers, gzip, base64.
+// Reads the format of packed.py: JSON with columns of numbers, gzip, base64.
 
 const COLUMN_TYPES = { Uint8Array, Uint32Array, Float32Array };
 

@@ -4,11 +4,11 @@ import { WARNING, colourOf, themed } from "./palette.js";
 import { nameOf } from "./request.js";
 import { ticks } from "./ticks.js";
 
-export const AXIS = 20; // pixels above the rows, for the times
-const FOR_A_NAME = 46; // pixels that a span has to have before its request is written on it
+export const AXIS = 20; // pixels above the rows for the time axis
+const FOR_A_NAME = 46; // least width in pixels of a span that shows its request's name
 
 export class Painter {
-  // `drawn` counts the bars of the last painting.
+  // `drawn`: the number of bars in the last painting.
   constructor(timeline) {
     this.timeline = timeline;
     this.context = timeline.canvas.getContext("2d");
@@ -73,7 +73,7 @@ export class Painter {
       this.context.fillRect(from, y, Math.max(0.7, to - from), high);
       this.drawn++;
       if (high >= 11 && to - from > FOR_A_NAME) this.drawRequest(span, from, to, y, high);
-      // What ends within this pixel would be drawn over it.
+      // Skip the spans that end within this pixel: they would be drawn over it.
       at = to - from < 1 ? this.timeline.lanes.firstAfter(lane, this.timeline.timeAt(from + 1, layout), at + 1) : at + 1;
     }
   }
@@ -104,7 +104,7 @@ export class Painter {
     context.restore();
   }
 
-  // Where the request that was chosen ran, before and after too.
+  // Marks all spans of the selected request.
   drawChosen(layout) {
     if (this.timeline.chosen < 0) return;
     const { attempts, spans } = this.timeline.record;
@@ -140,7 +140,7 @@ export class Painter {
     context.textBaseline = "middle";
     context.fillText("seconds", 2, AXIS / 2);
     const room = (layout.width - layout.left) / 70;
-    const zero = this.timeline.record.zero ?? 0; // where times are told from
+    const zero = this.timeline.record.zero ?? 0; // the origin of the shown times
     for (const { at, label } of ticks(this.timeline.shared.from - zero, this.timeline.shared.to - zero, room)) {
       const x = this.timeline.x(at + zero, layout);
       context.fillStyle = themed("grid");
@@ -171,7 +171,7 @@ export class Painter {
   }
 }
 
-// The end of a URL says more than its beginning.
+// Keeps the end of a URL, which tells more than its start.
 function short(name) {
   const bare = name.replace(/^https?:\/\//, "");
   return bare.length > 18 ? `\u2026${bare.slice(-17)}` : bare;

@@ -1,4 +1,4 @@
-// Colours that the colour-blind tell apart: Okabe and Ito, "Color Universal Design", 2008.
+// Colours that colour-blind people can distinguish: Okabe and Ito, "Color Universal Design", 2008.
 
 export const PALETTE = [
   "#0072b2", // blue
@@ -7,14 +7,14 @@ export const PALETTE = [
   "#cc79a7", // reddish purple
   "#56b4e9", // sky blue
   "#d55e00", // vermillion
-  "#b8a800", // yellow, darkened so that it is seen on white
+  "#b8a800", // yellow, darkened to be visible on white
 ];
 
 export const WARNING = PALETTE[5];
 
 export const colourOf = (number) => PALETTE[number % PALETTE.length];
 
-// A colour of the style sheet, which knows whether it is dark.
+// A colour from the style sheet, which handles dark mode.
 export const themed = (name) =>
   getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 

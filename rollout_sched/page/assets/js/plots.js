@@ -1,4 +1,4 @@
-// Lines and bars by uPlot, in the colours of the page.
+// Line and bar charts with uPlot, in the colours of the page.
 
 import { make } from "./dom.js";
 import { onTheme, themed } from "./palette.js";

@@ -1,4 +1,4 @@
-// The page of a replay, or of a journal.
+// The page of a replay or a journal.
 
 import { make } from "./dom.js";
 import { fleetSection } from "./fleet_section.js";

@@ -1,4 +1,4 @@
-// What is known of a span, in words.
+// Describes a span as text.
 
 import { count, seconds } from "./format.js";
 
@@ -10,7 +10,7 @@ export function nameOf(record, request) {
   return index === ALONE ? group : `${group}/${index}`;
 }
 
-// [label, text] for each thing; `words` are those of metrics.waits and metrics.attempt_spans.
+// [label, text] for each fact; `words` come from metrics.waits and metrics.attempt_spans.
 export function described(record, span, words) {
   const { attempts, spans } = record;
   const attempt = spans.attempt[span];

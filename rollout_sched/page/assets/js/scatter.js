@@ -1,4 +1,4 @@
-// Points in a plane, as SVG: each can be pointed at and walked to.
+// A scatter plot as SVG; each point reacts to the pointer and to keyboard focus.
 
 import { hideTooltip, make, panel, showTooltip } from "./dom.js";
 import { count } from "./format.js";
@@ -18,7 +18,7 @@ function draw(tag, attributes, text) {
   return element;
 }
 
-// `x`, `y`: {key, label}: what of a point they show; points: {name, frontier, [key]: number}.
+// `x`, `y`: {key, label}: the field of a point to show; points: {name, frontier, [key]: number}.
 export function scatter(x, y, points) {
   const most = (key) => (Math.max(...points.map((point) => point[key])) || 1) * 1.08;
   const [mostX, mostY] = [most(x.key), most(y.key)];

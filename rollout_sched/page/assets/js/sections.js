@@ -1,11 +1,11 @@
-// The sections of a report beside the timelines.
+// The sections of a report other than the timelines.
 
 import { legend, make, panel, section } from "./dom.js";
 import { count, percent } from "./format.js";
 import { PALETTE, colourOf } from "./palette.js";
 import { bars, lines } from "./plots.js";
 
-const MANY = 8; // steps from which on their curves are told apart by nothing
+const MANY = 8; // with more steps than this, their curves get no separate colours
 const CAUSES = {
   barrier: "waits for the rest of a batch, or the trainer",
   queue_empty: "nothing left to start",
@@ -78,8 +78,8 @@ export function tailSection(policies) {
   return section(
     "tail",
     "The tail",
-    "Above: when the samples of a batch were finished, a line for each step, from the step\u2019s first " +
-      "moment in flight; the steeper at the right, the longer the tail. Below: the same by step.",
+    "Above: when the samples of a batch were finished, one line per step, counted from the first " +
+      "dispatch of the step; the steeper at the right, the longer the tail. Below: the same by step.",
     make(
       "div",
       { class: "panels" },
@@ -125,7 +125,7 @@ export function bubblesSection(policies) {
     "bubbles",
     "Bubbles",
     "Share of the instances\u2019 time by cause. Idle: nothing was in flight on an instance. Vacant: " +
-      "places of a batch\u2019s even share that were empty.",
+      "empty slots in an even share of the batch.",
     legend(Object.entries(CAUSES).map(([cause, text], at) => [`${named(cause)}: ${text}`, colourOf(at)])),
     make(
       "div",
@@ -152,7 +152,7 @@ export function bubblesSection(policies) {
 
 const named = (cause) => cause.replaceAll("_", " ");
 
-// The sum as text, and its parts as a bar.
+// The sum as text and its parts as a bar.
 function stack(byCause) {
   const sum = Object.keys(CAUSES).reduce((all, cause) => all + (byCause[cause] ?? 0), 0);
   const said = Object.keys(CAUSES)
@@ -177,7 +177,7 @@ export function stalenessSection(policies) {
   return section(
     "staleness",
     "Staleness",
-    "How many versions older than the trainer\u2019s the oldest tokens of a delivered sample were.",
+    "How many versions the oldest token of a delivered sample was behind the trainer.",
     make(
       "div",
       { class: "panels" },
@@ -206,8 +206,8 @@ export function lengthsSection(policies, offered) {
     "Length bias",
     "Response lengths, shortest first: what was trained" +
       (offered.length
-        ? ", and what was offered. A gap between both is a bias; at the right, of the long ones."
-        : ". What was offered is not in a journal."),
+        ? ", and what was offered. A gap between them is a bias; at the right, a bias against long ones."
+        : ". A journal does not record what was offered."),
     make(
       "div",
       { class: "panels" },

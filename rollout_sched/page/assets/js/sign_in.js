@@ -1,5 +1,5 @@
 // Asks for the administrator's key. It stays in this tab (sessionStorage) and is sent in a header,
-// never in an address.
+// never in a URL.
 
 import { make } from "./dom.js";
 
@@ -8,7 +8,7 @@ const PLACE = "rollout-sched-admin-key";
 export const knownKey = () => sessionStorage.getItem(PLACE);
 export const forgetKey = () => sessionStorage.removeItem(PLACE);
 
-// `said`: why the last one did not do, or "".
+// `said`: why the last key was refused, or "".
 export function signIn(page, said, enter) {
   const key = make("input", {
     type: "password",
@@ -31,7 +31,7 @@ export function signIn(page, said, enter) {
   }
   page.replaceChildren(
     make("h1", {}, "rollout_sched, live"),
-    make("p", {}, "What the gateway does is shown to who has a key of its --admin-key-file."),
+    make("p", {}, "This page needs a key from the gateway\u2019s --admin-key-file."),
     form,
     make("p", { id: "said", class: "error", role: "alert" }, said),
   );

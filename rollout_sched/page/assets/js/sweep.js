@@ -1,4 +1,4 @@
-// The page of a sweep: the table, and the frontier in three drawings.
+// The page of a sweep: the table and the frontier in three plots.
 
 import { legend, make, section } from "./dom.js";
 import { count } from "./format.js";
@@ -12,7 +12,7 @@ async function start() {
   document.getElementById("page").replaceChildren(
     make("header", {}, make("h1", {}, data.title), ...data.about.map((text) => make("p", { class: "about" }, text))),
     frontierSection(data),
-    section("figures", "Figures", "The fastest first; * is on the frontier.", table(data), meanings(data.columns)),
+    section("figures", "Figures", "The fastest first; * marks the frontier.", table(data), meanings(data.columns)),
   );
   requestAnimationFrame(() => setTimeout(() => performance.mark("drawn")));
 }
@@ -22,8 +22,8 @@ function frontierSection({ points, axes }) {
   return section(
     "frontier",
     "The frontier",
-    "A point is a policy in one world; one on the frontier is beaten by no other in speed, " +
-      "staleness, bias and GPUs at once. Point at it, or walk with Tab, for its name.",
+    "A point is a policy in one world. It is on the frontier if no other point is better in one of speed, " +
+      "staleness, bias and GPUs and as good in the rest. Hover over a point, or select it with Tab, to see its name.",
     legend([
       ["on the frontier", PALETTE[5]],
       ["beaten", PALETTE[0]],

@@ -1,6 +1,6 @@
 // Round numbers for an axis.
 
-// About `most` of them between two, each with its label.
+// About `most` of them between `from` and `to`, each with its label.
 export function ticks(from, to, most) {
   const raw = (to - from) / Math.max(1, most);
   const power = 10 ** Math.floor(Math.log10(raw));

@@ -1,4 +1,4 @@
-// The fleet over time on a canvas: a row for each instance, a line in it for each of its places.
+// The fleet over time on a canvas: a row for each instance, with a line for each of its places.
 
 import { hideTooltip, make, showTooltip } from "./dom.js";
 import { seconds } from "./format.js";
@@ -9,10 +9,10 @@ import { described, nameOf } from "./request.js";
 
 const LEAST_ROW = 14;
 const HELP =
-  "Arrow keys pan and scroll, plus and minus zoom, 0 shows all, N and P go from request to request " +
-  "on a place, O shows one instance alone, Escape lets go.";
+  "Arrow keys pan and scroll, plus and minus zoom, 0 shows all, N and P select the next and the previous " +
+  "request on a slot, O shows one instance alone, Escape clears the selection.";
 
-// How spans are coloured: what of a span counts, as a number.
+// Colour modes: each maps a span to the number that selects its colour.
 const COLOURINGS = {
   version: (record, span) => record.spans.version[span],
   outcome: (record, span) => record.attempts.outcome[record.spans.attempt[span]],
@@ -20,7 +20,7 @@ const COLOURINGS = {
 };
 
 export class Timeline {
-  // `select` is called with what is known of a span that was chosen, or null.
+  // `select` is called with the facts of the selected span, or null.
   constructor(name, record, shared, words, select) {
     this.record = record;
     this.shared = shared;
@@ -49,7 +49,7 @@ export class Timeline {
     this.draw();
   }
 
-  // The record has grown; what was chosen stays so.
+  // Replaces the record with a longer one; the selection stays.
   replace(record) {
     const chosen = this.chosen < 0 ? null : this.numberOf(this.chosen);
     this.record = record;
@@ -59,7 +59,7 @@ export class Timeline {
     this.draw();
   }
 
-  // Of the attempt, in a record that grows.
+  // The attempt's number, which stays the same in a growing record.
   numberOf(span) {
     return this.record.attempts.number[this.record.spans.attempt[span]];
   }
@@ -69,7 +69,7 @@ export class Timeline {
     this.frame = requestAnimationFrame(() => this.painter.paint());
   }
 
-  // -- where things are ------------------------------------------------------------------
+  // -- layout ----------------------------------------------------------------------------
 
   layout() {
     const width = this.canvas.clientWidth;
@@ -91,7 +91,7 @@ export class Timeline {
     return this.shared.from + (x - left) / perSecond;
   }
 
-  // The span under a point of the canvas; -1 for none.
+  // The span at a point of the canvas; -1 for none.
   spanAt(x, y) {
     const layout = this.layout();
     const place = Math.floor((y - AXIS + this.scroll) / layout.row);
@@ -110,14 +110,14 @@ export class Timeline {
     return -1;
   }
 
-  // Where there are more places than pixels, every so-manieth place stands for its neighbours.
+  // With more places than pixels, one place in several represents its neighbours.
   linesOf(instance, layout) {
     const places = this.lanes.placesOf[instance];
     const lines = Math.min(places, layout.row - 2);
     return { places, lines, high: (layout.row - 2) / lines };
   }
 
-  // -- what is chosen --------------------------------------------------------------------
+  // -- selection -------------------------------------------------------------------------
 
   choose(span) {
     this.chosen = span;
@@ -125,7 +125,7 @@ export class Timeline {
     this.draw();
   }
 
-  // The first span of a request of that name, or of a group; it is shown, too.
+  // Finds and shows the first span of the request or group with that name.
   find(name) {
     const { attempts, spans, groups, requests } = this.record;
     for (let span = 0; span < spans.start.length; span++) {
@@ -139,7 +139,7 @@ export class Timeline {
     return false;
   }
 
-  // The one at the start of the view, where none is chosen.
+  // Without a selection it starts with the span at the start of the view.
   chooseBeside(step) {
     if (this.chosen >= 0) return this.choose(this.lanes.beside(this.chosen, step));
     const first = this.lanes.firstOf[this.layout().instances[0]];

@@ -1,4 +1,4 @@
-// The part of time that is shown. Several drawings share one, so they zoom together.
+// The visible time range. Several drawings share one, so they zoom together.
 
 const CLOSEST_S = 1e-3;
 
@@ -21,7 +21,7 @@ export class TimeWindow {
     this.watchers.forEach((watcher) => watcher(this));
   }
 
-  // By a factor, about a time that stays where it is.
+  // Zooms by a factor around a time that stays in place.
   zoom(factor, about = (this.from + this.to) / 2) {
     this.show(about - (about - this.from) / factor, about + (this.to - about) / factor);
   }
