@@ -1,7 +1,7 @@
-"""`make fuzz`: every target for its share of the time, or one input again.
+"""`make fuzz`: runs every target for its share of the time, or one input again.
 
-Exits 1 if a law does not hold, after the shortest input found that shows it and the command that
-runs it again.
+If a law does not hold, it prints the shortest input found and the command that runs it again, and
+exits with 1.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from tests.fuzz.engine import Failure, Report, failure, run
 from tests.fuzz.target import Target
 from tests.fuzz.targets import TARGETS
 
-#: Bytes that a process may grow by in the second half of a target's inputs.
+#: Bytes by which a process may grow in the second half of a target's inputs.
 MOST_GROWN = 64 * 2**20
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     option = parser.add_argument
-    option("--seconds", type=float, default=60.0, help="for all targets; default: %(default)g")
-    option("--inputs", type=int, help="for all targets, rather than seconds; each gets its share")
-    option("--keep", action="store_true", help="what is found goes into the corpus, as a file")
+    option("--seconds", type=float, default=60.0, help="total seconds; default: %(default)g")
+    option("--inputs", type=int, help="instead of --seconds: total inputs of all targets")
+    option("--keep", action="store_true", help="save failing inputs in the corpus, as files")
     option("--seed", type=int, help="the same seed makes the same inputs; default: any")
     option("--target", choices=TARGETS, action="append", help="only this one; repeatable")
-    option("--input", metavar="HEX", help="only this input; - is the empty one")
-    option("--repeat", metavar="FROM:TO", help="what this part of it costs when it is repeated")
+    option("--input", metavar="HEX", help="only this input; - is the empty input")
+    option("--repeat", metavar="FROM:TO", help="measure the cost of repeating this part")
     options = parser.parse_args()
     targets = [TARGETS[name] for name in options.target or TARGETS]
     if options.input is not None:
@@ -52,8 +52,8 @@ def main() -> int:
 
 
 def _shares(targets: list[Target], inputs: int) -> list[int]:
-    """As many inputs as each target takes in about the same time: those that need files or a whole
-    gateway get fewer."""
+    """The inputs for each target, so that all take about the same time: targets that need files or
+    a whole gateway get fewer."""
     speeds = [run(target, 0, seconds=0.5) for target in targets]
     per_s = [report.inputs / report.seconds for report in speeds]
     return [round(inputs * each / sum(per_s)) for each in per_s]

@@ -1,6 +1,6 @@
-"""Whole answers of instances: a client gets a sound one, once, or is told that there is none.
+"""Whole answers of instances: a client gets one valid answer, or an error.
 
-An input is a letter, which says how the answers come (`KINDS`), and the body of an answer.
+An input is a letter, which selects how the answers come (`KINDS`), and the body of an answer.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from tests.fuzz.stage import (
 
 
 class Kind(NamedTuple):
-    """The endpoint; whether the policy keeps partial answers; whether every instance says the
-    input every time, or only the first call gets it; how that answer comes."""
+    """The endpoint; whether the policy keeps partial answers; whether every call gets the input as
+    its answer, or only the first; how that answer comes."""
 
     path: str
     partial: bool
@@ -123,18 +123,18 @@ class Answers:
             return
         body = data[1:]
         told = [self._told(kind, says_first(kind, cut), body) for cut in list(cuts(body))[::2]]
-        hold("packets do not matter", told[1:] == told[:-1], told)
+        hold("packet boundaries do not matter", told[1:] == told[:-1], told)
 
     def _told(self, kind: Kind, says: Says, body: bytes) -> tuple[int, bytes]:
         client, asked = virtual_loop.run(
             ask(kind.path, request(kind.path), says, partial=kind.partial)
         )
-        hold("a call is not tried without end", len(asked) <= MOST_ATTEMPTS, len(asked))
+        hold("a call has a bounded number of attempts", len(asked) <= MOST_ATTEMPTS, len(asked))
         if client.status == 200:
             self._check_answer(client, kind, body, len(asked))
         else:
             check_error(client, passed_on=_refuses(kind))
-            hold("one broken answer is made good", kind.always or _refuses(kind), client.data)
+            hold("one broken answer is retried", kind.always or _refuses(kind), client.data)
         return client.status, bytes(client.data)
 
     def _check_answer(self, client: Client, kind: Kind, body: bytes, attempts: int) -> None:
@@ -143,18 +143,18 @@ class Answers:
         hold("an answer has one choice", isinstance(choices, list) and len(choices) == 1, told)
         choice = choices[0] if choices else None
         finish = choice.get("finish_reason") if isinstance(choice, dict) else None
-        hold("an answer says why it ends", isinstance(finish, str) and finish != "abort", told)
-        hold("an answer says who made it", "segments" in (told.get("rollout_sched") or {}), told)
+        hold("an answer has a finish reason", isinstance(finish, str) and finish != "abort", told)
+        hold("an answer has segments", "segments" in (told.get("rollout_sched") or {}), told)
         if attempts == 1 and not kind.partial:
             try:
                 said = plain_json(body)
             except (Unreadable, RecursionError) as error:
-                hold("what is passed on is JSON", False, str(error))
+                hold("a passed-on answer is JSON", False, str(error))
             if b'"abort"' in body:
                 return  # joined, of one part
             del told["rollout_sched"]
             said.pop("rollout_sched", None)
-            hold("an answer passes as it came", told == said, (told, said))
+            hold("an answer is passed on unchanged", told == said, (told, said))
 
     def spend(self, data: bytes) -> None:
         kind = kind_of(data)
@@ -164,7 +164,7 @@ class Answers:
 
 
 def _refuses(kind: Kind) -> bool:
-    """Whether the answer's status blames the request."""
+    """Whether the status of the answer blames the request."""
     return 400 <= kind.status < 500
 
 

@@ -1,6 +1,6 @@
-"""What one input may cost: CPU time and memory, and no more than twice as much for twice as much.
+"""Limits the cost of one input: CPU time and memory, and at most linear growth with its length.
 
-CPU time is this process's own, so that a machine with other work on it changes little.
+CPU time is that of this process, so other work on the machine changes little.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from tests.fuzz.laws import Broken
 from tests.fuzz.target import Target, repeated
 
 CPU_S = 2.0
-#: Bytes that one input may need, and as many times its own length.
+#: Bytes that one input may use, plus MEMORY_TIMES times its own length.
 MEMORY = 48 * 2**20
 MEMORY_TIMES = 100
-#: Of the whole process, for compiled code hears of no signal until it returns.
+#: Limit of the whole process: compiled code does not handle signals until it returns.
 ADDRESS_SPACE = 8 * 2**30
 
 #: Inputs of these lengths are compared; a cost that grows with the square would be 64 times higher.
 SMALL = 64 * 1024
 LARGE = 8 * SMALL
 MOST_TIMES = 24.0
-#: CPU seconds that tell nothing.
+#: CPU seconds below which a measurement is noise.
 NOISE_S = 0.12
 
 
 class TookTooLong(BaseException):
-    """Nothing that catches errors may catch it."""
+    """A BaseException, so that code that catches errors does not catch it."""
 
 
 @contextlib.contextmanager
 def cpu_limit(seconds: float) -> Iterator[None]:
-    """Raises Broken when the block has used so much CPU time. In the main thread only."""
+    """Raises Broken when the block has used `seconds` of CPU time. Only in the main thread."""
     fired = False
 
     def fire(number: int, frame: FrameType | None) -> None:
@@ -64,12 +64,12 @@ def cpu_limit(seconds: float) -> Iterator[None]:
 
 
 def bounded(target: Target, data: bytes) -> None:
-    """The target's laws and, within them, its bounds."""
+    """Check the target's laws and its bounds."""
     peak = _peak()
     with cpu_limit(CPU_S):
         target.check(data)
     if _peak() - peak > MEMORY // 4:
-        check_memory(target.check, data)  # the peak may be the collector's whim: measured now
+        check_memory(target.check, data)  # the peak may depend on the collector: measure again
 
 
 def check_memory(use: Callable[[bytes], None], data: bytes) -> None:
@@ -85,7 +85,7 @@ def check_memory(use: Callable[[bytes], None], data: bytes) -> None:
 
 
 def check_growth(target: Target, data: bytes, start: int, end: int) -> None:
-    """Eight times as much of a part may cost eight times as much, not sixty-four times."""
+    """A part that is eight times longer may cost eight times as much, not sixty-four times."""
     small, large = (repeated(data, start, end, size) for size in (SMALL, LARGE))
     with cpu_limit(10 * CPU_S), _of_this_alone():
         times = _cpu_s(target, large)
@@ -95,13 +95,13 @@ def check_growth(target: Target, data: bytes, start: int, end: int) -> None:
         many = min(times, _cpu_s(target, large))
     if many > NOISE_S and many > MOST_TIMES * few:
         told = f"{few:.4f} s for {len(small)} bytes, {many:.4f} s for {len(large)}"
-        raise Broken("what an input costs grows with its length, not with the square", told)
+        raise Broken("the cost of an input grows linearly with its length", told)
 
 
 @contextlib.contextmanager
 def _of_this_alone() -> Iterator[None]:
-    """The collector passes over what is there already: its passes over everything that other tests
-    have left come with a large input and not with a small one."""
+    """Make the collector ignore existing objects: its passes over what other tests have left happen
+    during a large input, but not during a small one."""
     gc.freeze()
     try:
         yield
@@ -110,7 +110,7 @@ def _of_this_alone() -> Iterator[None]:
 
 
 def _often(target: Target, data: bytes) -> float:
-    """CPU seconds of one time, of as many as the clock's coarse ticks can measure."""
+    """CPU seconds of one run, averaged over enough runs for the clock's coarse ticks."""
     start, times = time.process_time(), 0
     while (spent := time.process_time() - start) < NOISE_S or times < 3:
         target.spend(data)
@@ -125,7 +125,7 @@ def _cpu_s(target: Target, data: bytes) -> float:
 
 
 def memory() -> int:
-    """Bytes that the process holds now."""
+    """Bytes of memory that the process uses now."""
     gc.collect()
     with open("/proc/self/statm", encoding="ascii") as file:
         return int(file.read().split()[1]) * resource.getpagesize()

@@ -1,6 +1,6 @@
-"""Calls of clients through the gateway, before instances that work: each gets what it asked for.
+"""Calls of clients through the gateway to working instances: each call gets what it asked for.
 
-An input is a digit, which names the endpoint and the policy, and a body.
+An input is a digit, which selects the endpoint and the policy, and a body.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from tests.fuzz.stage import (
 )
 
 HEADERS = {b"x-policy": b"7", b"connection": b"x", b"x-request-id": b"mine"}
-#: What a client may be told of its own call, and that it came at a bad time.
+#: Statuses that blame the client's call, and the status for a call at a bad time.
 REFUSALS = (400, 413, 422, 503)
-#: Fields that the gateway says itself.
+#: Fields that the gateway sets itself.
 ADDED = ("cache_salt", "return_token_ids")
 
 
@@ -68,16 +68,16 @@ class Calls:
             check_error(client)
             blamed = client.status in REFUSALS
             hold(f"a refusal, not a {client.status}", blamed, bytes(client.data))
-            hold("what is refused reaches no instance", not asked, (client.data, asked))
+            hold("a refused call reaches no instance", not asked, (client.data, asked))
             return
         try:
             whole = plain_json(body)
         except RecursionError:
-            return  # deeper than the plain reading goes
+            return  # nested too deeply for the reference parser
         except Unreadable as error:
-            hold("what is taken is JSON", False, str(error))
+            hold("an accepted body is JSON", False, str(error))
         expected = _expected(path, whole)
-        hold("each response is asked for once", len(asked) == len(expected), len(asked))
+        hold("each response is requested once", len(asked) == len(expected), len(asked))
         with contextlib.suppress(RecursionError):
             for one, fields in zip(asked, expected, strict=True):
                 self._check_asked(one, path, fields)
@@ -87,39 +87,39 @@ class Calls:
         try:
             sent = plain_json(asked.body)
         except Unreadable as error:
-            hold("what an instance is asked is JSON", False, (str(error), asked.body))
+            hold("a request to an instance is JSON", False, (str(error), asked.body))
         salt = sent.get("cache_salt")
         own = fields.get("cache_salt")
         salted = isinstance(salt, str) and salt.endswith("v0") and salt.startswith(own or "")
-        hold("an instance is told the version's salt", salted, asked.body)
+        hold("a request to an instance has the version's salt", salted, asked.body)
         same = _same(_asked_for(sent), _asked_for(fields))
-        hold("an instance is asked what the client asked", same, (sent, fields))
+        hold("an instance gets the client's request", same, (sent, fields))
         if fields.get("stream") and "generate" not in path:
-            hold("a stream brings its token ids", sent.get("return_token_ids") is True, sent)
+            hold("a stream is requested with token ids", sent.get("return_token_ids") is True, sent)
         lines = asked.header_lines.split(b"\r\n")
-        hold("header lines are whole", lines[-1] == b"" and all(b": " in x for x in lines[:-1]))
-        hold("headers pass, but those between neighbours", b"x-policy: 7" in lines, lines)
-        hold("headers between neighbours do not pass", b"connection: x" not in lines, lines)
+        hold("header lines are complete", lines[-1] == b"" and all(b": " in x for x in lines[:-1]))
+        hold("end-to-end headers pass", b"x-policy: 7" in lines, lines)
+        hold("hop-by-hop headers do not pass", b"connection: x" not in lines, lines)
 
     def _check_answer(self, client: Client, count: int) -> None:
         if client.streamed:
             events = read_events(bytes(client.data))
-            hold("a stream says that it is complete", events[-1] is None, events[-1])
+            hold("a complete stream ends with [DONE]", events[-1] is None, events[-1])
             choices = [c for event in events[:-1] for c in (event or {}).get("choices", ())]
             ends = [c["index"] for c in choices if c.get("finish_reason")]
             hold("each response of a stream ends", sorted(ends) == list(range(count)), ends)
             return
         choices = read_whole(bytes(client.data)).get("choices")
         indices = [choice.get("index") for choice in choices or ()]
-        hold("each response is there", indices == list(range(count)), indices)
+        hold("each response is present", indices == list(range(count)), indices)
 
     def spend(self, data: bytes) -> None:
         virtual_loop.run(ask(ENDPOINTS[0], data[1:], good_answer))
 
 
 def _expected(path: str, whole: Any) -> list[dict[str, Any]]:
-    """What instances are to be asked, one after the other."""
-    hold("what is taken is an object", isinstance(whole, dict), whole)
+    """The requests that instances should get, in order."""
+    hold("an accepted body is an object", isinstance(whole, dict), whole)
     endpoint = ("completions", "chat", "generate")[ENDPOINTS.index(path)]
     prompts = [whole[INPUT[endpoint]]]
     if endpoint == "completions" and isinstance(prompts[0], list) and prompts[0]:
@@ -141,13 +141,13 @@ def _one(whole: dict[str, Any], endpoint: str, prompt: Any, number: int) -> dict
     if endpoint == "generate":
         sampling = one["sampling_params"] = dict(whole.get("sampling_params") or {})
     sampling.pop("n", None)
-    if sampling.get("seed") is not None and number:  # the first keeps what it was given
+    if sampling.get("seed") is not None and number:  # the first keeps the given seed
         sampling["seed"] += number
     return one
 
 
 def _asked_for(fields: dict[str, Any]) -> dict[str, Any]:
-    """Less what the gateway adds; that one response is meant may be said or not."""
+    """The fields without those that the gateway adds; n = 1 may be given or left out."""
     rest = {name: value for name, value in fields.items() if name not in ADDED}
     if rest.get("n", 1) == 1:
         rest.pop("n", None)
@@ -158,7 +158,7 @@ def _asked_for(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _same(ours: Any, theirs: Any) -> bool:
-    """Equal, where True is not 1; numbers are what a reader of JSON makes of them."""
+    """Whether both are equal; True is not 1; numbers compare as a JSON parser reads them."""
     if isinstance(ours, dict) and isinstance(theirs, dict):
         return ours.keys() == theirs.keys() and all(_same(ours[k], theirs[k]) for k in ours)
     if isinstance(ours, list) and isinstance(theirs, list):

@@ -1,6 +1,6 @@
 """Calls of trainers and administrators, as JSON and msgpack: answered or refused, never a 500.
 
-An input is two bytes, which name the call and the format, and the body.
+An input is two bytes, which select the call and the format, and the body.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ CALLS = (
 FORMATS = (b"j", b"m")
 FIRST = ord("a")
 
-#: Bytes of a body, and samples that may be here.
+#: Most bytes of a body, and most samples in the gateway.
 MOST_BYTES = 2**20
 MOST_SAMPLES = 10_000
 
@@ -85,7 +85,7 @@ def _json(value: Any) -> bytes:
 
 
 def _msgpack(value: Any) -> bytes:
-    """Nothing where msgpack cannot say it."""
+    """The value as msgpack; empty if msgpack cannot encode it."""
     try:
         return msgspec.msgpack.encode(value)
     except (OverflowError, UnicodeEncodeError):
@@ -142,7 +142,7 @@ def _asked(data: bytes) -> tuple[str, str, bytes] | None:
 
 
 def _changed(value: Any, dice: random.Random) -> Any:
-    """The same with something else in one or two places."""
+    """The value with changes in one or two places."""
     if dice.random() < 0.25:
         return dice.choice((None, True, -1, 0, 1, 2**31, 2**64, 1e308, "", "x", "x" * 300, [], {}))
     if isinstance(value, dict):
@@ -160,7 +160,7 @@ def _changed(value: Any, dice: random.Random) -> Any:
 
 
 class _Transport:
-    """Of a program on this machine."""
+    """The transport of a program on this machine."""
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return ("127.0.0.1", 1) if name == "peername" else default
@@ -182,8 +182,12 @@ async def _call(path: str, kind: str, body: bytes) -> None:
         async with asyncio.timeout(1000):
             response = await _answered(app, path, kind, body)
         hold("never a 500", response.status != 500, getattr(response, "body", b""))
-        hold("a refusal says why", response.status < 400 or b"message" in response.body, response)
-        hold("the scheduler is sound", live.driver.broken is None, live.driver.broken)
+        hold(
+            "a refusal has a message",
+            response.status < 400 or b"message" in response.body,
+            response,
+        )
+        hold("the scheduler is not broken", live.driver.broken is None, live.driver.broken)
         live.driver.pump.scheduler.check_invariants()
     finally:
         await live.close()

@@ -1,4 +1,4 @@
-"""A file that names instances: taken, or refused by an error that names it."""
+"""A file that names instances: accepted, or refused with an error that names the file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _YAML = b"""endpoints:
 
 
 class EndpointsFiles:
-    """The first byte says whether it is YAML or JSON."""
+    """The first byte selects YAML or JSON."""
 
     name = "endpoints"
     corpus: Sequence[bytes] = (
@@ -39,7 +39,7 @@ class EndpointsFiles:
     )
 
     def make(self, dice: random.Random) -> bytes:
-        """A list of endpoints, as JSON, which is YAML, too."""
+        """A list of endpoints as JSON, which is also YAML."""
         values: list[Any] = ["a", "10.0.0.7", "::1", "a:1", "", 0, 80, "80", 1e9, True, None, []]
         endpoints = [
             {
@@ -57,11 +57,11 @@ class EndpointsFiles:
             endpoints = parse_endpoints(path, data[1:])
         except CallerError as error:
             told = str(error)
-            hold("an error begins with the file", told.startswith(f"{path}: "), told)
-            hold("an error is short and of one line", len(told) < 2000 and "\n" not in told, told)
+            hold("an error starts with the file name", told.startswith(f"{path}: "), told)
+            hold("an error is one short line", len(told) < 2000 and "\n" not in told, told)
             return
         urls = [endpoint.url for endpoint in endpoints]
-        hold("each is there once", len(urls) == len(set(urls)), urls)
+        hold("each instance is listed once", len(urls) == len(set(urls)), urls)
 
     def spend(self, data: bytes) -> None:
         try:

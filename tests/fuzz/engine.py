@@ -1,4 +1,4 @@
-"""Runs a target: its corpus first, then inputs that the seed decides, and shrinks what fails."""
+"""Runs a target: first its corpus, then inputs from the seed; shrinks failing inputs."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from tests.fuzz.corpus import kept
 from tests.fuzz.laws import Broken
 from tests.fuzz.target import Target, next_input
 
-#: Every so many inputs the cost of a repeated part is looked at, which takes as long as many.
+#: After so many inputs the cost of a repeated part is measured, which takes as long as many inputs.
 GROWTH_EVERY = 150
 
-#: Tries, and seconds, of shrinking one input.
+#: Most tries, and seconds, for shrinking one input.
 SHRINK_TRIES = 1500
 SHRINK_S = 5.0
 
 
 @dataclass(frozen=True)
 class Failure:
-    """An input that breaks a law; with `part` it is that part, repeated, that does."""
+    """An input that breaks a law; with `part`, the repetition of that part breaks it."""
 
     law: str
     told: str
@@ -38,17 +38,17 @@ class Failure:
 
 @dataclass
 class Report:
-    """What a run found; one failure for each law."""
+    """The result of a run, with at most one failure for each law."""
 
     name: str
     inputs: int = 0
     seconds: float = 0.0
-    grown: int = 0  # bytes that the process has grown by in the second half
+    grown: int = 0  # bytes by which the process has grown in the second half
     failures: dict[str, Failure] = field(default_factory=dict)
 
 
 def run(target: Target, seed: int, *, inputs: int = 0, seconds: float = 0.0) -> Report:
-    """The corpus, what is kept in files too, and then as many inputs, or seconds, as are given.
+    """Run the corpus, including its files, and then the given number of inputs, or seconds.
 
     The same seed makes the same inputs, whatever the time.
     """
@@ -76,7 +76,7 @@ def run(target: Target, seed: int, *, inputs: int = 0, seconds: float = 0.0) -> 
 
 
 def failure(target: Target, data: bytes, part: tuple[int, int] | None = None) -> Failure | None:
-    """What an input breaks."""
+    """The law that an input breaks, or None."""
     try:
         if part is None:
             bounded(target, data)
@@ -86,7 +86,7 @@ def failure(target: Target, data: bytes, part: tuple[int, int] | None = None) ->
         return Failure(broken.law, str(broken), data, part)
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
-        law = f"only errors meant for the caller get out, not {type(error).__name__}"
+        law = f"only errors for the caller are raised, not {type(error).__name__}"
         return Failure(f"{law} in {where.name}", f"{law}: {error} ({where.filename})", data, part)
     return None
 
@@ -114,7 +114,7 @@ def _try(target: Target, data: bytes, report: Report, part: tuple[int, int] | No
 
 
 def shrunk(data: bytes, fails: Callable[[bytes], bool]) -> bytes:
-    """A shorter input that fails as well, with nothing in it that can be left out alone."""
+    """A shorter failing input from which no single piece can be removed."""
     tries, give_up = 0, time.monotonic() + SHRINK_S
     size = max(1, len(data) // 2)
     while size:

@@ -1,4 +1,4 @@
-"""The envelope: it says what a plain reading of the body says, or refuses the body."""
+"""The envelope: it agrees with a reference parser of the body, or refuses the body."""
 
 from __future__ import annotations
 
@@ -67,12 +67,12 @@ class Envelope:
         try:
             whole = plain_json(data)
         except RecursionError:
-            return  # deeper than the plain reading goes
+            return  # nested too deeply for the reference parser
         except Unreadable as error:
-            hold("what we take is JSON", False, str(error))
-        hold("what we take is an object", isinstance(whole, dict), data)
+            hold("an accepted body is JSON", False, str(error))
+        hold("an accepted body is an object", isinstance(whole, dict), data)
         prompt = whole.get(INPUT[endpoint])
-        hold("the prompt is the body's", plain_json(bytes(ours.prompt)) == prompt, ours.prompt)
+        hold("the prompt equals the body's", plain_json(bytes(ours.prompt)) == prompt, ours.prompt)
         sampling = whole
         limit = whole.get("max_tokens")
         if endpoint == "generate":
@@ -83,18 +83,22 @@ class Envelope:
         if endpoint == "completions" and "max_tokens" not in whole:
             limit = envelopes.COMPLETIONS_MAX_TOKENS
         samples = 1 if sampling.get("n") is None else sampling["n"]
-        hold("the limit is the body's", same(ours.limit, limit), (ours.limit, limit))
-        hold("n is the body's", same(ours.samples, samples), (ours.samples, samples))
-        hold("stream is the body's", ours.stream is bool(whole.get("stream")), whole.get("stream"))
-        keep = endpoint == "generate" or bool(whole.get("return_token_ids"))
-        hold("return_token_ids is the body's", ours.keep_ids is keep, whole)
+        hold("the limit equals the body's", same(ours.limit, limit), (ours.limit, limit))
+        hold("n equals the body's", same(ours.samples, samples), (ours.samples, samples))
         hold(
-            "cache_salt is the body's",
+            "stream equals the body's",
+            ours.stream is bool(whole.get("stream")),
+            whole.get("stream"),
+        )
+        keep = endpoint == "generate" or bool(whole.get("return_token_ids"))
+        hold("return_token_ids equals the body's", ours.keep_ids is keep, whole)
+        hold(
+            "cache_salt equals the body's",
             same(ours.salt or None, whole.get("cache_salt") or None),
             ours.salt,
         )
-        hold("group_id is the body's", ours.group == (whole.get("group_id") or ""), ours.group)
-        hold("session_id is the body's", ours.session == (whole.get("session_id") or ""), whole)
+        hold("group_id equals the body's", ours.group == (whole.get("group_id") or ""), ours.group)
+        hold("session_id equals the body's", ours.session == (whole.get("session_id") or ""), whole)
 
     def spend(self, data: bytes) -> None:
         for endpoint in ENDPOINTS.values():
@@ -105,5 +109,5 @@ class Envelope:
 
 
 def same(ours: object, theirs: object) -> bool:
-    """Equal, and of the same type: True is not 1."""
+    """Whether both are equal and of the same type: True is not 1."""
     return type(ours) is type(theirs) and ours == theirs

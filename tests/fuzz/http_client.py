@@ -1,4 +1,4 @@
-"""The client's side of HTTP/1.1: an exchange ends once, and its answer is the one llhttp reads."""
+"""The HTTP/1.1 client: an exchange ends once, and its answer equals the one that llhttp reads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.integrations.http.wires import Wire
 
 
 class Heard:
-    """A receiver (`exchange.Receiver`) that keeps what it hears."""
+    """A receiver (`exchange.Receiver`) that records its calls."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -49,7 +49,7 @@ class Heard:
 
 
 class Dialled(VirtualLoop):
-    """Connections without a kernel: `wire` is the one that was made last."""
+    """Connections without the operating system: `wire` is the last one."""
 
     async def create_connection(  # type: ignore[override]
         self, factory: Callable[[], Any], host: str, port: int, **_: Any
@@ -60,7 +60,7 @@ class Dialled(VirtualLoop):
 
 
 def converse(sent: list[bytes]) -> tuple[Heard, bool, bool]:
-    """(heard, over before the close, kept): an answer in packets, and then the close."""
+    """Receive an answer in packets, then a close: (heard, ended before the close, kept)."""
     loop = Dialled()  # type: ignore[abstract]  # no I/O, on purpose
     try:
         return loop.run_until_complete(_converse(loop, sent))  # type: ignore[no-any-return]
@@ -131,25 +131,39 @@ class Client:
         for cut in cuts(data):
             heard, *rest = converse(cut)
             ends = [call for call in heard.calls if call in ("end", "error")]
-            hold("an exchange ends once, and last", len(ends) == heard.over == 1, heard.calls)
-            hold("a head comes once", heard.calls.count("head") <= 1, heard.calls)
+            hold(
+                "an exchange ends once, as its last call", len(ends) == heard.over == 1, heard.calls
+            )
+            hold("a head is reported once", heard.calls.count("head") <= 1, heard.calls)
             broken = heard.error is None or isinstance(heard.error, AnswerBroken)
-            hold("what is no answer is an AnswerBroken", broken, heard.error)
+            hold("an invalid answer raises AnswerBroken", broken, heard.error)
             same = (heard.status, heard.headers, heard.calls[-1]) == (
                 *(said.status, said.headers, said.calls[-1]),
             )
-            hold("packets do not matter", same, (heard.calls, said.calls, heard.error, said.error))
+            hold(
+                "packet boundaries do not matter",
+                same,
+                (heard.calls, said.calls, heard.error, said.error),
+            )
             if heard.error is None:
-                hold("packets do not change a body", heard.body == said.body, (heard.body, said))
-                hold("nor what becomes of the connection", rest == [early, kept], (rest, kept))
+                hold(
+                    "packet boundaries do not change a body",
+                    heard.body == said.body,
+                    (heard.body, said),
+                )
+                hold(
+                    "packet boundaries do not change the connection's end",
+                    rest == [early, kept],
+                    (rest, kept),
+                )
         if said.error is None:
             self._compare(said, early, kept, Messages(data, httptools.HttpResponseParser))
 
     def _compare(self, said: Heard, early: bool, kept: bool, theirs: Messages) -> None:
-        """Ours is whole: so is theirs, but for one that only the close has ended."""
+        """Ours is complete, so theirs must be, too, except for one that only the close ended."""
         finals = [message for message in theirs.whole if message[0] >= 200]
         if early:
-            hold(f"llhttp takes what we take ({theirs.refusal})", bool(finals), said.status)
+            hold(f"llhttp accepts what we accept ({theirs.refusal})", bool(finals), said.status)
             status, _, headers, body = finals[0]
             hold("llhttp reads the same status", status == said.status, finals)
             hold("llhttp reads the same headers", headers == said.headers, (finals, said.headers))

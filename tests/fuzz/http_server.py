@@ -1,4 +1,4 @@
-"""The server's side of HTTP/1.1: what is handed to the app is what llhttp reads, in any packets."""
+"""The HTTP/1.1 server: the app gets what llhttp reads, however the bytes are cut into packets."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tests.fuzz.http_words import FIELDS, TARGETS, WORDS, chunked, field_lines
 from tests.fuzz.laws import Messages, cuts, hold, packets
 from tests.integrations.http.wires import Wire
 
-_INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"  # may be left out where the body is there
+_INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"  # may be left out if the body is already there
 _AUTHORITY = re.compile(rb"(?i)https?://[^/?]*")
 HOT = (b"/a", b"/v1/completions")
 
 
 class Said(NamedTuple):
-    """What became of a connection's bytes."""
+    """The result of a connection's bytes."""
 
     requests: list[tuple[bytes, bytes, list[tuple[bytes, bytes]], bytes]]
     written: bytes
@@ -30,13 +30,14 @@ class Said(NamedTuple):
 
 
 def _alike(one: Said, other: Said) -> bool:
-    """Of a request that is handed over and whose body is none, more or less may have gone over."""
+    """Whether both are alike. If a request reached the app and its body is invalid, the app may
+    have got more or less of it."""
     a, b = one.handed_over, other.handed_over
     return one == other._replace(handed_over=a) and (a.startswith(b) or b.startswith(a))
 
 
 class App:
-    """Wants what is posted to HOT; answers at once or `late`, after the packet that ended it."""
+    """Takes what is posted to HOT; answers at once, or `late`, after the packet that ended it."""
 
     def __init__(self, *, late: bool) -> None:
         self.heard: list[tuple[bytes, bytes, list[tuple[bytes, bytes]], bytes]] = []
@@ -136,11 +137,11 @@ class Server:
         for cut in cuts(data):
             for late in (False, True):
                 again = converse(cut, late=late)
-                hold("packets do not matter", _alike(again, said), (again, said))
+                hold("packet boundaries do not matter", _alike(again, said), (again, said))
         theirs = Messages(data, httptools.HttpRequestParser)
         for number, ours in enumerate(said.requests):
             read = theirs.whole[number : number + 1]
-            hold(f"llhttp takes what we take ({theirs.refusal})", bool(read), ours)
+            hold(f"llhttp accepts what we accept ({theirs.refusal})", bool(read), ours)
             method, target, headers, body = read[0]
             target = _AUTHORITY.sub(b"", target, count=1) or b"/"
             hold("llhttp reads the same start", (method, target) == ours[:2], (ours, read))
@@ -152,7 +153,7 @@ class Server:
         hold("answers are HTTP", not answers.refusal, (said.written, answers.refusal))
         hold("each request gets its answer", statuses[:asked] == [200] * asked, statuses)
         refusals = statuses[asked:]
-        hold("at most one refusal, and then the close", len(refusals) <= said.closed, statuses)
+        hold("at most one refusal, then the close", len(refusals) <= said.closed, statuses)
         hold("a refusal blames the client", all(400 <= s < 506 for s in refusals), statuses)
 
     def spend(self, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""What HTTP/1.1 messages are made of, for both sides."""
+"""The elements of HTTP/1.1 messages, for client and server."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def field_lines(dice: random.Random, fields: Sequence[bytes]) -> list[bytes]:
 
 
 def chunked(dice: random.Random, body: bytes) -> bytes:
-    """The body in chunks, some with extensions; a trailer now and then."""
+    """The body in chunks, some with extensions; sometimes with a trailer."""
     framed = []
     while body:
         size = dice.randint(1, len(body))

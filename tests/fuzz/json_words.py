@@ -1,4 +1,4 @@
-"""Bodies of clients' requests by the grammar, and what they are made of."""
+"""Bodies of clients' requests from a grammar, and their elements."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WORDS = (
 
 
 def made_body(dice: random.Random) -> bytes:
-    """An object of fields we know and fields we do not, in any order, some of the wrong type."""
+    """An object of known and unknown fields, in any order, some of the wrong type."""
     fields: dict[str, Any] = {
         dice.choice(("prompt", "prompt", "messages", "token_ids")): _prompt(dice)
     }

@@ -1,4 +1,4 @@
-"""What a target says when a law does not hold, and the readings that laws are held against."""
+"""The error for a broken law, and the reference parsers that laws compare with."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import httptools
 
 
 class Broken(Exception):
-    """A law does not hold; `law` names it, in the same words for every input that breaks it."""
+    """A law does not hold; `law` names it with the same text for every input that breaks it."""
 
     def __init__(self, law: str, detail: object = "") -> None:
         super().__init__(f"{law}: {detail!r:.600}" if detail != "" else law)
@@ -32,9 +32,10 @@ def packets(data: bytes, size: int) -> list[bytes]:
 
 
 def cuts(data: bytes) -> Iterator[list[bytes]]:
-    """The same bytes in packets: whole, one by one, and cut at random, the same for the same data.
+    """The same bytes in packets: whole, byte by byte, and cut at random, but always the same for
+    the same data.
 
-    Long data is not cut into single bytes: that costs more than it finds.
+    Long data is not cut into single bytes, which would cost too much.
     """
     yield [data]
     yield packets(data, 1 if len(data) <= 1024 else 1 + len(data) // 1024)
@@ -47,11 +48,11 @@ def cuts(data: bytes) -> Iterator[list[bytes]]:
 
 
 class Unreadable(Exception):
-    """Not JSON, as the RFC has it."""
+    """Not JSON by the RFC."""
 
 
 def plain_json(body: bytes) -> Any:
-    """What a body says, read by the standard library. Raises Unreadable, or RecursionError."""
+    """The body as the standard library reads it. Raises Unreadable, or RecursionError."""
     try:
         return json.loads(body.decode(), parse_constant=_no_constant, parse_int=_integer)
     except ValueError as error:
@@ -59,7 +60,7 @@ def plain_json(body: bytes) -> Any:
 
 
 def _integer(digits: str) -> int | str:
-    """Python makes no integers of very many digits, but JSON has them."""
+    """An integer; the digits if there are too many for Python, because JSON allows them."""
     return int(digits) if len(digits) <= 4000 else digits
 
 
@@ -71,10 +72,10 @@ def _no_constant(name: str) -> None:
 
 
 class Messages:
-    """What llhttp makes of the bytes of a connection, up to the first it refuses."""
+    """The messages that llhttp reads from a connection's bytes, up to the first refused one."""
 
     def __init__(self, data: bytes, kind: type) -> None:
-        #: Each (method or status, target, headers, body); whole ones only.
+        #: Each (method or status, target, headers, body); only complete ones.
         self.whole: list[tuple[Any, bytes, list[tuple[bytes, bytes]], bytes]] = []
         self.refusal = ""
         self._begin()
@@ -88,7 +89,7 @@ class Messages:
 
     @property
     def open_body(self) -> bytes:
-        """Of the message that is not whole."""
+        """The body of the incomplete message."""
         return bytes(self._body)
 
     def on_message_begin(self) -> None:

@@ -1,7 +1,7 @@
-"""Answers to the trainer's orders: read in any packets, believed where they can be true.
+"""Answers to the trainer's orders: read in any packets, and accepted only if they can be true.
 
-An input is a digit, which names the dialect and whether log-probs are wanted, and the bytes of a
-stream of events.
+An input is a digit, which selects the dialect and whether log-probs are requested, and the bytes of
+an event stream.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Orders:
         for cut in cuts(data[1:]):
             stream = EventStream()
             told = [payload for packet in cut for payload in stream.feed(packet) if payload]
-            hold("an event is read in any packets", told == plain, (told, plain))
+            hold("packet boundaries do not change an event", told == plain, (told, plain))
         self._assemble(dialect, wanted, plain)
 
     def _assemble(self, dialect: Dialect, wanted: bool, payloads: list[bytes]) -> None:
@@ -81,8 +81,8 @@ class Orders:
             for payload in payloads:
                 assembly.add(dialect.read(payload))
             output = assembly.output()
-        except InstanceError:  # an untrue answer is one
-            hold("no more than the limit is believed", len(streamed) <= LIMIT, streamed)
+        except InstanceError:  # includes untrue answers
+            hold("no more tokens than the limit are accepted", len(streamed) <= LIMIT, streamed)
             return
         self._check(output, streamed, payloads, wanted)
 
@@ -93,24 +93,26 @@ class Orders:
         before_end: list[Any] = []
         for payload in payloads:
             try:
-                readable = payload.decode(errors="replace").encode()  # in fields nobody reads
+                readable = payload.decode(errors="replace").encode()  # in unused fields
                 event = plain_json(readable)
                 choices = event["choices"]
             except (Unreadable, RecursionError) as error:
-                hold("what is believed is JSON", False, (str(error), payload))
+                hold("an accepted event is JSON", False, (str(error), payload))
             told = [token for choice in choices for token in choice.get("token_ids") or ()]
             ids += told
             made = (event.get("usage") or {}).get("completion_tokens")
-            hold("what it says to have made has come", made in (None, len(ids)), (made, ids))
+            hold("the reported number of tokens has arrived", made in (None, len(ids)), (made, ids))
             if all(choice.get("finish_reason") is None for choice in choices):
                 before_end += told
         hold("an answer has the tokens of its events", output.token_ids == ids, (output, ids))
-        hold("streamed is what came before the end", streamed == before_end, (streamed, ids))
-        hold("no more than the limit is believed", len(ids) <= LIMIT, ids)
+        hold(
+            "the streamed tokens are those before the end", streamed == before_end, (streamed, ids)
+        )
+        hold("no more tokens than the limit are accepted", len(ids) <= LIMIT, ids)
         hold("tokens are numbers", all(type(token) is int for token in ids), ids)
         if wanted:
             count = -1 if output.logprobs is None else len(output.logprobs)
-            hold("a log-prob for each token", count == len(ids), output)
+            hold("each token has a log-prob", count == len(ids), output)
         counted = sum(tokens for _, tokens in output.spans)
         hold("spans cover the tokens", counted in (0, len(ids)), output)
 
@@ -126,7 +128,7 @@ class Orders:
 
 
 def _payloads(data: bytes) -> list[bytes]:
-    """Of the whole events of a stream up to `[DONE]`, read at once, as the standard has them."""
+    """The payloads of a stream's complete events up to `[DONE]`, parsed at once by the standard."""
     lines = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     payloads = []
     for event in lines.split(b"\n\n")[:-1]:

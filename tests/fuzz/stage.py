@@ -1,4 +1,4 @@
-"""A gateway in virtual time before two instances that say what a target tells them, in bytes."""
+"""A gateway in virtual time with two instances that answer with the bytes that a target gives."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests.core.told import make_scheduler
 from tests.fuzz.laws import Broken, Unreadable, hold, plain_json
 from tests.live.scripted import Scripted
 
-#: Virtual seconds within which every call must have ended, whatever the instances say, and
-#: attempts that one for one response may take.
+#: Virtual seconds within which every call must end, whatever the instances answer, and the most
+#: attempts for one response.
 ENDS_WITHIN_S = 600.0
 MOST_ATTEMPTS = 64
 
@@ -26,7 +26,7 @@ KEEPS_PARTIAL = {"use": "partial", "kv": "recompute", "at_update": "resubmit"}
 
 
 class Asked(NamedTuple):
-    """An attempt's call, as it reaches an instance."""
+    """The call of an attempt, as it reaches an instance."""
 
     number: int
     path: str
@@ -36,7 +36,7 @@ class Asked(NamedTuple):
 
 
 class _Exchange:
-    """A call under way, as of the pool."""
+    """A call in flight, like one of the connection pool."""
 
     def __init__(self) -> None:
         self.cancelled = False
@@ -49,12 +49,12 @@ class _Exchange:
     def resume(self) -> None: ...
 
 
-#: Says the bytes of an answer, in packets, and whether the connection breaks off after them.
+#: Returns the status and bytes of an answer, in packets, and whether the connection then breaks.
 Says = Callable[[Asked], tuple[int, list[bytes], bool]]
 
 
 class Instance(Scripted):
-    """Answers every call in the next turn of the loop."""
+    """Answers every call in the next iteration of the loop."""
 
     def __init__(self, name: str, says: Says, asked: list[Asked]) -> None:
         super().__init__(name)
@@ -79,7 +79,7 @@ class Instance(Scripted):
         return exchange
 
     def _answer(self, asked: Asked, exchange: _Exchange) -> None:
-        """As `integrations.http.exchange` would: silent once cancelled, one end."""
+        """Like `integrations.http.exchange`: silent once cancelled, and exactly one end."""
         status, parts, breaks = self._says(asked)
         receiver = asked.receiver
         if not exchange.cancelled:
@@ -96,7 +96,7 @@ class Instance(Scripted):
 
 
 class Client:
-    """A client's request (`data_plane.HttpRequest`), which may be answered once."""
+    """A client's request (`data_plane.HttpRequest`), which must be answered at most once."""
 
     def __init__(self, target: str, body: bytes, headers: Mapping[bytes, bytes]) -> None:
         self.method = b"POST"
@@ -124,7 +124,7 @@ class Client:
         self.status, self.streamed = status, True
 
     def write(self, data: bytes) -> None:
-        hold("nothing is said after the end", self.streamed and not self.over.is_set(), data)
+        hold("nothing is sent after the end", self.streamed and not self.over.is_set(), data)
         self.data += data
 
     def end(self) -> None:
@@ -140,9 +140,9 @@ async def ask(
     partial: bool = False,
     headers: Mapping[bytes, bytes] = {},
 ) -> tuple[Client, list[Asked]]:
-    """One call from its coming to its end, and what the instances were asked for it.
+    """Run one call to its end; returns it with the calls that the instances got for it.
 
-    Raises Broken if it does not end, or leaves anything behind.
+    Raises Broken if the call does not end, or leaves anything behind.
     """
     asked: list[Asked] = []
     roles: dict[str, Any] = {"interruption": KEEPS_PARTIAL} if partial else {}
@@ -163,8 +163,8 @@ async def ask(
             data_plane.calls.body_bytes,
             len(scheduler.work.requests),
         )
-        hold("nothing is left of a call", open_ == (0, 0, 0), open_)
-        hold("the scheduler is sound", driver.broken is None, driver.broken)
+        hold("a call leaves nothing behind", open_ == (0, 0, 0), open_)
+        hold("the scheduler is not broken", driver.broken is None, driver.broken)
         scheduler.check_invariants()
     except TimeoutError:
         raise Broken("every call ends", len(asked)) from None
@@ -173,16 +173,16 @@ async def ask(
     return client, asked
 
 
-# -- what instances that work say ----------------------------------------------------------
+# -- answers of working instances ----------------------------------------------------------
 
 
 def good_answer(asked: Asked) -> tuple[int, list[bytes], bool]:
-    """Of two tokens, whole or streamed, as the call wants it."""
+    """A valid answer of two tokens, whole or streamed as requested."""
     try:
         streams = bool(plain_json(asked.body).get("stream"))
     except Unreadable as error:
-        raise Broken("what an instance is asked is JSON", (str(error), asked.body)) from None
-    except RecursionError:  # deeper than the plain reading goes
+        raise Broken("a request to an instance is JSON", (str(error), asked.body)) from None
+    except RecursionError:  # nested too deeply for the reference parser
         streams = b'"stream":true' in asked.body
     if streams:
         events = [chunk(asked.path, [21]), chunk(asked.path, [22], finish="stop")]
@@ -191,7 +191,7 @@ def good_answer(asked: Asked) -> tuple[int, list[bytes], bool]:
 
 
 def answer(path: str, ids: list[int], finish: str = "stop") -> bytes:
-    """As vLLM gives it with return_token_ids."""
+    """An answer as from vLLM with return_token_ids."""
     usage = {"prompt_tokens": 3, "completion_tokens": len(ids), "total_tokens": 3 + len(ids)}
     choice = {"index": 0, **_said(path, ids, "message"), "finish_reason": finish}
     return _compact({"id": "x-1", "object": "o", "choices": [choice], "usage": usage})
@@ -214,23 +214,24 @@ def _compact(fields: Any) -> bytes:
     return msgspec.json.encode(fields)
 
 
-# -- what clients may be told --------------------------------------------------------------
+# -- allowed answers to clients ------------------------------------------------------------
 
 
 def read_whole(data: bytes) -> dict[str, Any]:
-    """A whole answer, or an error; Broken if it is no JSON object."""
+    """A whole answer or an error. Raises Broken if it is not a JSON object."""
     try:
         told = plain_json(data)
     except (Unreadable, RecursionError) as error:
-        raise Broken("what a client is told is JSON", (str(error), data)) from None
-    hold("what a client is told is an object", isinstance(told, dict), data)
+        raise Broken("a client's answer is JSON", (str(error), data)) from None
+    hold("a client's answer is an object", isinstance(told, dict), data)
     return dict(told)
 
 
 def read_events(data: bytes, unread: bytes = b"") -> list[dict[str, Any] | None]:
-    """The events of a stream; None is `[DONE]`. Broken if they are not server-sent events.
+    """The events of a stream; None is `[DONE]`. Raises Broken if they are not server-sent events.
 
-    Those that hold `unread` pass unread, so that only their framing is the gateway's.
+    The gateway passes events that contain `unread` on without parsing, so only their framing is
+    checked.
     """
     hold("a stream ends with an empty line", data.endswith(b"\n\n"), data[-200:])
     events: list[dict[str, Any] | None] = []
@@ -247,7 +248,7 @@ def read_events(data: bytes, unread: bytes = b"") -> list[dict[str, Any] | None]
 
 
 def check_error(client: Client, *, passed_on: bool = False) -> None:
-    """That a client that got no answer was told so; `passed_on`: perhaps in an instance's words."""
+    """Check that a client without an answer got an error; `passed_on`: maybe an instance's text."""
     told = read_whole(bytes(client.data))
-    hold("an error has a status of its own", 400 <= client.status < 600, client.status)
-    hold("an error says what is wrong", passed_on or "error" in told, told)
+    hold("an error has an error status", 400 <= client.status < 600, client.status)
+    hold("an error has a message", passed_on or "error" in told, told)

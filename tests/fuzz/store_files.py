@@ -1,8 +1,8 @@
-"""Stores with flipped bytes: opened with what is sound, or refused in so many words.
+"""Stores with flipped bytes: opened with the intact data, or refused with a clear error.
 
-An input is a list of flips of five bytes each: which file, where in it (three bytes) and what is
-put there, or, for the last of the numbers, that it ends there. Nothing that is read is other than
-it was written, and no error is other than the store's own.
+An input is a list of flips of five bytes each: the file, the position in it (three bytes) and the
+new byte; the last file number truncates a file at the position. All data that is read is as it was
+written, and all errors are the store's own.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from tests.fuzz.laws import hold
 
 _FLIP = 5
 
-#: The file number that says that a file ends where the place is.
+#: The file number for a truncation at the position.
 _ENDS = 7
 
-#: Of one input; what follows is not looked at.
+#: Most flips of one input; the rest is ignored.
 MOST_FLIPS = 200
 
-#: Where SQLite keeps what the rest depends on: heads of the file and its first pages.
+#: Where SQLite keeps its most important data: the headers of the file and of its first pages.
 _HEADS = tuple(range(120)) + tuple(range(4096, 4110)) + tuple(range(8192, 8210))
 
 
@@ -44,7 +44,7 @@ class StoreFiles:
     )
 
     def __init__(self) -> None:
-        self._sound: Path | None = None  # made when first needed
+        self._sound: Path | None = None  # created on first use
         self._facts: dict[str, bytes] = {}
         self._pieces: dict[tuple[str, int], bytes] = {}
 
@@ -78,15 +78,15 @@ class StoreFiles:
             return
         facts = store.facts("kind")
         facts.pop("new", None)
-        hold("a fact is as it was written", facts.items() <= self._facts.items(), facts)
+        hold("a fact equals the written one", facts.items() <= self._facts.items(), facts)
         for owner in {*store.owners()} - {"new"}:
             with suppress(PieceDamaged):
                 held = {(owner, number): data for number, data in store.pieces(owner).items()}
-                hold("tokens are as written", held.items() <= self._pieces.items(), held)
+                hold("tokens equal the written ones", held.items() <= self._pieces.items(), held)
         changes = Transaction()
         changes.put("kind", "new", b"x")
         changes.append("new", 0, b"x")
-        with suppress(sqlite3.Error):  # which the writer tells
+        with suppress(sqlite3.Error):  # the writer reports it
             store.apply(changes)
         with suppress(sqlite3.Error):
             store.close()
@@ -113,7 +113,7 @@ def _flip(folder: Path, data: bytes) -> None:
     rows = folder / "rows.sqlite"
     for start in range(0, min(MOST_FLIPS, len(data) // _FLIP) * _FLIP, _FLIP):
         which, *place, value = data[start : start + _FLIP]
-        # Half of all flips are for the rows: there is most to go wrong.
+        # Half of all flips hit the rows, where most can go wrong.
         content = contents[rows if which < 4 else files[which % len(files)]]
         at = int.from_bytes(place, "big") % max(1, len(content))
         if which == _ENDS:

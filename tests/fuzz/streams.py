@@ -1,6 +1,6 @@
-"""Streams of instances: a client sees one sound stream of events, with an end, in any packets.
+"""Streams of instances: a client gets one valid stream of events with an end, in any packets.
 
-An input is a letter, which says how the streams come (`KINDS`), and the bytes of a stream.
+An input is a letter, which selects how the streams come (`KINDS`), and the bytes of a stream.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ KINDS = [
     *itertools.product(ENDPOINTS[:1], (True,), (False, True), (400, 500), (False,)),
 ]
 DONE = b"data: [DONE]\n\n"
-#: What passes unread if it says so, on purpose.
+#: Events with this text pass without parsing, on purpose.
 GOES_ON = b'"finish_reason":null'
 ONE, CHAT = ENDPOINTS[:2]
 STREAMS = (
@@ -113,14 +113,14 @@ class Streams:
         told = [self._told(kind, says_first(kind, cut), data[1:]) for cut in cuts(data[1:])]
         if not _alike_unread(data[1:]):
             return
-        hold("packets do not matter", told[1:] == told[:-1], told)
+        hold("packet boundaries do not matter", told[1:] == told[:-1], told)
 
     def _told(self, kind: Kind, says: Says, body: bytes) -> Any:
-        """What the client is told; of an error only that it is one."""
+        """What the client gets; an error counts only as an error."""
         client, asked = virtual_loop.run(
             ask(kind.path, request(kind.path, stream=True), says, partial=kind.partial)
         )
-        hold("a call is not tried without end", len(asked) <= MOST_ATTEMPTS, len(asked))
+        hold("a call has a bounded number of attempts", len(asked) <= MOST_ATTEMPTS, len(asked))
         if not client.streamed:
             check_error(client, passed_on=400 <= kind.status < 500)
             return client.status
@@ -130,32 +130,32 @@ class Streams:
             return [*events[:-1], "an error"]
         hold("a stream ends with [DONE] or an error", events[-1:] == [None], client.data)
         ends = [end for event in events[:-1] for end in _ends(event)]
-        hold("a stream says at most once why it ends", len(ends) <= 1, ends)
+        hold("a stream has at most one finish reason", len(ends) <= 1, ends)
         hold("an abort never reaches a client", "abort" not in ends, ends)
         if len(asked) == 1 and _alike_unread(body):
             self._compare(client, events, body)
         return events
 
     def _compare(self, client: Client, events: list[Any], body: bytes) -> None:
-        """Of a stream that is sound itself nothing is left out, and nothing else is said."""
+        """Check that a valid stream reaches the client with nothing removed and nothing added."""
         try:
             said = read_events(body, GOES_ON)
         except Broken:
             return
         ends = [end for event in said for end in _ends(event)]
-        if not ends or {"abort", "error"} & set(ends):  # the gateway says the end itself
+        if not ends or {"abort", "error"} & set(ends):  # the gateway writes the end itself
             return
         if any("error" in event for event in said if event is not None):
-            return  # what came before may be all that it was to make
+            return  # the earlier tokens may already complete the response
         if sum(1 + ids.count(b",") for ids in _IDS.findall(body) if ids) > LIMIT:
-            return  # it may be cut there
+            return  # the stream may be cut there
         told, said = ([event for event in each if event is not None] for each in (events, said))
         end = next(number for number, event in enumerate(said) if _ends(event))
-        # After its end only its usage belongs to a stream.
+        # After the end, only the usage belongs to the stream.
         said = [*said[: end + 1], *(event for event in said[end + 1 :] if event.get("usage"))]
         for event in told:
             event.pop("rollout_sched", None)
-        hold("a stream passes as it came", told == said, (told, said))
+        hold("a stream is passed on unchanged", told == said, (told, said))
 
     def spend(self, data: bytes) -> None:
         kind = kind_of(data)
@@ -166,9 +166,9 @@ class Streams:
 
 
 def _alike_unread(body: bytes) -> bool:
-    """Whether what may pass unread can be read, so that it is one whether it is read or not: JSON
-    does not say which of two fields of the same name is meant, what is of no use is not looked at,
-    and the ids of the prompt stand in the first event."""
+    """Whether events that pass without parsing are also valid if parsed, so that parsing makes no
+    difference: JSON does not define which of two fields with the same name counts, unused fields
+    are not checked, and the prompt's ids are in the first event."""
     first, *others = body.split(b"\n\n")
     if _PROMPT not in first and any(_PROMPT in event for event in others):
         return False

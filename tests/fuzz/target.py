@@ -1,4 +1,4 @@
-"""What is fuzzed, and how its inputs are made: by a grammar, or from a corpus by mutation."""
+"""A fuzz target, and how its inputs are made: by a grammar, or by mutation of a corpus."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from typing import Protocol
 
-#: Longest input that is made; growth (see bounds) repeats a part of one beyond it.
+#: Longest input that is made; the growth check (see bounds) repeats a part beyond it.
 LONGEST = 8192
 
 _BYTES = [b"\x00", b"\x0b", b"\x7f", b"\x80", b"\xff", b"\xc3\xa9", b"\xed\xa0\x80"]
@@ -14,10 +14,10 @@ _NUMBERS = [b"0", b"-1", b"1e999", b"9" * 19, b"9" * 400, b"1.0", b"-0", b"18446
 
 
 class Target(Protocol):
-    """One part of the program under the laws it must keep.
+    """One part of the program with the laws that it must keep.
 
-    corpus   inputs to begin with, whole; each is tried as it is
-    words    what its language is made of, put in by mutation
+    corpus   initial inputs; each is tried unchanged
+    words    elements of its language, which mutation inserts
     """
 
     name: str
@@ -25,17 +25,17 @@ class Target(Protocol):
     words: Sequence[bytes]
 
     def make(self, dice: random.Random) -> bytes:
-        """An input by the grammar, more or less well-formed."""
+        """An input from the grammar, more or less well-formed."""
 
     def check(self, data: bytes) -> None:
-        """Raises `laws.Broken`; whatever else it raises is broken too."""
+        """Raises `laws.Broken`; any other error counts as a broken law, too."""
 
     def spend(self, data: bytes) -> None:
-        """Take the input once in small packets, without a look at what comes of it."""
+        """Process the input once in small packets, without checking the result."""
 
 
 def next_input(target: Target, dice: random.Random) -> bytes:
-    """An input that the state of the dice decides."""
+    """An input decided by the state of the random generator."""
     if dice.random() < 0.5:
         data = target.make(dice)
         times = dice.choice((0, 0, 1, 2))
@@ -48,7 +48,7 @@ def next_input(target: Target, dice: random.Random) -> bytes:
 
 
 def mutated(target: Target, data: bytes, dice: random.Random) -> bytes:
-    """Cut, doubled, spliced, or with a word or number of its language where it does not belong."""
+    """The input cut, doubled, spliced, or with a misplaced word or number of its language."""
     start = dice.randrange(len(data) + 1)
     end = min(len(data), start + int(dice.expovariate(1 / 12)))
     kind = dice.randrange(8)

@@ -1,4 +1,4 @@
-"""A short run of every target with one seed, and that the runner finds what it is there to find."""
+"""A short run of every target with one seed, and tests that the runner finds broken laws."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.fuzz.laws import hold
 from tests.fuzz.target import next_input
 from tests.fuzz.targets import TARGETS
 
-#: About a second each; generated ones, beyond the corpus.
+#: Generated inputs beyond the corpus, for about a second each.
 INPUTS = {
     "http-server": 1500,
     "http-client": 2000,
@@ -33,7 +33,7 @@ INPUTS = {
 
 
 def test_what_is_kept_in_files_is_of_a_target():
-    """Else nobody would try it."""
+    """Otherwise the file would never be tried."""
     assert {path.name for path in FOLDER.iterdir()} <= set(TARGETS)
 
 
@@ -57,7 +57,7 @@ def test_every_law_holds_for_a_while(name):
 
 
 class Toy:
-    """Breaks where an input holds what it is told."""
+    """Calls `do` (default: breaks a law) if an input contains `on`."""
 
     name = "toy"
     corpus = (b"a long beginning, x and a long end",)

@@ -1,6 +1,6 @@
-"""Policy and scenario files: taken, or refused by an error that names the file.
+"""Policy and scenario files: accepted, or refused with an error that names the file.
 
-What is taken can be built, and says the same when it is read again.
+An accepted file can be built, and gives the same result when it is read again.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _WORDS = (
 
 
 class TomlFiles:
-    """`load` reads a file and does with it what its users would."""
+    """`load` reads a file and uses it as its users would."""
 
     def __init__(self, name: str, room: str, load: Callable[[str], Any]) -> None:
         self.name = name
@@ -69,7 +69,7 @@ class TomlFiles:
         self._folder = ""
 
     def make(self, dice: random.Random) -> bytes:
-        """Lines of shipped files where they do not belong."""
+        """Misplaced lines of shipped files."""
         lines = dice.choice(self._texts).splitlines()
         for _ in range(dice.choice((1, 1, 2, 5))):
             at = dice.randrange(len(lines) + 1)
@@ -90,7 +90,7 @@ class TomlFiles:
             hold("an error names the file", path.stem in told, told)
             hold("an error is short", len(told) < 20_000, len(told))
             return
-        hold("a file says the same each time", self._load(str(path)) == first, first)
+        hold("a file gives the same result each time", self._load(str(path)) == first, first)
 
     def spend(self, data: bytes) -> None:
         try:
@@ -107,7 +107,7 @@ class TomlFiles:
 
 
 def _importing_nothing(data: bytes) -> bytes:
-    """`use = "module:Class"` imports what it names, as it is meant to."""
+    """Prevents `use = "module:Class"` from importing, which it does by design."""
     return data.replace(b":", b"-")
 
 

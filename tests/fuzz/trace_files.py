@@ -1,6 +1,6 @@
-"""Trace files of every format: read, or refused by an error that says where and what to do.
+"""Trace files of every format: read, or refused with an error that names the place and the remedy.
 
-What is read can be counted, and written and read again without a change.
+A trace that was read can be counted, and written and read again without a change.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _WORDS = (
 
 
 class TraceFiles:
-    """Its corpus is files, one for each format."""
+    """The corpus has one file for each format."""
 
     name = "traces"
     words = (*_WORDS, *_ODD)
@@ -65,7 +65,7 @@ class TraceFiles:
         self._folder = Path(tempfile.mkdtemp())
 
     def make(self, dice: random.Random) -> bytes:
-        """Lines of a seed with other numbers in them; sometimes packed, and then damaged."""
+        """Lines of a seed with changed numbers; sometimes compressed and then damaged."""
         lines = dice.choice(self.corpus[1:]).splitlines(keepends=True)
         for _ in range(dice.choice((1, 1, 2))):
             at = dice.randrange(len(lines))
@@ -87,14 +87,14 @@ class TraceFiles:
         except traces.TraceError as error:
             told = str(error)
             hold("an error names the file", str(path) in told, told)
-            hold("an error says what to do", bool(error.found and error.remedy), told)
+            hold("an error names the remedy", bool(error.found and error.remedy), told)
             hold("an error is short", len(told) < 4000, told)
             return
-        hold("what is read has samples", trace.sample_count > 0)
+        hold("a read trace has samples", trace.sample_count > 0)
         statistics(trace)
         again = self._folder / "again.jsonl"
         traces.write(trace, again)
-        hold("a trace is written as it was read", traces.read(again).groups == trace.groups)
+        hold("a rewritten trace is equal", traces.read(again).groups == trace.groups)
 
     def spend(self, data: bytes) -> None:
         path = self._folder / "fuzzed"
@@ -104,7 +104,7 @@ class TraceFiles:
 
 
 def _changed(line: bytes, dice: random.Random) -> bytes:
-    """With something else for one of its values."""
+    """The line with one of its values changed."""
     ends = [at for at, byte in enumerate(line) if byte in b",:]}[\n"]
     if len(ends) < 2:
         return line + dice.choice(_ODD)

@@ -1,12 +1,13 @@
-"""The law of blame, on whole fleets: poison costs its own client, a bad instance only itself.
+"""The law of blame, on whole fleets: a poison request costs only its own client, and a bad instance
+only itself.
 
 A small world in virtual time plays instances and clients. Some requests are poison: every instance
-fails them at once. Some instances are bad: they fail everything, or now and then. All others answer
-after a while. Whatever the mix,
+fails them at once. Some instances are bad: they fail all requests, or some. All others answer after
+a while. For every mix:
 
-* every request comes to an end, and all that are not poison are answered;
-* poison is tried a bounded number of times, and never puts an instance to rest that is not bad;
-* an instance that fails everything comes to rest as soon as others have answered for it.
+* every request ends, and all requests that are not poison are answered;
+* poison is tried a bounded number of times, and never puts a good instance to rest;
+* an instance that fails everything is put to rest as soon as others have answered its requests.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class World:
             self.now, _, event = heappop(self.later)
             self.tell(event)
         self.scheduler.check_invariants()
-        assert len(self.scheduler.work.requests) == 0, "somebody still waits"
+        assert len(self.scheduler.work.requests) == 0, "a request still waits"
 
     def tell(self, event: Event) -> None:
         if isinstance(event, RequestSubmitted):
@@ -96,7 +97,7 @@ class World:
         return self.scheduler.work.outcomes.max_failures
 
     def waits(self) -> list[float]:
-        """How long each innocent had to wait for its answer."""
+        """How long each innocent request waited for its answer."""
         return [self.answered[name] - self.begun[name] for name in self.answered]
 
 
@@ -126,7 +127,7 @@ def test_poison_costs_nobody_but_its_client(
 
 @pytest.mark.parametrize("seed", range(5))
 def test_poison_changes_nobodys_latency_beyond_a_bound(seed: int) -> None:
-    """It holds a slot for as long as an instance needs to fail it: here a millisecond."""
+    """Poison holds a slot until an instance has failed it: here a millisecond."""
 
     def longest(poison: int) -> float:
         world = World([0.0] * 4, seed)

@@ -1,4 +1,4 @@
-"""Law: jumping over any number of steps says exactly what single steps say."""
+"""Law: a jump over any number of steps gives exactly the results of single steps."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Said = list[Ended | Paused]
 def run(
     kind: Kind, spec: InstanceSpec, inputs: list[tuple[float, Input]], *, polls: bool
 ) -> tuple[Said, dict[str, Any], list[dict[int, int]]]:
-    """Give the inputs at their times and follow next_at in between, up to silence."""
+    """Apply the inputs at their times and follow next_at in between, until nothing happens."""
     instance = kind(spec)
     said: Said = []
     progress = []
@@ -98,7 +98,7 @@ def specs(draw: st.DrawFn) -> InstanceSpec:
 
 @st.composite
 def scripts(draw: st.DrawFn) -> list[tuple[float, Input]]:
-    """Inputs at arbitrary times; many at one and the same instant."""
+    """Inputs at arbitrary times; many at the same time."""
     times = st.floats(0, 300 * STEP_S) | st.sampled_from([0.0, 0.1, 0.5])
     count = draw(st.integers(1, 40))
     inputs: list[tuple[float, Input]] = []
@@ -147,7 +147,7 @@ def submit(request: SimRequest) -> Input:
         try:
             instance.submit(request, now)
         except ValueError as error:
-            # Its stream's first attempt may still be here, if the abort did not come before.
+            # The stream's first attempt may still be here, if it was not aborted before.
             if "already has attempt" not in str(error):
                 raise
 

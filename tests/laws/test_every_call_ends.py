@@ -1,6 +1,6 @@
-"""Whatever raises, wherever: who waits hears an end, once, and nobody else is concerned.
+"""Whatever callback raises: its request still ends exactly once, and other requests are unaffected.
 
-Each test lets one callback of one request raise, beside an innocent request on the same instances.
+Each test lets one callback of one request raise, next to another request on the same instances.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ SETTINGS = Settings(poll_s=1000.0, abort_timeout_s=0.2, stream_s=0.01)
 
 
 class Boom(Exception):
-    """What no code expects."""
+    """An error that no code expects."""
 
 
 class Transcript(TokenTranscript):
-    """Its callback named `bad` raises."""
+    """The callback named `bad` raises."""
 
     def __init__(self, bad: str) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class Client(TokenPayload):
 
 
 class Stage:
-    """Two instances of which the first may break off what it streams."""
+    """Two instances; the first may break off its stream."""
 
     def __init__(self, **other: Any) -> None:
         self.instances = [Scripted("i0"), Scripted("i1")]
@@ -117,7 +117,7 @@ class Stage:
         return client
 
     async def serve(self, breaks: bool) -> None:
-        """Answer every order; with `breaks`, the first after half of it was streamed fails."""
+        """Answer every order; with `breaks`, the first one fails after half of its stream."""
         done: set[str] = set()
         while True:
             for instance in self.instances:
@@ -213,7 +213,7 @@ def test_an_observer_that_raises_is_heard_of_once_and_changes_nothing(
             assert sum(isinstance(event, InstanceJoined) for event in seen) == 2
 
     run(scene)
-    assert sum("is told nothing more" in record.message for record in caplog.records) == 1
+    assert sum("gets no more events" in record.message for record in caplog.records) == 1
 
 
 def test_a_watcher_that_raises_changes_nothing() -> None:

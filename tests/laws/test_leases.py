@@ -1,8 +1,8 @@
-"""Laws of batches that several trainers take, who die, come back late, and lose their lease, while
-the scheduler is restarted between.
+"""Laws of batches for several trainers that die, return late and lose their leases, while the
+scheduler restarts.
 
-Every batch is acknowledged once; no two trainers have it within one lease; and who has trained what
-another took is told so, whatever comes between.
+Every batch is acknowledged once; no two trainers have it within one lease; and a trainer is always
+told if another trainer has taken the batch that it trained.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ SIZES = (1, 3, 1, 2, 1, 1, 2, 1, 1, 1)  # of each batch, in parts
 
 
 class Trainer:
-    """`received`: what has arrived, as it says when it asks; `trains`: the batch that it will say
-    is trained, once all of it is here."""
+    """`received`: what has arrived, which it reports when it asks; `trains`: the batch that it will
+    report as trained, once the whole batch has arrived."""
 
     def __init__(self) -> None:
         self.received: tuple[int | None, int | None] = (None, None)
@@ -47,7 +47,7 @@ class TrainersAndLeases(RuleBasedStateMachine):
         self.stored: dict[int, list[Batch]] = {}  # handed out and not acknowledged
         self.kept: dict[int, LeaseFacts] = {}
         self.acknowledged: list[int] = []
-        self.has: dict[int, tuple[str, float]] = {}  # who was handed it, and till when
+        self.has: dict[int, tuple[str, float]] = {}  # its holder, and until when
         self.asked: bool | None = None
         self.delivery = self.begin()
 
@@ -93,7 +93,7 @@ class TrainersAndLeases(RuleBasedStateMachine):
         parts: bool,
         lost: bool,
     ) -> None:
-        """One renews its lease by a heartbeat meanwhile."""
+        """`beats`: the trainer that renews its lease with a heartbeat meanwhile."""
         self.now += seconds
         if beats is not None:
             self.heard_of(beats)
@@ -104,7 +104,7 @@ class TrainersAndLeases(RuleBasedStateMachine):
         self.ask(name, parts=parts, lost=lost)
 
     def ask(self, name: str, *, parts: bool, lost: bool) -> None:
-        """`lost`: the answer, on its way."""
+        """`lost`: the answer is lost on its way."""
         trainer = self.trainers[name]
         number, part = trainer.received
         trained = trainer.trains
@@ -118,11 +118,11 @@ class TrainersAndLeases(RuleBasedStateMachine):
         except NotYet:
             batch = None
         except LeaseEnded:
-            assert not mine, "it has it, and is refused"
+            assert not mine, "the holder of the batch is refused"
             assert number not in before or number in self.acknowledged
             self.trainers[name] = Trainer()
             return
-        assert mine, "it goes on from what another has, and was not told"
+        assert mine, "another trainer has the batch, and the trainer was not told"
         if trained is not None:
             assert trained in self.acknowledged
             if not lost:
@@ -133,7 +133,7 @@ class TrainersAndLeases(RuleBasedStateMachine):
     def handed(self, name: str, batch: Batch, *, lost: bool) -> None:
         holder, until = self.has.get(batch.number, (name, 0.0))
         assert batch.number not in self.acknowledged
-        assert holder == name or until <= self.now, "another has it"
+        assert holder == name or until <= self.now, "another trainer has it"
         self.has[batch.number] = (name, self.now + TERM_S)
         if not lost:
             trainer = self.trainers[name]
@@ -142,7 +142,7 @@ class TrainersAndLeases(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(NAMES))
     def dies_and_comes_back(self, name: str) -> None:
-        """With what it had acknowledged, which is in its checkpoint."""
+        """It returns with the batch that it had acknowledged, from its checkpoint."""
         checkpoint = self.trainers[name].checkpoint
         self.trainers[name] = Trainer()
         self.trainers[name].checkpoint = checkpoint
@@ -171,7 +171,7 @@ class TrainersAndLeases(RuleBasedStateMachine):
             self.has[batch] = (name, self.now + TERM_S)
 
     def teardown(self) -> None:
-        """All goes well from now on: each batch has its end, and everybody is told of the end."""
+        """Without further faults every batch is completed, and every trainer is told of the end."""
         over: dict[str, Any] = {}
         for _ in range(10 * len(SIZES)):
             self.make()

@@ -1,8 +1,8 @@
-"""Laws of fronts whose scheduler restarts, and whose links break, whenever and however often.
+"""Laws of fronts whose scheduler restarts and whose links break, at any times.
 
-Every call of a client ends once, with the tokens that it would have had if nothing had happened,
-and what it is told of their versions covers them; nothing is left behind anywhere. A trainer that
-submits again what a scheduler has forgotten gets every group.
+Every client call ends once, with the same tokens as without faults, and with versions for all of
+them; nothing is left behind anywhere. A trainer that submits again what a scheduler has forgotten
+gets every group.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PATIENCE_S = 300
 SETTINGS = Settings(poll_s=2.0, stream_s=0.3, abort_timeout_s=5.0, resume_paused=True)
 EXAMPLES = int(os.environ.get("LINK_EXAMPLES", "10"))
 
-#: Groups have one prompt each, callers others.
+#: The prompts of callers differ from those of groups, which have one each.
 CALLERS = 100
 
 
@@ -58,18 +58,18 @@ class Caller(TokenPayload):
 
 
 class Instance(RealtimeInstance):
-    """One server before several schedulers: none of them closes it."""
+    """One server for several schedulers: none of them closes it."""
 
     async def close(self) -> None:
         pass
 
 
 class World(msgspec.Struct):
-    """What Hypothesis chooses. Times are in seconds.
+    """The choices of Hypothesis. Times are in seconds.
 
     restarts  when the scheduler dies, and how long it is away
-    breaks    when which front's link breaks, and for how long
-    calls     at which front, when, and after how long it is withdrawn; 0: never
+    breaks    when the link of which front breaks, and for how long
+    calls     at which front, when, and after what time the call is withdrawn; 0: never
     """
 
     groups: int
@@ -82,7 +82,7 @@ class World(msgspec.Struct):
 
 
 class Joined:
-    """A front's present connection; what is on its way when that ends is lost, both ways."""
+    """A front's current connection; when it ends, frames in flight in both directions are lost."""
 
     def __init__(self, calls: FrontCalls, hub: Hub, name: str, delays: Iterator[float]) -> None:
         self.hub = hub
@@ -152,7 +152,7 @@ class Run:
         await live.close()
 
     async def train(self, live: LiveScheduler) -> None:
-        """The groups that have not come yet, in one batch."""
+        """Train the groups that have not been delivered yet, in one batch."""
         missing = [n for n in range(self.world.groups) if f"g{n}" not in self.got]
         if not missing:
             return
@@ -208,7 +208,7 @@ class Run:
             await self.training
             while any(not caller.ends for caller in self.callers):
                 await asyncio.sleep(1)
-            await asyncio.sleep(20)  # whatever is on its way arrives
+            await asyncio.sleep(20)  # until all frames in flight have arrived
         await self.check_end(self.live)
         for front in self.fronts:
             await front.close()

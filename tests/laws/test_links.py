@@ -1,8 +1,8 @@
-"""Laws of several fronts before one scheduler, whatever the links between them delay.
+"""Laws of several fronts with one scheduler, for any delays of the links between them.
 
-Every group comes in exactly one batch, whole, in time and with the tokens that are counted, though
-fronts die in the middle of it and instances are lost; every call ends once; nothing is left behind.
-What is greedy is as if nothing had happened.
+Every group comes in exactly one batch, complete, in time and with the counted tokens, although
+fronts die meanwhile and instances are lost; every call ends once; nothing is left behind. Greedy
+responses are the same as without faults.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from rollout_sched.simulators.replay.scenario import load_scenario
 from tests.laws.test_twins import PRESETS
 from tests.link.wires import Joined
 
-#: Few slots and a slow engine: a run takes some seconds, of which every one has work under way.
+#: Few slots and a slow engine: a run takes some seconds, and requests are in flight in each second.
 SPEC = msgspec.structs.replace(load_scenario("tiny-cpu-2").instance, max_num_seqs=4)
 SPEED = 0.2
 STEP, SAMPLES, MOST_TOKENS = 3, 2, 100
 
-#: Seconds of virtual time that no run comes near to.
+#: Timeout in virtual seconds, far longer than any run.
 PATIENCE_S = 10_000
 SETTINGS = Settings(poll_s=2.0, stream_s=0.3)
 
-#: For each policy; more where they are asked for.
+#: Examples for each policy; more on request.
 EXAMPLES = int(os.environ.get("LINK_EXAMPLES", "5"))
 
 POLICIES = (
@@ -65,7 +65,7 @@ POLICIES = (
 
 
 def length_of(order: Order, response: OrderedResponse) -> int:
-    """One in five comes to the limit."""
+    """One response in five reaches the limit."""
     return 10 + response.name % (MOST_TOKENS + 15)
 
 
@@ -86,7 +86,7 @@ class Caller(TokenPayload):
 
 
 class World(msgspec.Struct):
-    """What Hypothesis chooses. Times are in seconds, places by number."""
+    """The choices of Hypothesis. Times are in seconds; fronts and instances are numbers."""
 
     policy: str
     groups: int
@@ -97,11 +97,11 @@ class World(msgspec.Struct):
     losses: dict[int, tuple[float, float]]
     calls: list[
         tuple[int, float, float]
-    ]  # at which front, when, and after how long it is withdrawn
+    ]  # at which front, when, and after what time it is withdrawn
 
 
 class Run:
-    """One training by a host with several fronts."""
+    """One training with a host and several fronts."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -139,7 +139,7 @@ class Run:
         self.came: Counter[tuple[str, int]] = Counter()
 
     def factory(self, recipe: bytes) -> PayloadFactory:
-        """Of a group by the number that its recipe says."""
+        """The payload factory of a group, by the number in its recipe."""
         prompt = prompt_of(int(recipe))
         sampling = {"temperature": 0.0, "logprobs": 0}
         return lambda index: TokenPayload(prompt, sampling, stream_every=2, test=self.test)
@@ -182,7 +182,7 @@ class Run:
         assert self.bound is None or sample.staleness <= self.bound
 
     async def befall(self) -> None:
-        """Deaths, losses and calls, at their times."""
+        """Run the deaths, losses and calls at their times."""
         await asyncio.gather(
             *(self.kill(number, at) for number, at in self.world.deaths.items()),
             *(self.lose(number, *times) for number, times in self.world.losses.items()),
@@ -219,7 +219,7 @@ class Run:
             befalling = asyncio.ensure_future(self.befall())
             await self.train()
             await befalling
-            await asyncio.sleep(20)  # whatever is on its way arrives
+            await asyncio.sleep(20)  # until all frames in flight have arrived
         self.check_end()
         for joined in self.fronts:
             await joined.remote.close()
@@ -232,7 +232,7 @@ class Run:
         assert groups == {f"g{number}": SAMPLES for number in range(self.world.groups)}
         self.scheduler.check_invariants()
         for now, event, actions in self.journal:
-            assert self.again.handle(event, now) == actions, "the journal tells another story"
+            assert self.again.handle(event, now) == actions, "the journal differs"
         assert self.driver.broken is None
         assert not self.scheduler.books.fleet.attempts
         assert not self.scheduler.books.anomalies
@@ -264,7 +264,7 @@ async def undisturbed(groups: int) -> dict[str, list[int]]:
 
 
 async def load(client: Any, version: int) -> None:
-    """Loaded in a moment; the label follows."""
+    """A load takes a moment; then the version changes."""
     await asyncio.sleep(0.05)
 
 

@@ -1,8 +1,8 @@
-"""Laws of a live run that is killed again and again, in front of simulated instances.
+"""Laws of a live run that is killed again and again, with simulated instances.
 
-Whatever the policy and the moment: every prompt comes in exactly one batch, whole and in time; a
-batch that was not acknowledged comes again as it was, with its rewards; what is greedy is as if
-nothing had happened.
+For every policy and at any time: every prompt comes in exactly one batch, complete and in time; a
+batch that was not acknowledged comes again unchanged, with its rewards; greedy responses are the
+same as without the kills.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 Keep = Callable[[Sequence[Sample]], Awaitable[bool]]
 
-#: Seconds that nothing here comes near to.
+#: Timeout in seconds, far longer than anything here.
 PATIENCE_S = 300
 
 PROMPTS = [
@@ -62,13 +62,14 @@ POLICIES = [
 
 
 def length_of(order: Order, response: OrderedResponse) -> int:
-    """One in five comes to the limit."""
+    """One response in five reaches the limit."""
     return 10 + response.name % (MOST_TOKENS + 15)
 
 
 class Life:
-    """One process of a run, killed after so many events. `version`: of the weights that its
-    instances hold; `drifts`: others make another text; `keep`: which groups are trained."""
+    """One process of a run, killed after a number of events. `version`: of the weights that its
+    instances have; `drifts`: other versions generate other text; `keep`: which groups are
+    trained."""
 
     def __init__(
         self,
@@ -116,19 +117,19 @@ class Life:
             self.over.set()
 
     def die(self) -> None:
-        """From now on nothing is written any more; what was gathered is lost."""
+        """From now on nothing is written; unwritten data is lost."""
         self._dead = True
         self.live.records.stored.keeper.writer.close()
 
 
 async def worth(sample: Sample) -> dict[str, float]:
-    """Takes a moment, in which a process may be killed."""
+    """A reward that takes a moment, in which a process may be killed."""
     await asyncio.sleep(0.001 * (sample.response_ids[0] % 40))
     return {"first": sample.response_ids[0], "length": len(sample.response_ids)}
 
 
 async def two_in_three(samples: Sequence[Sample]) -> bool:
-    """Whether a group is to be trained."""
+    """Whether a group is trained."""
     await asyncio.sleep(0.005)
     for sample in samples:
         assert sample.rewards == await worth(sample)
@@ -136,11 +137,11 @@ async def two_in_three(samples: Sequence[Sample]) -> bool:
 
 
 async def load(client: Any, version: int) -> None:
-    """Loaded at once; the label follows."""
+    """A load takes no time; then the version changes."""
 
 
 class Trainer:
-    """Trains what comes, publishes after each batch, and remembers what it has acknowledged."""
+    """Trains what it receives, publishes after each batch, and stores what it has acknowledged."""
 
     def __init__(self, bound: int | None) -> None:
         self.batches: dict[int, Batch] = {}
@@ -156,11 +157,11 @@ class Trainer:
         while (batch := await live.trainer.next_batch(self.acknowledged)) is not None:
             assert not batch.failed
             self.filtered.update(batch.filtered)
-            if not batch.samples:  # the end of one life's: the next may be told more
+            if not batch.samples:  # the end for this process: the next one may get more
                 break
             assert self.batches.setdefault(batch.number, batch) == batch
             assert len(batch.groups()) + batch.missing == STEP
-            assert not self._has(batch.number), "acknowledged, and delivered again"
+            assert not self._has(batch.number), "an acknowledged batch was delivered again"
             for sample in batch.samples:
                 assert self._bound is None or sample.staleness <= self._bound
                 assert sample.rewards == await worth(sample)
@@ -196,7 +197,7 @@ def test_killed_again_and_again(policy: PolicyFile, seed: int, tmp_path: Path) -
 def test_what_newer_weights_reject_is_no_more_there_after_a_restart(
     seed: int, tmp_path: Path
 ) -> None:
-    """Tokens are as many as are counted, or the batch could not be put together."""
+    """The number of tokens equals the counted one; otherwise the batch could not be built."""
     trainer = asyncio.run(bounded(trained(VERIFIED, seed, tmp_path, drifts=True)))
     for batch in trainer.batches.values():
         for sample in batch.samples:
@@ -212,7 +213,7 @@ def test_what_is_filtered_is_told_and_made_up_for(policy: PolicyFile, tmp_path: 
 async def trained(
     policy: PolicyFile, seed: int, folder: Path, *, drifts: bool, keep: Keep | None = None
 ) -> Trainer:
-    """All prompts that are kept, each in exactly one batch, by a run that was killed six times."""
+    """Run with six kills; all kept prompts, each in exactly one batch."""
     dice, version = random.Random(f"{policy.name}/{seed}"), 0
     trainer = Trainer(staleness_bound(policy.scheduler(STEP).roles.freshness))
     for _ in range(6):
@@ -238,7 +239,7 @@ async def trained(
 
 
 class Book:
-    """What the trainers of one run know together."""
+    """The shared knowledge of the trainers of one run."""
 
     def __init__(self) -> None:
         self.batches: dict[int, Batch] = {}
@@ -248,8 +249,8 @@ class Book:
 
 
 class OneOfSeveral:
-    """A trainer that dies between what it receives and what it acknowledges, comes back under its
-    name, or is too slow for its lease."""
+    """A trainer that dies between a delivery and its acknowledgement and returns under its name, or
+    is too slow for its lease."""
 
     def __init__(self, name: str, book: Book, dice: random.Random) -> None:
         self._name = name
@@ -272,7 +273,7 @@ class OneOfSeveral:
                 assert book.acknowledged.setdefault(number, self._name) == self._name
             if batch is None:
                 return
-            assert batch.number not in book.acknowledged, "acknowledged, and delivered again"
+            assert batch.number not in book.acknowledged, "an acknowledged batch came again"
             assert book.batches.setdefault(batch.number, batch) == batch
             await self._work(live, batch)
 
@@ -283,14 +284,14 @@ class OneOfSeveral:
             return
         await asyncio.sleep(3 * LEASE_S if befalls < 0.4 else 0.0)
         self._received = batch.number
-        with contextlib.suppress(CallerError):  # the other was faster
+        with contextlib.suppress(CallerError):  # the other trainer was faster
             await live.trainer.publish_weights(live.trainer.version + 1, load, said=b"at once")
 
 
 @pytest.mark.parametrize("policy", ["round_robin_sync", "areal"])
 @pytest.mark.parametrize("seed", range(2))
 def test_two_trainers_share_a_run_that_is_killed(policy: str, seed: int, tmp_path: Path) -> None:
-    """Every prompt is acknowledged once, by one of them."""
+    """Every prompt is acknowledged once, by one of the trainers."""
 
     async def scene() -> None:
         dice, book = random.Random(f"{policy}/{seed}/two"), Book()

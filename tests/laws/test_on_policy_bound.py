@@ -1,5 +1,5 @@
-"""What is trained at staleness 0 takes as long as its rounds, whatever a policy starts, throws away
-or does in which order. (`test_rough_replay` holds it in a rough world too.)
+"""Training at staleness 0 takes at least as long as its rounds, whatever a policy starts and
+discards, and in whatever order. (`test_rough_replay` tests this in a rough world, too.)
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""A pause belongs to who made it, whatever is lost, restarted, updated, held and released."""
+"""Only the party that paused an instance resumes it, whatever is lost, restarted, updated, held or
+released meanwhile."""
 
 from __future__ import annotations
 
@@ -19,11 +20,11 @@ from tests.live.supervised import Fleet
 
 SETTINGS = Settings(poll_s=1.0, control_timeout_s=3.0, stall_s=20.0, misses=2)
 SECONDS = st.sampled_from([0.0, 0.15, 2.5])
-LONG_S = 100.0  # for everything to come to rest, and for a stall to be noticed
+LONG_S = 100.0  # until everything has settled and a stall is noticed
 
 
 class Engine:
-    """An instance that knows who has paused it; one request stays there, and stands still then."""
+    """An instance that knows who has paused it; it has one request, which a pause stops."""
 
     name = "i0"
 
@@ -32,12 +33,12 @@ class Engine:
         self.started_at = 1.0
         self.paused = False
         self.by_somebody_else = False
-        #: It was paused before we knew that it was a new process, so when we do, nobody can tell
-        #: whose pause it is, and it is left alone.
+        #: It was paused before we knew that it was a new process. Then it is unknown who paused
+        #: it, and it is left alone.
         self.by_nobody_we_know = False
         self.described = 0.0
-        self.held = False  # by an administrator, who has not released it
-        self.by_hand = False  # what is called now is an administrator's doing
+        self.held = False  # by an administrator, and not released
+        self.by_hand = False  # the current call comes from an administrator
         self.answers_to_lose = 0
         self.wrongly_resumed = False
         self._tokens = 0
@@ -69,7 +70,7 @@ class Engine:
     async def resume(self) -> None:
         await self._answer()
         if not self.by_hand and (self.held or self.by_somebody_else):
-            self.wrongly_resumed = True  # an error here would only make another try of it
+            self.wrongly_resumed = True  # an error here would only cause a retry
         self.paused = self.by_somebody_else = self.by_nobody_we_know = False
         self._lose_the_answer()
 
@@ -92,7 +93,7 @@ class Engine:
     def _lose_the_answer(self) -> None:
         if self.answers_to_lose and not self.by_hand:
             self.answers_to_lose -= 1
-            raise InstanceError("what was asked is done, but its answer was lost")
+            raise InstanceError("the call was executed, but its answer was lost")
 
 
 class Pauses(RuleBasedStateMachine):
@@ -115,7 +116,7 @@ class Pauses(RuleBasedStateMachine):
         self.run(self.supervisor.close())
         self.loop.close()
 
-    # -- what happens ----------------------------------------------------------------------
+    # -- events ----------------------------------------------------------------------------
 
     @precondition(lambda self: self.fleet.joined and not self.fleet.updating)
     @rule(after_s=SECONDS)
@@ -166,7 +167,7 @@ class Pauses(RuleBasedStateMachine):
             self.engine.held = held
 
     async def by_hand(self, call: Coroutine[Any, Any, None]) -> None:
-        """Alone: what the supervisor does meanwhile would count as an administrator's doing."""
+        """Run the call alone: calls of the supervisor would count as an administrator's."""
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(setattr, self.engine, "by_hand", False)
             self.engine.by_hand = True
@@ -200,8 +201,8 @@ class Pauses(RuleBasedStateMachine):
 
     @property
     def nobodys(self) -> bool:
-        """Neither we nor an administrator are to resume it: whose pause it were, nobody could
-        tell."""
+        """Whether neither we nor an administrator would resume it: the owner of a new pause would
+        be unknown."""
         return not (self.engine.held or self.engine.paused or self.supervisor._pause.ours)
 
     @precondition(lambda self: not (self.fleet.joined or self.engine.held))
@@ -210,7 +211,7 @@ class Pauses(RuleBasedStateMachine):
         engine = self.engine
         engine.paused = engine.by_somebody_else = engine.by_nobody_we_know = False
 
-    # -- what must be so -------------------------------------------------------------------
+    # -- laws ------------------------------------------------------------------------------
 
     @invariant()
     def what_others_have_paused_is_left_alone(self) -> None:

@@ -1,9 +1,9 @@
-"""Closed forms of queueing theory: the loop as an M/M/c queue, against Erlang C and Little.
+"""Queueing theory: compares the loop, as an M/M/c queue, with Erlang C and Little's law.
 
-c instances of one slot each, every step of one millisecond, whatever the context: an attempt of n
-tokens takes n ms. Prompts arrive by a Poisson process and ask for one sample of exponential
-length; slots admission keeps the queue in the scheduler, first come first served. All prompts make
-one batch, so no weight update disturbs them.
+There are c instances of one slot each; every step takes one millisecond, whatever the context, so
+an attempt of n tokens takes n ms. Prompts arrive in a Poisson process, each for one sample of
+exponential length; slots admission keeps the queue in the scheduler, first come first served. All
+prompts form one batch, so no weight update disturbs them.
 
 Waits are correlated, so a run short enough for a test is 10-20 % off Erlang C by chance alone.
 Therefore three comparisons: the loop with the exact recursion for the same arrivals, customer by
@@ -55,7 +55,7 @@ def customers(count: int, load: float, seed: int) -> Iterator[Customer]:
 
 
 def exact_waits(servers: int, queue: Iterable[Customer]) -> Iterator[float]:
-    """First come first served: each takes the server that is free first."""
+    """First come first served: each customer takes the server that becomes free first."""
     free_at = [0.0] * servers
     heapify(free_at)
     for arrival, tokens in queue:

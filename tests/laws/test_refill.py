@@ -1,13 +1,13 @@
-"""Laws of refill: a group that is lost is made up for by exactly one other, under every batching.
+"""Laws of refill: under every batching, exactly one other group replaces each lost group.
 
-An honest world with prompts enough: requests finish or cannot be made, groups are kept, filtered or
-cannot be judged, weights come and go. Then
+An honest world with enough prompts: requests finish or fail, groups are kept, filtered or cannot be
+judged, weights are updated. Then
 
-* a batch has exactly the groups that it is to have, until nothing is left; then it says how many
-  it is short of;
-* a round keeps the size that it was launched with, whatever it loses: launches = the round +
-  losses; and where nothing works in rounds, what is open is as much as was allowed before;
-* no sample is staler than allowed, and nobody is delivered who was not kept.
+* a batch has exactly the planned number of groups, until nothing is left; then it reports how many
+  are missing;
+* a round keeps its launched size, whatever it loses: launches = the round + losses; without rounds,
+  as many groups may be open as before;
+* no sample is staler than allowed, and only kept groups are delivered.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ GROUPS = 24
 
 PARTIAL = {"use": "partial", "at_update": "resubmit"}
 
-#: Batchings, with the bound on staleness that suits them.
+#: Batchings, each with a suitable bound on staleness.
 POLICIES: dict[str, dict[str, Any]] = {
     "sync": {"batching": "sync"},
     "over": {"batching": {"use": "sync", "over_prompts": 2.0}},
@@ -59,7 +59,7 @@ POLICIES: dict[str, dict[str, Any]] = {
 }
 ROUNDS = {"sync", "over", "over_partial", "parts", "tail", "pooled", "one_step_off"}
 
-#: What may happen next; what cannot happen then is passed over.
+#: Possible next events; impossible ones are skipped.
 STEPS = ["finish"] * 8 + ["break", "keep", "keep", "filter", "fail", "train"]
 
 
@@ -94,7 +94,7 @@ class World:
         after = self.size()
         if not delivered and before is not None and self.plenty:
             assert after == before, f"{event}: a round of {before} groups has {after}"
-        # What an update orders is done at once.
+        # The orders of an update are carried out at once.
         for action in actions:
             if isinstance(action, act.Pause):
                 self.tell(ev.InstancePaused("i"))
@@ -107,11 +107,11 @@ class World:
 
     @property
     def plenty(self) -> bool:
-        """Whether there are prompts to make up with."""
+        """Whether there are prompts to replace lost groups."""
         return self.scheduler.books.progress.fresh > 0
 
     def size(self) -> int | None:
-        """Of what is to stay as large: the round, or what may be open while nobody publishes."""
+        """The size that must stay constant: that of the round; None without one."""
         progress = self.scheduler.books.progress
         if self.name in ROUNDS:
             return None if progress.round is None else progress.on_the_way
@@ -152,7 +152,7 @@ class World:
         self.training = True
         self.batches.append([])
 
-    # -- what may happen -------------------------------------------------------------------
+    # -- possible events -------------------------------------------------------------------
 
     def finish(self, pick: int) -> None:
         attempt = self.pick(pick)
@@ -196,7 +196,7 @@ class World:
             self.judge(pick, {"keep": "kept", "filter": "filtered", "fail": "failed"}[what])
 
     def end(self) -> None:
-        """No more prompts: all that is left comes."""
+        """Submit no more prompts; everything left is delivered."""
         self.tell(ev.SubmissionsClosed())
         for _ in range(20_000):
             if not len(self.scheduler.books.groups):
@@ -207,7 +207,7 @@ class World:
                 self.finish(0)
             else:
                 self.train()
-        raise AssertionError("the run does not come to an end")
+        raise AssertionError("the run does not end")
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -232,7 +232,7 @@ def test_what_is_lost_is_made_up_for(name: str, steps: list[tuple[str, int]]) ->
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(steps=st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 99)), max_size=120))
 def test_without_rounds_as_much_is_open_as_may_be(name: str, steps: list[tuple[str, int]]) -> None:
-    """Whatever was lost: nothing more could be launched."""
+    """After any losses, nothing more could be launched."""
     world = World(name)
     for what, pick in steps:
         world.step(what, pick)

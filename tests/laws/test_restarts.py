@@ -1,10 +1,11 @@
-"""Laws of a scheduler that may die at any moment, under a hostile world and any policy.
+"""Laws of a scheduler that may die at any time, in a hostile world and under any policy.
 
-The world is that of `test_scheduler_laws`, with its books and laws, which go on over every death:
-who was asked for is delivered once, whole, in time, from all tokens that were there. Besides:
+The world, its books and its laws are those of `test_scheduler_laws`, and continue across every
+death: each requested group is delivered once, complete, in time, from all tokens that existed. In
+addition:
 
-* the fold of the changes that are recorded is the state, whenever somebody looks;
-* what a restored scheduler stands at is what the earlier one stood at, instances apart;
+* the fold of the recorded changes always equals the state;
+* a restored scheduler has the state of the earlier one, except for instances;
 * an answer to an attempt of the earlier scheduler changes nothing.
 """
 
@@ -23,7 +24,7 @@ from tests.laws.test_scheduler_laws import SLOTS, World
 
 
 class MortalWorld(World):
-    """A world whose scheduler dies now and then, and is followed by another one."""
+    """A world whose scheduler sometimes dies and is replaced by another one."""
 
     recorder = None
 
@@ -44,11 +45,11 @@ class MortalWorld(World):
             self.folded.add(changes)
             assert self.folded.state == state_of(self.scheduler, self.now)
 
-    @precondition(lambda self: len(self.journal) > 10)  # it has lived
+    @precondition(lambda self: len(self.journal) > 10)  # it has done something
     @rule(lag=st.integers(0, 2), again=st.booleans())
     def die(self, lag, again):
         self.be_followed(lag)
-        if again:  # before anything could go on
+        if again:  # before anything else happens
             self.be_followed(lag)
 
     def be_followed(self, lag):
@@ -69,7 +70,7 @@ class MortalWorld(World):
             self.tell(ev.InstanceJoined(name, SLOTS, 1000, self.version_of_a_newcomer(lag)))
 
     def break_off(self):
-        """Nobody hears what becomes of attempts, orders and clients."""
+        """The results of attempts, orders and clients are lost."""
         for attempt, dispatch in self.running.items():
             if not self.scheduler.books.fleet.attempts[attempt].abandoned:
                 self.made[dispatch.request] += self.streamed[attempt]

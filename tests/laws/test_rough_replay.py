@@ -1,9 +1,9 @@
-"""Laws of the closed loop in a rough world: clients who lose patience, instances that are lost,
+"""Laws of the closed loop in a rough world: clients that lose patience, instances that are lost,
 drained or late, attempts that fail, schedulers that die.
 
-Whatever the scenario does: the scheduler's books add up after every event, each request ends once,
-groups are delivered whole or fail, no sample is staler than allowed, nothing is sent to who is not
-there, and nothing happens that the scheduler cannot make sense of.
+For every scenario: the scheduler's books are consistent after every event, each request ends once,
+groups are delivered complete or fail, no sample is staler than allowed, nothing is sent to absent
+instances, and no event is an anomaly for the scheduler.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def assert_lawful(ran: Watched, bound: float) -> None:
                 held[where[attempt]].remove(attempt)
         for action in actions:
             if isinstance(action, act.Dispatch):
-                assert action.instance in here - leaving, "sent to who is not there, or leaves"
+                assert action.instance in here - leaving, "sent to an absent or leaving instance"
                 assert not ended[action.request]
                 where[action.attempt] = action.instance
                 held[action.instance].add(action.attempt)

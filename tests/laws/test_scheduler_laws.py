@@ -1,20 +1,21 @@
-"""Laws of the scheduler under a hostile world, as a Hypothesis state machine.
+"""Laws of the scheduler in a hostile world, as a Hypothesis state machine.
 
 The machine plays the world: instances join, die, lie, answer late, twice or not at all; the trainer
 takes batches and publishes weights. After every event the scheduler's own invariants are checked,
-and the machine keeps books of its own, from the actions alone:
+and the machine keeps its own books from the actions alone:
 
 * a request ends exactly once, delivered or discarded, and nothing about it follows;
-* a client's own request is answered without waiting for a batch, unless it hung up;
-* groups are delivered whole, and no sample is staler than the policy allows; where every version
-  takes a batch and the policy waits, that costs no token;
-* a group that is to be judged goes only if it was kept, by an answer to the last question;
-* whoever goes on, wherever, goes on from all tokens that were made and not thrown away;
-* a batch goes in parts only to a trainer that takes them, all under one version, and the last one
-  makes it whole;
-* no instance holds more than its slots, gets work while it is closed, or two attempts at once;
-* whoever brings the weights, the scheduler or the trainer by itself, all of this holds;
-* the trainer gets instances without work, and what it is asked to give back it has;
+* a client's request is answered without waiting for a batch, unless the client hung up;
+* groups are delivered complete, and no sample is staler than the policy allows; if every version
+  takes a batch and the policy waits, this costs no tokens;
+* a judged group is delivered only if it was kept by an answer to the last question;
+* a request that continues, on any instance, keeps all tokens that were made and not discarded;
+* a batch goes in parts only to a trainer that takes parts, all under one version, and the last part
+  completes it;
+* no instance holds more requests than slots, gets work while it is closed, or runs two attempts of
+  a request at once;
+* all of this holds whether the scheduler or the trainer itself loads the weights;
+* the trainer gets only instances without work, and is asked to return only instances that it has;
 * in the end, when the world behaves, every group that neither failed nor was filtered is
   delivered;
 * the same events, replayed through a new scheduler, give the same actions.
@@ -137,7 +138,7 @@ POLICIES = st.fixed_dictionaries(
 )
 
 
-#: What a parameter may be changed to while a policy runs.
+#: Values to which a parameter may change while a policy runs.
 OTHER_VALUES = {
     "over_prompts": [1.0, 1.5, 2.0],
     "long_round_share": [0.5, 1.0],
@@ -155,7 +156,7 @@ OTHER_VALUES = {
 
 
 class World(RuleBasedStateMachine):
-    """Everything outside the scheduler, with books of its own."""
+    """Everything outside the scheduler, with its own books."""
 
     @initialize(
         policy=POLICIES,
@@ -180,8 +181,8 @@ class World(RuleBasedStateMachine):
         self.journal = []
         self.now = 0.0
         self.running: dict[int, act.Dispatch] = {}
-        self.made: Counter[str] = Counter()  # tokens of a request that we have
-        self.streamed: Counter[int] = Counter()  # tokens of an attempt that we have already
+        self.made: Counter[str] = Counter()  # tokens that we have of a request
+        self.streamed: Counter[int] = Counter()  # tokens that we already have of an attempt
         self.over: list[ev.Event] = []
         self.told_to_stop: set[int] = set()
         self.acting: list[ev.ToolReturned] = []
@@ -189,8 +190,8 @@ class World(RuleBasedStateMachine):
         self.pausing: list[act.Pause] = []
         self.updating: list[act.UpdateWeights] = []
         self.closed_instances: set[str] = set()
-        self.shut: set[str] = set()  # by somebody else
-        self.around = False  # the trainer brings the newest weights itself
+        self.shut: set[str] = set()  # by others
+        self.around = False  # the trainer loads the newest weights itself
         self.groups: dict[str, int] = {}
         self.ended: Counter[str] = Counter()
         self.failed: set[str] = set()
@@ -206,7 +207,7 @@ class World(RuleBasedStateMachine):
         self.shares_gpus = shares_gpus
         self.training = False
         self.version = self.first_version = version
-        # Rounds that keep nothing may have more whole groups than go with their batch.
+        # Rounds that keep nothing may have more complete groups than their batch takes.
         keeps = policy["interruption"].get("kv", "verify") != "verify"
         self.waits = policy["freshness"].get("when_stale") != "drop" and (
             policy["batching"]["use"] == "fully_async" or keeps
@@ -234,8 +235,8 @@ class World(RuleBasedStateMachine):
     def on_dispatch(self, action):
         assert action.instance in self.held
         assert action.instance not in self.closed_instances, "work sent to a closed instance"
-        assert action.instance not in self.shut, "work sent to one that somebody else has in hand"
-        assert action.instance not in self.leaving, "work sent to an instance that is to go"
+        assert action.instance not in self.shut, "work sent to an instance that others control"
+        assert action.instance not in self.leaving, "work sent to a leaving instance"
         assert self.ended[action.request] == 0, "an ended request was dispatched"
         assert action.attempt not in self.running
         assert action.max_new_tokens >= 1
@@ -244,7 +245,7 @@ class World(RuleBasedStateMachine):
             for d in self.running.values()
             if d.request == action.request and d.attempt not in self.told_to_stop
         ]
-        assert not owners, "two attempts of one request are wanted at once"
+        assert not owners, "two attempts of one request at once"
         assert action.response_tokens == self.made[action.request], "tokens were lost"
         self.running[action.attempt] = action
         self.held[action.instance].append(action.attempt)
@@ -263,7 +264,7 @@ class World(RuleBasedStateMachine):
     def on_updateweights(self, action):
         self.closed_instances.add(action.instance)
         assert action.version <= self.version
-        assert not self.around, "weights that are not ours to load"
+        assert not self.around, "an order to load weights that the trainer loads"
         self.updating.append(action)
 
     def on_resume(self, action):
@@ -286,7 +287,7 @@ class World(RuleBasedStateMachine):
         self.reclaimed.add(action.instance)
 
     def on_deliver(self, action):
-        assert not self.training, "a batch nobody asked for"
+        assert not self.training, "a batch without a request for it"
         assert action.version == self.version
         assert (action.batch, action.part) == (self.batches, self.parts)
         members = defaultdict(set)
@@ -301,7 +302,7 @@ class World(RuleBasedStateMachine):
         for group, indices in members.items():
             assert len(indices) == self.groups[group], "a group was delivered in part"
             assert group not in self.delivered
-            assert group not in self.judged or group in self.kept, "nobody has kept it"
+            assert group not in self.judged or group in self.kept, "not kept"
             self.delivered.add(group)
         self.in_batch += len(members)
         if action.last:
@@ -310,14 +311,14 @@ class World(RuleBasedStateMachine):
             self.batches += 1
             self.parts = self.in_batch = 0
         else:
-            assert self.takes_parts, "a part that nobody takes"
-            assert len(members) > 0, "a part of nothing"
+            assert self.takes_parts, "a part for a trainer that takes no parts"
+            assert len(members) > 0, "an empty part"
             assert self.in_batch < self.prompts_per_step
             self.parts += 1
 
     def on_discard(self, action):
         assert action.tokens >= 0
-        assert action.reason != "stale" or not self.waits, "it could have gone in time"
+        assert action.reason != "stale" or not self.waits, "a sample was not delivered in time"
         self.made[action.request] -= action.tokens
         if action.ends:
             self.end(action.request)
@@ -327,8 +328,8 @@ class World(RuleBasedStateMachine):
                 self.filtered.add(action.request.rpartition("/")[0])
 
     def on_judge(self, action):
-        assert action.group in self.judged, "nobody asked for it to be judged"
-        assert action.judgement > self.judging.get(action.group, 0), "a number that was used"
+        assert action.group in self.judged, "a group that needs no judgement"
+        assert action.judgement > self.judging.get(action.group, 0), "a repeated number"
         indices = {sample.index for sample in action.samples}
         assert len(indices) == len(action.samples) == self.groups[action.group]
         assert not any(self.ended[sample.request] for sample in action.samples)
@@ -336,7 +337,7 @@ class World(RuleBasedStateMachine):
         self.kept.discard(action.group)
 
     def on_answer(self, action):
-        assert action.sample.request in self.asked, "nobody asked for this"
+        assert action.sample.request in self.asked, "an answer to an unknown request"
         assert sum(s.tokens for s in action.sample.segments) == action.sample.response_tokens
         self.end(action.sample.request)
 
@@ -344,7 +345,7 @@ class World(RuleBasedStateMachine):
         assert action.at > self.now
 
     def check_mask(self, sample, version):
-        """What is too old, and nothing else, is not to be trained."""
+        """Check that exactly the tokens that are too old are masked out."""
         masks = self.policy.roles["freshness"][1].get("when_stale") == "mask"
         for segment in sample.segments:
             too_old = masks and segment.version < version - self.bound
@@ -356,7 +357,7 @@ class World(RuleBasedStateMachine):
         self.ended[request] += 1
         assert self.ended[request] == 1, f"{request} ended twice"
 
-    # -- what an honest world does ---------------------------------------------------------
+    # -- rules of an honest world ----------------------------------------------------------
 
     @precondition(lambda self: len(self.held) < 4)
     @rule(lag=st.integers(0, 2))
@@ -367,7 +368,8 @@ class World(RuleBasedStateMachine):
         self.tell(ev.InstanceJoined(name, SLOTS, 1000, self.version_of_a_newcomer(lag)))
 
     def version_of_a_newcomer(self, lag):
-        """Where the trainer loads the weights itself, who has older ones waits outside."""
+        """The version of a joining instance; if the trainer loads weights itself, instances with
+        older ones do not join."""
         return self.version if self.around else max(0, self.version - lag)
 
     @precondition(lambda self: not self.submissions_closed)
@@ -387,7 +389,7 @@ class World(RuleBasedStateMachine):
     @precondition(lambda self: self.judging)
     @rule(data=st.data(), verdict=st.sampled_from(["kept", "kept", "filtered", "failed"]))
     def judge(self, data, verdict):
-        """Also a group that has started over since: that is no answer any more."""
+        """Answer also for a group that has started over: then the answer no longer counts."""
         group = data.draw(st.sampled_from(sorted(self.judging)))
         self.say(group, verdict)
 
@@ -463,7 +465,7 @@ class World(RuleBasedStateMachine):
     @precondition(lambda self: not self.training and not self.in_batch)
     @rule(by=st.integers(1, 2))
     def publish_without_training(self, by):
-        """As one does who loads a checkpoint."""
+        """Like a trainer that loads a checkpoint."""
         self.version += by
         self.waits = self.around = False
         self.tell(ev.WeightsPublished(self.version))
@@ -471,7 +473,7 @@ class World(RuleBasedStateMachine):
     @precondition(lambda self: not self.training)
     @rule(by=st.integers(1, 2))
     def load_around_us(self, by):
-        """It has begun to load weights into the instances by itself, whatever was under way."""
+        """The trainer starts to load weights into the instances itself, at any time."""
         self.version += by
         self.waits, self.around = False, True
         self.tell(ev.WeightsPublished(self.version, loads=False))
@@ -479,7 +481,7 @@ class World(RuleBasedStateMachine):
     @precondition(lambda self: self.around and not self.in_batch)
     @rule()
     def say_how_to_load(self):
-        """The newest version, which the trainer has loaded into some, is ours to load after all."""
+        """The scheduler loads the newest version, which the trainer has loaded into some."""
         self.around = False
         self.tell(ev.WeightsPublished(self.version))
 
@@ -489,7 +491,7 @@ class World(RuleBasedStateMachine):
         self.find(data.draw(st.sampled_from(sorted(self.held))))
 
     def find(self, name):
-        """Unless it is being loaded by us: then this would be the answer to that."""
+        """Unless the scheduler is loading it: then this would be the answer to that load."""
         ordered = [action.instance for action in self.updating]
         if name in ordered:
             return
@@ -516,7 +518,7 @@ class World(RuleBasedStateMachine):
     @precondition(lambda self: not self.training)
     @rule(parts=st.booleans())
     def request(self, parts):
-        """Also again: a trainer that broke off asks as it likes."""
+        """Ask, also again: a trainer that broke off may ask at any time."""
         self.takes_parts = parts
         self.tell(ev.BatchRequested(parts, self.shares_gpus))
 
@@ -531,7 +533,8 @@ class World(RuleBasedStateMachine):
         self.finish(attempt, tokens, kind)
 
     def verify(self, attempt, share=1.0):
-        """So much of its draft passes, if it has one and nobody has said so; how it goes on."""
+        """Report that a share of an unverified draft passes, if there is one, and the rest of the
+        attempt."""
         dispatch = self.running[attempt]
         draft = sum(tokens for _, tokens in dispatch.draft)
         if draft:
@@ -582,7 +585,7 @@ class World(RuleBasedStateMachine):
         self.tell(event)
 
     def take(self, attempt):
-        """An attempt is over: it holds its slot no longer."""
+        """An attempt has ended and releases its slot."""
         dispatch = self.running.pop(attempt)
         self.held[dispatch.instance].remove(attempt)
         self.told_to_stop.discard(attempt)
@@ -605,8 +608,8 @@ class World(RuleBasedStateMachine):
         attempt = data.draw(st.sampled_from(sorted(self.running)))
         dispatch = self.running[attempt]
         tokens = round(share * dispatch.max_new_tokens)
-        # Nobody believes what is made on top of a draft that was not verified; what nobody wants
-        # any more is discarded when the attempt ends.
+        # Tokens after an unverified draft do not count; tokens of an abandoned attempt are
+        # discarded when it ends.
         believed = not self.scheduler.books.fleet.attempts[attempt].draft_tokens
         if believed and tokens > self.streamed[attempt]:
             self.streamed[attempt] = tokens
@@ -677,7 +680,7 @@ class World(RuleBasedStateMachine):
         self.leaving.add(name)
         self.tell(ev.InstanceLeaving(name))
 
-    # -- what a hostile world does ---------------------------------------------------------
+    # -- rules of a hostile world ----------------------------------------------------------
 
     @precondition(lambda self: len(self.held) - len(self.leaving) > 1 or self.leaving)
     @rule(data=st.data())
@@ -723,7 +726,7 @@ class World(RuleBasedStateMachine):
         before = self.scheduler.books.anomalies.total()
         event = data.draw(st.sampled_from(self.over))
         if isinstance(event, ev.WeightsUpdated | ev.InstancePaused | ev.InstanceReturned):
-            return  # true again by now, perhaps: see `confirm_twice`
+            return  # it may be true again by now: see `confirm_twice`
         self.tell(event)
         assert self.scheduler.books.anomalies.total() == before + 1
 
@@ -834,14 +837,14 @@ class World(RuleBasedStateMachine):
             elif self.running and (turn % 3 or not self.training):
                 oldest = min(self.running)
                 self.verify(oldest)
-                # Each to its limit, which may be that of a segment.
+                # Each up to its limit, which may be that of a segment.
                 kind = "length" if turn % 2 else "stop"
                 self.finish(oldest, self.running[oldest].max_new_tokens, kind)
             elif self.training:
                 self.train()
             else:
                 self.wake()
-        raise AssertionError("the run does not come to an end")
+        raise AssertionError("the run does not end")
 
 
 World.TestCase.settings = settings(

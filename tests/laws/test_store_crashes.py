@@ -1,4 +1,4 @@
-"""A store that dies between any two writes: what was promised is there, what is there is sound."""
+"""A store that dies between any two writes: promised data is present, and all data is intact."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OWNERS = st.sampled_from("xyz")
 ORDINALS = st.integers(0, 3)
 DATA = st.binary(min_size=1, max_size=400)
 
-#: Small, so that files are filled, emptied and written over all the time.
+#: Small, so that files are often filled, emptied and overwritten.
 CAPACITY = 300
 
 POWER = st.sampled_from([None, "rows", "tokens"]) | st.randoms(use_true_random=False)
@@ -37,7 +37,7 @@ CHANGE = st.one_of(
 
 
 class State:
-    """What a store should hold."""
+    """The expected contents of a store."""
 
     def __init__(self):
         self.facts = {}
@@ -62,8 +62,8 @@ class State:
 
 
 class StoreUnderCrashes(RuleBasedStateMachine):
-    """`states`: what it may hold after a crash, oldest first: as it was last promised, and after
-    each transaction since then."""
+    """`states`: the possible contents after a crash, oldest first: the last promised state, and the
+    state after each transaction since then."""
 
     def __init__(self):
         super().__init__()
@@ -152,7 +152,7 @@ class StoreUnderCrashes(RuleBasedStateMachine):
         facts = self.store.facts("kind")
         may_be = [state for state in self.states if state.facts == facts]
         if power is None:
-            # All that was written is there, but for what was under way.
+            # Everything written is there, except for unfinished writes.
             may_be = [state for state in may_be if state in self.states[-2:]]
             assert not self.store.losses
         self._check_pieces(may_be)
@@ -204,7 +204,7 @@ def change(store, *, promised=False, **pieces):
 
 
 def test_what_was_promised_is_not_written_over_before_it_has_gone_for_certain(tmp_path):
-    """A row that goes without a sync may come back when the power fails."""
+    """A row that is deleted without a sync may come back after a power failure."""
     disk = SimulatedDisk(tmp_path / "s")
     store = Store(tmp_path / "s", disk=disk, capacity=CAPACITY)
     change(store, x=b"x" * CAPACITY, promised=True)

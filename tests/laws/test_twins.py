@@ -1,10 +1,9 @@
-"""Twins: the simulator and the live driver, shown the same world, decide alike.
+"""Twins: the simulator and the live driver decide the same in the same world.
 
 The closed loop runs a policy in virtual time. The asyncio driver runs the same policy on an event
-loop with virtual time, in front of the same simulated instances behind the live port, with a
-trainer that takes the same time, samples that are judged alike, clients that ask the same, and
-faults that befall the same instances and attempts. Both journals must hold the same events, at the
-same times, with the same actions.
+loop with virtual time, with the same simulated instances behind the live port. Durations of
+training, judgements of samples, requests of clients, and faults of instances and attempts are the
+same, too. Both journals must have the same events, at the same times, with the same actions.
 """
 
 from __future__ import annotations
@@ -157,11 +156,11 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
 }
 
-#: Whose routing reads reports. The live driver looks at once at an instance that was not reached,
-#: whatever its `poll_s`; the closed loop does not, and so knows less from then on.
+#: Policies whose routing reads reports. The live driver polls an instance that was not reached at
+#: once, whatever its `poll_s`; the closed loop does not, and so knows less from then on.
 BY_REPORTS = {"chunks"}
 
-#: No look, no patience: what the live driver does by its own clock, a simulation does not.
+#: No polls and no timeouts: the live driver's actions by its own clock are not simulated.
 SETTINGS = Settings(
     poll_s=1e9,
     control_timeout_s=1e9,
@@ -186,7 +185,7 @@ def scenario(
     streams: bool = False,
     rewards: RewardModel | None = None,
 ) -> Scenario:
-    """`streams`: answers are streamed, but the core hears of it only when one breaks off."""
+    """`streams`: answers are streamed, but the core gets the tokens only if a stream breaks off."""
     base = load_scenario("qwen7b-8xh100-disaggregated")
     change = msgspec.structs.replace
     return change(
@@ -203,7 +202,7 @@ def scenario(
     )
 
 
-#: The turns that come before the last one, by group and index of the sample.
+#: The turns before the last one, by group and index of the sample.
 Before = Mapping[tuple[int, int], tuple[Turn, ...]]
 
 
@@ -223,7 +222,7 @@ def trace(groups: list[tuple[int, list[int]]], before: Before) -> Trace:
 
 
 class Payload(TokenPayload):
-    """Its answers are as long as the trace says; each try from the start makes another text."""
+    """Its answers have the trace's lengths; each new start generates other text."""
 
     def __init__(
         self, world: Live, prompt_ids: list[int], length: int, responder: Responder = IN_GROUP
@@ -255,7 +254,7 @@ class Payload(TokenPayload):
         return drift.kept(dispatch, self.transcript.joined.settled, seed)
 
     async def befall(self, dispatch: Dispatch, attempt: Coroutine[Any, Any, Outcome]) -> Outcome:
-        """The attempt, unless it breaks off."""
+        """Run the attempt, unless it is to break off."""
         failing = self.world.failures.of(dispatch, self.world.driver.pump.now)
         if failing is None:
             return await attempt
@@ -296,7 +295,7 @@ class Trajectory(Payload):
 
 
 class Judge:
-    """Takes as long, and keeps the same groups, as the scenario says."""
+    """Takes the time, and keeps the groups, that the scenario defines."""
 
     def __init__(self, model: RewardModel, seed: int) -> None:
         self.model = model
@@ -316,7 +315,7 @@ class Judge:
 
 
 class Client:
-    """Asks, waits, reads on, loses patience, and goes."""
+    """A client that asks, waits, continues its conversation, or loses patience and leaves."""
 
     payload: Payload
 
@@ -367,7 +366,7 @@ def length_of(order: Order, response: OrderedResponse) -> int:
 
 
 class Live:
-    """The live driver before simulated instances, with all that the closed loop has."""
+    """The live driver with simulated instances and everything that the closed loop has."""
 
     def __init__(self, policy: PolicyFile, workload: Workload, scenario: Scenario) -> None:
         self.workload = workload
@@ -376,8 +375,8 @@ class Live:
         self.failures = Failures(scenario.faults)
         self.clients = [] if workload.traffic is None else workload.traffic.conversations()
         self.left = len(workload.groups) + len(self.clients)
-        # All are made now, so that their clocks begin as the loop's does: another origin rounds
-        # otherwise. Each joins twice at most.
+        # All are created now, so that their clocks start with the loop's: another origin causes
+        # other rounding. Each joins at most twice.
         self.instances = {
             name: [RealtimeInstance(name, scenario.instance, length_of) for _ in range(2)]
             for name in scenario.fleet.names
@@ -486,15 +485,16 @@ class Live:
         await asyncio.sleep(self.scenario.weights.seconds)
 
 
-#: What an instance has said of an attempt.
+#: An instance's answers about an attempt.
 ANSWERS = (PrefixVerified, RequestFinished, RequestInterrupted, TurnFinished)
 
 
 def ambiguous(journal: list[Any]) -> bool:
-    """Two instances answered at the same time, or one as an instance was lost, or was drained as
-    another went, or a tool returned as an attempt failed: either may be heard first. (`times` are
-    not all different: a client may come in the very moment of a fault, and its request be moved at
-    once.) Only one that is drained goes in the moment of its own last answer."""
+    """Whether events at the same time may come in either order: answers of two instances, an answer
+    and the loss of an instance, a drained instance and the removal of another, or a tool's return
+    and a failed attempt. (`times` are not all different: a client may come at the time of a fault,
+    and its request may be moved at once.) Only a drained instance is removed at the time of its own
+    last answer."""
     where: dict[int, str] = {}
     before: tuple[float, str] = (-1.0, "")
     failed = {at for at, said, _ in journal if isinstance(said, RequestFailed)}
@@ -516,8 +516,8 @@ def ambiguous(journal: list[Any]) -> bool:
 
 
 def canonical(journal: list[Any]) -> list[tuple[float, Any, str]]:
-    """Without polls; direct requests go by their number, whoever named them; why an instance is
-    lost is said in one's own words."""
+    """The journal without polls; direct requests are named by number, and the text of the reason
+    for a lost instance is left out."""
     asked = [said.request for _, said, _ in journal if isinstance(said, RequestSubmitted)]
     run = asked[0].rpartition(".")[0] if asked else "nothing"
     entries = []
@@ -560,7 +560,7 @@ def assert_twins(
     try:
         ClosedLoop(scheduler, load, world, [lambda *entry: simulated.append(entry)]).run()
     except CallerError:
-        assume(False)  # nobody is left
+        assume(False)  # no instance is left
     assume(not ambiguous(simulated))
     lived = virtual_loop.run(run_live(policy, workload(), world))
     looked = any(type(said) is InstanceReported for _, said, _ in lived)
@@ -569,7 +569,7 @@ def assert_twins(
     for (at, said, text), (live_at, _, live_text) in zip(told, live_told, strict=False):
         assert text == live_text, f"at {at} and {live_at}"
         assert at == pytest.approx(live_at, rel=1e-9, abs=1e-9), said
-    # Either ends within the moment in which the last thing happens, and may hear the rest of it.
+    # Either run ends at the time of the last event, and may see further events of that time.
     both = min(len(told), len(live_told))
     assert all(at == pytest.approx(told[-1][0]) for at, _, _ in live_told[both:] + told[both:])
     return simulated
@@ -581,7 +581,7 @@ async def run_live(policy: PolicyFile, workload: Workload, world: Scenario) -> l
 
 @st.composite
 def workloads(draw: st.DrawFn) -> list[tuple[int, list[int]]]:
-    """Groups of three; equal ones would end at the same time, in whatever order."""
+    """Groups of three; equal lengths would end at the same time, in an undefined order."""
     number = draw(st.integers(3, 9))
     prompts = draw(st.lists(st.integers(1, 300), min_size=number, max_size=number, unique=True))
     size = 3 * number
@@ -589,7 +589,7 @@ def workloads(draw: st.DrawFn) -> list[tuple[int, list[int]]]:
     return [(prompt, lengths[3 * k : 3 * k + 3]) for k, prompt in enumerate(prompts)]
 
 
-#: Under async_in_place an instance confirms a pause at the time at which a request finishes there.
+#: Under async_in_place an instance confirms a pause at the same time as a request finishes there.
 PAUSED_AS_ONE_ENDS = [
     (6, [2, 5, 95]),
     (157, [69, 8, 1]),
@@ -613,13 +613,13 @@ def test_twins(name: str, groups: list[tuple[int, list[int]]], instances: int, s
 
 @st.composite
 def times(draw: st.DrawFn, most: int = 4000) -> float:
-    """Seconds at which nothing else happens."""
+    """A time in seconds at which nothing else happens."""
     return draw(st.integers(1, most)) * 0.00271828 + 0.000314159
 
 
 @st.composite
 def conversations(draw: st.DrawFn) -> Trace:
-    """Of one to three turns; each client has a prompt of its own."""
+    """Conversations of one to three turns; each client has its own prompt."""
     said: dict[str, list[SampleRecord]] = {}
     prompts = draw(st.lists(st.integers(1, 300), min_size=1, max_size=8, unique=True))
     for number, prompt in enumerate(prompts):
@@ -646,8 +646,8 @@ def turns_before(draw: st.DrawFn, groups: list[tuple[int, list[int]]]) -> Before
 
 @st.composite
 def faults(draw: st.DrawFn, instances: int) -> tuple[Fault, ...]:
-    """One at most for each instance but the first, and attempts that fail anywhere. No two happen
-    at once, nor as a client comes: which of those is first, nobody says."""
+    """At most one for each instance except the first, and attempts that fail anywhere. No two
+    happen at the same time, nor at the arrival of a client: their order would be undefined."""
     found: list[Fault] = []
     for number in range(instances):
         kinds = ["none", "lost", "leaving", "joins"] if number else ["none", "lost"]
@@ -678,8 +678,8 @@ def faults(draw: st.DrawFn, instances: int) -> tuple[Fault, ...]:
 
 @st.composite
 def reward_models(draw: st.DrawFn) -> RewardModel:
-    """Each takes some time: what is judged in the moment in which it finishes may be heard before
-    or after what else happens then."""
+    """Each takes some time: the judgement of a group at the time of its completion could come
+    before or after other events of that time."""
     return RewardModel(
         seconds=draw(times(900)),
         spread=draw(st.sampled_from([0.0, 0.7])),
@@ -702,7 +702,7 @@ def test_twins_judge_alike(
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data(), slots=st.integers(1, 8), streams=st.booleans())
 def test_twins_in_a_rough_world(name: str, data: st.DataObject, slots: int, streams: bool) -> None:
-    """Trajectories; clients with sessions, who lose patience; instances that are lost, drained or
+    """Trajectories; clients with sessions, which lose patience; instances that are lost, drained or
     late; attempts and tools that fail.
     """
     groups = data.draw(st.one_of(workloads(), st.just([])))

@@ -1,6 +1,6 @@
-"""A cluster whose head dies when a line comes on standard input: `python -m tests.ray.headless
-FOLDER URL...` starts a deployment before servers at these URLs, all of it beside the head, and
-writes where it is as a line of JSON.
+"""A cluster whose head dies when a line arrives on standard input: `python -m tests.ray.headless
+FOLDER URL...` starts a deployment for the servers at these URLs and prints the addresses of its
+scheduler and fronts that are not on the head, as a line of JSON.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.ray.test_fronts import fronts
 
 WORKERS = 2
 
-#: The trainer's.
+#: The trainer's key.
 KEY = "trainer"
 
 

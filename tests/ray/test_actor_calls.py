@@ -1,4 +1,4 @@
-"""A trainer's calls that an actor answers, or does not."""
+"""A trainer's calls that an actor answers or does not answer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.ray.conftest import PATIENCE_S
 
 @ray.remote(num_cpus=0)
 class Scheduler:
-    """Answers what a test wants of it."""
+    """Answers as a test wants."""
 
     async def call(self, method: str, path: str, data: bytes, epoch: str) -> tuple[int, bytes, str]:
         if path == "/wrong":
@@ -85,7 +85,7 @@ def test_a_deployment_that_was_stopped_and_started_anew_is_found_again(cluster: 
             try:
                 second = named.remote()
                 break
-            except ValueError:  # the first has its name yet
+            except ValueError:  # the first actor still has its name
                 await asyncio.sleep(0.1)
         assert await calls.send("GET", "/x", repeatable=True) == (200, b"GET /x e1")
         return second

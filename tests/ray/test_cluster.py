@@ -1,4 +1,4 @@
-"""Deployments that are started, found and stopped."""
+"""Deployments are started, found and stopped."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_who_is_there_stays_as_it_is(
         assert await clusters.found(deployment) is None
 
     run(scene())
-    assert "is there already" in caplog.text
+    assert "already exists" in caplog.text
 
 
 def test_what_cannot_start_leaves_nothing(cluster: Cluster, tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_a_port_that_is_taken_leaves_nothing(cluster: Cluster) -> None:
         with socket.create_server((ray.util.get_node_ip_address(), 0)) as taken:
             port = taken.getsockname()[1]
             deployment = Deployment(name="late", fronts=1, scheduler_port=port)
-            with pytest.raises(CallerError, match=r"does not start.*in use"):
+            with pytest.raises(CallerError, match=r"cannot start.*in use"):
                 await clusters.start(Options(policy="dplb"), deployment)
             assert await clusters.found(deployment) is None
         await clusters.start(Options(policy="dplb"), deployment)
@@ -117,7 +117,7 @@ def test_one_that_cannot_start_again_yet_is_tried_until_it_can(cluster: Cluster)
 
 
 async def refusal(actor: Any) -> str:
-    """Why it has not started; "" once it has."""
+    """Why the actor has not started; "" once it has."""
     try:
         await clusters.facts(actor)
     except CallerError as error:
@@ -126,7 +126,7 @@ async def refusal(actor: Any) -> str:
 
 
 async def bound(address: str, port: int) -> socket.socket:
-    """Once the process that had it is gone."""
+    """A socket on the port, once the process that had it is gone."""
     while True:
         try:
             return socket.create_server((address, port))

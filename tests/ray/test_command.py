@@ -1,4 +1,4 @@
-"""`rollout-sched ray` on a cluster that is there."""
+"""`rollout-sched ray` on a running cluster."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OPTIONS = ("--model", "m", "--speed", "0.5", "--median-tokens", "60", "--vocab-s
 
 @ray.remote(num_cpus=0)
 class Server:
-    """A simulated vLLM server, while the actor is there."""
+    """A simulated vLLM server that lives as long as the actor."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()

@@ -1,5 +1,5 @@
-"""Whoever dies in the middle of a batch: nothing is lost, nothing comes twice, and what is greedy
-is as if nothing had happened. KILLS: deaths of each kind, by seed.
+"""Whatever process or node dies in the middle of a batch: nothing is lost, nothing comes twice, and
+greedy responses are the same. KILLS: number of deaths of each kind, by seed.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from tests.ray.test_fronts import answer, fronts
 
 KILLS = int(os.environ.get("KILLS", "1"))
 
-#: Seconds for one death and what follows: Ray takes up to half a minute to notice that of a node.
+#: Seconds for one death and its consequences: Ray takes up to half a minute to notice a dead node.
 PATIENCE_S = 180.0
 
 GROUPS, SAMPLES, TOKENS = 12, 2, 100
 
 
 def prompt(run: int, number: int) -> Prompt:
-    """The same in each run, under a name of its own."""
+    """A prompt that is the same in each run, but has its own name."""
     return Prompt(f"r{run}g{number}", [number + 1, 7, 9], SAMPLES, TOKENS, GREEDY)
 
 
 class Stage:
-    """One deployment for all deaths of a kind: `run` trains a batch while somebody dies."""
+    """One deployment for all deaths of a kind: `run` trains a batch during a death."""
 
     def __init__(self, cluster: Cluster, rollouts: OnRay, deployment: Deployment) -> None:
         self.cluster = cluster
@@ -63,14 +63,14 @@ class Stage:
         assert batch is not None
         self.check(run, batch)
         if die == self.freeze_node:
-            self.bury()  # its clients would wait for as long as their own limits say
+            self.bury()  # otherwise its clients would wait for their own timeouts
         if die is None or die == self.kill_scheduler:
-            assert len(set(await asyncio.gather(*calls))) == 1  # a pause is all that they see
+            assert len(set(await asyncio.gather(*calls))) == 1  # they see only a pause
         await asyncio.gather(*calls, return_exceptions=True)
         await self._rollouts.publish_weights(self._runs, Applied())
 
     async def call(self) -> str:
-        """Of a client, at any front."""
+        """A client's call at any front."""
         found = await fronts(self.deployment, 1)
         return await answer(random.choice(list(found.values())), max_tokens=TOKENS)
 
@@ -84,7 +84,7 @@ class Stage:
             place = sample.prompt_ids[0], sample.index
             assert sample.response_ids == self._wanted.setdefault(place, sample.response_ids)
 
-    # -- who dies --------------------------------------------------------------------------
+    # -- deaths ----------------------------------------------------------------------------
 
     async def kill_scheduler(self) -> None:
         await _kill(await clusters.found(self.deployment))
@@ -94,7 +94,7 @@ class Stage:
         await _kill(ray.get_actor(found[number % NODES], NAMESPACE))
 
     async def kill_node(self, number: int) -> None:
-        """Not the head's: it is Ray's own. Another comes for it."""
+        """Kill a node, but never the head, which belongs to Ray, and add another."""
         nodes = self.cluster.worker_nodes
         node = sorted(nodes, key=lambda node: str(node.node_id))[number % len(nodes)]
         os.kill(node.all_processes["raylet"][0].process.pid, signal.SIGKILL)
@@ -102,8 +102,8 @@ class Stage:
         self.cluster.add_node(**NODE, wait=False)
 
     async def freeze_node(self) -> None:
-        """It vanishes with all that is on it: nothing of it answers, and nothing of it says so."""
-        here = ray.get_runtime_context().get_node_id()  # the scheduler's, too
+        """Stop all processes of a node: they do not answer, and no connection is closed."""
+        here = ray.get_runtime_context().get_node_id()  # also the scheduler's node
         node = next(node for node in self.cluster.worker_nodes if node.node_id != here)
         front = ray.get_actor(self.deployment.front(node.node_id), NAMESPACE)
         processes = await _pid(front), node.all_processes["raylet"][0].process.pid
@@ -112,7 +112,7 @@ class Stage:
         self.frozen = node, processes
 
     def bury(self) -> None:
-        """What was frozen; another node comes for it."""
+        """Kill the frozen node and add another."""
         node, processes = self.frozen
         for process in processes:
             os.kill(process, signal.SIGKILL)
@@ -130,7 +130,7 @@ async def _pid(actor: Any) -> int:
 
 
 def deaths(kind: str, cluster: Cluster, servers: list[Program], folder: Path) -> None:
-    """Of one kind, `KILLS` of them, in the middle of a batch each."""
+    """`KILLS` deaths of one kind, each in the middle of a batch."""
 
     async def scene() -> None:
         deployment = Deployment(name=f"deaths-{kind}")

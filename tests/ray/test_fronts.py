@@ -1,4 +1,4 @@
-"""Fronts are where they are to be, and answer clients."""
+"""Fronts run on the intended nodes and answer clients."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CALL = {"model": "m", "prompt": [1, 2, 3], "max_tokens": 20, "temperature": 0.0}
 
 
 async def fronts(deployment: Deployment, count: int) -> dict[str, str]:
-    """The URLs of so many, once they answer."""
+    """The URLs of `count` fronts, once they answer."""
     actor = await clusters.found(deployment)
     while len(found := (await clusters.facts(actor)).fronts) < count:
         await asyncio.sleep(0.2)
@@ -30,7 +30,7 @@ async def fronts(deployment: Deployment, count: int) -> dict[str, str]:
 
 
 async def answer(url: str, **differs: Any) -> str:
-    """The text of a completion, asked for until there is a scheduler."""
+    """The text of a completion; repeats the call until there is a scheduler."""
     async with aiohttp.ClientSession() as session:
         while True:
             async with session.post(f"{url}/v1/completions", json={**CALL, **differs}) as got:
@@ -60,7 +60,7 @@ def test_one_on_each_node_answers_clients_and_is_there_again(
         assert await answer(again[name]) == said[0]
         async with aiohttp.ClientSession() as session:
             async with session.get(f"{again[name]}/v1/models") as got:
-                models = await got.json()  # by way of the scheduler's process
+                models = await got.json()  # through the scheduler's process
             assert [model["id"] for model in models["data"]] == ["m"]
         assert await clusters.stop(deployment)
 

@@ -1,4 +1,4 @@
-"""The head node dies: what is up goes on, and loses nothing."""
+"""The head node dies: running actors continue and lose nothing."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_what_is_up_goes_on_without_the_head(servers: list[Program], tmp_path: P
             assert await asyncio.to_thread(cluster.stdout.readline) == "gone\n"
             assert made(1, await waiting) == undisturbed
             assert len(set(await asyncio.gather(*calls))) == 1
-            # And what comes now is served as before.
+            # New requests are served as before.
             await rollouts.publish_weights(2, Applied())
             await rollouts.submit(prompts(2))
             made(2, await rollouts.next_batch())

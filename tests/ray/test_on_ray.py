@@ -58,15 +58,15 @@ def test_batches_come_by_value_and_by_reference(
 
 @ray.remote(num_cpus=0)
 def look(arrays: dict[str, np.ndarray]) -> tuple[int, int, int]:
-    """What a worker sees of a micro-batch: samples, tokens twice."""
-    assert not arrays["input_ids"].flags.writeable  # it is the object store's
+    """What a worker sees of a micro-batch: the number of samples, and of tokens in two ways."""
+    assert not arrays["input_ids"].flags.writeable  # it is in the object store
     ends = arrays["cu_seqlens"]
     return len(ends) - 1, len(arrays["input_ids"]), int(ends[-1])
 
 
 def test_what_is_not_there_or_wrong_is_said(cluster: Cluster, tmp_path: Path) -> None:
     async def scene() -> None:
-        with pytest.raises(CallerError, match="no deployment 'other' is on this cluster"):
+        with pytest.raises(CallerError, match="no deployment 'other' on this cluster"):
             await RolloutScheduler.on_ray(name="other").__aenter__()
         with pytest.raises(CallerError, match="no preset"):
             await RolloutScheduler.on_ray("no preset", fronts=0).__aenter__()

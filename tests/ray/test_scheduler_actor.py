@@ -1,4 +1,4 @@
-"""The scheduler's actor: what it answers, and that it goes on after its process was killed."""
+"""The scheduler's actor: its answers, and that it continues after its process was killed."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_without_a_store_the_trainer_hears_of_what_is_forgotten(
 
 @ray.remote(num_cpus=0)
 class Mistaken:
-    """Its name says that it is a server."""
+    """An actor with the name of a server that is not one."""
 
     def url(self) -> str:
         return "http://two words"

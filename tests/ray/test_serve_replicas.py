@@ -1,4 +1,4 @@
-"""Replicas of real Ray Serve applications join and go, each as an instance of its own."""
+"""Replicas of real Ray Serve applications join and leave, each as a separate instance."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OPTIONS = ("--model", "m", "--speed", "0.5", "--median-tokens", "60", "--vocab-s
 
 
 class Server:
-    """A simulated vLLM server in a process of its own, while the replica is there."""
+    """A simulated vLLM server in its own process, which lives as long as the replica."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()
@@ -49,7 +49,7 @@ class Telling(Server):
 
 @serve.deployment(ray_actor_options={"num_cpus": 0}, graceful_shutdown_timeout_s=5)
 class Silent(Server):
-    """Its API is the replica's own, as that of `ray.serve.llm` with direct streaming."""
+    """The replica itself serves the API, as in `ray.serve.llm` with direct streaming."""
 
     async def __call__(self, request: Request) -> StreamingResponse:
         path = request.url.path.removeprefix("/silent")
@@ -73,7 +73,7 @@ class Silent(Server):
 
 @serve.deployment(ray_actor_options={"num_cpus": 0}, graceful_shutdown_timeout_s=5)
 class Hidden:
-    """Behind another deployment, and without a method that tells."""
+    """A deployment behind another one, without a method that returns a URL."""
 
 
 @serve.deployment(ray_actor_options={"num_cpus": 0}, graceful_shutdown_timeout_s=5)
@@ -86,7 +86,7 @@ class Before:
 
 @pytest.fixture(scope="module", autouse=True)
 def _serving(cluster: Cluster) -> Iterator[None]:
-    address = ray.util.get_node_ip_address()  # replicas' ports are there, too
+    address = ray.util.get_node_ip_address()  # the replicas' ports are at this address, too
     with socket.socket() as free:
         free.bind((address, 0))
         port = free.getsockname()[1]

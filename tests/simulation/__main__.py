@@ -1,7 +1,8 @@
-"""`make simulate`: runs of a gateway, its fleet, its trainer and its clients, in which everything
-goes wrong that a seed decides.
+"""`make simulate`: simulates a gateway, its fleet, its trainers and its clients, with faults that a
+seed decides.
 
-Exits 1 if a law is broken, after what happened in that run and the command that makes it again.
+If a law is broken, it prints what happened in that run and the command that repeats it, and exits
+with 1.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from tests.simulation.runner import check, check_all, shrunk, told
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     option = parser.add_argument
-    option("seed", type=int, nargs="*", help="these runs alone, as they were")
+    option("seed", type=int, nargs="*", help="repeat only these runs")
     option("--seeds", type=int, help="so many runs")
-    option("--minutes", type=float, help="runs for so long")
+    option("--minutes", type=float, help="how long to start new runs")
     option("--base", type=int, help="the first seed; default: any")
     option("--jobs", type=int, default=1, help="processes; default: %(default)d")
-    option("--shrink", action="store_true", help="leave out what a failing run does not need")
+    option("--shrink", action="store_true", help="reduce a failing plan to what it needs to fail")
     options = parser.parse_args()
     logging.disable(logging.WARNING)
     if options.seed:
@@ -34,7 +35,7 @@ def main() -> int:
     seeds = count(base) if options.seeds is None else range(base, base + options.seeds)
     seconds = None if options.minutes is None else 60 * options.minutes
     if options.seeds is None and seconds is None:
-        parser.error("say how many: --seeds or --minutes")
+        parser.error("give --seeds or --minutes")
     return _many(seeds, base, options.jobs, seconds)
 
 
@@ -54,7 +55,7 @@ def _many(seeds, base: int, jobs: int, seconds: float | None) -> int:
 def _again(seed: int, shrink: bool) -> int:
     outcome = check(seed)
     if not outcome.broken:
-        print(f"seed {seed}: every law held; journal {outcome.journal}")
+        print(f"seed {seed}: all laws hold; journal {outcome.journal}")
         return 0
     print(told(shrunk(draw(seed)) if shrink else outcome))
     return 1

@@ -1,4 +1,4 @@
-"""Weights that a trainer brings to the instances itself, by their own calls."""
+"""A trainer that loads weights into the instances itself, with the instances' own calls."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import aiohttp
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-#: Seconds between two looks at an instance, for one call, and for all to have new weights; those
-#: that are away get them when they are back.
+#: Seconds between two looks at an instance, for one call, and until all have the new weights;
+#: instances that are away get them when they return.
 LOOK_S, CALL_S, PATIENCE_S = 0.5, 4.0, 15.0
 
 
-#: Of an instance that is away, or says nothing sensible.
+#: Errors of an instance that is away or gives a wrong answer.
 _ASKED_AGAIN = (aiohttp.ClientError, TimeoutError, OSError, ValueError)
 
 
 class WeightsAroundUs:
-    """It pauses an instance, labels it, for that is all there is to these weights, and resumes it.
-    What it remembers is in the trainer's checkpoint."""
+    """Pauses an instance, sets its version (simulated weights have nothing else) and resumes it.
+    Its state is in the trainer's checkpoint."""
 
     def __init__(self, world: World, mode: str) -> None:
         self.version = 0
@@ -36,14 +36,14 @@ class WeightsAroundUs:
         self._lacking = {instance.url for instance in self._world.instances}
 
     async def are_there(self) -> None:
-        """Until every instance has them that is not away for too long."""
+        """Wait until every instance has the weights, except those that are away for too long."""
         waited_s = 0.0
         while self._lacking and waited_s < PATIENCE_S:
             await asyncio.sleep(LOOK_S)
             waited_s += LOOK_S
 
     async def keep_up(self) -> None:
-        """For ever: who comes back with other weights gets the newest."""
+        """Forever: give the newest weights to each instance that returns with other ones."""
         timeout = aiohttp.ClientTimeout(total=CALL_S)
         async with aiohttp.ClientSession(timeout=timeout, raise_for_status=True) as session:
             while True:

@@ -1,4 +1,5 @@
-"""Clients of the data plane: those of the soak, well-behaved and hostile, on virtual wires."""
+"""Clients of the data plane: those of the soak test, well-behaved and hostile, on the simulated
+network."""
 
 from __future__ import annotations
 
@@ -15,26 +16,27 @@ from tests.simulation.ledger import hold
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-#: Seconds that a client waits for a gateway whose machine is gone; and within which a hostile call
-#: ends, by the slowest deadline that the gateway sets a client.
+#: Seconds that a client waits for a gateway whose machine is gone. A hostile call must end within
+#: this time, too: it is longer than the gateway's slowest deadline for clients.
 PATIENCE_S = 300.0
 ATTACK_S = 100.0
 
-#: When instances have joined, if nothing goes wrong.
+#: When the instances have joined, without faults.
 EARLIEST_S = 1.5
 
-#: When the first has, over the slowest links too: before, who is sent on as it came is refused.
+#: When the first instance has joined, even over the slowest links: before, the gateway refuses
+#: calls that it only passes on.
 JOINED_S = 2.5
 
-#: Nobody could answer; where nothing has gone wrong, somebody can.
+#: Statuses when no instance can answer; without faults they must not occur.
 NOBODY = (500, 502, 503)
 
-#: Attacks that are refused before anybody else hears of them.
+#: Attacks that the gateway refuses without passing anything on.
 REFUSED = ("n bomb", "deep", "huge head", "slow body", "bad key")
 
 
 class Call:
-    """A call of a well-behaved client: `began_s`, `ended_s`, what came of it in a word, and the
+    """A call of a well-behaved client: `began_s`, `ended_s`, its outcome in a word, and the
     answer."""
 
     def __init__(self, world: World, number: int) -> None:
@@ -47,7 +49,7 @@ class Call:
 
     @property
     def is_lied_to(self) -> bool:
-        """It was given an answer, and not its own; nor was it told that there is none."""
+        """Whether it got an answer that is not its own, and not a refusal."""
         refused = re.match(r"wrong: [\w ]+: (50[023]|404) ", self.came)  # 404: another model
         return self.came.startswith("wrong: ") and not refused and b'"error"' not in self.answer
 
@@ -80,14 +82,14 @@ class Call:
 
 
 async def attack(world: World, number: int, at_s: float, kind: str) -> None:
-    """What a hostile client does. Raises LawBroken if it is answered otherwise than it may be."""
+    """The call of a hostile client. Raises LawBroken if the answer is not an allowed one."""
     await asyncio.sleep(at_s)
     dice = Random(f"attack/{world.plan.seed}/{number}")
     try:
         async with asyncio.timeout(ATTACK_S):
             status = await hostile.attack(kind, gateway.KEY, gateway.PORT, dice)
     except (WireError, OSError):
-        return  # cut off, as it deserves, or nobody is there
+        return  # the gateway closed the connection, or is away
     except TimeoutError:
         hold("every call ends", False, f"attack {number}: {kind}")
         return
@@ -95,4 +97,4 @@ async def attack(world: World, number: int, at_s: float, kind: str) -> None:
     if world.plan.faults or at_s < JOINED_S:
         may_be = (*may_be, *NOBODY)
     if status:
-        hold("an attack is answered as it may be", status in may_be, (kind, status))
+        hold("an attack gets an allowed answer", status in may_be, (kind, status))

@@ -1,4 +1,4 @@
-"""The disk of the gateway's machine: it takes its time, fills up, fails, and is cut off."""
+"""The simulated disk of the gateway's machine: it is slow, fills up, fails, and loses power."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from tests.store.simulated_disk import Crash, SimulatedDisk
 
 __all__ = ["Crash", "MachineDisk", "rot_row", "rot_tokens"]
 
-#: Bytes that a commit adds to the log, at least.
+#: The least bytes that a commit adds to the log.
 PAGE = 4096
 
-#: Seconds that a write and a sync take, where a thread waits for them.
+#: Seconds of a write and of a sync, if a thread waits for them.
 WRITE_S, SYNC_S = 0.0001, 0.002
 
 
 class MachineDisk(SimulatedDisk):
-    """`on_crash` is called where `crash_in` writes have been done, before the next. `fails`: every
-    write says that the disk is broken. Once it is `dead` nothing reaches it any more."""
+    """`on_crash` is called after `crash_in` writes, before the next one. `fails`: every write
+    reports a broken disk. When it is `dead`, no write reaches it."""
 
     def __init__(self, folder: Path, on_crash: Callable[[], None]) -> None:
         super().__init__(folder)
-        # What a process finds is there for good.
+        # What a process finds at its start is durable.
         for path in folder.rglob("*"):
             if path.is_file():
                 self._synced[path] = path.read_bytes()
@@ -72,8 +72,8 @@ class MachineDisk(SimulatedDisk):
 
 
 def rot_tokens(store: Path, dice: Random, share: float) -> list[str]:
-    """Flip a byte of some pieces of a store that nobody has open, of one at least if there is any.
-    Returns whose they are."""
+    """Flip a byte in some pieces of a closed store, at least in one if there are any. Returns their
+    owners."""
     if not (store / ROWS).exists():
         return []
     with closing(sqlite3.connect(store / ROWS)) as rows:
@@ -95,7 +95,7 @@ def rot_tokens(store: Path, dice: Random, share: float) -> list[str]:
 
 
 def rot_row(store: Path, dice: Random, kind: str) -> str:
-    """Damage a fact of a store that nobody has open. Returns its name; "" if there is none."""
+    """Damage a fact of a closed store. Returns its name; "" if there is none."""
     if not (store / ROWS).exists():
         return ""
     with closing(sqlite3.connect(store / ROWS)) as rows, rows:

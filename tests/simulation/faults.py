@@ -1,7 +1,7 @@
-"""What can go wrong in a run, as data: drawn from the seed, printed, taken away one by one.
+"""The faults of a run, as data: drawn from the seed, printed, and removed one by one by shrinking.
 
-By `Plan.calm_s` what is broken is mended, and what is away is back, but for who dies when it next
-does something. From then on everything must come to its end within a bound.
+By `Plan.calm_s` everything broken is repaired and everything away is back, except for processes
+that die at their next action. From then on all work must end within a bound.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ if TYPE_CHECKING:
 
 Power = Literal["kept", "rows", "tokens", "dice"]
 
-#: What a machine that loses its power forgets, at most, of what was not synced.
+#: What unsynced data a machine may lose with its power.
 POWERS: tuple[Power, ...] = get_args(Power)
 
-#: What an instance may say wrong, or not at all; "restart" and the weight calls have faults of
-#: their own.
+#: Wrong or missing answers of an instance; "restart" and the weight calls have their own faults.
 LIES: tuple[fake.Kind, ...] = (
     "silent",
     "garbage",
@@ -46,7 +45,7 @@ MOMENTS: tuple[Moment, ...] = get_args(Moment)
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """At `at_s` seconds something goes wrong, in most cases for `for_s` seconds."""
+    """A fault that starts at `at_s` seconds and in most cases lasts `for_s` seconds."""
 
     at_s: float
     for_s: float = 0.0
@@ -64,9 +63,9 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class InstanceDies(Fault, frozen=True):
-    """Its KV cache is empty when it is back, and its weights are those of its start, or `label`.
-    `silently`: its machine dies with it, and says nothing. `model`: what it serves meanwhile, for
-    half of the time."""
+    """It returns with an empty KV cache and the weights of its start, or with `label`. `silently`:
+    its machine dies, too, and sends nothing. `model`: what it serves for half of the time
+    meanwhile."""
 
     instance: int
     label: str = "default"
@@ -75,13 +74,13 @@ class InstanceDies(Fault, frozen=True):
 
     @property
     def told(self) -> str:
-        how = " without a word" * self.silently
+        how = " silently" * self.silently
         back = f", and comes back with weights {self.label}"
         return f"instance {self.instance} dies{how}{back}" + f" as {self.model}" * bool(self.model)
 
 
 class InstanceStandsStill(Fault, frozen=True):
-    """Its engine makes no tokens, its front answers as before; at the end it is restarted."""
+    """Its engine generates no tokens, but its HTTP server still answers; at the end it restarts."""
 
     instance: int
 
@@ -96,7 +95,7 @@ class InstanceIsSlow(Fault, frozen=True):
 
     @property
     def told(self) -> str:
-        return f"instance {self.instance} is {self.by:g} times as slow"
+        return f"instance {self.instance} is {self.by:g} times slower"
 
 
 class InstanceLies(Fault, frozen=True):
@@ -112,17 +111,17 @@ class InstanceLies(Fault, frozen=True):
 
 
 class LinkIsCut(Fault, frozen=True):
-    """Between the gateway and another host; nothing is lost, and nobody is told."""
+    """The link between the gateway and another host is cut; nothing is lost or reported."""
 
     host: str
 
     @property
     def told(self) -> str:
-        return f"{self.host} cannot reach the gateway, nor be reached"
+        return f"the link between {self.host} and the gateway is cut"
 
 
 class ConnectionsBreak(Fault, frozen=True):
-    """All that are open; and of those that are made in the meantime a share."""
+    """All open connections break, and a share of those that are opened meanwhile."""
 
     host: str
     share: float
@@ -133,8 +132,8 @@ class ConnectionsBreak(Fault, frozen=True):
 
 
 class GatewayDies(Fault, frozen=True):
-    """`writes`: only before so many more writes to its disk have been made. `power`: what of the
-    disk is lost, if the machine's power fails."""
+    """`writes`: it dies only before this number of further disk writes. `power`: which data of the
+    disk is lost, if the machine loses power."""
 
     writes: int = 0
     power: Power | None = None
@@ -148,7 +147,7 @@ class GatewayDies(Fault, frozen=True):
 class GatewayStops(Fault, frozen=True):
     @property
     def told(self) -> str:
-        return "the gateway is stopped in good order"
+        return "the gateway is stopped cleanly"
 
 
 class DiskIsFull(Fault, frozen=True):
@@ -164,7 +163,7 @@ class DiskFails(Fault, frozen=True):
 
 
 class TrainerDies(Fault, frozen=True):
-    """The next time that it has just done something; it goes on from its checkpoint."""
+    """It dies after its next action and continues from its checkpoint."""
 
     when: Moment
     trainer: int = 0
@@ -175,7 +174,7 @@ class TrainerDies(Fault, frozen=True):
 
 
 class StalePublication(Fault, frozen=True):
-    """Somebody says again that a version is ready that was published before."""
+    """A stranger publishes an old version again."""
 
     back: int
 
@@ -185,7 +184,7 @@ class StalePublication(Fault, frozen=True):
 
 
 class ProcessStandsStill(Fault, frozen=True):
-    """All of it: it is heard of no more, and goes on as if no time had passed."""
+    """The whole process stops, as by SIGSTOP, and later continues as if no time had passed."""
 
     process: str
 
@@ -195,20 +194,20 @@ class ProcessStandsStill(Fault, frozen=True):
 
 
 class StrangerTakesBatch(Fault, frozen=True):
-    """Somebody asks for a batch once and is never heard of again. Another acknowledges what he has
-    not, if `acknowledges`."""
+    """A stranger asks for a batch once and then disappears. If `acknowledges`, it also acknowledges
+    a batch that it does not have."""
 
     acknowledges: bool
 
     @property
     def told(self) -> str:
-        how = "after a batch that is another's" if self.acknowledges else "and is gone"
+        how = "after another's batch" if self.acknowledges else "and disappears"
         return f"a stranger asks for a batch, {how}"
 
 
 class TokensRot(Fault, frozen=True):
-    """The gateway dies, and of the pieces of tokens that its disk holds a share is not what was
-    written, one at least, when it is started again."""
+    """The gateway dies, and when it restarts, a share of the token pieces on its disk is damaged,
+    at least one."""
 
     share: float
 
@@ -218,8 +217,7 @@ class TokensRot(Fault, frozen=True):
 
 
 class RowRots(Fault, frozen=True):
-    """The gateway dies, and one of the facts of this kind that its disk holds is damaged when it is
-    started again."""
+    """The gateway dies, and when it restarts, one fact of this kind on its disk is damaged."""
 
     kind: str
 
@@ -229,7 +227,7 @@ class RowRots(Fault, frozen=True):
 
 
 class GraderIsAway(Fault, frozen=True):
-    """Nobody can say what a sample is worth."""
+    """No reward can be computed."""
 
     @property
     def told(self) -> str:
@@ -258,7 +256,8 @@ Any = (
 
 
 def draw(dice: Random, calm_s: float, instances: int, *, power: bool) -> list[Any]:
-    """So many as dice say, of any kinds. `power`: whether the gateway's machine may lose it."""
+    """A random number of faults of random kinds. `power`: whether the gateway's machine may lose
+    power."""
     number = dice.choice((0, 1, 1, 2, 3, 4, 6, 9, 14))
     kinds = dice.sample(list(_KINDS), dice.randint(1, len(_KINDS)))  # a run has its own mixture
     found = [_KINDS[dice.choice(kinds)](dice, calm_s, instances, power) for _ in range(number)]
@@ -266,7 +265,7 @@ def draw(dice: Random, calm_s: float, instances: int, *, power: bool) -> list[An
 
 
 def draw_more(dice: Random, plan: Plan) -> list[Any]:
-    """What can befall those that not every run has, and publications."""
+    """Faults of parts that not every run has, and of publications."""
     befall: list[Callable[[Random, Plan], Any]] = [_published_again, _stands_still]
     if plan.trainers > 1:
         befall += [_other_trainer_dies, _other_trainer_is_cut_off]
@@ -279,7 +278,7 @@ def draw_more(dice: Random, plan: Plan) -> list[Any]:
 
 
 def draw_even_more(dice: Random, plan: Plan) -> list[Any]:
-    """What befalls a third trainer, and what is wrong on the disk when a gateway comes back."""
+    """Faults of a third trainer, and damage on the disk when a gateway restarts."""
     third: list[Callable[[Random, Plan], Any]] = [
         _other_trainer_dies,
         _other_trainer_is_cut_off,
@@ -393,7 +392,7 @@ def _other_trainer_dies(dice: Random, plan: Plan) -> Any:
 
 
 def _other_trainer_is_cut_off(dice: Random, plan: Plan) -> Any:
-    """For long enough that its lease ends."""
+    """It is cut off for so long that its lease ends."""
     span = _span(dice, plan.horizon_s, 6 + 2 * plan.lease_s)
     return LinkIsCut(**span, host=f"trainer {dice.randrange(1, plan.trainers)}")
 

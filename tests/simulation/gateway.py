@@ -1,4 +1,4 @@
-"""The gateway's process, started again whenever it is gone, as a service manager does."""
+"""The gateway's process, restarted whenever it has ended, as by a service manager."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ HOST, PORT = "127.0.0.1", 9000
 URL = f"http://{HOST}:{PORT}"
 KEY = "a-client-s-key"
 
-#: Seconds between two looks at whether it is alive, and before it is started again.
+#: Seconds between two checks whether it is alive, and before it is restarted.
 LOOK_S = 1.0
 
 
 class Gateway:
-    """`lives` counts its starts; `down_until` is when it may be started again. `live` is its
-    scheduler while it is there, `service` what is around that."""
+    """`lives` counts its starts; `down_until` is when it may be restarted. `live` is its scheduler
+    while it runs, `service` the HTTP service around it."""
 
     def __init__(self, world: World, folder: Path, settings: Settings) -> None:
         self.lives = 0
@@ -54,7 +54,7 @@ class Gateway:
         self._keys.write_text(KEY + "\n")
 
     async def keep_up(self) -> None:
-        """For ever."""
+        """Restart the gateway whenever it has ended, forever."""
         kernel = self._world.kernel
         while True:
             if self.process is None and kernel.time() >= self.down_until:
@@ -71,7 +71,7 @@ class Gateway:
         return disk
 
     def kill(self, power: Power | None = None) -> None:
-        """At once; what of its disk is left is what the next process finds."""
+        """Kill it at once; the next process finds what is left on its disk."""
         process = self.forget()
         if process is None:
             return
@@ -85,7 +85,7 @@ class Gateway:
             self.store = disk.left_by_a_crash(after, self._lost(power))
 
     async def stop(self, *, again: bool = True) -> None:
-        """In good order; `again`: it is started again. A second signal ends it at once."""
+        """Stop it cleanly; `again`: restart it. A second signal ends it at once."""
         process = self.process
         if process is None or self.live is None:
             return
@@ -104,7 +104,7 @@ class Gateway:
             self._world.network.gone(process, silently=False)
 
     def die(self, fault: GatewayDies) -> None:
-        """Now, or before one of its next writes."""
+        """Kill it now, or before one of its next writes."""
         self._dying = fault
         if not fault.writes:
             self._crashed_at_a_write()
@@ -141,7 +141,7 @@ class Gateway:
             return
         except (StoreError, OSError) as error:
             if not process.dead:
-                self._world.note(f"the gateway does not start: {error}")
+                self._world.note(f"the gateway cannot start: {error}")
                 self.process = None
                 process.kill()
                 if self.disk is not None:
@@ -174,14 +174,14 @@ class Gateway:
         await self.service.open()
 
     async def _close(self) -> None:
-        """As `serve` does it."""
+        """Close it as `serve` does."""
         service = self.service
         assert service is not None
         await self._end_work()
         await service.close()
 
     async def _end_work(self) -> None:
-        """Raises what it raises at its end."""
+        """Raises the error with which the work ends."""
         working = self._working
         assert working is not None
         working.cancel()
@@ -190,7 +190,7 @@ class Gateway:
             working.result()
 
     def forget(self) -> Process | None:
-        """Have nothing to do any more with the process, if there is one, and return it."""
+        """Drop the process, if there is one, and return it."""
         process, self.process = self.process, None
         self.live = self.service = self._working = None
         self._stopping = False

@@ -1,5 +1,5 @@
-"""A trainer that schedules in its own process (`from_toml`): it and the scheduler die together, and
-its tools are coroutines of that process."""
+"""A trainer with the scheduler in its own process (`from_toml`): both die together, and its tools
+are coroutines of that process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class TrainersProcess(Gateway):
-    """Stands where a gateway stands otherwise."""
+    """Takes the place of the gateway."""
 
     def __init__(self, world: World, folder: Path, settings: Settings) -> None:
         super().__init__(world, folder, settings)
@@ -40,7 +40,7 @@ class TrainersProcess(Gateway):
             tools=tools.NAMED,
         )
         made = self._rollouts = cast(InProcess, rollouts)
-        live = made._start()  # before anything happens, so that all of it is observed
+        live = made._start()  # before the first event, so that all events are observed
         made._start = lambda: live
         return live
 

@@ -1,4 +1,4 @@
-"""A simulated vLLM server, each life of it a process of its own."""
+"""A simulated vLLM server; each start is a separate process."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 PORT = 8000
 
-#: Seconds that a weight load takes.
+#: Seconds of a weight load.
 LOAD_S = 0.3
 
-#: Of the lengths that nobody asks for.
+#: Median length of responses without a requested length.
 MEDIAN_TOKENS = 60
 
 
 class Instance:
-    """`server`: of the present life; None while it is away."""
+    """`server`: the current server; None while it is away."""
 
     def __init__(self, world: World, number: int) -> None:
         self.number = number
@@ -72,5 +72,5 @@ class Instance:
 
     @property
     def busy(self) -> int:
-        """Requests under way."""
+        """Requests in flight."""
         return 0 if self.server is None else self.server.engine.unanswered

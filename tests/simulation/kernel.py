@@ -1,8 +1,8 @@
-"""Several processes on one virtual clock, one running at a time: each has an event loop of its own
-and can die in the middle of anything.
+"""Several simulated processes on one virtual clock, one running at a time. Each has its own event
+loop and can die at any point.
 
-What a process has on its loop goes no further once it is dead: no callback of it is called, no task
-goes on. So a crash needs no help from the code that crashes.
+When a process is dead, none of its callbacks is called and no task continues. So a crash needs no
+cooperation of the crashing code.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from tests.simulation import threads
 
 log = logging.getLogger(__name__)
 
-#: Callbacks of one timer: with more, time stands still.
+#: Most callbacks without progress of the time; more of them count as an endless loop.
 MOST_STEPS = 1_000_000
 
 
 class Kernel(VirtualLoop):
-    """The clock, and the queue of everybody's callbacks. It is the world's own process, too: on its
-    loop runs what is outside of the program."""
+    """The clock and the queue of all processes' callbacks. It is also the world's own process: code
+    outside the program runs on its loop."""
 
     dead = stopped = False
 
     def __init__(self) -> None:
         super().__init__()
         self.processes: list[Process] = []
-        self._jumps = 0  # at the present time
+        self._jumps = 0  # at the current time
 
     def spawn(self, name: str, host: str, network: Any) -> Process:
-        """`network`: what it reaches others by (`network.Network`)."""
+        """Start a process. `network`: its network (`network.Network`)."""
         process = Process(self, name, host)
         process.network = network
         self.processes.append(process)
@@ -54,7 +54,7 @@ class Kernel(VirtualLoop):
         while ready:
             steps += 1
             if steps > MOST_STEPS:
-                raise RuntimeError(f"at {self.time()} s there is no end to {ready[0]}")
+                raise RuntimeError(f"endless callbacks at {self.time()} s: {ready[0]}")
             handle = ready.popleft()
             loop: Any = handle._loop  # type: ignore[attr-defined]
             if handle.cancelled() or loop.dead:
@@ -73,7 +73,7 @@ class Kernel(VirtualLoop):
 class Process(VirtualLoop):
     """One process on a host: an event loop that shares the kernel's clock and queue.
 
-    `on_exit` are called once, when it is killed.
+    The callbacks in `on_exit` are called once, when it is killed.
     """
 
     def __init__(self, kernel: Kernel, name: str, host: str) -> None:
@@ -97,13 +97,13 @@ class Process(VirtualLoop):
         self, coro: Coroutine[Any, Any, Any], *, name: str | None = None, context: Any = None
     ) -> asyncio.Task[Any]:
         task = asyncio.Task(coro, loop=self, name=name, context=context)
-        # Those of a dead process must not be collected in the middle of a run.
+        # Tasks of a dead process must not be collected in the middle of a run.
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
     def start(self, main: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Have it run a program; what that raises ends the run, unless the process is dead."""
+        """Run a program in it; an error of the program ends the run, unless the process is dead."""
         running = events._get_running_loop()
         events._set_running_loop(self)
         try:
@@ -114,7 +114,7 @@ class Process(VirtualLoop):
         return task
 
     async def finish(self, main: Coroutine[Any, Any, Any]) -> None:
-        """Until a program of it has ended, or the process has. Awaited on the kernel's loop."""
+        """Run a program until it or the process has ended. Awaited on the kernel's loop."""
         over = self.kernel.create_future()
 
         def end(*_: object) -> None:
@@ -130,8 +130,8 @@ class Process(VirtualLoop):
         return [task for task in self._tasks if not task.done()]
 
     def forget(self) -> None:
-        """What can never go on is closed one by one: CPython 3.11 has crashed where its collector
-        closed what waited for each other."""
+        """Close the coroutines that can never continue, one by one: CPython 3.11 crashed when its
+        collector closed coroutines that waited for each other."""
         for task in list(self._tasks):
             task._log_destroy_pending = False  # type: ignore[attr-defined]
             coroutine = task.get_coro()
@@ -142,7 +142,7 @@ class Process(VirtualLoop):
         self.on_exit.clear()
 
     def stop(self) -> None:
-        """It stands still, with all its threads, as by SIGSTOP, until `go_on`."""
+        """Stop it with all its threads, as by SIGSTOP, until `go_on`."""
         self.stopped = True
 
     def go_on(self) -> None:
@@ -151,11 +151,11 @@ class Process(VirtualLoop):
         self._put_off.clear()
 
     def put_off(self, handle: asyncio.Handle) -> None:
-        """Until it goes on."""
+        """Delay a callback until the process continues."""
         self._put_off.append(handle)
 
     def kill(self) -> None:
-        """From now on it does nothing any more."""
+        """Kill it: from now on it does nothing."""
         if not self.dead:
             self.dead = True
             for call in self.on_exit:
@@ -172,7 +172,7 @@ class Process(VirtualLoop):
         else:
             log.error("%s: %s", self.name, context["message"], exc_info=context.get("exception"))
 
-    # -- what a program asks of the system ---------------------------------------------------
+    # -- system calls of a program -----------------------------------------------------------
 
     def run_in_executor(self, executor: None, function: Callable[..., Any], *args: Any) -> Any:
         return threads.run(self, function, *args)
@@ -188,7 +188,7 @@ class Process(VirtualLoop):
         return await self.network.connect(self, factory, host, port, sock)
 
     async def sock_connect(self, sock: Any, address: Any) -> None:
-        """The connection itself is made by `create_connection`, which is given the socket."""
+        """Reach the server. `create_connection` then gets the socket and makes the connection."""
         await self.network.reach(self, sock, address)
 
 

@@ -1,4 +1,4 @@
-"""What was promised in a run and what came of it; a law that is broken is said at once."""
+"""Records what was promised in a run and what happened; raises as soon as a law is broken."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.simulation import rewards, tools
 
 
 class LawBroken(AssertionError):
-    """What must never be has come about; the text says what."""
+    """A law is broken; the text names it."""
 
 
 def hold(law: str, holds: object, found: object = "") -> None:
@@ -23,7 +23,7 @@ def hold(law: str, holds: object, found: object = "") -> None:
 
 
 class Receipt(NamedTuple):
-    """A trainer has asked for a batch and received it: in between it was handed out."""
+    """When a trainer asked for a batch and when it received it; it was handed out in between."""
 
     asked_s: float
     received_s: float
@@ -33,18 +33,18 @@ class Receipt(NamedTuple):
 
 
 class Ledger:
-    """Of one run, over all lives of its gateway and its trainers.
+    """The ledger of one run, over all restarts of its gateway and its trainers.
 
-    `bound`: of staleness; `in_place`: weights are changed under requests that run; `restarts`:
-    instances are; `lease_s`: of a batch, 0: for ever; `keeps_all`: no group is filtered;
-    `may_fail`: something goes wrong for which a group may fail, or a lease end.
+    `bound`: of staleness; `in_place`: weights change under running requests; `restarts`: instances
+    restart; `lease_s`: lease of a batch, 0: forever; `keeps_all`: no group is filtered; `may_fail`:
+    there are faults for which a group may fail or a lease may end.
 
     accepted      groups whose submission was answered
-    acknowledged  groups whose trainer has asked for what follows, and was answered; by batch
-    claimed       by trainer: a batch that its checkpoint has, and that is not acknowledged
-    failed        groups, and why
-    filtered      groups
-    again         groups that were submitted again, and the batch that had told of their failure
+    acknowledged  groups whose trainer asked for the next batch and got an answer, by batch
+    claimed       by trainer: a batch that is in its checkpoint but not acknowledged
+    failed        failed groups with their reasons
+    filtered      filtered groups
+    again         groups that were submitted again, with the batch that reported their failure
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Ledger:
         self.again: dict[str, int] = {}
         self.published = [0]
         self._received: dict[int, dict[str, Receipt]] = {}  # by batch and trainer
-        self._whose: dict[int, str] = {}  # batches that are acknowledged, by whom
+        self._whose: dict[int, str] = {}  # acknowledged batch -> trainer
         self._bound = bound
         self._drift = drift
         self._in_place = in_place
@@ -83,12 +83,12 @@ class Ledger:
 
     @property
     def held(self) -> list[int]:
-        """Batches that some trainer has."""
+        """Batches that a trainer has."""
         return list(self._received.keys() - self._whose.keys())
 
     @property
     def over(self) -> set[str]:
-        """Groups that some trainer has trained, or knows to be lost."""
+        """Groups that a trainer has trained, or knows to be lost."""
         claimed = {uid for batch in self.claimed.values() for uid in _groups(batch)}
         known = claimed | self.acknowledged.keys() | self.failed.keys() | self.filtered
         return known - self.again.keys()
@@ -101,49 +101,57 @@ class Ledger:
             one_after_the_other = receipt.may_be_after(other, self._lease_s) or other.may_be_after(
                 receipt, self._lease_s
             )
-            hold("nobody takes what another has", one_after_the_other, batch.number)
-        # What was handed out before another took it may come late.
+            hold("no trainer takes a batch that another holds", one_after_the_other, batch.number)
+        # An answer that was sent before another trainer took the batch may arrive late.
         over = self._whose.get(batch.number, trainer) == trainer
         for sample in batch.samples:
             again = over and sample.uid in self.acknowledged
-            hold("what is acknowledged never comes again", not again, sample)
+            hold("an acknowledged batch is never delivered again", not again, sample)
             self._check_sample(sample, batch.version)
         for uid, samples in batch.groups().items():
-            hold("a group comes from what was submitted", uid in self.prompts, uid)
+            hold("a delivered group was submitted", uid in self.prompts, uid)
             indices = [sample.index for sample in samples]
-            hold("a group comes whole", len(set(indices)) == self.prompts[uid].samples, indices)
-            hold("a sample comes once", len(indices) == len(set(indices)), indices)
+            hold(
+                "a group is delivered complete",
+                len(set(indices)) == self.prompts[uid].samples,
+                indices,
+            )
+            hold("a sample is delivered once", len(indices) == len(set(indices)), indices)
             self._check_kept(uid, samples)
 
     def _check_kept(self, uid: str, samples: list[Sample]) -> None:
         extra = self.prompts[uid].extra
         worth = [rewards.total(extra, sample.index) for sample in samples if "worth" in extra]
         told = [sample.reward for sample in samples if "worth" in extra]
-        hold("a reward is its sample's", None not in told and told == worth, (uid, told, worth))
+        hold("a sample has its own reward", None not in told and told == worth, (uid, told, worth))
         read = all(
             sample.rewards == rewards.worth(sample)
             for sample in samples
             if "worth" in extra and isinstance(rewards.worth(sample), dict)
         )
-        hold("a reward is of the response that it comes with", read, samples)
+        hold("a reward belongs to the delivered response", read, samples)
         kept = self._keeps_all or len(set(worth)) != 1 or len(worth) == 1
-        hold("what is trained was kept", kept, (uid, worth))
+        hold("only kept groups are trained", kept, (uid, worth))
 
     def _check_sample(self, sample: Sample, version: int) -> None:
         prompt = self.prompts[sample.uid]
-        hold("a prompt comes back as it was", sample.prompt_ids == prompt.prompt_ids, sample.uid)
+        hold("a prompt is delivered unchanged", sample.prompt_ids == prompt.prompt_ids, sample.uid)
         trained = [v for v, mask in zip(sample.versions, sample.response_mask, strict=True) if mask]
         if self._bound is not None and trained:
             old = version - min(trained)
-            hold("nothing trained is too old", max(old, sample.staleness) <= self._bound, sample)
+            hold("no trained sample is too old", max(old, sample.staleness) <= self._bound, sample)
         made = sum(version != OBSERVED for version in sample.versions)
-        hold("a response keeps to its limit", 0 < made <= prompt.max_tokens, sample)
-        hold("what was published made it", max(sample.versions) <= max(self.published), sample)
+        hold("a response respects its limit", 0 < made <= prompt.max_tokens, sample)
+        hold(
+            "only published versions generate tokens",
+            max(sample.versions) <= max(self.published),
+            sample,
+        )
         self._check_tokens(sample, version)
         self._check_turns(sample)
 
     def _check_turns(self, sample: Sample) -> None:
-        """That each has its log-probabilities, and between them is what the tool has returned."""
+        """Check that each turn has its log-probs, with the tool's output between the turns."""
         given, ids = sample.rollout_log_probs, sample.response_ids
         assert given is not None
         turn = 0
@@ -153,21 +161,21 @@ class Ledger:
                 logprobs = text.logprobs(ids[start], 0, end - start)
             else:
                 observed = tools.observation(sample.uid, turn)
-                hold("what a tool returns is kept", ids[start:end] == observed, sample)
+                hold("the output of a tool is kept", ids[start:end] == observed, sample)
                 logprobs = [0.0] * (end - start)
-            hold("log-probabilities are the tokens'", given[start:end] == logprobs, sample)
+            hold("log-probs belong to the tokens", given[start:end] == logprobs, sample)
         most = sample.extra.get("turns", 1)
-        hold("a trajectory has so many turns", turn <= most, sample)
+        hold("a trajectory has at most its number of turns", turn <= most, sample)
         cut = sample.finish_reason == "length"
-        hold("a trajectory goes on to its end", turn == most or cut, sample)
+        hold("a trajectory runs to its end", turn == most or cut, sample)
 
     def _check_tokens(self, sample: Sample, version: int) -> None:
-        """Each is what the version says that it is labelled with.
+        """Check that each token is the one that its version generates.
 
-        With two exceptions for what a stream brought that broke off, which is without labels. Where
-        weights are changed under requests it may be what a newer version says. And it may be what
-        the weights of a start say, if the gateway stopped before it noticed that the instance had
-        been restarted.
+        There are two exceptions, both for tokens of a broken stream, which has no labels. If
+        weights change under running requests, a token may be one of a newer version. And it may be
+        one of the instance's first weights, if the gateway stopped before it noticed that the
+        instance had restarted.
         """
         ids, labels = sample.response_ids, sample.versions
         oldest = min(label for label in labels if label != OBSERVED)
@@ -181,11 +189,11 @@ class Ledger:
                 a if a == made or place >= last else b
                 for place, (a, b, made) in enumerate(zip(true, may_be, ids, strict=True))
             ]
-        hold("tokens are what their versions say", ids == true, (sample, true))
+        hold("each token is the one that its version generates", ids == true, (sample, true))
 
     def train(self, batch: Batch, trainer: str) -> None:
-        """A trainer has trained a whole batch, and its checkpoint says so. It may still learn that
-        the batch is another's, which trains it too."""
+        """A trainer has trained a whole batch, and its checkpoint records it. It may still learn
+        that the batch now belongs to another trainer, which trains it, too."""
         others = [b for t, b in self.claimed.items() if t != trainer and b.number != batch.number]
         for uid in batch.groups():
             claimed = any(uid in other.groups() for other in others)
@@ -194,12 +202,16 @@ class Ledger:
         self.claimed[trainer] = batch
 
     def acknowledge(self, number: int, trainer: str) -> None:
-        """All of this batch is the trainer's for certain."""
+        """The whole batch now belongs to the trainer permanently."""
         batch = self.claimed.pop(trainer, None)
         if batch is None:
-            return  # it had said so before
+            return  # acknowledged before
         assert batch.number == number
-        hold("who has a batch acknowledges it", trainer in self._received[number], number)
+        hold(
+            "only a trainer that has a batch acknowledges it",
+            trainer in self._received[number],
+            number,
+        )
         hold("a batch is acknowledged once", number not in self._whose, number)
         self._whose[number] = trainer
         for uid in batch.groups():
@@ -216,20 +228,21 @@ class Ledger:
                 del self.again[uid]
 
     def may_be_again(self, batch: Batch) -> list[Prompt]:
-        """Of the groups whose failure it tells those that nobody has trained: a store that was
-        damaged may have forgotten that somebody has."""
+        """The prompts of its failed groups that no trainer has trained: a damaged store may have
+        forgotten that one was trained."""
         claimed = {uid for other in self.claimed.values() for uid in other.groups()}
         trained = claimed | self.acknowledged.keys() | batch.groups().keys()
         return [self.prompts[g.uid] for g in batch.failed if g.uid not in trained]
 
     def submitted_again(self, uid: str, batch: int) -> None:
-        """Before that batch was acknowledged, or after; it has to come to an end once more."""
+        """A failed group was submitted again, before or after the acknowledgement of the batch that
+        reported it; it must end once more."""
         self.again.setdefault(uid, batch)
 
     def lease_ended(self, trainer: str) -> None:
-        """A trainer was told that what it has is another's: what it has made of it is thrown
-        away."""
-        hold("who is heard of keeps its batch", self._may_fail and self._lease_s, trainer)
+        """A trainer was told that its batch now belongs to another trainer: it discards its
+        result."""
+        hold("an active trainer keeps its batch", self._may_fail and self._lease_s, trainer)
         self.claimed.pop(trainer, None)
 
     def _check_failed(self, uid: str, reason: str) -> None:
@@ -242,28 +255,28 @@ class Ledger:
         prompt = self.prompts[uid]
         worth = {rewards.total(prompt.extra, index) for index in range(prompt.samples)}
         equal = prompt.samples > 1 and len(worth) == 1
-        hold("what is filtered is not worth it", equal and not self._keeps_all, uid)
+        hold("only groups that the filter rejects are filtered", equal and not self._keeps_all, uid)
 
     def forgotten(self, uids: Iterable[str]) -> None:
         lost = self.accepted.intersection(uids)
-        hold("what was accepted is not forgotten", not lost, sorted(lost))
+        hold("an accepted group is not forgotten", not lost, sorted(lost))
         self.accepted -= lost
 
     def check_end(self) -> None:
-        """All that was submitted has come, or was said to be lost, and is acknowledged."""
+        """Check that every submitted group was delivered or reported as lost, and acknowledged."""
         missing = self.prompts.keys() - self.over
         hold("every sample is accounted for", not missing, sorted(missing))
-        hold("what was trained is acknowledged", not self.claimed, list(self.claimed))
+        hold("each trained batch is acknowledged", not self.claimed, list(self.claimed))
 
 
 def _groups(batch: Batch) -> set[str]:
-    """All that it tells of."""
+    """All groups that the batch contains or reports."""
     return {*batch.groups(), *batch.filtered, *(group.uid for group in batch.failed)}
 
 
 def turns(versions: list[int]) -> Iterable[tuple[int, int, bool]]:
-    """(start, end, whether it was generated) of what of a response belongs together: a turn, or
-    what a tool returned after one."""
+    """(start, end, whether it was generated) of each part of a response: a turn, or the output of
+    a tool after it."""
     start = 0
     for generated, each in groupby(versions, lambda version: version != OBSERVED):
         end = start + len(list(each))
@@ -272,7 +285,7 @@ def turns(versions: list[int]) -> Iterable[tuple[int, int, bool]]:
 
 
 def said(sample: Sample, versions: list[int], drift: float) -> list[int]:
-    """The greedy response to its prompt whose tokens these versions made."""
+    """The greedy response to the sample's prompt, with each token made by its version."""
     ids: list[int] = []
     for start, end, generated in turns(sample.versions):
         made = sample.response_ids[start:end]

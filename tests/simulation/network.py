@@ -1,8 +1,9 @@
-"""TCP in memory, between processes on hosts, in virtual time: it is slow, breaks and is cut in two.
+"""In-memory TCP between simulated processes on hosts, in virtual time, with delays, resets and cut
+links.
 
-What is written arrives in order or not at all, as with TCP. A link that is cut holds back what is
-sent over it until it is whole again; a connection to who has gone is reset by the first packet that
-reaches his host. Each connection has dice of its own, so what one does changes no other.
+Data arrives in order or not at all, as with TCP. A cut link holds packets back until its repair.
+The first packet to the host of a dead process resets the connection. Each connection has its own
+random generator, so connections do not affect each other.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from typing import Any
 
 from tests.simulation.kernel import Kernel, Process
 
-#: Bytes that the system takes from a writer before the reader has read any.
+#: Bytes that the system accepts from a writer before the reader has read any.
 SYSTEM_BUFFER = 2**18
 
-#: Bytes of ours beyond that from which on a writer is told to stop, and below which to go on.
+#: Bytes buffered beyond that at which a writer is paused, and below which it is resumed.
 HIGH_WATER, LOW_WATER = 2**16, 2**14
 
-#: Seconds between two tries of a system to reach another.
+#: Seconds between two attempts of a system to connect.
 SYN_S = 1.0
 
-#: Ports for who does not ask for one.
+#: First port for listeners that do not request one.
 EPHEMERAL = 40_000
 
 Address = tuple[str, int]
@@ -34,7 +35,7 @@ Link = frozenset[str]
 
 
 class Network:
-    """`latency_s`: of a packet, at least; now and then it takes some times as long."""
+    """`latency_s`: the least latency of a packet; some packets take several times as long."""
 
     def __init__(self, kernel: Kernel, seed: int, latency_s: float) -> None:
         self.kernel = kernel
@@ -48,7 +49,7 @@ class Network:
         self._cut: set[Link] = set()
         self._vanished: set[str] = set()
         self._reached: dict[Any, Listener] = {}
-        self._quiet = os.eventfd(0)  # nothing can ever be read there
+        self._quiet = os.eventfd(0)  # a descriptor that is never readable
 
     def close(self) -> None:
         os.close(self._quiet)
@@ -56,10 +57,10 @@ class Network:
         self._listeners.clear()
         self._reached.clear()
 
-    # -- what befalls it -------------------------------------------------------------------
+    # -- faults ----------------------------------------------------------------------------
 
     def cut(self, one: str, other: str) -> None:
-        """Nothing passes between two hosts until `mend`."""
+        """Cut the link between two hosts until `mend`."""
         self._cut.add(frozenset((one, other)))
 
     def mend(self, one: str, other: str) -> None:
@@ -67,17 +68,18 @@ class Network:
         self._flush_all()
 
     def reset(self, one: str, other: str) -> None:
-        """Every connection between two hosts breaks."""
+        """Break every connection between two hosts."""
         for end in tuple(self._ends):
             if end.link == {one, other} and end.process.host == one:
                 end.break_off()
 
     def break_new(self, one: str, other: str, share: float) -> None:
-        """So many of the connections that are made from now on break after a few packets."""
+        """Let this share of new connections break after a few packets."""
         self._breaking[frozenset((one, other))] = share
 
     def gone(self, process: Process, *, silently: bool) -> None:
-        """A process has died: its system says so, or its whole machine is silent until `back`."""
+        """A process has died: its system resets connections, or its whole machine is silent until
+        `back`."""
         for address, listener in tuple(self._listeners.items()):
             if listener.process is process:
                 del self._listeners[address]
@@ -96,7 +98,7 @@ class Network:
         for end in tuple(self._ends):
             end.flush()
 
-    # -- what programs ask of it -----------------------------------------------------------
+    # -- calls of programs -----------------------------------------------------------------
 
     def listen(self, process: Process, factory: Any, host: str, port: int) -> Listener:
         if not port:
@@ -112,7 +114,7 @@ class Network:
             del self._listeners[listener.address]
 
     async def reach(self, process: Process, sock: Any, address: Address) -> None:
-        """Until the server's system has taken the connection."""
+        """Wait until the server's system has accepted the connection."""
         host, port = address
         while not self.passes(process.host, host):
             await asyncio.sleep(SYN_S)
@@ -163,7 +165,7 @@ class Network:
 
 
 class Listener:
-    """What `loop.create_server` gives."""
+    """The result of `loop.create_server`."""
 
     def __init__(self, network: Network, process: Process, factory: Any, address: Address) -> None:
         self.process = process
@@ -179,12 +181,12 @@ class Listener:
         self._network.unlisten(self)
 
     async def wait_closed(self) -> None:
-        """Whom it has taken stays."""
+        """Does nothing: accepted connections stay open."""
 
 
 class FakeSocket:
-    """What programs ask a transport's socket. `dead_s`: seconds after which the system is to take
-    the other side for gone that says nothing; 0: it waits for ever."""
+    """The calls that programs make on a transport's socket. `dead_s`: seconds after which the
+    system gives up a silent peer; 0: it waits forever."""
 
     family = socket.AF_INET
     type = socket.SOCK_STREAM
@@ -211,7 +213,7 @@ class FakeSocket:
 
 
 class End(asyncio.Transport):
-    """One end of a connection: what a process writes to, and is told what has come."""
+    """One end of a connection: a process writes to it and gets the received data from it."""
 
     def __init__(self, network: Network, process: Process, peer: str, name: str, sock: Any) -> None:
         super().__init__()
@@ -224,13 +226,13 @@ class End(asyncio.Transport):
         self._other: End
         self._socket: FakeSocket
         self._breaks_in: int | None = None
-        self._outbox: list[bytes | None] = []  # that no packet carries yet; None: no more comes
-        self._on_the_way: dict[int, list[bytes | None]] = {}  # by the packet's number, in order
+        self._outbox: list[bytes | None] = []  # not yet in a packet; None: end of data
+        self._on_the_way: dict[int, list[bytes | None]] = {}  # by packet number, in order
         self._sent = 0  # packets
-        self._missed = 0  # the last packet that could not pass, and has not been sent again
-        self._arrives_at = 0.0  # the last packet that is on its way
+        self._missed = 0  # the last packet that was held back and not yet sent again
+        self._arrives_at = 0.0  # time of the last packet in flight
         self._inbox: list[bytes | None] = []
-        self._unread = 0  # bytes that were written and not read by the other end
+        self._unread = 0  # bytes written, but not read by the other end
         self._reading = True
         self._throttled = False
         self._eof_sent = False
@@ -239,7 +241,7 @@ class End(asyncio.Transport):
         network.note(self)
 
     def will_break(self, share: float) -> None:
-        """Perhaps, in the middle of what is asked or of what is answered."""
+        """Break with probability `share`, in the middle of a request or of an answer."""
         if self._dice.random() < share:
             end = self if self._dice.random() < 0.5 else self._other
             end._breaks_in = self._dice.randrange(6)
@@ -279,7 +281,7 @@ class End(asyncio.Transport):
             self.process.call_soon(self._read)
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """They stay as they are."""
+        """Does nothing: the limits are fixed."""
 
     def get_write_buffer_limits(self) -> tuple[int, int]:
         return LOW_WATER, HIGH_WATER
@@ -327,7 +329,7 @@ class End(asyncio.Transport):
         self.flush()
 
     def flush(self) -> None:
-        """Have what was written travel, if anything can, and what could not pass once more."""
+        """Send the written data if the link works, and send held-back packets again."""
         if (self._missed or self._outbox) and self._network.passes(*self.link_hosts):
             self._sent += 1
             self._on_the_way[self._sent] = self._outbox
@@ -336,24 +338,24 @@ class End(asyncio.Transport):
             dice = self._dice
             took = self._network.latency_s * (1 + dice.random() + 20 * (dice.random() < 0.02))
             self._arrives_at = max(self._arrives_at, now + took)
-            # On the loop of the world: a dead process, too, has a system that answers.
+            # On the world's loop: the system of a dead process still answers.
             self._network.kernel.call_at(self._arrives_at, self._arrived, self._sent)
 
     def _arrived(self, last: int) -> None:
-        """A packet is at the other end, if it can pass; the reader has none before those that were
-        sent before it."""
+        """A packet reaches the other end, if the link works; the reader gets packets in the order
+        in which they were sent."""
         if self._network.passes(*self.link_hosts):
             packets = self._take(last)
             if packets:
                 self._other.arrive(packets)
-        elif self.process.dead:  # its system remembers nothing
+        elif self.process.dead:  # its system has no state of the connection
             self._take(last)
         else:
             self._missed = last
             self._network.note(self)
 
     def _take(self, last: int) -> list[bytes | None]:
-        """What is on the way, up to this packet."""
+        """Remove and return the packets in flight up to this one."""
         numbers = [number for number in self._on_the_way if number <= last]
         return [data for number in numbers for data in self._on_the_way.pop(number)]
 
@@ -362,7 +364,7 @@ class End(asyncio.Transport):
         return self.process.host, self._other.process.host
 
     def arrive(self, packets: list[bytes | None]) -> None:
-        """What the other end has sent is here."""
+        """Packets from the other end have arrived."""
         if self._lost or self.process.dead:
             if any(packets):
                 self._tell_reset()
@@ -387,7 +389,7 @@ class End(asyncio.Transport):
             self._protocol.data_received(packet)
 
     def was_read(self, size: int) -> None:
-        """The other end has so many bytes fewer to read."""
+        """The other end has read `size` bytes."""
         self._unread -= size
         if self._throttled and self.get_write_buffer_size() <= LOW_WATER and not self._lost:
             self._throttled = False
@@ -400,12 +402,12 @@ class End(asyncio.Transport):
     # -- its end ---------------------------------------------------------------------------
 
     def break_off(self) -> None:
-        """Both ends hear that the connection has broken."""
+        """Break the connection and notify both ends."""
         self.receive_reset()
         self._other.receive_reset()
 
     def die(self, *, silently: bool) -> None:
-        """Its process is dead."""
+        """The end's process has died."""
         self._lost = self._closing = True
         if silently:
             self._take(self._missed)
@@ -418,12 +420,12 @@ class End(asyncio.Transport):
         self._free()
 
     def lose_sight(self) -> None:
-        """The other end has vanished; who has asked for it is told so in the end."""
+        """The other end has vanished silently; with keepalive this end is notified later."""
         if self._socket.dead_s:
             self._network.kernel.call_later(self._socket.dead_s, self.receive_reset)
 
     def _tell_reset(self) -> None:
-        """The other end hears it, if anything passes."""
+        """Notify the other end, if the link works."""
         if self._network.passes(*self.link_hosts):
             took = self._network.latency_s
             self._network.kernel.call_later(took, self._other.receive_reset)

@@ -1,4 +1,4 @@
-"""A run before it begins: all that its seed decides, to be printed and to be changed."""
+"""The plan of a run: everything that its seed decides, as data to print and to change."""
 
 from __future__ import annotations
 
@@ -15,44 +15,44 @@ from tests.simulation import faults, rewards, tools
 from tests.simulation.rewards import Rewards
 from tests.simulation.tools import Tools
 
-#: Who brings the weights of a new version: the scheduler, or the trainer itself, who says so when
-#: it has (applied), or never does (around).
+#: How new weights reach the instances: loaded by the scheduler (reload, transfer), or by the
+#: trainer itself, which then reports it (applied) or never does (around).
 Weights = Literal["reload", "transfer", "applied", "around"]
 AROUND_US: tuple[Weights, ...] = ("applied", "around")
 
 WhenStale = Literal["wait", "drop", "mask"]
 
-#: Policies beside the presets.
+#: Policies in addition to the presets.
 POLICIES = Path(__file__).parent / "policies"
 
 #: Seconds of an engine step.
 STEP_S = 0.01
 
-#: Virtual seconds within which all faults lie, however long the work is.
+#: All faults happen within these virtual seconds, however long the work takes.
 LONGEST_S = 40.0
 
-#: Seeds from here on draw from all that there is; those before draw what there was when they found
-#: something, so that they still mean it.
+#: Seeds from here on draw from all present choices. Smaller seeds draw from the choices that
+#: existed when they found a bug, so that their plans stay the same.
 EVERYTHING = 2**31
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """A world, its work, and what befalls it.
+    """A world, its work and its faults.
 
-    drift        share of the places at which another version's token is another; 0: all versions
-                 say the same
-    train_s      that a training step takes
-    latency_s    of a packet, at least
-    calls        of well-behaved clients
-    attacks      of hostile ones: (second, kind)
-    overrides    of keys of the policy, by table
-    trainers     that share the batches, whose leases last `lease_s` (0: for ever)
-    rewards      what samples are worth; None: nobody asks
-    in_process   the trainer schedules in its own process, and there is no gateway
-    tools        of its trajectories; None: each response is one turn
-    pause_mode   of a trainer that brings its weights around us
-    open_s       until when submissions stay open, and who has failed is submitted again; 0: they
-                 are closed at once
+    drift        share of positions at which another version generates another token; 0: all
+                 versions generate the same
+    train_s      seconds of a training step
+    latency_s    least latency of a packet
+    calls        calls of well-behaved clients
+    attacks      calls of hostile clients: (second, kind)
+    overrides    policy keys that differ, by table
+    trainers     number of trainers that share the batches; leases last `lease_s` (0: forever)
+    rewards      rewards of the samples; None: none
+    in_process   the scheduler runs in the trainer's process, without a gateway
+    tools        tools of the trajectories; None: each response is one turn
+    pause_mode   of a trainer that loads its weights around us
+    open_s       until when submissions stay open and failed groups are submitted again; 0: they are
+                 closed at once
     """
 
     seed: int
@@ -85,7 +85,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def horizon_s(self) -> float:
-        """About when the work is done if nothing goes wrong, and a little more; faults lie before
+        """The approximate end of the work without faults, plus a margin; faults happen before
         it."""
         steps = -(-self.groups // self.prompts_per_step)
         waves = -(-self.prompts_per_step * self.samples // (self.slots * self.instances))
@@ -97,7 +97,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return max((fault.over_s for fault in self.faults), default=0.0)
 
     def told(self) -> list[str]:
-        """For people, a line each."""
+        """A description for people, in lines."""
         world = {
             key: value
             for key, value in msgspec.structs.asdict(self).items()
@@ -109,12 +109,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def policies() -> list[str]:
-    """Presets by name, and files."""
+    """The names of the presets and the policy files."""
     return [*shipped("policies/presets"), *(str(path) for path in sorted(POLICIES.glob("*.toml")))]
 
 
 def draw(seed: int) -> Plan:
-    """The run of this seed."""
+    """The plan of this seed."""
     plan = _basis(seed)
     if seed < EVERYTHING:
         return plan
@@ -155,7 +155,7 @@ def _basis(seed: int) -> Plan:
 
 
 def _more(plan: Plan, dice: Random) -> Plan:
-    """What came later, from dice of its own."""
+    """Choices that were added later, from their own random generator."""
     trainers, in_process = dice.choice([(1, False), (1, False), (2, False), (2, False), (1, True)])
     plan = msgspec.structs.replace(
         plan,
@@ -163,7 +163,7 @@ def _more(plan: Plan, dice: Random) -> Plan:
         rewards=rewards.draw(dice) if dice.random() < 0.4 else None,
         trainers=trainers,
         lease_s=dice.choice([0.0, 4.0, 8.0, 30.0]) if trainers > 1 else 0.0,
-        # Of several trainers nobody could say what a store has forgotten.
+        # With several trainers it would be unknown what a damaged store has forgotten.
         durable="batch" if trainers > 1 and plan.durable == "off" else plan.durable,
         in_process=in_process,
         tools=tools.draw(dice) if in_process and dice.random() < 0.7 else None,
@@ -182,7 +182,7 @@ def _more(plan: Plan, dice: Random) -> Plan:
 
 
 def _even_more(plan: Plan, dice: Random) -> Plan:
-    """What came after that, in a share of the runs: the others go as they went before."""
+    """Choices that were added after that, in a share of the runs; the others stay the same."""
     if plan.trainers == 2 and dice.random() < 0.3:
         plan = msgspec.structs.replace(plan, trainers=3)
     if plan.trainers == 1 and dice.random() < 0.4:
@@ -194,7 +194,7 @@ def _even_more(plan: Plan, dice: Random) -> Plan:
 
 
 def _overrides(dice: Random, policy: str) -> dict[str, dict[str, Any]]:
-    """What becomes of the stale, and how small parts are, where the policy can be asked."""
+    """What happens to stale samples, and the size of parts, if the policy has these keys."""
     roles = load_policy(policy).roles
     asked: dict[str, dict[str, Any]] = {
         "freshness": {"when_stale": dice.choice(get_args(WhenStale))},

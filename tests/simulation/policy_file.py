@@ -1,4 +1,4 @@
-"""The policy of a run, as a file of its own."""
+"""Writes the policy of a run as a file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.simulation.plan import Plan
 
 
 def write(plan: Plan, folder: Path) -> Path:
-    """The policy of a plan, with what the plan says otherwise, and its rewards."""
+    """The policy of a plan with the plan's overrides and rewards."""
     name, tables = read_toml(plan.policy, "policies/presets", "policy")
     for role, keys in plan.overrides.items():
         tables[role] = {**tables.get(role, {}), **keys}
@@ -19,7 +19,7 @@ def write(plan: Plan, folder: Path) -> Path:
     lines: list[str] = []
     for table, keys in tables.items():
         if table not in PROSE:
-            # Strings, numbers and truth values are JSON's in TOML, too.
+            # JSON strings, numbers and booleans are valid TOML, too.
             lines += [
                 f"[{table}]",
                 *(f"{key} = {json.dumps(value)}" for key, value in keys.items()),

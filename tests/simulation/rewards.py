@@ -1,7 +1,7 @@
-"""What samples are worth in a run: their prompts say it, and when nobody can judge them.
+"""The rewards of the samples in a run: their prompts contain them, and when the grader is away.
 
-So the functions need to know nothing else but the response, whatever process calls them, and the
-ledger knows what they must have answered.
+So the functions need only the sample, in whatever process they run, and the ledger knows the
+correct results.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ import msgspec
 from rollout_sched.live.samples import Sample
 from tests.simulation import threads
 
-#: Of the policy file's table, beside what is drawn.
+#: Timeout in the policy file's table, not drawn from the seed.
 TIMEOUT_S = 4.0
 
-#: Samples of a group that are begun, over-sampling included, for each that it is to have: at most.
+#: Most samples that are started for each sample of a group, including over-sampling.
 MOST = 4
 
-#: A number, numbers by name, or what is none and fails its group.
+#: A number, numbers by name, or None, which is invalid and fails the group.
 Worth = float | dict[str, float] | None
 
 
 class Rewards(msgspec.Struct, frozen=True):
-    """Of one run.
+    """The rewards of one run.
 
     keep         the filter's name; "": all groups are trained
-    in_thread    the function is a plain one, which is called in a thread
-    seconds      that one takes, at most
-    equal        share of the groups whose samples are worth the same
-    broken       share of those of whose samples nobody can say what they are worth
-    concurrency  rewards at once
+    in_thread    the function is a plain one, called in a thread
+    seconds      longest duration of a reward
+    equal        share of the groups whose samples have equal rewards
+    broken       share of the groups whose rewards always fail
+    concurrency  rewards computed at once
     """
 
     keep: str
@@ -48,7 +48,7 @@ class Rewards(msgspec.Struct, frozen=True):
 
     @property
     def table(self) -> dict[str, Any]:
-        """As a policy file has it."""
+        """The table for a policy file."""
         function = score_in_thread if self.in_thread else score
         return {
             "use": f"{__name__}:{function.__name__}",
@@ -73,7 +73,7 @@ def draw(dice: Random) -> Rewards:
 def said_by_prompt(
     rewards: Rewards, samples: int, dice: Random, away: Iterable[tuple[float, float]]
 ) -> dict[str, Any]:
-    """What the `extra` of a prompt says; `away`: from when to when the grader is."""
+    """The `extra` of a prompt; `away`: the times at which the grader is away."""
     made = MOST * samples
     if dice.random() < rewards.broken:
         worth: list[Worth] = [None] * made
@@ -89,13 +89,13 @@ def said_by_prompt(
 
 
 def total(extra: dict[str, Any], index: int) -> float | None:
-    """What a sample is worth in all; None if nobody can say."""
+    """The total reward of a sample; None if it always fails."""
     worth: Worth = extra["worth"][index]
     return sum(worth.values()) if isinstance(worth, dict) else worth
 
 
 def worth(sample: Sample) -> Worth:
-    """What is said of it; where that comes in parts, they tell which response was read."""
+    """The reward of a sample; if it has parts, they identify the response."""
     said: Worth = sample.extra["worth"][sample.index]
     if not isinstance(said, dict):
         return said

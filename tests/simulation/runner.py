@@ -1,4 +1,4 @@
-"""Many seeds, one after the other in some processes; and what is to be said of one that fails."""
+"""Runs many seeds in several processes, and reports and shrinks failing ones."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from tests.simulation.clients import REFUSED
 from tests.simulation.plan import EVERYTHING, Plan, draw
 from tests.simulation.world import Outcome, run
 
-#: One seed in so many is run twice, and each time as before.
+#: One seed in so many runs twice; both runs must be identical.
 TWICE = 10
 
-#: One in so many is run without faults, once with hostile clients whose calls are refused and once
-#: without; and as many with any.
+#: One seed in so many runs without faults, once with and once without hostile clients whose calls
+#: are refused; and as many with hostile clients of any kind.
 BLAMED = 10
 
-#: Seconds that the longest call may take longer for twenty hostile clients.
+#: Seconds by which twenty hostile clients may lengthen the longest call.
 DELAY_S = 10.0
 
-#: Seeds for a process, so that none grows old.
+#: Seeds per process, so that no process grows large.
 PORTION = 25
 
-#: Runs in which a failing plan may be made smaller.
+#: Most runs for shrinking a failing plan.
 SHRINKING_RUNS = 40
 
 
 def check(seed: int) -> Outcome:
-    """The run of a seed; now and then twice, which must be the same, or beside hostile clients, who
-    must not matter."""
+    """Run a seed. Some seeds run twice, with identical results, or with hostile clients, which must
+    not affect others."""
     if seed % BLAMED == 1:
         return blame(draw(seed))
     if seed % BLAMED == 2 and seed >= EVERYTHING:
@@ -51,17 +51,17 @@ def check(seed: int) -> Outcome:
 
 
 def blame(plan: Plan) -> Outcome:
-    """That hostile clients whose calls are refused change nobody's answer, and make nobody wait."""
+    """Check that hostile clients whose calls are refused change no answers and no waiting times."""
     alone, beside = _hostile(plan, REFUSED)
     if not beside.broken and (beside.calls, beside.work) != (alone.calls, alone.work):
-        law = "one client's input never changes another's answer or its latency"
+        law = "one client's input never changes another's answer or latency"
         return msgspec.structs.replace(beside, broken=law)
     return beside
 
 
 def delay(plan: Plan) -> Outcome:
-    """That others are answered beside hostile clients of any kind, and before long: which of those
-    who wait for the fleet is first may change, but not by much how long one may wait."""
+    """Check that hostile clients of any kind do not delay others for long: they may change the
+    order of the waiting requests, but the longest wait only a little."""
     alone, beside = _hostile(plan, tuple(ATTACKS))
     longest_s = max((took_s for took_s, *_ in alone.calls), default=0.0)
     late = [
@@ -70,14 +70,14 @@ def delay(plan: Plan) -> Outcome:
         if took_s > longest_s + DELAY_S
     ]
     if not beside.broken and late:
-        law = f"nobody waits for long because of others, {longest_s} s without: {late}"
+        law = f"no call waits long because of others, {longest_s} s without: {late}"
         return msgspec.structs.replace(beside, broken=law)
     return beside
 
 
 def _hostile(plan: Plan, kinds: Sequence[str]) -> tuple[Outcome, Outcome]:
-    """The run of a plan without faults, alone and beside hostile clients; one that is broken is
-    both."""
+    """The runs of a plan without faults, without and with hostile clients. If the first breaks a
+    law, it is returned for both."""
     calm = msgspec.structs.replace(
         plan, faults=[], calls=15, attacks=[], in_process=False, tools=None
     )
@@ -93,7 +93,7 @@ def _hostile(plan: Plan, kinds: Sequence[str]) -> tuple[Outcome, Outcome]:
 def check_all(
     seeds: Iterable[int], jobs: int, seconds: float | None
 ) -> Iterator[tuple[int, Outcome]]:
-    """Each with its outcome, as they come; none is begun after so many seconds."""
+    """Each seed with its outcome, in the order of `seeds`; none starts after `seconds` seconds."""
     end = None if seconds is None else time.monotonic() + seconds
     rest = iter(seeds)
     while portion := list(islice(rest, PORTION * jobs)):
@@ -108,7 +108,7 @@ def check_all(
 
 
 def _spare_the_collector() -> None:
-    """Each run looks for what it has left, and not at all that was imported."""
+    """Exclude imported modules from the garbage collections of each run."""
     gc.collect()
     gc.freeze()
 
@@ -120,7 +120,7 @@ def _check_until(seed: int, end: float | None) -> Outcome | None:
 
 
 def shrunk(plan: Plan) -> Outcome:
-    """A plan that breaks a law, without the faults, attacks and calls that it does not need."""
+    """A plan that breaks the law, without unneeded faults, attacks and calls."""
     best = run(plan)
     for _ in range(SHRINKING_RUNS):
         outcomes = map(run, _smaller(best.plan))
@@ -148,7 +148,7 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
 
 
 def told(outcome: Outcome) -> str:
-    """A run that failed, for people."""
+    """A description of a failed run for people."""
     plan = outcome.plan
     lines = [f"seed {plan.seed}: {outcome.broken}", "", *plan.told(), "", *outcome.told]
     return "\n".join([*lines, f"again: python -m tests.simulation {plan.seed}"])

@@ -1,7 +1,7 @@
-"""Where the program meets the machine, and what stands there in a simulation.
+"""The interfaces of the program to the machine, and their replacements in a simulation.
 
-The clock, what is drawn by chance, threads and the disk; the network and executors are asked of the
-event loop, which is ours anyway. All of it in one list, so that it can be seen what is not real.
+They are the clock, random numbers, threads and the disk; the network and executors belong to the
+event loop, which is simulated anyway. All are in one list, which shows everything that is not real.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from rollout_sched.store.store import Store
 from tests.simulation import threads
 from tests.simulation.kernel import Kernel
 
-#: Unix time at which every simulation begins.
+#: Unix time at which every simulation starts.
 BEGAN = 1_700_000_000.0
 
-#: Bytes of a file of tokens, so that a run fills some.
+#: Bytes of a token file: small, so that a run fills several.
 CAPACITY = 2**16
 
 
 @contextmanager
 def simulated(kernel: Kernel, seed: int, disk_of: Callable[[Path], Any]) -> Iterator[None]:
-    """Within it the program sees virtual time, seeded dice, threads that take turns, and the disks
-    that `disk_of` gives for the folders of stores."""
+    """Within the context the program gets virtual time, seeded random numbers, threads that run one
+    at a time, and the disks that `disk_of` returns for the folders of stores."""
     dice = random.Random(f"secrets/{seed}")
 
     def open_store(folder: Path, **other: Any) -> Store:
@@ -49,7 +49,7 @@ def simulated(kernel: Kernel, seed: int, disk_of: Callable[[Path], Any]) -> Iter
         "rollout_sched.client.heartbeat.LoopThread": threads.SimulatedLoopThread,
         "rollout_sched.live.stored_run.Store": open_store,
     }
-    assert {time, secrets, os, socket}  # whose names stand above
+    assert {time, secrets, os, socket}  # the names above refer to them
     with ExitStack() as stack:
         for name, stand_in in replaced.items():
             stack.enter_context(mock.patch(name, stand_in))

@@ -1,4 +1,4 @@
-"""The simulated network keeps what TCP promises, whatever befalls its links."""
+"""The simulated network keeps the guarantees of TCP under all faults of its links."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sample of the simulation, the seeds that have found something, and that laws can be broken."""
+"""A sample of seeds, the seeds that have found bugs, and tests that the laws detect bugs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.simulation.world import run
 
 NAMED = tomllib.loads((Path(__file__).parent / "seeds.toml").read_text())["seeds"]
 
-#: A run that nothing befalls.
+#: A plan without faults.
 CALM = msgspec.structs.replace(
     draw(0),
     policy="round_robin_sync",
@@ -111,13 +111,13 @@ def test_a_token_that_is_another_is_seen(monkeypatch):
         return [token ^ (place == 3) for place, token in enumerate(ids)], logprobs
 
     monkeypatch.setattr(open_answers.OpenAnswers, "_text", text)
-    assert "tokens are what their versions say" in run(CALM).broken
+    assert "each token is the one that its version generates" in run(CALM).broken
 
 
 def test_a_batch_that_comes_again_is_seen(monkeypatch):
     monkeypatch.setattr(BatchDelivery, "_acknowledge", lambda delivery, *arrived: None)
     dies = faults.TrainerDies(at_s=0.0, for_s=1.0, when="trained")
-    assert "what is acknowledged never comes again" in run(with_faults(dies)).broken
+    assert "an acknowledged batch is never delivered again" in run(with_faults(dies)).broken
 
 
 def test_a_row_that_is_left_is_seen(monkeypatch):
@@ -127,15 +127,15 @@ def test_a_row_that_is_left_is_seen(monkeypatch):
 
 def test_a_submission_that_is_forgotten_is_seen(monkeypatch):
     async def promise_nothing(session):
-        """It is said to be durable, and is not."""
+        """Reports data as durable although it is not."""
 
     monkeypatch.setattr(TrainerSession, "durable", promise_nothing)
     plan = msgspec.structs.replace(with_faults(), durable="batch", latency_s=0.0001)
     plan = msgspec.structs.replace(plan, faults=[msgspec.structs.replace(GONE, at_s=1.1)])
-    assert "what was accepted is not forgotten" in run(plan).broken
+    assert "an accepted group is not forgotten" in run(plan).broken
 
 
-#: A machine whose disk is not what it was.
+#: A machine with a damaged disk.
 ROT = faults.TokensRot(at_s=1.8, for_s=1.0, share=0.5)
 
 
@@ -168,7 +168,7 @@ def test_what_is_left_is_seen(monkeypatch):
 
 
 def shared(*befall, **other):
-    """Between two trainers."""
+    """A plan with two trainers."""
     return msgspec.structs.replace(with_faults(*befall), trainers=2, groups=8, train_s=3.0, **other)
 
 
@@ -189,15 +189,15 @@ def test_three_trainers_share_a_run():
 
 def test_a_batch_that_two_trainers_have_is_seen(monkeypatch):
     monkeypatch.setattr(Leases, "free", property(lambda leases: sorted(leases._leases)))
-    assert "nobody takes what another has" in run(shared()).broken
+    assert "no trainer takes a batch that another holds" in run(shared()).broken
 
 
 def test_a_lease_that_ends_too_early_is_seen(monkeypatch):
     monkeypatch.setattr(Leases, "renew", lambda leases, trainer, now: None)
-    assert "who is heard of keeps its batch" in run(shared(lease_s=2.0)).broken
+    assert "an active trainer keeps its batch" in run(shared(lease_s=2.0)).broken
 
 
-#: All groups teach something.
+#: All groups have different rewards.
 JUDGED = Rewards("nonzero_variance", False, 0.2, equal=0.0, broken=0.0, concurrency=4)
 
 
@@ -212,18 +212,19 @@ def test_samples_are_judged():
 
 def test_a_reward_that_is_another_samples_is_seen(monkeypatch):
     monkeypatch.setattr(Submissions, "_reward", lambda submissions, request: Reward(7.0))
-    assert "a reward is its sample's" in run(judged(JUDGED)).broken
+    assert "a sample has its own reward" in run(judged(JUDGED)).broken
 
 
 def test_what_is_not_kept_and_trained_is_seen(monkeypatch):
     monkeypatch.setitem(reward_function.KEEPS, "nonzero_variance", lambda samples: True)
     assert (
-        "what is trained was kept" in run(judged(msgspec.structs.replace(JUDGED, equal=1.0))).broken
+        "only kept groups are trained"
+        in run(judged(msgspec.structs.replace(JUDGED, equal=1.0))).broken
     )
 
 
 def test_who_has_failed_is_submitted_again():
-    """Nobody can say what some are worth, so they fail each time."""
+    """The rewards of some groups always fail, so these groups fail each time."""
     rewards = msgspec.structs.replace(JUDGED, broken=0.5)
     outcome = run(msgspec.structs.replace(judged(rewards), groups=12, open_s=8.0))
     held(outcome)
@@ -263,7 +264,7 @@ def test_what_a_tool_said_and_is_changed_is_seen(monkeypatch):
         observe(payload, attempt, [token + 1 for token in token_ids])
 
     monkeypatch.setattr(TrajectoryPayload, "observe", changed)
-    assert "what a tool returns is kept" in run(ACTING).broken
+    assert "the output of a tool is kept" in run(ACTING).broken
 
 
 @pytest.mark.parametrize("weights", ["around", "applied"])
@@ -298,7 +299,7 @@ def test_nobody_waits_for_long_because_of_another(monkeypatch):
     plan = msgspec.structs.replace(draw(43), instances=1, slots=1)
     held(delay(plan))
     monkeypatch.setattr(runner, "DELAY_S", 0.0)
-    assert "nobody waits for long" in delay(plan).broken
+    assert "no call waits long" in delay(plan).broken
 
 
 class Nobody:

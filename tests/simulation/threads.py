@@ -1,8 +1,8 @@
 """Threads that take turns with the event loops: one thing runs at a time, in virtual time.
 
-The code that is run is the real one, locks and waiting included (`store.writer`), on real threads.
-A thread runs until it waits for something, or until the disk lets it wait; then the kernel goes on,
-and says when its turn has come. So who runs when is decided by the queue of events alone.
+They run the real code, including locks and waits (`store.writer`), on real threads. A thread runs
+until it waits for something or for the disk; then the kernel continues and later resumes the
+thread. So the event queue alone decides what runs when.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ _here = threading.local()
 
 
 class Killed(BaseException):
-    """The process of a thread is gone."""
+    """The process of the thread is dead."""
 
 
 class SimulatedThread:
-    """As `threading.Thread`, of the process in which it is made."""
+    """Like `threading.Thread`; it belongs to the process that creates it."""
 
     def __init__(
         self, target: Callable[[], object], name: str = "", daemon: bool | None = None
@@ -36,13 +36,13 @@ class SimulatedThread:
 
     def start(self) -> None:
         if self.process.dead:
-            return  # it is in the middle of its last callback
+            return  # the process is in its last callback
         self.process.on_exit.append(self._end)
         self._real.start()
         self.process.call_soon(self.go_on)
 
     def join(self) -> None:
-        """From another thread of the process."""
+        """Called from another thread of the process."""
         while not self.done:
             me = current()
             assert me is not None, "an event loop must not wait for a thread"
@@ -50,7 +50,7 @@ class SimulatedThread:
             me.wait()
 
     def go_on(self) -> None:
-        """Its turn, until it waits again. Called by the kernel."""
+        """Run the thread until it waits again. Called by the kernel."""
         if self.done:
             return
         self._turn.release()
@@ -62,14 +62,14 @@ class SimulatedThread:
                 thread.process.call_soon(thread.go_on)
 
     def wait(self) -> None:
-        """Until somebody has it go on. Called by itself. Raises Killed."""
+        """Wait until the thread is resumed. Called by the thread itself. Raises Killed."""
         self._given_back.release()
         self._turn.acquire()
         if self.process.dead:
             raise Killed
 
     def sleep(self, seconds: float) -> None:
-        """Called by itself. Raises Killed."""
+        """Called by the thread itself. Raises Killed."""
         self.process.call_later(seconds, self.go_on)
         self.wait()
 
@@ -89,15 +89,15 @@ class SimulatedThread:
             self._given_back.release()
 
     def _end(self) -> None:
-        """With its process: unless it is the one that died of it, and runs."""
+        """End the thread with its process, unless the thread itself caused the death and runs."""
         if not self.done and current() is not self:
             self._turn.release()
             self._given_back.acquire()
 
 
 class SimulatedLoopThread:
-    """As `client.loop_thread.LoopThread`: what runs in its loop runs in its process's, and waits
-    for none of the others there."""
+    """Like `client.loop_thread.LoopThread`, but its coroutines run in the loop of its process,
+    independently of the others there."""
 
     def open(self, name: str) -> None:
         self._loop = asyncio.get_running_loop()
@@ -106,11 +106,11 @@ class SimulatedLoopThread:
         return self._loop.create_task(work)
 
     def stop(self) -> None:
-        """Its tasks are cancelled by then."""
+        """Does nothing: its tasks are already cancelled."""
 
 
 class SimulatedCondition:
-    """As `threading.Condition`, for threads of one process that take turns."""
+    """Like `threading.Condition`, for threads of one process that take turns."""
 
     def __init__(self) -> None:
         self._waiting: list[SimulatedThread] = []
@@ -119,7 +119,7 @@ class SimulatedCondition:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Nobody else runs, so there is nothing to be let go."""
+        """Releases nothing: no other thread runs."""
 
     def wait_for(self, predicate: Callable[[], Any], timeout: float | None = None) -> Any:
         thread = current()
@@ -139,13 +139,13 @@ class SimulatedCondition:
             thread.process.call_soon(self._wake, thread)
 
     def _wake(self, thread: SimulatedThread) -> None:
-        if thread in self._waiting:  # else it goes on already
+        if thread in self._waiting:  # else it already continues
             self._waiting.remove(thread)
             thread.go_on()
 
 
 def run(process: Any, function: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
-    """What `loop.run_in_executor` does."""
+    """The simulated `loop.run_in_executor`."""
     future: asyncio.Future[Any] = process.create_future()
 
     def work() -> None:
@@ -168,11 +168,11 @@ def _settle(settle: Callable[[Any], None], future: asyncio.Future[Any], what: An
 
 
 def current() -> SimulatedThread | None:
-    """The thread that runs; None for an event loop's."""
+    """The running thread; None for that of an event loop."""
     return getattr(_here, "thread", None)
 
 
 def running_process() -> Any:
-    """The process that makes a thread."""
+    """The process that creates a thread."""
     thread = current()
     return asyncio.get_running_loop() if thread is None else thread.process

@@ -1,4 +1,4 @@
-"""Tools of trajectories: their prompts say how many turns there are, and what becomes of them."""
+"""Tools of trajectories: their prompts contain the number of turns and the outcome of each call."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import msgspec
 from rollout_sched.live.samples import Prompt
 from rollout_sched.live.trajectory import Tool, Trajectory
 
-#: Tokens that a tool returns, at most.
+#: Most tokens that a tool returns.
 LONGEST = 12
 
 
 class ToolBroken(Exception):
-    """On purpose."""
+    """Raised on purpose."""
 
 
 class Tools(msgspec.Struct, frozen=True):
-    """Of one run.
+    """The tools of one run.
 
-    share    of the prompts that have one
-    named    share of those whose tool is given again to who goes on with the run
-    turns    at most
-    seconds  that a call takes, at most
+    share    share of the prompts that have a tool
+    named    share of those whose tool is available again after a restart
+    turns    most turns
+    seconds  longest duration of a call
     broken   share of the groups whose tool raises
     """
 
@@ -47,7 +47,7 @@ def draw(dice: Random) -> Tools:
 
 
 def said_by_prompt(tools: Tools, dice: Random) -> dict[str, Any]:
-    """What the `extra` of a prompt says."""
+    """The `extra` of a prompt."""
     if dice.random() >= tools.share:
         return {}
     turns = dice.randint(1, tools.turns)
@@ -71,7 +71,7 @@ async def unnamed(trajectory: Trajectory) -> list[int] | None:
     return await named(trajectory)
 
 
-#: Those that outlive their process.
+#: The tools that are available again after a restart.
 NAMED: dict[str, Tool] = {"named": named}
 
 _TOOLS: dict[str, Tool] = {"named": named, "unnamed": unnamed}
@@ -82,6 +82,6 @@ def of(prompt: Prompt) -> Tool | None:
 
 
 def observation(uid: str, turn: int) -> list[int]:
-    """What follows a turn: ids that no response has."""
+    """The tokens after a turn: ids that no response contains."""
     dice = Random(f"observation/{uid}/{turn}")
     return [dice.randrange(1000) for _ in range(dice.randint(1, LONGEST))]

@@ -1,5 +1,5 @@
-"""Trainers, each in a process of its own, over HTTP, which go on from their checkpoints when they
-died."""
+"""Trainers, each in its own process, over HTTP; after a death they continue from their
+checkpoints."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ from tests.simulation.plan import AROUND_US, Weights
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-#: Seconds before what has failed is tried again.
+#: Seconds before a failed call is repeated.
 AGAIN_S = 1.0
 
-#: Looks at whether weights that nobody spoke of were noticed.
+#: Checks whether the scheduler has noticed weights that were not reported.
 LOOKS = 20
 
 #: Groups in one submission.
 PORTION = 5
 
-#: What refuses a call, and passes: the disk, and another trainer that is in the middle of a batch.
+#: Temporary refusals: a full disk, and another trainer in the middle of a batch.
 PASSING = ("disk is full", "parts")
 
 
 def _how(weights: Weights) -> Any:
-    """An instance comes by new weights."""
+    """How an instance gets new weights."""
     if weights in AROUND_US:
         return Applied()
     return Transfer({}) if weights == "transfer" else Reload("/", visible_here=False)
 
 
 class Trainer:
-    """One of those that share a run, with its share of the prompts. `done` is set when it has had
-    everything. `batch` and `version` are its checkpoint's."""
+    """A trainer of the run, with its share of the prompts. `done` is set when it has received
+    everything. `batch` and `version` belong to its checkpoint."""
 
     def __init__(self, world: World, number: int, prompts: list[Prompt]) -> None:
         self.done = asyncio.Event()
@@ -61,7 +61,7 @@ class Trainer:
         self._named = "the trainer" if self._alone else f"trainer {number}"
         self._name = TRAINER if self._alone else f"trainer-{number}"
         self._prompts = prompts
-        self._parts: list[Batch] = []  # of the batch that comes
+        self._parts: list[Batch] = []  # of the current batch
         self.process: Process | None = None
         self._around: WeightsAroundUs | None = None
         if world.plan.weights in AROUND_US:
@@ -94,7 +94,7 @@ class Trainer:
                 await asyncio.sleep(AGAIN_S)
 
     async def train(self, rollouts: RolloutScheduler) -> None:
-        """Until there is nothing left."""
+        """Train until nothing is left."""
         self._parts = []
         if self.batch is not None:
             rollouts.acknowledge(self.batch)
@@ -105,7 +105,7 @@ class Trainer:
             await self._take_all(rollouts)
         finally:
             closing.cancel()
-        self._world.note(f"{self._named} has had everything")
+        self._world.note(f"{self._named} has received everything")
         self.done.set()
 
     async def _take_all(self, rollouts: RolloutScheduler) -> None:
@@ -121,8 +121,8 @@ class Trainer:
                 await self._step(rollouts, _whole(self._parts))
 
     async def _submit_all(self, rollouts: RolloutScheduler) -> None:
-        """Several wait for one another: a prompt may be submitted again until its batch is
-        acknowledged, and who submits does not know what others have trained meanwhile."""
+        """Several trainers wait for each other: a prompt may be submitted again until its batch is
+        acknowledged, and a trainer does not know what the others have trained meanwhile."""
         ledger = self._world.ledger
         if self._alone or not ledger.is_all_accepted:
             await self._submit(rollouts, [p for p in self._prompts if p.uid not in ledger.over])
@@ -136,13 +136,13 @@ class Trainer:
         return self._world.kernel.time() < self._world.plan.open_s
 
     async def _close_in_time(self, rollouts: RolloutScheduler) -> None:
-        """Submissions, unless they are closed at once."""
+        """Close the submissions later, unless they are closed at once."""
         if self._world.plan.open_s:
             await asyncio.sleep(max(0, self._world.plan.open_s - self._world.kernel.time()))
             await self._until_done(rollouts.close_submissions)
 
     async def _submit_again(self, rollouts: RolloutScheduler, batch: Batch) -> None:
-        """Who has failed, before the batch that tells so is acknowledged."""
+        """Submit failed prompts again, before the batch that reports them is acknowledged."""
         ledger = self._world.ledger
         for prompt in ledger.may_be_again(batch) if self._is_open else ():
             tool = tools.of(prompt)
@@ -209,8 +209,8 @@ class Trainer:
             self._world.ledger.accepted.update(prompt.uid for prompt in portion)
 
     async def _publish(self, rollouts: RolloutScheduler) -> None:
-        """Its newest version, unless it was published. Who brings weights around the gateway says
-        so, too: that it has seen them promises nothing."""
+        """Publish its newest version, unless it is already published. A trainer that loads weights
+        around the gateway publishes, too: a scheduler that has noticed them promises nothing."""
         ledger, around = self._world.ledger, self._around
         says_so = self.version > 0 and self._world.plan.weights == "applied"
         if around is not None and around.version < self.version:
@@ -231,8 +231,8 @@ class Trainer:
             await self._until_done(publish)
 
     async def _is_noticed(self, rollouts: RolloutScheduler) -> bool:
-        """Whether its newest version is, without a word of it. Where a scheduler goes on that had
-        never seen anybody load anything, it takes newer weights for another run's."""
+        """Whether the scheduler notices its newest version without a report. A restarted scheduler
+        that has never seen a load takes newer weights for those of another run."""
         for _ in range(LOOKS):
             try:
                 if (await rollouts.state())["version"] >= self.version:
@@ -243,7 +243,7 @@ class Trainer:
         return False
 
     async def _until_done(self, call: Callable[[], Awaitable[None]]) -> None:
-        """A gateway that is away or has no room now will have it later."""
+        """Repeat the call: a gateway that is away or full recovers later."""
         while True:
             try:
                 return await call()
@@ -260,7 +260,7 @@ class Trainer:
             del self.dies_at[moment]
             self._world.note(f"{self._named} is dead, having {moment}")
             self.die(fault)
-            await asyncio.sleep(0)  # from which it does not return
+            await asyncio.sleep(0)  # never returns
 
 
 def _by_tool(prompts: list[Prompt]) -> Iterable[tuple[Tool | None, list[Prompt]]]:

@@ -1,4 +1,4 @@
-"""One run: its processes, its faults, its work, and the laws at its end."""
+"""One run: its processes, its faults, its work, and the laws that are checked at its end."""
 
 from __future__ import annotations
 
@@ -50,20 +50,20 @@ from tests.simulation.seams import simulated
 from tests.simulation.tools import ToolBroken
 from tests.simulation.trainer import Trainer
 
-#: Virtual seconds after the last fault within which all must have come to its end, beside the time
-#: that the work itself takes.
+#: All work must end within these virtual seconds after the last fault, plus the time of the work
+#: itself.
 LIVENESS_S = 400.0
 
-#: Virtual seconds after which nothing may be left of work that has ended.
+#: Virtual seconds after which ended work must have left nothing behind.
 QUIET_S = 60.0
 
-#: Lines of the journal that are shown of a run that failed.
+#: Journal lines shown for a failed run.
 SHOWN = 30
 
-#: After which an instance has the weights of its start again.
+#: Faults after which an instance has the weights of its start again.
 RESTARTING = (faults.InstanceDies, faults.InstanceStandsStill, faults.InstanceLies)
 
-#: What a run provokes, and is logged with a traceback.
+#: Errors that a run provokes on purpose and that are logged with a traceback.
 MEANT = (StoreBroken, RewardFailed, ToolBroken)
 
 STRANGER = "127.0.2.9"
@@ -80,18 +80,18 @@ SETTINGS = Settings(
 )
 
 
-#: A program that is broken off may begin something at its end, which is left then.
+#: Garbage collections at the end: an interrupted program may start something new while it ends.
 COLLECTIONS = 3
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """Of one run.
+    """The outcome of one run.
 
-    broken   which law was; "" if none
-    journal  a digest of all that the gateway's schedulers were told and answered
-    work     the same of what came before all work was done
-    told     what happened, a line each
-    calls    of each well-behaved client how long it waited, what came of it, and what it was told
+    broken   the broken law; "" if none
+    journal  digest of all events and actions of the gateway's schedulers
+    work     the same, up to the end of all work
+    told     what happened, in lines
+    calls    for each well-behaved client its waiting time, its outcome and its answer
     """
 
     plan: Plan
@@ -104,7 +104,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
     @property
     def law(self) -> str:
-        """The one that was broken, without what was found."""
+        """The broken law, without the details."""
         return self.broken.partition(":")[0]
 
 
@@ -144,18 +144,18 @@ class World:
         self._attacks: list[asyncio.Task[Any]] = []
         self.calls = [clients.Call(self, number) for number in range(plan.calls)]
 
-    # -- what others ask of it -------------------------------------------------------------
+    # -- calls of other parts --------------------------------------------------------------
 
     def spawn(self, name: str, host: str) -> Process:
         return self.kernel.spawn(name, host, self.network)
 
     def note(self, what: str) -> None:
-        what = what.replace(str(self._folder), "")  # which is another each time
+        what = what.replace(str(self._folder), "")  # it differs in each run
         self.log.append(f"t={self.kernel.time():.3f} {what}")
         self._digest.update(self.log[-1].encode())
 
     def observer(self, life: int) -> Callable[[float, Event, list[Action]], None]:
-        """Keeps what the scheduler of one life of the gateway is told and answers."""
+        """Keeps the events and actions of the scheduler of one gateway process."""
 
         def observe(now: float, event: Event, actions: list[Action]) -> None:
             line = msgspec.json.encode((life, self.kernel.time(), event, actions))
@@ -174,7 +174,7 @@ class World:
     # -- the run ---------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Raises LawBroken, and whatever should not be raised."""
+        """Raises LawBroken, or any unexpected error."""
         for instance in self.instances:
             instance.start()
         self._do(self.gateway.keep_up())
@@ -219,7 +219,7 @@ class World:
         return trained and all(call.came for call in self.calls)
 
     def _check_calls(self) -> None:
-        """Who was not answered was told so, and something had gone wrong."""
+        """Check that each call was answered, or refused because of a fault."""
         for call in self.calls:
             vanished = any(isinstance(f, faults.GatewayDies) and f.power for f in self.plan.faults)
             hold("every call ends", call.came != "not ended" or vanished, call.number)
@@ -244,7 +244,7 @@ class World:
         return "\n  ".join(told)
 
     def left(self) -> str:
-        """What is still held of work that has ended, in words."""
+        """A description of what ended work still holds."""
         live, service = self.gateway.live, self.gateway.service
         if live is None:
             return "the gateway is away"
@@ -266,15 +266,15 @@ class World:
         return ", ".join(f"{count} {what}" for what, count in held.items() if count)
 
     async def _stop(self) -> None:
-        """The gateway, in good order; what is left then is in its store: nothing. One that finds as
-        it stops that its disk has failed is started again, and stopped."""
+        """Stop the gateway cleanly and check that its store is empty. A gateway that finds a disk
+        failure while it stops is restarted and stopped again."""
         process = None
         while process is None or process.dead:
             await self._until(lambda: self.gateway.live is not None, LIVENESS_S, "it is back")
             folder, process = self.gateway.store, self.gateway.process
             assert process is not None
             assert self.gateway.disk is not None
-            self.gateway.disk.crash_in = None  # it did not come to that
+            self.gateway.disk.crash_in = None  # the crash has not happened
             await self.gateway.stop(again=False)
         hold("no task is left", not process.tasks, process.tasks)
         store = Store(folder)
@@ -286,10 +286,10 @@ class World:
         hold("no batch is left in the store", not last, list(last))
         hold("no token is left in the store", not owners, owners)
 
-    # -- what befalls it -------------------------------------------------------------------
+    # -- faults ----------------------------------------------------------------------------
 
     async def _operate(self) -> None:
-        """As somebody who looks after the instances does: what must be restarted is."""
+        """Restart instances that need it, as an operator does."""
         while True:
             await asyncio.sleep(5.0)
             live = self.gateway.live
@@ -324,7 +324,7 @@ class World:
             instance.start(self._label(fault))
 
     def _label(self, fault: faults.InstanceDies) -> str:
-        """Of weights that somebody has published by now: newer ones are refused for good."""
+        """The version of weights that are published by now: newer ones are refused permanently."""
         known = fault.label == "default" or int(fault.label) <= max(self.ledger.published)
         return fault.label if known else "default"
 
@@ -444,7 +444,7 @@ class World:
             await client.close()
 
     async def _grader_is_away(self, fault: faults.GraderIsAway) -> None:
-        """Its prompts say so (`rewards.said_by_prompt`)."""
+        """Does nothing: the prompts contain the times (`rewards.said_by_prompt`)."""
 
     async def _tokens_rot(self, fault: faults.TokensRot) -> None:
         self.gateway.die(faults.GatewayDies(at_s=fault.at_s, for_s=fault.for_s))
@@ -496,7 +496,7 @@ def _prompts(plan: Plan) -> list[Prompt]:
 
 
 def _extra(plan: Plan, number: int) -> dict[str, Any]:
-    """What the functions of a prompt's caller go by."""
+    """The `extra` of a prompt, with the data for its tools and rewards."""
     dice = Random(f"extra/{plan.seed}/{number}")
     extra: dict[str, Any] = {}
     if plan.rewards is not None:
@@ -508,7 +508,7 @@ def _extra(plan: Plan, number: int) -> dict[str, Any]:
 
 
 class _Errors(logging.Handler):
-    """What nobody expected, as it is logged: with a traceback."""
+    """Collects unexpected errors: records that are logged with a traceback."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -516,13 +516,13 @@ class _Errors(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info and record.exc_info[1]
-        # A simulated server is one with a bug where the soak's clients want it to be.
+        # The soak's clients make a simulated server fail on purpose.
         if error and record.name != "aiohttp.server" and not isinstance(error, MEANT):
             self.seen.append(logging.Formatter().format(record))
 
 
 def run(plan: Plan) -> Outcome:
-    """Make the run of a plan."""
+    """Run a plan."""
     folder = Path(tempfile.mkdtemp(prefix="simulation-", dir=_fast_disk()))
     kernel = Kernel()  # type: ignore[abstract]
     errors = _Errors()
@@ -545,7 +545,7 @@ def run(plan: Plan) -> Outcome:
             )
             _clean_up(world)
         if not broken and errors.seen:
-            broken = f"what nobody expected was raised: {errors.seen[0]}"
+            broken = f"an unexpected error was raised: {errors.seen[0]}"
         return msgspec.structs.replace(outcome, broken=broken)
     finally:
         root.removeHandler(errors)
@@ -566,20 +566,20 @@ def _traceback(error: BaseException) -> str:
 
 
 def _clean_up(world: World) -> None:
-    """End every process; what its tasks still say is nobody's business. The world is no more."""
+    """End every process and ignore what its tasks still log."""
     hook, said = sys.unraisablehook, logging.root.manager.disable
     sys.unraisablehook = lambda unraisable: None
     logging.disable(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of coroutines that were never begun
+            warnings.simplefilter("ignore")  # about coroutines that were never started
             kernel, processes = world.kernel, [*world.kernel.processes]
             for process in processes:
                 process.kill()
             world.network.close()
             kernel.processes.clear()
             vars(world).clear()
-            web_app._cached_build_middleware.cache_clear()  # which keeps whole applications
+            web_app._cached_build_middleware.cache_clear()  # it keeps whole applications
             for _ in range(COLLECTIONS):
                 kernel.close()
                 for process in processes:
