@@ -57,7 +57,7 @@ class ClockedInstance:
 
     def clear_cache(self, *, preempt: bool) -> bool:
         """vLLM's reset_prefix_cache; False if it fails because blocks are in use."""
-        self._instance.advance(self._clock.tick())
+        self._listen(self._clock.tick())
         in_use = self._instance.gauges().running > 0
         self._instance.clear_cache(self._clock.now, preempt)
         self._alarm.change()
@@ -73,7 +73,7 @@ class ClockedInstance:
         while self._instance.next_at() <= self._clock.tick():
             self._listen(self._clock.now)
             await asyncio.sleep(0)  # whoever got an answer runs first
-        self._instance.advance(self._clock.tick())  # nothing more is due
+        self._instance.advance(self._clock.now)  # no new look at the clock: nothing more is due
 
     def close(self) -> None:
         """Report nothing more."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -114,3 +116,35 @@ def test_the_cache_is_cleared_where_no_block_is_in_use() -> None:
         assert heard.here.clear_cache(preempt=True)
 
     play(scene)
+
+
+def test_an_outcome_that_falls_due_while_gauges_are_read_is_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A real clock moves between any two looks at it; here it takes two more seconds each time."""
+
+    async def scene() -> None:
+        heard = Heard()
+        heard.here.submit(request(tokens=4))
+        await asyncio.sleep(2.0)
+        loop = asyncio.get_running_loop()
+        looks = itertools.count()
+        with monkeypatch.context() as patch:
+            patch.setattr(loop, "time", lambda: 3.0 + 2 * next(looks))
+            await heard.here.catch_up()
+        await asyncio.sleep(9.0)
+        assert [attempt for _, attempt, _ in heard.ends] == [1]
+
+    play(scene)
+
+
+def test_an_outcome_that_is_due_when_the_cache_is_cleared_is_reported() -> None:
+    async def scene() -> None:
+        heard = Heard(speed=20.0)
+        heard.here.submit(request(tokens=4))
+        time.sleep(0.3)  # six simulated seconds, in which the loop runs no callback
+        assert heard.here.clear_cache(preempt=False)
+        await asyncio.sleep(1.0)
+        assert [attempt for _, attempt, _ in heard.ends] == [1]
+
+    asyncio.run(scene())
