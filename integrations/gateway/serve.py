@@ -39,8 +39,8 @@ from rollout_sched.integrations.gateway.data_plane.data_plane import DataPlane
 from rollout_sched.integrations.gateway.data_plane.limits import Limits
 from rollout_sched.integrations.gateway.data_plane.responses import Responses
 from rollout_sched.integrations.gateway.endpoints_file import EndpointsFile, read_endpoints
-from rollout_sched.integrations.gateway.greeting import described, greeting
 from rollout_sched.integrations.gateway.options import Options
+from rollout_sched.integrations.gateway.startup_report import described, startup_report
 from rollout_sched.integrations.http import App, HttpServer, ServerLimits
 from rollout_sched.integrations.http.lingering import LINGER_S
 from rollout_sched.integrations.vllm.http_instance import HttpInstance
@@ -174,7 +174,7 @@ class Service:
         self.url = ""
         self._admin_socket = AdminSocket(options.admin_socket) if options.admin_socket else None
         keeps_sessions = self.live.driver.view.keeps_sessions
-        for line in greeting(policy, auth, options.host, keeps_sessions=keeps_sessions):
+        for line in startup_report(policy, auth, options.host, keeps_sessions=keeps_sessions):
             say(line)
 
     async def open(self) -> None:

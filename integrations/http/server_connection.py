@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, cast
 from rollout_sched.integrations.http.backlog import Backlog
 from rollout_sched.integrations.http.bodies import Body, body_of, too_long
 from rollout_sched.integrations.http.errors import RAISED, Malformed, report
-from rollout_sched.integrations.http.handed import HandedConnection
+from rollout_sched.integrations.http.handed_connection import HandedConnection
 from rollout_sched.integrations.http.head_buffer import HeadBuffer
 from rollout_sched.integrations.http.heads import (
     Head,

@@ -28,7 +28,7 @@ from rollout_sched.integrations.ray.serve_replicas import ServeReplicas, pattern
 from rollout_sched.link.dialler import SchedulerPlace
 from rollout_sched.link.hub import Hub
 from rollout_sched.link.listener import LinkListener
-from rollout_sched.live.batch_delivery import NotYet
+from rollout_sched.live.batch_delivery import NotReady
 from rollout_sched.live.samples import Batch
 from rollout_sched.store.errors import StoreInUse
 
@@ -120,7 +120,7 @@ class SchedulerActor:
                 part=asked.part,
                 parts=asked.parts,
             )
-        except NotYet:
+        except NotReady:
             return _handed(HandedBatch(now, "pending"), count)
         if batch is None:
             return _handed(HandedBatch(now, "nothing"), count)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from rollout_sched.client.new_weights import Apply
 from rollout_sched.client.prompts import checked
-from rollout_sched.client.said_while_waiting import said_while_waiting
+from rollout_sched.client.wait_logging import log_while_waiting
 from rollout_sched.config import load_policy
 from rollout_sched.integrations.ray.deployment import NAME, Deployment, FrontCount
 from rollout_sched.live.leases import TRAINER, LeaseEnded
@@ -228,7 +228,7 @@ class RolloutScheduler(ABC):
 
         Raises CallerError if the version does not grow, or a checkpoint does not exist.
         """
-        async with said_while_waiting(f"version {version}", partial(self._awaited, "weights")):
+        async with log_while_waiting(f"version {version}", partial(self._awaited, "weights")):
             await self._publish_weights(version, apply, wait)
 
     @abstractmethod
@@ -270,7 +270,7 @@ class RolloutScheduler(ABC):
     async def _waiting_for_batch(self) -> AsyncIterator[None]:
         """Logs why the wait takes long; when the lease has ended, nothing counts as received."""
         try:
-            async with said_while_waiting("a batch", partial(self._awaited, "batch")):
+            async with log_while_waiting("a batch", partial(self._awaited, "batch")):
                 yield
         except LeaseEnded:
             self._received = NOTHING

@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from rollout_sched.link.connected_front import ConnectedFront
-from rollout_sched.link.messages import BreakOff, Disbelieve, Lose
+from rollout_sched.link.messages import Lose, RejectStreamed, StopAttempt
 from rollout_sched.live.attempt_table import OVERTAKEN_S, AttemptTable
-from rollout_sched.live.attempts import UnderWay
+from rollout_sched.live.attempts import InFlight
 from rollout_sched.live.fleet_versions import FleetVersions
 
 #: Why the gate of a lost instance is closed until all fronts have reported their streamed tokens.
@@ -36,7 +36,7 @@ class SharedFleetAttempts:
         self._versions = versions
         self._losses: dict[str, _Loss] = {}
 
-    def on(self, instance: str) -> list[UnderWay]:
+    def on(self, instance: str) -> list[InFlight]:
         remote = [one for front in self._fronts for one in front.attempts.on(instance)]
         return [*self._local.on(instance), *remote]
 
@@ -52,7 +52,7 @@ class SharedFleetAttempts:
         await asyncio.wait(ends, timeout=OVERTAKEN_S)
         for front in self._fronts:
             for one in front.attempts.on(instance):
-                front.order(BreakOff(one.dispatch.attempt, "it did not stop"))
+                front.order(StopAttempt(one.dispatch.attempt, "it did not stop"))
         await asyncio.wait(ends)
 
     def stop(self, attempt: int, reason: str) -> None:
@@ -64,7 +64,7 @@ class SharedFleetAttempts:
         one = front.attempts.get(attempt)
         assert one is not None  # it is this front's
         one.stopped = True
-        front.order(BreakOff(attempt, reason))
+        front.order(StopAttempt(attempt, reason))
 
     def disbelieve(self, attempt: int) -> None:
         """Fail an attempt whose stream has brought tokens: they may be of unknown weights."""
@@ -72,7 +72,7 @@ class SharedFleetAttempts:
         if front is None:
             self._local.disbelieve(attempt)
         else:
-            front.order(Disbelieve(attempt))
+            front.order(RejectStreamed(attempt))
 
     def _front_of(self, attempt: int) -> ConnectedFront | None:
         return next((f for f in self._fronts if f.attempts.get(attempt) is not None), None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-from rollout_sched.link.messages import LetGo, PieceMade, Streamed, TakeGroup
+from rollout_sched.link.messages import PieceMade, ReleaseGroup, Streamed, TakeGroup
 from rollout_sched.live.payload_book import PayloadBook
 from rollout_sched.live.pieces import Piece
 from rollout_sched.live.transcript import TokenTranscript
@@ -31,7 +31,7 @@ class GroupPieces:
             keep(self._payloads, piece)
             verified[piece.request] = _transcript(self._payloads, piece).verified_logprobs
 
-    def let_go(self, order: LetGo) -> None:
+    def release(self, order: ReleaseGroup) -> None:
         self._verified.pop(order.group, None)
 
     def streamed(self, request: str, attempt: int, tokens: int) -> Streamed | None:

@@ -15,7 +15,7 @@ from rollout_sched.core.events import (
 from rollout_sched.link.connected_front import ConnectedFront
 from rollout_sched.link.fleet_attempts import SharedFleetAttempts
 from rollout_sched.link.group_pieces import pieces_of
-from rollout_sched.link.messages import FleetChanged, LetGo, TakeGroup
+from rollout_sched.link.messages import FleetChanged, ReleaseGroup, TakeGroup
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.endings import OF_GROUP
 from rollout_sched.live.payload_book import PayloadFactory
@@ -126,7 +126,7 @@ class Host:
         front = self._owners.pop(group, None)
         if front is not None:
             del front.groups[group]
-            front.order(LetGo(group, requests))
+            front.order(ReleaseGroup(group, requests))
 
     # -- what fronts say (`connected_front.Owners`) ----------------------------------------
 

@@ -80,7 +80,7 @@ class LinkListener:
             raise PermissionError(f"{hello.front!r} does not have this scheduler's key")
         before = self._fronts.get(hello.front)
         if before is not None:
-            self._let_go(before, "it has connected again")
+            self._drop(before, "it has connected again")
         name = caller.name = hello.front
         self._fronts[name] = caller
         caller.receive = lambda frame: self._hub.receive(name, frame)
@@ -90,9 +90,9 @@ class LinkListener:
 
     def _gone(self, caller: _Caller, why: str) -> None:
         self._callers.discard(caller)
-        self._let_go(caller, why)
+        self._drop(caller, why)
 
-    def _let_go(self, caller: _Caller, why: str) -> None:
+    def _drop(self, caller: _Caller, why: str) -> None:
         if self._fronts.get(caller.name) is not caller:
             return
         del self._fronts[caller.name]

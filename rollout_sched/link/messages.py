@@ -32,28 +32,28 @@ class _Message(msgspec.Struct, frozen=True, gc=False, tag=True):
 # -- from the scheduler ----------------------------------------------------------------------
 
 
-class GoesOn(_Message, frozen=True):
+class ContinueAttempt(_Message, frozen=True):
     """The answer to a PrefixVerified: the dispatch to continue with, or None: stop."""
 
     attempt: int
     dispatch: Dispatch | None
 
 
-class Act(_Message, frozen=True):
+class CallTool(_Message, frozen=True):
     """The answer to a TurnFinished: call the tool."""
 
     request: str
     attempt: int
 
 
-class BreakOff(_Message, frozen=True):
+class StopAttempt(_Message, frozen=True):
     """Stop an attempt for a reason of the scheduler's host, not of its policy."""
 
     attempt: int
     reason: str
 
 
-class Disbelieve(_Message, frozen=True):
+class RejectStreamed(_Message, frozen=True):
     """Fail an attempt if its stream has brought tokens: they may be of unknown weights."""
 
     attempt: int
@@ -96,7 +96,7 @@ class TakeGroup(_Message, frozen=True):
     pieces: tuple[PieceMade, ...] = ()
 
 
-class LetGo(_Message, frozen=True):
+class ReleaseGroup(_Message, frozen=True):
     """A group is over: delivered, failed, or not accepted; `requests`: those still held here."""
 
     group: str
@@ -142,13 +142,13 @@ Order = (
     | Interrupt
     | Answer
     | Discard
-    | GoesOn
-    | Act
-    | BreakOff
-    | Disbelieve
+    | ContinueAttempt
+    | CallTool
+    | StopAttempt
+    | RejectStreamed
     | Lose
     | TakeGroup
-    | LetGo
+    | ReleaseGroup
     | Refused
     | FleetChanged
     | Reach

@@ -16,7 +16,7 @@ from rollout_sched.core.events import (
     TurnFinished,
 )
 from rollout_sched.core.model import Instance
-from rollout_sched.link.messages import Act, Departed, GoesOn, Order, Reach, Serves
+from rollout_sched.link.messages import CallTool, ContinueAttempt, Departed, Order, Reach, Serves
 from rollout_sched.link.remote_attempts import RemoteAttempt, RemoteAttempts
 from rollout_sched.live.answer_checks import Settle
 from rollout_sched.live.driver import Driver
@@ -111,15 +111,15 @@ class OrderedAttempts:
         if attempt.reads:
             self._order(action)
         else:  # it was never sent
-            self._tell(self._break_off(attempt))
+            self._tell(self._interrupted(attempt))
 
     def end(self) -> list[RequestInterrupted]:
         """The front is gone: returns the events of its attempts for the scheduler."""
         for task in self._tasks:
             task.cancel()
-        return [self._break_off(attempt) for attempt in self.attempts.every()]
+        return [self._interrupted(attempt) for attempt in self.attempts.every()]
 
-    def _break_off(self, attempt: RemoteAttempt) -> RequestInterrupted:
+    def _interrupted(self, attempt: RemoteAttempt) -> RequestInterrupted:
         """End an attempt that will report nothing more. Its streamed tokens are kept; an answer
         about which its instance has not been asked yet is dropped."""
         request, number = attempt.dispatch.request, attempt.dispatch.attempt
@@ -139,7 +139,7 @@ class OrderedAttempts:
         for attempt in self.attempts.on(instance):
             if attempt.answer is not None:  # its instance cannot be asked any more
                 error = AnswerUntrue("its instance was lost before it could be asked")
-                self._disbelieve(attempt, attempt.answer, error)
+                self._reject(attempt, attempt.answer, error)
             else:
                 self.attempts.take(attempt.dispatch.attempt)
 
@@ -154,11 +154,11 @@ class OrderedAttempts:
     def _passed(self, event: PrefixVerified) -> None:
         attempt, view = self.attempts.get(event.attempt), self._driver.view
         if attempt is None or view.is_stopping(event.attempt):
-            self._order(GoesOn(event.attempt, None))
+            self._order(ContinueAttempt(event.attempt, None))
             return
         self._tell(event)
         attempt.dispatch = view.going_on(attempt.dispatch)
-        self._order(GoesOn(event.attempt, attempt.dispatch))
+        self._order(ContinueAttempt(event.attempt, attempt.dispatch))
 
     def restart_suspected(self, instance: str) -> None:
         """An attempt has failed in a way that suggests a restart of its instance."""
@@ -178,7 +178,7 @@ class OrderedAttempts:
         if verdict is None:
             self._believe(attempt, event)
         elif isinstance(verdict, InstanceError):
-            self._disbelieve(attempt, event, verdict)
+            self._reject(attempt, event, verdict)
         else:
             self._spawn(self._settle(attempt, event, verdict))
 
@@ -187,7 +187,7 @@ class OrderedAttempts:
         try:
             await settle()
         except InstanceError as error:
-            self._disbelieve(attempt, event, error)
+            self._reject(attempt, event, error)
         except Exception as error:
             self._driver.pump.fail(error)
         else:
@@ -200,9 +200,9 @@ class OrderedAttempts:
         turn_over = isinstance(event, TurnFinished)
         if turn_over and self._driver.view.is_acting(event.request, event.attempt):
             self.turns[event.request] = event.attempt
-            self._order(Act(event.request, event.attempt))
+            self._order(CallTool(event.request, event.attempt))
 
-    def _disbelieve(self, attempt: RemoteAttempt, event: Ended, error: InstanceError) -> None:
+    def _reject(self, attempt: RemoteAttempt, event: Ended, error: InstanceError) -> None:
         """Refuse an answer. The front has kept its tokens: they are discarded if they are untrue,
         else they count as streamed."""
         if self.attempts.take(event.attempt) is None:

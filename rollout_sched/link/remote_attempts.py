@@ -9,7 +9,7 @@ from rollout_sched.core.events import RequestFinished, RequestInterrupted, TurnF
 
 
 class RemoteAttempt:
-    """A dispatch that a front carries out (`live.attempts.UnderWay`).
+    """A dispatch that a front carries out (`live.attempts.InFlight`).
 
     begun     when it was ordered, in seconds of the host's clock
     reads     whether it was sent to its front

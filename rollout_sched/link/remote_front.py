@@ -21,20 +21,20 @@ from rollout_sched.link.client_calls import ClientCalls
 from rollout_sched.link.frame_sequence import FrameSequence
 from rollout_sched.link.group_pieces import GroupPieces
 from rollout_sched.link.messages import (
-    Act,
-    BreakOff,
+    CallTool,
+    ContinueAttempt,
     Departed,
-    Disbelieve,
     FleetChanged,
-    GoesOn,
-    LetGo,
     Lose,
     Reach,
     Refused,
+    RejectStreamed,
+    ReleaseGroup,
     Relinquished,
     Report,
     Reports,
     Serves,
+    StopAttempt,
     TakeGroup,
     encode,
     read_orders,
@@ -97,13 +97,13 @@ class RemoteFront:
             Dispatch: self._dispatch,
             Answer: self.calls.answer,
             Discard: self._discard,
-            GoesOn: self._link.goes_on,
-            Act: self._link.act,
-            BreakOff: self._break_off,
-            Disbelieve: self._disbelieve,
+            ContinueAttempt: self._link.continue_attempt,
+            CallTool: self._link.call_tool,
+            StopAttempt: self._stop_attempt,
+            RejectStreamed: self._reject_streamed,
             Lose: self._lose,
             TakeGroup: self._take_group,
-            LetGo: self._let_go,
+            ReleaseGroup: self._release_group,
             Refused: self.calls.refuse,
             FleetChanged: self._fleet_changed,
         }
@@ -189,10 +189,10 @@ class RemoteFront:
         self.calls.discarded(order)
         self.front.orders[Discard](order)
 
-    def _break_off(self, order: BreakOff) -> None:
+    def _stop_attempt(self, order: StopAttempt) -> None:
         self.front.attempts.stop(order.attempt, order.reason)
 
-    def _disbelieve(self, order: Disbelieve) -> None:
+    def _reject_streamed(self, order: RejectStreamed) -> None:
         self.front.attempts.disbelieve(order.attempt)
 
     def _lose(self, order: Lose) -> None:
@@ -209,9 +209,9 @@ class RemoteFront:
         self.front.payloads.add_group(order.group, self._make(order.recipe))
         self._pieces.take(order)
 
-    def _let_go(self, order: LetGo) -> None:
-        self._pieces.let_go(order)
-        self.front.payloads.let_go(order.group, order.requests)
+    def _release_group(self, order: ReleaseGroup) -> None:
+        self._pieces.release(order)
+        self.front.payloads.release(order.group, order.requests)
 
     def _fleet_changed(self, order: FleetChanged) -> None:
         self.max_model_len = order.max_model_len

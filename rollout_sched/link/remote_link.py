@@ -11,8 +11,8 @@ from typing import Any, Protocol
 from rollout_sched.core.actions import Dispatch
 from rollout_sched.core.events import Event, PrefixVerified
 from rollout_sched.link.messages import (
-    Act,
-    GoesOn,
+    CallTool,
+    ContinueAttempt,
     Reach,
     RestartSuspected,
 )
@@ -109,7 +109,7 @@ class RemoteLink:
         finally:
             del self._going_on[dispatch.attempt]
 
-    def goes_on(self, order: GoesOn) -> None:
+    def continue_attempt(self, order: ContinueAttempt) -> None:
         answer = self._going_on.get(order.attempt)
         if answer is not None and not answer.done():
             answer.set_result(order.dispatch)
@@ -117,7 +117,7 @@ class RemoteLink:
     def when_acting(self, dispatch: Dispatch, begin: Callable[[], None]) -> None:
         self._turns[dispatch.request] = (dispatch.attempt, begin)
 
-    def act(self, order: Act) -> None:
+    def call_tool(self, order: CallTool) -> None:
         attempt, begin = self._turns.pop(order.request, (0, None))
         if begin is not None and attempt == order.attempt:
             begin()

@@ -103,7 +103,7 @@ class AttemptStarter:
             running.cancel()
             self._running.failed(running, result)
         else:
-            running.let_go()
+            running.release()
             self._ended(running, result)
 
     def _ended(self, running: LiveAttempt, outcome: Outcome) -> None:

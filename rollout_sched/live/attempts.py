@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 _ABORT_AGAIN_S = (0.25, 4.0)
 
 
-class UnderWay(Protocol):
+class InFlight(Protocol):
     """A running attempt as the supervisor of its instance sees it.
 
     begun     when it was sent, in seconds of the loop's clock
@@ -141,11 +141,11 @@ class LiveAttempt:
     def cancel(self) -> None:
         """Free what the attempt holds; no effect after its end."""
         attempting = self.attempting
-        self.let_go()
+        self.release()
         if attempting is not None:
             attempting.cancel()
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Drop the reference to it: it refers to us through its `over`, which would be a cycle."""
         self.attempting = None
 

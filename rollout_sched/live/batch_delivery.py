@@ -14,7 +14,7 @@ from rollout_sched.live.samples import Batch
 _LOOKS = 3
 
 
-class NotYet(Exception):
+class NotReady(Exception):
     """Nothing was ready in time; ask again."""
 
 
@@ -117,7 +117,7 @@ class BatchDelivery:
         holds. None when nothing is left that this trainer could ever get.
 
         Returns a whole batch; with `parts`, the groups that are complete. Without the number of the
-        last delivered batch, that batch comes again. Raises NotYet after `timeout_s` seconds (a
+        last delivered batch, that batch comes again. Raises NotReady after `timeout_s` seconds (a
         later batch waits for the next call), and LeaseEnded if the received batch now belongs to
         another trainer.
         """
@@ -130,13 +130,13 @@ class BatchDelivery:
                 while not self._can_answer(trainer, arrived, parts):
                     await self._news()
         if self._closed:
-            raise NotYet
+            raise NotReady
         found = self._for(trainer, arrived, parts)
         if found:
             self.leases.take(found[0].number, trainer, self._clock())
             return _joined(found)
         if self._ended is None or (self._ended.error is None and self.leases.may_come_to(trainer)):
-            raise NotYet
+            raise NotReady
         if self._ended.error is not None:
             raise self._ended.error
         return None

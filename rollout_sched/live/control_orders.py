@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from rollout_sched.core.events import Event, InstancePaused, InstanceReturned, WeightsUpdated
 from rollout_sched.live.asking import ask, is_ending, said
-from rollout_sched.live.attempts import UnderWay
+from rollout_sched.live.attempts import InFlight
 from rollout_sched.live.pause import PAUSE, RESUME, InstancePause
 from rollout_sched.live.ports import InstanceClient, InstanceError, WeightLoader
 from rollout_sched.live.settings import Settings
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 class Attempts(Protocol):
     """The running attempts on instances (`live.attempt_table`)."""
 
-    def on(self, instance: str) -> Sequence[UnderWay]: ...
+    def on(self, instance: str) -> Sequence[InFlight]: ...
     async def answered(self, instance: str) -> None: ...
     def stop(self, attempt: int, reason: str) -> None: ...
     def disbelieve(self, attempt: int) -> None: ...

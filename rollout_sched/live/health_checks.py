@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from rollout_sched.live.asking import ask, said
-from rollout_sched.live.attempts import UnderWay
+from rollout_sched.live.attempts import InFlight
 from rollout_sched.live.liveness import Liveness, Verdict
 from rollout_sched.live.ports import Gauges, InstanceClient, InstanceGone
 from rollout_sched.live.settings import Settings
@@ -92,7 +92,7 @@ class HealthChecks:
         if poll.failures == self._failures:
             self.verified.set()
 
-    def judge(self, gauges: Gauges, attempts: Sequence[UnderWay]) -> Verdict:
+    def judge(self, gauges: Gauges, attempts: Sequence[InFlight]) -> Verdict:
         """See `Liveness.judge`."""
         return self._liveness.judge(asyncio.get_running_loop().time(), gauges, attempts)
 

@@ -10,7 +10,7 @@ from typing import Protocol
 from rollout_sched.core.events import InstanceReported
 from rollout_sched.live.admission import FleetToJoin, InstanceAdmission
 from rollout_sched.live.asking import is_ending
-from rollout_sched.live.attempts import UnderWay
+from rollout_sched.live.attempts import InFlight
 from rollout_sched.live.control_orders import ControlOrder, ControlOrders, OrdersOwner
 from rollout_sched.live.engine_watch import EngineWatch
 from rollout_sched.live.health_checks import HealthChecks
@@ -195,7 +195,7 @@ class InstanceSupervisor:
         for running, reason in verdict.stop:
             self._owner.attempts.stop(running.dispatch.attempt, reason)
 
-    def _under_way(self) -> list[UnderWay]:
+    def _under_way(self) -> list[InFlight]:
         """The attempts sent there, except streams that we do not read because their clients do not:
         those may already have ended on the instance."""
         return [running for running in self._owner.attempts.on(self.name) if running.reads]

@@ -10,7 +10,7 @@ import msgspec
 
 from rollout_sched.config import PolicyFile, read_table
 from rollout_sched.journal import SCHEMA, JournalHeader
-from rollout_sched.live import awaited
+from rollout_sched.live import wait_reasons
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.reward_function import KeepFunc, RewardFunc, reward_function_of
 from rollout_sched.live.run_options import RunOptions
@@ -118,7 +118,10 @@ class LiveScheduler:
             "epoch": driver.epoch,
             **scheduler_state(driver.view),
             "loaded": trainer.weights.has_loaded(driver.view.run.version),
-            "waits_for": {"batch": awaited.batch(driver), "weights": awaited.weights(driver)},
+            "waits_for": {
+                "batch": wait_reasons.batch(driver),
+                "weights": wait_reasons.weights(driver),
+            },
             **trainer.submissions.told(),
             "leases": trainer.batches.told(),
             "lease_s": driver.settings.lease_s,

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from rollout_sched.live.attempts import UnderWay
+from rollout_sched.live.attempts import InFlight
 from rollout_sched.live.ports import Gauges
 from rollout_sched.live.settings import Settings
 
@@ -19,7 +19,7 @@ class Verdict(NamedTuple):
     """Why the instance is lost ("" if it is not); which attempts to stop, with the reason."""
 
     lost: str
-    stop: list[tuple[UnderWay, str]]
+    stop: list[tuple[InFlight, str]]
 
 
 class Liveness:
@@ -37,7 +37,7 @@ class Liveness:
         self._streams_seen = 0.0
         self._standing: dict[int, float] = {}  # begun streams: since when nothing new came
 
-    def judge(self, now: float, gauges: Gauges, attempts: Sequence[UnderWay]) -> Verdict:
+    def judge(self, now: float, gauges: Gauges, attempts: Sequence[InFlight]) -> Verdict:
         """`attempts`: those that ran before the poll was sent and still run."""
         moved = self._movement.note(now, gauges)
         if now - self._streams_seen >= self._streams_every_s:
@@ -57,15 +57,15 @@ class Liveness:
             "", [*self._forgotten(now, gauges, attempts), *self._standing_still(now, attempts)]
         )
 
-    def _with_its_prompt(self, running: UnderWay) -> float:
+    def _with_its_prompt(self, running: InFlight) -> float:
         """Seconds that prefill may take for an attempt; 0 once its stream has brought tokens."""
         if running.dispatch.attempt in self._standing:
             return 0.0
         return running.dispatch.context_tokens / self._prefill_rate
 
     def _forgotten(
-        self, now: float, gauges: Gauges, attempts: Sequence[UnderWay]
-    ) -> list[tuple[UnderWay, str]]:
+        self, now: float, gauges: Gauges, attempts: Sequence[InFlight]
+    ) -> list[tuple[InFlight, str]]:
         """The instance has fewer requests than we wait for there: some will never be answered.
 
         It does not say which, so the oldest are stopped one after the other. A request that still
@@ -94,8 +94,8 @@ class Liveness:
         return [(running, reason) for running in suspects[:missing]]
 
     def _standing_still(
-        self, now: float, attempts: Sequence[UnderWay]
-    ) -> list[tuple[UnderWay, str]]:
+        self, now: float, attempts: Sequence[InFlight]
+    ) -> list[tuple[InFlight, str]]:
         """Streams that have begun and bring no more tokens, though the instance makes progress."""
         if self._streams_seen != now:
             return []

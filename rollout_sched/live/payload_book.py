@@ -110,7 +110,7 @@ class PayloadBook:
         self._factories.pop(group, None)
         return self._group_errors.pop(group, None)
 
-    def let_go(self, group: str, requests: Iterable[str]) -> None:
+    def release(self, group: str, requests: Iterable[str]) -> None:
         """Remove a group that another process delivers, or that was never accepted."""
         for request in requests:
             self.forget(request)

@@ -13,11 +13,11 @@ from rollout_sched.core.run_state import GroupFacts, RequestFacts
 from rollout_sched.core.scheduler import Scheduler
 from rollout_sched.live import stored_facts as facts
 from rollout_sched.live.driver import Driver
-from rollout_sched.live.leftovers import Leftovers
 from rollout_sched.live.payloads import TokenPayload
 from rollout_sched.live.recovery import recover
 from rollout_sched.live.restored_payloads import RestoredPayloads
 from rollout_sched.live.samples import Prompt
+from rollout_sched.live.stale_attempts import StaleAttempts
 from rollout_sched.live.store_keeper import StoreKeeper
 from rollout_sched.live.stored_facts import ONE, StoredWeights
 from rollout_sched.live.stored_transcripts import StoredTranscripts
@@ -55,7 +55,7 @@ class StoredRun:
             self.store.close()
             raise
         self.keeper: StoreKeeper
-        self._leftovers: Leftovers | None = None
+        self._stale_attempts: StaleAttempts | None = None
 
     @property
     def epoch(self) -> int:
@@ -97,7 +97,7 @@ class StoredRun:
             return
         make = partial(self._payload, trainer)
         trainer.restore(found, RestoredPayloads(found, self._transcripts, make))
-        self._leftovers = Leftovers(driver, self._run_id(self.epoch - 1), found.running)
+        self._stale_attempts = StaleAttempts(driver, self._run_id(self.epoch - 1), found.running)
         driver.restore(event, found.paused)
         if found.weights is not None:
             driver.versions.published()
@@ -124,8 +124,8 @@ class StoredRun:
         }
 
     async def close(self) -> None:
-        if self._leftovers is not None:
-            self._leftovers.close()
+        if self._stale_attempts is not None:
+            self._stale_attempts.close()
         await self.keeper.close()
 
     def _check_judge(self, judges: bool) -> None:

@@ -153,8 +153,8 @@ class TrainerSession:
         this one were received; the rest of it follows.
 
         The same batch comes again until it is acknowledged or its lease expires, so a lost answer
-        or a cancelled wait does no harm. Raises NotYet after `timeout_s` seconds, and LeaseEnded if
-        the acknowledged batch belongs to another trainer.
+        or a cancelled wait does no harm. Raises NotReady after `timeout_s` seconds, and LeaseEnded
+        if the acknowledged batch belongs to another trainer.
         """
         self._check_end()  # a batch requested in an earlier run may need an end now
         batch: Batch | None = None
@@ -168,7 +168,7 @@ class TrainerSession:
                 await self.durable()  # the lease must be stored before the answer
 
     def close(self) -> None:
-        """Every current or later wait for a batch raises NotYet."""
+        """Every current or later wait for a batch raises NotReady."""
         self.batches.close()
 
     def give_back(self, instance: str) -> None:

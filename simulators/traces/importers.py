@@ -9,9 +9,9 @@ from rollout_sched.simulators.traces.formats import (
     areal,
     grouped,
     llm_d,
-    lone,
     quantiles,
     trajectories,
+    ungrouped,
     verl,
 )
 from rollout_sched.simulators.traces.importer import Importer
@@ -21,10 +21,10 @@ from rollout_sched.simulators.traces.native_format import SCHEMA
 #: The first whose columns are all present is used.
 IMPORTERS: tuple[Importer, ...] = (
     grouped.GROUPED,
-    lone.SERVING,
-    lone.AZURE,
-    lone.VIDUR,
-    lone.MOONCAKE,
+    ungrouped.SERVING,
+    ungrouped.AZURE,
+    ungrouped.VIDUR,
+    ungrouped.MOONCAKE,
     trajectories.SHORT_KEYS,
     trajectories.TPU_INFERENCE,
     verl.VERL,

@@ -14,8 +14,8 @@ from rollout_sched.simulators.tune.candidates import REFERENCE, Candidate
 from rollout_sched.simulators.tune.evaluation import Bench
 from rollout_sched.simulators.tune.limits import HardLimits
 from rollout_sched.simulators.tune.pairs import SpeedUp
+from rollout_sched.simulators.tune.ranking import Ranking
 from rollout_sched.simulators.tune.space import Table
-from rollout_sched.simulators.tune.standing import Standing
 from rollout_sched.simulators.tune.tuning import Plan, TuningResult
 
 COLUMNS = (
@@ -95,24 +95,24 @@ def tables(result: TuningResult, limits: HardLimits) -> list[RichTable]:
     ]
 
 
-def rows(standing: Standing, limits: HardLimits, winner: Candidate) -> list[list[str]]:
+def rows(ranking: Ranking, limits: HardLimits, winner: Candidate) -> list[list[str]]:
     """A line for each candidate, fastest first."""
-    reference = standing.preset(REFERENCE)
-    speed = {one.key: _over(standing, one, reference) for one in standing.candidates}
-    ranked = sorted(standing.candidates, key=lambda one: -standing.figures(one).tokens_per_s)
-    return [_row(standing, one, speed[one.key], limits, winner) for one in ranked]
+    reference = ranking.preset(REFERENCE)
+    speed = {one.key: _over(ranking, one, reference) for one in ranking.candidates}
+    ranked = sorted(ranking.candidates, key=lambda one: -ranking.figures(one).tokens_per_s)
+    return [_row(ranking, one, speed[one.key], limits, winner) for one in ranked]
 
 
-def _over(standing: Standing, one: Candidate, reference: Candidate | None) -> SpeedUp | None:
-    if reference is None or standing.figures(one).failed:
+def _over(ranking: Ranking, one: Candidate, reference: Candidate | None) -> SpeedUp | None:
+    if reference is None or ranking.figures(one).failed:
         return None
-    return standing.speed_up(one, reference)
+    return ranking.speed_up(one, reference)
 
 
 def _row(
-    standing: Standing, one: Candidate, speed: SpeedUp | None, limits: HardLimits, winner: Candidate
+    ranking: Ranking, one: Candidate, speed: SpeedUp | None, limits: HardLimits, winner: Candidate
 ) -> list[str]:
-    figures = standing.figures(one)
+    figures = ranking.figures(one)
     notes = limits.exceeded(figures)
     if one.key == winner.key:
         notes = ["the winner"]
@@ -129,19 +129,19 @@ def _row(
     ]
 
 
-def _frontier(result: TuningResult) -> Standing:
+def _frontier(result: TuningResult) -> Ranking:
     """The search's candidates on the frontier, and the reference."""
     searched = result.searched
     kept = searched.frontier()
     kept += [one for one in searched.candidates if one.preset == REFERENCE and one not in kept]
-    return Standing(kept, searched.cases, searched.book)
+    return Ranking(kept, searched.cases, searched.book)
 
 
-def _title(standing: Standing, what: str) -> str:
-    seeds = [case.seed for case in standing.cases]
-    where = "held-out prompts" if standing.held_out else "the search's prompts"
+def _title(ranking: Ranking, what: str) -> str:
+    seeds = [case.seed for case in ranking.cases]
+    where = "held-out prompts" if ranking.held_out else "the search's prompts"
     return (
-        f"{what}: {standing.cases[0].steps} steps of {where}, seeds "
+        f"{what}: {ranking.cases[0].steps} steps of {where}, seeds "
         f"{', '.join(map(str, seeds))}; speed in accepted tokens/s"
     )
 

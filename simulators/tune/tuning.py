@@ -19,8 +19,8 @@ from rollout_sched.simulators.tune.book import Ask, FigureBook, Spent
 from rollout_sched.simulators.tune.candidates import BASELINES, REFERENCE, Candidate, presets
 from rollout_sched.simulators.tune.evaluation import Bench, Case, Task
 from rollout_sched.simulators.tune.limits import CaseFigures, HardLimits
+from rollout_sched.simulators.tune.ranking import Ranking, ranking
 from rollout_sched.simulators.tune.search import Rung, Search, rungs
-from rollout_sched.simulators.tune.standing import Standing, standing
 from rollout_sched.simulators.tune.workers import WorkerDied
 
 #: How many of the search's best are validated.
@@ -85,8 +85,8 @@ class TuningResult(msgspec.Struct, frozen=True):
     """
 
     winner: Candidate
-    finalists: Standing
-    searched: Standing
+    finalists: Ranking
+    searched: Ranking
     evaluations: int
     ended: str
 
@@ -126,7 +126,7 @@ def tune(
         _ended(lambda: validation.measure(finalists, plan.held_out))
     cases = tuple(c for c in plan.held_out if all(validation.knows(one, [c]) for one in finalists))
     searched = _longest(book, plan.rungs)
-    judged = Standing(finalists, cases, validation) if finalists and cases else searched
+    judged = Ranking(finalists, cases, validation) if finalists and cases else searched
     winner = judged.winner(limits)
     if winner is None:
         raise _nothing(judged, limits, plan)
@@ -194,13 +194,13 @@ def _finalists(search: Search, book: FigureBook, limits: HardLimits) -> list[Can
     return list({one.key: one for one in chosen}.values())
 
 
-def _longest(book: FigureBook, rungs: Sequence[Rung]) -> Standing:
+def _longest(book: FigureBook, rungs: Sequence[Rung]) -> Ranking:
     """The candidates of the longest rung with any measurement."""
-    standings = [standing(book, rung) for rung in reversed(rungs)]
-    return next((one for one in standings if one.candidates), standings[-1])
+    rankings = [ranking(book, rung) for rung in reversed(rungs)]
+    return next((one for one in rankings if one.candidates), rankings[-1])
 
 
-def _nothing(judged: Standing, limits: HardLimits, plan: Plan) -> CallerError:
+def _nothing(judged: Ranking, limits: HardLimits, plan: Plan) -> CallerError:
     if not judged.candidates:
         return CallerError(
             "nothing was measured before the end, because one evaluation takes longer; increase "

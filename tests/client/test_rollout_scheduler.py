@@ -20,7 +20,7 @@ from rollout_sched.client import (
     Reload,
     RolloutScheduler,
     Sample,
-    said_while_waiting,
+    wait_logging,
 )
 from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.gateway.control_plane import trainer_calls
@@ -331,7 +331,7 @@ def test_those_before_a_prompt_that_is_refused_stay(way: str) -> None:
 def test_who_waits_for_what_does_not_come_by_itself_is_told_why(
     way: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(said_while_waiting, "LOOK_S", 0.001)
+    monkeypatch.setattr(wait_logging, "LOOK_S", 0.001)
 
     async def scene() -> None:
         async with rollouts_by(way, Upstream(NAME), prompts_per_step=4) as rollouts:

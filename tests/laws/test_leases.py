@@ -14,7 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from rollout_sched.live.batch_delivery import BatchDelivery, NotYet
+from rollout_sched.live.batch_delivery import BatchDelivery, NotReady
 from rollout_sched.live.leases import LeaseEnded, LeaseFacts, Leases
 from rollout_sched.live.samples import Batch
 
@@ -115,7 +115,7 @@ class TrainersAndLeases(RuleBasedStateMachine):
             batch = self.loop.run_until_complete(
                 self.delivery.next(number, 0, trainer=name, part=part, parts=parts)
             )
-        except NotYet:
+        except NotReady:
             batch = None
         except LeaseEnded:
             assert not mine, "the holder of the batch is refused"

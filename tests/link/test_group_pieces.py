@@ -12,7 +12,7 @@ from rollout_sched.link.group_pieces import (
     keep_streamed,
     pieces_of,
 )
-from rollout_sched.link.messages import LetGo, PieceMade, TakeGroup
+from rollout_sched.link.messages import PieceMade, ReleaseGroup, TakeGroup
 from rollout_sched.live.payload_book import PayloadBook
 from rollout_sched.live.payloads import TokenPayload
 from rollout_sched.live.pieces import Piece
@@ -128,7 +128,7 @@ def test_of_clients_and_of_groups_that_are_over_nothing_is_said() -> None:
         client.transcript.keep(4, 1, Piece([5], None))
         front.payloads.add("run.f0.1", client)
         assert front.pieces.of("run.f0.1", 4) is None
-        front.pieces.let_go(LetGo("g", ("g/0",)))
+        front.pieces.release(ReleaseGroup("g", ("g/0",)))
         assert front.pieces.of("g/0", 3) is None
 
     asyncio.run(scene())
@@ -143,5 +143,5 @@ def test_of_a_group_that_is_filtered_or_failed_nothing_stays() -> None:
     front = Front()
     front.transcript().keep(3, 1, Piece([7], [-0.5]))
     assert front.pieces.of("g/0", 3) is not None
-    front.pieces.let_go(LetGo("g"))
+    front.pieces.release(ReleaseGroup("g"))
     assert not front.pieces._verified

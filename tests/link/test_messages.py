@@ -9,7 +9,7 @@ from rollout_sched.core.actions import Answer, Discard, Dispatch, Interrupt
 from rollout_sched.core.events import RequestFinished, RequestSubmitted, TokensArrived
 from rollout_sched.core.model import DeliveredSample, Segment
 from rollout_sched.link.messages import (
-    GoesOn,
+    ContinueAttempt,
     Orders,
     PieceMade,
     Relinquished,
@@ -35,8 +35,8 @@ def test_orders() -> None:
             Interrupt("g/0", 3, "i0"),
             Discard("g/0", 4, "rejected", group="g"),
             Answer(sample),
-            GoesOn(3, DISPATCH),
-            GoesOn(3, None),
+            ContinueAttempt(3, DISPATCH),
+            ContinueAttempt(3, None),
             TakeGroup("g", b"recipe", (piece,)),
         ],
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 from rollout_sched.core.actions import Dispatch
 from rollout_sched.core.events import PrefixVerified
-from rollout_sched.link.messages import Act, GoesOn, RestartSuspected
+from rollout_sched.link.messages import CallTool, ContinueAttempt, RestartSuspected
 from rollout_sched.link.remote_link import RemoteLink
 from rollout_sched.live.ports import InstanceError, Outcome
 from tests.link.wires import Shared
@@ -28,11 +28,11 @@ def test_how_an_attempt_goes_on() -> None:
         passed = asyncio.ensure_future(stage.link.passed(DISPATCH, 4, stopped=False))
         await asyncio.sleep(0)
         assert stage.said == [PrefixVerified("g/0", 3, 4)]
-        stage.link.goes_on(GoesOn(2, None))
-        stage.link.goes_on(GoesOn(3, DISPATCH))
-        stage.link.goes_on(GoesOn(3, None))
+        stage.link.continue_attempt(ContinueAttempt(2, None))
+        stage.link.continue_attempt(ContinueAttempt(3, DISPATCH))
+        stage.link.continue_attempt(ContinueAttempt(3, None))
         assert await passed == DISPATCH
-        stage.link.goes_on(GoesOn(3, None))
+        stage.link.continue_attempt(ContinueAttempt(3, None))
         assert await stage.link.passed(DISPATCH, 4, stopped=True) is None
 
     asyncio.run(scene())
@@ -42,13 +42,13 @@ def test_a_tool_begins_when_it_is_wanted_and_not_for_a_turn_that_is_gone() -> No
     stage = Stage()
     begun: list[int] = []
     stage.link.when_acting(DISPATCH, lambda: begun.append(3))
-    stage.link.act(Act("g/0", 2))
+    stage.link.call_tool(CallTool("g/0", 2))
     stage.link.when_acting(DISPATCH, lambda: begun.append(3))
-    stage.link.act(Act("g/0", 3))
-    stage.link.act(Act("g/0", 3))
+    stage.link.call_tool(CallTool("g/0", 3))
+    stage.link.call_tool(CallTool("g/0", 3))
     stage.link.when_acting(DISPATCH, lambda: begun.append(4))
     stage.link.forget("g/0")
-    stage.link.act(Act("g/0", 3))
+    stage.link.call_tool(CallTool("g/0", 3))
     assert begun == [3]
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollout_sched.live.batch_delivery import BatchDelivery, NotYet
+from rollout_sched.live.batch_delivery import BatchDelivery, NotReady
 from rollout_sched.live.leases import LeaseEnded, Leases
 from rollout_sched.live.samples import Batch, FailedGroup
 
@@ -62,7 +62,7 @@ async def number(
     """Of the next batch; None for "not yet"."""
     try:
         batch = await delivery.next(ack, timeout_s, trainer=trainer)
-    except NotYet:
+    except NotReady:
         return None
     assert batch is not None
     return batch.number
@@ -201,7 +201,7 @@ async def names(
     """Of what comes next, within a moment; None for "not yet"."""
     try:
         batch = await delivery.next(ack, 0.01, part=part, parts=parts)
-    except NotYet:
+    except NotReady:
         return None
     assert batch is not None
     return [failed.uid for failed in batch.failed]
@@ -255,7 +255,7 @@ class TestSeveralTrainers:
             assert await waiting is not None
             waiting = asyncio.create_task(delivery.next(0, 30, trainer="a", part=0, parts=True))
             asking = asyncio.create_task(delivery.next(None, 0.1, trainer="b", parts=True))
-            with pytest.raises(NotYet):
+            with pytest.raises(NotReady):
                 await asking
             maker.put_part(0, 1, last=True)
             rest = await waiting
@@ -432,7 +432,7 @@ class Trainer:
         number, part = self.received
         try:
             batch = await self.delivery.next(number, 0, part=part, parts=parts)
-        except NotYet:
+        except NotReady:
             return
         assert batch is not None
         if lost:

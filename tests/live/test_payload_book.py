@@ -73,7 +73,7 @@ def test_the_last_error_is_told_once() -> None:
 def test_an_error_of_what_is_over_is_not_kept() -> None:
     """As of an attempt that nobody wanted any more when it failed."""
     book = with_group("a")
-    book.let_go("a", ["a/0"])
+    book.release("a", ["a/0"])
     book.note_error(dispatch("a", 0), RuntimeError("late"))
     book.note_group_error("a", RuntimeError("late"))
     book.note_error(Dispatch("gone", 1, "i0", 1, 9, 0), RuntimeError("late"))

@@ -16,7 +16,7 @@ from rollout_sched import journal, load_policy
 from rollout_sched.core.errors import CallerError
 from rollout_sched.live import stored_facts as facts
 from rollout_sched.live import stored_run
-from rollout_sched.live.batch_delivery import NotYet
+from rollout_sched.live.batch_delivery import NotReady
 from rollout_sched.live.leases import LeaseEnded
 from rollout_sched.live.live_scheduler import LiveScheduler
 from rollout_sched.live.ports import Description, InstanceError, RequestRejected
@@ -70,7 +70,7 @@ def test_what_ran_goes_on_from_its_last_piece(tmp_path):
         before, after = Scripted(), Scripted()
         async with run(tmp_path / "1", before) as live:
             live.trainer.submit([PROMPT])
-            with pytest.raises(NotYet):
+            with pytest.raises(NotReady):
                 await live.trainer.next_batch(timeout_s=0)
             now = live.driver.pump.now
             await before.stream(0, [5])
@@ -117,11 +117,11 @@ def test_what_was_delivered_comes_again_until_it_is_acknowledged(tmp_path):
         async with run(left) as live:
             assert live.state()["store"]["epoch"] == 3
             assert await batch_of(live, first.number) == second
-            with pytest.raises(NotYet):
+            with pytest.raises(NotReady):
                 await live.trainer.next_batch(second.number, timeout_s=0)
             left = await killed(live, tmp_path / "4")
         async with run(left) as live:
-            with pytest.raises(NotYet):
+            with pytest.raises(NotReady):
                 await live.trainer.next_batch(second.number, timeout_s=0)
             assert live.records.stored.store.live_bytes == 0
 
@@ -133,7 +133,7 @@ def test_finished_siblings_wait_for_their_group(tmp_path):
         before, after = Scripted(), Scripted()
         async with run(tmp_path / "1", before) as live:
             live.trainer.submit([Prompt("a", [1], 2, 9)])
-            with pytest.raises(NotYet):
+            with pytest.raises(NotReady):
                 await live.trainer.next_batch(timeout_s=0)
             await before.answer(0, [5])
             await until(lambda: live.driver.view.in_flight == 1)
@@ -272,7 +272,7 @@ def test_whose_the_news_is_that_nothing_comes_is_known_after_a_restart(tmp_path)
             assert [group.uid for group in told.failed] == ["a"]
             left = await killed(live, tmp_path / "2")
         async with run(left, Scripted(), lease_s=1000.0) as live:
-            with pytest.raises(NotYet):
+            with pytest.raises(NotReady):
                 await live.trainer.next_batch(timeout_s=0, trainer="other")
             assert await live.trainer.next_batch(trainer="one") == told
             assert await live.trainer.next_batch(told.number, trainer="one") is None
@@ -304,7 +304,7 @@ def test_a_trajectory_without_its_tool_fails_and_says_so(tmp_path):
         before, after = Scripted(), Scripted()
         async with run(tmp_path / "1", before) as live:
             live.trainer.submit([PROMPT], tool)
-            with pytest.raises(NotYet):
+            with pytest.raises(NotReady):
                 await live.trainer.next_batch(timeout_s=0)
             await before.answer(0, [5])
             await until(lambda: len(live.driver.front.tools) == 1)
@@ -342,7 +342,7 @@ def test_a_finished_trajectory_without_its_tool_does_not_start_over(tmp_path):
         async with run(tmp_path / "1", before, prompts_per_step=2) as live:
             live.trainer.submit([PROMPT], tool)
             live.trainer.submit([Prompt("b", [3], 1, 9)])
-            with pytest.raises(NotYet):
+            with pytest.raises(NotReady):
                 await live.trainer.next_batch(timeout_s=0)
             await before.answer(0, [5])
             await finished.wait()
@@ -375,7 +375,7 @@ def test_who_had_waited_is_told_that_nothing_is_left_but_a_failure(tmp_path):
         async with run(tmp_path / "1", before) as live:
             live.trainer.submit([PROMPT], tool)
             live.trainer.close_submissions()
-            with pytest.raises(NotYet):
+            with pytest.raises(NotReady):
                 await live.trainer.next_batch(timeout_s=0)
             await before.answer(0, [5])
             await until(lambda: len(live.driver.front.tools) == 1)
@@ -404,7 +404,7 @@ def test_a_trajectory_whose_tool_is_given_again_goes_on_from_its_turns(tmp_path,
         tools = {"search": tool}
         async with run(tmp_path / "1", before, tools=tools) as live:
             live.trainer.submit([PROMPT], tool)
-            with pytest.raises(NotYet):
+            with pytest.raises(NotReady):
                 await live.trainer.next_batch(timeout_s=0)
             await before.answer(0, [5])
             if at_work:
@@ -440,12 +440,12 @@ def test_a_batch_stays_its_trainers_over_a_restart(tmp_path):
             for number in range(2):
                 await before.answer(number, [7])
             first, second = await asyncio.gather(*asking)
-            with pytest.raises(NotYet):  # acknowledged out of turn
+            with pytest.raises(NotReady):  # acknowledged out of turn
                 await live.trainer.next_batch(second.number, 0, trainer="t2")
             left = await killed(live, tmp_path / "2")
         async with run(left, lease_s=600.0) as live:
             assert [(one["batch"], one["trainer"]) for one in live.state()["leases"]] == [(0, "t1")]
-            with pytest.raises(NotYet):
+            with pytest.raises(NotReady):
                 await live.trainer.next_batch(second.number, 0, trainer="t2")
             assert await live.trainer.next_batch(timeout_s=0, trainer="t1") == first
             left = await killed(live, tmp_path / "3")
@@ -456,7 +456,7 @@ def test_a_batch_stays_its_trainers_over_a_restart(tmp_path):
         async with run(left, lease_s=600.0) as live:
             with pytest.raises(LeaseEnded, match="trainer 't2' has it now"):
                 await live.trainer.next_batch(first.number, 0, trainer="t1")
-            with pytest.raises(NotYet):
+            with pytest.raises(NotReady):
                 await live.trainer.next_batch(first.number, 0, trainer="t2")
             left = await killed(live, tmp_path / "5")
         async with run(left, lease_s=600.0) as live:
@@ -489,7 +489,7 @@ def test_damaged_tokens_cost_their_group_a_start_and_nobody_else(tmp_path):
         before, after = Scripted(slots=2), Scripted(slots=2)
         async with run(tmp_path / "1", before, prompts_per_step=2) as live:
             live.trainer.submit([PROMPT, Prompt("b", [3], 1, 9)])
-            with pytest.raises(NotYet):
+            with pytest.raises(NotReady):
                 await live.trainer.next_batch(timeout_s=0)
             await before.stream(0, [77])
             await before.stream(1, [88])
@@ -572,7 +572,7 @@ def test_each_loss_of_a_group_is_told_with_its_batch_over_two_restarts(tmp_path)
         async with run(left) as live:
             live.trainer.close_submissions()
             for name, batch in zip(asking, asked, strict=True):
-                with contextlib.suppress(NotYet):
+                with contextlib.suppress(NotReady):
                     await live.trainer.next_batch(batch.number, timeout_s=0, trainer=name)
         assert_nothing_is_left(left)
 
@@ -648,7 +648,7 @@ def test_the_journal_of_an_epoch_replays_by_itself(tmp_path):
         before, after = Scripted(), Scripted()
         async with run(tmp_path / "1", before) as live:
             live.trainer.submit([PROMPT])
-            with pytest.raises(NotYet):
+            with pytest.raises(NotReady):
                 await live.trainer.next_batch(timeout_s=0)
             await before.stream(0, [5])
             (running,) = live.driver.front.attempts.on("i0")

@@ -10,7 +10,7 @@ import pytest
 
 from rollout_sched.core.errors import CallerError
 from rollout_sched.live import weight_publisher
-from rollout_sched.live.batch_delivery import NotYet
+from rollout_sched.live.batch_delivery import NotReady
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.leases import LeaseEnded
 from rollout_sched.live.ports import RequestRejected
@@ -145,7 +145,7 @@ def test_a_batch_comes_again_until_it_is_acknowledged() -> None:
             assert first is not None
             assert first is same is await stage.trainer.next_batch()
             assert stage.driver.view.run.batches == 1  # nobody has asked for more
-            with pytest.raises(NotYet):
+            with pytest.raises(NotReady):
                 await stage.trainer.next_batch(first.number, 0.01)
             await stage.instance.answer(1, [8])
             second = await stage.trainer.next_batch(first.number)
@@ -224,7 +224,7 @@ def test_parts_of_a_batch() -> None:
             assert part is not None
             assert (part.part, part.last, uids(part)) == (2, True, ["c"])
             await trainer.publish_weights(1, load)
-            with pytest.raises(NotYet):
+            with pytest.raises(NotReady):
                 await trainer.next_batch(0, 0.01, part=2, parts=True)
 
     run(scene())
@@ -304,7 +304,7 @@ def test_the_same_prompt_is_taken_once_until_its_batch_is_acknowledged() -> None
             assert stage.trainer.submissions.open_samples == 0, "it has been delivered"
             with pytest.raises(CallerError, match="with other values of samples"):
                 stage.trainer.submit([prompt(samples=2)])
-            with pytest.raises(NotYet):
+            with pytest.raises(NotReady):
                 await stage.trainer.next_batch(0, 0)
             stage.trainer.submit([prompt(samples=2)])
             assert stage.trainer.submissions.open_samples == 2, "an epoch later it is another group"

@@ -11,7 +11,7 @@ from aiohttp import web
 from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.gateway.control_plane.codec import read, refusal, reply
 from rollout_sched.integrations.gateway.control_plane.gateway import Gateway
-from rollout_sched.live.batch_delivery import NotYet
+from rollout_sched.live.batch_delivery import NotReady
 from rollout_sched.live.leases import TRAINER, LeaseEnded, TrainerName
 from rollout_sched.live.samples import Prompt, Uid
 from rollout_sched.store.errors import StoreFull
@@ -133,7 +133,7 @@ class TrainerApi:
                 part=asked.part,
                 parts=asked.parts,
             )
-        except NotYet:
+        except NotReady:
             return reply(request, {"pending": True}, 202)
         except LeaseEnded as error:
             return refusal(410, str(error))

@@ -29,8 +29,8 @@ from rollout_sched.integrations.gateway.control_plane.version_labels import (
 )
 from rollout_sched.integrations.gateway.control_plane.weight_protocol import (
     Conflict,
-    HalfDone,
     Member,
+    PartialUpdate,
     ProtocolStep,
     UpdateState,
     WeightProtocol,
@@ -161,7 +161,7 @@ class TrainerUpdates:
         if failed and not _left_as_it_was(answer, step):
             lacking = frozenset(member for member in members if member.name in failed)
             done = frozenset(members) - lacking
-            protocol.half_did(step, HalfDone(identity, call.path, done, lacking))
+            protocol.half_did(step, PartialUpdate(identity, call.path, done, lacking))
             log.warning("%s", self.state()["remedy"])
         elif members and not failed and protocol.did(step, identity, members):
             away = {failure["url"] for failure in answer["away"]}

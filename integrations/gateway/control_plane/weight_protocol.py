@@ -77,7 +77,7 @@ class Member(msgspec.Struct, frozen=True):
     started_at: float
 
 
-class HalfDone(msgspec.Struct, frozen=True):
+class PartialUpdate(msgspec.Struct, frozen=True):
     """A call that some instances did and others did not."""
 
     call: bytes
@@ -85,11 +85,11 @@ class HalfDone(msgspec.Struct, frozen=True):
     done: frozenset[Member]
     failed: frozenset[Member]
 
-    def without(self, name: str) -> HalfDone:
+    def without(self, name: str) -> PartialUpdate:
         """The same without the instance of this name."""
         done = frozenset(member for member in self.done if member.name != name)
         failed = frozenset(member for member in self.failed if member.name != name)
-        return HalfDone(self.call, self.what, done, failed)
+        return PartialUpdate(self.call, self.what, done, failed)
 
     @property
     def remedy(self) -> str:
@@ -109,7 +109,7 @@ class WeightProtocol:
 
     def __init__(self) -> None:
         self.state: UpdateState = SETTLED
-        self.half_done: HalfDone | None = None
+        self.half_done: PartialUpdate | None = None
         self._begun_with: frozenset[Member] = frozenset()
 
     @property
@@ -159,7 +159,7 @@ class WeightProtocol:
             half = self.half_done.without(name)
             self.half_done = half if half.done or half.failed else None
 
-    def half_did(self, step: ProtocolStep, call: HalfDone) -> None:
+    def half_did(self, step: ProtocolStep, call: PartialUpdate) -> None:
         """Some instances have done a call and others have not."""
         half = self.half_done
         if step is ProtocolStep.FINISH and half is not None and half.call != call.call:

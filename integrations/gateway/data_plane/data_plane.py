@@ -26,7 +26,7 @@ from rollout_sched.integrations.gateway.data_plane.http_reply import (
 )
 from rollout_sched.integrations.gateway.data_plane.http_request import HttpRequest
 from rollout_sched.integrations.gateway.data_plane.limits import Limits
-from rollout_sched.integrations.gateway.data_plane.open_calls import NotNow, OpenCalls
+from rollout_sched.integrations.gateway.data_plane.open_calls import OpenCalls, Unavailable
 from rollout_sched.integrations.gateway.data_plane.responses import Responses
 from rollout_sched.integrations.gateway.data_plane.scheduling import Scheduling
 from rollout_sched.integrations.gateway.data_plane.splice import ClientBody
@@ -94,7 +94,7 @@ class DataPlane:
             status, text = error.status, str(error)
         except CallerError as error:
             text = str(error)
-        except NotNow as error:
+        except Unavailable as error:
             self.refused += 1
             status, text = 503, f"{error}; try again later"
         except Exception as error:
@@ -110,7 +110,7 @@ class DataPlane:
         Responses and bytes are checked against the limits before anything is built from them.
         """
         if self._closed:
-            raise NotNow(CLOSED)
+            raise Unavailable(CLOSED)
         limits = self.calls.limits
         endpoint = ENDPOINTS[request.target.partition(b"?")[0]]
         check_head(request)
@@ -154,6 +154,6 @@ class DataPlane:
         """(prompt, new) tokens if the client sets no limit; the prompt's may be an estimate."""
         most = self.scheduling.max_model_len()
         if not most:
-            raise NotNow("no instance has joined, so the token limit is not known")
+            raise Unavailable("no instance has joined, so the token limit is not known")
         tokens = min(tokens, max(1, most - 1))
         return tokens, max(1, most - tokens)

@@ -10,7 +10,7 @@ from rollout_sched.integrations.gateway.data_plane.pacer import Pacer
 from rollout_sched.integrations.gateway.data_plane.responses import Responses
 
 
-class NotNow(Exception):
+class Unavailable(Exception):
     """The call cannot be accepted at present; the text says why."""
 
 
@@ -50,7 +50,8 @@ class OpenCalls:
         self.body_bytes -= body_bytes
 
     def check_room(self, count: int, body_bytes: int) -> None:
-        """Raises NotNow if a call of this size does not fit now, BadRequest if it never can."""
+        """Raises Unavailable if a call of this size does not fit now, BadRequest if it never
+        can."""
         limits = self.limits
         if body_bytes > limits.body_bytes:
             raise BadRequest(
@@ -59,12 +60,12 @@ class OpenCalls:
                 413,
             )
         if self.requests + count > limits.requests:
-            raise NotNow(
+            raise Unavailable(
                 f"too many requests: {self.requests} responses are pending, the limit is "
                 f"{limits.requests}, the call asks for {count}"
             )
         if self.body_bytes + body_bytes > limits.body_bytes:
-            raise NotNow(
+            raise Unavailable(
                 f"too many bytes: pending bodies have {self.body_bytes}, the limit is "
                 f"{limits.body_bytes}, the call has {body_bytes}"
             )

@@ -6,7 +6,7 @@ import pytest
 
 from rollout_sched.integrations.gateway.data_plane.fields import BadRequest
 from rollout_sched.integrations.gateway.data_plane.limits import Limits
-from rollout_sched.integrations.gateway.data_plane.open_calls import NotNow, OpenCalls
+from rollout_sched.integrations.gateway.data_plane.open_calls import OpenCalls, Unavailable
 
 
 class Reply:
@@ -18,11 +18,11 @@ def test_who_leaves_makes_room_for_the_next() -> None:
     calls.enter(one, 2, 60)
     calls.enter(two, 1, 40)
     assert (calls.requests, calls.body_bytes, list(calls.replies)) == (3, 100, [one, two])
-    with pytest.raises(NotNow, match="3 responses are pending, the limit is 3"):
+    with pytest.raises(Unavailable, match="3 responses are pending, the limit is 3"):
         calls.check_room(1, 0)
     calls.leave(two, 1, 40)
     calls.check_room(1, 40)
-    with pytest.raises(NotNow, match="pending bodies have 60, the limit is 100"):
+    with pytest.raises(Unavailable, match="pending bodies have 60, the limit is 100"):
         calls.check_room(1, 41)
     calls.leave(one, 2, 60)
     assert (calls.requests, calls.body_bytes, list(calls.replies)) == (0, 0, [])

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from rollout_sched.integrations.gateway.control_plane.weight_protocol import (
     MOVES,
     Conflict,
-    HalfDone,
     Member,
+    PartialUpdate,
     ProtocolStep,
     UpdateState,
     WeightProtocol,
@@ -31,7 +31,7 @@ def begun() -> WeightProtocol:
 
 
 def half(protocol: WeightProtocol, step: ProtocolStep) -> WeightProtocol:
-    protocol.half_did(step, HalfDone(call(step), f"/{step}", frozenset([A]), frozenset([B])))
+    protocol.half_did(step, PartialUpdate(call(step), f"/{step}", frozenset([A]), frozenset([B])))
     return protocol
 
 
@@ -143,7 +143,9 @@ def test_what_was_half_done_stays_so_while_somebody_is_left_that_had_a_part_in_i
 
 def test_who_was_restarted_has_not_done_what_it_had_done() -> None:
     protocol = WeightProtocol()
-    protocol.half_did(ProtocolStep.LOAD, HalfDone(b"load", "/load", frozenset([B]), frozenset([A])))
+    protocol.half_did(
+        ProtocolStep.LOAD, PartialUpdate(b"load", "/load", frozenset([B]), frozenset([A]))
+    )
     assert protocol.pending(b"load", [A, Member(B.name, 2.0)]) == [A, Member(B.name, 2.0)]
 
 
@@ -215,7 +217,7 @@ def test_whatever_fails_what_counts_as_loaded_is_the_same_everywhere(
             continue  # all have refused to begin
         if failed:
             done = frozenset(members) - frozenset(failed)
-            protocol.half_did(step, HalfDone(call, step, done, frozenset(failed)))
+            protocol.half_did(step, PartialUpdate(call, step, done, frozenset(failed)))
         else:
             loaded = protocol.did(step, call, members)
             assert not (loaded and protocol.half_loaded)

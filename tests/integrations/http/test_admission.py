@@ -7,7 +7,7 @@ import contextlib
 
 import pytest
 
-from rollout_sched.integrations.http import HttpServer, handed
+from rollout_sched.integrations.http import HttpServer, handed_connection
 from rollout_sched.integrations.http.lingering import Lingering
 from rollout_sched.integrations.http.server_connection import AT_ONCE
 from tests.integrations.http.test_bodies import frame
@@ -27,7 +27,7 @@ from tests.integrations.http.wires import (
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr(handed, "LINGER_S", 0.2)
+    monkeypatch.setattr(handed_connection, "LINGER_S", 0.2)
 
 
 class Keyed(Echo):

@@ -6,7 +6,7 @@ from rollout_sched.simulators.tune.book import FigureBook
 from rollout_sched.simulators.tune.candidates import Candidate
 from rollout_sched.simulators.tune.evaluation import Case, Task
 from rollout_sched.simulators.tune.limits import CaseFigures, HardLimits
-from rollout_sched.simulators.tune.standing import Standing, standing
+from rollout_sched.simulators.tune.ranking import Ranking, ranking
 from tests.simulators.tune.bench import Oracle, candidate, faster_with_more_prompts
 
 CASES = (Case(8, 1, held_out=True), Case(8, 2, held_out=True))
@@ -15,10 +15,10 @@ PLAIN, FASTER, BIASED = (candidate(batching="sync", over_prompts=over) for over 
 ODD = candidate(batching="sync", over_prompts=1.5, ordering="shortest_first")
 
 
-def measured(*candidates: Candidate, formula=faster_with_more_prompts) -> Standing:
+def measured(*candidates: Candidate, formula=faster_with_more_prompts) -> Ranking:
     book = FigureBook(lambda tasks: Oracle(formula).answers(tasks, lambda: 1.0))
     book.measure(candidates, CASES)
-    return standing(book, CASES)
+    return ranking(book, CASES)
 
 
 def test_the_fastest_that_keeps_the_limits_wins() -> None:
@@ -52,9 +52,9 @@ def test_what_failed_is_not_there() -> None:
 def test_what_it_says_of_its_members() -> None:
     found = measured(PLAIN, FASTER)
     assert found.held_out
-    assert not Standing([], (Case(8, 1),), found.book).held_out
+    assert not Ranking([], (Case(8, 1),), found.book).held_out
     assert found.speed_up(FASTER, PLAIN).mean > 1.4
     assert found.figures(PLAIN).tokens_per_s == 250.0
     assert found.preset("dplb") is None
     known = Candidate({}, "dplb")
-    assert Standing([PLAIN, known], CASES, found.book).preset("dplb") == known
+    assert Ranking([PLAIN, known], CASES, found.book).preset("dplb") == known

@@ -6,14 +6,14 @@ import pytest
 
 from rollout_sched import load_policy
 from rollout_sched.integrations.gateway.control_plane.auth import Access, AccessControl
-from rollout_sched.integrations.gateway.greeting import greeting
+from rollout_sched.integrations.gateway.startup_report import startup_report
 
 POLICY = load_policy("dplb")
 OPEN = AccessControl()
 
 
 def said(auth: AccessControl = OPEN, host: str = "127.0.0.1", *, sessions: bool = True) -> str:
-    return "\n".join(greeting(POLICY, auth, host, keeps_sessions=sessions))
+    return "\n".join(startup_report(POLICY, auth, host, keeps_sessions=sessions))
 
 
 def test_its_policy_with_every_role() -> None:

@@ -12,7 +12,7 @@ from rollout_sched.live.driver import Driver
 log = logging.getLogger(__name__)
 
 
-class Leftovers:
+class StaleAttempts:
     """Aborts them when their instance joins. No attempt of this run has their numbers, so their
     answers would be ignored.
 

@@ -16,7 +16,7 @@ LOOK_S = 5.0
 
 
 @contextlib.asynccontextmanager
-async def said_while_waiting(what: str, why: Callable[[], Awaitable[str]]) -> AsyncIterator[None]:
+async def log_while_waiting(what: str, why: Callable[[], Awaitable[str]]) -> AsyncIterator[None]:
     """While the block waits for `what`, log the reason that `why` returns whenever it changes; ""
     is not logged."""
     saying = asyncio.create_task(_say(what, why))

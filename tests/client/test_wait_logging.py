@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from rollout_sched.client import said_while_waiting as module
-from rollout_sched.client.said_while_waiting import said_while_waiting
+from rollout_sched.client import wait_logging as module
+from rollout_sched.client.wait_logging import log_while_waiting
 from rollout_sched.core.errors import CallerError
 from tests.live.scripted import until
 
@@ -27,7 +27,7 @@ def test_each_reason_is_said_once(
         return answer
 
     async def scene() -> None:
-        async with said_while_waiting("a batch", why):
+        async with log_while_waiting("a batch", why):
             await until(lambda: len(asked) > 8)
         before = len(asked)
         for _ in range(5):

@@ -12,7 +12,7 @@ from rollout_sched.simulators.tune.limits import CaseFigures, HardLimits, togeth
 from rollout_sched.simulators.tune.pairs import SpeedUp, simplest_of_the_best
 
 
-class Standing(msgspec.Struct, frozen=True):
+class Ranking(msgspec.Struct, frozen=True):
     """Candidates and cases; the book has each candidate in every case."""
 
     candidates: list[Candidate]
@@ -47,8 +47,8 @@ class Standing(msgspec.Struct, frozen=True):
         return frontier(sound, self.figures)
 
 
-def standing(book: FigureBook, cases: tuple[Case, ...]) -> Standing:
+def ranking(book: FigureBook, cases: tuple[Case, ...]) -> Ranking:
     """All candidates in the book that were measured in every case and did not fail."""
     measured = [one for one in book.candidates.values() if book.knows(one, cases)]
     sound = [one for one in measured if not together(book.of(one, cases)).failed]
-    return Standing(sound, cases, book)
+    return Ranking(sound, cases, book)

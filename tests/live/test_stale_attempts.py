@@ -6,8 +6,8 @@ import asyncio
 
 from rollout_sched import load_policy
 from rollout_sched.live.driver import Driver
-from rollout_sched.live.leftovers import Leftovers
 from rollout_sched.live.ports import InstanceError
+from rollout_sched.live.stale_attempts import StaleAttempts
 from tests.live.scripted import Scripted, until
 
 
@@ -20,7 +20,7 @@ class Deaf(Scripted):
 def test_each_is_aborted_once_where_it_was(caplog):
     async def scene():
         driver = Driver(load_policy("dplb").scheduler(1))
-        leftovers = Leftovers(driver, "old", [("i0", 3), ("i0", 4), ("gone", 5)])
+        stale = StaleAttempts(driver, "old", [("i0", 3), ("i0", 4), ("gone", 5)])
         instance, other = Deaf("i0"), Scripted("i1")
         await driver.add_instance(instance)
         await driver.add_instance(other)
@@ -28,7 +28,7 @@ def test_each_is_aborted_once_where_it_was(caplog):
         aborts = [call for call in instance.calls if call[0] == "abort"]
         assert aborts == [("abort", "old-3"), ("abort", "old-4")]
         assert not any(call[0] == "abort" for call in other.calls)
-        leftovers.close()
+        stale.close()
         await driver.close()
 
     asyncio.run(scene())

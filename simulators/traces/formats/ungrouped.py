@@ -16,7 +16,7 @@ def _serving(rows: Iterable[Row], _: Counting) -> Placed:
     for serial, row in enumerate(rows):
         arrival_s = row.seconds("t_s")
         labels = row.labels("t_s", "prompt_tokens", "response_tokens")
-        yield _lone(row, serial, arrival_s, "prompt_tokens", "response_tokens", labels)
+        yield _ungrouped(row, serial, arrival_s, "prompt_tokens", "response_tokens", labels)
 
 
 def _azure(rows: Iterable[Row], _: Counting) -> Placed:
@@ -33,14 +33,14 @@ def _azure(rows: Iterable[Row], _: Counting) -> Placed:
             ) from error
         if arrival_s < 0:
             raise row.error("TIMESTAMP", "sort the rows by time")
-        yield _lone(row, serial, arrival_s, "ContextTokens", "GeneratedTokens")
+        yield _ungrouped(row, serial, arrival_s, "ContextTokens", "GeneratedTokens")
 
 
 def _vidur(rows: Iterable[Row], _: Counting) -> Placed:
     """arrived_at (seconds), num_prefill_tokens, num_decode_tokens: Vidur's columns."""
     for serial, row in enumerate(rows):
         arrival_s = row.seconds("arrived_at")
-        yield _lone(row, serial, arrival_s, "num_prefill_tokens", "num_decode_tokens")
+        yield _ungrouped(row, serial, arrival_s, "num_prefill_tokens", "num_decode_tokens")
 
 
 def _mooncake(rows: Iterable[Row], _: Counting) -> Placed:
@@ -50,10 +50,10 @@ def _mooncake(rows: Iterable[Row], _: Counting) -> Placed:
     """
     for serial, row in enumerate(rows):
         arrival_s = row.seconds("timestamp") / 1000
-        yield _lone(row, serial, arrival_s, "input_length", "output_length")
+        yield _ungrouped(row, serial, arrival_s, "input_length", "output_length")
 
 
-def _lone(
+def _ungrouped(
     row: Row,
     serial: int,
     arrival_s: float,

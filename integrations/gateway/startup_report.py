@@ -17,7 +17,7 @@ from rollout_sched.integrations.gateway.control_plane.gateway import notes_of
 from rollout_sched.live.instance_supervisor import InstanceSupervisor
 
 
-def greeting(
+def startup_report(
     policy: PolicyFile, auth: AccessControl, host: str, *, keeps_sessions: bool
 ) -> Iterator[str]:
     """`keeps_sessions`: whether session names have an effect."""

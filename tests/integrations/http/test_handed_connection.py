@@ -8,7 +8,7 @@ import contextlib
 import pytest
 from aiohttp import web
 
-from rollout_sched.integrations.http import handed
+from rollout_sched.integrations.http import handed_connection
 from tests.integrations.http.test_admission import slowly
 from tests.integrations.http.test_bodies import frame
 from tests.integrations.http.test_server import cold_app, status_of
@@ -25,7 +25,7 @@ from tests.integrations.http.wires import (
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr(handed, "LINGER_S", 0.2)
+    monkeypatch.setattr(handed_connection, "LINGER_S", 0.2)
 
 
 @pytest.mark.parametrize("chunked", [False, True])
