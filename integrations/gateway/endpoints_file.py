@@ -13,7 +13,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from ipaddress import IPv6Address
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
@@ -79,7 +79,8 @@ def parse_endpoints(path: Path, text: bytes) -> list[Endpoint]:
             "that ends in .json"
         ) from error
     except Exception as error:  # PyYAML raises other errors too: `!!bool x` is a KeyError
-        told = str(error) if isinstance(error, msgspec.MsgspecError) else repr(error)
+        said = isinstance(error, msgspec.MsgspecError | ValueError)
+        told = str(error) if said else repr(error)
         raise CallerError(f"{path}: {' '.join(told.split())[:300]}; {_FORMAT}") from error
     try:
         _check(endpoints)
@@ -89,7 +90,8 @@ def parse_endpoints(path: Path, text: bytes) -> list[Endpoint]:
 
 
 def _decode_yaml(text: bytes, *, type: type[_File], strict: bool) -> _File:
-    """Raises ImportError without PyYAML, and any error of PyYAML or msgspec."""
+    """Raises ImportError without PyYAML, ValueError with the position of wrong YAML, and any other
+    error of PyYAML or msgspec."""
     import yaml
 
     if len(text) > MOST_YAML:
@@ -97,8 +99,19 @@ def _decode_yaml(text: bytes, *, type: type[_File], strict: bool) -> _File:
             f"{len(text):,} bytes, the limit for YAML is {MOST_YAML:,}: write JSON to a file that "
             "ends in .json"
         )
+    try:
+        _check_events(yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error
+    return msgspec.yaml.decode(text, type=type, strict=strict)
+
+
+def _check_events(events: Iterable[Any]) -> None:
+    """Raises ValueError if the document is nested too deep, or one of its values is too long."""
+    import yaml
+
     depth = 0
-    for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+    for event in events:
         depth += isinstance(event, yaml.CollectionStartEvent)
         depth -= isinstance(event, yaml.CollectionEndEvent)
         if depth > DEEPEST:
@@ -107,7 +120,6 @@ def _decode_yaml(text: bytes, *, type: type[_File], strict: bool) -> _File:
             raise ValueError(
                 f"a value has {len(event.value):,} characters, the limit is {LONGEST_VALUE:,}"
             )
-    return msgspec.yaml.decode(text, type=type, strict=strict)
 
 
 def _check(endpoints: Iterable[Endpoint]) -> None:

@@ -233,7 +233,7 @@ class Service:
     async def _take_in(self, client: InstanceClient) -> None:
         if await self.live.driver.add_instance(client, patient=True) is None:
             why = self.live.driver.supervisors[client.name].reason
-            self._say(f"instance {client.name}: away, joins when it can ({why})")
+            self._say(f"instance {client.name}: away, joins when it is ready ({why})")
 
     def _watched(self, path: Path | None, make_client: MakeClient) -> EndpointsFile | None:
         if path is None:

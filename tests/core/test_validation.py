@@ -29,7 +29,7 @@ REFUSED: list[tuple[Event, str]] = [
     (RequestSubmitted("large", "", BIG, 1), f"is {BIG + 1}, but the largest instance"),
     (InstanceJoined("i1", 0, 1), "slots and kv_tokens"),
     (InstanceJoined("i1", 1, BIG, 7), "but the trainer is at 0"),
-    (WeightsPublished(0), "version 0 was published after 0"),
+    (WeightsPublished(0), "version 0 is not after 0"),
 ]
 
 
