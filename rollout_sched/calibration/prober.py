@@ -27,7 +27,8 @@ SAMPLING: Mapping[str, Any] = {"temperature": 1.0, "logprobs": 0, "ignore_eos": 
 #: Token ids that every vocabulary has.
 IDS = range(16, 256)
 
-#: Seconds to wait until requests of others have ended, and between two polls.
+#: Seconds to wait until requests of others have ended, or for answers before the instance is asked
+#: whether it still works on them; and between two polls.
 _PATIENCE_S = 20.0
 _LOOK_S = 0.2
 
@@ -102,7 +103,7 @@ class Prober:
             return output
 
         start = self._now()
-        outputs = await _all(map(generate, orders))
+        outputs = await _unless_forgotten(instance, _all(map(generate, orders)))
         for new, output in zip(lengths, outputs, strict=True):
             _check_whole(instance, new, output)
         after = await instance.gauges()
@@ -149,6 +150,24 @@ class Prober:
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
+
+
+async def _unless_forgotten(instance: InstanceClient, answers: Coroutine[Any, Any, _T]) -> _T:
+    """The answers. Raises InstanceError if the instance has no requests left twice in a row, and
+    has not answered."""
+    waiting, looks = asyncio.ensure_future(answers), 0
+    try:
+        while not (await asyncio.wait([waiting], timeout=_PATIENCE_S))[0]:
+            gauges = await instance.gauges()
+            looks = 0 if gauges.running + gauges.waiting else looks + 1
+            if looks == 2:
+                raise InstanceError(
+                    f"{instance.name} has lost requests: it reports none, and did not answer all; "
+                    "restart it, and calibrate again"
+                )
+        return waiting.result()
+    finally:
+        waiting.cancel()
 
 
 async def _all(calls: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:

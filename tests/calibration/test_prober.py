@@ -76,6 +76,21 @@ def test_one_that_somebody_aborts() -> None:
         probed(Burst(1, 20, 5), answer)
 
 
+def test_one_that_loses_a_request() -> None:
+    async def answer(order: Order) -> Output:
+        if order.id.endswith("-2"):
+            await asyncio.Event().wait()
+        return Output([1] * order.max_new_tokens, None, "length")
+
+    with pytest.raises(InstanceError, match="has lost requests"):
+        probed(Burst(3, 20, 5), answer)
+
+
+def test_one_that_takes_long_is_waited_for() -> None:
+    (time,) = probed(Burst(1, 20, 5), before=lambda server: server.clocked.set_speed(1e-4))
+    assert time.last_s > 60
+
+
 def test_a_server_that_takes_no_token_ids() -> None:
     async def answer(order: Order) -> Output:
         raise RequestRejected("prompt: a text is expected")
