@@ -101,7 +101,7 @@ def test_one_of_the_fleets_model(model: str, others: list[str], known_as: str) -
 def test_one_of_another_model_is_refused_with_both_names() -> None:
     here = [msgspec.structs.replace(PLAIN, model="llama")]
     description = msgspec.structs.replace(PLAIN, model="qwen", models=("qwen", "tuned"))
-    with pytest.raises(InstanceError, match=r"serves qwen, tuned where .* serve llama"):
+    with pytest.raises(InstanceError, match=r"serves qwen, tuned, but .* serve llama"):
         with_the_fleets_model(Scripted(), description, here)
 
 

@@ -41,10 +41,10 @@ def test_turns_end_where_there_is_no_more_room() -> None:
 @pytest.mark.parametrize(
     ("sampling", "says"),
     [
-        ({"temprature": 1.0}, "knows no 'temprature'; did you mean \"temperature\"?"),
-        ({"zzz": 1}, "knows no 'zzz'"),
-        ({"n": 4}, "as Prompt.samples"),
-        ({"max_tokens": 4}, "as Prompt.max_tokens"),
+        ({"temprature": 1.0}, "has no parameter 'temprature'; did you mean \"temperature\"?"),
+        ({"zzz": 1}, "has no parameter 'zzz'"),
+        ({"n": 4}, "set Prompt.samples"),
+        ({"max_tokens": 4}, "set Prompt.max_tokens"),
     ],
 )
 def test_sampling_that_nobody_would_heed(sampling: dict[str, Any], says: str) -> None:

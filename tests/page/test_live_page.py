@@ -15,5 +15,5 @@ def test_it_has_the_words_and_no_data() -> None:
 def test_the_key_is_never_in_an_address() -> None:
     page = live_page().decode()
     assert "localStorage" not in page
-    assert "EventSource" not in page.replace("EventSource could not", "")
+    assert "EventSource" not in page.replace("because EventSource cannot", "")
     assert "Authorization: `Bearer ${key}`" in page

@@ -33,7 +33,7 @@ def test_too_many_attempts_are_thinned_and_it_says_so(monkeypatch: pytest.Monkey
     monkeypatch.setattr(run_page, "MOST", 500)
     data = data_of(page_of(many(1200)))
     assert len(data["policies"][0]["record"]["attempts"]["request"]) == 400
-    assert "one in 3 is drawn" in data["note"]
+    assert "One request in 3 is drawn" in data["note"]
 
 
 def test_a_prompt_s_name_cannot_end_the_script() -> None:

@@ -55,7 +55,7 @@ def test_one_that_has_never_answered() -> None:
     with serving() as gateway:
         gateway.status = 500
         watched = Watched(GatewaySource(gateway.url, ""))
-        assert text_of(watched).strip().endswith("no answer yet: it answered 500")
+        assert text_of(watched).strip().endswith("no answer yet: the gateway answered 500")
 
 
 def test_it_goes_on_until_it_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,7 +43,7 @@ def test_an_abort_before_the_first_token_is_an_answer():
 @pytest.mark.parametrize(
     ("chunks", "says"),
     [
-        ([Chunk([1, 2, 3, 4, 5], [-1.0] * 5)], "more than the 4 tokens"),
+        ([Chunk([1, 2, 3, 4, 5], [-1.0] * 5)], "more tokens than the limit of 4"),
         ([Chunk([1, 2], [-1.0])], "1 log-probs with 2 tokens"),
         ([Chunk([1, 2], None, "stop")], "0 log-probs with 2 tokens"),
         ([Chunk([1], [-1.0], "error")], "finish_reason 'error'"),
@@ -53,7 +53,7 @@ def test_an_abort_before_the_first_token_is_an_answer():
             [Chunk([1, 2], [-1.0] * 2, made=2), Chunk([1, 2], [-1.0] * 2, made=2)],
             "it reports 2 tokens made, but has sent 2 and these 2",
         ),
-        ([Chunk([1], [-1.0], "stop"), Chunk([], made=2)], "made 2 tokens"),
+        ([Chunk([1], [-1.0], "stop"), Chunk([], made=2)], "reports 2 tokens made"),
         ([Chunk([1], [-1.0], "stop", [VersionSpan("1", 0, 2)])], "do not cover its 1 tokens"),
     ],
 )

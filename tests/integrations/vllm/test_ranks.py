@@ -56,7 +56,7 @@ def test_what_names_no_rank_is_left_as_it_is(info: dict[str, Any], fields: RankF
 
 @pytest.mark.parametrize("world", [2, 4])
 def test_a_group_of_another_size_would_hang(world: int) -> None:
-    with pytest.raises(CallerError, match=r"it must be 3: ask GET /get_world_size"):
+    with pytest.raises(CallerError, match=r"it must be 3: call GET /get_world_size"):
         deal({"rank_offset": 1, "world_size": world}, VLLM, [1, 1])
 
 
