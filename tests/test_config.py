@@ -176,9 +176,7 @@ class TestFiles:
     def test_a_file_of_another_kind_is_not_read_to_its_end(self, tmp_path: Path) -> None:
         path = tmp_path / "trace.toml"
         path.write_bytes(b"a." * 131072 + b"a = 1")
-        with pytest.raises(
-            ConfigError, match=r"trace\.toml: 262,149 bytes, but a policy has at most"
-        ):
+        with pytest.raises(ConfigError, match=r"trace\.toml: 262,149 bytes, but a policy has"):
             load_policy(str(path))
 
     def test_a_mistake_names_file_and_key(self, tmp_path: Path) -> None:
