@@ -18,10 +18,13 @@ class AbortBatch:
         self._ids: list[str] = []
         self._next: asyncio.Task[None] | None = None
         self._calls: set[asyncio.Task[None]] = set()
+        self._closed = False
 
     async def add(self, engine_id: str) -> None:
         """Returns when the call with the id has been answered. Raises the error of that call, or
-        InstanceGone if this was closed meanwhile."""
+        InstanceGone if this is closed, or was meanwhile."""
+        if self._closed:
+            raise InstanceGone("its connections are closed")
         self._ids.append(engine_id)
         if self._next is None:
             self._next = asyncio.create_task(self._send_all())
@@ -34,7 +37,8 @@ class AbortBatch:
         call.result()
 
     async def close(self) -> None:
-        """Cancel the calls in flight."""
+        """Cancel the calls in flight; no more follow."""
+        self._closed = True
         calls = list(self._calls)
         for call in calls:
             call.cancel()

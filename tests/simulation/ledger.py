@@ -88,10 +88,11 @@ class Ledger:
 
     @property
     def over(self) -> set[str]:
-        """Groups that a trainer has trained, or knows to be lost."""
-        claimed = {uid for batch in self.claimed.values() for uid in _groups(batch)}
-        known = claimed | self.acknowledged.keys() | self.failed.keys() | self.filtered
-        return known - self.again.keys()
+        """Groups that a trainer has trained, or knows to be lost, and that were not submitted again
+        since."""
+        claimed = {uid: batch.number for batch in self.claimed.values() for uid in _groups(batch)}
+        known = claimed.keys() | self.acknowledged.keys() | self.failed.keys() | self.filtered
+        return known - {uid for uid, told in self.again.items() if claimed.get(uid, told) == told}
 
     def delivered(self, batch: Batch, trainer: str, receipt: Receipt) -> None:
         """A batch, or a part of one, has reached a trainer."""

@@ -75,3 +75,22 @@ def test_a_call_to_one_who_cannot_be_reached_ends_with_its_instance():
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     asyncio.run(scene())
+
+
+def test_nothing_is_sent_once_it_is_closed():
+    """Who had several to abort went on with the next one after the instance was closed."""
+
+    async def scene():
+        sent = []
+
+        async def send(ids):
+            sent.append(ids)
+
+        batch = AbortBatch(Throttle(100, "rate"), send)
+        await batch.close()
+        with pytest.raises(InstanceGone, match="closed"):
+            await batch.add("a")
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        assert not sent
+
+    asyncio.run(scene())
