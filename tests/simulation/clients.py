@@ -96,5 +96,7 @@ async def attack(world: World, number: int, at_s: float, kind: str) -> None:
     may_be = hostile.ATTACKS[kind].statuses
     if world.plan.faults or at_s < JOINED_S:
         may_be = (*may_be, *NOBODY)
+    if any(getattr(fault, "model", "") for fault in world.plan.faults):
+        may_be = (*may_be, 404)  # an instance that serves another model since it came back
     if status:
         hold("an attack gets an allowed answer", status in may_be, (kind, status))
