@@ -100,6 +100,7 @@ class HttpInstance:
         self._model = ""  # used if it serves several
         self._findings: Findings | None = None
         self.labelled = False
+        self.models: tuple[str, ...] = ()  # that it served when it was described last
 
     @property
     def findings(self) -> Findings:
@@ -112,6 +113,7 @@ class HttpInstance:
         self._findings = await self._detect()
         description = self._findings.description
         self.labelled = description.version is not None and self._offers_labels
+        self.models = description.models or (description.model,)
         return description
 
     @property

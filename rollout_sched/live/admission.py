@@ -35,7 +35,7 @@ class FleetToJoin(Protocol):
     @property
     def versions(self) -> FleetVersions: ...
     def descriptions(self, besides: str) -> Iterable[Description]:
-        """The descriptions of the joined instances, except the one named `besides`."""
+        """The descriptions under which the other instances joined, of those away, too."""
 
     def join(self, name: str, description: Description, version: int) -> None: ...
 
@@ -77,6 +77,7 @@ class InstanceAdmission:
         limit_s = self._fleet.settings.control_timeout_s
         description = await ask(self._client.describe(), limit_s)
         self._note_start(description.started_at)
+        self._note_model(description)
         self._in_fleets_model(description)
         version = self._settle_version(description)
         async with self._lock:  # nothing changes between the checks and the join
@@ -107,6 +108,12 @@ class InstanceAdmission:
             if not restarted:
                 raise InstanceError(self._membership.reason)
             self._membership.move(MembershipMove.RESTART, "it was restarted")
+
+    def _note_model(self, description: Description) -> None:
+        """Forget how it joined before if it has come back with another model."""
+        before = self.description
+        if before is not None and before.model not in (description.model, *description.models):
+            self.description = None
 
     def _in_fleets_model(self, description: Description) -> Description:
         others = self._fleet.descriptions(besides=self._client.name)
@@ -151,8 +158,8 @@ def with_the_fleets_model(
         serves = printable(", ".join(description.models) or description.model, 120)
         raise InstanceError(
             f"it serves {serves}, but the other instances serve {ours}: one gateway serves one "
-            f"model. Start it with --served-model-name {ours} if it is the same model, or put it "
-            "behind another gateway"
+            f"model. Start it with --served-model-name {ours} if it is the same model, put it "
+            f"behind another gateway, or remove the instances that serve {ours}"
         )
     cast(ServesSeveral, client).use_model(ours)
     return msgspec.structs.replace(description, model=ours)

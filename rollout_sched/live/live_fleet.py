@@ -96,11 +96,12 @@ class LiveFleet:
         return min((d.max_model_len for d in known if d is not None), default=0)
 
     def descriptions(self, besides: str) -> Iterator[Description]:
-        """The descriptions of the joined instances, except the one named `besides`."""
-        for supervisor in self.supervisors.values():
-            told = supervisor.description
-            if told is not None and supervisor.joined and supervisor.name != besides:
-                yield told
+        """The descriptions under which the other instances joined, those of joined ones first: an
+        instance that is away may come back as it was."""
+        others = [one for one in self.supervisors.values() if one.name != besides]
+        for supervisor in sorted(others, key=lambda one: not one.joined):
+            if supervisor.description is not None:
+                yield supervisor.description
 
     async def add(self, client: InstanceClient, *, patient: bool) -> Description | None:
         """See `Driver.add_instance`."""

@@ -22,6 +22,7 @@ class Scripted:
     """Records what it is asked; a test answers each order by hand."""
 
     labelled = False  # its tokens, by us
+    models = ("a model",)
 
     def __init__(self, name: str = "i0", *, slots: int = 8, kv_tokens: int = 10_000) -> None:
         self.name = name

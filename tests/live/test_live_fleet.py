@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from rollout_sched.core.errors import CallerError
@@ -15,7 +16,7 @@ from rollout_sched.live.live_fleet import FleetAttempts
 from rollout_sched.live.ports import InstanceError
 from rollout_sched.live.settings import Settings
 from tests.core.told import make_scheduler
-from tests.live.scripted import Scripted
+from tests.live.scripted import Scripted, until
 
 
 class Stage:
@@ -139,5 +140,27 @@ def test_only_who_knows_how_can_load() -> None:
         assert not stage.fleet.can_load
         stage.fleet.loader = load
         assert stage.fleet.can_load
+
+    play(scene)
+
+
+def test_one_of_another_model_does_not_join_in_the_place_of_one_that_is_away() -> None:
+    """It did where all others were away, and the run went on with another model."""
+
+    async def scene(stage: Stage) -> None:
+        first, second = Scripted("i0"), Scripted("i1")
+        first.description = msgspec.structs.replace(first.description, model="m")
+        second.description = msgspec.structs.replace(second.description, model="other")
+        await stage.driver.add_instance(first)
+        first.dead = True
+        home = stage.driver.supervisors["i0"]
+        await until(lambda: home.health.check_now() or not home.joined)
+        with pytest.raises(InstanceError, match="serves other, but the other instances serve m"):
+            await stage.driver.add_instance(second)
+        first.dead = False
+        first.description = msgspec.structs.replace(first.description, model="other")
+        await until(lambda: home.health.check_now() or home.joined)
+        await stage.driver.add_instance(second)
+        assert stage.kinds() == ["InstanceJoined", "InstanceLost", *2 * ["InstanceJoined"]]
 
     play(scene)

@@ -50,7 +50,7 @@ class Call:
     @property
     def is_lied_to(self) -> bool:
         """Whether it got an answer that is not its own, and not a refusal."""
-        refused = re.match(r"wrong: [\w ]+: (50[023]|404) ", self.came)  # 404: another model
+        refused = re.match(r"wrong: [\w ]+: 50[023] ", self.came)
         return self.came.startswith("wrong: ") and not refused and b'"error"' not in self.answer
 
     async def make(self, at_s: float) -> None:
@@ -96,7 +96,5 @@ async def attack(world: World, number: int, at_s: float, kind: str) -> None:
     may_be = hostile.ATTACKS[kind].statuses
     if world.plan.faults or at_s < JOINED_S:
         may_be = (*may_be, *NOBODY)
-    if any(getattr(fault, "model", "") for fault in world.plan.faults):
-        may_be = (*may_be, 404)  # an instance that serves another model since it came back
     if status:
         hold("an attack gets an allowed answer", status in may_be, (kind, status))

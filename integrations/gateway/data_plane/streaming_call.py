@@ -126,7 +126,7 @@ class StreamingCall:
             labelled=client.labelled,
         )
         self.transcript.add(dispatch.attempt, stream)
-        receiver = StreamReceiver(self, stream, over)
+        receiver = StreamReceiver(self, stream, over, client.models)
         upstream_call = self.call.pass_on(client, order_id, path, body, receiver)
         receiver.upstream_call = upstream_call
         if self._upstream_call is None:
@@ -257,10 +257,13 @@ class StreamReceiver:
     Data after the end is dropped.
     """
 
-    __slots__ = ("_error", "_over", "_owner", "_status", "_stream", "upstream_call")
+    __slots__ = ("_error", "_over", "_owner", "_serves", "_status", "_stream", "upstream_call")
 
-    def __init__(self, owner: StreamingCall, stream: Stream, over: Over) -> None:
+    def __init__(
+        self, owner: StreamingCall, stream: Stream, over: Over, serves: tuple[str, ...]
+    ) -> None:
         self._owner = owner
+        self._serves = serves
         self._stream = stream
         self._over: Over | None = over
         self._status = 0
@@ -297,7 +300,7 @@ class StreamReceiver:
         if self._status == 200:
             self._complete()
         elif self._over is not None:
-            self._fail(refusal_of_request(self._status, self._error, names_model=True))
+            self._fail(refusal_of_request(self._status, self._error, serves=self._serves))
 
     def on_error(self, error: Exception) -> None:
         if self._status == 200 and self._stream.end.finish is not None:

@@ -124,6 +124,7 @@ class UnaryCall:
             whole=not parts,
             segment=segment,
             labelled=client.labelled,
+            serves=client.models,
         )
         receiver.upstream_call = self.call.pass_on(client, order_id, path, body, receiver)
         return receiver
@@ -240,6 +241,7 @@ class UnaryReceiver(WholeAnswer):
         "_over",
         "_owner",
         "_segment",
+        "_serves",
         "_spoken",
         "_whole",
         "upstream_call",
@@ -255,6 +257,7 @@ class UnaryReceiver(WholeAnswer):
         whole: bool,
         segment: bool,
         labelled: bool,
+        serves: tuple[str, ...],
     ) -> None:
         super().__init__(MOST)
         self._owner = owner
@@ -264,6 +267,7 @@ class UnaryReceiver(WholeAnswer):
         self._whole = whole
         self._segment = segment
         self._labelled = labelled
+        self._serves = serves
         self.upstream_call: UpstreamCall | None = None
 
     def cancel(self) -> None:
@@ -276,7 +280,7 @@ class UnaryReceiver(WholeAnswer):
             return
         try:
             if status != 200:
-                raise refusal_of_request(status, body, names_model=True)
+                raise refusal_of_request(status, body, serves=self._serves)
             outcome = self._owner.outcome(
                 body,
                 self._order_id,

@@ -10,6 +10,10 @@ to be at fault (`core.blame`), which costs no instance anything.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import msgspec
+
 from rollout_sched.live.ports import InstanceError, RequestRejected, printable
 
 #: 400, 413 and 422 are about the body, the others about headers.
@@ -24,6 +28,16 @@ _REMEDIES = {
     404: "start vLLM with VLLM_SERVER_DEV_MODE=1 in its environment, or use a newer one",
     405: "it is not a vLLM server, or an older one",
 }
+
+
+class _Error(msgspec.Struct):
+    message: str = ""
+
+
+class _Refused(msgspec.Struct):
+    """vLLM's body of an error."""
+
+    error: _Error
 
 
 class AnswerRefused(InstanceError):
@@ -44,16 +58,33 @@ def refusal(status: int, body: bytes, what: str = "it") -> AnswerRefused:
 
 
 def refusal_of_request(
-    status: int, body: bytes, what: str = "it", *, names_model: bool = False
+    status: int, body: bytes, what: str = "it", *, serves: Sequence[str] | None = None
 ) -> AnswerRefused | RequestRejected:
-    """The error for a refused request. `names_model`: its author chose the model. Our own requests
-    name a model that the instance has."""
-    no_model = names_model and status == 404 and _NO_SUCH_MODEL in body
-    if no_model or status in _REQUEST_AT_FAULT:
-        answered = f"{what} answered {status}"
+    """The error for a refused request. `serves`: the models that the instance had when it joined,
+    if the request's author chose one; None: it is our own request, which names one of them."""
+    answered = f"{what} answered {status}"
+    at_fault = status in _REQUEST_AT_FAULT
+    if serves is not None and status == 404 and _NO_SUCH_MODEL in body:
+        model = _missing_model(body)
+        if model and model in serves:
+            text = f"{answered}: it no longer serves {model}; was it restarted with another model?"
+            return AnswerRefused(text, text)
+        at_fault = True
+    if at_fault:
         text = f"{answered}: {excerpt(body)}"
         return RequestRejected(text, status, body, unquoted=answered)
     return refusal(status, body, what)
+
+
+def _missing_model(body: bytes) -> str:
+    """The name in vLLM's "The model `x` does not exist."; "" if the message is another. The whole
+    message is compared, because the client chose the name."""
+    try:
+        message = msgspec.json.decode(body, type=_Refused).error.message
+    except msgspec.MsgspecError:
+        return ""
+    name = message.removeprefix("The model `").removesuffix("` does not exist.")
+    return name if message == f"The model `{name}` does not exist." else ""
 
 
 def excerpt(body: bytes) -> str:

@@ -234,6 +234,21 @@ class TestErrors:
 
         run(scene())
 
+    @pytest.mark.parametrize("stream", [False, True])
+    def test_a_model_that_the_instance_had_when_it_joined_is_not(self, stream: bool) -> None:
+        """A server that came back with another model, before a poll has noticed it."""
+
+        async def scene() -> None:
+            first, second = Instance("i0"), Instance("i1")
+            async with Stage(first, second) as stage:
+                stage.call({**BODY, "stream": stream})
+                error = {"message": "The model `a model` does not exist.", "type": "NotFoundError"}
+                await first.answer(0, {"error": error}, 404)
+                await second.asked()
+                assert len(first.names) == 1
+
+        run(scene())
+
     @pytest.mark.parametrize("status", [401, 403, 404, 405, 429, 500, 503])
     def test_an_instances_failure_is_not(self, status: int) -> None:
         async def scene() -> None:

@@ -15,9 +15,9 @@ NO_MODEL = b'{"error":{"message":"The model `x` does not exist.","type":"NotFoun
 
 
 @pytest.mark.parametrize("status", [400, 406, 411, 412, 413, 414, 415, 416, 417, 422, 428, 431])
-@pytest.mark.parametrize("names_model", [False, True])
-def test_a_request_is_at_fault_for_its_body_and_its_headers(status, names_model):
-    error = refusal_of_request(status, b"too long", "/x", names_model=names_model)
+@pytest.mark.parametrize("serves", [None, ("x",)])
+def test_a_request_is_at_fault_for_its_body_and_its_headers(status, serves):
+    error = refusal_of_request(status, b"too long", "/x", serves=serves)
     assert isinstance(error, RequestRejected)
     assert (error.status, error.body, str(error)) == (
         status,
@@ -27,22 +27,36 @@ def test_a_request_is_at_fault_for_its_body_and_its_headers(status, names_model)
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 405, 407, 408, 409, 421, 425, 426, 429, 499])
-@pytest.mark.parametrize("names_model", [False, True])
-def test_where_it_goes_and_with_which_key_is_not_the_requests_fault(status, names_model):
-    error = refusal_of_request(status, b"{}", names_model=names_model)
+@pytest.mark.parametrize("serves", [None, ("x",)])
+def test_where_it_goes_and_with_which_key_is_not_the_requests_fault(status, serves):
+    error = refusal_of_request(status, b"{}", serves=serves)
     assert isinstance(error, AnswerRefused)
     assert str(error).startswith(f"it answered {status}: {{}}")
 
 
 @pytest.mark.parametrize("status", [199, 204, 301, 500, 502, 503])
 def test_what_is_no_judgement_is_the_instances(status):
-    assert isinstance(refusal_of_request(status, b"", names_model=True), AnswerRefused)
+    assert isinstance(refusal_of_request(status, b"", serves=("x",)), AnswerRefused)
 
 
 def test_a_model_that_is_not_there_is_the_fault_of_who_named_it():
-    assert isinstance(refusal_of_request(404, NO_MODEL, names_model=True), RequestRejected)
+    assert isinstance(refusal_of_request(404, NO_MODEL, serves=("y", "")), RequestRejected)
     assert isinstance(refusal_of_request(404, NO_MODEL), AnswerRefused)
-    assert isinstance(refusal_of_request(404, b"Not Found", names_model=True), AnswerRefused)
+    assert isinstance(refusal_of_request(404, b"Not Found", serves=("y",)), AnswerRefused)
+
+
+def test_a_model_that_the_instance_had_when_it_joined_is_the_instances_fault():
+    error = refusal_of_request(404, NO_MODEL, serves=("y", "x"))
+    assert isinstance(error, AnswerRefused)
+    assert "it no longer serves x" in str(error)
+
+
+@pytest.mark.parametrize(
+    "name", ["z` does not exist. The model `x", "The model `x` does not exist.", "`x`", "X"]
+)
+def test_no_name_that_a_client_makes_up_accuses_the_instance(name):
+    body = NO_MODEL.replace(b"`x`", f"`{name}`".encode())
+    assert isinstance(refusal_of_request(404, body, serves=("x",)), RequestRejected)
 
 
 @pytest.mark.parametrize(
