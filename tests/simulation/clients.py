@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from benchmarks.soak import hostile, innocents
 from benchmarks.soak.wire import Answer, Line, WireError
 from tests.simulation import gateway
+from tests.simulation.faults import InstanceDies
 from tests.simulation.ledger import hold
 
 if TYPE_CHECKING:
@@ -50,7 +51,8 @@ class Call:
     @property
     def is_lied_to(self) -> bool:
         """Whether it got an answer that is not its own, and not a refusal."""
-        refused = re.match(r"wrong: [\w ]+: 50[023] ", self.came)
+        status = re.match(r"wrong: [\w ]+: (\d{3}) ", self.came)
+        refused = status is not None and int(status[1]) in _nobody(self._world)
         return self.came.startswith("wrong: ") and not refused and b'"error"' not in self.answer
 
     async def make(self, at_s: float) -> None:
@@ -81,6 +83,12 @@ class Call:
         self.ended_s = self._world.kernel.time()
 
 
+def _nobody(world: World) -> tuple[int, ...]:
+    """Statuses when no instance can answer: 404 if those that are here may serve another model."""
+    another = any(isinstance(f, InstanceDies) and f.model for f in world.plan.faults)
+    return (*NOBODY, 404) if another else NOBODY
+
+
 async def attack(world: World, number: int, at_s: float, kind: str) -> None:
     """The call of a hostile client. Raises LawBroken if the answer is not an allowed one."""
     await asyncio.sleep(at_s)
@@ -95,6 +103,6 @@ async def attack(world: World, number: int, at_s: float, kind: str) -> None:
         return
     may_be = hostile.ATTACKS[kind].statuses
     if world.plan.faults or at_s < JOINED_S:
-        may_be = (*may_be, *NOBODY)
+        may_be = (*may_be, *_nobody(world))
     if status:
         hold("an attack gets an allowed answer", status in may_be, (kind, status))
