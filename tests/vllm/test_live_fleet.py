@@ -81,6 +81,13 @@ class Fleet:
             )
         )
 
+    def revive(self, core: int) -> None:
+        """A new server in the place of one that has died."""
+        port = urlsplit(self.urls[core]).port
+        assert port is not None
+        self.servers[core] = self.start(core, port)
+        self.servers[core].wait()
+
     def weights(self, number: int) -> str:
         return str(self._models[number])
 
@@ -138,8 +145,8 @@ def assert_equal(sample: Sample, expected: Output) -> None:
     assert len(sample.versions) == TOKENS
 
 
-def play(scene: Any) -> None:
-    asyncio.run(asyncio.wait_for(scene, LIMIT_S))
+def play(scene: Any, limit_s: float = LIMIT_S) -> None:
+    asyncio.run(asyncio.wait_for(scene, limit_s))
 
 
 class TestTrainer:
@@ -460,10 +467,7 @@ def test_one_that_is_killed_and_comes_back(
             assert all(sample.segments[1].instance == fleet.urls[0] for sample in moved)
 
             fleet.servers[1].process.wait(30)
-            port = urlsplit(fleet.urls[1]).port
-            assert port is not None
-            fleet.servers[1] = fleet.start(1, port)
-            await asyncio.to_thread(fleet.servers[1].wait)
+            await asyncio.to_thread(fleet.revive, 1)
             await until_both_serve(rollouts)
             check("b", await batch("b", kill=None))
 
@@ -476,4 +480,6 @@ def test_one_that_is_killed_and_comes_back(
                     if process.is_running():
                         process.kill()
 
-    play(scene())
+    if fleet.servers[1].process.poll() is not None:
+        fleet.revive(1)  # this test has failed before, and is run again
+    play(scene(), 2 * LIMIT_S)  # one server starts anew meanwhile
