@@ -168,6 +168,7 @@ async def _unless_forgotten(instance: InstanceClient, answers: Coroutine[Any, An
         return waiting.result()
     finally:
         waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
 
 
 async def _all(calls: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:

@@ -76,6 +76,28 @@ def add(commands: Any) -> None:
         metavar="NAME_OR_TOML",
         help=f"repeatable; default: {DEFAULT_SCENARIO}",
     )
+    _add_runs(parser)
+    add(
+        "--equal-bias",
+        action="store_true",
+        help="show no ratios of policies whose samples do not have the requested lengths",
+    )
+    add(
+        "--max-staleness",
+        type=natural,
+        metavar="K",
+        help="the verdict considers only policies whose samples are at most K versions old",
+    )
+    _add_job(parser)
+    for name, says in FORMATS.items():
+        add(f"--{name}", metavar="FILE", help=says)
+    add("--journal", type=Path, metavar="FILE", help="write every event to FILE")
+    parser.set_defaults(run=run)
+
+
+def _add_runs(parser: argparse.ArgumentParser) -> None:
+    """Which runs are made: the values to combine, how much of the trace, how often."""
+    add = parser.add_argument
     add(
         "--set",
         type=_axis,
@@ -113,22 +135,6 @@ def add(commands: Any) -> None:
         help="extra runs of each policy on resampled prompts, for intervals; 12 are enough",
     )
     add("--jobs", type=positive, default=1, metavar="N", help="parallel runs")
-    add(
-        "--equal-bias",
-        action="store_true",
-        help="show no ratios of policies whose samples do not have the requested lengths",
-    )
-    add(
-        "--max-staleness",
-        type=natural,
-        metavar="K",
-        help="the verdict considers only policies whose samples are at most K versions old",
-    )
-    _add_job(parser)
-    for name, says in FORMATS.items():
-        add(f"--{name}", metavar="FILE", help=says)
-    add("--journal", type=Path, metavar="FILE", help="write every event to FILE")
-    parser.set_defaults(run=run)
 
 
 def _axis(text: str) -> Axis:
