@@ -80,6 +80,11 @@ class SchedulerView:
         """Requests in the replay buffer."""
         return len(self._requests.replay_buffer)
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether the trainer has a group here, or got one."""
+        return len(self._books.groups) > 0 or self._books.progress.delivered > 0
+
     def groups(self, state: GroupState) -> int:
         """How many groups are in a state."""
         return self._books.groups.count(state)

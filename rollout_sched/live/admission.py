@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
-from typing import Protocol, cast
+from collections.abc import Callable
+from typing import NamedTuple, Protocol, cast
 
 import msgspec
 
@@ -21,6 +21,14 @@ from rollout_sched.live.settings import Settings
 log = logging.getLogger(__name__)
 
 
+class RequiredModel(NamedTuple):
+    """The model that an instance has to serve, "" if any will do. `of_run`: the samples of the run
+    come from it, so nothing but another run changes it; otherwise the other instances serve it."""
+
+    name: str = ""
+    of_run: bool = False
+
+
 class FleetToJoin(Protocol):
     """The fleet that an instance is checked against and then joins."""
 
@@ -34,8 +42,8 @@ class FleetToJoin(Protocol):
     def can_load(self) -> bool: ...
     @property
     def versions(self) -> FleetVersions: ...
-    def descriptions(self, besides: str) -> Iterable[Description]:
-        """The descriptions under which the other instances joined, of those away, too."""
+    def required_model(self, instance: str) -> RequiredModel:
+        """The model that this instance has to serve."""
 
     def join(self, name: str, description: Description, version: int) -> None: ...
 
@@ -78,7 +86,7 @@ class InstanceAdmission:
         description = await ask(self._client.describe(), limit_s)
         self._note_start(description.started_at)
         self._note_model(description)
-        self._in_fleets_model(description)
+        self._with_required_model(description)
         version = self._settle_version(description)
         async with self._lock:  # nothing changes between the checks and the join
             await settle_pause(self._client, description, self._pause, self._fleet.settings)
@@ -86,7 +94,7 @@ class InstanceAdmission:
                 # Labels its tokens from now on, to tell them from those after its first update.
                 await ask(self._client.set_version(version), limit_s)
             # Meanwhile others may have joined, and the trainer may have published a version.
-            description = self._in_fleets_model(description)
+            description = self._with_required_model(description)
             self._join(description, self._settle_version(description))
 
     def refuse(self, error: Exception) -> None:
@@ -115,9 +123,9 @@ class InstanceAdmission:
         if before is not None and before.model not in (description.model, *description.models):
             self.description = None
 
-    def _in_fleets_model(self, description: Description) -> Description:
-        others = self._fleet.descriptions(besides=self._client.name)
-        return with_the_fleets_model(self._client, description, others)
+    def _with_required_model(self, description: Description) -> Description:
+        required = self._fleet.required_model(self._client.name)
+        return with_required_model(self._client, description, required)
 
     def _settle_version(self, description: Description) -> int:
         fleet = self._fleet
@@ -146,20 +154,25 @@ class ServesSeveral(Protocol):
         """Set the model name of our own requests to it."""
 
 
-def with_the_fleets_model(
-    client: InstanceClient, description: Description, others: Iterable[Description]
+def with_required_model(
+    client: InstanceClient, description: Description, required: RequiredModel
 ) -> Description:
-    """The description with the model of `others` (of the first that joined). Raises InstanceError
-    if the instance does not serve it: some answers would then come from another model."""
-    ours = next((other.model for other in others if other.model), "")
+    """The description with the required model. Raises InstanceError if the instance does not serve
+    it: some answers would then come from another model."""
+    ours = required.name
     if ours in ("", description.model) or not description.model:
         return description
     if ours not in description.models:
         serves = printable(", ".join(description.models) or description.model, 120)
+        if required.of_run:
+            why = f"the samples of this run come from {ours}: a run has one model"
+            otherwise = "or begin another run (restart the gateway, with another --store)"
+        else:
+            why = f"the other instances serve {ours}: one gateway serves one model"
+            otherwise = f"or remove the instances that serve {ours}"
         raise InstanceError(
-            f"it serves {serves}, but the other instances serve {ours}: one gateway serves one "
-            f"model. Start it with --served-model-name {ours} if it is the same model, put it "
-            f"behind another gateway, or remove the instances that serve {ours}"
+            f"it serves {serves}, but {why}. Start it with --served-model-name {ours} if it is the "
+            f"same model, put it behind another gateway, {otherwise}"
         )
     cast(ServesSeveral, client).use_model(ours)
     return msgspec.structs.replace(description, model=ours)

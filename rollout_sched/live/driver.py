@@ -94,11 +94,12 @@ class Driver:
         """See `EventPump.tell`."""
         self.pump.tell(event)
 
-    def restore(self, event: Restored, paused: set[str]) -> None:
+    def restore(self, event: Restored, paused: set[str], model: str) -> None:
         """Continue a run that has ended. Call it before you add instances. `paused`: the instances
-        that the earlier run had paused to load weights."""
+        that the earlier run had paused to load weights; `model`: what its instances served."""
         self.pump.go_on_from(event.state.run.now)
         self.fleet.paused_before = paused
+        self.fleet.model = model
         self.pump.tell(event)
 
     def take_up_weights(self, loader: WeightLoader) -> None:

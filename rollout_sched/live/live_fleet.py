@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
 from rollout_sched.core.errors import CallerError
 from rollout_sched.core.events import Event, InstanceJoined, InstanceLeaving, InstanceLost
 from rollout_sched.core.view import SchedulerView
+from rollout_sched.live.admission import RequiredModel
 from rollout_sched.live.control_orders import Attempts
 from rollout_sched.live.fleet_versions import FleetVersions
 from rollout_sched.live.instance_supervisor import InstanceSupervisor
@@ -33,13 +34,26 @@ class FleetAttempts(Attempts, Protocol):
         to the scheduler."""
 
 
+class FleetRecord(Protocol):
+    """Keeps what the next process has to know of the instances (`live.store_keeper`)."""
+
+    async def pausing(self, instance: str) -> None:
+        """The instance is about to be paused."""
+
+    def resumed(self, instance: str) -> None:
+        """We no longer have to resume the instance."""
+
+    def serves(self, model: str) -> None:
+        """The instances serve this model from now on."""
+
+
 class LiveFleet:
     """All instances by name, including those that are away.
 
     loader         loads the newest version into an instance; None if no way to load it is known
     paused_before  instances that an earlier run had paused to load weights
-    on_pausing     called and awaited with an instance before it is paused
-    on_resumed     called with an instance that we no longer have to resume
+    model          what the instance serves that joined last, in an earlier run of the store, too
+    record         None without a store
     """
 
     def __init__(
@@ -59,8 +73,8 @@ class LiveFleet:
         self.first_version = view.run.version
         self.loader: WeightLoader | None = None
         self.paused_before: set[str] = set()
-        self.on_pausing: Callable[[str], Awaitable[None]] | None = None
-        self.on_resumed: Callable[[str], None] | None = None
+        self.model = ""
+        self.record: FleetRecord | None = None
         self._view = view
 
     @property
@@ -70,13 +84,13 @@ class LiveFleet:
 
     async def pausing(self, instance: str) -> None:
         """See `control_orders.OrdersOwner`."""
-        if self.on_pausing is not None:
-            await self.on_pausing(instance)
+        if self.record is not None:
+            await self.record.pausing(instance)
 
     def resumed(self, name: str) -> None:
         """See `instance_supervisor.Owner`."""
-        if self.on_resumed is not None:
-            self.on_resumed(name)
+        if self.record is not None:
+            self.record.resumed(name)
 
     @property
     def can_load(self) -> bool:
@@ -95,13 +109,15 @@ class LiveFleet:
         known = (supervisor.description for supervisor in self.supervisors.values())
         return min((d.max_model_len for d in known if d is not None), default=0)
 
-    def descriptions(self, besides: str) -> Iterator[Description]:
-        """The descriptions under which the other instances joined, those of joined ones first: an
-        instance that is away may come back as it was."""
-        others = [one for one in self.supervisors.values() if one.name != besides]
-        for supervisor in sorted(others, key=lambda one: not one.joined):
-            if supervisor.description is not None:
-                yield supervisor.description
+    def required_model(self, instance: str) -> RequiredModel:
+        """Once the run has begun, its model. Before, what the others serve, those that have joined
+        first: an instance that is away may come back as it was."""
+        if self.model and self._view.has_begun:
+            return RequiredModel(self.model, of_run=True)
+        others = [one for one in self.supervisors.values() if one.name != instance]
+        joined_first = sorted(others, key=lambda one: not one.joined)
+        known = [one.description.model for one in joined_first if one.description is not None]
+        return RequiredModel(next(filter(None, known), ""))
 
     async def add(self, client: InstanceClient, *, patient: bool) -> Description | None:
         """See `Driver.add_instance`."""
@@ -139,6 +155,10 @@ class LiveFleet:
     def join(self, name: str, description: Description, version: int) -> None:
         """Its supervisor lets it join with weights of this version."""
         self.versions.adopt(version)
+        if description.model and description.model != self.model:
+            self.model = description.model
+            if self.record is not None:
+                self.record.serves(self.model)
         self.tell(InstanceJoined(name, description.slots, description.kv_tokens, version))
 
     def lose(

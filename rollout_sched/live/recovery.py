@@ -43,6 +43,7 @@ class Recovered(msgspec.Struct):
     untold      names of losses that belonged to a batch that is not in the store
     weights     the newest published; None: none were
     paused      instances that were being updated
+    model       what the instances served; "": unknown
     running     attempts that may still run somewhere: (instance, attempt)
     gone        groups that are not continued, though their facts are in the store
     anew        requests whose stored tokens are not used
@@ -62,6 +63,7 @@ class Recovered(msgspec.Struct):
     untold: list[str] = []
     weights: StoredWeights | None = None
     paused: set[str] = set()
+    model: str = ""
     running: list[tuple[str, int]] = []
     gone: list[str] = []
     anew: list[str] = []
@@ -121,6 +123,7 @@ class _Recovery:
             self._recent(),
         )
         found.paused = set(store.facts(facts.PAUSED))
+        found.model = store.facts(facts.MODEL).get(ONE, b"").decode()
         weights = store.facts(facts.WEIGHTS).get(ONE)
         found.weights = None if weights is None else decoded(weights, StoredWeights)
         telling = store.facts(facts.TELLING).get(ONE)

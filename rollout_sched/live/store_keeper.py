@@ -92,6 +92,11 @@ class StoreKeeper:
         self._open.changes.drop(facts.PAUSED, instance)
         self._open.soon()  # there may be no event after this
 
+    def serves(self, model: str) -> None:
+        """The instances serve this model, and those of the next process should."""
+        self._open.changes.put(facts.MODEL, ONE, model.encode())
+        self._open.soon()
+
     def take_up(self, found: Recovered) -> None:
         """Continue from what an earlier epoch has left, and drop what is not continued."""
         self.session.take_up(found)

@@ -23,6 +23,7 @@ TELLING = "telling"
 REWARD = "reward"
 WEIGHTS = "weights"
 PAUSED = "paused"
+MODEL = "model"
 NAME = "name"
 
 #: The name of the fact of kinds that have only one.

@@ -85,8 +85,7 @@ class StoredRun:
             self.store, scheduler, driver.front.payloads, self._transcripts, driver.pump.fail
         )
         driver.pump.observers.insert(0, self.keeper.observe)
-        driver.fleet.on_pausing = self.keeper.pausing
-        driver.fleet.on_resumed = self.keeper.resumed
+        driver.fleet.record = self.keeper
         self.keeper.take_up(self._found)
 
     def go_on(self, driver: Driver, trainer: TrainerSession) -> None:
@@ -98,7 +97,7 @@ class StoredRun:
         make = partial(self._payload, trainer)
         trainer.restore(found, RestoredPayloads(found, self._transcripts, make))
         self._stale_attempts = StaleAttempts(driver, self._run_id(self.epoch - 1), found.running)
-        driver.restore(event, found.paused)
+        driver.restore(event, found.paused, found.model)
         if found.weights is not None:
             driver.versions.published()
         assert found.state is not None

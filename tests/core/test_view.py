@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rollout_sched.core.events import (
+    GroupSubmitted,
     InstanceJoined,
     InstanceLost,
     RequestFinished,
@@ -84,3 +85,12 @@ def test_whose_the_newest_version_is() -> None:
     assert not told.scheduler.view.loads_newest
     told(WeightsPublished(2))
     assert told.scheduler.view.loads_newest
+
+
+def test_a_run_has_begun_with_its_first_group() -> None:
+    told = Told()
+    view = told.scheduler.view
+    told(RequestSubmitted("d", "", PROMPT, LIMIT))
+    assert not view.has_begun
+    told(GroupSubmitted("g", 1, PROMPT, LIMIT))
+    assert view.has_begun

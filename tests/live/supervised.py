@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rollout_sched.core.events import Event, InstancePaused, WeightsUpdated
+from rollout_sched.live.admission import RequiredModel
 from rollout_sched.live.attempts import LiveAttempt
 from rollout_sched.live.fleet_versions import FleetVersions
 from rollout_sched.live.instance_supervisor import InstanceSupervisor
@@ -73,8 +74,8 @@ class Fleet:
             self.updating = False
             self.supervisor.orders.resume()
 
-    def descriptions(self, besides: str) -> Sequence[Description]:
-        return ()
+    def required_model(self, instance: str) -> RequiredModel:
+        return RequiredModel()
 
     def join(self, name: str, description: Description, version: int) -> None:
         assert not self.joined

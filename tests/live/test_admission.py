@@ -9,7 +9,12 @@ import msgspec
 import pytest
 
 from rollout_sched.core.events import Event
-from rollout_sched.live.admission import InstanceAdmission, settle_pause, with_the_fleets_model
+from rollout_sched.live.admission import (
+    InstanceAdmission,
+    RequiredModel,
+    settle_pause,
+    with_required_model,
+)
 from rollout_sched.live.fleet_versions import FleetVersions
 from rollout_sched.live.joining_version import JoinsLater
 from rollout_sched.live.membership import Membership, MembershipMove, MembershipState
@@ -83,26 +88,30 @@ def test_one_that_cannot_be_paused_joins_unless_it_is_held(by: PausedBy) -> None
 
 
 @pytest.mark.parametrize(
-    ("model", "others", "known_as"),
+    ("model", "required", "known_as"),
     [
-        ("llama", [], "llama"),
-        ("llama", ["llama", "llama"], "llama"),
-        ("llama", ["", "llama"], "llama"),
-        ("", ["llama"], ""),  # it does not say
-        ("llama", ["", ""], "llama"),
+        ("llama", "", "llama"),
+        ("llama", "llama", "llama"),
+        ("", "llama", ""),  # it does not say
     ],
 )
-def test_one_of_the_fleets_model(model: str, others: list[str], known_as: str) -> None:
-    here = [msgspec.structs.replace(PLAIN, model=other) for other in others]
+def test_one_of_the_fleets_model(model: str, required: str, known_as: str) -> None:
     description = msgspec.structs.replace(PLAIN, model=model)
-    assert with_the_fleets_model(Scripted(), description, here).model == known_as
+    found = with_required_model(Scripted(), description, RequiredModel(required))
+    assert found.model == known_as
 
 
-def test_one_of_another_model_is_refused_with_both_names() -> None:
-    here = [msgspec.structs.replace(PLAIN, model="llama")]
+@pytest.mark.parametrize(
+    ("of_run", "said"),
+    [
+        (False, "the other instances serve llama.* or remove the instances that serve llama"),
+        (True, "samples of this run come from llama.* or begin another run .*--store"),
+    ],
+)
+def test_one_of_another_model_is_refused_with_both_names(of_run: bool, said: str) -> None:
     description = msgspec.structs.replace(PLAIN, model="qwen", models=("qwen", "tuned"))
-    with pytest.raises(InstanceError, match=r"serves qwen, tuned, but .* serve llama"):
-        with_the_fleets_model(Scripted(), description, here)
+    with pytest.raises(InstanceError, match=f"serves qwen, tuned, but .*{said}"):
+        with_required_model(Scripted(), description, RequiredModel("llama", of_run))
 
 
 def test_one_of_several_models_is_asked_for_the_fleets() -> None:
@@ -113,9 +122,9 @@ def test_one_of_several_models_is_asked_for_the_fleets() -> None:
             self.used = model
 
     client = Several()
-    here = [msgspec.structs.replace(PLAIN, model="tuned")]
     description = msgspec.structs.replace(PLAIN, model="base", models=("base", "tuned"))
-    assert with_the_fleets_model(client, description, here).model == "tuned"
+    found = with_required_model(client, description, RequiredModel("tuned"))
+    assert found.model == "tuned"
     assert client.used == "tuned"
 
 
@@ -124,16 +133,16 @@ class Fleet:
 
     first_version = 0
 
-    def __init__(self, *others: Description, newest: int = 0, can_load: bool = False) -> None:
+    def __init__(self, model: str = "", *, newest: int = 0, can_load: bool = False) -> None:
         self.settings = Settings()
         self.newest_version = newest
         self.can_load = can_load
         self.versions = FleetVersions(self, make_scheduler().view)
         self.joined: list[tuple[str, str, int]] = []
-        self._others = others
+        self._required = RequiredModel(model)
 
-    def descriptions(self, besides: str) -> tuple[Description, ...]:
-        return self._others
+    def required_model(self, instance: str) -> RequiredModel:
+        return self._required
 
     def join(self, name: str, description: Description, version: int) -> None:
         self.joined.append((name, description.model, version))
@@ -164,7 +173,7 @@ class Coming:
 class TestAdmission:
     def test_it_joins_with_the_model_of_the_fleet(self) -> None:
         async def scene() -> None:
-            fleet = Fleet(msgspec.structs.replace(PLAIN, model="m"))
+            fleet = Fleet("m")
             one = Coming(fleet, msgspec.structs.replace(PLAIN, version=0, model="m"))
             await one.admission.admit()
             assert fleet.joined == [("i0", "m", 0)]

@@ -10,9 +10,16 @@ import msgspec
 import pytest
 
 from rollout_sched.core.errors import CallerError
-from rollout_sched.core.events import Event, InstanceJoined, InstanceLeaving, InstanceLost
+from rollout_sched.core.events import (
+    Event,
+    GroupSubmitted,
+    InstanceJoined,
+    InstanceLeaving,
+    InstanceLost,
+)
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.live_fleet import FleetAttempts
+from rollout_sched.live.payloads import TokenPayload
 from rollout_sched.live.ports import InstanceError
 from rollout_sched.live.settings import Settings
 from tests.core.told import make_scheduler
@@ -162,5 +169,32 @@ def test_one_of_another_model_does_not_join_in_the_place_of_one_that_is_away() -
         await until(lambda: home.health.check_now() or home.joined)
         await stage.driver.add_instance(second)
         assert stage.kinds() == ["InstanceJoined", "InstanceLost", *2 * ["InstanceJoined"]]
+
+    play(scene)
+
+
+def test_a_run_keeps_its_model_once_it_has_begun() -> None:
+    """A fleet that came back whole with another model went on with the samples of the first."""
+
+    async def scene(stage: Stage) -> None:
+        only = Scripted()
+        only.description = msgspec.structs.replace(only.description, model="m")
+        await stage.driver.add_instance(only)
+        stage.driver.submit_group(
+            GroupSubmitted("a", 1, 2, 9), lambda index: TokenPayload([1, 2], {})
+        )
+        only.dead = True
+        home = stage.driver.supervisors["i0"]
+        await until(lambda: home.health.check_now() or not home.joined)
+        only.dead = False
+        only.description = msgspec.structs.replace(only.description, model="other")
+        await until(lambda: home.health.check_now() or "samples of this run" in home.reason)
+        assert not home.joined
+        await stage.driver.remove_instance("i0")
+        with pytest.raises(InstanceError, match=r"serves other, but the samples of this run .* m:"):
+            await stage.driver.add_instance(only)
+        only.description = msgspec.structs.replace(only.description, model="m")
+        await stage.driver.add_instance(only)
+        assert stage.kinds().count("InstanceJoined") == 2
 
     play(scene)

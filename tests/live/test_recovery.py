@@ -63,6 +63,7 @@ def test_what_is_whole_comes_as_it_was(tmp_path):
         facts={
             (facts.WEIGHTS, ONE): encoded(StoredWeights(3, b"how")),
             (facts.PAUSED, "i1"): b"",
+            (facts.MODEL, ONE): b"m",
             (facts.LOST, ":f"): encoded(StoredLoss("why")),
         },
     )
@@ -72,6 +73,7 @@ def test_what_is_whole_comes_as_it_was(tmp_path):
     assert found.running == [("i0", 7)]
     assert found.weights == StoredWeights(3, b"how")
     assert found.paused == {"i1"}
+    assert found.model == "m"
     assert found.lost == [LostGroup("f", "why")]
 
 

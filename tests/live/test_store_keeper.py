@@ -6,6 +6,7 @@ import asyncio
 from contextlib import asynccontextmanager
 from itertools import count
 
+import msgspec
 import pytest
 
 from rollout_sched import load_policy
@@ -85,6 +86,22 @@ def test_what_cannot_be_put_down_breaks_the_scheduler(tmp_path):
             with pytest.raises(TypeError):
                 kept.keeper.observe(0.0, InstanceJoined("i0", 1, 100), [Deliver(0, 0, None)])
             assert kept.broken
+
+    asyncio.run(scene())
+
+
+def test_the_model_is_written_when_it_changes(tmp_path):
+    async def scene():
+        async with keeping(tmp_path) as kept:
+            fleet = kept.driver.fleet
+            fleet.record = kept.keeper
+            for number, model in enumerate(["", "m", "", "m"]):
+                instance = Scripted(f"i{number}")
+                instance.description = msgspec.structs.replace(instance.description, model=model)
+                await kept.driver.add_instance(instance)
+            await kept.keeper.session.promise()
+            (row,) = [f for f in kept.keeper.store._database.facts()[0] if f.kind == facts.MODEL]
+            assert row.value == b"m"
 
     asyncio.run(scene())
 

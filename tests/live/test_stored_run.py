@@ -222,6 +222,29 @@ def test_an_instance_that_was_being_updated_is_not_left_paused(tmp_path):
     asyncio.run(scene())
 
 
+def test_a_run_goes_on_with_the_model_that_it_began_with(tmp_path):
+    """A restarted gateway took any, and a sample had tokens of two."""
+
+    def serving(model):
+        instance = Scripted()
+        instance.description = msgspec.structs.replace(instance.description, model=model)
+        return instance
+
+    async def scene():
+        async with run(tmp_path / "1", serving("m")) as live:
+            unused = await killed(live, tmp_path / "2")
+            live.trainer.submit([PROMPT])
+            left = await killed(live, tmp_path / "3")
+        async with run(left) as live:
+            with pytest.raises(InstanceError, match="serves other, but the samples of this run"):
+                await live.driver.add_instance(serving("other"))
+            assert await live.driver.add_instance(serving("m")) is not None
+        async with run(unused) as live:
+            assert await live.driver.add_instance(serving("other")) is not None
+
+    asyncio.run(scene())
+
+
 def test_an_instance_that_was_to_be_resumed_is_not_left_paused(tmp_path):
     """The process went between that order and its being carried out: the next one took the pause
     for somebody else's."""
