@@ -204,10 +204,13 @@ class _Recovery:
         return group.anew()
 
     def _fail_what_is_left(self, groups: list[GroupFacts]) -> None:
-        """Fail prompts for which the store no longer says whether they wait or were delivered."""
+        """Fail prompts for which the store no longer says whether they wait or were delivered. Of
+        some it may have nothing but their tokens."""
         delivered = {s.group for action in self._found.deliveries for s in action.samples}
         known = delivered.union(self._found.gone, (group.group for group in groups))
-        for uid in sorted(self._prompts.keys() - known):
+        owning = map(facts.owning_prompt, self._store.owners())
+        submitted = self._prompts.keys() | {uid for uid in owning if uid is not None}
+        for uid in sorted(submitted - known):
             self._fail(uid, _DAMAGED)
 
     def _judged(self, group: GroupFacts, requests: list[str]) -> GroupFacts:

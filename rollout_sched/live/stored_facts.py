@@ -82,6 +82,11 @@ def prompt_owner(uid: str) -> str:
     return f"p:{uid}"
 
 
+def owning_prompt(owner: str) -> str | None:
+    """The uid in a `prompt_owner`; None for other owners of tokens."""
+    return owner[2:] if owner.startswith("p:") else None
+
+
 def delivery_name(action: Deliver) -> str:
     return f"{action.batch}.{action.part}"
 

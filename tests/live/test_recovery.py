@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from contextlib import closing
 
+import msgspec
 import pytest
 
 from rollout_sched.core.actions import Deliver
@@ -103,6 +105,21 @@ def test_a_group_without_its_prompt_fails(tmp_path):
     assert found.gone == ["a"]
     (failed,) = found.lost
     assert "submit it again" in failed.reason
+
+
+def test_a_prompt_of_which_only_the_tokens_are_left_fails(tmp_path):
+    """Its two facts were damaged, and it was forgotten without a word."""
+    fact, tokens = facts.encoded_prompt(msgspec.structs.replace(PROMPT, uid="b"), tool=None)
+    with closing(Store(tmp_path, durable="off")) as store:
+        changes = Transaction()
+        changes.put(facts.PROMPT, "b", fact)
+        changes.append(facts.prompt_owner("b"), 0, tokens)
+        store.apply(changes)
+    with closing(sqlite3.connect(tmp_path / "rows.sqlite")) as rows, rows:
+        rows.execute("UPDATE facts SET crc = crc + 1 WHERE kind = ?", (facts.PROMPT,))
+    found = recovered(tmp_path)
+    assert found.state.groups == (GROUP,)
+    assert [group.uid for group in found.lost] == found.gone == ["b"]
 
 
 def test_a_trajectory_fails_unless_its_group_is_whole(tmp_path):
