@@ -15,6 +15,7 @@ import msgspec
 
 from rollout_sched.live.stored_facts import DELIVERED, GROUP, PROMPT, REWARD
 from rollout_sched.simulators.fake_instance import faults as fake
+from tests.simulation.models import OTHER
 
 if TYPE_CHECKING:
     from tests.simulation.plan import Plan
@@ -308,7 +309,7 @@ def _dies(dice: Random, calm_s: float, instances: int, power: bool) -> Any:
         instance=dice.randrange(instances),
         label=dice.choice(["default", "default", "0", "1"]),
         silently=dice.random() < 0.3,
-        model=dice.choice(["", "", "", "another"]),
+        model=dice.choice(["", "", "", OTHER]),
     )
 
 

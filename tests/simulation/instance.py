@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from benchmarks.soak.innocents import MODEL
-from rollout_sched.simulators.fake_instance import synthetic_tokens as text
 from rollout_sched.simulators.fake_instance.engine import EngineSettings
 from rollout_sched.simulators.fake_instance.server import FakeServer
 from rollout_sched.simulators.instance.cost_model import CostModel
 from rollout_sched.simulators.instance.spec import InstanceSpec
+from tests.simulation import models
 from tests.simulation.kernel import Process
 from tests.simulation.plan import STEP_S
 
@@ -23,10 +23,6 @@ LOAD_S = 0.3
 
 #: Median length of responses without a requested length.
 MEDIAN_TOKENS = 60
-
-
-#: Another model's: each token of a response differs from that of `MODEL`, but for the name.
-OTHER_WORDS = text.LARGEST._replace(first_word=text.LARGEST.first_word + 1)
 
 
 class Instance:
@@ -61,7 +57,7 @@ class Instance:
             versioned_text=plan.drift > 0,
             drift=plan.drift or 1.0,
             weight_version=label,
-            vocabulary=OTHER_WORDS if model else text.LARGEST,
+            vocabulary=models.WORDS[model or MODEL],
         )
         process = self.process = self._world.spawn(f"instance {self.number}", self.host)
         process.start(self._main(settings))

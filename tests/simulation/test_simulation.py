@@ -15,8 +15,10 @@ from rollout_sched.integrations.gateway.control_plane import trainer_client
 from rollout_sched.integrations.gateway.data_plane.data_plane import DataPlane
 from rollout_sched.integrations.gateway.data_plane.open_calls import OpenCalls
 from rollout_sched.live import reward_function
+from rollout_sched.live.admission import RequiredModel
 from rollout_sched.live.batch_delivery import BatchDelivery
 from rollout_sched.live.leases import Leases
+from rollout_sched.live.live_fleet import LiveFleet
 from rollout_sched.live.payloads import TokenPayload
 from rollout_sched.live.samples import Reward
 from rollout_sched.live.stored_session import StoredSession
@@ -26,6 +28,7 @@ from rollout_sched.live.trajectory import TrajectoryPayload
 from rollout_sched.simulators.fake_instance import open_answers
 from rollout_sched.store.piece_book import PieceBook
 from tests.simulation import faults, runner
+from tests.simulation.models import OTHER
 from tests.simulation.plan import EVERYTHING, draw
 from tests.simulation.rewards import Rewards
 from tests.simulation.runner import blame, check, delay, shrunk, told
@@ -112,6 +115,16 @@ def test_a_token_that_is_another_is_seen(monkeypatch):
 
     monkeypatch.setattr(open_answers.OpenAnswers, "_text", text)
     assert "each token is the one that its version generates" in run(CALM).broken
+
+
+def test_a_sample_of_two_models_is_seen(monkeypatch):
+    mistake = faults.InstanceDies(
+        at_s=1.8, for_s=8.0, instance=0, label="default", silently=False, model=OTHER
+    )
+    plan = msgspec.structs.replace(with_faults(mistake), instances=1, stream_every=1)
+    held(run(plan))
+    monkeypatch.setattr(LiveFleet, "required_model", lambda fleet, instance: RequiredModel())
+    assert "each token is the one that its version generates" in run(plan).broken
 
 
 def test_a_batch_that_comes_again_is_seen(monkeypatch):

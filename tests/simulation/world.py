@@ -289,19 +289,24 @@ class World:
     # -- faults ----------------------------------------------------------------------------
 
     async def _operate(self) -> None:
-        """Restart instances that need it, as an operator does."""
+        """As an operator does: restart instances that need it, or that the run needs with another
+        model."""
         while True:
             await asyncio.sleep(5.0)
             live = self.gateway.live
             for instance in self.instances:
                 server = instance.server
-                dead = server is not None and server.engine.dead
+                if server is None:
+                    continue
                 watched = live and live.driver.supervisors.get(instance.url)
                 unfit = watched and watched.membership.state is MembershipState.UNFIT
-                if dead or (unfit and server is not None):
+                required = live and live.driver.fleet.required_model(instance.url)
+                serves = server.engine.settings.model
+                model = required.name if required and required.of_run else serves
+                if server.engine.dead or unfit or model != serves:
                     self.note(f"instance {instance.number} is restarted")
                     instance.die(silently=False)
-                    instance.start()
+                    instance.start(model=model)
 
     async def _befall(self, fault: faults.Any) -> None:
         await asyncio.sleep(fault.at_s)
