@@ -82,7 +82,7 @@ class SchedulerView:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the trainer has a group here, or got one."""
+        """Whether a group of the trainer's is here, or was delivered."""
         return len(self._books.groups) > 0 or self._books.progress.delivered > 0
 
     def groups(self, state: GroupState) -> int:

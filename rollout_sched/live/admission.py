@@ -22,8 +22,8 @@ log = logging.getLogger(__name__)
 
 
 class RequiredModel(NamedTuple):
-    """The model that an instance has to serve, "" if any will do. `of_run`: the samples of the run
-    come from it, so nothing but another run changes it; otherwise the other instances serve it."""
+    """The name of the model that an instance must serve to join; "": any. `of_run`: it is the run's
+    and stays; otherwise it is that of the other instances."""
 
     name: str = ""
     of_run: bool = False
@@ -43,7 +43,7 @@ class FleetToJoin(Protocol):
     @property
     def versions(self) -> FleetVersions: ...
     def required_model(self, instance: str) -> RequiredModel:
-        """The model that this instance has to serve."""
+        """The model that this instance must serve to join."""
 
     def join(self, name: str, description: Description, version: int) -> None: ...
 
@@ -166,7 +166,7 @@ def with_required_model(
         serves = printable(", ".join(description.models) or description.model, 120)
         if required.of_run:
             why = f"the samples of this run come from {ours}: a run has one model"
-            otherwise = "or begin another run (restart the gateway, with another --store)"
+            otherwise = "or restart the gateway to begin another run, with another --store"
         else:
             why = f"the other instances serve {ours}: one gateway serves one model"
             otherwise = f"or remove the instances that serve {ours}"

@@ -35,7 +35,7 @@ class FleetAttempts(Attempts, Protocol):
 
 
 class FleetRecord(Protocol):
-    """Keeps what the next process has to know of the instances (`live.store_keeper`)."""
+    """Records what the next process must know of the instances (`live.store_keeper`)."""
 
     async def pausing(self, instance: str) -> None:
         """The instance is about to be paused."""
@@ -52,7 +52,7 @@ class LiveFleet:
 
     loader         loads the newest version into an instance; None if no way to load it is known
     paused_before  instances that an earlier run had paused to load weights
-    model          what the instance serves that joined last, in an earlier run of the store, too
+    model          of the instance that joined last; restored from the store
     record         None without a store
     """
 

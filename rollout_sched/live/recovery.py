@@ -205,11 +205,11 @@ class _Recovery:
 
     def _fail_what_is_left(self, groups: list[GroupFacts]) -> None:
         """Fail prompts for which the store no longer says whether they wait or were delivered. Of
-        some it may have nothing but their tokens."""
+        some it may have only the tokens."""
         delivered = {s.group for action in self._found.deliveries for s in action.samples}
         known = delivered.union(self._found.gone, (group.group for group in groups))
-        owning = map(facts.owning_prompt, self._store.owners())
-        submitted = self._prompts.keys() | {uid for uid in owning if uid is not None}
+        uids = map(facts.uid_of_owner, self._store.owners())
+        submitted = self._prompts.keys() | {uid for uid in uids if uid is not None}
         for uid in sorted(submitted - known):
             self._fail(uid, _DAMAGED)
 

@@ -29,6 +29,8 @@ NAME = "name"
 #: The name of the fact of kinds that have only one.
 ONE = ""
 
+_PROMPT_OWNER = "p:"
+
 _T = TypeVar("_T")
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -79,12 +81,12 @@ def encoded_prompt(
 
 
 def prompt_owner(uid: str) -> str:
-    return f"p:{uid}"
+    return f"{_PROMPT_OWNER}{uid}"
 
 
-def owning_prompt(owner: str) -> str | None:
+def uid_of_owner(owner: str) -> str | None:
     """The uid in a `prompt_owner`; None for other owners of tokens."""
-    return owner[2:] if owner.startswith("p:") else None
+    return owner.removeprefix(_PROMPT_OWNER) if owner.startswith(_PROMPT_OWNER) else None
 
 
 def delivery_name(action: Deliver) -> str:

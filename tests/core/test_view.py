@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rollout_sched.core.events import (
+    BatchRequested,
     GroupSubmitted,
     InstanceJoined,
     InstanceLost,
@@ -93,4 +94,7 @@ def test_a_run_has_begun_with_its_first_group() -> None:
     told(RequestSubmitted("d", "", PROMPT, LIMIT))
     assert not view.has_begun
     told(GroupSubmitted("g", 1, PROMPT, LIMIT))
+    assert view.has_begun
+    told(BatchRequested(), RequestFinished("g/0", 2, 5))
+    assert not len(told.scheduler.books.groups), "it was delivered"
     assert view.has_begun

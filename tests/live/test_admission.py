@@ -105,7 +105,7 @@ def test_one_of_the_fleets_model(model: str, required: str, known_as: str) -> No
     ("of_run", "said"),
     [
         (False, "the other instances serve llama.* or remove the instances that serve llama"),
-        (True, "samples of this run come from llama.* or begin another run .*--store"),
+        (True, "samples of this run come from llama.* or restart the gateway .*--store"),
     ],
 )
 def test_one_of_another_model_is_refused_with_both_names(of_run: bool, said: str) -> None:

@@ -30,6 +30,12 @@ def test_a_delivery_comes_back_as_it_was():
     assert facts.delivery_name(action) == "4.1"
 
 
+def test_the_owner_of_a_prompts_tokens_is_told_from_a_requests():
+    owner = facts.prompt_owner("p:a/0")
+    assert facts.uid_of_owner(owner) == "p:a/0"
+    assert facts.uid_of_owner("r:p:a/0") is None
+
+
 def test_a_loss_is_named_by_its_group_and_by_the_batch_that_tells_it():
     names = [facts.loss_name("a:1", batch) for batch in (None, 4)]
     assert names == [":a:1", "4:a:1"]

@@ -7,7 +7,7 @@ from rollout_sched.simulators.fake_instance import synthetic_tokens as text
 
 OTHER = "another"
 
-#: To the same context both give responses of the same name, in which every other token differs.
+#: Both give the same context a response of the same name, but all tokens after that differ.
 WORDS = {
     MODEL: text.LARGEST,
     OTHER: text.LARGEST._replace(first_word=text.LARGEST.first_word + 1),
