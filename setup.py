@@ -12,30 +12,22 @@ from setuptools import setup
 #: What every event and every request passes through. Modules whose classes inherit from classes of
 #: the interpreter, as errors do, cannot be compiled, and structs are C already.
 HOT = {
-    "core": "attempts backoff blame books decider deliverer dispatcher event_handlers event_table "
-    "expectations facts finished_samples fleet gathering group_outcomes groups judgement kv_sizes "
-    "launcher lender length_history lifecycle migrator model open_instances outcomes progress "
-    "replay_buffer requests restorer sample_buffer scheduler selection_window serials session_room "
-    "sessions siblings snapshot tuning updater validation verification waiting work",
-    "metrics": "attempt_index bubbles client_times fleet_fold fleet_shares folded histogram "
-    "live_steps metrics sample_times steps trained waste",
-    "simulators/instance": "attempt decode_batch engine_core event_jump inbox kv_blocks "
-    "request_limits sim_counters sim_instance step_scheduler step_time",
-    "simulators/replay": "clients closed_loop event_queue membership part_training run_notes "
-    "shared_gpus sim_attempts sim_fleet sim_node sim_trainer telemetry workload",
-    "store": "changes",
-    "live": "answer_checks attempt_starter attempt_table attempts driver endings event_pump "
-    "fleet_orders front judging live_fleet open_transaction payload_book run_clock "
-    "running_attempts scheduler_link store_keeper stored_session stored_transcripts tool_calls",
-    "integrations/http": "answer_heads backlog bearer bodies body_budget client client_connection "
-    "connections dialler exchange head_buffer heads idle_connections limits origin request server "
-    "server_connection",
-    "integrations/vllm": "proxy throttle",
-    "integrations/vllm/protocol": "endpoints event_stream request_ids",
-    "integrations/gateway/control_plane": "counters",
-    "integrations/gateway/data_plane": "call client_request client_stream data_plane dialects "
-    "envelope fanout http_reply open_calls pacer responses splice split stream stream_tokens "
-    "streaming_call token_names unary_call",
+    "core": "handlers parts scheduler validation",
+    "core/model": "model",
+    "core/state": "fleet groups lifecycle progress selection waiting",
+    "core/work": "attempts outcomes requests verification",
+    "core/decide": "delivery dispatch lending order tuning weights",
+    "core/restart": "facts restore",
+    "metrics": "waste",
+    "simulators/instance": "engine kv_blocks scheduler sim_instance",
+    "simulators/replay": "attempts event_queue fleet sim_trainer workload",
+    "live": "driver event_pump",
+    "live/durable": "recorder",
+    "live/instances": "fleet",
+    "live/requests": "attempt attempts link payloads",
+    "integrations/http": "bodies client client_connection heads request server",
+    "integrations/vllm": "proxy",
+    "integrations/gateway/data_plane": "data_plane fanout resume stream streaming_call unary_call",
 }
 
 

@@ -19,14 +19,14 @@ import time
 
 from rollout_sched.config import load_policy
 from rollout_sched.core import scheduler as core
-from rollout_sched.core.actions import Dispatch
-from rollout_sched.core.events import (
+from rollout_sched.core.model.actions import Dispatch
+from rollout_sched.core.model.events import (
     BatchRequested,
     GroupSubmitted,
     InstanceJoined,
     RequestFinished,
 )
-from rollout_sched.core.facts import FactRecorder
+from rollout_sched.core.restart.facts import FactRecorder
 
 COMPILED = not core.__file__.endswith(".py")
 BUILD = "compiled" if COMPILED else "interpreted"

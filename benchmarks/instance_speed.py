@@ -13,10 +13,8 @@ from collections.abc import Iterable
 from heapq import heapify, heapreplace
 from pathlib import Path
 
-from rollout_sched.simulators.instance.cost_model import CostModel
+from rollout_sched.simulators.instance.model import CostModel, Ended, InstanceSpec, SimRequest
 from rollout_sched.simulators.instance.sim_instance import SimInstance
-from rollout_sched.simulators.instance.sim_request import Ended, SimRequest
-from rollout_sched.simulators.instance.spec import InstanceSpec
 
 QWEN2_5_7B_H100 = CostModel(
     step_s=0.6e-3,

@@ -17,12 +17,12 @@ import sys
 import time
 
 from rollout_sched.config import load_policy
-from rollout_sched.core.actions import Answer, Dispatch
-from rollout_sched.core.events import RequestFinished, RequestSubmitted, TokensArrived
+from rollout_sched.core.model.actions import Answer, Dispatch
+from rollout_sched.core.model.events import RequestFinished, RequestSubmitted, TokensArrived
 from rollout_sched.integrations.vllm.http_instance import HttpInstance
 from rollout_sched.link.connected_front import ConnectedFront
 from rollout_sched.link.host import Host
-from rollout_sched.link.messages import Report, Reports, encode, read_orders
+from rollout_sched.link.protocol import Report, Reports, encode, read_orders
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.ports import Description, Gauges
 from rollout_sched.live.settings import Settings

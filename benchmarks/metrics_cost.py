@@ -31,15 +31,14 @@ from statistics import median
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from benchmarks.link_cost import FRONTS, OPEN, Silent, Stub
-from rollout_sched.core.actions import Answer, Dispatch
-from rollout_sched.core.events import RequestSubmitted
+from rollout_sched.core.model.actions import Answer, Dispatch
+from rollout_sched.core.model.events import RequestSubmitted
 from rollout_sched.integrations.gateway.control_plane.prometheus import GatewayMetrics
 from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.integrations.gateway.serve import Service
 from rollout_sched.link.host import Host
 from rollout_sched.live.settings import Settings
-from rollout_sched.metrics.folded import Folded
-from rollout_sched.metrics.histogram import SECONDS, TOKENS
+from rollout_sched.metrics.fold import SECONDS, TOKENS, Folded
 
 ARMS = ("nothing", "counted", "scraped", "client")
 INSTANCES = 64

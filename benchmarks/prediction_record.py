@@ -9,11 +9,9 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.core_pace import CorePaces, PacedTime, PaceSample, factor, felt
-from rollout_sched.calibration.burst_times import BurstTime
-from rollout_sched.calibration.bursts import Burst
-from rollout_sched.calibration.calibration import Calibration
-from rollout_sched.calibration.measurements import Measurements
-from rollout_sched.core.errors import CallerError
+from rollout_sched.calibration.bursts import Burst, BurstTime
+from rollout_sched.calibration.calibration import Calibration, Measurements
+from rollout_sched.core.model.errors import CallerError
 
 _INDEX = "recorded.json"
 

@@ -13,13 +13,11 @@ from typing import Any, NamedTuple
 import ray
 
 from rollout_sched.config import load_policy
-from rollout_sched.core.actions import Answer, Dispatch
-from rollout_sched.core.events import RequestFinished, RequestSubmitted, TokensArrived
-from rollout_sched.link.dialler import LinkDialler, SchedulerPlace
-from rollout_sched.link.hub import Hub
-from rollout_sched.link.listener import LinkListener
-from rollout_sched.link.messages import Report, Reports, encode, read_orders
-from rollout_sched.link.recipe import read_welcome
+from rollout_sched.core.model.actions import Answer, Dispatch
+from rollout_sched.core.model.events import RequestFinished, RequestSubmitted, TokensArrived
+from rollout_sched.link.host import Hub
+from rollout_sched.link.protocol import Report, Reports, encode, read_orders, read_welcome
+from rollout_sched.link.transport import LinkDialler, LinkListener, SchedulerPlace
 from rollout_sched.live.live_scheduler import LiveScheduler
 from rollout_sched.live.ports import Description, Gauges
 from rollout_sched.live.settings import Settings

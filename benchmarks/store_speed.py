@@ -118,8 +118,8 @@ def _samples() -> list[list[bytes]]:
 
 
 def _through_a_store(durable: str, options: argparse.Namespace) -> float:
-    from rollout_sched.store.changes import Transaction
     from rollout_sched.store.store import Store
+    from rollout_sched.store.transaction import Transaction
     from rollout_sched.store.writer import StoreWriter
 
     folder = Path(tempfile.mkdtemp(dir=options.folder))
@@ -170,8 +170,8 @@ def _receive(under_way: deque, received: Callable[[int], None]) -> None:
 
 def _opening(megabytes: int, options: argparse.Namespace) -> tuple[int, float]:
     """Pieces of 51 KB, and seconds until the store is open."""
-    from rollout_sched.store.changes import Transaction
     from rollout_sched.store.store import Store
+    from rollout_sched.store.transaction import Transaction
 
     folder = Path(tempfile.mkdtemp(dir=options.folder))
     sample = b"".join(_samples()[0])
@@ -223,8 +223,8 @@ class Answering:
 async def _event_us(stored: bool, options: argparse.Namespace) -> float:
     from rollout_sched import load_policy
     from rollout_sched.live.live_scheduler import LiveScheduler
-    from rollout_sched.live.run_options import RunOptions
-    from rollout_sched.live.samples import Prompt
+    from rollout_sched.live.settings import RunOptions
+    from rollout_sched.live.trainer.samples import Prompt
 
     folder = Path(tempfile.mkdtemp(dir=options.folder))
     run = RunOptions(prompts_per_step=BATCH, store=folder / "store" if stored else None)

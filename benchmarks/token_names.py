@@ -13,8 +13,7 @@ from typing import Any
 
 import msgspec
 
-from rollout_sched.integrations.gateway.data_plane.answers import read_answer
-from rollout_sched.integrations.gateway.data_plane.token_names import both_spellings
+from rollout_sched.integrations.gateway.data_plane.answers import both_spellings, read_answer
 
 REPETITIONS = 9
 

@@ -23,7 +23,7 @@ from examples.grpo_tiny import Job, train_by
 from examples.learning_curves import Point, table
 from examples.tiny_servers import FLAGS, MODEL, Fleet
 from rollout_sched.client import RolloutScheduler
-from rollout_sched.core.errors import RolloutError
+from rollout_sched.core.model.errors import RolloutError
 
 POLICY = Path(__file__).with_suffix(".toml")
 SERVERS = 2

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import msgspec
 
-from rollout_sched.core.events import InstanceReported
-from rollout_sched.core.roles import Instance, Siblings
+from rollout_sched.core.model.events import InstanceReported
+from rollout_sched.core.model.roles import Instance, Siblings
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 

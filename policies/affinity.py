@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from rollout_sched.core.roles import Instance, Request
+from rollout_sched.core.model.roles import Instance, Request
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 Count = Annotated[int, msgspec.Meta(ge=0)]

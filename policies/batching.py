@@ -7,8 +7,8 @@ from typing import Annotated
 
 import msgspec
 
-from rollout_sched.core.roles import Progress
-from rollout_sched.core.rounds import Launch
+from rollout_sched.core.model.records import Launch
+from rollout_sched.core.model.roles import Progress
 from rollout_sched.policies.round_cost import RoundCost, best_over_prompts
 
 AtLeastOne = Annotated[float, msgspec.Meta(ge=1)]

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from rollout_sched.core.roles import Progress
+from rollout_sched.core.model.roles import Progress
 
 
 class Unbounded(msgspec.Struct, frozen=True):

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from rollout_sched.core.roles import Request
+from rollout_sched.core.model.roles import Request
 
 
 class Never(msgspec.Struct, frozen=True):

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import msgspec
 
-from rollout_sched.core.model import InstanceStatus
-from rollout_sched.core.roles import FleetView, Instance, Progress
+from rollout_sched.core.model.model import InstanceStatus
+from rollout_sched.core.model.roles import FleetView, Instance, Progress
 from rollout_sched.policies.load_estimate import WEIGHTS_TOKENS, LoadEstimate, decode_step
 
 Share = Annotated[float, msgspec.Meta(gt=0, le=1)]

@@ -7,7 +7,7 @@ context of one of them.
 
 from __future__ import annotations
 
-from rollout_sched.core.roles import Attempt, Instance
+from rollout_sched.core.model.roles import Attempt, Instance
 
 #: A decode step reads the weights and all contexts. This many tokens of context take as long to
 #: read as the weights: a 7B on one H100 and a 32B on two, in the shipped scenarios, are near it.

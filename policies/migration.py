@@ -7,8 +7,8 @@ from typing import Annotated
 
 import msgspec
 
-from rollout_sched.core.model import InstanceStatus, RequestState
-from rollout_sched.core.roles import Attempt, FleetView, Instance, Migrant
+from rollout_sched.core.model.model import InstanceStatus, RequestState
+from rollout_sched.core.model.roles import Attempt, FleetView, Instance, Migrant
 from rollout_sched.policies.load_estimate import WEIGHTS_TOKENS, LoadEstimate, decode_step
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]

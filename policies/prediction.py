@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from rollout_sched.core.roles import Request, Siblings
+from rollout_sched.core.model.roles import Request, Siblings
 
 
 class Unknown(msgspec.Struct, frozen=True):

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import ceil
 
-from rollout_sched.core.roles import Capacity
-from rollout_sched.core.rounds import DeliveredGroup
+from rollout_sched.core.model.records import DeliveredGroup
+from rollout_sched.core.model.roles import Capacity
 from rollout_sched.policies.load_estimate import WEIGHTS_TOKENS
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from rollout_sched.core.roles import Dice, FleetView, Instance, Request
+from rollout_sched.core.model.roles import Dice, FleetView, Instance, Request
 from rollout_sched.policies.affinity import (
     MARGIN,
     PREFILL_TOKENS_PER_S,

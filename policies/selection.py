@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from rollout_sched.core.roles import Group
+from rollout_sched.core.model.roles import Group
 from rollout_sched.policies.prediction import length_before
 
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from rollout_sched.core.roles import Instance, Progress
+from rollout_sched.core.model.roles import Instance, Progress
 
 
 class Rolling(msgspec.Struct, frozen=True):

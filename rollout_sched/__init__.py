@@ -3,8 +3,8 @@
 from importlib.metadata import version
 
 from rollout_sched.config import ConfigError, PolicyFile, load_policy, parse_policy
-from rollout_sched.core import actions, events
-from rollout_sched.core.errors import CallerError, PolicyError, RolloutError
+from rollout_sched.core.model import actions, events
+from rollout_sched.core.model.errors import CallerError, PolicyError, RolloutError
 from rollout_sched.core.scheduler import Scheduler
 
 __version__ = version("rollout-sched")

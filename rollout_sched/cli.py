@@ -9,19 +9,19 @@ from collections.abc import Iterable, Sequence
 
 from rollout_sched import __version__, config, retuner
 from rollout_sched.calibration import command as calibrate
-from rollout_sched.core.errors import CallerError, RolloutError
+from rollout_sched.core.model.errors import CallerError, RolloutError
 from rollout_sched.inspection import command as inspection
-from rollout_sched.integrations.gateway import flags
+from rollout_sched.integrations.gateway import options as flags
 from rollout_sched.integrations.ray import command as ray
 from rollout_sched.live.live_scheduler import settings_of
-from rollout_sched.live.reward_function import reward_settings_of
+from rollout_sched.live.trainer.rewards import reward_settings_of
 from rollout_sched.simulators.fake_instance import command as fake_instance
 from rollout_sched.simulators.guess import command as guess
 from rollout_sched.simulators.replay import command as replay
 from rollout_sched.simulators.traces import TraceError
 from rollout_sched.simulators.traces import command as trace
 from rollout_sched.simulators.tune import command as tune
-from rollout_sched.store import command as store
+from rollout_sched.store import salvage as store
 from rollout_sched.top import command as top
 
 

@@ -21,9 +21,9 @@ from typing import Any, Literal, Self
 
 import msgspec
 
-from rollout_sched.core.actions import Action
-from rollout_sched.core.errors import CallerError
-from rollout_sched.core.events import Event
+from rollout_sched.core.model.actions import Action
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.model.events import Event
 from rollout_sched.core.scheduler import Scheduler
 
 log = logging.getLogger(__name__)

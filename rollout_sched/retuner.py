@@ -12,22 +12,21 @@ from typing import Any
 
 import msgspec
 
-from rollout_sched.argument_types import positive, share
 from rollout_sched.config import PolicyFile, load_policy
-from rollout_sched.core.actions import Action, Deliver
-from rollout_sched.core.errors import CallerError
-from rollout_sched.core.events import Event, Retuned
-from rollout_sched.inspection.recorded_trace import TraceFold
+from rollout_sched.core.model.actions import Action, Deliver
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.model.events import Event, Retuned
+from rollout_sched.flags import positive, share
+from rollout_sched.inspection.recording import TraceFold
 from rollout_sched.integrations.gateway.serve import Attach
 from rollout_sched.live.live_scheduler import LiveScheduler
-from rollout_sched.live.run_options import RunOptions
-from rollout_sched.metrics.folded import Folded
+from rollout_sched.live.settings import RunOptions
+from rollout_sched.metrics.fold import Folded
 from rollout_sched.simulators.replay.runs import staleness_bound
 from rollout_sched.simulators.replay.scenario import Scenario, load_scenario
 from rollout_sched.simulators.traces import TraceError
-from rollout_sched.simulators.tune.limits import HardLimits
+from rollout_sched.simulators.tune.evaluation import HardLimits, WorkerPool
 from rollout_sched.simulators.tune.retuning import Better, Question, better
-from rollout_sched.simulators.tune.workers import WorkerPool
 
 log = logging.getLogger(__name__)
 

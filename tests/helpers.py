@@ -10,10 +10,9 @@ from typing import Any
 import msgspec
 
 from rollout_sched.config import PolicyFile, load_policy, parse_policy
-from rollout_sched.core.actions import Action, Deliver, Dispatch
-from rollout_sched.core.events import Event
-from rollout_sched.core.fleet import Fleet
-from rollout_sched.core.model import (
+from rollout_sched.core.model.actions import Action, Deliver, Dispatch
+from rollout_sched.core.model.events import Event
+from rollout_sched.core.model.model import (
     DeliveredSample,
     Group,
     Instance,
@@ -22,22 +21,24 @@ from rollout_sched.core.model import (
     RequestState,
     Siblings,
 )
-from rollout_sched.core.roles import (
-    Capacity,
-    FleetView,
-    Migrant,
-    Progress,
-)
-from rollout_sched.core.rounds import DeliveredGroup, Launch
+from rollout_sched.core.model.records import DeliveredGroup, Launch
+from rollout_sched.core.model.roles import Capacity, FleetView, Migrant, Progress
 from rollout_sched.core.scheduler import Scheduler
+from rollout_sched.core.state.fleet import Fleet
 from rollout_sched.simulators import traces
-from rollout_sched.simulators.instance.cost_model import CostModel
+from rollout_sched.simulators.instance.model import CostModel
 from rollout_sched.simulators.replay.closed_loop import ClosedLoop
 from rollout_sched.simulators.replay.faults import Fault
 from rollout_sched.simulators.replay.rewards import RewardModel
-from rollout_sched.simulators.replay.scenario import FleetModel, Job, Scenario, Visibility
-from rollout_sched.simulators.replay.traffic import TrafficModel
-from rollout_sched.simulators.replay.trainer import TrainerModel, TransferCost
+from rollout_sched.simulators.replay.scenario import (
+    FleetModel,
+    Job,
+    Scenario,
+    TrafficModel,
+    TrainerModel,
+    TransferCost,
+    Visibility,
+)
 from rollout_sched.simulators.replay.workload import Workload
 from rollout_sched.simulators.traces.model import Trace, Turn, gather
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rollout_sched.argument_types import natural, number, positive, seconds, share
+from rollout_sched.flags import natural, number, positive, seconds, share
 
 
 @pytest.mark.parametrize(

@@ -24,10 +24,9 @@ from rollout_sched.cli import main
 from rollout_sched.config import PolicyFile, shipped
 from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.live.live_scheduler import settings_of
-from rollout_sched.live.run_options import RunOptions
-from rollout_sched.live.settings import Settings
+from rollout_sched.live.settings import RunOptions, Settings
 from rollout_sched.simulators.replay import runs
-from rollout_sched.simulators.replay.report_tables import at
+from rollout_sched.simulators.replay.report import at
 from rollout_sched.simulators.replay.scenario import Scenario
 from rollout_sched.simulators.traces import Trace
 from tests.simulators.replay.test_report import FIGURES

@@ -12,8 +12,8 @@ import pytest
 
 from rollout_sched import config
 from rollout_sched.config import ConfigError, load_policy, parse_policy
-from rollout_sched.core.errors import CallerError
-from rollout_sched.core.roles import FleetView, Instance, Request
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.model.roles import FleetView, Instance, Request
 from rollout_sched.live.live_scheduler import settings_of
 from rollout_sched.live.settings import Settings
 from rollout_sched.policies import batching, freshness, interruption, ordering, prediction, routing

@@ -8,7 +8,7 @@ import sys
 import pytest
 import uvloop
 
-from rollout_sched import event_loop
+from rollout_sched import process as event_loop
 
 
 async def _loop() -> asyncio.AbstractEventLoop:

@@ -10,9 +10,9 @@ import pytest
 
 from rollout_sched import journal
 from rollout_sched.config import PolicyFile, load_policy, shipped
-from rollout_sched.core import events as ev
-from rollout_sched.core.groups import HERE
+from rollout_sched.core.model import events as ev
 from rollout_sched.core.scheduler import Scheduler
+from rollout_sched.core.state.groups import HERE
 from rollout_sched.journal import (
     SCHEMA,
     Entry,

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from rollout_sched import log_lines
+from rollout_sched import process as log_lines
 
 
 @contextmanager

@@ -11,16 +11,16 @@ import msgspec
 import pytest
 
 from rollout_sched.cli import main
-from rollout_sched.core.actions import Action, Deliver
-from rollout_sched.core.errors import CallerError
-from rollout_sched.core.events import Event, Retuned
+from rollout_sched.core.model.actions import Action, Deliver
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.model.events import Event, Retuned
 from rollout_sched.retuner import RetunePlan, Retuner, add_flags, ask_a_process, attachment
 from rollout_sched.simulators.replay.closed_loop import ClosedLoop
 from rollout_sched.simulators.replay.comparison import Ratio
 from rollout_sched.simulators.replay.scenario import Job, load_scenario
 from rollout_sched.simulators.replay.workload import Workload
 from rollout_sched.simulators.traces.synthetic import synthetic
-from rollout_sched.simulators.tune.limits import HardLimits
+from rollout_sched.simulators.tune.evaluation import HardLimits
 from rollout_sched.simulators.tune.retuning import Better, Question
 from tests.helpers import make_policy
 

@@ -9,8 +9,8 @@ from typing import Annotated
 import msgspec
 import pytest
 
+from rollout_sched.flags import add_flags, given_flags, meanings
 from rollout_sched.live.settings import Settings
-from rollout_sched.struct_flags import add_flags, given_flags, meanings
 
 
 class Patience(msgspec.Struct):

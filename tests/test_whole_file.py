@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rollout_sched.whole_file import whole_file
+from rollout_sched.process import whole_file
 
 
 def test_the_old_file_stays_until_the_new_one_is_whole(tmp_path: Path) -> None:

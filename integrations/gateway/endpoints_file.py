@@ -17,9 +17,9 @@ from typing import Annotated, Any
 
 import msgspec
 
-from rollout_sched.core.errors import CallerError
-from rollout_sched.integrations.vllm.instance_url import checked_url
-from rollout_sched.integrations.vllm.off_loop import off_loop
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.integrations.vllm.control import off_loop
+from rollout_sched.integrations.vllm.http_instance import checked_url
 
 log = logging.getLogger(__name__)
 

@@ -6,52 +6,136 @@ import asyncio
 import gc
 import logging
 import signal
-from collections.abc import Awaitable, Callable
+import socket
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from rollout_sched import event_loop, log_lines
-from rollout_sched.config import load_policy
-from rollout_sched.core.errors import CallerError
-from rollout_sched.core.events import InstanceJoined
-from rollout_sched.integrations.gateway.admin_socket import AdminSocket
+from rollout_sched import __version__
+from rollout_sched import process as event_loop
+from rollout_sched import process as log_lines
+from rollout_sched.config import PolicyFile, load_policy
+from rollout_sched.core import scheduler
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.model.events import InstanceJoined
 from rollout_sched.integrations.gateway.control_plane.app import STOPPING, WATCH, make_app
 from rollout_sched.integrations.gateway.control_plane.auth import (
     Access,
     AccessControl,
+    AddedInstance,
+    AllowList,
+    checked_url,
+    is_loopback,
+    read_instance_keys,
     read_keys,
 )
 from rollout_sched.integrations.gateway.control_plane.gateway import (
     Gateway,
     MakeClient,
     NewInstance,
-)
-from rollout_sched.integrations.gateway.control_plane.instance_access import (
-    AddedInstance,
-    AllowList,
-    checked_url,
-    read_instance_keys,
+    notes_of,
 )
 from rollout_sched.integrations.gateway.data_plane.data_plane import DataPlane
-from rollout_sched.integrations.gateway.data_plane.limits import Limits
-from rollout_sched.integrations.gateway.data_plane.responses import Responses
+from rollout_sched.integrations.gateway.data_plane.reply import Limits, Responses
 from rollout_sched.integrations.gateway.endpoints_file import EndpointsFile, read_endpoints
 from rollout_sched.integrations.gateway.options import Options
-from rollout_sched.integrations.gateway.startup_report import described, startup_report
 from rollout_sched.integrations.http import App, HttpServer, ServerLimits
-from rollout_sched.integrations.http.lingering import LINGER_S
+from rollout_sched.integrations.http.connections import LINGER_S
 from rollout_sched.integrations.vllm.http_instance import HttpInstance
-from rollout_sched.integrations.vllm.weight_roots import WeightRoots
+from rollout_sched.integrations.vllm.weights import WeightRoots
+from rollout_sched.live.instances.supervisor import InstanceSupervisor
 from rollout_sched.live.live_scheduler import LiveScheduler, settings_of
 from rollout_sched.live.ports import InstanceClient
 from rollout_sched.live.settings import Settings
 
+log = logging.getLogger(__name__)
+
+
+# ------------------------------------------------------------------------------------------
+# The lines that a gateway prints at start and when an instance joins: one line for each thing that
+# the operator may want to change.
+
+
+def startup_report(
+    policy: PolicyFile, auth: AccessControl, host: str, *, keeps_sessions: bool
+) -> Iterator[str]:
+    """`keeps_sessions`: whether session names have an effect."""
+    roles = ", ".join(f"{role} {cls.__name__}" for role, (cls, _) in policy.roles.items())
+    build = "" if scheduler.__file__.endswith(".py") else ", compiled"
+    yield f"rollout-sched {__version__}{build}: policy {policy.name} ({roles})"
+    if not auth.takes_keys(Access.CLIENT) and not is_loopback(host):
+        yield f"any client that can reach {host} may use this gateway; --api-key-file closes it"
+    if not keeps_sessions:
+        yield "X-Session-ID is ignored: the policy's [affinity] is none"
+    if auth.is_open:
+        yield "/admin and the trainer's API are open to programs on this machine only"
+    if auth.shuts_admins_out:
+        yield "/admin is closed; --admin-key-file or --admin-socket opens it"
+
+
+def described(supervisor: InstanceSupervisor) -> list[str]:
+    """Lines about an instance that has joined: its properties, and features that it lacks."""
+    told = supervisor.description
+    assert told is not None  # it has joined
+    offers = ", ".join(sorted(told.capabilities)) or "nothing beyond generation"
+    line = (
+        f"instance {supervisor.name}: {told.model or 'a model'}, {told.slots} slots, "
+        f"{told.kv_tokens} KV tokens, up to {told.max_model_len} tokens a request; offers {offers}"
+    )
+    return [line, *(f"  {note}" for note in notes_of(supervisor))]
+
+
+# ------------------------------------------------------------------------------------------
+# A Unix socket for administrators: the permission to open its file replaces a key.
+
+
+class AdminSocket:
+    """The socket is created at `path` and removed from there when it is closed."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._listener: asyncio.AbstractServer | None = None
+
+    async def open(self, connect: Callable[[], asyncio.BaseProtocol]) -> None:
+        """Only its owner can open it: connections are possible only after its mode is set.
+        `connect` makes the protocol of each connection. Raises CallerError."""
+        _clear_away(self.path)
+        taken = socket.socket(socket.AF_UNIX)
+        try:
+            taken.bind(str(self.path))
+            self.path.chmod(0o600)
+        except OSError as error:
+            taken.close()
+            raise CallerError(f"--admin-socket {self.path}: {error}") from error
+        loop = asyncio.get_running_loop()
+        self._listener = await loop.create_unix_server(connect, sock=taken)
+
+    def close(self) -> None:
+        """Accept no new connections. Does nothing if the socket was never opened."""
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.close()
+            self.path.unlink(missing_ok=True)
+
+
+def _clear_away(path: Path) -> None:
+    """Remove a stale socket, on which no process listens. Raises CallerError if one does."""
+    if not path.is_socket():
+        return
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()
+        else:
+            raise CallerError(f"--admin-socket {path}: another gateway listens on it")
+
+
 Say = Callable[[str], None]
 
-log = logging.getLogger(__name__)
 
 COLLECT_S = 60.0
 

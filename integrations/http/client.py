@@ -5,16 +5,195 @@ from __future__ import annotations
 import asyncio
 import ssl as tls
 from collections import deque
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, cast
+from urllib.parse import urlsplit
 
-from rollout_sched.integrations.http.client_connection import ClientConnection
-from rollout_sched.integrations.http.dialler import Dialler
-from rollout_sched.integrations.http.errors import AnswerBroken
-from rollout_sched.integrations.http.exchange import Exchange, Receiver
-from rollout_sched.integrations.http.heads import Headers, write_fields
-from rollout_sched.integrations.http.idle_connections import IdleConnections
-from rollout_sched.integrations.http.origin import Origin
+from rollout_sched.integrations.http.client_connection import (
+    ClientConnection,
+    ConnectionOwner,
+    Exchange,
+    Receiver,
+)
+from rollout_sched.integrations.http.errors import AnswerBroken, NotConnected
+from rollout_sched.integrations.http.heads import Headers, is_request_line, write_fields
+
+# ------------------------------------------------------------------------------------------
+# The server to which the requests of a pool go.
+
+#: Request lines that are cached; a gateway uses only a few targets.
+MAX_OPENINGS: Final = 256
+
+
+class Origin:
+    """Scheme, host and port of a base URL, and the path that is prepended to every target.
+
+    `ssl` is for https; None: the system's trusted authorities. Raises ValueError if `url` is not a
+    base URL.
+    """
+
+    __slots__ = ("_authority", "_openings", "_prefix", "host", "port", "ssl", "url")
+
+    def __init__(self, url: str, ssl: tls.SSLContext | None) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"{url!r} is not a URL like http://host:port")
+        if parts.query or parts.fragment or parts.username is not None:
+            raise ValueError(f"{url!r}: a base URL has only a scheme, a host, a port and a path")
+        secure = parts.scheme == "https"
+        self.url = url
+        self.host = parts.hostname
+        self.port = parts.port or (443 if secure else 80)
+        self.ssl = (ssl or tls.create_default_context()) if secure else None
+        self._authority = parts.netloc
+        self._prefix = parts.path.rstrip("/")
+        self._openings: dict[tuple[str, str], bytes] = {}
+
+    def opening(self, method: str, target: str) -> bytes:
+        """The beginning of a request: its first line, and Host. Raises ValueError."""
+        return self._openings.get((method, target)) or self._write(method, target)
+
+    def _write(self, method: str, target: str) -> bytes:
+        line = f"{method} {self._prefix}{target} HTTP/1.1".encode()
+        if not target.startswith("/") or not is_request_line(line):
+            raise ValueError(f"{method!r} and {target!r} do not make a request line")
+        if len(self._openings) >= MAX_OPENINGS:
+            self._openings.clear()
+        opening = b"%b\r\nhost: %b\r\n" % (line, self._authority.encode())
+        self._openings[method, target] = opening
+        return opening
+
+
+# ------------------------------------------------------------------------------------------
+# The idle connections of a pool, which are reused.
+
+
+class IdleConnections:
+    """The idle connections of a pool; each is closed after `keepalive_s` seconds."""
+
+    __slots__ = ("_idle", "_keepalive_s", "_loop", "_timer")
+
+    def __init__(self, keepalive_s: float) -> None:
+        # The time since which each is idle, the longest first.
+        self._idle: dict[ClientConnection, float] = {}
+        self._keepalive_s = keepalive_s
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop: asyncio.AbstractEventLoop  # set with the first connection
+
+    def __len__(self) -> int:
+        return len(self._idle)
+
+    def keep(self, connection: ClientConnection) -> None:
+        if self._timer is None:
+            self._loop = asyncio.get_running_loop()
+            self._timer = self._loop.call_later(self._keepalive_s, self._close_old)
+        connection.reused = True
+        self._idle[connection] = self._loop.time()
+
+    def carry(self, exchange: Exchange) -> bool:
+        """Send an exchange on an idle connection. False if there is none."""
+        while self._idle:
+            connection, since = self._idle.popitem()  # the most recent, so that others can expire
+            now = self._loop.time()
+            if now - since >= self._keepalive_s:
+                connection.drop()
+            elif connection.usable():
+                exchange.sent_at = now
+                connection.carry(exchange)
+                return True
+            # Otherwise it is about to read data that closes it.
+        return False
+
+    def forget(self, connection: ClientConnection) -> None:
+        self._idle.pop(connection, None)
+
+    def close(self) -> None:
+        """Stop the timer; the pool closes the connections."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _close_old(self) -> None:
+        """Close connections that were idle too long, and set the timer for the next one."""
+        now = self._loop.time()
+        self._timer = None
+        while self._idle:
+            oldest = next(iter(self._idle))
+            left = self._idle[oldest] + self._keepalive_s - now
+            if left > 0:
+                self._timer = self._loop.call_later(left, self._close_old)
+                return
+            del self._idle[oldest]
+            oldest.drop()
+
+
+# ------------------------------------------------------------------------------------------
+# Opens new connections, each for the exchange that it carries first.
+
+
+class Dialler:
+    """Connections to an origin that are being opened, for up to `connect_s` seconds.
+
+    Opened connections join `owner`. `on_done` is called whenever an attempt succeeds or fails.
+    """
+
+    __slots__ = ("_connect_s", "_dialling", "_on_done", "_origin", "_owner")
+
+    def __init__(
+        self, owner: ConnectionOwner, origin: Origin, connect_s: float, on_done: Callable[[], None]
+    ) -> None:
+        self._owner = owner
+        self._origin = origin
+        self._connect_s = connect_s
+        self._on_done = on_done
+        self._dialling: dict[asyncio.Task[None], Exchange] = {}
+
+    def __len__(self) -> int:
+        return len(self._dialling)
+
+    def dial(self, exchange: Exchange) -> None:
+        """Carry an exchange on a new connection."""
+        task = asyncio.get_running_loop().create_task(self._dial(exchange))
+        self._dialling[task] = exchange
+        task.add_done_callback(self._dialled)
+
+    def refuse(self, exchange: Exchange, text: str) -> None:
+        """End an exchange that no connection carries with an error."""
+        if not exchange.done and exchange.connection is None:
+            exchange.fail(NotConnected(f"{self._origin.url}: {text}"))
+
+    def close(self, text: str) -> None:
+        """Cancel all openings; `text` says why."""
+        for task in self._dialling:
+            task.cancel()
+        for exchange in list(self._dialling.values()):
+            self.refuse(exchange, text)
+
+    async def _dial(self, exchange: Exchange) -> None:
+        loop = asyncio.get_running_loop()
+        connection = ClientConnection(self._owner, exchange)
+        made = False
+        try:
+            async with asyncio.timeout(self._connect_s):
+                await loop.create_connection(
+                    lambda: cast(asyncio.Protocol, connection),
+                    self._origin.host,
+                    self._origin.port,
+                    ssl=self._origin.ssl,
+                )
+            made = True
+        except TimeoutError:
+            self.refuse(exchange, f"no connection within {self._connect_s:g} s")
+        except Exception as error:  # the exchange must end, whatever a resolver or TLS raises
+            self.refuse(exchange, f"no connection: {error}")
+        finally:
+            if not made:  # uvloop does not report the loss of a connection that was just opened
+                connection.connection_lost(ConnectionAbortedError("while it was opened"))
+
+    def _dialled(self, task: asyncio.Task[None]) -> None:
+        del self._dialling[task]
+        self._on_done()
+
 
 #: Most bytes of an answer's body if the caller sets no limit: an answer that announces more can
 #: only be an error, and waiting for it would last as long as the connection.

@@ -3,10 +3,72 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
+import contextlib
+from typing import Final, Protocol
 
 from rollout_sched.integrations.http.errors import report
-from rollout_sched.integrations.http.limits import ServerLimits
+
+# ------------------------------------------------------------------------------------------
+# The limits of a server: sizes, counts and times.
+
+#: Default limit for the bytes of a request's body.
+MAX_BODY: Final = 64 * 2**20
+
+
+class ServerLimits:
+    """Limits for the connections of one server.
+
+    max_body         bytes of a request's body; beyond this the answer is 413
+    max_bodies       bytes of all bodies that are being read or processed; beyond this 503
+    max_head         bytes of a request's head; beyond this 431
+    max_unsent       bytes of an answer that a slow client has not read; beyond this it is cut off
+    max_connections  connections at once; beyond this 503
+    head_s           seconds from the first byte of a head to its last
+    idle_s           seconds a connection may be idle between requests
+    stall_s          seconds without progress while a body is read or an answer waits to be read
+    body_rate        bytes per second at which a body must arrive after `stall_s`, else 408
+    dead_s           seconds after which a client that no longer answers even on TCP counts as gone
+                     (`Pool`); not below `stall_s`, because the system cannot tell it from a client
+                     that does not read
+    """
+
+    __slots__ = (
+        "body_rate",
+        "dead_s",
+        "head_s",
+        "idle_s",
+        "max_bodies",
+        "max_body",
+        "max_connections",
+        "max_head",
+        "max_unsent",
+        "stall_s",
+    )
+
+    def __init__(
+        self,
+        *,
+        max_body: int = MAX_BODY,
+        max_bodies: int = 4 * 2**30,
+        max_head: int = 32 * 1024,
+        max_unsent: int = 64 * 2**20,
+        max_connections: int = 16384,
+        head_s: float = 10.0,
+        idle_s: float = 75.0,
+        stall_s: float = 60.0,
+        body_rate: float = 16 * 1024,
+        dead_s: float = 60.0,
+    ) -> None:
+        self.max_body = min(max_body, max_bodies)
+        self.max_bodies = max_bodies
+        self.max_head = max_head
+        self.max_unsent = max_unsent
+        self.max_connections = max_connections
+        self.head_s = head_s
+        self.idle_s = idle_s
+        self.stall_s = stall_s
+        self.body_rate = body_rate
+        self.dead_s = dead_s
 
 
 class Waiting(Protocol):
@@ -113,3 +175,97 @@ class Connections:
                 connection.expire()
             except Exception as error:  # the other connections must expire too
                 report("ending a connection that has waited too long", error)
+
+
+# ------------------------------------------------------------------------------------------
+# The data sent to a client that it has not read yet.
+
+
+class Backlog:
+    """Unread data of one client, at most `most` bytes. `throttled`: it does not read for now."""
+
+    __slots__ = ("_most", "_transport", "_unsent", "throttled")
+
+    def __init__(self, transport: asyncio.Transport, most: int) -> None:
+        self._transport = transport
+        self._most = most
+        self._unsent = 0  # unread bytes at the last check
+        self.throttled = False
+
+    def begin(self) -> None:
+        self.throttled = True
+        self._unsent = self._transport.get_write_buffer_size()
+
+    def end(self) -> None:
+        self.throttled = False
+
+    def cut(self) -> None:
+        """Close the connection if too much is unread."""
+        if self._transport.get_write_buffer_size() > self._most:
+            self._transport.abort()
+
+    def shrinks(self) -> bool:
+        """Whether the throttled client is slow but not stuck: it has read since the last check."""
+        before = self._unsent
+        self._unsent = self._transport.get_write_buffer_size()
+        return self.throttled and self._unsent < before
+
+
+# ------------------------------------------------------------------------------------------
+# A connection that has sent its last answer and is about to be closed.
+
+#: Seconds for which a client may continue to send before its connection is closed. If closed at
+#: once, the kernel would answer further data with a reset, which can overtake our answer.
+LINGER_S = 2.0
+
+
+class Lingering(asyncio.Protocol):
+    """Drops further data, until the client has had time to read its answer.
+
+    `deadline` is the loop time until which the server waits for the client.
+    """
+
+    def __init__(
+        self,
+        connections: Connections,
+        limits: ServerLimits,
+        transport: asyncio.Transport,
+        backlog: Backlog,
+    ) -> None:
+        self._connections = connections
+        self._limits = limits
+        self._transport = transport
+        self._backlog = backlog
+        self.deadline = connections.now + LINGER_S
+
+    def begin(self) -> None:
+        """Send EOF, if the transport can."""
+        if self._transport.can_write_eof():
+            with contextlib.suppress(OSError):  # the client has closed it first
+                self._transport.write_eof()
+        else:
+            self._transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connections.leave(self)
+
+    def pause_writing(self) -> None:
+        self._backlog.begin()
+        self.deadline = self._connections.now + self._limits.stall_s
+
+    def resume_writing(self) -> None:
+        self._backlog.end()
+        self.deadline = self._connections.now + LINGER_S
+
+    def retire(self) -> None:
+        """Does nothing: it is about to close anyway."""
+
+    def expire(self) -> None:
+        """The deadline has passed."""
+        if self._backlog.shrinks():
+            self.deadline = self._connections.now + self._limits.stall_s
+        else:
+            self.drop()
+
+    def drop(self) -> None:
+        self._transport.abort()

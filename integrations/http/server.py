@@ -14,14 +14,15 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import hmac
 import ssl as tls
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, cast
 
-from rollout_sched.integrations.http.body_budget import BodyBudget
-from rollout_sched.integrations.http.connections import Connections
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.integrations.http.bodies import BodyBudget
+from rollout_sched.integrations.http.connections import Connections, ServerLimits
 from rollout_sched.integrations.http.heads import Headers
-from rollout_sched.integrations.http.limits import ServerLimits
 from rollout_sched.integrations.http.request import ReceivedRequest
 from rollout_sched.integrations.http.server_connection import ServerConnection
 
@@ -98,3 +99,45 @@ class HttpServer:
         for listener in self._listeners:
             listener.close()
         await self.connections.end(grace_s)
+
+
+# ------------------------------------------------------------------------------------------
+# API keys as bearer tokens (RFC 6750): checks calls, and the form of keys.
+
+
+def check_key(where: str, key: str) -> None:
+    """Raises CallerError, with the place `where`, for a key that is not valid in a header."""
+    if not key or not (key.isascii() and key.isprintable()) or " " in key:
+        raise CallerError(f"{where}: an API key must be printable ASCII without spaces, not empty")
+
+
+def authorization(key: str) -> bytes:
+    """The value of the Authorization header for a key."""
+    return b"Bearer " + key.encode()
+
+
+class BearerKeys:
+    """The keys that admit a call; if there are none, every call is admitted."""
+
+    def __init__(self, keys: Sequence[str] = ()) -> None:
+        self._keys = [key.encode() for key in keys]
+
+    @property
+    def known(self) -> bool:
+        """Whether a call needs a key."""
+        return bool(self._keys)
+
+    def admit(self, given: bytes | None) -> bool:
+        """Whether the value of an Authorization header admits a call.
+
+        The time it takes reveals nothing about the keys: every key is compared completely.
+        """
+        if not self._keys:
+            return True
+        scheme, _, token = (given or b"").partition(b" ")
+        if scheme.lower() != b"bearer":
+            return False
+        admitted = False
+        for key in self._keys:
+            admitted |= hmac.compare_digest(token, key)
+        return admitted

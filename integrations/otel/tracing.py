@@ -21,8 +21,8 @@ from opentelemetry import context, propagate, trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, Status, StatusCode, TracerProvider
 
-from rollout_sched.core.actions import Answer, Deliver, Discard, Dispatch, UpdateWeights
-from rollout_sched.core.events import (
+from rollout_sched.core.model.actions import Answer, Deliver, Discard, Dispatch, UpdateWeights
+from rollout_sched.core.model.events import (
     GroupSubmitted,
     InstanceJoined,
     InstanceLost,
@@ -34,13 +34,12 @@ from rollout_sched.core.events import (
     WeightsPublished,
     WeightsUpdated,
 )
-from rollout_sched.core.model import DeliveredSample
+from rollout_sched.core.model.model import DeliveredSample
 from rollout_sched.integrations.otel.generations import Generations
-from rollout_sched.integrations.vllm.trace_lines import TRACE_LINE
+from rollout_sched.integrations.vllm.orders import TRACE_LINE
 from rollout_sched.live.driver import Driver
-from rollout_sched.metrics.fold import Handler
-from rollout_sched.metrics.folded import Folded
-from rollout_sched.metrics.weight_times import WeightTimes
+from rollout_sched.metrics.fold import Folded, Handler
+from rollout_sched.metrics.live import WeightTimes
 
 #: The attempt number, which follows the run's id in the id of an order.
 _NUMBER = re.compile(r"\d+")

@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from rollout_sched.core.errors import CallerError, RolloutError
+from rollout_sched.core.model.errors import CallerError, RolloutError
 from rollout_sched.integrations.gateway.control_plane.trainer_api import NextBatch
-from rollout_sched.integrations.gateway.control_plane.trainer_calls import (
+from rollout_sched.integrations.gateway.control_plane.trainer_client import (
     STATE,
     GatewayError,
     TrainerCalls,

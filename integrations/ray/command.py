@@ -6,9 +6,9 @@ import argparse
 import asyncio
 from typing import Any
 
-from rollout_sched.argument_types import natural
-from rollout_sched.core.errors import CallerError
-from rollout_sched.integrations.gateway.flags import add_gateway_flags, given_options, port_number
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.flags import natural
+from rollout_sched.integrations.gateway.options import add_gateway_flags, given_options, port_number
 from rollout_sched.integrations.ray.deployment import NAME, Deployment, FrontCount
 
 

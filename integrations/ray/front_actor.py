@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from rollout_sched import log_lines
+from rollout_sched import process as log_lines
 from rollout_sched.integrations.gateway.front_service import FrontOptions, FrontService
 from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.integrations.ray.deployment import NAMESPACE
 from rollout_sched.integrations.ray.failed_start import end_if_failed
-from rollout_sched.link.dialler import LinkDialler, SchedulerPlace
+from rollout_sched.link.transport import LinkDialler, SchedulerPlace
 
 log = logging.getLogger(__name__)
 

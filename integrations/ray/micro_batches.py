@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from rollout_sched.core.errors import CallerError
+from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.token_columns import Columns, columns, lengths
-from rollout_sched.live.samples import Batch
+from rollout_sched.live.trainer.samples import Batch
 
 
 def micro_batches(batch: Batch, count: int) -> list[Columns]:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import aiohttp
 import msgspec
 
-from rollout_sched import log_lines
+from rollout_sched import process as log_lines
 from rollout_sched.integrations.gateway.control_plane.codec import MSGPACK
 from rollout_sched.integrations.gateway.control_plane.gateway import NewInstance
 from rollout_sched.integrations.gateway.control_plane.trainer_api import EPOCH, NextBatch
@@ -23,13 +23,11 @@ from rollout_sched.integrations.ray.deployment import Deployment, PolicyText
 from rollout_sched.integrations.ray.failed_start import end_if_failed
 from rollout_sched.integrations.ray.fronts import Fronts
 from rollout_sched.integrations.ray.micro_batches import micro_batches
-from rollout_sched.integrations.ray.named_servers import Cluster, NamedServers
-from rollout_sched.integrations.ray.serve_replicas import ServeReplicas, pattern_of
-from rollout_sched.link.dialler import SchedulerPlace
-from rollout_sched.link.hub import Hub
-from rollout_sched.link.listener import LinkListener
-from rollout_sched.live.batch_delivery import NotReady
-from rollout_sched.live.samples import Batch
+from rollout_sched.integrations.ray.servers import Cluster, NamedServers, ServeReplicas, pattern_of
+from rollout_sched.link.host import Hub
+from rollout_sched.link.transport import LinkListener, SchedulerPlace
+from rollout_sched.live.trainer.delivery import NotReady
+from rollout_sched.live.trainer.samples import Batch
 from rollout_sched.store.errors import StoreInUse
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from rollout_sched.live.samples import Batch
+from rollout_sched.live.trainer.samples import Batch
 
 #: Seconds between two checks whether the weights that a batch waits for have been published.
 LOOK_S = 0.1

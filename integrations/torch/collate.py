@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from rollout_sched.integrations.token_columns import Advantages, columns, lengths
-from rollout_sched.live.samples import OBSERVED, Batch
+from rollout_sched.live.trainer.samples import OBSERVED, Batch
 
 #: Fill values for positions without a token, if not 0.
 _PADDING = {"versions": OBSERVED}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rollout_sched.live.samples import Batch, Sample
+from rollout_sched.live.trainer.samples import Batch, Sample
 
 
 def key_of(sample: Sample) -> str:

@@ -12,7 +12,7 @@ from tensordict import TensorDict
 from tensordict.tensorclass import NonTensorStack
 
 from rollout_sched.integrations.transfer_queue import columns
-from rollout_sched.live.samples import Batch, Sample
+from rollout_sched.live.trainer.samples import Batch, Sample
 
 
 class BatchWriter:

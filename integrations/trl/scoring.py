@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from rollout_sched.core.errors import CallerError
+from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.advantages import relative
-from rollout_sched.live.samples import Sample
+from rollout_sched.live.trainer.samples import Sample
 
 #: Takes the keywords `prompts`, `completions`, `completion_ids` and the data set's other columns;
 #: returns a list with one reward, or None, for each completion. Plain or coroutine function.

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from rollout_sched.client import Batch, Prompt, RolloutScheduler, Sample
-from rollout_sched.core.errors import CallerError
+from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.verl.groups import GroupFailed
 from rollout_sched.integrations.verl.pacing import Tags, asks_for_more, still_given
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import msgspec
 
-from rollout_sched.core.errors import CallerError, RolloutError
+from rollout_sched.core.model.errors import CallerError, RolloutError
 from rollout_sched.integrations.verl.generate_call import COMPLETED, RolloutLengths, sampling_of
-from rollout_sched.live.samples import Prompt, Sample
+from rollout_sched.live.trainer.samples import Prompt, Sample
 
 #: Submits a group: returns its samples, or raises an error if it can never be complete.
 Make = Callable[[Prompt], Awaitable[list[Sample]]]

@@ -31,7 +31,7 @@ from rollout_sched.integrations.verl.groups import MASK, SessionGroup, token_out
 from rollout_sched.integrations.verl.pacing import Tags
 from rollout_sched.integrations.verl.settings import RoomSettings
 from rollout_sched.integrations.verl.verl_servers import VerlServers
-from rollout_sched.live.samples import Prompt, Sample
+from rollout_sched.live.trainer.samples import Prompt, Sample
 
 #: verl's training partition of TransferQueue.
 _PARTITION = "train"

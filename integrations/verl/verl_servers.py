@@ -7,7 +7,7 @@ import logging
 from typing import Any
 
 from rollout_sched.client import RolloutScheduler
-from rollout_sched.core.errors import CallerError
+from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.verl.server_instance import ServerInstance
 
 log = logging.getLogger(__name__)

@@ -2,18 +2,53 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import ssl
-from collections.abc import Iterator, Mapping
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 import msgspec
+from asyncio_throttle.throttler import Throttler
 
+from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.http.heads import Headers
 from rollout_sched.integrations.vllm.protocol.refusals import AnswerRefused, refusal
-from rollout_sched.integrations.vllm.throttle import Throttle
 from rollout_sched.live.ports import InstanceError
+
+# ------------------------------------------------------------------------------------------
+# Limits the rate of calls to an instance.
+
+
+class Throttle(Throttler):
+    """At most `rate` calls in any second. Raises CallerError for a rate below one.
+
+    `take` avoids a coroutine if the call does not have to wait.
+    """
+
+    def __init__(self, rate: int, setting: str) -> None:
+        if rate < 1:
+            raise CallerError(
+                f"{setting} is {rate}; it must be a number of calls per second, at least 1"
+            )
+        super().__init__(rate_limit=rate)
+
+    async def acquire(self) -> None:
+        """Returns when the next call may be made."""
+        await super().acquire()  # type: ignore[no-untyped-call]
+
+    def take(self) -> bool:
+        """Whether a call may be made now; if so, it is counted."""
+        self.flush()  # type: ignore[no-untyped-call]
+        if len(self._task_logs) >= self.rate_limit:
+            return False
+        self._task_logs.append(time.monotonic())
+        return True
+
 
 KEEP_ALIVE_S = 3.0  # vLLM's uvicorn closes idle connections after 5 s
 CONNECT_S = 10.0
@@ -163,3 +198,35 @@ def decoded(path: str, body: bytes, type_: type[Any]) -> Any:
         raise AnswerRefused(
             f"{path} gave an unexpected answer ({error}): {body[:200]!r}", unquoted
         ) from error
+
+
+# ------------------------------------------------------------------------------------------
+# Runs work that may block, such as reading files, in a thread so that the event loop continues.
+
+T = TypeVar("T")
+
+
+async def off_loop(work: Callable[[], T], limit_s: float) -> T:
+    """The result or exception of `work()`; TimeoutError if it takes longer than `limit_s` seconds.
+
+    It has its own daemon thread. On a mount that does not answer the thread hangs forever; neither
+    the event loop nor the exit of the program waits for it.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def run() -> None:
+        try:
+            result = work()
+        except Exception as error:
+            tell(done.set_exception, error)
+        else:
+            tell(done.set_result, result)
+
+    def tell(settle: Callable[..., None], what: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits any more
+            loop.call_soon_threadsafe(lambda: None if done.done() else settle(what))
+
+    threading.Thread(target=run, name="off-loop", daemon=True).start()
+    async with asyncio.timeout(limit_s):
+        return await done

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 import ssl
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 
-from rollout_sched.core.errors import CallerError
-from rollout_sched.integrations.http.bearer import authorization, check_key
+from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.http.client import Pool
-from rollout_sched.integrations.http.exchange import Receiver
+from rollout_sched.integrations.http.client_connection import Receiver
 from rollout_sched.integrations.http.heads import write_fields
+from rollout_sched.integrations.http.server import authorization, check_key
 from rollout_sched.integrations.vllm import metrics_text
-from rollout_sched.integrations.vllm.abort_batch import AbortBatch
-from rollout_sched.integrations.vllm.answers import Assembly
-from rollout_sched.integrations.vllm.control import KEEP_ALIVE_S, ServerControl, decoded
+from rollout_sched.integrations.vllm.control import KEEP_ALIVE_S, ServerControl, Throttle, decoded
 from rollout_sched.integrations.vllm.detection import (
     MOST_SLOTS,
     Findings,
@@ -26,15 +27,94 @@ from rollout_sched.integrations.vllm.detection import (
     read_is_paused,
     read_weight_version,
 )
-from rollout_sched.integrations.vllm.instance_url import checked_url
-from rollout_sched.integrations.vllm.order_calls import OrderCalls
+from rollout_sched.integrations.vllm.dialects import Assembly
+from rollout_sched.integrations.vllm.orders import OrderCalls, TraceLines, renamed
 from rollout_sched.integrations.vllm.protocol import endpoints
 from rollout_sched.integrations.vllm.protocol.refusals import refusal
 from rollout_sched.integrations.vllm.proxy import ProxyCall, ProxyCalls
-from rollout_sched.integrations.vllm.ranks import MOST_RANKS
-from rollout_sched.integrations.vllm.throttle import Throttle
-from rollout_sched.integrations.vllm.trace_lines import TraceLines, renamed
-from rollout_sched.live.ports import Description, Gauges, InstanceError, OnTokens, Order, Output
+from rollout_sched.integrations.vllm.weights import MOST_RANKS
+from rollout_sched.live.ports import (
+    Description,
+    Gauges,
+    InstanceError,
+    InstanceGone,
+    OnTokens,
+    Order,
+    Output,
+)
+
+# ------------------------------------------------------------------------------------------
+# Sends several aborts, as at the end of a step, to the instance in one call.
+
+
+class AbortBatch:
+    """Collects ids for one iteration of the event loop and until the throttle permits a call."""
+
+    def __init__(self, throttle: Throttle, send: Callable[[list[str]], Awaitable[None]]) -> None:
+        self._throttle = throttle
+        self._send = send
+        self._ids: list[str] = []
+        self._next: asyncio.Task[None] | None = None
+        self._calls: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    async def add(self, engine_id: str) -> None:
+        """Returns when the call with the id has been answered. Raises the error of that call, or
+        InstanceGone if this is closed, or was meanwhile."""
+        if self._closed:
+            raise InstanceGone("its connections are closed")
+        self._ids.append(engine_id)
+        if self._next is None:
+            self._next = asyncio.create_task(self._send_all())
+            self._calls.add(self._next)
+            self._next.add_done_callback(self._over)
+        call = self._next
+        await asyncio.wait({call})  # cancelling one caller does not stop the others
+        if call.cancelled():
+            raise InstanceGone("its connections were closed before it answered an abort")
+        call.result()
+
+    async def close(self) -> None:
+        """Cancel the calls in flight; no more follow."""
+        self._closed = True
+        calls = list(self._calls)
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+
+    async def _send_all(self) -> None:
+        await asyncio.sleep(0)
+        await self._throttle.acquire()
+        ids, self._ids, self._next = self._ids, [], None
+        await self._send(ids)  # never empty: for vLLM an empty list means every request
+
+    def _over(self, call: asyncio.Task[None]) -> None:
+        self._calls.discard(call)
+        if not call.cancelled():
+            call.exception()  # retrieved, as its callers may have been cancelled
+
+
+# ------------------------------------------------------------------------------------------
+# Checks the URL of a vLLM server.
+
+#: No user, query or fragment, and no characters that URL parsers drop silently.
+_URL = re.compile(r"https?://([\w.-]+|\[[0-9a-fA-F:.]+\])(:\d{1,5})?(/[\w.~%/-]*)?", re.ASCII)
+
+
+def checked_url(url: str) -> str:
+    """The URL without its last slash. Raises CallerError if it is not the URL of a server."""
+    hint = f"instance {url[:200]!r}: write it as http://host:port or https://host:port"
+    if not _URL.fullmatch(url):
+        raise CallerError(hint)
+    try:
+        port = urlsplit(url).port
+    except ValueError as error:
+        raise CallerError(hint) from error
+    if port == 0:
+        raise CallerError(hint)
+    if urlsplit(url).path.rstrip("/").endswith("/v1"):
+        raise CallerError(f"instance {url[:200]!r}: leave out /v1, it is added automatically")
+    return url.rstrip("/")
 
 
 class _WorldSize(msgspec.Struct):

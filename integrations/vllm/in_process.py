@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+import os
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from rollout_sched.core.errors import CallerError
-from rollout_sched.integrations.vllm.answers import Assembly, Chunk
-from rollout_sched.integrations.vllm.engine_gauges import EngineGauges
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.integrations.vllm.detection import EngineLimits
+from rollout_sched.integrations.vllm.dialects import Assembly, Chunk
 from rollout_sched.integrations.vllm.protocol.answers import VersionSpan, version_of
 from rollout_sched.live.ports import (
     Description,
@@ -20,6 +22,70 @@ from rollout_sched.live.ports import (
     PromptToken,
     RequestRejected,
 )
+
+# ------------------------------------------------------------------------------------------
+# The load of an in-process engine, which the engine pushes after every step, without polling.
+
+
+class EngineGauges:
+    """Pass `logger_factory()` to `AsyncLLM.from_engine_args(..., stat_loggers=[...])`.
+
+    Sums over the engines of one AsyncLLM (data-parallel ranks); `kv_usage` is their mean.
+    """
+
+    def __init__(self) -> None:
+        self._states: dict[int, Any] = {}
+        self._preemptions = 0
+        self._prefill_tokens = 0
+        self._cached_tokens = 0
+        self._generated_tokens = 0
+
+    def record(self, scheduler_stats: Any, iteration_stats: Any, engine: int = 0) -> None:
+        """One step of an engine, from vLLM 0.32's `SchedulerStats` and `IterationStats`."""
+        if scheduler_stats is not None:
+            self._states[engine] = scheduler_stats
+        if iteration_stats is not None:
+            prompts = iteration_stats.prompt_token_stats
+            self._preemptions += iteration_stats.num_preempted_reqs
+            self._prefill_tokens += prompts.computed
+            self._cached_tokens += prompts.local_cache_hit
+            self._generated_tokens += iteration_stats.num_generation_tokens
+
+    def now(self) -> Gauges:
+        states = self._states.values()
+        return Gauges(
+            running=sum(s.num_running_reqs for s in states),
+            waiting=sum(s.num_waiting_reqs + s.num_skipped_waiting_reqs for s in states),
+            kv_usage=sum(s.kv_cache_usage for s in states) / max(len(states), 1),
+            preemptions=self._preemptions,
+            prefill_tokens=self._prefill_tokens,
+            cached_tokens=self._cached_tokens,
+            generated_tokens=self._generated_tokens,
+        )
+
+    def logger_factory(self) -> Callable[..., Any]:
+        """A vLLM stat logger that pushes into this."""
+        from vllm.v1.metrics.loggers import StatLoggerBase
+
+        gauges = self
+
+        class Push(StatLoggerBase):  # type: ignore[misc, unused-ignore]
+            def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+                self._engine = engine_index
+
+            def record(
+                self,
+                scheduler_stats: Any,
+                iteration_stats: Any,
+                mm_cache_stats: Any = None,
+                engine_idx: int = 0,
+            ) -> None:
+                gauges.record(scheduler_stats, iteration_stats, self._engine)
+
+            def log_engine_initialized(self) -> None: ...
+
+        return Push
+
 
 _LOWEST_LOGPROB = -9999.0  # what vLLM's server sends for -inf and NaN
 
@@ -193,3 +259,124 @@ def _chunk(choice: Any, wants_logprobs: bool, prompt_logprobs: Any = None) -> Ch
 
 def _bounded(logprob: float) -> float:
     return max(_LOWEST_LOGPROB, logprob)  # _LOWEST_LOGPROB if logprob is NaN
+
+
+# ------------------------------------------------------------------------------------------
+# Runs a vLLM engine in this process step by step, and records the work and time of each step.
+
+
+class EngineStep(NamedTuple):
+    """One step: as `simulators.instance.cost_fit.Observation`, and the requests it admitted."""
+
+    sequences: int
+    prefill_tokens: int
+    context: int
+    attention: float
+    requests: int
+    seconds: float
+
+    @property
+    def tokens(self) -> int:
+        return self.sequences + self.prefill_tokens
+
+
+class SteppedEngine:
+    """vLLM's synchronous `LLMEngine`, its scheduler in this process.
+
+    engine  an LLMEngine created with VLLM_ENABLE_V1_MULTIPROCESSING=0
+    clock   returns seconds
+    """
+
+    def __init__(self, engine: Any, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._scheduler = engine.engine_core.engine_core.scheduler
+        self._decided: EngineStep | None = None
+        self._sent = 0
+        schedule = self._scheduler.schedule
+
+        def remembering(*args: Any, **kwargs: Any) -> Any:
+            decided = schedule(*args, **kwargs)
+            self._decided = self._step(decided)
+            return decided
+
+        self._scheduler.schedule = remembering
+
+    @classmethod
+    def start(cls, model: str, arguments: Mapping[str, Any]) -> SteppedEngine:
+        """A new engine; `arguments` are fields of vLLM's EngineArgs. Raises CallerError if vLLM is
+        not installed, or does not accept the arguments."""
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # read when vllm is imported
+        try:
+            from vllm.engine.arg_utils import EngineArgs
+            from vllm.v1.engine.llm_engine import LLMEngine
+        except ImportError as error:
+            raise CallerError(
+                f"vLLM is not installed in this environment ({error}): install it, or calibrate a "
+                "running server by its URL"
+            ) from error
+        try:
+            engine = LLMEngine.from_engine_args(EngineArgs(model=model, **arguments))
+        except (TypeError, ValueError, OSError) as error:
+            raise CallerError(f"vLLM does not start with model {model!r}: {error}") from error
+        return cls(engine)
+
+    @property
+    def slots(self) -> int:
+        return int(self._engine.vllm_config.scheduler_config.max_num_seqs)
+
+    @property
+    def max_model_len(self) -> int:
+        return int(self._engine.vllm_config.model_config.max_model_len)
+
+    @property
+    def kv_tokens(self) -> int:
+        cache = self._engine.vllm_config.cache_config
+        return int(cache.num_gpu_blocks * cache.block_size)
+
+    @property
+    def limits(self) -> EngineLimits:
+        import vllm
+
+        config = self._engine.vllm_config
+        return EngineLimits(
+            int(config.cache_config.block_size),
+            bool(config.cache_config.enable_prefix_caching),
+            int(config.scheduler_config.max_num_batched_tokens),
+            str(vllm.__version__),
+        )
+
+    def burst(
+        self, prompts: Sequence[Sequence[int]], new: Sequence[int], sampling: Mapping[str, Any]
+    ) -> list[EngineStep]:
+        """The steps of requests that arrive at once; `new`: how many tokens each makes."""
+        from vllm import SamplingParams
+
+        for prompt, tokens in zip(prompts, new, strict=True):
+            self._sent += 1
+            params = SamplingParams(**sampling, max_tokens=tokens, detokenize=False)
+            request = {"prompt_token_ids": list(prompt)}
+            self._engine.add_request(f"calibrate-{self._sent}", request, params)
+        steps = []
+        while self._engine.has_unfinished_requests():
+            start = self._clock()
+            self._engine.step()
+            seconds = self._clock() - start
+            if self._decided is not None and self._decided.tokens:
+                steps.append(self._decided._replace(seconds=seconds))
+        return steps
+
+    def _step(self, decided: Any) -> EngineStep:
+        """The step that the scheduler has decided; it already counts its tokens as computed."""
+        sequences, prefill, context, attention = 0, 0, 0, 0.0
+        for name, tokens in decided.num_scheduled_tokens.items():
+            request = self._scheduler.requests[name]
+            computed = request.num_computed_tokens - tokens
+            if computed < request.num_prompt_tokens:
+                prefill += tokens
+                attention += tokens * (computed + tokens / 2)
+            else:
+                sequences += 1
+                context += computed + 1
+        admitted = len(decided.scheduled_new_reqs)
+        return EngineStep(sequences, prefill, context, attention, admitted, 0.0)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from rollout_sched.integrations.vllm.protocol import gauges as names
+from rollout_sched.integrations.vllm.protocol import endpoints as names
 from rollout_sched.live.ports import Gauges, InstanceError
 
 MOST = 2**53  # a float is exact up to this; no real value comes near

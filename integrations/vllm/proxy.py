@@ -8,10 +8,10 @@ from functools import partial
 from typing import Protocol
 
 from rollout_sched.integrations.http.client import Pool
+from rollout_sched.integrations.http.client_connection import Receiver
 from rollout_sched.integrations.http.errors import ExchangeError, NotConnected
-from rollout_sched.integrations.http.exchange import Receiver
 from rollout_sched.integrations.http.heads import Headers
-from rollout_sched.integrations.vllm.throttle import Throttle
+from rollout_sched.integrations.vllm.control import Throttle
 from rollout_sched.live.ports import (
     ConnectionBroken,
     InstanceError,

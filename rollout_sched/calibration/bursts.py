@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from itertools import pairwise
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby, pairwise
+from statistics import median
 from typing import NamedTuple
 
 import msgspec
 
-from rollout_sched.core.errors import CallerError
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.simulators.instance.cost_fit import EngineSteps
+from rollout_sched.simulators.instance.model import CostModel, InstanceSpec, SimRequest
+from rollout_sched.simulators.instance.reference.instance import ReferenceInstance
 
 #: Prompt tokens of a burst that measures decoding only.
 SHORT = 32
@@ -163,3 +167,101 @@ def _between(least: int, most: int, count: int) -> list[int]:
 def _without_repeats(numbers: list[int]) -> Iterator[int]:
     yield numbers[0]
     yield from (after for before, after in pairwise(numbers) if after != before)
+
+
+# ------------------------------------------------------------------------------------------
+# Computes the engine steps of a burst with the simulated instance.
+
+#: All requests arrive at once, so the duration of a step does not affect which requests are in it.
+_A_SECOND = CostModel(step_s=1.0, weights_s=0.0, token_s=0.0)
+_BLOCK = 16
+
+
+def steps_of(burst: Burst, slots: int, max_num_batched_tokens: int) -> list[EngineSteps]:
+    """The steps of requests that arrive at once at an instance that runs `slots` of them.
+    Consecutive steps with equal numbers of sequences and prefill tokens become one entry."""
+    each = _each_step(burst, slots, max_num_batched_tokens)
+    runs = (list(run) for _, run in groupby(each, key=lambda step: step[1:3]))
+    return [
+        EngineSteps(
+            len(run),
+            run[0].sequences,
+            run[0].prefill_tokens,
+            sum(step.context for step in run),
+            sum(step.attention for step in run),
+            sum(step.requests for step in run),
+        )
+        for run in runs
+    ]
+
+
+def _each_step(burst: Burst, slots: int, max_num_batched_tokens: int) -> list[EngineSteps]:
+    lengths = burst.lengths
+    spec = InstanceSpec(
+        _A_SECOND,
+        kv_blocks=burst.requests * (1 + (burst.prompt + max(lengths)) // _BLOCK),
+        block_size=_BLOCK,
+        max_num_seqs=slots,
+        max_num_batched_tokens=max(max_num_batched_tokens, slots),
+        max_model_len=burst.prompt + max(lengths),
+        prefix_caching=False,
+    )
+    instance = ReferenceInstance(spec)
+    for number, new in enumerate(lengths):
+        instance.submit(SimRequest(number, burst.prompt, new, new, number, 0, number), 0.0)
+    computed = [0] * burst.requests
+    found: list[EngineSteps] = []
+    seen = instance.last_step
+    while (at := instance.next_at()) < math.inf:
+        instance.advance(at)
+        if instance.last_step is not None and instance.last_step is not seen:
+            seen = instance.last_step
+            found.append(_step(seen.scheduled, seen.hits, computed, burst.prompt))
+    return found
+
+
+def _step(
+    scheduled: dict[int, int], admitted: dict[int, int], computed: list[int], prompt: int
+) -> EngineSteps:
+    decoding, prefill, context, attention = 0, 0, 0, 0.0
+    for number, tokens in scheduled.items():
+        if computed[number] < prompt:
+            prefill += tokens
+            attention += tokens * (computed[number] + tokens / 2)
+        else:
+            decoding += 1
+            context += computed[number] + 1
+        computed[number] += tokens
+    return EngineSteps(1, decoding, prefill, context, attention, len(admitted))
+
+
+# ------------------------------------------------------------------------------------------
+# The duration of a burst, and the part of it in which its answers were written.
+
+
+class BurstTime(NamedTuple):
+    """Seconds from the first request to the first and to the last answer."""
+
+    first_s: float
+    last_s: float
+
+
+def writing_s(times: Mapping[Burst, Iterable[BurstTime]]) -> float:
+    """Seconds of writing per answer token, outside the engine. Answers of the same step are written
+    one after the other, so the delay from the first answer to the last grows with their length; the
+    growth gives the time per token. 0 unless two lengths were measured.
+
+    It compares the two longest lengths of the largest batch: with short answers the delay comes
+    from the arrival of the requests one after the other. It uses the shortest prompts, so that one
+    step ends all requests.
+    """
+    alike = [burst for burst in times if burst.waves == 1 and burst.prompt == SHORT]
+    most = max((burst.batch for burst in alike), default=1)
+    *_, shorter, longer = [None, None, *sorted(burst for burst in alike if burst.batch == most)]
+    if most == 1 or shorter is None or longer is None:
+        return 0.0
+    later_s = [
+        median(time.last_s - time.first_s for time in times[burst]) / (most - 1)
+        for burst in (shorter, longer)
+    ]
+    return max((later_s[1] - later_s[0]) / (longer.new - shorter.new), 0.0)

@@ -9,12 +9,11 @@ from statistics import median
 from typing import Any, Protocol
 
 from rollout_sched.calibration.bursts import Burst, Room, bursts_of, pace, trials
-from rollout_sched.calibration.calibration import Calibration, Report
-from rollout_sched.calibration.measurements import spread
+from rollout_sched.calibration.calibration import Calibration, Report, spread
 from rollout_sched.calibration.prober import IDS, SAMPLING
-from rollout_sched.core.errors import CallerError
-from rollout_sched.integrations.vllm.engine_limits import EngineLimits
-from rollout_sched.integrations.vllm.stepped_engine import EngineStep
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.integrations.vllm.detection import EngineLimits
+from rollout_sched.integrations.vllm.in_process import EngineStep
 from rollout_sched.simulators.instance.cost_fit import EngineSteps, MeasuredSpan, fit_spans
 
 #: How often each burst is measured: other work on the machine may delay a step.

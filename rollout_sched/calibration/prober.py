@@ -7,9 +7,8 @@ import random
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from rollout_sched.calibration.burst_times import BurstTime
-from rollout_sched.calibration.bursts import Burst
-from rollout_sched.core.errors import CallerError
+from rollout_sched.calibration.bursts import Burst, BurstTime
+from rollout_sched.core.model.errors import CallerError
 from rollout_sched.live.ports import (
     Gauges,
     InstanceClient,

@@ -9,7 +9,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from rollout_sched.client.loop_thread import LoopThread
 from rollout_sched.client.rollout_scheduler import RolloutScheduler
-from rollout_sched.live.samples import Batch
+from rollout_sched.live.trainer.samples import Batch
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -9,8 +9,8 @@ from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from rollout_sched import event_loop
-from rollout_sched.core.errors import CallerError
+from rollout_sched import process as event_loop
+from rollout_sched.core.model.errors import CallerError
 
 R = TypeVar("R")
 

@@ -6,11 +6,7 @@ from typing import TypeGuard
 
 import msgspec
 
-from rollout_sched.integrations.gateway.control_plane.weight_update import (
-    Reload,
-    Transfer,
-    WeightUpdate,
-)
+from rollout_sched.integrations.gateway.control_plane.weights import Reload, Transfer, WeightUpdate
 from rollout_sched.live.ports import WeightLoader
 
 

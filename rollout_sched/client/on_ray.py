@@ -9,15 +9,15 @@ from typing import Any, NamedTuple, Self
 import msgspec
 
 from rollout_sched.client.remote import LONG_POLL_S, Remote
-from rollout_sched.core.errors import CallerError
+from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.gateway.control_plane.trainer_api import NextBatch
-from rollout_sched.integrations.gateway.control_plane.trainer_calls import GatewayError
-from rollout_sched.integrations.gateway.control_plane.weight_update import WeightUpdate
+from rollout_sched.integrations.gateway.control_plane.trainer_client import GatewayError
+from rollout_sched.integrations.gateway.control_plane.weights import WeightUpdate
 from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.integrations.ray import cluster
 from rollout_sched.integrations.ray.actor_calls import ActorCalls
 from rollout_sched.integrations.ray.deployment import Deployment
-from rollout_sched.live.samples import Batch
+from rollout_sched.live.trainer.samples import Batch
 
 
 class MicroBatches(NamedTuple):

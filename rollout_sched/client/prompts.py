@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from rollout_sched.core.errors import CallerError
-from rollout_sched.live.samples import Prompt
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.live.trainer.samples import Prompt
 
 #: Fields not checked here: `extra` is returned unchanged, sampling may hold vLLM objects.
 _OPAQUE: dict[str, Any] = {"sampling": {}, "each": [], "extra": {}}

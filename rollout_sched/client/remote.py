@@ -14,13 +14,13 @@ from rollout_sched.client.heartbeat import Heartbeat
 from rollout_sched.client.new_weights import Apply, is_coroutine, update_of
 from rollout_sched.client.rollout_scheduler import NOTHING, RolloutScheduler
 from rollout_sched.client.submitted_prompts import ForgottenPrompts, SubmittedPrompts
-from rollout_sched.core.errors import CallerError
-from rollout_sched.integrations.gateway.control_plane.trainer_calls import STATE, TrainerCalls
-from rollout_sched.integrations.gateway.control_plane.weight_update import WeightUpdate
-from rollout_sched.live.leases import TRAINER
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.integrations.gateway.control_plane.trainer_client import STATE, TrainerCalls
+from rollout_sched.integrations.gateway.control_plane.weights import WeightUpdate
 from rollout_sched.live.ports import InstanceClient
-from rollout_sched.live.samples import Batch, Prompt
-from rollout_sched.live.trajectory import Tool
+from rollout_sched.live.requests.trajectories import Tool
+from rollout_sched.live.trainer.delivery import TRAINER
+from rollout_sched.live.trainer.samples import Batch, Prompt
 
 log = logging.getLogger(__name__)
 

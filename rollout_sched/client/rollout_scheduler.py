@@ -14,15 +14,14 @@ from rollout_sched.client.prompts import checked
 from rollout_sched.client.wait_logging import log_while_waiting
 from rollout_sched.config import load_policy
 from rollout_sched.integrations.ray.deployment import NAME, Deployment, FrontCount
-from rollout_sched.live.leases import TRAINER, LeaseEnded
 from rollout_sched.live.live_scheduler import LiveScheduler
 from rollout_sched.live.ports import InstanceClient
-from rollout_sched.live.reward_function import KeepFunc, RewardFunc
-from rollout_sched.live.run_options import RunOptions
-from rollout_sched.live.samples import Batch, Prompt
-from rollout_sched.live.settings import Settings
-from rollout_sched.live.trainer_session import Borrower
-from rollout_sched.live.trajectory import Tool
+from rollout_sched.live.requests.trajectories import Tool
+from rollout_sched.live.settings import RunOptions, Settings
+from rollout_sched.live.trainer.delivery import TRAINER, LeaseEnded
+from rollout_sched.live.trainer.rewards import KeepFunc, RewardFunc
+from rollout_sched.live.trainer.samples import Batch, Prompt
+from rollout_sched.live.trainer.session import Borrower
 
 if TYPE_CHECKING:
     from rollout_sched.client.blocking import BlockingRollouts

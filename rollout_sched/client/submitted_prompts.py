@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from rollout_sched.core.errors import CallerError
-from rollout_sched.live.samples import Batch
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.live.trainer.samples import Batch
 
 #: Number of uids shown in the error text; `uids` has all of them.
 SHOWN = 5

@@ -7,7 +7,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-from rollout_sched.core.errors import RolloutError
+from rollout_sched.core.model.errors import RolloutError
 
 log = logging.getLogger(__name__)
 

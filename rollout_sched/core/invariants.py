@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rollout_sched.core.groups import HERE
-from rollout_sched.core.model import GroupState, InstanceStatus, Request, RequestState
+from rollout_sched.core.model.model import GroupState, InstanceStatus, Request, RequestState
+from rollout_sched.core.state.groups import HERE
 
 if TYPE_CHECKING:
     from rollout_sched.core.scheduler import Scheduler

@@ -7,8 +7,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from rollout_sched.core.errors import CallerError
-from rollout_sched.core.events import (
+from rollout_sched.core.decide.tuning import check_parameters
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.model.events import (
     GroupSubmitted,
     InstanceJoined,
     RequestSubmitted,
@@ -16,7 +17,6 @@ from rollout_sched.core.events import (
     Retuned,
     WeightsPublished,
 )
-from rollout_sched.core.tuning import check_parameters
 
 if TYPE_CHECKING:
     from rollout_sched.core.scheduler import Scheduler

@@ -7,15 +7,14 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from rollout_sched.core.actions import Dispatch
-from rollout_sched.core.books import Books
-from rollout_sched.core.lifecycle import ACTING, FINISHED, INTERRUPTING
-from rollout_sched.core.model import GroupState, Instance
-from rollout_sched.core.roles import Progress, Roles
-from rollout_sched.core.samples import DeliveredSample
-from rollout_sched.core.tuning import Parameters, Tuning
-from rollout_sched.core.updater import WeightUpdater
-from rollout_sched.core.work import Work
+from rollout_sched.core.decide.tuning import Parameters, Tuning
+from rollout_sched.core.decide.weights import WeightUpdater
+from rollout_sched.core.model.actions import Dispatch
+from rollout_sched.core.model.model import GroupState, Instance
+from rollout_sched.core.model.records import DeliveredSample
+from rollout_sched.core.model.roles import Progress, Roles
+from rollout_sched.core.parts import Books, Work
+from rollout_sched.core.state.lifecycle import ACTING, FINISHED, INTERRUPTING
 
 
 class RunView(Progress, Protocol):

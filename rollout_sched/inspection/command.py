@@ -9,16 +9,13 @@ from typing import Any
 
 import msgspec
 
-from rollout_sched.core.errors import CallerError
-from rollout_sched.inspection.journal_page import journal_page
-from rollout_sched.inspection.recorded_trace import TraceFold
-from rollout_sched.inspection.recording import Recording
-from rollout_sched.inspection.summary import summary
-from rollout_sched.inspection.summary_rows import rows
-from rollout_sched.inspection.timeline import TimelineFold
-from rollout_sched.metrics.folded import Folded
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.inspection.recording import Recording, TraceFold
+from rollout_sched.inspection.summary import rows, summary
+from rollout_sched.inspection.timeline import TimelineFold, journal_page
+from rollout_sched.metrics.fold import Folded
+from rollout_sched.process import whole_file
 from rollout_sched.simulators import traces
-from rollout_sched.whole_file import whole_file
 
 
 def add(commands: Any) -> None:

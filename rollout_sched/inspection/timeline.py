@@ -10,11 +10,11 @@ The format: "Trace Event Format", Google, 2016; times in microseconds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rollout_sched.core.actions import Deliver, Dispatch, Pause, Resume
-from rollout_sched.core.events import (
+from rollout_sched.core.model.actions import Deliver, Dispatch, Pause, Resume
+from rollout_sched.core.model.events import (
     InstanceJoined,
     InstanceLost,
     InstanceReported,
@@ -22,8 +22,11 @@ from rollout_sched.core.events import (
     WeightsPublished,
     WeightsUpdated,
 )
-from rollout_sched.metrics.attempt_spans import AttemptSpans, Closed
+from rollout_sched.inspection.recording import Recording
+from rollout_sched.inspection.summary import metrics_of, rows, summary
+from rollout_sched.metrics.attempts import AttemptSpans, Closed
 from rollout_sched.metrics.fold import Handler
+from rollout_sched.page.run_page import DrawnRun, RunFold, run_page
 
 #: The process for events of the whole fleet.
 FLEET = 1
@@ -175,3 +178,35 @@ class TimelineFold:
 
     def _counter(self, name: str, now: float, pid: int, args: Mapping[str, float]) -> None:
         self._events.append({"ph": "C", "name": name, "pid": pid, "ts": now * 1e6, "args": args})
+
+
+# ------------------------------------------------------------------------------------------
+# Draws a journal as a page for a browser.
+
+
+def journal_page(recording: Recording) -> bytes:
+    """A page with the figures and the timeline of the run."""
+    metrics, drawn = metrics_of(recording.slots()), RunFold(recording.waiting)
+    found = summary(recording, metrics, [drawn.observe])
+    run = DrawnRun(
+        name=found["policy"],
+        record=drawn.record(found["total_s"], metrics.curves),
+        steps=found["per_step"],
+        idle=found["idle_bubble_by_cause"],
+        vacant=found["occupancy_bubble_by_cause"],
+        staleness=found["staleness_histogram"],
+    )
+    return run_page(
+        recording.path.name,
+        [run],
+        about=[f"Recorded under {found['policy']}, {found['instances']} instances."],
+        tables=[_table(rows(found))],
+    )
+
+
+def _table(pairs: Sequence[tuple[str, str]]) -> dict[str, object]:
+    return {
+        "title": "Figures",
+        "columns": [{"label": "", "means": ""}],
+        "rows": [{"name": label.strip(), "cells": [shown]} for label, shown in pairs],
+    }

@@ -1,24 +1,147 @@
-"""The host: the scheduler's process, with several fronts; knows which front owns which request."""
+"""The hub that fronts connect to: a live scheduler whose work is done by several processes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from typing import Any
 
-from rollout_sched.core.actions import Answer, Deliver, Discard, Dispatch, Interrupt
-from rollout_sched.core.events import (
+from rollout_sched.core.model.actions import Answer, Deliver, Discard, Dispatch, Interrupt
+from rollout_sched.core.model.events import (
     GroupSubmitted,
     InstanceJoined,
     InstanceLost,
     RequestWithdrawn,
 )
 from rollout_sched.link.connected_front import ConnectedFront
-from rollout_sched.link.fleet_attempts import SharedFleetAttempts
-from rollout_sched.link.group_pieces import pieces_of
-from rollout_sched.link.messages import FleetChanged, ReleaseGroup, TakeGroup
+from rollout_sched.link.pieces import pieces_of
+from rollout_sched.link.protocol import (
+    FleetChanged,
+    Lose,
+    RejectStreamed,
+    ReleaseGroup,
+    StopAttempt,
+    TakeGroup,
+    Welcome,
+    encoded,
+)
 from rollout_sched.live.driver import Driver
-from rollout_sched.live.endings import OF_GROUP
-from rollout_sched.live.payload_book import PayloadFactory
+from rollout_sched.live.instances.versions import FleetVersions
+from rollout_sched.live.live_scheduler import LiveScheduler
+from rollout_sched.live.requests.attempt import InFlight
+from rollout_sched.live.requests.attempts import OVERTAKEN_S, AttemptTable
+from rollout_sched.live.requests.payloads import OF_GROUP, PayloadFactory
+from rollout_sched.live.trainer.samples import Prompt
+
+# ------------------------------------------------------------------------------------------
+# The running attempts on each instance, of all fronts, as the instance's supervisor sees them.
+
+#: Why the gate of a lost instance is closed until all fronts have reported their streamed tokens.
+LOSING = "it is lost, and its streamed tokens are being collected"
+
+
+@dataclass(slots=True)
+class _Loss:
+    """The loss of an instance: fronts that have not reported yet, and the calls to make then."""
+
+    waiting: set[ConnectedFront]
+    tells: list[Callable[[], None]] = field(default_factory=list)
+
+
+class SharedFleetAttempts:
+    """The attempts of all fronts (`live.live_fleet.FleetAttempts`); `local`: of the front in this
+    process."""
+
+    def __init__(
+        self, local: AttemptTable, fronts: Collection[ConnectedFront], versions: FleetVersions
+    ) -> None:
+        self._local = local
+        self._fronts = fronts
+        self._versions = versions
+        self._losses: dict[str, _Loss] = {}
+
+    def on(self, instance: str) -> list[InFlight]:
+        remote = [one for front in self._fronts for one in front.attempts.on(instance)]
+        return [*self._local.on(instance), *remote]
+
+    async def answered(self, instance: str) -> None:
+        """See `AttemptTable.answered`."""
+        await asyncio.gather(self._local.answered(instance), self._answered(instance))
+
+    async def _answered(self, instance: str) -> None:
+        remote = [one for front in self._fronts for one in front.attempts.on(instance)]
+        if not remote:
+            return
+        ends = [one.ended() for one in remote]
+        await asyncio.wait(ends, timeout=OVERTAKEN_S)
+        for front in self._fronts:
+            for one in front.attempts.on(instance):
+                front.order(StopAttempt(one.dispatch.attempt, "it did not stop"))
+        await asyncio.wait(ends)
+
+    def stop(self, attempt: int, reason: str) -> None:
+        """Abort an attempt that may never answer; its request continues from the tokens it has."""
+        front = self._front_of(attempt)
+        if front is None:
+            self._local.stop(attempt, reason)
+            return
+        one = front.attempts.get(attempt)
+        assert one is not None  # it is this front's
+        one.stopped = True
+        front.order(StopAttempt(attempt, reason))
+
+    def disbelieve(self, attempt: int) -> None:
+        """Fail an attempt whose stream has brought tokens: they may be of unknown weights."""
+        front = self._front_of(attempt)
+        if front is None:
+            self._local.disbelieve(attempt)
+        else:
+            front.order(RejectStreamed(attempt))
+
+    def _front_of(self, attempt: int) -> ConnectedFront | None:
+        return next((f for f in self._fronts if f.attempts.get(attempt) is not None), None)
+
+    # -- losses ----------------------------------------------------------------------------
+
+    def lose(self, instance: str, tell: Callable[[], None]) -> None:
+        """The scheduler is told of the loss when every front has reported its streamed tokens;
+        until then nothing is sent to the instance, and it does not join."""
+        loss = self._losses.get(instance)
+        if loss is not None:
+            loss.tells.append(tell)
+            return
+        waiting = {front for front in self._fronts if front.attempts.on(instance)}
+        if not waiting:
+            self._local.lose(instance, tell)
+            return
+        self._losses[instance] = _Loss(waiting, [tell])
+        self._versions.close_gate(instance, LOSING)
+        for front in waiting:
+            front.order(Lose(instance))
+
+    def relinquished(self, front: ConnectedFront, instance: str) -> None:
+        """A front has reported everything, or is gone."""
+        loss = self._losses.get(instance)
+        if loss is None or front not in loss.waiting:
+            return
+        front.ordered.lose(instance)
+        loss.waiting.discard(front)
+        if loss.waiting:
+            return
+        del self._losses[instance]
+        for tell in loss.tells:
+            self._local.lose(instance, tell)
+        self._versions.open_gate(instance, LOSING)
+
+    def gone(self, front: ConnectedFront) -> None:
+        """The front is gone and will report nothing more."""
+        for instance in list(self._losses):
+            self.relinquished(front, instance)
+
+
+# ------------------------------------------------------------------------------------------
+# The host: the scheduler's process, with several fronts; knows which front owns which request.
 
 
 class Host:
@@ -186,3 +309,69 @@ class Host:
         for group, names in requests.items():
             self._take_back(group, tuple(names))
         self._here[Deliver](action)
+
+
+class Hub:
+    """Makes a live scheduler the host of fronts. Create it before prompts are submitted.
+
+    The trainer's groups are given to the connected fronts. Groups with a tool, which runs in this
+    process, and groups restored from a store are made here.
+    """
+
+    def __init__(self, live: LiveScheduler) -> None:
+        self._live = live
+        self._host = Host(live.driver)
+        live.trainer.submissions.place = self._place
+        live.fronts = self.state
+
+    @property
+    def epoch(self) -> str:
+        """The scheduler's epoch, which changes with each start."""
+        return self._host.epoch
+
+    def connect(self, name: str, send: Callable[[bytes], None]) -> bytes:
+        """A front has connected; it replaces one of the same name. `send` takes the frames for it,
+        in order. Returns the welcome frame (`recipe.Welcome`)."""
+        live = self._live
+        payloads = live.trainer.submissions.payloads
+        welcome = Welcome(
+            self.epoch,
+            live.driver.settings,
+            live.driver.view.keeps_partial,
+            payloads.stream_every,
+            live.driver.view.leniency,
+            live.seed,
+        )
+        self._host.connect(name, send)
+        return encoded(welcome)
+
+    def receive(self, name: str, frame: bytes) -> None:
+        """Handle a frame of a connected front. Raises msgspec.DecodeError."""
+        front = self._host.fronts.get(name)
+        if front is not None:
+            front.receive(frame)
+
+    def disconnect(self, name: str) -> None:
+        """The front and its clients are gone; its groups continue elsewhere with the tokens kept
+        here."""
+        front = self._host.fronts.get(name)
+        if front is not None:
+            self._host.disconnect(front)
+
+    def state(self) -> dict[str, dict[str, int]]:
+        """For each front, the numbers of its groups, running attempts, and refused frames and
+        requests."""
+        return {
+            name: {
+                "groups": len(front.groups),
+                "attempts": len(front.attempts),
+                "refused": front.refused,
+            }
+            for name, front in self._host.fronts.items()
+        }
+
+    def _place(self, prompt: Prompt, submitted: GroupSubmitted, make: PayloadFactory) -> None:
+        if self._host.fronts:
+            self._host.submit_group(submitted, make, encoded(prompt))
+        else:
+            self._live.driver.submit_group(submitted, make)

@@ -8,16 +8,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from rollout_sched.core.actions import Dispatch
-from rollout_sched.core.events import Event, PrefixVerified
-from rollout_sched.link.messages import (
-    CallTool,
-    ContinueAttempt,
-    Reach,
-    RestartSuspected,
-)
-from rollout_sched.live.answer_checks import Verdict
+from rollout_sched.core.model.actions import Dispatch
+from rollout_sched.core.model.events import Event, PrefixVerified
+from rollout_sched.link.protocol import CallTool, ContinueAttempt, Reach, RestartSuspected
 from rollout_sched.live.ports import InstanceClient, Outcome
+from rollout_sched.live.requests.link import Verdict
 
 log = logging.getLogger(__name__)
 

@@ -6,12 +6,28 @@ events, both do the same.
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from rollout_sched.core.actions import Judge, Wake
-from rollout_sched.core.errors import CallerError
-from rollout_sched.core.events import (
+from rollout_sched.core.model.actions import (
+    Answer,
+    Deliver,
+    Discard,
+    Dispatch,
+    Interrupt,
+    Judge,
+    Lend,
+    Pause,
+    Reclaim,
+    Release,
+    Resume,
+    UpdateWeights,
+    Wake,
+)
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.model.events import (
     Event,
     GroupJudged,
     GroupSubmitted,
@@ -20,22 +36,136 @@ from rollout_sched.core.events import (
     Restored,
     WeightsPublished,
 )
-from rollout_sched.core.model import InstanceStatus
+from rollout_sched.core.model.model import InstanceStatus
 from rollout_sched.core.scheduler import Scheduler
-from rollout_sched.live.answer_checks import AnswerChecks
-from rollout_sched.live.contradictions import Contradictions
-from rollout_sched.live.endings import OnDeliver, OnGroupFailed
 from rollout_sched.live.event_pump import EventPump, Observer
-from rollout_sched.live.fleet_orders import FleetOrders
-from rollout_sched.live.fleet_versions import FleetVersions
-from rollout_sched.live.front import Front
-from rollout_sched.live.instance_supervisor import InstanceSupervisor
-from rollout_sched.live.judging import Judging
-from rollout_sched.live.live_fleet import LiveFleet
-from rollout_sched.live.payload_book import PayloadFactory
+from rollout_sched.live.instances.control import ControlOrders
+from rollout_sched.live.instances.fleet import LiveFleet
+from rollout_sched.live.instances.supervisor import InstanceSupervisor
+from rollout_sched.live.instances.versions import Contradictions, FleetVersions
 from rollout_sched.live.ports import Description, InstanceClient, Payload, SampleJudge, WeightLoader
-from rollout_sched.live.scheduler_link import DirectLink
+from rollout_sched.live.requests.attempts import AttemptStarter, AttemptTable, RunningAttempts
+from rollout_sched.live.requests.link import AnswerChecks, DirectLink, SchedulerLink
+from rollout_sched.live.requests.payloads import (
+    Endings,
+    OnDeliver,
+    OnGroupFailed,
+    PayloadBook,
+    PayloadFactory,
+)
+from rollout_sched.live.requests.trajectories import ToolCalls
 from rollout_sched.live.settings import DEFAULTS, Settings
+from rollout_sched.live.trainer.rewards import Judging
+
+log = logging.getLogger(__name__)
+
+
+# ------------------------------------------------------------------------------------------
+# Passes the scheduler's orders for instances to their supervisors, and reports lent instances.
+
+
+class FleetOrders:
+    """`orders`: the function that carries out an action, by its type. `on_lent` is called with an
+    instance that is paused, so that the trainer may use its GPUs; `on_reclaimed` with one that the
+    trainer must give back. `afterwards` calls a function when the current event was handled."""
+
+    def __init__(self, fleet: LiveFleet, afterwards: Callable[..., None]) -> None:
+        self.on_lent: Callable[[str], None] | None = None
+        self.on_reclaimed: Callable[[str], None] | None = None
+        self.orders: dict[type[Any], Callable[[Any], None]] = {
+            Pause: self._pause,
+            Resume: self._resume,
+            UpdateWeights: self._update_weights,
+            Lend: self._lend,
+            Reclaim: self._reclaim,
+            Release: self._release,
+        }
+        self._fleet = fleet
+        self._afterwards = afterwards
+
+    def take_back(self, instance: str) -> None:
+        """The trainer no longer uses an instance that was lent to it."""
+        self._of(instance).take_back()
+
+    def _pause(self, action: Pause) -> None:
+        self._of(action.instance).pause(action.mode, action.clear_cache)
+
+    def _resume(self, action: Resume) -> None:
+        self._of(action.instance).resume()
+
+    def _update_weights(self, action: UpdateWeights) -> None:
+        self._of(action.instance).update(action.version, self._fleet.loader)
+
+    def _lend(self, action: Lend) -> None:
+        self._of(action.instance).lend(self._lent)
+
+    def _lent(self, instance: str) -> None:
+        if self.on_lent is None:
+            return
+        try:
+            self.on_lent(instance)
+        except Exception:  # the trainer's error: the instance has carried out its order
+            log.exception("instance %s was lent to the trainer, whose callback failed", instance)
+
+    def _reclaim(self, action: Reclaim) -> None:
+        if self.on_reclaimed is not None:
+            self._afterwards(self.on_reclaimed, action.instance)
+
+    def _release(self, action: Release) -> None:
+        self._fleet.supervisor(action.instance).membership.drained.set()
+
+    def _of(self, instance: str) -> ControlOrders:
+        return self._fleet.supervisor(instance).orders
+
+
+# ------------------------------------------------------------------------------------------
+# A front: holds requests and carries out the scheduler's orders for them.
+
+
+class Front:
+    """The payloads of its requests, their running attempts, and their tools. Create it inside a
+    running event loop.
+
+    `orders`: the function that carries out an action, by its type. `run_id`: prefix of the name of
+    every order to an instance.
+    """
+
+    def __init__(
+        self,
+        link: SchedulerLink,
+        settings: Settings,
+        run_id: str,
+        on_deliver: OnDeliver | None = None,
+        on_group_failed: OnGroupFailed | None = None,
+    ) -> None:
+        self.payloads = PayloadBook()
+        self.endings = Endings(link, self.payloads, on_deliver, on_group_failed)
+        self.tools = ToolCalls(link, self.payloads)
+        running = RunningAttempts(link, self.payloads, self.tools)
+        self.attempts = AttemptTable(running, settings)
+        patience_s = settings.attempt_timeout_s
+        starter = AttemptStarter(link, self.payloads, running, self.attempts, patience_s, run_id)
+        self.orders: dict[type[Any], Callable[[Any], None]] = {
+            Dispatch: starter.dispatch,
+            Interrupt: self.attempts.interrupt,
+            Deliver: self.endings.deliver,
+            Answer: self.endings.answer,
+            Discard: self._discard,
+        }
+
+    def _discard(self, action: Discard) -> None:
+        self.tools.discard(action)
+        self.endings.discard(action)
+
+    def fail_all(self, error: Exception) -> None:
+        """Fail all requests and groups."""
+        self.tools.cancel_all()
+        self.endings.fail_all(error)
+
+    async def close(self) -> None:
+        """Stop everything without reporting it."""
+        self.tools.cancel_all()
+        await self.attempts.close()
 
 
 class Driver:

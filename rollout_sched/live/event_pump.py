@@ -2,18 +2,49 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rollout_sched.core.actions import Action, Wake
-from rollout_sched.core.errors import CallerError
-from rollout_sched.core.events import Event, Woke
+from rollout_sched.core.model.actions import Action, Wake
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.model.events import Event, Woke
 from rollout_sched.core.scheduler import Scheduler
-from rollout_sched.live.run_clock import RunClock
 
 log = logging.getLogger(__name__)
+
+
+# ------------------------------------------------------------------------------------------
+# The clock of a run: its seconds continue from where an earlier scheduler of the run ended.
+
+
+class RunClock:
+    """Counts seconds since its creation, by the clock of the running event loop."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._origin = self._loop.time()
+        self._earlier_s = 0.0  # seconds of earlier schedulers
+
+    @property
+    def now(self) -> float:
+        return self._earlier_s + (self._loop.time() - self._origin)
+
+    def go_on_from(self, now: float) -> None:
+        """Continue from `now`, where an earlier scheduler of the run ended."""
+        self._origin = self._loop.time()
+        self._earlier_s = now  # subtracted from the origin, it could round to an earlier time
+
+    def call_at(self, at: float, call: Callable[..., object], *arguments: Any) -> None:
+        """Call `call` when `now` is `at`, or a little later."""
+        when = self._origin + (at - self._earlier_s)
+        while self._earlier_s + (when - self._origin) < at:  # the sums are rounded
+            when = math.nextafter(when, math.inf)
+        self._loop.call_at(when, call, *arguments)
+
 
 Observer = Callable[[float, Event, list[Action]], None]
 

@@ -9,19 +9,176 @@ from typing import Any
 import msgspec
 
 from rollout_sched.config import PolicyFile, read_table
+from rollout_sched.core.scheduler import Scheduler
+from rollout_sched.core.state.groups import HERE, JUDGING
+from rollout_sched.core.view import SchedulerView
 from rollout_sched.journal import SCHEMA, JournalHeader
-from rollout_sched.live import wait_reasons
 from rollout_sched.live.driver import Driver
-from rollout_sched.live.reward_function import KeepFunc, RewardFunc, reward_function_of
-from rollout_sched.live.run_options import RunOptions
-from rollout_sched.live.run_records import RunRecords
-from rollout_sched.live.scheduler_state import scheduler_state
-from rollout_sched.live.settings import Settings
-from rollout_sched.live.tools import NamedTools
-from rollout_sched.live.trainer_session import Borrower, TrainerSession
-from rollout_sched.live.trajectory import Tool
+from rollout_sched.live.durable.journal import JournalKeeper
+from rollout_sched.live.durable.records import StoredWeights
+from rollout_sched.live.durable.run import JOURNAL_BYTES, StoredRun
+from rollout_sched.live.requests.trajectories import Tool
+from rollout_sched.live.settings import RunOptions, Settings
+from rollout_sched.live.trainer.lengths import LengthStore
+from rollout_sched.live.trainer.rewards import KeepFunc, RewardFunc, reward_function_of
+from rollout_sched.live.trainer.samples import NamedTools
+from rollout_sched.live.trainer.session import Borrower, TrainerSession
+from rollout_sched.store.store import Durable
 
 log = logging.getLogger(__name__)
+
+
+# ------------------------------------------------------------------------------------------
+# The state of a scheduler, for people and programs that ask.
+
+
+def scheduler_state(view: SchedulerView) -> dict[str, Any]:
+    """Its queues, versions and anomalies. `joined` are the instances that belong to the fleet."""
+    run = view.run
+    return {
+        "version": run.version,
+        "fleet_version": run.fleet_version,
+        "prompts_per_step": run.prompts_per_step,
+        "requests": {
+            "in_flight": view.in_flight,
+            "waiting": view.waiting,
+            "parked": view.parked,
+        },
+        "sessions": {"known": view.sessions, "moves": view.session_moves},
+        "groups": {
+            **{str(state): view.groups(state) for state in HERE},
+            "delivered": run.delivered,
+        },
+        "batches": run.batches,
+        "in_batch": run.in_batch,
+        "trainer_waiting": run.trainer_waiting,
+        "closed": run.closed,
+        "joined": len(view.instances),
+        "anomalies": dict(view.anomalies),
+    }
+
+
+# ------------------------------------------------------------------------------------------
+# Says in one line what is missing when a trainer waits for something that needs its action.
+
+
+def batch(driver: Driver) -> str:
+    """What the next batch lacks; "" if it is being made, or there is nothing left to make."""
+    view, run = driver.view, driver.view.run
+    if not view.instances:
+        return _nobody(driver)
+    if view.in_flight or run.updating:
+        return ""
+    if view.waiting:
+        return f"{view.waiting} requests wait for an available instance: {_fleet(driver)}"
+    if driver.front.tools:
+        return f"tools of {len(driver.front.tools)} trajectories have not returned"
+    if view.groups(JUDGING):
+        return f"rewards of {view.groups(JUDGING)} groups are not computed yet"
+    if run.closed and not any(view.groups(state) for state in HERE):
+        return ""
+    here = sum(view.groups(state) for state in HERE)
+    prompts = "" if run.closed else "more prompts, or close_submissions()"
+    newer = f"weights after version {run.version}" if run.batches else ""
+    asked = ", or ".join(filter(None, (prompts, newer)))
+    return (
+        f"a batch needs {run.prompts_per_step} groups, {here} are here and nothing runs; missing: "
+        f"{asked}"
+    )
+
+
+def weights(driver: Driver) -> str:
+    """Why the newest version is not loaded everywhere; "" if nothing is missing."""
+    view, newest = driver.view, driver.view.run.version
+    if not view.instances:
+        return _nobody(driver)
+    if view.run.updating:
+        return ""
+    behind = any(instance.version < newest for instance in view.instances)
+    return f"not every instance has loaded it: {_fleet(driver)}" if behind else ""
+
+
+def _nobody(driver: Driver) -> str:
+    """Why no instance has joined."""
+    away = [f"{name} ({one.reason})" for name, one in driver.supervisors.items()]
+    return f"no instance has joined: {', '.join(away) or 'none is known; call add_instance(url)'}"
+
+
+def _fleet(driver: Driver) -> str:
+    return ", ".join(
+        f"{instance.id} is {instance.status} at version {instance.version}"
+        for instance in driver.view.instances
+    )
+
+
+# ------------------------------------------------------------------------------------------
+# The records of a run: its journal, its store, and the response lengths of its prompts.
+
+
+class RunRecords:
+    """Each record only if `run` has the option; a run in a store has a journal there, too.
+
+    Order of use, as for `StoredRun`: create it before the driver, call `begin` between the driver
+    and the trainer's session, and `go_on` after both. Create it inside a running event loop. Raises
+    CallerError, StoreError.
+    """
+
+    def __init__(
+        self,
+        run: RunOptions,
+        header: JournalHeader,
+        durable: Durable,
+        tools: NamedTools,
+        *,
+        judges: bool,
+    ) -> None:
+        self.lengths = None if run.length_history is None else LengthStore(run.length_history)
+        self.journal = None if run.journal is None else JournalKeeper(run.journal, header)
+        self.stored: StoredRun | None = None
+        if run.store is not None:
+            self.stored = stored = StoredRun(run.store, durable, tools, judges=judges)
+            if self.journal is None:
+                self.journal = JournalKeeper(stored.journal(), header, bound=JOURNAL_BYTES)
+
+    @property
+    def run_id(self) -> str:
+        """The id of this epoch of a run in a store; "" without a store."""
+        return "" if self.stored is None else self.stored.run_id
+
+    @property
+    def weights(self) -> StoredWeights | None:
+        """The newest weights published in an earlier epoch."""
+        return None if self.stored is None else self.stored.weights
+
+    def begin(self, scheduler: Scheduler, driver: Driver) -> None:
+        """Record all events from now on."""
+        if self.stored is not None:
+            self.stored.begin(scheduler, driver)
+        if self.journal is not None:
+            driver.pump.observers.append(self.journal.observe)
+
+    def go_on(self, driver: Driver, trainer: TrainerSession) -> None:
+        """Continue from what an earlier epoch has left."""
+        if self.stored is not None:
+            self.stored.go_on(driver, trainer)
+
+    def state(self) -> dict[str, Any]:
+        """The state of each record; None for one that is not kept."""
+        return {
+            "store": None if self.stored is None else self.stored.state(),
+            "journal": None if self.journal is None else self.journal.state(),
+            "length_history": None if self.lengths is None else self.lengths.state(),
+        }
+
+    async def close(self) -> None:
+        """Write the rest."""
+        if self.stored is not None:
+            await self.stored.close()
+        if self.journal is not None:
+            await self.journal.close()
+        if self.lengths is not None:
+            await self.lengths.close()
+
 
 #: Seconds between two checks of the streams of a stored run.
 STREAM_S = 0.5
@@ -119,8 +276,8 @@ class LiveScheduler:
             **scheduler_state(driver.view),
             "loaded": trainer.weights.has_loaded(driver.view.run.version),
             "waits_for": {
-                "batch": wait_reasons.batch(driver),
-                "weights": wait_reasons.weights(driver),
+                "batch": batch(driver),
+                "weights": weights(driver),
             },
             **trainer.submissions.told(),
             "leases": trainer.batches.told(),

@@ -11,10 +11,10 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
-from rollout_sched.core.actions import Dispatch
-from rollout_sched.core.errors import RolloutError
-from rollout_sched.core.events import Spans
-from rollout_sched.core.model import DeliveredSample
+from rollout_sched.core.model.actions import Dispatch
+from rollout_sched.core.model.errors import RolloutError
+from rollout_sched.core.model.events import Spans
+from rollout_sched.core.model.model import DeliveredSample
 
 #: Most characters of foreign text that we repeat.
 EXCERPT = 500

@@ -15,14 +15,223 @@ by cause:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
-from rollout_sched.core.actions import Deliver
-from rollout_sched.core.events import WeightsPublished
-from rollout_sched.metrics.attempt_index import AttemptIndex
-from rollout_sched.metrics.fleet_shares import SHARES, FleetShares
+from rollout_sched.core.model.actions import (
+    Deliver,
+    Discard,
+    Dispatch,
+    Lend,
+    Pause,
+    Resume,
+    UpdateWeights,
+)
+from rollout_sched.core.model.events import (
+    GateClosed,
+    GateOpened,
+    InstanceJoined,
+    InstanceLost,
+    InstancePaused,
+    InstanceReported,
+    InstanceReturned,
+    RequestFailed,
+    RequestFinished,
+    RequestInterrupted,
+    Restored,
+    ToolReturned,
+    TrajectoryEnded,
+    TurnFinished,
+    WeightsPublished,
+    WeightsUpdated,
+)
+from rollout_sched.metrics.attempts import AttemptIndex
 from rollout_sched.metrics.fold import Handler
+
+# ------------------------------------------------------------------------------------------
+# What the instances add to the fleet's bubbles per second, updated with every event.
+
+#: What an instance may add per second; "other" is barrier or queue_empty, depending on the fleet.
+SHARES = (
+    ("idle", "weight_update"),
+    ("idle", "tool_wait"),
+    ("idle", "other"),
+    ("vacant", "weight_update"),
+    ("vacant", "tool_wait"),
+    ("vacant", "kv_stall"),
+    ("vacant", "other"),
+)
+_IDLE_OTHER: Final = 2
+_VACANT_OTHER: Final = 6
+
+
+class Gauge:
+    """The known state of one instance.
+
+    `shares` is what it adds to the bubbles per second, in the order of SHARES. An instance that
+    neither updates, nor waits for tools, nor reports a queue is *plain* and adds to only two of
+    them; `shares` is None then, because it follows from `in_flight`.
+    """
+
+    __slots__ = ("acting", "gone", "in_flight", "lent", "queued", "shares", "updating")
+
+    def __init__(self) -> None:
+        self.in_flight = self.acting = self.queued = 0
+        self.updating = self.gone = self.lent = False
+        self.shares: list[float] | None = None
+
+    def plain_shares(self, places: float) -> list[float]:
+        shares = [0.0] * len(SHARES)
+        shares[_IDLE_OTHER] = float(not self.in_flight)
+        shares[_VACANT_OTHER] = _vacant(self.in_flight, places)
+        return shares
+
+    def shares_by_cause(self, places: float) -> list[float]:
+        """The shares if it is not plain; `places` are those of the reference batch."""
+        if self.updating:
+            return [1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0]
+        stalled = min(self.queued, self.in_flight)
+        empty = max(0.0, places - self.in_flight + stalled)
+        stall = min(stalled, empty)
+        tools = min(self.acting, empty - stall)
+        rest = empty - stall - tools
+        idle, acting = not self.in_flight, self.acting > 0
+        return [
+            0.0,
+            float(idle and acting),
+            float(idle and not acting),
+            0.0,
+            tools / places,
+            stall / places,
+            rest / places,
+        ]
+
+
+class FleetShares:
+    """`per_second`, in the order of SHARES, is the sum over the current instances that are not lent
+    to the trainer; their number is `here`.
+
+    `places`: of an instance in the reference batch. `acting`: requests that wait for a tool, which
+    may outlive the instance that they were on.
+    """
+
+    __slots__ = ("_acting_on", "_gauges", "acting", "here", "per_second", "places")
+
+    def __init__(self, places: float) -> None:
+        self.places = places
+        self.per_second = [0.0] * len(SHARES)
+        self.here = 0
+        self.acting = 0
+        self._gauges: dict[str, Gauge] = {}
+        self._acting_on: dict[str, Gauge] = {}  # where requests were that now wait for a tool
+
+    def __len__(self) -> int:
+        return len(self._gauges)
+
+    # -- which instances are here ------------------------------------------------------------
+
+    def join(self, instance: str) -> None:
+        self.leave(instance)
+        self._gauges[instance] = gauge = Gauge()
+        self._count(gauge, +1)
+
+    def leave(self, instance: str) -> None:
+        gauge = self._gauges.pop(instance, None)
+        if gauge is not None:
+            if not gauge.lent:
+                self._count(gauge, -1)
+            gauge.gone = True
+
+    def leave_all(self) -> None:
+        for instance in list(self._gauges):
+            self.leave(instance)
+
+    def lend(self, instance: str) -> None:
+        """The trainer has the instance."""
+        gauge = self._gauges[instance]
+        self._count(gauge, -1)
+        gauge.lent = True
+
+    def take_back(self, instance: str) -> None:
+        gauge = self._gauges.get(instance)
+        if gauge is not None and gauge.lent:
+            gauge.lent = False
+            self._count(gauge, +1)
+
+    def _count(self, gauge: Gauge, times: int) -> None:
+        """Add the instance to the sums, or remove it."""
+        self.here += times
+        for place, share in enumerate(gauge.shares or gauge.plain_shares(self.places)):
+            self.per_second[place] += times * share
+
+    # -- what an instance does ---------------------------------------------------------------
+
+    def load(self, instance: str, by: int) -> None:
+        """`by` more requests are in flight there."""
+        self._load(self._gauges[instance], by)
+
+    def set_queued(self, instance: str, queued: int) -> None:
+        """`queued` requests wait inside it, as it reports."""
+        gauge = self._gauges.get(instance)
+        if gauge is not None and gauge.queued != queued:
+            gauge.queued = queued
+            self._change(gauge)
+
+    def set_updating(self, instance: str, updating: bool) -> None:
+        gauge = self._gauges.get(instance)
+        if gauge is not None and gauge.updating != updating:
+            gauge.updating = updating
+            self._change(gauge)
+
+    def tool_begins(self, request: str, instance: str) -> None:
+        """A request in flight there now waits for its tool."""
+        gauge = self._gauges[instance]
+        self._load(gauge, -1)
+        gauge.acting += 1
+        self.acting += 1
+        self._acting_on[request] = gauge
+        self._change(gauge)
+
+    def tool_over(self, request: str) -> None:
+        """The request no longer waits for a tool, if it did."""
+        gauge = self._acting_on.pop(request, None)
+        if gauge is not None:
+            gauge.acting -= 1
+            self.acting -= 1
+            self._change(gauge)
+
+    def _load(self, gauge: Gauge, by: int) -> None:
+        before = gauge.in_flight
+        gauge.in_flight = after = before + by
+        if gauge.shares is not None:
+            self._change(gauge)
+            return
+        totals, places = self.per_second, self.places
+        if not (before and after):
+            totals[_IDLE_OTHER] += (not after) - (not before)
+        totals[_VACANT_OTHER] += _vacant(after, places) - _vacant(before, places)
+
+    def _change(self, gauge: Gauge) -> None:
+        """Update the sums after a change of the instance's state."""
+        if gauge.gone:
+            return  # a tool outlived the instance that it worked for
+        before = gauge.shares or gauge.plain_shares(self.places)
+        if gauge.updating or gauge.acting or gauge.queued:
+            after = gauge.shares = gauge.shares_by_cause(self.places)
+        else:
+            gauge.shares = None
+            after = gauge.plain_shares(self.places)
+        if gauge.lent:
+            return
+        for place, share in enumerate(after):
+            self.per_second[place] += share - before[place]
+
+
+def _vacant(in_flight: int, places: float) -> float:
+    """The empty part of the reference batch."""
+    return 1.0 - in_flight / places if in_flight < places else 0.0
+
 
 CAUSES = ("weight_update", "barrier", "tool_wait", "kv_stall", "queue_empty")
 
@@ -135,3 +344,142 @@ class Bubbles:
 def _add(totals: dict[str, float], cause: str, amount: float) -> None:
     if amount:
         totals[cause] = totals.get(cause, 0.0) + amount
+
+
+# ------------------------------------------------------------------------------------------
+# Folds events of instances and attempts into what the fleet adds to its bubbles.
+
+
+class FleetFold:
+    """Keeps `shares` up to date. It uses `attempts`, which must be folded first.
+
+    `reference_batch`: the places of an instance for the occupancy bubble.
+    """
+
+    __slots__ = ("_attempts", "shares")
+
+    def __init__(self, attempts: AttemptIndex, reference_batch: float) -> None:
+        self.shares = FleetShares(reference_batch)
+        self._attempts = attempts
+
+    def handlers(self) -> Mapping[type[Any], Handler]:
+        return {
+            InstanceJoined: self._joined,
+            InstanceLost: self._lost,
+            InstanceReported: self._reported,
+            InstanceReturned: self._returned,
+            Restored: self._restored,
+            RequestFinished: self._ended,
+            RequestInterrupted: self._ended,
+            RequestFailed: self._ended,
+            TurnFinished: self._turn_finished,
+            ToolReturned: self._tool_returned,
+            TrajectoryEnded: self._tool_returned,
+            Discard: self._discarded,
+            WeightsUpdated: self._updated,
+            Dispatch: self._dispatched,
+            Lend: self._lend,
+            Pause: self._loading,
+            UpdateWeights: self._loading,
+            Deliver: self._delivered,
+        }
+
+    def _joined(self, now: float, event: InstanceJoined) -> None:
+        self.shares.join(event.instance)
+
+    def _lost(self, now: float, event: InstanceLost) -> None:
+        self.shares.leave(event.instance)
+
+    def _restored(self, now: float, event: Restored) -> None:
+        """The instances join again."""
+        self.shares.leave_all()
+
+    def _lend(self, now: float, action: Lend) -> None:
+        self.shares.lend(action.instance)
+
+    def _returned(self, now: float, event: InstanceReturned) -> None:
+        self.shares.take_back(event.instance)
+
+    def _reported(self, now: float, event: InstanceReported) -> None:
+        self.shares.set_queued(event.instance, event.waiting)
+
+    def _dispatched(self, now: float, action: Dispatch) -> None:
+        self.shares.load(action.instance, +1)
+
+    def _ended(
+        self, now: float, event: RequestFinished | RequestInterrupted | RequestFailed
+    ) -> None:
+        closed = self._attempts.closed
+        if closed is not None:
+            self.shares.load(closed.instance, -1)
+
+    def _turn_finished(self, now: float, event: TurnFinished) -> None:
+        closed = self._attempts.closed
+        if closed is not None:
+            self.shares.tool_begins(event.request, closed.instance)
+
+    def _tool_returned(self, now: float, event: ToolReturned | TrajectoryEnded) -> None:
+        self.shares.tool_over(event.request)
+
+    def _discarded(self, now: float, action: Discard) -> None:
+        if not action.attempt:  # all its tokens: its tool is no longer waited for
+            self.shares.tool_over(action.request)
+
+    def _loading(self, now: float, action: Pause | UpdateWeights) -> None:
+        self.shares.set_updating(action.instance, True)
+
+    def _updated(self, now: float, event: WeightsUpdated) -> None:
+        self.shares.set_updating(event.instance, False)
+
+    def _delivered(self, now: float, action: Deliver) -> None:
+        if self.shares.acting:
+            for sample in action.samples:
+                self.shares.tool_over(sample.request)  # its last turn left no room for another
+
+
+# ------------------------------------------------------------------------------------------
+# How the instances spend their time, sampled with every poll and every order to them.
+
+
+class FleetTimes:
+    """Instance-seconds by state, as `state_of` names that of an instance ("" if it is not here).
+
+    A state that begins between two samples counts from the second one on, so at most one poll late.
+    """
+
+    def __init__(self, state_of: Callable[[str], str]) -> None:
+        self._state_of = state_of
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._since: dict[str, tuple[str, float]] = {}
+
+    def handlers(self) -> Mapping[type[Any], Handler]:
+        of_one = (
+            *(InstanceJoined, InstanceReported, InstancePaused, InstanceReturned, WeightsUpdated),
+            *(GateClosed, GateOpened, InstanceLost, Pause, Resume, UpdateWeights, Lend),
+        )
+        of_all = (WeightsPublished, Restored)
+        looks: dict[type[Any], Handler] = {}
+        looks.update(dict.fromkeys(of_one, self._look_at_one))
+        looks.update(dict.fromkeys(of_all, self._look_at_all))
+        return looks
+
+    def seconds(self, now: float) -> Mapping[str, float]:
+        """Instance-seconds in each state, up to now."""
+        self._look_at_all(now)
+        return self._seconds
+
+    def _look_at_one(self, now: float, told: Any) -> None:
+        self._look(now, told.instance)
+
+    def _look_at_all(self, now: float, told: object = None) -> None:
+        for instance in list(self._since):
+            self._look(now, instance)
+
+    def _look(self, now: float, instance: str) -> None:
+        before = self._since.pop(instance, None)
+        if before is not None:
+            state, at = before
+            self._seconds[state] += now - at
+        state = self._state_of(instance)
+        if state:
+            self._since[instance] = state, now

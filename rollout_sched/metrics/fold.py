@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, Protocol
+
+from rollout_sched.core.model.actions import Action
+from rollout_sched.core.model.events import Event
 
 #: Called with the time in seconds and an event, or one of the actions that answered it.
 Handler = Callable[[float, Any], None]
@@ -14,3 +20,82 @@ class Fold(Protocol):
 
     def handlers(self) -> Mapping[type[Any], Handler]:
         """The handlers by type of event and action."""
+
+
+# ------------------------------------------------------------------------------------------
+# Runs additional folds, which are not part of `Metrics`, together over a journal.
+
+
+class Folded:
+    """Passes each event and action to the folds that use it, in order."""
+
+    def __init__(self, *folds: Fold) -> None:
+        self._handlers: dict[type[Any], tuple[Handler, ...]] = {}
+        for fold in folds:
+            for kind, handler in fold.handlers().items():
+                self._handlers[kind] = (*self._handlers.get(kind, ()), handler)
+
+    def observe(self, now: float, event: Event, actions: Iterable[Action]) -> None:
+        """Take the next entry of the journal and the actions of the scheduler."""
+        handlers = self._handlers
+        for handle in handlers.get(type(event), ()):
+            handle(now, event)
+        for action in actions:
+            for handle in handlers.get(type(action), ()):
+                handle(now, action)
+
+
+# ------------------------------------------------------------------------------------------
+# Histograms as shown by a scrape: values counted per bucket, at one list entry per bucket.
+#
+# The bounds are those of the endpoint picker of Kubernetes' inference gateway
+# (gateway-api-inference-extension and llm-d-router, pkg/epp/metrics, 2026-11), so that the same
+# query works for both; the bounds in seconds reach an hour, as long responses do.
+
+#: Bounds for durations, in seconds.
+SECONDS = (
+    *(0.005, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0),
+    *(10.0, 15.0, 20.0, 30.0, 45.0, 60.0, 120.0, 180.0, 240.0, 300.0, 360.0, 480.0, 600.0, 900.0),
+    *(1200.0, 1800.0, 2700.0, 3600.0),
+)
+
+#: Bounds for tokens.
+TOKENS = (1, *(2**power for power in range(3, 21)))
+
+
+class Histogram:
+    """`counts` per bucket, the last above all inclusive `bounds`; `sum` is the sum of values."""
+
+    __slots__ = ("bounds", "counts", "sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = list(bounds)
+        self.counts = [0] * (len(self.bounds) + 1)
+        self.sum = 0.0
+
+    def add(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+    def cumulative(self) -> list[tuple[float, int]]:
+        """(bound, how many values were at most that); infinity comes last."""
+        return list(zip([*self.bounds, math.inf], accumulate(self.counts), strict=True))
+
+
+# ------------------------------------------------------------------------------------------
+# Shares, means and quantiles that are 0 for empty input.
+
+
+def share(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
+
+
+def mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def quantile(ascending: Sequence[float], q: float) -> float:
+    """The smallest value that at least a share q of all values does not exceed."""
+    if not ascending:
+        return 0.0
+    return ascending[max(0, -int(-q * len(ascending) // 1) - 1)]

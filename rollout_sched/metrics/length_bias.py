@@ -9,10 +9,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from rollout_sched.core.actions import Deliver
-from rollout_sched.core.events import GroupSubmitted
-from rollout_sched.metrics.averages import mean
-from rollout_sched.metrics.fold import Handler
+from rollout_sched.core.model.actions import Deliver
+from rollout_sched.core.model.events import GroupSubmitted
+from rollout_sched.metrics.fold import Handler, mean
 
 Lengths = npt.NDArray[np.int64]
 Shares = npt.NDArray[np.float64]

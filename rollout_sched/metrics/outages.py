@@ -7,9 +7,16 @@ from typing import Any
 
 import msgspec
 
-from rollout_sched.core.actions import Discard
-from rollout_sched.core.events import InstanceJoined, InstanceLost, RequestFailed, Restored
-from rollout_sched.metrics.fold import Handler
+from rollout_sched.core.model.actions import Answer, Discard
+from rollout_sched.core.model.events import (
+    InstanceJoined,
+    InstanceLost,
+    RequestFailed,
+    RequestSubmitted,
+    Restored,
+    TokensArrived,
+)
+from rollout_sched.metrics.fold import Handler, quantile
 
 
 class OutageFigures(msgspec.Struct, frozen=True):
@@ -96,3 +103,96 @@ class OutageFold:
         """The instances join again, but were not away."""
         self._restarts += 1
         self._here.clear()
+
+
+# ------------------------------------------------------------------------------------------
+# Results of direct requests, whose clients wait for one response each.
+
+
+class DirectFigures(msgspec.Struct, frozen=True):
+    """Direct requests of a whole run.
+
+    submitted      all of them; those not in the next three were in flight at the end
+    answered       with a response
+    withdrawn      the client had gone
+    failed         given up, or broken off when the scheduler restarted
+    tokens         of the responses
+    latency_*_s    from submission to answer, of answered requests
+    first_token_*  the same to the first token that the scheduler heard of, so late by up to the
+                   interval at which it hears of streams; None if nothing is streamed
+    """
+
+    submitted: int
+    answered: int
+    withdrawn: int
+    failed: int
+    tokens: int
+    latency_p50_s: float
+    latency_p99_s: float
+    first_token_p50_s: float | None
+    first_token_p99_s: float | None
+
+
+class DirectFold:
+    """Folds submissions, answers and discards."""
+
+    def __init__(self) -> None:
+        self._submitted = 0
+        self._tokens = 0
+        self._ended = {"withdrawn": 0, "failed": 0}
+        self._since: dict[str, float] = {}
+        self._first: dict[str, float] = {}  # seconds to the first token, of unanswered requests
+        self._latencies: list[float] = []
+        self._firsts: list[float] = []
+        self._streamed = False
+
+    def handlers(self) -> Mapping[type[Any], Handler]:
+        return {
+            RequestSubmitted: self._asked,
+            TokensArrived: self._arrived,
+            Answer: self._answered,
+            Discard: self._discarded,
+            Restored: self._restored,
+        }
+
+    def figures(self) -> DirectFigures:
+        latencies, firsts = sorted(self._latencies), sorted(self._firsts)
+        return DirectFigures(
+            submitted=self._submitted,
+            answered=len(latencies),
+            withdrawn=self._ended["withdrawn"],
+            failed=self._ended["failed"],
+            tokens=self._tokens,
+            latency_p50_s=quantile(latencies, 0.5),
+            latency_p99_s=quantile(latencies, 0.99),
+            first_token_p50_s=quantile(firsts, 0.5) if self._streamed else None,
+            first_token_p99_s=quantile(firsts, 0.99) if self._streamed else None,
+        )
+
+    def _asked(self, now: float, event: RequestSubmitted) -> None:
+        self._submitted += 1
+        self._since[event.request] = now
+
+    def _arrived(self, now: float, event: TokensArrived) -> None:
+        since = self._since.get(event.request)
+        if since is not None and event.tokens:
+            self._streamed = True
+            self._first.setdefault(event.request, now - since)
+
+    def _answered(self, now: float, action: Answer) -> None:
+        request = action.sample.request
+        latency_s = now - self._since.pop(request)
+        self._tokens += action.sample.response_tokens
+        self._latencies.append(latency_s)
+        self._firsts.append(self._first.pop(request, latency_s))  # a short one may end unreported
+
+    def _discarded(self, now: float, action: Discard) -> None:
+        if action.ends and self._since.pop(action.request, None) is not None:
+            self._first.pop(action.request, None)
+            self._ended["withdrawn" if action.reason == "withdrawn" else "failed"] += 1
+
+    def _restored(self, now: float, event: Restored) -> None:
+        """The connections of earlier requests ended with the earlier scheduler."""
+        self._ended["failed"] += len(self._since)
+        self._since.clear()
+        self._first.clear()

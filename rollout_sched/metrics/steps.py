@@ -1,4 +1,4 @@
-"""Steps: from one delivery of a batch to the next, with their times, tokens and staleness."""
+"""The figures of one step."""
 
 from __future__ import annotations
 
@@ -6,18 +6,62 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rollout_sched.core.actions import Answer, Deliver, Discard, Dispatch
-from rollout_sched.core.events import (
+import msgspec
+
+from rollout_sched.core.model.actions import Answer, Deliver, Discard, Dispatch
+from rollout_sched.core.model.events import (
     BatchRequested,
     RequestFinished,
     RequestInterrupted,
     TurnFinished,
 )
-from rollout_sched.metrics.attempt_index import AttemptIndex
-from rollout_sched.metrics.averages import quantile, share
+from rollout_sched.metrics.attempts import AttemptIndex
 from rollout_sched.metrics.bubbles import Bubbles
-from rollout_sched.metrics.fold import Handler
-from rollout_sched.metrics.step import Step
+from rollout_sched.metrics.fold import TOKENS, Handler, Histogram, quantile, share
+
+
+class Step(msgspec.Struct):
+    """One batch: from the delivery before it to its own (seconds, tokens, instance-seconds). Its
+    delivery is that of its last part.
+
+    `rollout_s` is how long anything was in flight; `t50_s`, `t90_s` and `t99_s` are from the step's
+    first moment in flight until that share of the batch is finished; `span_s` is from the first
+    dispatch of any of the batch's groups, which may be in an earlier step, to its delivery.
+    `tokens` are to be trained; `masked_tokens` were delivered with them and are not trained.
+    """
+
+    version: int
+    start_s: float
+    end_s: float = 0.0
+    rollout_s: float = 0.0
+    span_s: float = 0.0
+    t50_s: float = 0.0
+    t90_s: float = 0.0
+    t99_s: float = 0.0
+    trainer_wait_s: float = 0.0
+    samples: int = 0
+    tokens: int = 0
+    fresh_tokens: int = 0
+    verified_tokens: int = 0
+    masked_tokens: int = 0
+    generated_tokens: int = 0
+    discarded_tokens: int = 0
+    max_staleness: int = 0
+    capacity_s: float = 0.0
+    idle_s: dict[str, float] = msgspec.field(default_factory=dict)
+    vacant_s: dict[str, float] = msgspec.field(default_factory=dict)
+
+    @property
+    def idle_bubble(self) -> float:
+        return share(sum(self.idle_s.values()), self.capacity_s)
+
+    @property
+    def occupancy_bubble(self) -> float:
+        return share(sum(self.vacant_s.values()), self.capacity_s)
+
+
+# ------------------------------------------------------------------------------------------
+# Steps: from one delivery of a batch to the next, with their times, tokens and staleness.
 
 #: Shares of a batch, evenly from 0 to 1.
 CURVE = tuple([n / 50 for n in range(51)])
@@ -201,3 +245,51 @@ class Steps:
         seconds = self.steady_s
         tokens = sum(self.delivered[number].tokens for number in self.steady)
         return share(tokens, seconds) if seconds else None
+
+
+# ------------------------------------------------------------------------------------------
+# Delivered samples: their staleness, their length, and whether long ones were left out.
+
+#: Upper bounds of staleness, in versions.
+STALENESS = (0, 1, 2, 3, 4, 6, 8, 12, 16)
+
+
+class Trained:
+    """Figures of delivered samples.
+
+    staleness  in versions
+    tokens     of the responses
+    """
+
+    __slots__ = ("_thrown_samples", "_thrown_tokens", "staleness", "tokens")
+
+    def __init__(self) -> None:
+        self.staleness = Histogram(STALENESS)
+        self.tokens = Histogram(TOKENS)
+        self._thrown_samples = 0
+        self._thrown_tokens = 0
+
+    def handlers(self) -> Mapping[type[Any], Handler]:
+        return {Deliver: self._delivered, Discard: self._discarded}
+
+    @property
+    def length_ratio(self) -> float:
+        """Mean length of delivered samples over that of all samples that are over; 1 before any.
+        A discarded sample counts with its length so far, so a policy that breaks off long samples
+        is in truth further below 1 than this value."""
+        delivered = sum(self.tokens.counts)
+        if not delivered:
+            return 1.0
+        every = self.tokens.sum + self._thrown_tokens
+        samples = delivered + self._thrown_samples
+        return share(self.tokens.sum / delivered, every / samples)
+
+    def _delivered(self, now: float, action: Deliver) -> None:
+        for sample in action.samples:
+            self.staleness.add(sample.staleness)
+            self.tokens.add(sample.response_tokens)
+
+    def _discarded(self, now: float, action: Discard) -> None:
+        if action.ends and action.group:
+            self._thrown_samples += 1
+            self._thrown_tokens += action.tokens

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from rollout_sched.core.actions import (
+from rollout_sched.core.model.actions import (
     Answer,
     Deliver,
     Discard,
@@ -15,7 +15,7 @@ from rollout_sched.core.actions import (
     Resume,
     UpdateWeights,
 )
-from rollout_sched.core.events import (
+from rollout_sched.core.model.events import (
     GroupSubmitted,
     InstanceJoined,
     InstanceLost,
@@ -25,7 +25,7 @@ from rollout_sched.core.events import (
     ToolReturned,
     WeightsUpdated,
 )
-from rollout_sched.metrics.attempt_spans import Closed
+from rollout_sched.metrics.attempts import Closed
 from rollout_sched.metrics.fold import Handler
 
 #: The event since which a request waits.

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from rollout_sched.core.actions import Discard, Dispatch
-from rollout_sched.core.events import (
+from rollout_sched.core.model.actions import Discard, Dispatch
+from rollout_sched.core.model.events import (
     GroupJudged,
     InstanceJoined,
     InstanceLost,

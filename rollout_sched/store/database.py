@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from rollout_sched.store.changes import FactKey
 from rollout_sched.store.disk import Disk
 from rollout_sched.store.token_files import PiecePlace
+from rollout_sched.store.transaction import FactKey
 
 #: Format of rows and tokens. This version cannot read any other number.
 FORMAT = 1

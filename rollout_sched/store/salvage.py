@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -11,9 +12,8 @@ from typing import Any
 import msgspec
 
 from rollout_sched.store.database import FACTS, PIECES, Database, Row, Write, fact_of, piece_of
-from rollout_sched.store.disk import Disk
+from rollout_sched.store.disk import Disk, StoreLock
 from rollout_sched.store.errors import StoreError
-from rollout_sched.store.lock import StoreLock
 from rollout_sched.store.store import ROWS, Losses, Store
 
 #: Most ids to try if rows cannot be read, or if the last id is unknown.
@@ -113,3 +113,23 @@ def _clear_away(rows: Path, *, but: Path | None = None) -> None:
 def _files(rows: Path) -> list[Path]:
     """The database and SQLite's files beside it."""
     return [Path(f"{rows}{suffix}") for suffix in ("", "-wal", "-shm")]
+
+
+# ------------------------------------------------------------------------------------------
+# `rollout-sched store`: maintenance of a store that is not in use.
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser("store", help="maintain the store of a run")
+    verbs = parser.add_subparsers(required=True, metavar="VERB")
+    verb = verbs.add_parser("salvage", help="make a damaged store usable with its intact content")
+    verb.add_argument("folder", metavar="DIR", type=Path)
+    verb.set_defaults(run=_salvage)
+
+
+def _salvage(options: argparse.Namespace) -> None:
+    found = salvage(options.folder)
+    print(f"{options.folder}: {found.facts} facts and {found.pieces} pieces of tokens are intact")
+    for line in found.losses.told():
+        print(line)
+    print(f"unreadable content is lost; the old database is kept as {found.kept_as}")

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from threading import Condition, Thread
 
-from rollout_sched.store.changes import Transaction
 from rollout_sched.store.disk import is_full
 from rollout_sched.store.errors import StoreBroken, StoreFull
 from rollout_sched.store.store import Store
+from rollout_sched.store.transaction import Transaction
 
 log = logging.getLogger(__name__)
 

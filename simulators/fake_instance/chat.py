@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rollout_sched.simulators.fake_instance import openai_answers as openai
-from rollout_sched.simulators.fake_instance import synthetic_tokens as text
-from rollout_sched.simulators.fake_instance import tool_calls
-from rollout_sched.simulators.fake_instance.codec import decode
-from rollout_sched.simulators.fake_instance.dialects import ChoiceChunk, Json
-from rollout_sched.simulators.fake_instance.request_parsing import (
+from rollout_sched.simulators.fake_instance import requests as tool_calls
+from rollout_sched.simulators.fake_instance import tokens as text
+from rollout_sched.simulators.fake_instance.protocol import decode
+from rollout_sched.simulators.fake_instance.requests import (
     ChatBody,
+    ChoiceChunk,
+    Function,
+    Json,
     ParsedRequest,
     RequestLimits,
     parsed,
+    prompt_text,
     request_id,
     sampling_of,
-    words,
 )
-from rollout_sched.simulators.fake_instance.tool_calls import Function
 
 _EVENT = "chat.completion.chunk"
 
@@ -36,13 +37,13 @@ class Chat:
         call = tool_calls.demanded(body.messages, body.tools or (), body.tool_choice)
         if call is not None:
             calls = [*tool_calls.called(body.messages), call]
-            ids = [text.encode(tool_calls.words(one), limits.vocabulary) for one in calls]
+            ids = [text.encode(tool_calls.call_text(one), limits.vocabulary) for one in calls]
             sampling["extra_args"] = {**(body.vllm_xargs or {}), "fake_response_ids": ids}
         asked = parsed(
             body,
             limits,
             answer_id,
-            {answer_id: text.encode(words(body.messages), limits.vocabulary)},
+            {answer_id: text.encode(prompt_text(body.messages), limits.vocabulary)},
             sampling,
             ids_for_words=bool(body.return_tokens_as_token_ids),
         )

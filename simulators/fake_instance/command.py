@@ -10,12 +10,12 @@ from typing import Any
 
 import msgspec
 
-from rollout_sched import event_loop
-from rollout_sched.core.errors import CallerError
+from rollout_sched import process as event_loop
+from rollout_sched.core.model.errors import CallerError
 from rollout_sched.simulators.fake_instance import faults
 from rollout_sched.simulators.fake_instance.engine import EngineSettings
-from rollout_sched.simulators.fake_instance.synthetic_tokens import LARGEST, Vocabulary
-from rollout_sched.simulators.instance.spec import InstanceSpec
+from rollout_sched.simulators.fake_instance.tokens import LARGEST, Vocabulary
+from rollout_sched.simulators.instance.model import InstanceSpec
 from rollout_sched.simulators.replay.scenario import load_scenario
 
 DEFAULT_SCENARIO = "qwen7b-8xh100"

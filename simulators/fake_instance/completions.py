@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rollout_sched.simulators.fake_instance import openai_answers as openai
-from rollout_sched.simulators.fake_instance import synthetic_tokens as text
-from rollout_sched.simulators.fake_instance.codec import decode
-from rollout_sched.simulators.fake_instance.dialects import ChoiceChunk, Json, prompt_logprobs
-from rollout_sched.simulators.fake_instance.request_parsing import (
+from rollout_sched.simulators.fake_instance import tokens as text
+from rollout_sched.simulators.fake_instance.protocol import decode
+from rollout_sched.simulators.fake_instance.requests import (
+    ChoiceChunk,
     CompletionBody,
+    Json,
     ParsedRequest,
     RequestLimits,
     parsed,
+    prompt_logprobs,
     prompts_of,
     request_id,
     sampling_of,

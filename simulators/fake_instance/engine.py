@@ -2,21 +2,250 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+import os
 import random
+import tempfile
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from hashlib import blake2b
+from pathlib import Path
 
 import msgspec
 
 from rollout_sched.live.ports import InstanceError, OnTokens, Order, Output, RequestRejected
-from rollout_sched.simulators.fake_instance import synthetic_tokens as text
-from rollout_sched.simulators.fake_instance.errors import Refusal
-from rollout_sched.simulators.fake_instance.open_answers import OrderedResponse
-from rollout_sched.simulators.fake_instance.realtime_instance import MODEL, RealtimeInstance
-from rollout_sched.simulators.fake_instance.weights import FIRST_LABEL, EngineWeights, number_of
-from rollout_sched.simulators.instance.sim_request import PauseMode
-from rollout_sched.simulators.instance.spec import InstanceSpec
+from rollout_sched.simulators.fake_instance import tokens as text
+from rollout_sched.simulators.fake_instance.answers import OrderedResponse
+from rollout_sched.simulators.fake_instance.instance import MODEL, RealtimeInstance
+from rollout_sched.simulators.fake_instance.protocol import Refusal
+from rollout_sched.simulators.instance.model import InstanceSpec, PauseMode
+
+# ------------------------------------------------------------------------------------------
+# The rendezvous of the ranks of a weight-transfer group: as with NCCL, all wait for the last one.
+#
+# A group is identified by its master's address and port, across all simulated servers of this
+# machine. A rank is a file locked by its owner, so a rank is free again when its process has ended.
+# Rank 0 is the trainer's and not waited for, because the trainer here is often a test without NCCL.
+
+#: Seconds between two checks of the ranks.
+LOOK_S = 0.02
+
+
+class RankRange(msgspec.Struct, frozen=True):
+    """The ranks `first` ... `first + count - 1` of one server, in a group of `world` ranks."""
+
+    group: str
+    first: int
+    count: int
+    world: int
+
+    @property
+    def ranks(self) -> range:
+        return range(self.first, self.first + self.count)
+
+
+class Rendezvous:
+    """One server's membership in groups; in one at a time."""
+
+    def __init__(self) -> None:
+        self._locked: dict[Path, int] = {}  # rank's file -> its descriptor
+
+    async def join(self, place: RankRange) -> None:
+        """Wait until every rank is present: forever if one is missing, or if another server has one
+        of ours."""
+        self.leave()
+        folder = _folder(place.group)
+        for rank in place.ranks:
+            path = folder / str(rank)
+            while (descriptor := _lock(path)) is None:
+                await asyncio.sleep(LOOK_S)
+            self._locked[path] = descriptor
+        others = [folder / str(rank) for rank in range(1, place.world) if rank not in place.ranks]
+        while not _all_locked(others):
+            await asyncio.sleep(LOOK_S)
+
+    def leave(self) -> None:
+        for path, descriptor in self._locked.items():
+            path.unlink(missing_ok=True)
+            os.close(descriptor)
+        self._locked.clear()
+
+
+def _folder(group: str) -> Path:
+    """The group's folder, owned by this user."""
+    digest = blake2b(group.encode(), digest_size=8).hexdigest()
+    folder = Path(tempfile.gettempdir(), f"rollout_sched_ranks_{os.getuid()}", digest)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
+
+
+def _lock(path: Path) -> int | None:
+    """The descriptor of the file with an exclusive lock; None if another process has it."""
+    import fcntl  # not available on every platform
+
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(descriptor), path.stat()):
+            return descriptor
+    except OSError:  # it is locked, or its owner deleted it
+        pass
+    os.close(descriptor)
+    return None
+
+
+def _all_locked(paths: Sequence[Path]) -> bool:
+    return all(_is_locked(path) for path in paths)
+
+
+def _is_locked(path: Path) -> bool:
+    """Takes a shared lock for a moment, so a process that wants the exclusive lock must retry."""
+    import fcntl
+
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+# ------------------------------------------------------------------------------------------
+# The weights of a simulated server: their label and their updates.
+
+#: Number and label of the initial weights.
+FIRST = -1
+FIRST_LABEL = "default"
+
+
+class EngineWeights:
+    """The weights of one engine from its start to its end. Calls that change them raise Refusal.
+
+    As in vLLM, the model is half loaded after a failed weight call, and during an update by
+    transfer.
+
+    load_s       seconds that loading takes, on the event loop's clock
+    check_alive  raises Refusal if the engine is dead
+    label        of the initial weights; `number_of` it is the instance's initial version
+
+    `says` is the label that it reports when asked, which may be false; None if it reports no label.
+    """
+
+    def __init__(
+        self,
+        instance: RealtimeInstance,
+        load_s: float,
+        check_alive: Callable[[], None],
+        label: str = FIRST_LABEL,
+    ) -> None:
+        self.label = label
+        self.says: str | None = ""
+        self._labels = {number_of(label): label}
+        self._instance = instance
+        self._load_s = load_s
+        self._check_alive = check_alive
+        self._torn = False
+        self._transfer = False  # transfers are set up
+        self._updating = False
+        self._group = Rendezvous()
+
+    @property
+    def half_loaded(self) -> bool:
+        """Whether the next step kills the engine."""
+        return self._torn or self._updating
+
+    def label_of(self, version: int) -> str:
+        return self._labels[version]
+
+    async def set_label(self, label: str) -> None:
+        """Tokens get this label from now on."""
+        self._check_alive()
+        number = number_of(label)
+        self._labels[number] = self.label = label
+        await self._instance.set_version(number)
+
+    def tear(self, reason: str) -> Refusal:
+        """A weight call failed half way."""
+        self._torn = True
+        return Refusal(500, reason)
+
+    @property
+    def told(self) -> str | None:
+        """The label that it reports when asked; None if none."""
+        return self.label if self.says == "" else self.says
+
+    async def reload(self, path: object) -> None:
+        """Load from disk. If there is nothing at `path`, the model is half loaded afterwards."""
+        self._check_alive()
+        if path is not None and not (isinstance(path, str) and Path(path).exists()):
+            raise self.tear(f"no weights at {path!r}")
+        await self._load()
+
+    async def init_transfer(self, place: RankRange | None = None) -> None:
+        """Set up transfers; with NCCL wait for all ranks of the group. `place`: our ranks."""
+        self._check_alive()
+        if place is not None:
+            if place.ranks.stop > place.world:
+                raise Refusal(500, f"rank {place.ranks[-1]} is not in a group of {place.world}")
+            await self._group.join(place)
+        self._check_alive()
+        self._transfer = True
+
+    def leave(self) -> None:
+        """The process ends, and leaves its group."""
+        self._group.leave()
+
+    def start_update(self) -> None:
+        """Refused, without harm, if transfers are not set up or an update is in progress."""
+        self._check_alive()
+        if not self._transfer:
+            raise Refusal(500, "Weight transfer not configured")
+        if self._updating:
+            raise Refusal(500, "Weight update already started")
+        self._updating = True
+
+    async def update(self) -> None:
+        self._check_updating()
+        await self._load()
+
+    async def receive(self) -> None:
+        """Receive all weights in one call. Refused if transfers are not set up."""
+        self.start_update()
+        await self.update()
+        self._updating = False
+
+    async def finish_update(self, label: str | None) -> None:
+        self._check_updating()
+        self._updating = False
+        if label is not None:
+            await self.set_label(label)
+
+    def _check_updating(self) -> None:
+        self._check_alive()
+        if not self._updating:
+            raise Refusal(500, "Weight update not started")
+
+    async def _load(self) -> None:
+        await asyncio.sleep(self._load_s)
+        self._check_alive()
+
+
+def number_of(label: str) -> int:
+    """The version number of a label; a label that is not a number gets one that no numeric label
+    has."""
+    if label == FIRST_LABEL:
+        return FIRST
+    if label.isdecimal():
+        return int(label)
+    return (1 << 60) + int.from_bytes(blake2b(label.encode(), digest_size=7).digest(), "little")
+
 
 _DEAD = "EngineCore encountered an issue. See stack trace (above) for the root cause."
 

@@ -7,13 +7,15 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from rollout_sched.simulators.fake_instance.codec import decode
-from rollout_sched.simulators.fake_instance.dialects import ChoiceChunk, Json, prompt_logprobs
-from rollout_sched.simulators.fake_instance.request_parsing import (
+from rollout_sched.simulators.fake_instance.protocol import decode
+from rollout_sched.simulators.fake_instance.requests import (
+    ChoiceChunk,
     GenerateBody,
+    Json,
     ParsedRequest,
     RequestLimits,
     parsed,
+    prompt_logprobs,
     request_id,
 )
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from rollout_sched.simulators.fake_instance.dialects import ChoiceChunk, Json
-from rollout_sched.simulators.fake_instance.request_parsing import ParsedRequest
+from rollout_sched.simulators.fake_instance.requests import ChoiceChunk, Json, ParsedRequest
 
 
 def answer(asked: ParsedRequest, kind: str, choices: Sequence[Json], usage: Json | None) -> Json:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import msgspec
 from aiohttp import web
 
-from rollout_sched.simulators.fake_instance import synthetic_tokens as text
-from rollout_sched.simulators.fake_instance.codec import decode, reply
+from rollout_sched.simulators.fake_instance import tokens as text
 from rollout_sched.simulators.fake_instance.engine import Engine
-from rollout_sched.simulators.fake_instance.errors import Refusal
-from rollout_sched.simulators.fake_instance.request_parsing import words
-from rollout_sched.simulators.fake_instance.tool_calls import Message
+from rollout_sched.simulators.fake_instance.protocol import Refusal, decode, reply
+from rollout_sched.simulators.fake_instance.requests import Message, prompt_text
 
 
 class _Tokenize(msgspec.Struct):
@@ -43,7 +41,7 @@ class Tokenizer:
         body = decode(await request.read(), _Tokenize)
         if body.messages is None and body.prompt is None:
             raise Refusal(400, "either prompt or messages must be given")
-        prompt = words(body.messages) if body.messages is not None else body.prompt
+        prompt = prompt_text(body.messages) if body.messages is not None else body.prompt
         token_ids = text.encode(prompt or "", self._engine.settings.vocabulary)
         limit = self._engine.settings.spec.max_model_len
         count = len(token_ids)
@@ -58,7 +56,7 @@ class Tokenizer:
     async def render(self, request: web.Request) -> web.Response:
         """A chat as a request of /inference/v1/generate."""
         messages = decode(await request.read(), _Render).messages
-        token_ids = text.encode(words(messages), self._engine.settings.vocabulary)
+        token_ids = text.encode(prompt_text(messages), self._engine.settings.vocabulary)
         model = self._engine.settings.model
         return reply(
             {"model": model, "token_ids": token_ids, "features": None, "sampling_params": {}}

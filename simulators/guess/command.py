@@ -7,13 +7,13 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from rollout_sched.argument_types import natural, number, positive
 from rollout_sched.config import shipped
-from rollout_sched.core.errors import CallerError
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.flags import natural, number, positive
 from rollout_sched.simulators.guess import formula
 from rollout_sched.simulators.guess.formula import Layout
 from rollout_sched.simulators.guess.hardware import Model, gpu_named, gpus, model_named, models
-from rollout_sched.simulators.instance.step_time import StepTime
+from rollout_sched.simulators.instance.model import StepTime
 from rollout_sched.simulators.replay.scenario import Scenario, load_scenario, parse_scenario
 
 _FOLDER = "simulators/replay/scenarios"

@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from rollout_sched.config import nearest
-from rollout_sched.core.errors import CallerError
+from rollout_sched.core.model.errors import CallerError
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 _T = TypeVar("_T")

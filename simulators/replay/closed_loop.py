@@ -14,7 +14,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rollout_sched.core.actions import (
+from rollout_sched.core.model.actions import (
     Action,
     Answer,
     Deliver,
@@ -30,25 +30,199 @@ from rollout_sched.core.actions import (
     UpdateWeights,
     Wake,
 )
-from rollout_sched.core.errors import CallerError, PolicyError
-from rollout_sched.core.events import Event, Woke
+from rollout_sched.core.model.errors import CallerError, PolicyError
+from rollout_sched.core.model.events import (
+    Event,
+    RequestSubmitted,
+    RequestWithdrawn,
+    Restored,
+    SessionEnded,
+    TokensArrived,
+    Woke,
+)
+from rollout_sched.core.restart.facts import FactRecorder, FoldedFacts
 from rollout_sched.core.scheduler import Scheduler
 from rollout_sched.core.view import SchedulerView
 from rollout_sched.simulators.instance.reference.instance import ReferenceInstance
 from rollout_sched.simulators.instance.sim_instance import SimInstance
-from rollout_sched.simulators.replay.clients import SimClients
+from rollout_sched.simulators.replay.attempts import SimAttempts
 from rollout_sched.simulators.replay.event_queue import EventQueue
 from rollout_sched.simulators.replay.faults import Faults, SchedulerRestarts
-from rollout_sched.simulators.replay.membership import SimMembership
-from rollout_sched.simulators.replay.restarts import Restarts
+from rollout_sched.simulators.replay.fleet import SimFleet, SimMembership
+from rollout_sched.simulators.replay.links import SimLinks
 from rollout_sched.simulators.replay.rewards import SimRewards
-from rollout_sched.simulators.replay.scenario import Scenario
-from rollout_sched.simulators.replay.sim_attempts import SimAttempts
-from rollout_sched.simulators.replay.sim_fleet import SimFleet
-from rollout_sched.simulators.replay.sim_links import SimLinks
+from rollout_sched.simulators.replay.scenario import Conversation, Scenario, Traffic, Visibility
 from rollout_sched.simulators.replay.sim_trainer import SimTrainer
-from rollout_sched.simulators.replay.telemetry import Telemetry
 from rollout_sched.simulators.replay.workload import Workload
+
+# ------------------------------------------------------------------------------------------
+# The simulated clients: they ask, wait, ask again after an answer, and leave.
+
+
+class SimClients:
+    """All conversations of a run, each from its arrival to its last answer.
+
+    left  conversations that are not over, including those that have not started
+    """
+
+    def __init__(
+        self,
+        traffic: Traffic | None,
+        attempts: SimAttempts,
+        queue: EventQueue,
+        tell: Callable[[Event], None],
+    ) -> None:
+        self.left = 0 if traffic is None else len(traffic)
+        self._traffic = traffic
+        self._patience_s = 0.0 if traffic is None else traffic.patience_s
+        self._max_tokens = 0 if traffic is None else traffic.max_tokens
+        self._asking = attempts.asking
+        self._queue = queue
+        self._tell = tell
+        self._requests = 0
+
+    @property
+    def standing(self) -> str:
+        return f" and {self.left} conversations not finished" if self.left else ""
+
+    def start(self) -> None:
+        if self._traffic is not None:
+            for conversation in self._traffic.conversations():
+                self._queue.at(conversation.arrival_s, self._ask, conversation)
+
+    def answer(self, action: Answer) -> None:
+        conversation = self._asking.pop(action.sample.request)
+        thinks_s = conversation.answered(action.sample.response_tokens)
+        if thinks_s is None:
+            self._go(conversation)
+        else:
+            self._queue.after(thinks_s, self._ask, conversation)
+
+    def discard(self, action: Discard) -> None:
+        """A request has ended without an answer: its client leaves."""
+        conversation = self._asking.pop(action.request, None)
+        if conversation is not None:
+            self._go(conversation)
+
+    def break_off(self) -> None:
+        """Waiting clients get no answer; they ask again at once."""
+        waiting = list(self._asking.values())
+        self._asking.clear()
+        for conversation in waiting:
+            self._queue.after(0.0, self._ask, conversation)
+
+    def _ask(self, conversation: Conversation) -> None:
+        self._requests += 1
+        request = f"direct.{self._requests}"
+        self._asking[request] = conversation
+        if self._patience_s:
+            self._queue.after(self._patience_s, self._lose_patience, request)
+        self._tell(
+            RequestSubmitted(
+                request,
+                conversation.group,
+                conversation.context_tokens,
+                self._max_tokens,
+                conversation.session,
+            )
+        )
+
+    def _lose_patience(self, request: str) -> None:
+        if request in self._asking:
+            self._tell(RequestWithdrawn(request))
+
+    def _go(self, conversation: Conversation) -> None:
+        self.left -= 1
+        if conversation.session and conversation.turn:  # else the scheduler may not know it
+            self._tell(SessionEnded(conversation.session))
+
+
+# ------------------------------------------------------------------------------------------
+# What the scheduler sees of running requests: polls and streams at their intervals.
+
+
+class Telemetry:
+    """Polls every instance and reads every stream at fixed intervals.
+
+    ticks  how many of its own callbacks are in the queue; they do not count as progress of a run
+    """
+
+    def __init__(
+        self,
+        visibility: Visibility,
+        fleet: SimFleet,
+        attempts: SimAttempts,
+        queue: EventQueue,
+        tell: Callable[[Event], None],
+    ) -> None:
+        self.ticks = 0
+        self._visibility = visibility
+        self._fleet = fleet
+        self._attempts = attempts
+        self._queue = queue
+        self._tell = tell
+
+    def start(self) -> None:
+        if self._visibility.poll_s:
+            self._tick(self._visibility.poll_s, self.report)
+        if self._visibility.stream_s:
+            self._tick(self._visibility.stream_s, self._stream)
+
+    def report(self) -> None:
+        for node in list(self._fleet.nodes.values()):
+            self._fleet.catch_up(node)
+            if not node.paused_by:  # a paused vLLM's gauges freeze
+                self._tell(node.report())
+
+    def _stream(self) -> None:
+        for node in list(self._fleet.nodes.values()):
+            self._fleet.catch_up(node)
+            for attempt, tokens in node.instance.progress(self._queue.now).items():
+                if attempt in self._attempts:  # else it has failed and is being removed
+                    self._tell(TokensArrived(self._attempts.request_of(attempt), attempt, tokens))
+
+    def _tick(self, seconds: float, callback: Callable[[], None]) -> None:
+        def again(_: Any) -> None:
+            self.ticks -= 1
+            callback()
+            self._tick(seconds, callback)
+
+        self.ticks += 1
+        self._queue.after(seconds, again)
+
+
+# ------------------------------------------------------------------------------------------
+# Restarts of the scheduler in a replay: one dies, and another continues.
+
+
+class Restarts:
+    """Records what a scheduler must remember, and makes the next one from that alone.
+
+    `make`: makes a fresh scheduler of the same policy. `anomalies` are those of the schedulers that
+    have died.
+    """
+
+    def __init__(self, scheduler: Scheduler, make: Callable[[], Scheduler]) -> None:
+        self.anomalies: Counter[str] = Counter()
+        self._scheduler = scheduler
+        self._make = make
+        self._recorder = FactRecorder(scheduler)
+        self._folded = FoldedFacts()
+
+    def observe(self, now: float, event: Event, actions: Sequence[Action]) -> None:
+        self._recorder.observe(now, event, actions)
+
+    def restart(self) -> tuple[Scheduler, Restored]:
+        """The scheduler that continues, and the first event it must get."""
+        changes = self._recorder.changes()
+        if changes is not None:
+            self._folded.add(changes)
+        self.anomalies.update(self._scheduler.view.anomalies)
+        event = Restored(self._folded.state)
+        self._scheduler = scheduler = self._make()
+        self._recorder, self._folded = FactRecorder(scheduler), FoldedFacts()
+        return scheduler, event
+
 
 Observer = Callable[[float, Event, list[Action]], None]
 

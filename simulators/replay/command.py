@@ -12,17 +12,23 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from rollout_sched import config
-from rollout_sched.argument_types import natural, positive
 from rollout_sched.config import PolicyFile
-from rollout_sched.core.errors import CallerError
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.flags import natural, positive
 from rollout_sched.live.live_scheduler import settings_of
-from rollout_sched.live.reward_function import reward_settings_of
+from rollout_sched.live.trainer.rewards import reward_settings_of
+from rollout_sched.process import whole_file
 from rollout_sched.simulators.replay import report as reports
-from rollout_sched.simulators.replay.processes import call_each
-from rollout_sched.simulators.replay.report_page import report_page
-from rollout_sched.simulators.replay.report_tables import footnote, heading, tables, wrapped
-from rollout_sched.simulators.replay.run_notes import Progress as Deliveries
-from rollout_sched.simulators.replay.runs import Interrupted, Run, replay, replay_resampled
+from rollout_sched.simulators.replay.comparison import verdict
+from rollout_sched.simulators.replay.report import footnote, heading, report_page, tables, wrapped
+from rollout_sched.simulators.replay.runs import (
+    Interrupted,
+    Run,
+    call_each,
+    replay,
+    replay_resampled,
+)
+from rollout_sched.simulators.replay.runs import Progress as Deliveries
 from rollout_sched.simulators.replay.scenario import Scenario
 from rollout_sched.simulators.replay.sweep import (
     Axis,
@@ -30,17 +36,15 @@ from rollout_sched.simulators.replay.sweep import (
     axis,
     is_of_policies,
     split,
+    sweep_page,
+    table,
     worlds,
 )
+from rollout_sched.simulators.replay.sweep import document as sweep_document
 from rollout_sched.simulators.replay.sweep import policies as policies_at
-from rollout_sched.simulators.replay.sweep_page import sweep_page
-from rollout_sched.simulators.replay.sweep_report import document as sweep_document
-from rollout_sched.simulators.replay.sweep_report import table
-from rollout_sched.simulators.replay.verdict import verdict
 from rollout_sched.simulators.replay.workload import Workload
 from rollout_sched.simulators.traces.command import add_trace, read_trace
 from rollout_sched.simulators.traces.model import Trace
-from rollout_sched.whole_file import whole_file
 
 BASELINES = ("static_split", "round_robin_sync")
 DEFAULT_SCENARIO = "qwen7b-8xh100-disaggregated"

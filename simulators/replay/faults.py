@@ -8,8 +8,8 @@ from typing import Annotated, Protocol
 
 import msgspec
 
-from rollout_sched.core.actions import Dispatch
-from rollout_sched.core.events import Blame
+from rollout_sched.core.model.actions import Dispatch
+from rollout_sched.core.model.events import Blame
 from rollout_sched.simulators.replay.event_queue import EventQueue
 
 Seconds = Annotated[float, msgspec.Meta(ge=0)]

@@ -13,8 +13,8 @@ from typing import Annotated
 
 import msgspec
 
-from rollout_sched.core.actions import Deliver, Discard, Dispatch, Judge
-from rollout_sched.core.events import (
+from rollout_sched.core.model.actions import Deliver, Discard, Dispatch, Judge
+from rollout_sched.core.model.events import (
     Event,
     GroupJudged,
     RequestFailed,
@@ -24,7 +24,7 @@ from rollout_sched.core.events import (
     TrajectoryEnded,
     TurnFinished,
 )
-from rollout_sched.core.samples import DeliveredSample
+from rollout_sched.core.model.records import DeliveredSample
 from rollout_sched.core.view import SchedulerView
 from rollout_sched.simulators.replay.event_queue import EventQueue
 

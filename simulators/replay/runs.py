@@ -4,39 +4,131 @@ from __future__ import annotations
 
 import gc
 import math
+import signal
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import ExitStack, contextmanager
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from rollout_sched import journal
 from rollout_sched.config import PolicyFile
-from rollout_sched.core.actions import Action
-from rollout_sched.core.events import Event
-from rollout_sched.core.roles import Freshness
+from rollout_sched.core.model.actions import Action, Deliver, Lend
+from rollout_sched.core.model.errors import PolicyError
+from rollout_sched.core.model.events import Event
+from rollout_sched.core.model.roles import Freshness
 from rollout_sched.core.scheduler import Scheduler
 from rollout_sched.metrics import Metrics, Step, Summary
-from rollout_sched.metrics.direct_requests import DirectFigures, DirectFold
-from rollout_sched.metrics.folded import Folded
-from rollout_sched.metrics.outages import OutageFigures, OutageFold
-from rollout_sched.page.run_fold import RunFold
-from rollout_sched.page.run_record import RunRecord
-from rollout_sched.simulators.replay.bounds import Demand
-from rollout_sched.simulators.replay.closed_loop import ClosedLoop, Observer
-from rollout_sched.simulators.replay.processes import call_each
-from rollout_sched.simulators.replay.run_bounds import (
+from rollout_sched.metrics.fold import Folded
+from rollout_sched.metrics.outages import DirectFigures, DirectFold, OutageFigures, OutageFold
+from rollout_sched.page.run_page import RunFold, RunRecord
+from rollout_sched.simulators.replay.bounds import (
+    Demand,
     offered_bound,
     on_policy_bound,
     rollout_bound,
     run_bound,
 )
-from rollout_sched.simulators.replay.run_notes import Progress, RunNotes
+from rollout_sched.simulators.replay.closed_loop import ClosedLoop, Observer
 from rollout_sched.simulators.replay.scenario import Scenario
 from rollout_sched.simulators.replay.workload import Workload
-from rollout_sched.simulators.traces.model import Trace
+from rollout_sched.simulators.traces.model import SampleRecord, Trace
 from rollout_sched.simulators.traces.synthetic import resampled
+
+# ------------------------------------------------------------------------------------------
+# Run several calls in parallel, each in one of several processes.
+
+T = TypeVar("T")
+
+#: The arguments that all calls of a process share, sent to it once.
+_shared: tuple[Any, ...] = ()
+
+
+def call_each(
+    call: Callable[..., T],
+    shared: tuple[Any, ...],
+    arguments: Sequence[tuple[Any, ...]],
+    jobs: int,
+    done: Callable[[int, T], None],
+) -> list[T]:
+    """`call(*shared, *each)` for each of the arguments, in `jobs` processes; returns the results in
+    the order of the arguments. Calls `done(number, result)` as each finishes.
+
+    Everything must be picklable. An exception of a call is raised here, and calls that have not
+    started are cancelled.
+    """
+    processes = min(jobs, len(arguments))
+    # Spawn, because a fork would copy the locks of the thread that shows progress.
+    with ProcessPoolExecutor(processes, get_context("spawn"), _begin, shared) as pool:
+        futures = [pool.submit(_call, call, each) for each in arguments]
+        numbers = {future: number for number, future in enumerate(futures)}
+        try:
+            for future in as_completed(futures):
+                done(numbers[future], future.result())
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+        return [future.result() for future in futures]
+
+
+def _begin(*shared: Any) -> None:
+    """Only the parent handles Ctrl-C."""
+    global _shared
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _shared = shared
+
+
+def _call(call: Callable[..., T], arguments: tuple[Any, ...]) -> T:
+    return call(*_shared, *arguments)
+
+
+# ------------------------------------------------------------------------------------------
+# Collect what a replay reports in addition to its metrics.
+
+#: Called at each delivery with the number of groups delivered.
+Progress = Callable[[int], None]
+
+
+class RunNotes:
+    """An observer of one run.
+
+    delivered  the samples of each batch, as recorded
+    in_parts   training overlaps with the generation of its own batch
+    events     the number of events
+    """
+
+    def __init__(
+        self, policy: str, workload: Workload, progress: Progress | None, give_up_s: float
+    ) -> None:
+        self.delivered: list[list[SampleRecord]] = []
+        self.in_parts = False
+        self.events = 0
+        self._policy = policy
+        self._workload = workload
+        self._progress = progress
+        self._give_up_s = give_up_s
+
+    def observe(self, now: float, event: Event, actions: list[Action]) -> None:
+        """Raises PolicyError if the run lasts longer than `give_up_s`."""
+        self.events += 1
+        if now > self._give_up_s:
+            raise PolicyError(f"{self._policy}: run not finished after {self._give_up_s:.0f} s")
+        for action in actions:
+            if type(action) is Lend:
+                self.in_parts = True
+            elif type(action) is Deliver:
+                self._deliver(action)
+
+    def _deliver(self, action: Deliver) -> None:
+        self.in_parts |= not action.last
+        if action.part == 0:
+            self.delivered.append([])
+        self.delivered[-1] += [self._workload.sample(s.group, s.index) for s in action.samples]
+        if self._progress is not None:
+            self._progress(len({sample.group for sample in action.samples}))
 
 
 class Run(msgspec.Struct):

@@ -8,6 +8,7 @@ A name that is both a role and a table of the scenario (`weights`) is looked up 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
@@ -15,7 +16,18 @@ from typing import Any
 import msgspec
 
 from rollout_sched.config import REGISTRY, PolicyFile, parse_policy, read_toml
-from rollout_sched.core.errors import CallerError
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.page.assembly import page
+from rollout_sched.simulators.replay.report import (
+    GAP,
+    Column,
+    at,
+    count,
+    number,
+    percent,
+    seconds,
+    wrapped,
+)
 from rollout_sched.simulators.replay.scenario import Scenario, parse_scenario
 
 Table = dict[str, Any]
@@ -144,3 +156,184 @@ def _points(table: Mapping[str, Any], axes: Sequence[Axis]) -> Iterator[tuple[Ta
             changed[one.table] = {**changed.get(one.table, {}), one.key: value}
         said = [f"{one.path}={value}" for one, value in zip(axes, values, strict=True)]
         yield changed, " ".join(said)
+
+
+# ------------------------------------------------------------------------------------------
+# The report of a grid of replays: one table over all of them, and the frontier.
+
+SCHEMA = "rollout-sched-sweep/1"
+
+COLUMNS = (
+    Column("inst.", "instances", count, "instances in the fleet"),
+    Column("tokens/s", "equal_length_tokens_per_s.mean", count, "trained, up to the requested"),
+    Column("total", "total_s.mean", seconds, "until every prompt is trained"),
+    Column("stale mean", "staleness.mean.mean", number, "versions, over the samples"),
+    Column("max", "staleness.max.max", count, "of any sample"),
+    Column("longest tenth", "length_bias.longest_tenth_kept.mean", percent, "share trained"),
+    Column("step KS", "comparison.step_ks_excess", number, "of a step against all, beyond chance"),
+)
+
+#: Figures of which less is better, each with the smallest difference that counts.
+LESS = (("staleness.mean.mean", 0.1), ("comparison.step_ks_excess", 0.02), ("gpus", 1.0))
+
+
+def document(reports: Sequence[Mapping[str, Any]], worlds: Sequence[World]) -> dict[str, Any]:
+    """The report of each world, as a single `replay` would give it, and what was changed there;
+    also which of their policies are on the frontier."""
+    rows = [
+        {**policy, "world": world.said, "gpus": _gpus(report, world)}
+        for report, world in zip(reports, worlds, strict=True)
+        for policy in report["policies"]
+    ]
+    best = _frontier(rows)
+    return {
+        "schema": SCHEMA,
+        "worlds": [
+            {"changed": world.said, "gpus": _gpus(report, world), **report}
+            for report, world in zip(reports, worlds, strict=True)
+        ],
+        "frontier": [
+            {"world": rows[place]["world"], "policy": rows[place]["name"]} for place in best
+        ],
+    }
+
+
+def _gpus(report: Mapping[str, Any], world: World) -> int:
+    """The GPUs that --split divided; without it, one per instance."""
+    gpus: int = world.split or report["instances"]
+    return gpus
+
+
+def rows_of(sweep: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The figures of each policy in each world, fastest first, each with a `label` and the flag
+    `on_frontier`."""
+    on_frontier = {(one["world"], one["policy"]) for one in sweep["frontier"]}
+    rows = [
+        {
+            **policy,
+            "instances": world["instances"],
+            "gpus": world["gpus"],
+            "label": " | ".join(part for part in (policy["name"], world["changed"]) if part),
+            "on_frontier": (world["changed"], policy["name"]) in on_frontier,
+        }
+        for world in sweep["worlds"]
+        for policy in world["policies"]
+    ]
+    return sorted(rows, key=lambda row: -at(row, COLUMNS[1].path))
+
+
+def shown(row: dict[str, Any]) -> list[str]:
+    """One text for each of COLUMNS."""
+    return [_cell(at(row, column.path), column) for column in COLUMNS]
+
+
+def table(sweep: Mapping[str, Any], width: int) -> str:
+    """One row for each policy in each world, fastest first; `*` marks those on the frontier."""
+    rows = rows_of(sweep)
+    cells = list(zip(*map(shown, rows), strict=True))
+    widths = [
+        max(map(len, (*column.label.split(), *texts)))
+        for column, texts in zip(COLUMNS, cells, strict=True)
+    ]
+    lines = [f"  {_heading(widths, line)}" for line in (0, 1)]
+    for place, row in enumerate(rows):
+        mark = "*" if row["on_frontier"] else " "
+        values = [f"{cells[c][place]:>{widths[c]}}" for c in range(len(COLUMNS))]
+        name = row["label"]
+        used = 2 + sum(widths) + len(GAP) * len(COLUMNS)
+        whole = f"{mark} {GAP.join(values)}"
+        lines += (
+            [f"{whole}{GAP}{name}"]
+            if used + len(name) <= width
+            else [whole, *wrapped(name, width, before="      ")]
+        )
+    legend = "; ".join(f"{column.label} = {column.means}" for column in COLUMNS)
+    frontier = (
+        "* on the frontier: no other row is at least as good in speed, staleness, bias and GPUs, "
+        "and better in one of them."
+    )
+    return "\n".join([*lines, "", *wrapped(f"{legend}.", width), *wrapped(frontier, width)])
+
+
+def _heading(widths: Sequence[int], line: int) -> str:
+    words = [["", *column.label.split()][-2:] for column in COLUMNS]
+    return GAP.join(f"{two[line]:>{width}}" for two, width in zip(words, widths, strict=True))
+
+
+def _cell(value: Any, column: Column) -> str:
+    return "-" if value is None else column.form(value)
+
+
+def _frontier(rows: Sequence[Mapping[str, Any]]) -> list[int]:
+    """The indexes of the rows that no other row beats, fastest first."""
+    scores = [_scores(row) for row in rows]
+    best = [
+        place
+        for place, mine in enumerate(scores)
+        if not any(
+            other != mine and all(o >= m for o, m in zip(other, mine, strict=True))
+            for other in scores
+        )
+    ]
+    return sorted(best, key=lambda place: scores[place], reverse=True)
+
+
+def _scores(row: Mapping[str, Any]) -> tuple[int, ...]:
+    """Integers of which more is better, rounded to the differences that matter."""
+    figures = dict(row)
+    speed = at(figures, "equal_length_tokens_per_s.mean")
+    return (
+        round(100 * math.log(speed)) if speed else -(10**9),
+        round(100 * at(figures, "length_bias.longest_tenth_kept.mean")),
+        *(-round(at(figures, path) / fine) for path, fine in LESS),
+    )
+
+
+# ------------------------------------------------------------------------------------------
+# The report of a grid of replays as a page for a browser: a table, and a chart of the frontier.
+
+#: The axes that speed is drawn against: key, label, and the path of the figure in a row.
+_AXES = (
+    ("staleness", "staleness, mean versions", "staleness.mean.mean"),
+    ("bias", "bias of a step, KS beyond chance", "comparison.step_ks_excess"),
+    ("missing", "longest tenth not trained, %", "length_bias.longest_tenth_kept.mean"),
+    ("gpus", "GPUs", "gpus"),
+    ("instances", "instances in the fleet", "instances"),
+)
+
+
+def sweep_page(sweep: Mapping[str, Any]) -> bytes:
+    """The page for the document of a sweep."""
+    first = sweep["worlds"][0]
+    rows = rows_of(sweep)
+    points = [_point(row) for row in rows]
+    differ = [axis for axis in _AXES if len({point[axis[0]] for point in points}) > 1]
+    return page(
+        f"{first['trace']}: {len(sweep['worlds'])} worlds",
+        "sweep",
+        {
+            "title": f"{first['trace']}: {len(sweep['worlds'])} worlds",
+            "about": [f"{first['groups']} groups, {len(rows)} replays."],
+            "columns": [{"label": each.label, "means": each.means} for each in COLUMNS],
+            "rows": [{"name": _marked(row), "cells": shown(row)} for row in rows],
+            "axes": [{"key": key, "label": label} for key, label, _ in differ or _AXES[:1]],
+            "points": points,
+        },
+    )
+
+
+def _marked(row: dict[str, Any]) -> str:
+    return f"* {row['label']}" if row["on_frontier"] else row["label"]
+
+
+def _point(row: dict[str, Any]) -> dict[str, Any]:
+    figures = {key: at(row, path) for key, _, path in _AXES}
+    figures["missing"] = max(0.0, 100 * (1 - figures["missing"]))
+    texts = zip(COLUMNS, shown(row), strict=True)
+    return {
+        "name": row["label"],
+        "frontier": row["on_frontier"],
+        "tokens_per_s": at(row, "equal_length_tokens_per_s.mean"),
+        **{key: max(0.0, figure) for key, figure in figures.items()},
+        "said": [row["label"], *(f"{column.label}: {text}" for column, text in texts)],
+    }

@@ -1,13 +1,14 @@
 """Recorded workloads: their model, the native format, foreign ones, statistics, synthetic ones."""
 
-from rollout_sched.simulators.traces.counting import Counting, with_tokenizer
 from rollout_sched.simulators.traces.model import (
+    Counting,
     Finish,
     SampleRecord,
     Trace,
     TraceError,
     Turn,
     gather,
+    with_tokenizer,
 )
 from rollout_sched.simulators.traces.store import read, shipped, write
 

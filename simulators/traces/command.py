@@ -10,9 +10,8 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from rollout_sched.argument_types import number
-from rollout_sched.simulators.traces.counting import TOKENS_PER_S, Counting, with_tokenizer
-from rollout_sched.simulators.traces.model import Trace
+from rollout_sched.flags import number
+from rollout_sched.simulators.traces.model import TOKENS_PER_S, Counting, Trace, with_tokenizer
 from rollout_sched.simulators.traces.statistics import statistics
 from rollout_sched.simulators.traces.store import read, shipped, write
 

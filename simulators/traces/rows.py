@@ -1,12 +1,22 @@
 """Rows of foreign trace files, CSV or JSON lines; numbers are checked when they are read."""
 
+from __future__ import annotations
+
 import csv
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from rollout_sched.simulators.traces.files import Lines
-from rollout_sched.simulators.traces.model import MOST_TOKENS, SamplePlace, TraceError, brief
+from rollout_sched.simulators.traces.model import (
+    MOST_TOKENS,
+    Counting,
+    SamplePlace,
+    SampleRecord,
+    TraceError,
+    brief,
+)
 from rollout_sched.simulators.traces.native_format import decoded_json
 
 
@@ -112,3 +122,22 @@ def _number(value: object) -> float:
         return float(value)
     except (ValueError, OverflowError):
         return math.nan
+
+
+# ------------------------------------------------------------------------------------------
+# Importers of foreign formats: how a format is recognised and its rows become samples.
+
+#: Samples, each with its place for error messages.
+Placed = Iterator[tuple[SamplePlace, SampleRecord]]
+
+
+class Importer(NamedTuple):
+    """columns: the columns that identify a file of this format.
+
+    convert: keeps lengths, counts and times, turns further columns into labels, and raises
+        TraceError at the first row that it cannot use. Rows may be of several files, in order.
+    """
+
+    about: str
+    columns: frozenset[str]
+    convert: Callable[[Iterable[Row], Counting], Placed]

@@ -8,25 +8,131 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
+from datetime import date, datetime
 from itertools import chain
 from pathlib import Path
-from typing import IO, NamedTuple, TypeVar
+from typing import IO, Any, NamedTuple, TypeVar
 
-from rollout_sched.simulators.traces.counting import Counting
-from rollout_sched.simulators.traces.files import Lines, numbered_lines, unpacked, write_lines
-from rollout_sched.simulators.traces.importer import Importer, Placed
-from rollout_sched.simulators.traces.importers import recognised
-from rollout_sched.simulators.traces.model import Gatherer, Trace, TraceError
+from rollout_sched.simulators.traces.files import (
+    Lines,
+    TraceSource,
+    numbered_lines,
+    shipped_files,
+    sources_of,
+    stem,
+    unpacked,
+    write_lines,
+)
+from rollout_sched.simulators.traces.formats import (
+    agent_calls,
+    areal,
+    grouped,
+    llm_d,
+    quantiles,
+    trajectories,
+    ungrouped,
+    verl,
+)
+from rollout_sched.simulators.traces.model import Counting, Gatherer, Trace, TraceError, brief
 from rollout_sched.simulators.traces.native_format import (
+    SCHEMA,
     TraceHeader,
     encoded_header,
     encoded_sample,
     native_header,
     native_samples,
 )
-from rollout_sched.simulators.traces.parquet import MAGIC, parquet_rows
-from rollout_sched.simulators.traces.rows import Row, cells, csv_rows, json_rows
-from rollout_sched.simulators.traces.sources import TraceSource, shipped_files, sources_of, stem
+from rollout_sched.simulators.traces.rows import Importer, Placed, Row, cells, csv_rows, json_rows
+
+# ------------------------------------------------------------------------------------------
+# Find the format of a foreign file by its columns.
+
+#: The first whose columns are all present is used.
+IMPORTERS: tuple[Importer, ...] = (
+    grouped.GROUPED,
+    ungrouped.SERVING,
+    ungrouped.AZURE,
+    ungrouped.VIDUR,
+    ungrouped.MOONCAKE,
+    trajectories.SHORT_KEYS,
+    trajectories.TPU_INFERENCE,
+    verl.VERL,
+    areal.SESSIONS,
+    llm_d.REQUEST_LOG,
+    agent_calls.AGENT_CALLS,
+    quantiles.QUANTILES,
+)
+
+
+def recognised(where: str, line: int, columns: Iterable[str]) -> Importer:
+    """The importer whose columns are all present. Raises TraceError with the nearest if none."""
+    columns = list(columns)
+    present = set(columns)
+    for importer in IMPORTERS:
+        if importer.columns <= present:
+            return importer
+    # The nearest: most columns present, and among equals the fewest missing.
+    near = max(IMPORTERS, key=lambda i: (len(i.columns & present), -len(i.columns - present)))
+    missing = ", ".join(sorted(near.columns - present))
+    if near.columns & present:
+        found = f"looks like {near.about}, but lacks: {missing}"
+        raise TraceError(where, found, "add the missing columns", line=line, field=missing)
+    known = "; ".join(f"{i.about} ({', '.join(sorted(i.columns))})" for i in IMPORTERS)
+    shown = ", ".join(brief(repr(column)) for column in columns[:8])
+    raise TraceError(
+        where,
+        f"no known trace format begins with {shown}",
+        f"write {SCHEMA!r} (docs/trace_format.md) or one of: {known}",
+        line=line,
+    )
+
+
+# ------------------------------------------------------------------------------------------
+# Rows of Parquet files, as published data sets have them. Needs the extra `parquet`.
+
+MAGIC = b"PAR1"
+
+#: Rows in memory at once; those of a rollout dump are long texts.
+AT_ONCE = 256
+
+
+def parquet_rows(where: str, file: IO[bytes]) -> tuple[list[str], Iterator[Row]]:
+    """(columns, rows counted from 1). Raises TraceError if it cannot be read."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        remedy = "pip install 'rollout-sched[parquet]', or write it as JSON lines first"
+        raise TraceError(where, "a Parquet file", remedy) from error
+    # False metadata is only detected where it is used.
+    damage = (pyarrow.ArrowException, OSError, ValueError, OverflowError)
+    try:
+        table = pyarrow.parquet.ParquetFile(file)
+        columns = list(table.schema_arrow.names)
+    except damage as error:
+        raise _damaged(where, error) from error
+
+    def rows() -> Iterator[Row]:
+        line = 0
+        try:
+            for batch in table.iter_batches(AT_ONCE):
+                for fields in batch.to_pylist():
+                    line += 1
+                    yield Row(where, line, {key: _plain(value) for key, value in fields.items()})
+        except damage as error:
+            raise _damaged(where, error) from error
+
+    return columns, rows()
+
+
+def _damaged(where: str, error: Exception) -> TraceError:
+    return TraceError(where, f"damaged Parquet ({error})", "copy the file again")
+
+
+def _plain(value: Any) -> Any:
+    """The value as JSON would have it."""
+    return value.isoformat() if isinstance(value, datetime | date) else value
+
 
 T = TypeVar("T")
 

@@ -11,18 +11,16 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from rollout_sched.argument_types import natural, positive, seconds, share
-from rollout_sched.core.errors import CallerError
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.flags import natural, positive, seconds, share
+from rollout_sched.process import whole_file
 from rollout_sched.simulators.replay.scenario import load_scenario
 from rollout_sched.simulators.traces.command import add_trace, read_trace
-from rollout_sched.simulators.traces.counting import TOKENS_PER_S
+from rollout_sched.simulators.traces.model import TOKENS_PER_S
 from rollout_sched.simulators.tune import evidence
-from rollout_sched.simulators.tune.evaluation import bench_of
-from rollout_sched.simulators.tune.limits import HardLimits
+from rollout_sched.simulators.tune.evaluation import HardLimits, WorkerPool, bench_of
 from rollout_sched.simulators.tune.search import steps_for
 from rollout_sched.simulators.tune.tuning import Plan, TuningResult, tune
-from rollout_sched.simulators.tune.workers import WorkerPool
-from rollout_sched.whole_file import whole_file
 
 #: Default seconds of a search.
 BUDGET_S = 120.0

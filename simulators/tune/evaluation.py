@@ -1,24 +1,194 @@
-"""Evaluate one candidate in one case by a replay; this runs in a worker process."""
+"""The user's limits, and the measured figures of a candidate."""
 
 from __future__ import annotations
 
+import math
+import multiprocessing
 import random
-from collections.abc import Mapping
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import ceil, inf
-from typing import Any
+from multiprocessing.connection import Connection, wait
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from rollout_sched.config import PolicyFile, parse_policy
-from rollout_sched.core.errors import CallerError, RolloutError
-from rollout_sched.metrics.averages import share
+from rollout_sched.core.model.errors import CallerError, RolloutError
+from rollout_sched.metrics.fold import mean, share
 from rollout_sched.simulators.replay.runs import Run, run_policy
 from rollout_sched.simulators.replay.scenario import Scenario
 from rollout_sched.simulators.replay.workload import Workload
 from rollout_sched.simulators.traces.model import SampleRecord, Trace
 from rollout_sched.simulators.tune import space
-from rollout_sched.simulators.tune.limits import CaseFigures
+from rollout_sched.simulators.tune.candidates import Candidate
 from rollout_sched.simulators.tune.space import Setting
+
+
+class CaseFigures(msgspec.Struct, frozen=True):
+    """One candidate in one case.
+
+    tokens_per_s   accepted tokens per second, of the whole run, at equal trained length
+    total_s        seconds of the run
+    staleness_max, staleness_mean  of the samples, versions
+    length_ratio   mean length trained over offered
+    longest_kept   share of the longest tenth of the offered samples that was trained
+    step_bias      mean over the steps of the distance between a step's lengths and all offered,
+                   beyond that of randomly drawn steps (Kolmogorov-Smirnov)
+    discarded      tokens thrown away over tokens trained
+    failed         why there are no figures, else empty
+    """
+
+    tokens_per_s: float = 0.0
+    total_s: float = 0.0
+    staleness_max: int = 0
+    staleness_mean: float = 0.0
+    length_ratio: float = 1.0
+    longest_kept: float = 1.0
+    step_bias: float = 0.0
+    discarded: float = 0.0
+    failed: str = ""
+
+    @property
+    def length_bias(self) -> float:
+        """The larger of two: the mean's distance from 1, and half of the missing share of the
+        longest tenth. Half, because a cut of the tail is a larger share of the tail than of the
+        mean."""
+        return max(abs(1 - self.length_ratio), (1 - self.longest_kept) / 2)
+
+
+class HardLimits(msgspec.Struct, frozen=True):
+    """Hard limits: a candidate that exceeds one never wins.
+
+    max_staleness    of any sample, versions
+    max_length_bias  B: over the run the mean length trained is within 1 - B and 1 + B of that
+                     offered, and of the longest tenth of the samples at least 1 - 2 B are trained
+    max_step_bias    C: how far, on average, a step's lengths may differ from those of all prompts,
+                     beyond chance
+    """
+
+    max_staleness: int
+    max_length_bias: float
+    max_step_bias: float
+
+    def tightened(self, share: float) -> HardLimits:
+        """The same with bias reduced by `share`; staleness does not depend on chance."""
+        return HardLimits(
+            self.max_staleness,
+            (1 - share) * self.max_length_bias,
+            (1 - share) * self.max_step_bias,
+        )
+
+    def exceeded(self, figures: CaseFigures) -> list[str]:
+        """Which limits the figures exceed, in words; empty if none."""
+        if figures.failed:
+            return [figures.failed]
+        found = []
+        if figures.staleness_max > self.max_staleness:
+            found.append(f"staleness {figures.staleness_max} above {self.max_staleness}")
+        for said, value, limit in (
+            ("length bias", figures.length_bias, self.max_length_bias),
+            ("step bias", figures.step_bias, self.max_step_bias),
+        ):
+            if value > limit + 1e-9:
+                found.append(f"{said} {value:.3f} above {limit:g}")
+        return found
+
+    def excess(self, figures: CaseFigures) -> float:
+        """By how much the figures exceed all limits together; 0 if none."""
+        return (
+            max(0, figures.staleness_max - self.max_staleness)
+            + max(0.0, figures.length_bias - self.max_length_bias)
+            + max(0.0, figures.step_bias - self.max_step_bias)
+        )
+
+
+def together(figures: Sequence[CaseFigures]) -> CaseFigures:
+    """Means over cases, of staleness the maximum. Failed if it failed in any case."""
+    for one in figures:
+        if one.failed:
+            return one
+    means: dict[str, Any] = {
+        name: mean([getattr(one, name) for one in figures])
+        for name in CaseFigures.__struct_fields__
+        if name not in ("staleness_max", "failed")
+    }
+    return CaseFigures(staleness_max=max(one.staleness_max for one in figures), **means)
+
+
+# ------------------------------------------------------------------------------------------
+# Paired comparison: two candidates on the same prompts in the same order, case by case.
+#
+# Seeds differ more than candidates do; on common seeds this cancels out (common random numbers).
+
+#: Student's t, two-sided 90 %, by degrees of freedom from 1; the normal's beyond.
+_STUDENT = (6.31, 2.92, 2.35, 2.13, 2.02, 1.94, 1.89, 1.86, 1.83, 1.81)
+_NORMAL = 1.645
+
+#: The half width for a single case, as a share, because its spread is unknown.
+_ONE_CASE = 0.05
+
+#: The most speed that is given up for a simpler policy, however large the spread.
+_SIMPLER = 0.02
+
+Contender = TypeVar("Contender")
+
+
+class SpeedUp(msgspec.Struct, frozen=True):
+    """The geometric mean of ratios, and its 90 % interval."""
+
+    mean: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.mean:.2f}x [{self.low:.2f}, {self.high:.2f}]"
+
+
+def speed_up(some: Sequence[CaseFigures], others: Sequence[CaseFigures]) -> SpeedUp:
+    """The ratio of accepted tokens per second, case by case; both need figures for every case."""
+    logs = [
+        math.log(one.tokens_per_s / other.tokens_per_s)
+        for one, other in zip(some, others, strict=True)
+    ]
+    middle = mean(logs)
+    half = _half_width(logs)
+    return SpeedUp(math.exp(middle), math.exp(middle - half), math.exp(middle + half))
+
+
+def _half_width(logs: Sequence[float]) -> float:
+    count = len(logs)
+    if count < 2:
+        return math.log1p(_ONE_CASE)
+    middle = mean(logs)
+    variance = sum((value - middle) ** 2 for value in logs) / (count - 1)
+    student = _STUDENT[count - 2] if count - 2 < len(_STUDENT) else _NORMAL
+    return student * math.sqrt(variance / count)
+
+
+def simplest_of_the_best(
+    contenders: Sequence[Contender],
+    against: Callable[[Contender, Contender], SpeedUp],
+    departures: Callable[[Contender], int],
+) -> Contender:
+    """The fastest, unless a simpler one is slower by no more than the spread, and by 2 % at most.
+
+    The one-standard-error rule of Breiman et al. (Classification and Regression Trees, 1984), on
+    paired differences. Among equally simple ones the faster wins. `contenders`: at least one.
+    """
+    first = contenders[0]
+    speed = {id(one): against(one, first).mean for one in contenders}
+    fastest = max(contenders, key=lambda one: speed[id(one)])
+    level = []
+    for one in contenders:
+        ahead = against(fastest, one)
+        if ahead.low <= 1.0 and ahead.mean <= 1 + _SIMPLER:
+            level.append(one)
+    return min(level, key=lambda one: (departures(one), -speed[id(one)]))
+
+
+# ------------------------------------------------------------------------------------------
+# Evaluate one candidate in one case by a replay; this runs in a worker process.
 
 #: The share of the prompts that is held out of the search.
 HELD_OUT = 1 / 3
@@ -171,3 +341,191 @@ def figures(run: Run) -> CaseFigures:
         step_bias=bias.step_ks_excess,
         discarded=share(summary.discarded_tokens, trained),
     )
+
+
+# ------------------------------------------------------------------------------------------
+# Worker processes: each is set up once, then answers one question at a time.
+#
+# They are separate processes because a process can be stopped during an answer when the time is
+# over; an executor's workers cannot.
+
+Question = TypeVar("Question")
+Answer = TypeVar("Answer")
+
+#: Seconds between two checks of the time left.
+_LOOK_S = 0.5
+
+
+class WorkerDied(RolloutError, RuntimeError):
+    """A worker process ended unexpectedly."""
+
+
+class WorkerPool(Generic[Question, Answer]):
+    """A number of processes that answer questions; a context manager that ends them.
+
+    `answer` (sent to each process once), questions and answers are pickled. Only the parent handles
+    Ctrl-C.
+    """
+
+    def __init__(self, answer: Callable[[Question], Answer], jobs: int) -> None:
+        self._answer = answer
+        self._jobs = jobs
+        # Spawn, because a fork may copy a held lock, such as that of a progress bar's thread.
+        self._context = multiprocessing.get_context("spawn")
+        self._processes: dict[Connection, Any] = {}
+
+    def __enter__(self) -> WorkerPool[Question, Answer]:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+
+    def answers(
+        self, questions: Sequence[Question], left_s: Callable[[], float]
+    ) -> Iterator[Answer]:
+        """The answers in the order of the questions, however the processes are scheduled.
+
+        Ends early when `left_s()` is not positive; answers in progress are lost then. Raises
+        WorkerDied.
+        """
+        answered: dict[int, Answer] = {}
+        asked: dict[Connection, int] = {}
+        told, number = 0, 0
+        self._start(min(self._jobs, len(questions)))
+        idle = list(self._processes)
+        try:
+            while told < len(questions) and left_s() > 0:
+                while idle and number < len(questions):
+                    wire = idle.pop()
+                    wire.send(questions[number])
+                    asked[wire] = number
+                    number += 1
+                for ready in wait(list(asked), min(_LOOK_S, max(0.0, left_s()))):
+                    assert isinstance(ready, Connection)
+                    answered[asked[ready]] = self._receive(ready)
+                    del asked[ready]
+                    idle.append(ready)
+                while told in answered:
+                    yield answered.pop(told)
+                    told += 1
+        finally:
+            for wire in asked:
+                self._end(wire)
+
+    def stop(self) -> None:
+        """End all processes at once."""
+        for wire in list(self._processes):
+            self._end(wire)
+
+    def _start(self, jobs: int) -> None:
+        while len(self._processes) < jobs:
+            ours, theirs = self._context.Pipe()
+            process = self._context.Process(target=_work, args=(self._answer, theirs), daemon=True)
+            process.start()
+            theirs.close()  # so that each side notices when the other one ends
+            self._processes[ours] = process
+
+    def _end(self, wire: Connection) -> None:
+        process = self._processes.pop(wire)
+        wire.close()
+        process.kill()
+        process.join()
+
+    def _receive(self, wire: Connection) -> Answer:
+        try:
+            answer: Answer = wire.recv()
+        except EOFError:
+            raise WorkerDied(
+                "a worker process ended during an evaluation, probably because memory ran out; "
+                "use fewer --jobs"
+            ) from None
+        return answer
+
+
+def _work(answer: Callable[[Any], Any], wire: Connection) -> None:
+    """The loop of a worker process, until its parent ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        while True:
+            wire.send(answer(wire.recv()))
+    except (EOFError, BrokenPipeError):
+        return
+
+
+# ------------------------------------------------------------------------------------------
+# The book of measurements: every candidate in every case, measured once.
+
+#: A run is given up when it takes this many times as long as the reference.
+_TIMES = 2.0
+
+#: Evaluates tasks in their order; ends early when the time is over.
+Ask = Callable[[Sequence[Task]], Iterator[CaseFigures]]
+
+
+class Spent(Exception):
+    """The budget is used up; the book keeps what was measured before."""
+
+
+class FigureBook:
+    """Figures by candidate and case. `evaluations`: how many may be measured, None for no limit.
+
+    Its content does not depend on how evaluations are spread over processes: answers come in the
+    order of the tasks, and answers after the first missing one are dropped. The reference is
+    measured first: a run that takes `_TIMES` as long can never win, and may never end.
+    """
+
+    def __init__(
+        self, ask: Ask, reference: Candidate | None = None, evaluations: int | None = None
+    ) -> None:
+        self._ask = ask
+        self._reference = reference
+        self._left = evaluations
+        self._figures: dict[tuple[str, Case], CaseFigures] = {}
+        self.candidates: dict[str, Candidate] = {}
+
+    def __len__(self) -> int:
+        return len(self._figures)
+
+    def __contains__(self, candidate: Candidate) -> bool:
+        return candidate.key in self.candidates
+
+    def measure(self, candidates: Sequence[Candidate], cases: Sequence[Case]) -> None:
+        """Measure what is not measured yet, case by case. Raises Spent if the budget ends first."""
+        if self._reference is not None:
+            self._measure([(self._reference, case) for case in cases])
+        self._measure([(candidate, case) for case in cases for candidate in candidates])
+
+    def _measure(self, pairs: Sequence[tuple[Candidate, Case]]) -> None:
+        wanted = {
+            (candidate.key, case): candidate
+            for candidate, case in pairs
+            if (candidate.key, case) not in self._figures
+        }
+        granted = list(wanted.items())[: self._left]
+        tasks = [Task(one.table, case, self._give_up_s(case)) for (_, case), one in granted]
+        done = 0
+        for figures in self._ask(tasks) if tasks else ():
+            (key, case), candidate = granted[done]
+            self._figures[key, case] = figures
+            self.candidates.setdefault(key, candidate)
+            done += 1
+            if self._left is not None:
+                self._left -= 1
+        if done < len(wanted):
+            raise Spent
+
+    def _give_up_s(self, case: Case) -> float:
+        if self._reference is None:
+            return math.inf
+        known = self._figures.get((self._reference.key, case))
+        return math.inf if known is None or known.failed else _TIMES * known.total_s
+
+    def knows(self, candidate: Candidate, cases: Sequence[Case]) -> bool:
+        return all((candidate.key, case) in self._figures for case in cases)
+
+    def of(self, candidate: Candidate, cases: Sequence[Case]) -> list[CaseFigures]:
+        return [self._figures[candidate.key, case] for case in cases]
+
+    def speed_up(self, one: Candidate, other: Candidate, cases: Sequence[Case]) -> SpeedUp:
+        """How much faster `one` is than `other` in these cases, pair by pair."""
+        return speed_up(self.of(one, cases), self.of(other, cases))

@@ -11,10 +11,8 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 
 from rollout_sched.simulators.tune.candidates import REFERENCE, Candidate
-from rollout_sched.simulators.tune.evaluation import Bench
-from rollout_sched.simulators.tune.limits import HardLimits
-from rollout_sched.simulators.tune.pairs import SpeedUp
-from rollout_sched.simulators.tune.ranking import Ranking
+from rollout_sched.simulators.tune.evaluation import Bench, HardLimits, SpeedUp
+from rollout_sched.simulators.tune.search import Ranking
 from rollout_sched.simulators.tune.space import Table
 from rollout_sched.simulators.tune.tuning import Plan, TuningResult
 

@@ -11,8 +11,10 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
-from rollout_sched.simulators.tune.book import FigureBook
+import msgspec
+
 from rollout_sched.simulators.tune.candidates import (
     REFERENCE,
     Candidate,
@@ -22,10 +24,57 @@ from rollout_sched.simulators.tune.candidates import (
     presets,
     starts,
 )
-from rollout_sched.simulators.tune.evaluation import Case
-from rollout_sched.simulators.tune.frontier import frontier
-from rollout_sched.simulators.tune.limits import CaseFigures, HardLimits, together
+from rollout_sched.simulators.tune.evaluation import (
+    Case,
+    CaseFigures,
+    FigureBook,
+    HardLimits,
+    SpeedUp,
+    simplest_of_the_best,
+    together,
+)
 from rollout_sched.simulators.tune.space import Setting
+
+# ------------------------------------------------------------------------------------------
+# The frontier: candidates that no other beats in speed, staleness and bias at once.
+
+Item = TypeVar("Item")
+
+
+def frontier(items: Sequence[Item], figures: Callable[[Item], CaseFigures]) -> list[Item]:
+    """The items than which no other is as good in every respect and better in one, fastest first.
+
+    Respects: speed, mean staleness, length bias, step bias; each rounded to what matters (1 %, 0.1
+    versions, 0.01), because chance would else put nearly all on the frontier. Of equal items only
+    the first is kept.
+    """
+    respects = {id(item): _respects(figures(item)) for item in items}
+    kept: dict[tuple[int, ...], Item] = {}
+    for item in items:
+        mine = respects[id(item)]
+        others = (respects[id(other)] for other in items)
+        if mine[0] > _NO_SPEED and not any(_dominates(theirs, mine) for theirs in others):
+            kept.setdefault(mine, item)
+    return [kept[mine] for mine in sorted(kept, reverse=True)]
+
+
+_NO_SPEED = -(10**9)
+
+
+def _respects(figures: CaseFigures) -> tuple[int, ...]:
+    """Integers of which more is better."""
+    speed = round(100 * math.log(figures.tokens_per_s)) if figures.tokens_per_s else _NO_SPEED
+    return (
+        speed,
+        -round(10 * figures.staleness_mean),
+        -round(100 * figures.length_bias),
+        -round(100 * figures.step_bias),
+    )
+
+
+def _dominates(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    return one != other and all(mine >= theirs for mine, theirs in zip(one, other, strict=True))
+
 
 #: New candidates of a bracket, besides the presets of the first and the parents of the others.
 _NEW = 24
@@ -177,3 +226,49 @@ class Search:
                 taken.add(candidate.key)
                 found.append(candidate)
         return found
+
+
+# ------------------------------------------------------------------------------------------
+# Standings: candidates measured in the same cases, and which of them wins.
+
+
+class Ranking(msgspec.Struct, frozen=True):
+    """Candidates and cases; the book has each candidate in every case."""
+
+    candidates: list[Candidate]
+    cases: tuple[Case, ...]
+    book: FigureBook
+
+    @property
+    def held_out(self) -> bool:
+        """Whether these cases were held out of the search."""
+        return any(case.held_out for case in self.cases)
+
+    def preset(self, name: str) -> Candidate | None:
+        return next((one for one in self.candidates if one.preset == name), None)
+
+    def figures(self, candidate: Candidate) -> CaseFigures:
+        return together(self.book.of(candidate, self.cases))
+
+    def speed_up(self, one: Candidate, other: Candidate) -> SpeedUp:
+        """How much faster `one` is than `other`, pair by pair."""
+        return self.book.speed_up(one, other, self.cases)
+
+    def winner(self, limits: HardLimits) -> Candidate | None:
+        """The simplest that keeps the limits and is beaten by none by more than the spread."""
+        allowed = [one for one in self.candidates if not limits.exceeded(self.figures(one))]
+        if not allowed:
+            return None
+        return simplest_of_the_best(allowed, self.speed_up, lambda one: one.departures)
+
+    def frontier(self) -> list[Candidate]:
+        """The candidates that none beats in speed, staleness and bias at once, fastest first."""
+        sound = [one for one in self.candidates if not self.figures(one).failed]
+        return frontier(sound, self.figures)
+
+
+def ranking(book: FigureBook, cases: tuple[Case, ...]) -> Ranking:
+    """All candidates in the book that were measured in every case and did not fail."""
+    measured = [one for one in book.candidates.values() if book.knows(one, cases)]
+    sound = [one for one in measured if not together(book.of(one, cases)).failed]
+    return Ranking(sound, cases, book)

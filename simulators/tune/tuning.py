@@ -14,14 +14,20 @@ from typing import Protocol
 
 import msgspec
 
-from rollout_sched.core.errors import CallerError
-from rollout_sched.simulators.tune.book import Ask, FigureBook, Spent
+from rollout_sched.core.model.errors import CallerError
 from rollout_sched.simulators.tune.candidates import BASELINES, REFERENCE, Candidate, presets
-from rollout_sched.simulators.tune.evaluation import Bench, Case, Task
-from rollout_sched.simulators.tune.limits import CaseFigures, HardLimits
-from rollout_sched.simulators.tune.ranking import Ranking, ranking
-from rollout_sched.simulators.tune.search import Rung, Search, rungs
-from rollout_sched.simulators.tune.workers import WorkerDied
+from rollout_sched.simulators.tune.evaluation import (
+    Ask,
+    Bench,
+    Case,
+    CaseFigures,
+    FigureBook,
+    HardLimits,
+    Spent,
+    Task,
+    WorkerDied,
+)
+from rollout_sched.simulators.tune.search import Ranking, Rung, Search, ranking, rungs
 
 #: How many of the search's best are validated.
 FINALISTS = 4

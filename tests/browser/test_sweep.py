@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from playwright.sync_api import expect
 
-from rollout_sched.simulators.replay.sweep_page import sweep_page
+from rollout_sched.simulators.replay.sweep import sweep_page
 from tests.browser.conftest import Open
 from tests.simulators.replay.test_sweep_report import sweep
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from rollout_sched.calibration.burst_steps import steps_of
-from rollout_sched.calibration.bursts import Burst
+from rollout_sched.calibration.bursts import Burst, steps_of
 from rollout_sched.simulators.instance.cost_fit import EngineSteps
 
 

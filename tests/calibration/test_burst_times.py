@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rollout_sched.calibration.burst_times import BurstTime, writing_s
-from rollout_sched.calibration.bursts import SHORT, Burst
+from rollout_sched.calibration.bursts import SHORT, Burst, BurstTime, writing_s
 
 
 def spread(gap_s: float) -> list[BurstTime]:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_sched.calibration.bursts import TRIALS, Burst, Pace, Room, bursts_of, pace, trials
-from rollout_sched.core.errors import CallerError
+from rollout_sched.core.model.errors import CallerError
 
 LARGE = Room(256, 1_000_000, 131_072)
 

@@ -8,14 +8,11 @@ import msgspec
 import pytest
 
 from rollout_sched.calibration.bursts import Burst
-from rollout_sched.calibration.calibration import Calibration, Calibrator
-from rollout_sched.calibration.measurements import Measurements
-from rollout_sched.core.errors import CallerError
-from rollout_sched.integrations.vllm.engine_limits import EngineLimits
+from rollout_sched.calibration.calibration import Calibration, Calibrator, Measurements
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.integrations.vllm.detection import EngineLimits
 from rollout_sched.live.ports import OnTokens, Order, Output
-from rollout_sched.simulators.instance.cost_model import CostModel
-from rollout_sched.simulators.instance.spec import InstanceSpec
-from rollout_sched.simulators.instance.step_time import StepTime
+from rollout_sched.simulators.instance.model import CostModel, InstanceSpec, StepTime
 from tests.calibration import virtual
 from tests.calibration.virtual import COST, LIMITS, SPEC
 

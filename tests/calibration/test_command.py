@@ -20,12 +20,10 @@ from aiohttp import web
 
 from rollout_sched.cli import main
 from rollout_sched.integrations.vllm import metrics_text
-from rollout_sched.integrations.vllm.protocol import gauges
+from rollout_sched.integrations.vllm.protocol import endpoints as gauges
 from rollout_sched.simulators.fake_instance.engine import EngineSettings
 from rollout_sched.simulators.fake_instance.server import FakeServer
-from rollout_sched.simulators.instance.cost_model import CostModel
-from rollout_sched.simulators.instance.spec import InstanceSpec
-from rollout_sched.simulators.instance.step_time import StepTime
+from rollout_sched.simulators.instance.model import CostModel, InstanceSpec, StepTime
 from rollout_sched.simulators.replay.scenario import load_scenario
 
 #: Steps long enough that what a busy machine adds to a burst is little beside them.

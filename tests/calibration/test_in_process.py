@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.calibration.burst_steps import steps_of
-from rollout_sched.calibration.bursts import Burst
+from rollout_sched.calibration.bursts import Burst, steps_of
 from rollout_sched.calibration.in_process import StepCalibrator
-from rollout_sched.core.errors import CallerError
-from rollout_sched.integrations.vllm.engine_limits import EngineLimits
-from rollout_sched.integrations.vllm.stepped_engine import EngineStep
-from rollout_sched.simulators.instance.step_time import StepTime
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.integrations.vllm.detection import EngineLimits
+from rollout_sched.integrations.vllm.in_process import EngineStep
+from rollout_sched.simulators.instance.model import StepTime
 from tests.calibration.virtual import COST
 
 

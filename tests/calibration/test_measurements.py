@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rollout_sched.calibration.burst_times import BurstTime
-from rollout_sched.calibration.bursts import Burst
-from rollout_sched.calibration.measurements import Measurements, spread
+from rollout_sched.calibration.bursts import Burst, BurstTime
+from rollout_sched.calibration.calibration import Measurements, spread
 
 
 def test_a_neighbour_who_disturbs_once_changes_nothing() -> None:

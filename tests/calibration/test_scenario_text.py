@@ -9,12 +9,12 @@ import pytest
 
 from rollout_sched.calibration.bursts import Room
 from rollout_sched.calibration.calibration import Calibration
-from rollout_sched.calibration.scenario_text import scenario_text
-from rollout_sched.integrations.vllm.engine_limits import EngineLimits
+from rollout_sched.calibration.command import scenario_text
+from rollout_sched.integrations.vllm.detection import EngineLimits
 from rollout_sched.simulators.instance.cost_fit import Fit
-from rollout_sched.simulators.instance.cost_model import CostModel
+from rollout_sched.simulators.instance.model import CostModel
+from rollout_sched.simulators.replay.links import Links
 from rollout_sched.simulators.replay.scenario import Scenario, parse_scenario
-from rollout_sched.simulators.replay.sim_links import Links
 
 FOUND = Calibration(
     model='a "model" \\ of\nmine',

@@ -6,11 +6,10 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from rollout_sched.calibration.calibration import Calibration, Calibrator
-from rollout_sched.integrations.vllm.engine_limits import EngineLimits
+from rollout_sched.integrations.vllm.detection import EngineLimits
 from rollout_sched.live.ports import Order
-from rollout_sched.simulators.fake_instance.realtime_instance import RealtimeInstance
-from rollout_sched.simulators.instance.cost_model import CostModel
-from rollout_sched.simulators.instance.spec import InstanceSpec
+from rollout_sched.simulators.fake_instance.instance import RealtimeInstance
+from rollout_sched.simulators.instance.model import CostModel, InstanceSpec
 from rollout_sched.simulators.replay import virtual_loop
 
 T = TypeVar("T")

@@ -7,11 +7,7 @@ from typing import Any
 import pytest
 
 from rollout_sched.client.new_weights import Applied, Apply, is_coroutine, update_of
-from rollout_sched.integrations.gateway.control_plane.weight_update import (
-    Reload,
-    Transfer,
-    WeightUpdate,
-)
+from rollout_sched.integrations.gateway.control_plane.weights import Reload, Transfer, WeightUpdate
 
 RELOAD, TRANSFER = Reload("/ckpt"), Transfer({"names": []})
 

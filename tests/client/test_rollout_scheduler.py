@@ -22,8 +22,8 @@ from rollout_sched.client import (
     Sample,
     wait_logging,
 )
-from rollout_sched.core.errors import CallerError
-from rollout_sched.integrations.gateway.control_plane import trainer_calls
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.integrations.gateway.control_plane import trainer_client as trainer_calls
 from rollout_sched.live.ports import InstanceError
 from tests.integrations.gateway.house import House, Upstream, run
 from tests.integrations.vllm.scripted import ScriptedVllm

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rollout_sched.client.submitted_prompts import ForgottenPrompts, SubmittedPrompts
-from rollout_sched.live.samples import Batch, FailedGroup, Sample
+from rollout_sched.live.trainer.samples import Batch, FailedGroup, Sample
 
 
 def sample(uid: str) -> Sample:

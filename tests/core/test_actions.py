@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import get_args
 
-from rollout_sched.core import actions as act
+from rollout_sched.core.model import actions as act
 from rollout_sched.live.driver import Driver
 from rollout_sched.simulators.replay.closed_loop import ClosedLoop
 from rollout_sched.simulators.replay.workload import Workload

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rollout_sched.core.events import RequestFinished, RequestSubmitted
+from rollout_sched.core.model.events import RequestFinished, RequestSubmitted
 from tests.core.told import LIMIT, PROMPT, Told
 
 

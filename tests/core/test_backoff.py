@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_sched.core.actions import Action, Wake
-from rollout_sched.core.backoff import Backoff
-from rollout_sched.core.model import Instance
+from rollout_sched.core.model.actions import Action, Wake
+from rollout_sched.core.model.model import Instance
+from rollout_sched.core.work.attempts import Backoff
 from tests.core.told import make_request
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rollout_sched.core.actions import Answer, Dispatch, Wake
-from rollout_sched.core.event_handlers import MOST_UNASKED_ABORTS
-from rollout_sched.core.events import (
+from rollout_sched.core.handlers import MOST_UNASKED_ABORTS
+from rollout_sched.core.model.actions import Answer, Dispatch, Wake
+from rollout_sched.core.model.events import (
     BatchRequested,
     InstanceLost,
     RequestFailed,

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from rollout_sched.config import parse_policy
-from rollout_sched.core.books import Books
-from rollout_sched.core.groups import Groups
-from rollout_sched.core.model import Group, Siblings
+from rollout_sched.core.model.model import Group, Siblings
+from rollout_sched.core.parts import Books
+from rollout_sched.core.state.groups import Groups
 
 
 def books_of(prompts_per_step: int = 2, version: int = 0, **roles: Mapping[str, Any]) -> Books:

@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from rollout_sched.core.actions import Deliver, Dispatch, UpdateWeights
-from rollout_sched.core.events import (
+from rollout_sched.core.model.actions import Deliver, Dispatch, UpdateWeights
+from rollout_sched.core.model.events import (
     BatchRequested,
     Event,
     InstanceJoined,
@@ -21,8 +21,8 @@ from rollout_sched.core.events import (
     WeightsUpdated,
     Woke,
 )
-from rollout_sched.core.roles import Progress
-from rollout_sched.core.rounds import Launch
+from rollout_sched.core.model.records import Launch
+from rollout_sched.core.model.roles import Progress
 from tests.core.told import BIG, FULLY_ASYNC, Told, delivered, with_roles
 
 

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rollout_sched.core.actions import (
-    Deliver,
-    Interrupt,
-    UpdateWeights,
-)
-from rollout_sched.core.errors import PolicyError
-from rollout_sched.core.events import (
+from rollout_sched.core.model.actions import Deliver, Interrupt, UpdateWeights
+from rollout_sched.core.model.errors import PolicyError
+from rollout_sched.core.model.events import (
     BatchRequested,
     InstanceJoined,
     InstancePaused,
@@ -24,9 +20,9 @@ from rollout_sched.core.events import (
     WeightsPublished,
     WeightsUpdated,
 )
-from rollout_sched.core.model import DeliveredSample
-from rollout_sched.core.roles import Progress
-from rollout_sched.core.rounds import Launch
+from rollout_sched.core.model.model import DeliveredSample
+from rollout_sched.core.model.records import Launch
+from rollout_sched.core.model.roles import Progress
 from tests.core.told import (
     BIG,
     FULLY_ASYNC,

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from rollout_sched.config import load_policy, shipped
-from rollout_sched.core.actions import Answer, Discard, Dispatch, Interrupt
-from rollout_sched.core.errors import CallerError
-from rollout_sched.core.events import (
+from rollout_sched.core.model.actions import Answer, Discard, Dispatch, Interrupt
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.model.events import (
     BatchRequested,
     Event,
     InstanceJoined,
@@ -24,7 +24,7 @@ from rollout_sched.core.events import (
     SessionEnded,
     TokensArrived,
 )
-from rollout_sched.core.model import Segment
+from rollout_sched.core.model.model import Segment
 from tests.core.told import BIG, LIMIT, PROMPT, Told, sent, thrown
 
 

@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from rollout_sched.core.errors import PolicyError
-from rollout_sched.core.events import (
+from rollout_sched.core.model.errors import PolicyError
+from rollout_sched.core.model.events import (
     BatchRequested,
     InstanceJoined,
     InstanceLost,
@@ -18,7 +18,7 @@ from rollout_sched.core.events import (
     TrajectoryEnded,
     TurnFinished,
 )
-from rollout_sched.core.model import RequestState
+from rollout_sched.core.model.model import RequestState
 from tests.core.told import (
     BIG,
     FULLY_ASYNC,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rollout_sched.core import events as ev
-from rollout_sched.core.actions import Discard
-from rollout_sched.core.events import (
+from rollout_sched.core.model import events as ev
+from rollout_sched.core.model.actions import Discard
+from rollout_sched.core.model.events import (
     Event,
     InstanceJoined,
     InstanceLost,

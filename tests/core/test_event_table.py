@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typing
 
-from rollout_sched.core.events import Event
+from rollout_sched.core.model.events import Event
 from tests.core.told import make_scheduler
 
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import get_args
 
-from rollout_sched.core import events as ev
-from rollout_sched.core.rounds import DeliveredGroup, Launch
-from rollout_sched.core.run_state import (
+from rollout_sched.core.model import events as ev
+from rollout_sched.core.model.records import (
+    DeliveredGroup,
     GroupFacts,
+    Launch,
     PromptFacts,
     RequestFacts,
     RunFacts,
     RunState,
+    Segment,
 )
-from rollout_sched.core.samples import Segment
 from rollout_sched.journal import SCHEMA, Entry, JournalHeader, line_of, read
 from tests.core.told import make_scheduler
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rollout_sched.core.events import RequestFinished, RequestSubmitted
+from rollout_sched.core.model.events import RequestFinished, RequestSubmitted
 from tests.core.told import LIMIT, PROMPT, Told
 
 

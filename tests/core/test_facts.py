@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rollout_sched.core.events import (
+from rollout_sched.core.model.events import (
     BatchRequested,
     Event,
     GroupSubmitted,
@@ -15,9 +15,8 @@ from rollout_sched.core.events import (
     Restored,
     TokensArrived,
 )
-from rollout_sched.core.facts import Changes, FactRecorder, FoldedFacts
-from rollout_sched.core.run_state import PromptFacts
-from rollout_sched.core.snapshot import state_of
+from rollout_sched.core.model.records import PromptFacts
+from rollout_sched.core.restart.facts import Changes, FactRecorder, FoldedFacts, state_of
 from tests.core.told import LIMIT, PROMPT, Told
 
 HISTORY = {"use": "prompt_history", "quantile": 0.5}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rollout_sched.core.actions import Judge
-from rollout_sched.core.events import (
+from rollout_sched.core.model.actions import Judge
+from rollout_sched.core.model.events import (
     BatchRequested,
     GroupSubmitted,
     RequestFinished,

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from rollout_sched.core.events import InstanceReported
-from rollout_sched.core.fleet import Fleet
-from rollout_sched.core.model import Attempt, Instance, InstanceStatus
+from rollout_sched.core.model.events import InstanceReported
+from rollout_sched.core.model.model import Attempt, Instance, InstanceStatus
+from rollout_sched.core.state.fleet import Fleet
 from tests.core.told import make_request
 
 

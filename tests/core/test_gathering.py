@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from rollout_sched.core.actions import Action, Dispatch, UpdateWeights, Wake
-from rollout_sched.core.events import (
+from rollout_sched.core.decide.order import PATIENCE_S
+from rollout_sched.core.model.actions import Action, Dispatch, UpdateWeights, Wake
+from rollout_sched.core.model.events import (
     BatchRequested,
     GroupSubmitted,
     InstanceJoined,
@@ -15,8 +16,7 @@ from rollout_sched.core.events import (
     WeightsUpdated,
     Woke,
 )
-from rollout_sched.core.gathering import PATIENCE_S
-from rollout_sched.core.snapshot import state_of
+from rollout_sched.core.restart.facts import state_of
 from tests.core.told import BIG, LIMIT, PROMPT, Told
 
 NOW = 100.0

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rollout_sched.core.lifecycle import FINISH, move
-from rollout_sched.core.model import GroupState, Request, RequestState, Segment
+from rollout_sched.core.model.model import GroupState, Request, RequestState, Segment
+from rollout_sched.core.state.lifecycle import FINISH, move
 from tests.core.told import FULLY_ASYNC, Told, thrown
 
 

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_sched.core.errors import IllegalMove
-from rollout_sched.core.groups import (
+from rollout_sched.core.model.errors import IllegalMove
+from rollout_sched.core.model.model import GroupState
+from rollout_sched.core.state.groups import (
     ACTIVE,
     COMPLETE,
     DEFERRED,
@@ -27,7 +28,6 @@ from rollout_sched.core.groups import (
     GroupMove,
     Groups,
 )
-from rollout_sched.core.model import GroupState
 from tests.core.told import make_group
 
 

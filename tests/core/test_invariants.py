@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from rollout_sched.core.events import BatchRequested, RequestFinished
-from rollout_sched.core.groups import SPEND
-from rollout_sched.core.model import GroupState, InstanceStatus, RequestState, Segment
+from rollout_sched.core.model.events import BatchRequested, RequestFinished
+from rollout_sched.core.model.model import GroupState, InstanceStatus, RequestState, Segment
+from rollout_sched.core.state.groups import SPEND
 from tests.core.told import FULLY_ASYNC, Told, make_group
 
 

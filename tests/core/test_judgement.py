@@ -6,8 +6,8 @@ from typing import Literal
 
 import pytest
 
-from rollout_sched.core.actions import Deliver, Discard, Judge
-from rollout_sched.core.events import (
+from rollout_sched.core.model.actions import Deliver, Discard, Judge
+from rollout_sched.core.model.events import (
     BatchRequested,
     GroupJudged,
     GroupSubmitted,
@@ -15,7 +15,7 @@ from rollout_sched.core.events import (
     SubmissionsClosed,
     WeightsPublished,
 )
-from rollout_sched.core.model import GroupState
+from rollout_sched.core.model.model import GroupState
 from tests.core.told import LIMIT, PROMPT, Told, thrown
 
 

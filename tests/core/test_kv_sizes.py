@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rollout_sched.core.kv_sizes import KvSizes
-from rollout_sched.core.model import Instance
+from rollout_sched.core.model.model import Instance
+from rollout_sched.core.state.fleet import KvSizes
 from tests.core.told import make_request
 
 

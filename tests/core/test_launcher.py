@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rollout_sched.core.events import (
+from rollout_sched.core.model.events import (
     BatchRequested,
     GroupSubmitted,
     RequestFinished,

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.core import actions as act
-from rollout_sched.core import events as ev
-from rollout_sched.core.errors import PolicyError
-from rollout_sched.core.model import InstanceStatus
-from rollout_sched.core.roles import FleetView, Instance, Progress
+from rollout_sched.core.model import actions as act
+from rollout_sched.core.model import events as ev
+from rollout_sched.core.model.errors import PolicyError
+from rollout_sched.core.model.model import InstanceStatus
+from rollout_sched.core.model.roles import FleetView, Instance, Progress
 from tests.core.told import Told, thrown
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rollout_sched.core.events import BatchRequested, GroupSubmitted, RequestFinished
-from rollout_sched.core.length_history import MOST_LENGTHS, LengthHistory, PromptLengths
+from rollout_sched.core.model.events import BatchRequested, GroupSubmitted, RequestFinished
+from rollout_sched.core.model.model import MOST_LENGTHS, LengthHistory, PromptLengths
 from tests.core.told import LIMIT, PROMPT, Told
 
 

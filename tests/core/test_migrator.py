@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.core import actions as act
-from rollout_sched.core import events as ev
-from rollout_sched.core.errors import PolicyError
-from rollout_sched.core.roles import FleetView, Migrant
+from rollout_sched.core.model import actions as act
+from rollout_sched.core.model import events as ev
+from rollout_sched.core.model.errors import PolicyError
+from rollout_sched.core.model.roles import FleetView, Migrant
 from tests.core.told import FULLY_ASYNC, LIMIT, PROMPT, Told, sent, thrown
 
 PARTIAL: dict[str, Any] = {"use": "partial", "at_update": "in_place"}

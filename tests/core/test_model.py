@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rollout_sched.core.model import (
+from rollout_sched.core.model.model import (
     Attempt,
     Group,
     GroupState,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_sched.core.model import Instance
-from rollout_sched.core.open_instances import OpenInstances
+from rollout_sched.core.model.model import Instance
+from rollout_sched.core.state.fleet import OpenInstances
 
 
 def by_tokens(instance: Instance) -> int:

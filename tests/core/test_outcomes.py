@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rollout_sched.core.actions import Answer
-from rollout_sched.core.events import RequestSubmitted
-from rollout_sched.core.model import GroupState, Request, RequestState, Segment
+from rollout_sched.core.model.actions import Answer
+from rollout_sched.core.model.events import RequestSubmitted
+from rollout_sched.core.model.model import GroupState, Request, RequestState, Segment
 from tests.core.told import FULLY_ASYNC, LIMIT, PROMPT, Told, thrown
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.core.actions import Action, Deliver, Interrupt
-from rollout_sched.core.errors import CallerError
-from rollout_sched.core.events import (
+from rollout_sched.core.model.actions import Action, Deliver, Interrupt
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.model.events import (
     BatchRequested,
     InstancePaused,
     RequestFailed,

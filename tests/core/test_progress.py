@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from rollout_sched.core.fleet import Fleet
-from rollout_sched.core.groups import JUDGE, LAUNCH, SET_BACK, SPEND, Groups
-from rollout_sched.core.model import InstanceStatus, Request
-from rollout_sched.core.progress import RECENT_BATCHES, RunProgress
-from rollout_sched.core.roles import Capacity
-from rollout_sched.core.rounds import DeliveredGroup, Launch
-from rollout_sched.core.sample_buffer import SampleBuffer
+from rollout_sched.core.model.model import InstanceStatus, Request
+from rollout_sched.core.model.records import DeliveredGroup, Launch
+from rollout_sched.core.model.roles import Capacity
+from rollout_sched.core.state.fleet import Fleet
+from rollout_sched.core.state.groups import JUDGE, LAUNCH, SET_BACK, SPEND, Groups, SampleBuffer
+from rollout_sched.core.state.progress import RECENT_BATCHES, RunProgress
 from tests.core.told import make_group
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rollout_sched.core.model import RequestState
-from rollout_sched.core.replay_buffer import ReplayBuffer
+from rollout_sched.core.model.model import RequestState
+from rollout_sched.core.state.waiting import ReplayBuffer
 from tests.core.told import make_group, make_request
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rollout_sched.core.actions import Interrupt
-from rollout_sched.core.events import RequestFinished, RequestSubmitted
-from rollout_sched.core.model import RequestState
+from rollout_sched.core.model.actions import Interrupt
+from rollout_sched.core.model.events import RequestFinished, RequestSubmitted
+from rollout_sched.core.model.model import RequestState
 from tests.core.told import LIMIT, PROMPT, Told, thrown
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from rollout_sched.core.actions import Deliver, Dispatch
-from rollout_sched.core.errors import CallerError
-from rollout_sched.core.events import (
+from rollout_sched.core.model.actions import Deliver, Dispatch
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.model.events import (
     BatchRequested,
     Event,
     GroupSubmitted,
@@ -24,10 +24,15 @@ from rollout_sched.core.events import (
     TurnFinished,
     WeightsPublished,
 )
-from rollout_sched.core.rounds import Launch
-from rollout_sched.core.run_state import GroupFacts, RequestFacts, RunFacts, RunState
-from rollout_sched.core.samples import Segment
-from rollout_sched.core.snapshot import state_of
+from rollout_sched.core.model.records import (
+    GroupFacts,
+    Launch,
+    RequestFacts,
+    RunFacts,
+    RunState,
+    Segment,
+)
+from rollout_sched.core.restart.facts import state_of
 from tests.core.told import BIG, LIMIT, PROMPT, Told, sent
 
 PARTIAL = {"use": "partial", "at_update": "in_place"}

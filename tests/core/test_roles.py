@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from rollout_sched.config import REGISTRY, parse_policy
-from rollout_sched.core import roles
-from rollout_sched.core.events import BatchRequested, RequestFinished
-from rollout_sched.core.fleet import Fleet
-from rollout_sched.core.model import Instance
-from rollout_sched.core.progress import RunProgress
+from rollout_sched.core.model import roles
+from rollout_sched.core.model.events import BatchRequested, RequestFinished
+from rollout_sched.core.model.model import Instance
+from rollout_sched.core.state.fleet import Fleet
+from rollout_sched.core.state.progress import RunProgress
 from tests.core.told import FULLY_ASYNC, Told, make_group
 
 PROTOCOLS: dict[str, Any] = typing.get_type_hints(roles.Roles)

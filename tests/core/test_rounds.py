@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from rollout_sched.core.rounds import DeliveredGroup, Launch
+from rollout_sched.core.model.records import DeliveredGroup, Launch
 
 
 @pytest.mark.parametrize("what", [Launch(3, 1, 1.5), DeliveredGroup(10, (4, 7))])

@@ -5,16 +5,17 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from rollout_sched.core.rounds import DeliveredGroup, Launch
-from rollout_sched.core.run_state import (
+from rollout_sched.core.model.records import (
+    DeliveredGroup,
     GroupFacts,
     GroupStands,
+    Launch,
     PromptFacts,
     RequestFacts,
     RunFacts,
     RunState,
+    Segment,
 )
-from rollout_sched.core.samples import Segment
 
 SEGMENTS = (Segment(1, 4, "i0"), Segment(2, 3, "i1", verified=True))
 GROUP = GroupFacts(

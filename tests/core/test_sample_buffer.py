@@ -8,8 +8,8 @@ from itertools import count
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from rollout_sched.core.model import Group
-from rollout_sched.core.sample_buffer import SampleBuffer
+from rollout_sched.core.model.model import Group
+from rollout_sched.core.state.groups import SampleBuffer
 from tests.core.told import make_group
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from rollout_sched.core.samples import DeliveredSample, Segment
+from rollout_sched.core.model.records import DeliveredSample, Segment
 
 SAMPLE = DeliveredSample(
     "a/0", "a", 0, 10, 7, (Segment(3, 4, "i0"), Segment(4, 3, "i1")), 1, "stop"

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from sortedcontainers import SortedKeyList
 
-from rollout_sched.core.actions import (
+from rollout_sched.core.model.actions import (
     Action,
     Deliver,
     Discard,
@@ -22,8 +22,8 @@ from rollout_sched.core.actions import (
     UpdateWeights,
     Wake,
 )
-from rollout_sched.core.errors import CallerError
-from rollout_sched.core.events import (
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.model.events import (
     BatchRequested,
     Event,
     GroupSubmitted,
@@ -43,9 +43,9 @@ from rollout_sched.core.events import (
     WeightsUpdated,
     Woke,
 )
-from rollout_sched.core.groups import DEFERRED
-from rollout_sched.core.model import GroupState, InstanceStatus, RequestState, Segment
+from rollout_sched.core.model.model import GroupState, InstanceStatus, RequestState, Segment
 from rollout_sched.core.scheduler import Scheduler
+from rollout_sched.core.state.groups import DEFERRED
 from tests.core.told import (
     BIG,
     FULLY_ASYNC,

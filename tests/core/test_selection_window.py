@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from rollout_sched.core.errors import PolicyError
-from rollout_sched.core.groups import FRESH, LAUNCH, Groups
-from rollout_sched.core.model import Group
-from rollout_sched.core.selection_window import SelectionWindow
+from rollout_sched.core.model.errors import PolicyError
+from rollout_sched.core.model.model import Group
+from rollout_sched.core.state.groups import FRESH, LAUNCH, Groups
+from rollout_sched.core.state.selection import SelectionWindow
 from tests.core.told import make_group
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rollout_sched.core.serials import Serials
+from rollout_sched.core.model.records import Serials
 
 
 def test_they_count_from_one_and_go_on_from_the_last() -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rollout_sched.core.events import InstanceReported
-from rollout_sched.core.model import Instance
-from rollout_sched.core.session_room import SessionRoom
+from rollout_sched.core.model.events import InstanceReported
+from rollout_sched.core.model.model import Instance
+from rollout_sched.core.state.fleet import SessionRoom
 from tests.core.told import make_request
 
 

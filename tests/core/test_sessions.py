@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rollout_sched.core.sessions import Sessions
+from rollout_sched.core.model.model import Sessions
 
 
 def test_the_last_home_counts() -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from rollout_sched.core.model import Request, Siblings
-from rollout_sched.core.siblings import MOST_SIBLINGS, DirectSiblings
+from rollout_sched.core.model.model import MOST_SIBLINGS, DirectSiblings, Request, Siblings
 
 
 def join(book: DirectSiblings, name: str = "p", prompt: int = 3, limit: int = 9) -> Request:

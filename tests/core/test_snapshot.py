@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rollout_sched.core.events import (
+from rollout_sched.core.model.events import (
     BatchRequested,
     GroupSubmitted,
     InstanceLost,
@@ -14,10 +14,8 @@ from rollout_sched.core.events import (
     TurnFinished,
     WeightsPublished,
 )
-from rollout_sched.core.rounds import Launch
-from rollout_sched.core.run_state import GroupFacts, PromptFacts, RequestFacts
-from rollout_sched.core.samples import Segment
-from rollout_sched.core.snapshot import state_of
+from rollout_sched.core.model.records import GroupFacts, Launch, PromptFacts, RequestFacts, Segment
+from rollout_sched.core.restart.facts import state_of
 from tests.core.told import LIMIT, PROMPT, Told
 
 PARTIAL = {"use": "partial", "at_update": "in_place"}

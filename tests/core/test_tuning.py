@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.core.errors import CallerError
-from rollout_sched.core.events import BatchRequested, Restored, Retuned
-from rollout_sched.core.run_state import RunFacts, RunState
-from rollout_sched.core.snapshot import state_of
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.model.events import BatchRequested, Restored, Retuned
+from rollout_sched.core.model.records import RunFacts, RunState
+from rollout_sched.core.restart.facts import state_of
 from tests.core.told import Told
 
 

@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.core.actions import Action, Pause, Resume, UpdateWeights
-from rollout_sched.core.errors import PolicyError
-from rollout_sched.core.fleet import Fleet
-from rollout_sched.core.groups import LAUNCH, SET_BACK, Groups
-from rollout_sched.core.model import Attempt, Instance, InstanceStatus
-from rollout_sched.core.progress import RunProgress
-from rollout_sched.core.sample_buffer import SampleBuffer
-from rollout_sched.core.updater import WeightUpdater
+from rollout_sched.core.decide.weights import WeightUpdater
+from rollout_sched.core.model.actions import Action, Pause, Resume, UpdateWeights
+from rollout_sched.core.model.errors import PolicyError
+from rollout_sched.core.model.model import Attempt, Instance, InstanceStatus
+from rollout_sched.core.state.fleet import Fleet
+from rollout_sched.core.state.groups import LAUNCH, SET_BACK, Groups, SampleBuffer
+from rollout_sched.core.state.progress import RunProgress
 from rollout_sched.policies.interruption import Never, Partial
 from rollout_sched.policies.weights import AllAtOnce
 from tests.core.told import make_group, make_request

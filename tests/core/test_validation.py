@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rollout_sched.core.errors import CallerError
-from rollout_sched.core.events import (
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.model.events import (
     BatchRequested,
     Event,
     GroupSubmitted,

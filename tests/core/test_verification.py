@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.core.actions import Deliver, Dispatch, Interrupt
-from rollout_sched.core.events import (
+from rollout_sched.core.model.actions import Deliver, Dispatch, Interrupt
+from rollout_sched.core.model.events import (
     BatchRequested,
     InstanceJoined,
     InstancePaused,
@@ -24,7 +24,7 @@ from rollout_sched.core.events import (
     WeightsUpdated,
     Woke,
 )
-from rollout_sched.core.model import GroupState, RequestState, Segment
+from rollout_sched.core.model.model import GroupState, RequestState, Segment
 from tests.core.told import BIG, LIMIT, PROMPT, Told, sent, thrown
 
 ROUNDS: dict[str, Any] = {

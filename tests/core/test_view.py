@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rollout_sched.core.events import (
+from rollout_sched.core.model.events import (
     BatchRequested,
     GroupSubmitted,
     InstanceJoined,
@@ -13,7 +13,7 @@ from rollout_sched.core.events import (
     WeightsPublished,
     WeightsUpdated,
 )
-from rollout_sched.core.model import GroupState
+from rollout_sched.core.model.model import GroupState
 from tests.core.told import BIG, LIMIT, PROMPT, Told
 
 

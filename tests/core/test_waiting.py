@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollout_sched.core.waiting import WaitingQueue
+from rollout_sched.core.state.waiting import WaitingQueue
 from tests.core.told import make_request
 
 

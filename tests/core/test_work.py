@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from rollout_sched.config import parse_policy
-from rollout_sched.core.actions import Action, Discard, Wake
-from rollout_sched.core.books import Books
-from rollout_sched.core.model import Siblings
-from rollout_sched.core.work import Work
+from rollout_sched.core.model.actions import Action, Discard, Wake
+from rollout_sched.core.model.model import Siblings
+from rollout_sched.core.parts import Books, Work
 
 
 def work_of(out: list[Action], *, max_failures: int = 5, backoff_s: float = 2.0) -> Work:

@@ -8,9 +8,16 @@ from typing import Any
 import msgspec
 
 from rollout_sched.config import parse_policy
-from rollout_sched.core.actions import Action, Deliver, Discard, Dispatch
-from rollout_sched.core.events import Event, GroupSubmitted, InstanceJoined
-from rollout_sched.core.model import DeliveredSample, Group, Instance, Request, Segment, Siblings
+from rollout_sched.core.model.actions import Action, Deliver, Discard, Dispatch
+from rollout_sched.core.model.events import Event, GroupSubmitted, InstanceJoined
+from rollout_sched.core.model.model import (
+    DeliveredSample,
+    Group,
+    Instance,
+    Request,
+    Segment,
+    Siblings,
+)
 from rollout_sched.core.scheduler import Scheduler
 
 PROMPT = 10

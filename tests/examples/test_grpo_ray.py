@@ -6,7 +6,7 @@ from pathlib import Path
 
 from examples import grpo_tiny
 from rollout_sched.config import load_policy
-from rollout_sched.live.reward_function import reward_settings_of
+from rollout_sched.live.trainer.rewards import reward_settings_of
 
 POLICY = Path(grpo_tiny.__file__).with_name("grpo_ray.toml")
 

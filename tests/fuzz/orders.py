@@ -9,9 +9,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from rollout_sched.integrations.vllm.answers import Assembly
-from rollout_sched.integrations.vllm.dialects import Completions, Dialect, Generate
-from rollout_sched.integrations.vllm.protocol.event_stream import EventStream
+from rollout_sched.integrations.vllm.dialects import Assembly, Completions, Dialect, Generate
+from rollout_sched.integrations.vllm.protocol.answers import EventStream
 from rollout_sched.live.ports import InstanceError, Order, Output
 from tests.fuzz.laws import Unreadable, cuts, hold, packets, plain_json
 from tests.fuzz.stage import ENDPOINTS, chunk

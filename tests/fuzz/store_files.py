@@ -14,10 +14,10 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from rollout_sched.store.changes import Transaction
 from rollout_sched.store.errors import PieceDamaged, StoreError
 from rollout_sched.store.salvage import salvage
 from rollout_sched.store.store import Store
+from rollout_sched.store.transaction import Transaction
 from tests.fuzz.laws import hold
 
 _FLIP = 5

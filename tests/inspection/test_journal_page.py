@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rollout_sched.inspection.journal_page import journal_page
 from rollout_sched.inspection.recording import Recording
+from rollout_sched.inspection.timeline import journal_page
 from tests.inspection.journals import recorded
 from tests.page.test_run_page import data_of
 

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from rollout_sched.core import events as ev
-from rollout_sched.core.actions import Answer
-from rollout_sched.core.samples import DeliveredSample, Segment
-from rollout_sched.inspection.recorded_trace import TraceFold
-from rollout_sched.inspection.recording import Recording
-from rollout_sched.metrics.folded import Folded
+from rollout_sched.core.model import events as ev
+from rollout_sched.core.model.actions import Answer
+from rollout_sched.core.model.records import DeliveredSample, Segment
+from rollout_sched.inspection.recording import Recording, TraceFold
+from rollout_sched.metrics.fold import Folded
 from rollout_sched.simulators.traces import Trace, TraceError
 from tests.inspection.journals import recorded
 

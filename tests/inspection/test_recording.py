@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from rollout_sched.core.actions import Action, Deliver
-from rollout_sched.core.errors import CallerError
-from rollout_sched.core.events import Event
+from rollout_sched.core.model.actions import Action, Deliver
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.model.events import Event
 from rollout_sched.inspection.recording import Recording
 from rollout_sched.journal import JournalError
 from rollout_sched.simulators.replay.faults import SchedulerRestarts

@@ -9,7 +9,7 @@ import pytest
 from rollout_sched.inspection.recording import Recording
 from rollout_sched.inspection.summary import summary
 from rollout_sched.simulators.replay.faults import Lost
-from rollout_sched.simulators.replay.traffic import TrafficModel
+from rollout_sched.simulators.replay.scenario import TrafficModel
 from tests.inspection.journals import recorded
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rollout_sched.inspection.recording import Recording
-from rollout_sched.inspection.summary import summary
-from rollout_sched.inspection.summary_rows import rows
+from rollout_sched.inspection.summary import rows, summary
 from tests.inspection.journals import recorded
 
 

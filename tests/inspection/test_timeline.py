@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from rollout_sched.cli import main
-from rollout_sched.core.actions import Dispatch
-from rollout_sched.core.events import InstanceJoined, InstanceLost, RequestFinished, Woke
+from rollout_sched.core.model.actions import Dispatch
+from rollout_sched.core.model.events import InstanceJoined, InstanceLost, RequestFinished, Woke
 from rollout_sched.inspection.recording import Recording
 from rollout_sched.inspection.timeline import COLOURS, TimelineFold
-from rollout_sched.metrics.folded import Folded
+from rollout_sched.metrics.fold import Folded
 from tests.inspection.journals import recorded
 
 Events = list[dict[str, Any]]

@@ -7,9 +7,9 @@ import math
 import pytest
 from msgspec.structs import replace
 
-from rollout_sched.core.errors import CallerError
+from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.advantages import GroupAdvantages, group_advantages, relative
-from rollout_sched.live.samples import Batch, Sample
+from rollout_sched.live.trainer.samples import Batch, Sample
 
 
 def sample(uid: str, index: int) -> Sample:

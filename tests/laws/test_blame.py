@@ -20,8 +20,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollout_sched.core.actions import Action, Answer, Discard, Dispatch, Wake
-from rollout_sched.core.events import (
+from rollout_sched.core.model.actions import Action, Answer, Discard, Dispatch, Wake
+from rollout_sched.core.model.events import (
     Event,
     InstanceJoined,
     RequestFailed,

@@ -10,11 +10,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rollout_sched.simulators.instance.cost_model import CostModel
+from rollout_sched.simulators.instance.model import (
+    CostModel,
+    Ended,
+    InstanceSpec,
+    Paused,
+    SimRequest,
+)
 from rollout_sched.simulators.instance.reference.instance import ReferenceInstance
 from rollout_sched.simulators.instance.sim_instance import SimInstance
-from rollout_sched.simulators.instance.sim_request import Ended, Paused, SimRequest
-from rollout_sched.simulators.instance.spec import InstanceSpec
 
 COST = CostModel(
     step_s=6e-4,

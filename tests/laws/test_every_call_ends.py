@@ -11,20 +11,19 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.core.actions import Action
-from rollout_sched.core.events import (
+from rollout_sched.core.model.actions import Action
+from rollout_sched.core.model.events import (
     BatchRequested,
     Event,
     GroupSubmitted,
     InstanceJoined,
     RequestSubmitted,
 )
-from rollout_sched.core.model import DeliveredSample
+from rollout_sched.core.model.model import DeliveredSample
 from rollout_sched.live.driver import Driver
-from rollout_sched.live.payloads import TokenPayload
 from rollout_sched.live.ports import InstanceError, RequestRejected
+from rollout_sched.live.requests.token_payload import TokenPayload, TokenTranscript
 from rollout_sched.live.settings import Settings
-from rollout_sched.live.transcript import TokenTranscript
 from tests.core.told import make_scheduler
 from tests.live.scripted import Scripted, until
 

@@ -14,9 +14,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from rollout_sched.live.batch_delivery import BatchDelivery, NotReady
-from rollout_sched.live.leases import LeaseEnded, LeaseFacts, Leases
-from rollout_sched.live.samples import Batch
+from rollout_sched.live.trainer.delivery import (
+    BatchDelivery,
+    LeaseEnded,
+    LeaseFacts,
+    Leases,
+    NotReady,
+)
+from rollout_sched.live.trainer.samples import Batch
 
 TERM_S = 10.0
 NAMES = ("a", "b")

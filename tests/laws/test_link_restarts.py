@@ -17,16 +17,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rollout_sched.config import load_policy
-from rollout_sched.core.model import DeliveredSample
-from rollout_sched.link.front_calls import FrontCalls
-from rollout_sched.link.hub import Hub
+from rollout_sched.core.model.model import DeliveredSample
+from rollout_sched.link.front import FrontCalls
+from rollout_sched.link.host import Hub
 from rollout_sched.live.live_scheduler import LiveScheduler
-from rollout_sched.live.payloads import TokenPayload
 from rollout_sched.live.ports import InstanceClient
-from rollout_sched.live.run_options import RunOptions
-from rollout_sched.live.samples import Prompt
-from rollout_sched.live.settings import Settings
-from rollout_sched.simulators.fake_instance.realtime_instance import RealtimeInstance
+from rollout_sched.live.requests.token_payload import TokenPayload
+from rollout_sched.live.settings import RunOptions, Settings
+from rollout_sched.live.trainer.samples import Prompt
+from rollout_sched.simulators.fake_instance.instance import RealtimeInstance
 from rollout_sched.simulators.replay import virtual_loop
 from tests.laws.test_links import SPEC, SPEED, delays, length_of, times, undisturbed
 from tests.link.wires import Shared, Wire

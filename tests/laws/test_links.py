@@ -20,18 +20,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rollout_sched.config import parse_policy
-from rollout_sched.core.actions import Action, Deliver
-from rollout_sched.core.events import BatchRequested, Event, GroupSubmitted, SubmissionsClosed
-from rollout_sched.core.model import DeliveredSample
+from rollout_sched.core.model.actions import Action, Deliver
+from rollout_sched.core.model.events import BatchRequested, Event, GroupSubmitted, SubmissionsClosed
+from rollout_sched.core.model.model import DeliveredSample
 from rollout_sched.link.host import Host
-from rollout_sched.live.draft_test import DraftTest
 from rollout_sched.live.driver import Driver
-from rollout_sched.live.payload_book import PayloadFactory
-from rollout_sched.live.payloads import TokenPayload
 from rollout_sched.live.ports import InstanceClient, Order
+from rollout_sched.live.requests.payloads import PayloadFactory
+from rollout_sched.live.requests.token_payload import DraftTest, TokenPayload
 from rollout_sched.live.settings import Settings
-from rollout_sched.simulators.fake_instance.open_answers import OrderedResponse
-from rollout_sched.simulators.fake_instance.realtime_instance import RealtimeInstance
+from rollout_sched.simulators.fake_instance.answers import OrderedResponse
+from rollout_sched.simulators.fake_instance.instance import RealtimeInstance
 from rollout_sched.simulators.replay import virtual_loop
 from rollout_sched.simulators.replay.runs import staleness_bound
 from rollout_sched.simulators.replay.scenario import load_scenario

@@ -18,15 +18,14 @@ from typing import Any, TypeVar
 import pytest
 
 from rollout_sched.config import PolicyFile, load_policy, parse_policy
-from rollout_sched.core.errors import CallerError
-from rollout_sched.live.leases import LeaseEnded
+from rollout_sched.core.model.errors import CallerError
 from rollout_sched.live.live_scheduler import LiveScheduler
 from rollout_sched.live.ports import Order
-from rollout_sched.live.run_options import RunOptions
-from rollout_sched.live.samples import Batch, Prompt, Sample
-from rollout_sched.live.settings import Settings
-from rollout_sched.simulators.fake_instance.open_answers import OrderedResponse
-from rollout_sched.simulators.fake_instance.realtime_instance import RealtimeInstance
+from rollout_sched.live.settings import RunOptions, Settings
+from rollout_sched.live.trainer.delivery import LeaseEnded
+from rollout_sched.live.trainer.samples import Batch, Prompt, Sample
+from rollout_sched.simulators.fake_instance.answers import OrderedResponse
+from rollout_sched.simulators.fake_instance.instance import RealtimeInstance
 from rollout_sched.simulators.replay.runs import staleness_bound
 from rollout_sched.simulators.replay.scenario import load_scenario
 

@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from rollout_sched.config import PolicyFile, load_policy
-from rollout_sched.simulators.replay.run_bounds import offered_on_policy_bound
+from rollout_sched.simulators.replay.bounds import offered_on_policy_bound
 from rollout_sched.simulators.replay.runs import run_policy
 from rollout_sched.simulators.replay.scenario import Scenario
 from rollout_sched.simulators.replay.workload import Workload

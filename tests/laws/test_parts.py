@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollout_sched.core.actions import Deliver, Discard
+from rollout_sched.core.model.actions import Deliver, Discard
 from tests.helpers import Watched, make_policy, make_scenario, make_trace, watch
 
 groups = st.lists(st.lists(st.integers(1, 90), min_size=1, max_size=2), min_size=4, max_size=24)

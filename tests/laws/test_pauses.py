@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from rollout_sched.live.membership import UNFIT
+from rollout_sched.live.instances.membership import UNFIT
 from rollout_sched.live.ports import Description, Gauges, InstanceError, InstanceGone
 from rollout_sched.live.settings import Settings
 from rollout_sched.simulators.replay.virtual_loop import VirtualLoop

@@ -20,9 +20,9 @@ from heapq import heapify, heappop, heappush
 import msgspec
 import pytest
 
-from rollout_sched.core import actions as act
-from rollout_sched.core import events as ev
-from rollout_sched.simulators.instance.cost_model import CostModel
+from rollout_sched.core.model import actions as act
+from rollout_sched.core.model import events as ev
+from rollout_sched.simulators.instance.model import CostModel
 from rollout_sched.simulators.traces.model import SampleRecord, Trace, Turn, gather
 from tests.helpers import Watched, make_policy, make_scenario, watch
 

@@ -19,8 +19,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rollout_sched.core import actions as act
-from rollout_sched.core import events as ev
+from rollout_sched.core.model import actions as act
+from rollout_sched.core.model import events as ev
 from tests.core.told import LIMIT, PROMPT, make_scheduler
 
 SIZE = 3

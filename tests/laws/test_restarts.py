@@ -16,10 +16,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from rollout_sched.core import events as ev
-from rollout_sched.core.facts import FactRecorder, FoldedFacts
-from rollout_sched.core.run_state import RunState
-from rollout_sched.core.snapshot import state_of
+from rollout_sched.core.model import events as ev
+from rollout_sched.core.model.records import RunState
+from rollout_sched.core.restart.facts import FactRecorder, FoldedFacts, state_of
 from tests.laws.test_scheduler_laws import SLOTS, World
 
 

@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from rollout_sched.config import PolicyFile
-from rollout_sched.core import actions as act
-from rollout_sched.core import events as ev
-from rollout_sched.core.errors import CallerError
+from rollout_sched.core.model import actions as act
+from rollout_sched.core.model import events as ev
+from rollout_sched.core.model.errors import CallerError
 from rollout_sched.simulators.replay.faults import (
     Failing,
     Fault,
@@ -28,8 +28,7 @@ from rollout_sched.simulators.replay.faults import (
     ToolsFailing,
 )
 from rollout_sched.simulators.replay.runs import run_policy
-from rollout_sched.simulators.replay.scenario import Scenario
-from rollout_sched.simulators.replay.traffic import TrafficModel
+from rollout_sched.simulators.replay.scenario import Scenario, TrafficModel
 from rollout_sched.simulators.traces.model import Trace
 from tests.helpers import Watched, watch
 from tests.simulators.replay.test_runs import (

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from rollout_sched.store.changes import Transaction
 from rollout_sched.store.store import Store
+from rollout_sched.store.transaction import Transaction
 from tests.store.simulated_disk import Crash, Power, SimulatedDisk
 
 NAMES = st.sampled_from("abcd")

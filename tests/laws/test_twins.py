@@ -18,9 +18,9 @@ from hypothesis import HealthCheck, assume, event, example, given, settings
 from hypothesis import strategies as st
 
 from rollout_sched.config import PolicyFile, parse_policy
-from rollout_sched.core.actions import Deliver, Dispatch
-from rollout_sched.core.errors import CallerError
-from rollout_sched.core.events import (
+from rollout_sched.core.model.actions import Deliver, Dispatch
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.model.events import (
     BatchRequested,
     GroupJudged,
     InstanceLeaving,
@@ -37,9 +37,8 @@ from rollout_sched.core.events import (
     TrajectoryEnded,
     TurnFinished,
 )
-from rollout_sched.core.model import DeliveredSample as Made
+from rollout_sched.core.model.model import DeliveredSample as Made
 from rollout_sched.live.driver import Driver
-from rollout_sched.live.payloads import IN_GROUP, TokenPayload
 from rollout_sched.live.ports import (
     InstanceError,
     InstanceUnreached,
@@ -51,9 +50,10 @@ from rollout_sched.live.ports import (
     RequestRejected,
     Responder,
 )
+from rollout_sched.live.requests.token_payload import IN_GROUP, TokenPayload
 from rollout_sched.live.settings import Settings
-from rollout_sched.simulators.fake_instance.open_answers import OrderedResponse
-from rollout_sched.simulators.fake_instance.realtime_instance import RealtimeInstance
+from rollout_sched.simulators.fake_instance.answers import OrderedResponse
+from rollout_sched.simulators.fake_instance.instance import RealtimeInstance
 from rollout_sched.simulators.replay import virtual_loop
 from rollout_sched.simulators.replay.closed_loop import ClosedLoop
 from rollout_sched.simulators.replay.faults import (
@@ -66,10 +66,15 @@ from rollout_sched.simulators.replay.faults import (
     ToolsFailing,
     name_of,
 )
-from rollout_sched.simulators.replay.policy_drift import PolicyDrift
 from rollout_sched.simulators.replay.rewards import RewardModel
-from rollout_sched.simulators.replay.scenario import Scenario, load_scenario
-from rollout_sched.simulators.replay.traffic import Conversation, Traffic, TrafficModel
+from rollout_sched.simulators.replay.scenario import (
+    Conversation,
+    PolicyDrift,
+    Scenario,
+    Traffic,
+    TrafficModel,
+    load_scenario,
+)
 from rollout_sched.simulators.replay.workload import Workload
 from rollout_sched.simulators.traces.model import SampleRecord, Trace, Turn
 

@@ -7,14 +7,14 @@ from collections.abc import Callable, Coroutine
 from itertools import repeat
 from typing import Any
 
-from rollout_sched.core.actions import Deliver
-from rollout_sched.core.events import BatchRequested, GroupSubmitted
-from rollout_sched.core.model import DeliveredSample
+from rollout_sched.core.model.actions import Deliver
+from rollout_sched.core.model.events import BatchRequested, GroupSubmitted
+from rollout_sched.core.model.model import DeliveredSample
 from rollout_sched.link.host import Host
 from rollout_sched.live.driver import Driver
-from rollout_sched.live.payload_book import PayloadFactory
-from rollout_sched.live.payloads import TokenPayload
 from rollout_sched.live.ports import InstanceClient
+from rollout_sched.live.requests.payloads import PayloadFactory
+from rollout_sched.live.requests.token_payload import TokenPayload
 from rollout_sched.live.settings import Settings
 from tests.core.told import make_scheduler
 from tests.link.wires import Joined

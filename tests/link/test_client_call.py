@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from rollout_sched.core.actions import Dispatch
-from rollout_sched.core.events import (
+from rollout_sched.core.model.actions import Dispatch
+from rollout_sched.core.model.events import (
     RequestFailed,
     RequestFinished,
     RequestInterrupted,
     RequestSubmitted,
     TokensArrived,
 )
-from rollout_sched.core.samples import DeliveredSample, Segment
-from rollout_sched.link.client_call import ClientCall
-from rollout_sched.live.payloads import TokenPayload
-from rollout_sched.live.pieces import Piece
+from rollout_sched.core.model.records import DeliveredSample, Segment
+from rollout_sched.link.client_calls import ClientCall
+from rollout_sched.live.requests.token_payload import Piece, TokenPayload
 
 
 def call() -> ClientCall:

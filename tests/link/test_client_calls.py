@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rollout_sched.core.actions import Answer
-from rollout_sched.core.samples import DeliveredSample
-from rollout_sched.link.messages import Refused
+from rollout_sched.core.model.actions import Answer
+from rollout_sched.core.model.records import DeliveredSample
+from rollout_sched.link.protocol import Refused
 from tests.link.stage import Stage, run
 from tests.live.scripted import until
 

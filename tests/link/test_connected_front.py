@@ -6,9 +6,8 @@ import asyncio
 
 import pytest
 
-from rollout_sched.core.events import RequestFinished, RequestSubmitted, RequestWithdrawn
-from rollout_sched.link.frame_sequence import FrameMissing
-from rollout_sched.link.messages import Reports, encode
+from rollout_sched.core.model.events import RequestFinished, RequestSubmitted, RequestWithdrawn
+from rollout_sched.link.protocol import FrameMissing, Reports, encode
 from rollout_sched.live.ports import ConnectionBroken
 from rollout_sched.live.settings import Settings
 from tests.link.stage import Stage, run

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import pytest
 
-from rollout_sched import event_loop
-from rollout_sched.link import connection as connections
-from rollout_sched.link.connection import FrameConnection, LinkEnded, dial, listen
+from rollout_sched import process as event_loop
+from rollout_sched.link import transport as connections
+from rollout_sched.link.transport import FrameConnection, LinkEnded, dial, listen
 from tests.link.scenes import runs
 
 

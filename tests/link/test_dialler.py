@@ -7,9 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from rollout_sched.link import dialler as diallers
-from rollout_sched.link.dialler import LinkDialler, SchedulerPlace
-from rollout_sched.link.listener import LinkListener
+from rollout_sched.link import transport as diallers
+from rollout_sched.link.transport import LinkDialler, LinkListener, SchedulerPlace
 from tests.link.scenes import runs
 from tests.link.test_listener import KEY, Hub
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rollout_sched.core.events import InstanceLost, TokensArrived
-from rollout_sched.link.fleet_attempts import LOSING
-from rollout_sched.live.payloads import TokenPayload
+from rollout_sched.core.model.events import InstanceLost, TokensArrived
+from rollout_sched.link.host import LOSING
+from rollout_sched.live.requests.token_payload import TokenPayload
 from tests.link.stage import PROMPT, Stage, run
 from tests.live.scripted import until
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rollout_sched.link.frame_sequence import FrameMissing, FrameSequence
-from rollout_sched.link.messages import Orders, Reports
+from rollout_sched.link.protocol import FrameMissing, FrameSequence, Orders, Reports
 
 
 def test_one_after_the_other_and_each_once() -> None:

@@ -9,16 +9,15 @@ from contextlib import asynccontextmanager
 import pytest
 
 from rollout_sched.config import load_policy
-from rollout_sched.core.actions import Dispatch
-from rollout_sched.core.events import RequestFinished
-from rollout_sched.core.samples import Segment
-from rollout_sched.link.front_calls import FrontCalls, NoScheduler
-from rollout_sched.link.hub import Hub
-from rollout_sched.link.messages import Orders, Reports, encode
+from rollout_sched.core.model.actions import Dispatch
+from rollout_sched.core.model.events import RequestFinished
+from rollout_sched.core.model.records import Segment
+from rollout_sched.link.front import FrontCalls, NoScheduler
+from rollout_sched.link.host import Hub
+from rollout_sched.link.protocol import Orders, Reports, encode
 from rollout_sched.live.live_scheduler import LiveScheduler
 from rollout_sched.live.ports import InstanceClient, InstanceGone
-from rollout_sched.live.run_options import RunOptions
-from rollout_sched.live.settings import Settings
+from rollout_sched.live.settings import RunOptions, Settings
 from tests.link.stage import PROMPT, Caller, run
 from tests.link.wires import Shared
 from tests.live.scripted import Scripted, until

@@ -5,18 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from rollout_sched.link.group_pieces import (
-    GroupPieces,
-    group_of,
-    keep,
-    keep_streamed,
-    pieces_of,
-)
-from rollout_sched.link.messages import PieceMade, ReleaseGroup, TakeGroup
-from rollout_sched.live.payload_book import PayloadBook
-from rollout_sched.live.payloads import TokenPayload
-from rollout_sched.live.pieces import Piece
-from rollout_sched.live.transcript import TokenTranscript
+from rollout_sched.link.pieces import GroupPieces, group_of, keep, keep_streamed, pieces_of
+from rollout_sched.link.protocol import PieceMade, ReleaseGroup, TakeGroup
+from rollout_sched.live.requests.payloads import PayloadBook
+from rollout_sched.live.requests.token_payload import Piece, TokenPayload, TokenTranscript
 
 
 def book() -> PayloadBook:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from rollout_sched.core.errors import CallerError
-from rollout_sched.core.events import GroupSubmitted
-from rollout_sched.core.model import DeliveredSample, Instance, Request
-from rollout_sched.core.roles import FleetView
-from rollout_sched.live.payloads import TokenPayload
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.model.events import GroupSubmitted
+from rollout_sched.core.model.model import DeliveredSample, Instance, Request
+from rollout_sched.core.model.roles import FleetView
 from rollout_sched.live.ports import RequestRejected
+from rollout_sched.live.requests.token_payload import TokenPayload
 from tests.link.stage import PROMPT, Stage, factory, run
 from tests.live.scripted import until
 

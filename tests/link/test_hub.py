@@ -11,15 +11,13 @@ from typing import Any
 import pytest
 
 from rollout_sched import load_policy
-from rollout_sched.link.hub import Hub
-from rollout_sched.link.recipe import Recipes, read_welcome
-from rollout_sched.link.remote_front import RemoteFront
+from rollout_sched.link.front import RemoteFront
+from rollout_sched.link.host import Hub
+from rollout_sched.link.protocol import Recipes, read_welcome
 from rollout_sched.live.live_scheduler import LiveScheduler
 from rollout_sched.live.ports import InstanceClient
-from rollout_sched.live.run_options import RunOptions
-from rollout_sched.live.samples import Batch, Prompt
-from rollout_sched.live.settings import Settings
-from rollout_sched.live.tools import Tool
+from rollout_sched.live.settings import RunOptions, Settings
+from rollout_sched.live.trainer.samples import Batch, Prompt, Tool
 from tests.link.stage import run
 from tests.link.wires import Shared
 from tests.live.scripted import Scripted, until

@@ -9,9 +9,8 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 
-from rollout_sched.link import listener as listeners
-from rollout_sched.link.connection import FrameConnection, dial
-from rollout_sched.link.listener import Hello, LinkListener
+from rollout_sched.link import transport as listeners
+from rollout_sched.link.transport import FrameConnection, Hello, LinkListener, dial
 from tests.link.scenes import runs
 
 KEY = "the key"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from rollout_sched.core.actions import Answer, Discard, Dispatch, Interrupt
-from rollout_sched.core.events import RequestFinished, RequestSubmitted, TokensArrived
-from rollout_sched.core.model import DeliveredSample, Segment
-from rollout_sched.link.messages import (
+from rollout_sched.core.model.actions import Answer, Discard, Dispatch, Interrupt
+from rollout_sched.core.model.events import RequestFinished, RequestSubmitted, TokensArrived
+from rollout_sched.core.model.model import DeliveredSample, Segment
+from rollout_sched.link.protocol import (
     ContinueAttempt,
     Orders,
     PieceMade,

@@ -6,8 +6,8 @@ import asyncio
 
 from msgspec.structs import replace
 
-from rollout_sched.core.actions import Interrupt
-from rollout_sched.link.messages import Dispatch, Reach, Serves
+from rollout_sched.core.model.actions import Interrupt
+from rollout_sched.link.protocol import Dispatch, Reach, Serves
 from tests.link.stage import PROMPT, Stage, run
 from tests.live.scripted import until
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from rollout_sched.link.outbox import Outbox
+from rollout_sched.link.transport import Outbox
 
 
 def test_one_frame_a_turn_in_order_and_none_after_the_end() -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from rollout_sched.link.recipe import Recipes, Welcome, encoded, read_welcome
-from rollout_sched.live.draft_test import DraftTest
-from rollout_sched.live.payloads import TokenPayload
-from rollout_sched.live.samples import Prompt
+from rollout_sched.link.protocol import Recipes, Welcome, encoded, read_welcome
+from rollout_sched.live.requests.token_payload import DraftTest, TokenPayload
 from rollout_sched.live.settings import Settings
+from rollout_sched.live.trainer.samples import Prompt
 
 WELCOME = Welcome("run", Settings(stream_s=0.5), True, 8, 0.25, 7)
 

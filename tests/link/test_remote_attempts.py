@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from rollout_sched.core.actions import Dispatch
-from rollout_sched.link.remote_attempts import RemoteAttempt, RemoteAttempts
+from rollout_sched.core.model.actions import Dispatch
+from rollout_sched.link.connected_front import RemoteAttempt, RemoteAttempts
 
 
 def test_each_ends_once_and_whoever_waits_hears_it() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rollout_sched.core.actions import Dispatch
-from rollout_sched.link.messages import Orders, encode
+from rollout_sched.core.model.actions import Dispatch
+from rollout_sched.link.protocol import Orders, encode
 from tests.link.stage import Stage, run
 from tests.live.scripted import until
 

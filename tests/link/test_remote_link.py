@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from rollout_sched.core.actions import Dispatch
-from rollout_sched.core.events import PrefixVerified
-from rollout_sched.link.messages import CallTool, ContinueAttempt, RestartSuspected
+from rollout_sched.core.model.actions import Dispatch
+from rollout_sched.core.model.events import PrefixVerified
+from rollout_sched.link.protocol import CallTool, ContinueAttempt, RestartSuspected
 from rollout_sched.link.remote_link import RemoteLink
 from rollout_sched.live.ports import InstanceError, Outcome
 from tests.link.wires import Shared

@@ -8,10 +8,10 @@ from functools import partial
 from typing import Any
 
 from rollout_sched.link.connected_front import ConnectedFront
+from rollout_sched.link.front import RemoteFront
 from rollout_sched.link.host import Host
-from rollout_sched.link.remote_front import RemoteFront
-from rollout_sched.live.payload_book import PayloadFactory
 from rollout_sched.live.ports import InstanceClient
+from rollout_sched.live.requests.payloads import PayloadFactory
 from rollout_sched.live.settings import Settings
 
 EPOCH = "run"

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from rollout_sched.core.events import Spans
+from rollout_sched.core.model.events import Spans
 from rollout_sched.live.ports import (
     Description,
     Gauges,

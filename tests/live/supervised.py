@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rollout_sched.core.events import Event, InstancePaused, WeightsUpdated
-from rollout_sched.live.admission import RequiredModel
-from rollout_sched.live.attempts import LiveAttempt
-from rollout_sched.live.fleet_versions import FleetVersions
-from rollout_sched.live.instance_supervisor import InstanceSupervisor
+from rollout_sched.core.model.events import Event, InstancePaused, WeightsUpdated
+from rollout_sched.live.instances.admission import RequiredModel
+from rollout_sched.live.instances.supervisor import InstanceSupervisor
+from rollout_sched.live.instances.versions import FleetVersions
 from rollout_sched.live.ports import Description, WeightLoader
+from rollout_sched.live.requests.attempt import LiveAttempt
 from rollout_sched.live.settings import Settings
 from tests.core.told import make_scheduler
 

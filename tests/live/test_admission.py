@@ -8,17 +8,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from rollout_sched.core.events import Event
-from rollout_sched.live.admission import (
+from rollout_sched.core.model.events import Event
+from rollout_sched.live.instances.admission import (
     InstanceAdmission,
+    JoinsLater,
     RequiredModel,
     settle_pause,
     with_required_model,
 )
-from rollout_sched.live.fleet_versions import FleetVersions
-from rollout_sched.live.joining_version import JoinsLater
-from rollout_sched.live.membership import Membership, MembershipMove, MembershipState
-from rollout_sched.live.pause import InstancePause, PausedBy, PauseMove
+from rollout_sched.live.instances.membership import Membership, MembershipMove, MembershipState
+from rollout_sched.live.instances.pause import InstancePause, PausedBy, PauseMove
+from rollout_sched.live.instances.versions import FleetVersions
 from rollout_sched.live.ports import Description, InstanceError
 from rollout_sched.live.settings import Settings
 from tests.core.told import make_scheduler

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.core.actions import Dispatch
-from rollout_sched.core.events import RequestSubmitted, RequestWithdrawn
-from rollout_sched.live.answer_checks import AnswerChecks, Verdict
-from rollout_sched.live.contradictions import Contradictions
-from rollout_sched.live.fleet_versions import FleetVersions
+from rollout_sched.core.model.actions import Dispatch
+from rollout_sched.core.model.events import RequestSubmitted, RequestWithdrawn
+from rollout_sched.live.instances.versions import Contradictions, FleetVersions
 from rollout_sched.live.ports import AnswerUntrue, InstanceError, Outcome
+from rollout_sched.live.requests.link import AnswerChecks, Verdict
 from rollout_sched.live.settings import Settings
 from tests.core.told import LIMIT, PROMPT
 from tests.live.test_contradictions import Source

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from rollout_sched.live.asking import ask, is_ending, said
 from rollout_sched.live.ports import InstanceError
+from rollout_sched.live.timeouts import ask, is_ending, said
 from rollout_sched.simulators.replay import virtual_loop
 
 

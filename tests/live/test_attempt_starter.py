@@ -6,16 +6,14 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from rollout_sched.core.actions import Dispatch
-from rollout_sched.core.events import Event, RequestFailed, RequestFinished
-from rollout_sched.live.attempt_starter import AttemptStarter
-from rollout_sched.live.attempt_table import AttemptTable
-from rollout_sched.live.payload_book import PayloadBook
-from rollout_sched.live.payloads import TokenPayload
+from rollout_sched.core.model.actions import Dispatch
+from rollout_sched.core.model.events import Event, RequestFailed, RequestFinished
 from rollout_sched.live.ports import InstanceError, Order, Outcome
-from rollout_sched.live.running_attempts import RunningAttempts
+from rollout_sched.live.requests.attempts import AttemptStarter, AttemptTable, RunningAttempts
+from rollout_sched.live.requests.payloads import PayloadBook
+from rollout_sched.live.requests.token_payload import TokenPayload
+from rollout_sched.live.requests.trajectories import ToolCalls
 from rollout_sched.live.settings import Settings
-from rollout_sched.live.tool_calls import ToolCalls
 from tests.live.scripted import Scripted, until
 
 DISPATCH = Dispatch("r", 1, "i0", 3, 9, 0)

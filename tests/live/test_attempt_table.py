@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-from rollout_sched.core.actions import Interrupt
-from rollout_sched.core.events import Event, RequestFailed, RequestInterrupted
-from rollout_sched.live.attempt_table import AttemptTable
-from rollout_sched.live.attempts import LiveAttempt
-from rollout_sched.live.pieces import Piece
+from rollout_sched.core.model.actions import Interrupt
+from rollout_sched.core.model.events import Event, RequestFailed, RequestInterrupted
 from rollout_sched.live.ports import Outcome
+from rollout_sched.live.requests.attempt import LiveAttempt
+from rollout_sched.live.requests.attempts import AttemptTable
+from rollout_sched.live.requests.token_payload import Piece
 from rollout_sched.live.settings import Settings
 from tests.live.scripted import Scripted, until
 from tests.live.test_running_attempts import Book

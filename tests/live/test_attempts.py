@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from rollout_sched.core.actions import Dispatch
-from rollout_sched.live.attempts import AttemptTask, LiveAttempt
-from rollout_sched.live.payloads import TokenPayload
+from rollout_sched.core.model.actions import Dispatch
 from rollout_sched.live.ports import InstanceError, Outcome
+from rollout_sched.live.requests.attempt import AttemptTask, LiveAttempt
+from rollout_sched.live.requests.token_payload import TokenPayload
 from tests.live.scripted import Scripted
 
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_sched.core.errors import CallerError
-from rollout_sched.live.balance import balanced
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.live.trainer.samples import balanced
 
 
 @given(st.lists(st.integers(0, 40_000), max_size=60), st.integers(1, 9))

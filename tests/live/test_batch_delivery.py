@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollout_sched.live.batch_delivery import BatchDelivery, NotReady
-from rollout_sched.live.leases import LeaseEnded, Leases
-from rollout_sched.live.samples import Batch, FailedGroup
+from rollout_sched.live.trainer.delivery import BatchDelivery, LeaseEnded, Leases, NotReady
+from rollout_sched.live.trainer.samples import Batch, FailedGroup
 
 
 class Maker:

@@ -10,9 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from rollout_sched.core.events import RequestSubmitted, RequestWithdrawn, WeightsPublished
-from rollout_sched.live.contradictions import Contradictions
-from rollout_sched.live.fleet_versions import AROUND_US, FleetVersions
+from rollout_sched.core.model.events import RequestSubmitted, RequestWithdrawn, WeightsPublished
+from rollout_sched.live.instances.versions import AROUND_US, Contradictions, FleetVersions
 from rollout_sched.live.ports import AnswerUntrue, InstanceError, WeightsUnknown
 from rollout_sched.live.settings import Settings
 from tests.core.told import LIMIT, PROMPT

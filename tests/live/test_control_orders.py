@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.core.events import InstancePaused, InstanceReturned, WeightsUpdated
-from rollout_sched.live.control_orders import ControlOrder, ControlOrders
-from rollout_sched.live.pause import HOLD, InstancePause, PausedBy
+from rollout_sched.core.model.events import InstancePaused, InstanceReturned, WeightsUpdated
+from rollout_sched.live.instances.control import ControlOrder, ControlOrders
+from rollout_sched.live.instances.pause import HOLD, InstancePause, PausedBy
 from rollout_sched.live.ports import InstanceError
 from rollout_sched.live.settings import Settings
 from rollout_sched.simulators.replay import virtual_loop

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from rollout_sched.core.actions import Dispatch
-from rollout_sched.live.draft_test import DraftTest, acceptance, untestable
+from rollout_sched.core.model.actions import Dispatch
 from rollout_sched.live.ports import PromptToken
+from rollout_sched.live.requests.token_payload import DraftTest, acceptance, untestable
 
 #: A text is over with the word END, or when it is as long as it may be.
 WORDS, LENGTH, END = 3, 4, 0

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from rollout_sched.core.actions import Action, Deliver
-from rollout_sched.core.errors import CallerError
-from rollout_sched.core.events import (
+from rollout_sched.core.model.actions import Action, Deliver
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.model.events import (
     BatchRequested,
     Event,
     GroupSubmitted,
@@ -20,9 +20,8 @@ from rollout_sched.core.events import (
     SubmissionsClosed,
     TokensArrived,
 )
-from rollout_sched.core.model import DeliveredSample
+from rollout_sched.core.model.model import DeliveredSample
 from rollout_sched.live.driver import Driver
-from rollout_sched.live.payloads import TokenPayload
 from rollout_sched.live.ports import (
     AnswerUntrue,
     ConnectionBroken,
@@ -32,6 +31,7 @@ from rollout_sched.live.ports import (
     RequestRejected,
     WeightsUnknown,
 )
+from rollout_sched.live.requests.token_payload import TokenPayload
 from rollout_sched.live.settings import Settings
 from tests.core.told import make_scheduler
 from tests.live.scripted import Scripted, until

@@ -8,15 +8,13 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.core.actions import Answer, Deliver, Discard, Dispatch
-from rollout_sched.core.events import Woke
-from rollout_sched.core.model import DeliveredSample
-from rollout_sched.live.endings import Endings
+from rollout_sched.core.model.actions import Answer, Deliver, Discard, Dispatch
+from rollout_sched.core.model.events import Woke
+from rollout_sched.core.model.model import DeliveredSample
 from rollout_sched.live.event_pump import EventPump
-from rollout_sched.live.payload_book import PayloadBook
-from rollout_sched.live.payloads import TokenPayload
-from rollout_sched.live.pieces import Piece
 from rollout_sched.live.ports import RequestRejected
+from rollout_sched.live.requests.payloads import Endings, PayloadBook
+from rollout_sched.live.requests.token_payload import Piece, TokenPayload
 from tests.core.told import make_scheduler
 
 

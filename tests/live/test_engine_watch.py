@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from rollout_sched.core.events import GateClosed, GateOpened, WeightsPublished, WeightsUpdated
-from rollout_sched.live.engine_watch import PAUSED, EngineWatch
-from rollout_sched.live.fleet_versions import AROUND_US, FleetVersions
-from rollout_sched.live.pause import InstancePause, PausedBy
+from rollout_sched.core.model.events import GateClosed, GateOpened, WeightsPublished, WeightsUpdated
+from rollout_sched.live.instances.engine_watch import PAUSED, EngineWatch
+from rollout_sched.live.instances.pause import InstancePause, PausedBy
+from rollout_sched.live.instances.versions import AROUND_US, FleetVersions
 from rollout_sched.live.ports import Gauges, InstanceError
 from rollout_sched.live.settings import Settings
 from tests.live.scripted import Scripted

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.core import actions as act
-from rollout_sched.core.errors import CallerError
-from rollout_sched.core.events import Woke
+from rollout_sched.core.model import actions as act
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.model.events import Woke
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.settings import Settings
 from tests.core.told import make_scheduler

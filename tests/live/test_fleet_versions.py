@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rollout_sched.core.events import (
+from rollout_sched.core.model.events import (
     Event,
     GateClosed,
     GateOpened,
@@ -11,7 +11,7 @@ from rollout_sched.core.events import (
     WeightsPublished,
     WeightsUpdated,
 )
-from rollout_sched.live.fleet_versions import AROUND_US, THROUGH_US, US, FleetVersions
+from rollout_sched.live.instances.versions import AROUND_US, THROUGH_US, US, FleetVersions
 from tests.core.told import FULLY_ASYNC, Told
 
 

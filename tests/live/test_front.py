@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from rollout_sched.core.actions import Answer, Deliver, Discard, Dispatch, Interrupt
-from rollout_sched.core.events import Event, RequestFinished
-from rollout_sched.core.model import DeliveredSample, Segment
-from rollout_sched.live.front import Front
-from rollout_sched.live.payloads import TokenPayload
+from rollout_sched.core.model.actions import Answer, Deliver, Discard, Dispatch, Interrupt
+from rollout_sched.core.model.events import Event, RequestFinished
+from rollout_sched.core.model.model import DeliveredSample, Segment
+from rollout_sched.live.driver import Front
+from rollout_sched.live.requests.token_payload import TokenPayload
 from rollout_sched.live.settings import Settings
 from tests.live.scripted import Scripted, until
 

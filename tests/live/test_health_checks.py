@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.live.health_checks import HealthChecks
+from rollout_sched.live.instances.health import HealthChecks
 from rollout_sched.live.ports import Gauges, InstanceError, InstanceGone
 from rollout_sched.live.settings import Settings
 from rollout_sched.simulators.replay import virtual_loop

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from rollout_sched.core.events import InstanceLost
-from rollout_sched.live.membership import MembershipState
+from rollout_sched.core.model.events import InstanceLost
+from rollout_sched.live.instances.membership import MembershipState
 from rollout_sched.live.ports import ConnectionBroken, Gauges, InstanceError
 from rollout_sched.live.settings import Settings
 from rollout_sched.simulators.replay import virtual_loop

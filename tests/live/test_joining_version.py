@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from rollout_sched.live.joining_version import JoiningVersion, JoinsLater, VersionRefused
+from rollout_sched.live.instances.admission import JoiningVersion, JoinsLater, VersionRefused
 
 
 def settle(

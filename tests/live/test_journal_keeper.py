@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from rollout_sched import journal
-from rollout_sched.core.errors import CallerError
-from rollout_sched.core.events import RequestWithdrawn, Woke
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.model.events import RequestWithdrawn, Woke
 from rollout_sched.journal import SCHEMA, JournalError, JournalHeader
-from rollout_sched.live import journal_keeper
-from rollout_sched.live.journal_keeper import JournalKeeper
+from rollout_sched.live.durable import journal as journal_keeper
+from rollout_sched.live.durable.journal import JournalKeeper
 from tests.live.scripted import until
 
 HEADER = JournalHeader(SCHEMA, "p", 1)

@@ -7,16 +7,16 @@ import asyncio
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
-from rollout_sched.core.events import (
+from rollout_sched.core.model.events import (
     BatchRequested,
     GroupJudged,
     GroupSubmitted,
     WeightsPublished,
 )
-from rollout_sched.core.model import DeliveredSample, GroupState
+from rollout_sched.core.model.model import DeliveredSample, GroupState
 from rollout_sched.live.driver import Driver
-from rollout_sched.live.payloads import TokenPayload
 from rollout_sched.live.ports import PayloadOf, RequestRejected
+from rollout_sched.live.requests.token_payload import TokenPayload
 from rollout_sched.live.settings import Settings
 from tests.core.told import make_scheduler
 from tests.live.scripted import Scripted, until

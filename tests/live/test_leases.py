@@ -6,8 +6,8 @@ from itertools import product
 
 import pytest
 
-from rollout_sched.core.errors import IllegalMove
-from rollout_sched.live.leases import (
+from rollout_sched.core.model.errors import IllegalMove
+from rollout_sched.live.trainer.delivery import (
     ACKNOWLEDGED,
     DELIVERED,
     MOVES,

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.core.errors import CallerError
-from rollout_sched.core.model import InstanceStatus
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.model.model import InstanceStatus
 from rollout_sched.live.driver import Driver
-from rollout_sched.live.samples import Batch, Prompt
 from rollout_sched.live.settings import Settings
-from rollout_sched.live.trainer_session import TrainerSession
+from rollout_sched.live.trainer.samples import Batch, Prompt
+from rollout_sched.live.trainer.session import TrainerSession
 from tests.core.told import make_scheduler
 from tests.live.scripted import Scripted, until
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from rollout_sched import load_policy
-from rollout_sched.core.errors import CallerError
-from rollout_sched.core.events import GroupSubmitted
-from rollout_sched.live import length_store
-from rollout_sched.live.length_store import LengthStore
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.model.events import GroupSubmitted
 from rollout_sched.live.live_scheduler import LiveScheduler
-from rollout_sched.live.run_options import RunOptions
-from rollout_sched.live.samples import Prompt
+from rollout_sched.live.settings import RunOptions
+from rollout_sched.live.trainer import lengths as length_store
+from rollout_sched.live.trainer.lengths import LengthStore
+from rollout_sched.live.trainer.samples import Prompt
 from tests.live.scripted import Scripted, until
 
 KNOWN = GroupSubmitted("a@1", 2, 10, 100, "a")

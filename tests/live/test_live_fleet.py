@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from rollout_sched.core.errors import CallerError
-from rollout_sched.core.events import (
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.model.events import (
     Event,
     GroupSubmitted,
     InstanceJoined,
@@ -18,9 +18,9 @@ from rollout_sched.core.events import (
     InstanceLost,
 )
 from rollout_sched.live.driver import Driver
-from rollout_sched.live.live_fleet import FleetAttempts
-from rollout_sched.live.payloads import TokenPayload
+from rollout_sched.live.instances.fleet import FleetAttempts
 from rollout_sched.live.ports import InstanceError
+from rollout_sched.live.requests.token_payload import TokenPayload
 from rollout_sched.live.settings import Settings
 from tests.core.told import make_scheduler
 from tests.live.scripted import Scripted, until

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from rollout_sched import journal, load_policy, parse_policy
-from rollout_sched.core.errors import CallerError
-from rollout_sched.live import journal_keeper
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.live.durable import journal as journal_keeper
 from rollout_sched.live.live_scheduler import LiveScheduler
-from rollout_sched.live.run_options import RunOptions
-from rollout_sched.live.samples import Prompt
+from rollout_sched.live.settings import RunOptions
+from rollout_sched.live.trainer.samples import Prompt
 from tests.live.scripted import Scripted, until
 
 POLICY = load_policy("round_robin_sync")

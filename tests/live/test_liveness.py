@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from rollout_sched.core.actions import Dispatch
-from rollout_sched.live.attempts import LiveAttempt
-from rollout_sched.live.liveness import Liveness, Movement, Shortfall, Streams
-from rollout_sched.live.payloads import TokenPayload
+from rollout_sched.core.model.actions import Dispatch
+from rollout_sched.live.instances.health import Liveness, Movement, Shortfall, Streams
 from rollout_sched.live.ports import Gauges
+from rollout_sched.live.requests.attempt import LiveAttempt
+from rollout_sched.live.requests.token_payload import TokenPayload
 from rollout_sched.live.settings import Settings
 from tests.live.scripted import Scripted
 

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from rollout_sched.live.open_transaction import OpenTransaction
+from rollout_sched.live.durable.recorder import OpenTransaction
 from rollout_sched.store.disk import Disk
 from rollout_sched.store.errors import StoreBroken
 from rollout_sched.store.store import Store

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.live.membership import JOIN, Membership
-from rollout_sched.live.pause import InstancePause, PausedBy
-from rollout_sched.live.pause_control import PauseControl
+from rollout_sched.live.instances.control import PauseControl
+from rollout_sched.live.instances.membership import JOIN, Membership
+from rollout_sched.live.instances.pause import InstancePause, PausedBy
 from rollout_sched.live.ports import InstanceError
 from rollout_sched.live.settings import Settings
 from tests.live.scripted import Scripted

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from rollout_sched.core.actions import Dispatch
-from rollout_sched.core.errors import CallerError
-from rollout_sched.core.model import DeliveredSample
-from rollout_sched.live.payload_book import PayloadBook
-from rollout_sched.live.payloads import TokenPayload
+from rollout_sched.core.model.actions import Dispatch
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.model.model import DeliveredSample
+from rollout_sched.live.requests.payloads import PayloadBook
+from rollout_sched.live.requests.token_payload import TokenPayload
 
 
 def dispatch(group: str, index: int) -> Dispatch:

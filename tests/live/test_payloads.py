@@ -10,11 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from rollout_sched.core.actions import Dispatch
-from rollout_sched.core.events import Spans
-from rollout_sched.live.draft_test import DraftTest
-from rollout_sched.live.payloads import TokenPayload
-from rollout_sched.live.pieces import Piece
+from rollout_sched.core.model.actions import Dispatch
+from rollout_sched.core.model.events import Spans
 from rollout_sched.live.ports import (
     AnswerUntrue,
     InstanceError,
@@ -24,6 +21,7 @@ from rollout_sched.live.ports import (
     Output,
     PromptToken,
 )
+from rollout_sched.live.requests.token_payload import DraftTest, Piece, TokenPayload
 from tests.live.scripted import Scripted
 
 

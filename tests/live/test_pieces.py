@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rollout_sched.live.pieces import JoinedPieces, Piece
+from rollout_sched.live.requests.token_payload import JoinedPieces, Piece
 
 
 def joined(*pieces: Piece) -> JoinedPieces:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.core.errors import CallerError
-from rollout_sched.live.prompt_checks import check_prompt
-from rollout_sched.live.samples import Prompt
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.live.trainer.samples import Prompt
+from rollout_sched.live.trainer.submissions import check_prompt
 
 
 def check(

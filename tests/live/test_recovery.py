@@ -9,21 +9,30 @@ from contextlib import closing
 import msgspec
 import pytest
 
-from rollout_sched.core.actions import Deliver
-from rollout_sched.core.rounds import Launch
-from rollout_sched.core.run_state import GroupFacts, RequestFacts, RunFacts
-from rollout_sched.core.samples import DeliveredSample, Segment
-from rollout_sched.live import stored_facts as facts
-from rollout_sched.live.leases import LeaseFacts
-from rollout_sched.live.pieces import Piece
-from rollout_sched.live.recovery import Recovered, recover
-from rollout_sched.live.samples import LostGroup, Prompt, Reward
-from rollout_sched.live.stored_facts import ONE, StoredLoss, StoredWeights, encoded
-from rollout_sched.live.stored_transcripts import StoredTranscripts
-from rollout_sched.live.transcript import TokenTranscript
-from rollout_sched.store.changes import Transaction
+from rollout_sched.core.model.actions import Deliver
+from rollout_sched.core.model.records import (
+    DeliveredSample,
+    GroupFacts,
+    Launch,
+    RequestFacts,
+    RunFacts,
+    Segment,
+)
+from rollout_sched.live.durable import records as facts
+from rollout_sched.live.durable.records import (
+    ONE,
+    StoredLoss,
+    StoredTranscripts,
+    StoredWeights,
+    encoded,
+)
+from rollout_sched.live.durable.recovery import Recovered, recover
+from rollout_sched.live.requests.token_payload import Piece, TokenTranscript
+from rollout_sched.live.trainer.delivery import LeaseFacts
+from rollout_sched.live.trainer.samples import LostGroup, Prompt, Reward
 from rollout_sched.store.errors import StoreError
 from rollout_sched.store.store import LOG_BYTES, Store
+from rollout_sched.store.transaction import Transaction
 
 PROMPT = Prompt("a", [1, 2, 3], 1, 9)
 WAITING = RequestFacts(0, 2, "waiting", (Segment(0, 2, "i0"),), last_attempt=7, last_instance="i0")

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from contextlib import closing
 
-from rollout_sched.core.actions import Deliver
-from rollout_sched.core.samples import DeliveredSample, Segment
-from rollout_sched.live.payloads import TokenPayload
-from rollout_sched.live.pieces import Piece
-from rollout_sched.live.recovery import Recovered
-from rollout_sched.live.restored_payloads import RestoredPayloads
-from rollout_sched.live.samples import FailedGroup, Prompt
-from rollout_sched.live.stored_transcripts import StoredTranscripts
-from rollout_sched.live.transcript import TokenTranscript
-from rollout_sched.store.changes import Transaction
+from rollout_sched.core.model.actions import Deliver
+from rollout_sched.core.model.records import DeliveredSample, Segment
+from rollout_sched.live.durable.records import StoredTranscripts
+from rollout_sched.live.durable.recovery import Recovered, RestoredPayloads
+from rollout_sched.live.requests.token_payload import Piece, TokenPayload, TokenTranscript
+from rollout_sched.live.trainer.samples import FailedGroup, Prompt
 from rollout_sched.store.store import Store
+from rollout_sched.store.transaction import Transaction
 
 PROMPT = Prompt("a", [1, 2], 1, 9)
 

@@ -13,14 +13,13 @@ from typing import Any
 import pytest
 
 from rollout_sched import journal, load_policy, parse_policy
-from rollout_sched.core.errors import CallerError
-from rollout_sched.core.model import GroupState
-from rollout_sched.live import stored_facts as facts
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.model.model import GroupState
+from rollout_sched.live.durable import records as facts
 from rollout_sched.live.live_scheduler import LiveScheduler
 from rollout_sched.live.ports import InstanceError
-from rollout_sched.live.run_options import RunOptions
-from rollout_sched.live.samples import Batch, FailedGroup, Prompt, Sample
-from rollout_sched.live.settings import Settings
+from rollout_sched.live.settings import RunOptions, Settings
+from rollout_sched.live.trainer.samples import Batch, FailedGroup, Prompt, Sample
 from rollout_sched.store.store import Store
 from tests.live.scripted import Scripted, until
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from rollout_sched.config import ConfigError, parse_policy
-from rollout_sched.live.reward_function import (
+from rollout_sched.live.trainer.rewards import (
     RewardFailed,
     RewardFunction,
     RewardSettings,
@@ -21,7 +21,7 @@ from rollout_sched.live.reward_function import (
     reward_function_of,
     reward_settings_of,
 )
-from rollout_sched.live.samples import Reward, Sample
+from rollout_sched.live.trainer.samples import Reward, Sample
 from rollout_sched.simulators.replay import virtual_loop
 
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from rollout_sched.live.run_clock import RunClock
+from rollout_sched.live.event_pump import RunClock
 from rollout_sched.simulators.replay import virtual_loop
 
 

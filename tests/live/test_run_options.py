@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from rollout_sched.integrations.gateway.options import Options
-from rollout_sched.live.run_options import RunOptions
+from rollout_sched.live.settings import RunOptions
 
 
 @pytest.mark.parametrize(

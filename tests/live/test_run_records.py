@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from rollout_sched import load_policy
-from rollout_sched.core.errors import CallerError
+from rollout_sched.core.model.errors import CallerError
 from rollout_sched.journal import SCHEMA, JournalHeader
-from rollout_sched.live.run_options import RunOptions
-from rollout_sched.live.run_records import RunRecords
-from rollout_sched.live.tools import NamedTools
+from rollout_sched.live.live_scheduler import RunRecords
+from rollout_sched.live.settings import RunOptions
+from rollout_sched.live.trainer.samples import NamedTools
 from tests.live.scripted import Scripted
 from tests.live.test_stored_run import run
 

@@ -6,18 +6,14 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from rollout_sched.core.actions import Dispatch
-from rollout_sched.core.events import (
+from rollout_sched.core.model.actions import Dispatch
+from rollout_sched.core.model.events import (
     Event,
     RequestFailed,
     RequestFinished,
     TokensArrived,
     TurnFinished,
 )
-from rollout_sched.live.attempts import LiveAttempt
-from rollout_sched.live.payload_book import PayloadBook
-from rollout_sched.live.payloads import TokenPayload
-from rollout_sched.live.pieces import Piece
 from rollout_sched.live.ports import (
     AnswerUntrue,
     ConnectionBroken,
@@ -25,8 +21,11 @@ from rollout_sched.live.ports import (
     Outcome,
     RequestRejected,
 )
-from rollout_sched.live.running_attempts import RunningAttempts
-from rollout_sched.live.tool_calls import ToolCalls
+from rollout_sched.live.requests.attempt import LiveAttempt
+from rollout_sched.live.requests.attempts import RunningAttempts
+from rollout_sched.live.requests.payloads import PayloadBook
+from rollout_sched.live.requests.token_payload import Piece, TokenPayload
+from rollout_sched.live.requests.trajectories import ToolCalls
 from tests.live.scripted import Scripted
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from rollout_sched.live.draft_test import DraftTest
-from rollout_sched.live.payloads import TokenPayload
-from rollout_sched.live.sample_payloads import SamplePayloads
-from rollout_sched.live.samples import Prompt
-from rollout_sched.live.trajectory import TrajectoryPayload
+from rollout_sched.live.requests.token_payload import DraftTest, TokenPayload
+from rollout_sched.live.requests.trajectories import TrajectoryPayload
+from rollout_sched.live.trainer.samples import Prompt
+from rollout_sched.live.trainer.submissions import SamplePayloads
 
 PROMPT = Prompt("a", [1, 2], 2, 9, {"temperature": 1.0}, each=[{"seed": 1}, {"seed": 2}])
 

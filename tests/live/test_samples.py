@@ -7,12 +7,11 @@ import json
 import msgspec
 import pytest
 
-from rollout_sched.core import model
-from rollout_sched.core.actions import Deliver
-from rollout_sched.core.events import GroupSubmitted
-from rollout_sched.live.payloads import TokenPayload
-from rollout_sched.live.pieces import Piece
-from rollout_sched.live.samples import (
+from rollout_sched.core.model import model
+from rollout_sched.core.model.actions import Deliver
+from rollout_sched.core.model.events import GroupSubmitted
+from rollout_sched.live.requests.token_payload import Piece, TokenPayload
+from rollout_sched.live.trainer.samples import (
     Batch,
     FailedGroup,
     LostGroup,

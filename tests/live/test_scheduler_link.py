@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from rollout_sched.core.actions import Dispatch
-from rollout_sched.core.events import RequestSubmitted, RequestWithdrawn
+from rollout_sched.core.model.actions import Dispatch
+from rollout_sched.core.model.events import RequestSubmitted, RequestWithdrawn
 from rollout_sched.live.driver import Driver
-from rollout_sched.live.payloads import TokenPayload
-from rollout_sched.live.scheduler_link import DirectLink
+from rollout_sched.live.requests.link import DirectLink
+from rollout_sched.live.requests.token_payload import TokenPayload
 from rollout_sched.live.settings import Settings
 from tests.core.told import make_scheduler
 from tests.live.scripted import Scripted

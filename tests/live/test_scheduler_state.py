@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from rollout_sched.core.events import (
+from rollout_sched.core.model.events import (
     BatchRequested,
     InstanceLost,
     RequestFinished,
     SubmissionsClosed,
     WeightsPublished,
 )
-from rollout_sched.core.groups import HERE
-from rollout_sched.live.scheduler_state import scheduler_state
+from rollout_sched.core.state.groups import HERE
+from rollout_sched.live.live_scheduler import scheduler_state
 from tests.core.told import Told
 
 

@@ -6,8 +6,8 @@ import asyncio
 
 from rollout_sched import load_policy
 from rollout_sched.live.driver import Driver
+from rollout_sched.live.durable.run import StaleAttempts
 from rollout_sched.live.ports import InstanceError
-from rollout_sched.live.stale_attempts import StaleAttempts
 from tests.live.scripted import Scripted, until
 
 

@@ -10,16 +10,15 @@ import msgspec
 import pytest
 
 from rollout_sched import load_policy
-from rollout_sched.core.actions import Deliver
-from rollout_sched.core.events import BatchRequested, InstanceJoined, WeightsPublished
-from rollout_sched.core.run_state import RunFacts
-from rollout_sched.live import stored_facts as facts
+from rollout_sched.core.model.actions import Deliver
+from rollout_sched.core.model.events import BatchRequested, InstanceJoined, WeightsPublished
+from rollout_sched.core.model.records import RunFacts
 from rollout_sched.live.driver import Driver
-from rollout_sched.live.payloads import TokenPayload
-from rollout_sched.live.samples import Prompt
-from rollout_sched.live.store_keeper import StoreKeeper
-from rollout_sched.live.stored_facts import ONE, decoded
-from rollout_sched.live.stored_transcripts import StoredTranscripts
+from rollout_sched.live.durable import records as facts
+from rollout_sched.live.durable.recorder import StoreKeeper
+from rollout_sched.live.durable.records import ONE, StoredTranscripts, decoded
+from rollout_sched.live.requests.token_payload import TokenPayload
+from rollout_sched.live.trainer.samples import Prompt
 from rollout_sched.store.store import Store
 from tests.live.scripted import Scripted, until
 from tests.store.simulated_disk import SimulatedDisk

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from rollout_sched.core.actions import Deliver
-from rollout_sched.core.samples import DeliveredSample, Segment
-from rollout_sched.live import stored_facts as facts
-from rollout_sched.live.samples import Prompt
-from rollout_sched.live.stored_facts import StoredPrompt
-from rollout_sched.store.tokens import decode
+from rollout_sched.core.model.actions import Deliver
+from rollout_sched.core.model.records import DeliveredSample, Segment
+from rollout_sched.live.durable import records as facts
+from rollout_sched.live.durable.records import StoredPrompt
+from rollout_sched.live.trainer.samples import Prompt
+from rollout_sched.store.transaction import decode
 
 
 def test_a_prompt_is_a_fact_and_its_tokens_are_a_piece():

@@ -13,19 +13,17 @@ import msgspec
 import pytest
 
 from rollout_sched import journal, load_policy
-from rollout_sched.core.errors import CallerError
-from rollout_sched.live import stored_facts as facts
-from rollout_sched.live import stored_run
-from rollout_sched.live.batch_delivery import NotReady
-from rollout_sched.live.leases import LeaseEnded
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.live.durable import records as facts
+from rollout_sched.live.durable import run as stored_run
 from rollout_sched.live.live_scheduler import LiveScheduler
 from rollout_sched.live.ports import Description, InstanceError, RequestRejected
-from rollout_sched.live.run_options import RunOptions
-from rollout_sched.live.samples import Batch, Prompt
-from rollout_sched.live.settings import Settings
-from rollout_sched.store.changes import Transaction
+from rollout_sched.live.settings import RunOptions, Settings
+from rollout_sched.live.trainer.delivery import LeaseEnded, NotReady
+from rollout_sched.live.trainer.samples import Batch, Prompt
 from rollout_sched.store.errors import StoreBroken, StoreFull
 from rollout_sched.store.store import Store
+from rollout_sched.store.transaction import Transaction
 from tests.live.scripted import Scripted, until
 
 SYNC = load_policy("round_robin_sync")

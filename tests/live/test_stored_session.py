@@ -6,16 +6,14 @@ import asyncio
 
 import pytest
 
-from rollout_sched.core.actions import Deliver
-from rollout_sched.core.groups import Groups
-from rollout_sched.core.samples import DeliveredSample
-from rollout_sched.live.leases import LeaseFacts
-from rollout_sched.live.open_transaction import OpenTransaction
-from rollout_sched.live.pieces import Piece
-from rollout_sched.live.samples import LostGroup, Prompt, Reward
-from rollout_sched.live.stored_session import StoredSession
-from rollout_sched.live.stored_transcripts import StoredTranscripts
-from rollout_sched.live.transcript import TokenTranscript
+from rollout_sched.core.model.actions import Deliver
+from rollout_sched.core.model.records import DeliveredSample
+from rollout_sched.core.state.groups import Groups
+from rollout_sched.live.durable.recorder import OpenTransaction, StoredSession
+from rollout_sched.live.durable.records import StoredTranscripts
+from rollout_sched.live.requests.token_payload import Piece, TokenTranscript
+from rollout_sched.live.trainer.delivery import LeaseFacts
+from rollout_sched.live.trainer.samples import LostGroup, Prompt, Reward
 from rollout_sched.store.errors import StoreFull
 from rollout_sched.store.store import Store
 

@@ -8,11 +8,10 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from rollout_sched.live.pieces import Piece
-from rollout_sched.live.stored_transcripts import StoredTranscripts
-from rollout_sched.live.transcript import TokenTranscript
-from rollout_sched.store.changes import Transaction
+from rollout_sched.live.durable.records import StoredTranscripts
+from rollout_sched.live.requests.token_payload import Piece, TokenTranscript
 from rollout_sched.store.store import Store
+from rollout_sched.store.transaction import Transaction
 
 
 @pytest.fixture

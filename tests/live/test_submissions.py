@@ -7,13 +7,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from rollout_sched.core.errors import CallerError
-from rollout_sched.core.events import SubmissionsClosed
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.model.events import SubmissionsClosed
 from rollout_sched.live.driver import Driver
-from rollout_sched.live.sample_payloads import SamplePayloads
-from rollout_sched.live.samples import LostGroup, Prompt
-from rollout_sched.live.submissions import Submissions
-from rollout_sched.live.tools import NamedTools
+from rollout_sched.live.trainer.samples import LostGroup, NamedTools, Prompt
+from rollout_sched.live.trainer.submissions import SamplePayloads, Submissions
 from rollout_sched.store.errors import StoreFull
 from tests.core.told import make_scheduler
 

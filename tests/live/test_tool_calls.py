@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rollout_sched.core.actions import Discard, Dispatch
-from rollout_sched.core.events import Event, ToolReturned, TrajectoryEnded
-from rollout_sched.live.payload_book import PayloadBook
-from rollout_sched.live.payloads import TokenPayload
-from rollout_sched.live.tool_calls import ToolCalls
+from rollout_sched.core.model.actions import Discard, Dispatch
+from rollout_sched.core.model.events import Event, ToolReturned, TrajectoryEnded
+from rollout_sched.live.requests.payloads import PayloadBook
+from rollout_sched.live.requests.token_payload import TokenPayload
+from rollout_sched.live.requests.trajectories import ToolCalls
 from tests.live.scripted import until
 
 DISPATCH = Dispatch("r", 1, "i0", 3, 9, 0)

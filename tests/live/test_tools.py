@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from rollout_sched.live.tools import NamedTools, ToolGone
+from rollout_sched.live.trainer.samples import NamedTools, ToolGone
 
 
 async def search(trajectory):

@@ -8,15 +8,14 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.core.errors import CallerError
-from rollout_sched.live import weight_publisher
-from rollout_sched.live.batch_delivery import NotReady
+from rollout_sched.core.model.errors import CallerError
 from rollout_sched.live.driver import Driver
-from rollout_sched.live.leases import LeaseEnded
 from rollout_sched.live.ports import RequestRejected
-from rollout_sched.live.samples import Batch, FailedGroup, Prompt, Span
 from rollout_sched.live.settings import Settings
-from rollout_sched.live.trainer_session import TrainerSession
+from rollout_sched.live.trainer import session as weight_publisher
+from rollout_sched.live.trainer.delivery import LeaseEnded, NotReady
+from rollout_sched.live.trainer.samples import Batch, FailedGroup, Prompt, Span
+from rollout_sched.live.trainer.session import TrainerSession
 from tests.core.told import make_scheduler
 from tests.live.scripted import Scripted, until
 

@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from rollout_sched.core import events as ev
+from rollout_sched.core.model import events as ev
 from rollout_sched.live.driver import Driver
-from rollout_sched.live.samples import Prompt, Span
+from rollout_sched.live.requests.trajectories import Trajectory
 from rollout_sched.live.settings import Settings
-from rollout_sched.live.trainer_session import TrainerSession
-from rollout_sched.live.trajectory import Trajectory
+from rollout_sched.live.trainer.samples import Prompt, Span
+from rollout_sched.live.trainer.session import TrainerSession
 from tests.core.told import make_scheduler
 from tests.live.scripted import Scripted, until
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from rollout_sched.live.pieces import Piece
-from rollout_sched.live.transcript import TokenTranscript
+from rollout_sched.live.requests.token_payload import Piece, TokenTranscript
 
 
 def test_pieces_join_in_order() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from rollout_sched.live import wait_reasons
+from rollout_sched.live import live_scheduler as wait_reasons
 from tests.live.scripted import until
 from tests.live.test_trainer_session import Stage, load, prompt, run
 

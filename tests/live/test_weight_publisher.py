@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from rollout_sched.core.errors import CallerError
+from rollout_sched.core.model.errors import CallerError
 from rollout_sched.live.driver import Driver
-from rollout_sched.live.weight_publisher import WeightPublisher
+from rollout_sched.live.trainer.session import WeightPublisher
 from tests.core.told import make_scheduler
 from tests.live.scripted import Scripted, until
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.core import actions as act
-from rollout_sched.core import events as ev
-from rollout_sched.core.model import DeliveredSample, Segment
+from rollout_sched.core.model import actions as act
+from rollout_sched.core.model import events as ev
+from rollout_sched.core.model.model import DeliveredSample, Segment
 from rollout_sched.metrics import CAUSES, Metrics
 
 

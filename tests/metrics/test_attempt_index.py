@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rollout_sched.core import actions as act
-from rollout_sched.core import events as ev
-from rollout_sched.core.run_state import RunState
+from rollout_sched.core.model import actions as act
+from rollout_sched.core.model import events as ev
+from rollout_sched.core.model.records import RunState
 from rollout_sched.metrics import AttemptIndex
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from rollout_sched.core.actions import Dispatch
-from rollout_sched.core.events import (
+from rollout_sched.core.model.actions import Dispatch
+from rollout_sched.core.model.events import (
     InstanceJoined,
     InstanceLost,
     RequestFailed,
@@ -14,8 +14,8 @@ from rollout_sched.core.events import (
     WeightsUpdated,
     Woke,
 )
-from rollout_sched.metrics.attempt_spans import AttemptSpan, AttemptSpans, Closed
-from rollout_sched.metrics.folded import Folded
+from rollout_sched.metrics.attempts import AttemptSpan, AttemptSpans, Closed
+from rollout_sched.metrics.fold import Folded
 
 
 def fold(*entries: tuple[float, Any], end_s: float | None = None) -> list[Closed]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rollout_sched.metrics.averages import mean, quantile, share
+from rollout_sched.metrics.fold import mean, quantile, share
 
 
 def test_of_nothing_they_are_zero() -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from rollout_sched.core import events as ev
-from rollout_sched.core.actions import Answer, Discard
-from rollout_sched.core.model import DeliveredSample
-from rollout_sched.core.run_state import RunState
-from rollout_sched.metrics.direct_requests import DirectFigures, DirectFold
-from rollout_sched.metrics.folded import Folded
+from rollout_sched.core.model import events as ev
+from rollout_sched.core.model.actions import Answer, Discard
+from rollout_sched.core.model.model import DeliveredSample
+from rollout_sched.core.model.records import RunState
+from rollout_sched.metrics.fold import Folded
+from rollout_sched.metrics.outages import DirectFigures, DirectFold
 
 
 class Book:

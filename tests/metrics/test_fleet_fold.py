@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.core import actions as act
-from rollout_sched.core import events as ev
-from rollout_sched.metrics.attempt_index import AttemptIndex
-from rollout_sched.metrics.fleet_fold import FleetFold
-from rollout_sched.metrics.fleet_shares import SHARES
+from rollout_sched.core.model import actions as act
+from rollout_sched.core.model import events as ev
+from rollout_sched.metrics.attempts import AttemptIndex
+from rollout_sched.metrics.bubbles import SHARES, FleetFold
 from tests.metrics.tape import deliver, sample
 
 BEGIN = act.Dispatch("a/0", 1, "i", 10, 100, 0, group="a")

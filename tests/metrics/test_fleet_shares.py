@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rollout_sched.metrics.fleet_shares import SHARES, FleetShares
+from rollout_sched.metrics.bubbles import SHARES, FleetShares
 
 NOTHING = [0.0] * len(SHARES)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rollout_sched.core import actions as act
-from rollout_sched.core import events as ev
-from rollout_sched.metrics.fleet_times import FleetTimes
+from rollout_sched.core.model import actions as act
+from rollout_sched.core.model import events as ev
+from rollout_sched.metrics.bubbles import FleetTimes
 from tests.metrics.told import tell
 
 

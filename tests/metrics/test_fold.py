@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import get_args
 
-from rollout_sched.core.actions import Action
-from rollout_sched.core.events import Event
-from rollout_sched.metrics.attempt_index import AttemptIndex
-from rollout_sched.metrics.bubbles import Bubbles
-from rollout_sched.metrics.fleet_fold import FleetFold
+from rollout_sched.core.model.actions import Action
+from rollout_sched.core.model.events import Event
+from rollout_sched.metrics.attempts import AttemptIndex
+from rollout_sched.metrics.bubbles import Bubbles, FleetFold
 from rollout_sched.metrics.length_bias import LengthFold
 from rollout_sched.metrics.steps import Steps
 from rollout_sched.metrics.waste import Waste

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rollout_sched.core import events as ev
-from rollout_sched.core.actions import Wake
-from rollout_sched.metrics.fold import Handler
-from rollout_sched.metrics.folded import Folded
+from rollout_sched.core.model import events as ev
+from rollout_sched.core.model.actions import Wake
+from rollout_sched.metrics.fold import Folded, Handler
 
 
 class Heard:

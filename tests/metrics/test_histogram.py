@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from rollout_sched.metrics.histogram import SECONDS, TOKENS, Histogram
+from rollout_sched.metrics.fold import SECONDS, TOKENS, Histogram
 
 
 def test_bounds_are_inclusive_and_counts_cumulative() -> None:

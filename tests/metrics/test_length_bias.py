@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollout_sched.core import events as ev
-from rollout_sched.core.actions import Deliver
+from rollout_sched.core.model import events as ev
+from rollout_sched.core.model.actions import Deliver
 from rollout_sched.metrics.length_bias import LengthFold, order_excess
 from tests.metrics.tape import Tape, deliver, sample
 

@@ -5,11 +5,17 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from rollout_sched.core.actions import Action, Deliver, Dispatch
-from rollout_sched.core.events import Event, InstanceJoined, RequestFinished, RequestSubmitted, Woke
-from rollout_sched.metrics.live_steps import LiveSteps
-from rollout_sched.metrics.metrics import Metrics
-from rollout_sched.metrics.step import Step
+from rollout_sched.core.model.actions import Action, Deliver, Dispatch
+from rollout_sched.core.model.events import (
+    Event,
+    InstanceJoined,
+    RequestFinished,
+    RequestSubmitted,
+    Woke,
+)
+from rollout_sched.metrics.live import LiveSteps
+from rollout_sched.metrics.steps import Step
+from rollout_sched.metrics.summary import Metrics
 from tests.helpers import make_scenario, make_trace, watch
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from rollout_sched.core import events as ev
-from rollout_sched.core.actions import Discard
-from rollout_sched.core.run_state import RunState
-from rollout_sched.metrics.folded import Folded
+from rollout_sched.core.model import events as ev
+from rollout_sched.core.model.actions import Discard
+from rollout_sched.core.model.records import RunState
+from rollout_sched.metrics.fold import Folded
 from rollout_sched.metrics.outages import OutageFigures, OutageFold
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from rollout_sched.core import actions as act
-from rollout_sched.core import events as ev
-from rollout_sched.core.run_state import RunState
-from rollout_sched.metrics.sample_times import SampleTimes
+from rollout_sched.core.model import actions as act
+from rollout_sched.core.model import events as ev
+from rollout_sched.core.model.records import RunState
+from rollout_sched.metrics.live import SampleTimes
 from tests.metrics.told import Entry, sample, tell
 
 

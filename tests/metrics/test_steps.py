@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rollout_sched.core import events as ev
-from rollout_sched.core.actions import Dispatch
+from rollout_sched.core.model import events as ev
+from rollout_sched.core.model.actions import Dispatch
 from tests.metrics.tape import Tape, deliver, sample
 
 

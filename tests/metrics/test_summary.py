@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rollout_sched.core import events as ev
+from rollout_sched.core.model import events as ev
 from tests.metrics.tape import Tape, deliver, sample
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rollout_sched.core import actions as act
-from rollout_sched.core import events as ev
-from rollout_sched.metrics.trained import STALENESS, Trained
+from rollout_sched.core.model import actions as act
+from rollout_sched.core.model import events as ev
+from rollout_sched.metrics.steps import STALENESS, Trained
 from tests.metrics.told import sample, tell
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.core.actions import Dispatch, Pause, Resume
-from rollout_sched.core.events import (
+from rollout_sched.core.model.actions import Dispatch, Pause, Resume
+from rollout_sched.core.model.events import (
     GroupSubmitted,
     InstanceJoined,
     InstanceLost,
@@ -19,8 +19,8 @@ from rollout_sched.core.events import (
     TurnFinished,
     Woke,
 )
-from rollout_sched.metrics.attempt_spans import AttemptSpans
-from rollout_sched.metrics.folded import Folded
+from rollout_sched.metrics.attempts import AttemptSpans
+from rollout_sched.metrics.fold import Folded
 from rollout_sched.metrics.waits import CAUSES, SINCE, Wait, Waits
 
 GROUP = GroupSubmitted("g", 2, 10, 40)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rollout_sched.core.actions import Action
-from rollout_sched.core.events import Event
-from rollout_sched.core.model import DeliveredSample, Segment
-from rollout_sched.metrics.fold import Fold
-from rollout_sched.metrics.folded import Folded
+from rollout_sched.core.model.actions import Action
+from rollout_sched.core.model.events import Event
+from rollout_sched.core.model.model import DeliveredSample, Segment
+from rollout_sched.metrics.fold import Fold, Folded
 
 Entry = tuple[float, Event, list[Action]]
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from rollout_sched.core.actions import Dispatch
-from rollout_sched.core.events import (
+from rollout_sched.core.model.actions import Dispatch
+from rollout_sched.core.model.events import (
     GroupSubmitted,
     InstanceJoined,
     InstanceReported,
     RequestFinished,
     Woke,
 )
-from rollout_sched.page.run_fold import RunFold
-from rollout_sched.page.run_page import DrawnRun, run_page
-from rollout_sched.page.run_record import RunRecord, quantiles
+from rollout_sched.page.run_page import DrawnRun, RunFold, RunRecord, quantiles, run_page
 
 
 def folded(entries: Iterable[tuple[float, Any]], end_s: float = 10.0) -> RunRecord:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from rollout_sched.core.actions import Dispatch
-from rollout_sched.core.events import InstanceJoined, RequestInterrupted, Woke
-from rollout_sched.metrics.attempt_spans import OUTCOMES
-from rollout_sched.metrics.folded import Folded
-from rollout_sched.page.attempt_tables import AttemptTables
-from rollout_sched.page.run_record import ALONE
+from rollout_sched.core.model.actions import Dispatch
+from rollout_sched.core.model.events import InstanceJoined, RequestInterrupted, Woke
+from rollout_sched.metrics.attempts import OUTCOMES
+from rollout_sched.metrics.fold import Folded
+from rollout_sched.page.run_page import ALONE, AttemptTables
 
 
 def test_a_request_is_one_row_and_each_of_its_attempts_another() -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rollout_sched.core.events import InstanceJoined, InstanceLost, RequestFailed, Retuned
-from rollout_sched.metrics.folded import Folded
-from rollout_sched.page.changes import CHANGES, ChangeLog
+from rollout_sched.core.model.events import InstanceJoined, InstanceLost, RequestFailed, Retuned
+from rollout_sched.metrics.fold import Folded
+from rollout_sched.page.live_page import CHANGES, ChangeLog
 
 
 def test_each_has_its_level_and_is_in_words() -> None:

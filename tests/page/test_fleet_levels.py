@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rollout_sched.core.events import InstanceReported
-from rollout_sched.page.fleet_levels import FleetLevels
+from rollout_sched.core.model.events import InstanceReported
+from rollout_sched.page.run_page import FleetLevels
 
 
 def test_what_all_have_reported_counts() -> None:

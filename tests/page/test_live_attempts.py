@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from rollout_sched.core.actions import Dispatch
-from rollout_sched.core.events import InstanceJoined, RequestFinished, Woke
-from rollout_sched.metrics.folded import Folded
-from rollout_sched.page import live_attempts
-from rollout_sched.page.live_attempts import LiveAttempts
+from rollout_sched.core.model.actions import Dispatch
+from rollout_sched.core.model.events import InstanceJoined, RequestFinished, Woke
+from rollout_sched.metrics.fold import Folded
+from rollout_sched.page import live_page as live_attempts
+from rollout_sched.page.live_page import LiveAttempts
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

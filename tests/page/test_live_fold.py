@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.core.actions import Discard, Dispatch
-from rollout_sched.core.events import (
+from rollout_sched.core.model.actions import Discard, Dispatch
+from rollout_sched.core.model.events import (
     BatchRequested,
     GroupSubmitted,
     InstanceJoined,
@@ -18,9 +18,9 @@ from rollout_sched.core.events import (
     Woke,
 )
 from rollout_sched.core.scheduler import Scheduler
-from rollout_sched.metrics.attempt_spans import OUTCOMES
-from rollout_sched.page import live_fold
-from rollout_sched.page.live_fold import LiveFold
+from rollout_sched.metrics.attempts import OUTCOMES
+from rollout_sched.page import live_page as live_fold
+from rollout_sched.page.live_page import LiveFold
 from tests.helpers import make_policy
 
 

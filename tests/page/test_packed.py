@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rollout_sched.page.packed import packed
+from rollout_sched.page.assembly import packed
 
 NUMPY = {"Uint8Array": "u1", "Uint32Array": "<u4", "Float32Array": "<f4"}
 

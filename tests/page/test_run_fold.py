@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from rollout_sched.inspection.recording import Recording
-from rollout_sched.metrics.attempt_spans import OUTCOMES
-from rollout_sched.page.run_fold import RunFold
-from rollout_sched.page.run_record import ALONE
+from rollout_sched.metrics.attempts import OUTCOMES
+from rollout_sched.page.run_page import ALONE, RunFold
 from tests.inspection.journals import recorded
 from tests.page.runs import small
 

@@ -30,7 +30,7 @@ def test_it_is_small() -> None:
 
 
 def test_too_many_attempts_are_thinned_and_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_page, "MOST", 500)
+    monkeypatch.setattr(run_page, "MAX_RECORDS", 500)
     data = data_of(page_of(many(1200)))
     assert len(data["policies"][0]["record"]["attempts"]["request"]) == 400
     assert "One request in 3 is drawn" in data["note"]

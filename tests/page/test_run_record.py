@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rollout_sched.page.run_record import QUANTILES, RunRecord, quantiles
+from rollout_sched.page.run_page import QUANTILES, RunRecord, quantiles
 from tests.page.runs import many
 
 

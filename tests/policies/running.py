@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rollout_sched.core.events import InstanceReported
-from rollout_sched.core.model import Attempt, RequestState
+from rollout_sched.core.model.events import InstanceReported
+from rollout_sched.core.model.model import Attempt, RequestState
 from rollout_sched.policies.routing import LeastRequests
 from tests.helpers import Loads, make_request
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.core.events import InstanceReported
-from rollout_sched.core.model import Instance
+from rollout_sched.core.model.events import InstanceReported
+from rollout_sched.core.model.model import Instance
 from rollout_sched.policies import admission
 from rollout_sched.policies.routing import LeastRequests
 from tests.helpers import Loads, make_request

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.core.roles import Capacity
-from rollout_sched.core.rounds import DeliveredGroup, Launch
+from rollout_sched.core.model.records import DeliveredGroup, Launch
+from rollout_sched.core.model.roles import Capacity
 from rollout_sched.policies.batching import FullyAsync, OneStepOff, Pooled, Sync, TailBatching
 from tests.helpers import ProgressView
 

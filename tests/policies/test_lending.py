@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rollout_sched.core.model import InstanceStatus
+from rollout_sched.core.model.model import InstanceStatus
 from rollout_sched.policies.lending import Keep, StageFusion
 from tests.helpers import ProgressView
 from tests.policies.running import Running

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from rollout_sched.core.model import Attempt, Instance, InstanceStatus, RequestState
-from rollout_sched.core.roles import Migrant
+from rollout_sched.core.model.model import Attempt, Instance, InstanceStatus, RequestState
+from rollout_sched.core.model.roles import Migrant
 from rollout_sched.policies.migration import ByCost, Repack, Stay
 from tests.policies.running import Running
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.core.model import Request
-from rollout_sched.core.waiting import WaitingQueue
+from rollout_sched.core.model.model import Request
+from rollout_sched.core.state.waiting import WaitingQueue
 from rollout_sched.policies import ordering
 from tests.helpers import make_request
 

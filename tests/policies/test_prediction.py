@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_sched.core.length_history import PromptLengths
-from rollout_sched.core.model import Attempt, Instance, Request
+from rollout_sched.core.model.model import Attempt, Instance, PromptLengths, Request
 from rollout_sched.policies.prediction import GroupHistory, Oracle, PromptHistory, Unknown
 from tests.helpers import make_group, make_request
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_sched.core.roles import Capacity
-from rollout_sched.core.rounds import DeliveredGroup
+from rollout_sched.core.model.records import DeliveredGroup
+from rollout_sched.core.model.roles import Capacity
 from rollout_sched.policies.load_estimate import WEIGHTS_TOKENS
 from rollout_sched.policies.round_cost import RoundCost, best_over_prompts
 

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.core.events import InstanceReported
-from rollout_sched.core.length_history import PromptLengths
-from rollout_sched.core.model import Request
+from rollout_sched.core.model.events import InstanceReported
+from rollout_sched.core.model.model import PromptLengths, Request
 from rollout_sched.policies import routing
 from tests.helpers import Loads, make_request
 

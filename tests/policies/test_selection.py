@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_sched.core.length_history import PromptLengths
-from rollout_sched.core.model import Group, Siblings
+from rollout_sched.core.model.model import Group, PromptLengths, Siblings
 from rollout_sched.policies.selection import InOrder, LikeLengths
 
 

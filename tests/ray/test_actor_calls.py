@@ -9,8 +9,8 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
-from rollout_sched.core.errors import CallerError
-from rollout_sched.integrations.gateway.control_plane.trainer_calls import GatewayError
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.integrations.gateway.control_plane.trainer_client import GatewayError
 from rollout_sched.integrations.ray import actor_calls
 from rollout_sched.integrations.ray.actor_calls import ActorCalls
 from rollout_sched.integrations.ray.deployment import NAMESPACE, Deployment

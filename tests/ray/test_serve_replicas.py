@@ -22,8 +22,7 @@ from starlette.responses import StreamingResponse
 from rollout_sched.client import RolloutScheduler
 from rollout_sched.integrations.ray import cluster as clusters
 from rollout_sched.integrations.ray.deployment import Deployment
-from rollout_sched.integrations.ray.named_servers import NamedServers
-from rollout_sched.integrations.ray.serve_replicas import ServeReplicas, pattern_of
+from rollout_sched.integrations.ray.servers import NamedServers, ServeReplicas, pattern_of
 from tests.neighbours.fleet import fake_instance
 from tests.ray.conftest import PATIENCE_S, prompts
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from benchmarks.soak.innocents import MODEL
 from rollout_sched.simulators.fake_instance.engine import EngineSettings
 from rollout_sched.simulators.fake_instance.server import FakeServer
-from rollout_sched.simulators.instance.cost_model import CostModel
-from rollout_sched.simulators.instance.spec import InstanceSpec
+from rollout_sched.simulators.instance.model import CostModel, InstanceSpec
 from tests.simulation import models
 from tests.simulation.kernel import Process
 from tests.simulation.plan import STEP_S

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from itertools import groupby
 from typing import NamedTuple
 
-from rollout_sched.live.samples import OBSERVED, Batch, Prompt, Sample
-from rollout_sched.simulators.fake_instance import synthetic_tokens as text
-from rollout_sched.simulators.fake_instance.weights import FIRST
+from rollout_sched.live.trainer.samples import OBSERVED, Batch, Prompt, Sample
+from rollout_sched.simulators.fake_instance import tokens as text
+from rollout_sched.simulators.fake_instance.engine import FIRST
 from tests.simulation import models, rewards, tools
 
 

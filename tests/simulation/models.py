@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.soak.innocents import MODEL
-from rollout_sched.simulators.fake_instance import synthetic_tokens as text
+from rollout_sched.simulators.fake_instance import tokens as text
 
 OTHER = "another"
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from rollout_sched.live.samples import Sample
+from rollout_sched.live.trainer.samples import Sample
 from tests.simulation import threads
 
 #: Timeout in the policy file's table, not drawn from the seed.

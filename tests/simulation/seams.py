@@ -47,7 +47,7 @@ def simulated(kernel: Kernel, seed: int, disk_of: Callable[[Path], Any]) -> Iter
         "rollout_sched.store.writer.Thread": threads.SimulatedThread,
         "rollout_sched.store.writer.Condition": threads.SimulatedCondition,
         "rollout_sched.client.heartbeat.LoopThread": threads.SimulatedLoopThread,
-        "rollout_sched.live.stored_run.Store": open_store,
+        "rollout_sched.live.durable.run.Store": open_store,
     }
     assert {time, secrets, os, socket}  # the names above refer to them
     with ExitStack() as stack:

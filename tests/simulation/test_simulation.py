@@ -13,20 +13,19 @@ import pytest
 
 from rollout_sched.integrations.gateway.control_plane import trainer_client
 from rollout_sched.integrations.gateway.data_plane.data_plane import DataPlane
-from rollout_sched.integrations.gateway.data_plane.open_calls import OpenCalls
-from rollout_sched.live import reward_function
-from rollout_sched.live.admission import RequiredModel
-from rollout_sched.live.batch_delivery import BatchDelivery
-from rollout_sched.live.leases import Leases
-from rollout_sched.live.live_fleet import LiveFleet
-from rollout_sched.live.payloads import TokenPayload
-from rollout_sched.live.samples import Reward
-from rollout_sched.live.stored_session import StoredSession
-from rollout_sched.live.submissions import Submissions
-from rollout_sched.live.trainer_session import TrainerSession
-from rollout_sched.live.trajectory import TrajectoryPayload
-from rollout_sched.simulators.fake_instance import open_answers
-from rollout_sched.store.piece_book import PieceBook
+from rollout_sched.integrations.gateway.data_plane.reply import OpenCalls
+from rollout_sched.live.durable.recorder import StoredSession
+from rollout_sched.live.instances.admission import RequiredModel
+from rollout_sched.live.instances.fleet import LiveFleet
+from rollout_sched.live.requests.token_payload import TokenPayload
+from rollout_sched.live.requests.trajectories import TrajectoryPayload
+from rollout_sched.live.trainer import rewards as reward_function
+from rollout_sched.live.trainer.delivery import BatchDelivery, Leases
+from rollout_sched.live.trainer.samples import Reward
+from rollout_sched.live.trainer.session import TrainerSession
+from rollout_sched.live.trainer.submissions import Submissions
+from rollout_sched.simulators.fake_instance import answers as open_answers
+from rollout_sched.store.store import PieceBook
 from tests.simulation import faults, runner
 from tests.simulation.models import OTHER
 from tests.simulation.plan import EVERYTHING, draw

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from rollout_sched.live.samples import Prompt
-from rollout_sched.live.trajectory import Tool, Trajectory
+from rollout_sched.live.requests.trajectories import Tool, Trajectory
+from rollout_sched.live.trainer.samples import Prompt
 
 #: Most tokens that a tool returns.
 LONGEST = 12

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from rollout_sched.client.new_weights import Applied, Reload, Transfer
 from rollout_sched.client.rollout_scheduler import RolloutScheduler
 from rollout_sched.client.submitted_prompts import ForgottenPrompts
-from rollout_sched.core.errors import CallerError
-from rollout_sched.integrations.gateway.control_plane.trainer_calls import GatewayError
-from rollout_sched.live.leases import TRAINER, LeaseEnded
-from rollout_sched.live.samples import Batch, Prompt
-from rollout_sched.live.trajectory import Tool
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.integrations.gateway.control_plane.trainer_client import GatewayError
+from rollout_sched.live.requests.trajectories import Tool
+from rollout_sched.live.trainer.delivery import TRAINER, LeaseEnded
+from rollout_sched.live.trainer.samples import Batch, Prompt
 from tests.simulation import gateway, tools
 from tests.simulation.around_us import WeightsAroundUs
 from tests.simulation.faults import GatewayDies, Moment, TrainerDies

@@ -22,17 +22,19 @@ from aiohttp import web_app
 
 from rollout_sched.client.new_weights import Reload, update_of
 from rollout_sched.config import load_policy
-from rollout_sched.core.actions import Action
-from rollout_sched.core.errors import CallerError
-from rollout_sched.core.events import Event
-from rollout_sched.integrations.gateway.control_plane.trainer_calls import GatewayError
-from rollout_sched.integrations.gateway.control_plane.trainer_client import TrainerClient
-from rollout_sched.live.leases import LeaseEnded
-from rollout_sched.live.membership import MembershipState
-from rollout_sched.live.reward_function import RewardFailed
-from rollout_sched.live.samples import Prompt
+from rollout_sched.core.model.actions import Action
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.model.events import Event
+from rollout_sched.integrations.gateway.control_plane.trainer_client import (
+    GatewayError,
+    TrainerClient,
+)
+from rollout_sched.live.durable.records import DELIVERED, GROUP, LOST, PROMPT, REWARD
+from rollout_sched.live.instances.membership import MembershipState
 from rollout_sched.live.settings import Settings
-from rollout_sched.live.stored_facts import DELIVERED, GROUP, LOST, PROMPT, REWARD
+from rollout_sched.live.trainer.delivery import LeaseEnded
+from rollout_sched.live.trainer.rewards import RewardFailed
+from rollout_sched.live.trainer.samples import Prompt
 from rollout_sched.simulators.fake_instance import faults as fake
 from rollout_sched.simulators.replay.runs import staleness_bound
 from rollout_sched.store.errors import StoreBroken

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from rollout_sched.store.changes import Transaction
-from rollout_sched.store.tokens import Tokens, encode
+from rollout_sched.store.transaction import Tokens, Transaction, encode
 
 
 def test_the_last_word_counts():

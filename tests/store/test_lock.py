@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
+from rollout_sched.store.disk import StoreLock
 from rollout_sched.store.errors import StoreInUse
-from rollout_sched.store.lock import StoreLock
 
 
 def test_the_second_is_told_who_holds_it(tmp_path):
@@ -23,7 +23,7 @@ def test_the_second_is_told_who_holds_it(tmp_path):
 def test_death_releases_it(tmp_path):
     program = (
         "import os, pathlib, sys\n"
-        "from rollout_sched.store.lock import StoreLock\n"
+        "from rollout_sched.store.disk import StoreLock\n"
         "lock = StoreLock(pathlib.Path(sys.argv[1]))\n"
         "print('held', flush=True)\n"
         "os.kill(os.getpid(), 9)\n"

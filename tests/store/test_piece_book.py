@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from rollout_sched.store.changes import Transaction
 from rollout_sched.store.disk import Disk
 from rollout_sched.store.errors import PieceDamaged
-from rollout_sched.store.piece_book import PieceBook
+from rollout_sched.store.store import PieceBook
 from rollout_sched.store.token_files import TokenFiles
+from rollout_sched.store.transaction import Transaction
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ from contextlib import closing
 
 import pytest
 
-from rollout_sched.store.changes import Transaction
 from rollout_sched.store.errors import StoreDamaged, StoreError
 from rollout_sched.store.salvage import salvage
 from rollout_sched.store.store import ROWS, Store
+from rollout_sched.store.transaction import Transaction
 
 PAGE = 4096
 

@@ -9,7 +9,6 @@ from contextlib import closing
 
 import pytest
 
-from rollout_sched.store.changes import Transaction
 from rollout_sched.store.errors import (
     StoreDamaged,
     StoreError,
@@ -17,6 +16,7 @@ from rollout_sched.store.errors import (
     StoreOfOtherFormat,
 )
 from rollout_sched.store.store import ROWS, TOKENS, Store
+from rollout_sched.store.transaction import Transaction
 
 
 def filled(folder, **given):

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 
 from rollout_sched.store.errors import PieceDamaged
-from rollout_sched.store.tokens import Tokens, decode, encode
+from rollout_sched.store.transaction import Tokens, decode, encode
 
 IDS = st.lists(st.integers(0, 2**31 - 1), max_size=20)
 

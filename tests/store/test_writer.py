@@ -9,10 +9,10 @@ import time
 import pytest
 
 from rollout_sched.store import writer as writer_module
-from rollout_sched.store.changes import Transaction
 from rollout_sched.store.disk import Disk
 from rollout_sched.store.errors import StoreBroken, StoreFull
 from rollout_sched.store.store import Store
+from rollout_sched.store.transaction import Transaction
 from rollout_sched.store.writer import HEADROOM, StoreWriter
 
 #: Seconds that nothing here comes near to.

@@ -9,8 +9,7 @@ from rich.console import Console
 
 from rollout_sched.cli import main
 from rollout_sched.top import command
-from rollout_sched.top.command import Watched, watch
-from rollout_sched.top.source import KEY, GatewaySource
+from rollout_sched.top.command import KEY, GatewaySource, Watched, watch
 from tests.top.served import serving
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from rollout_sched.top.document import Document
+from rollout_sched.top.screen import Document
 from tests.top.made_up import said
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from rich.console import Console
 
-from rollout_sched.top.document import Document
-from rollout_sched.top.screen import screen
+from rollout_sched.top.screen import Document, screen
 from tests.top.made_up import document, instance
 
 URL = "http://gateway:9000"

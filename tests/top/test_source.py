@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rollout_sched.core.errors import CallerError
-from rollout_sched.top.source import Away, GatewaySource
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.top.command import Away, GatewaySource
 from tests.top.served import serving
 
 

@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 
 from benchmarks import prediction
-from rollout_sched.calibration.burst_steps import steps_of
-from rollout_sched.calibration.bursts import Burst
+from rollout_sched.calibration.bursts import Burst, steps_of
 from rollout_sched.calibration.in_process import StepCalibrator
 from rollout_sched.calibration.prober import IDS, SAMPLING
 from rollout_sched.cli import main
-from rollout_sched.integrations.vllm.stepped_engine import SteppedEngine
+from rollout_sched.integrations.vllm.in_process import SteppedEngine
 from rollout_sched.simulators.replay.scenario import load_scenario
 from tests.vllm import servers
 

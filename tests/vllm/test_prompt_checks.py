@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vllm.sampling_params import SamplingParams
 
-from rollout_sched.live.prompt_checks import SAMPLING
+from rollout_sched.live.trainer.submissions import SAMPLING
 
 #: What is ours to say, or vLLM's own to know.
 NOT_TO_BE_SET = {"n", "max_tokens", "output_kind", "output_text_buffer_length", "skip_clone"}

@@ -19,11 +19,16 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.simulators.instance.cost_model import CostModel
+from rollout_sched.simulators.instance.model import (
+    CostModel,
+    Ended,
+    InstanceSpec,
+    Paused,
+    PauseMode,
+    SimRequest,
+)
 from rollout_sched.simulators.instance.reference.instance import ReferenceInstance
 from rollout_sched.simulators.instance.sim_instance import SimInstance
-from rollout_sched.simulators.instance.sim_request import Ended, Paused, PauseMode, SimRequest
-from rollout_sched.simulators.instance.spec import InstanceSpec
 
 SEEDS = 40
 # Sums of powers of two are exact, so jumping and stepping get the very same times.

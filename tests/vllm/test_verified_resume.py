@@ -18,12 +18,10 @@ import msgspec
 import pytest
 
 from rollout_sched.client import Prompt, Reload, RolloutScheduler, Sample
-from rollout_sched.core.actions import Dispatch
+from rollout_sched.core.model.actions import Dispatch
 from rollout_sched.integrations.vllm.http_instance import HttpInstance
-from rollout_sched.live.draft_test import DraftTest
-from rollout_sched.live.payloads import TokenPayload
-from rollout_sched.live.pieces import Piece
 from rollout_sched.live.ports import Order, Output, PromptToken
+from rollout_sched.live.requests.token_payload import DraftTest, Piece, TokenPayload
 from tests.vllm import servers
 
 DICE = random.Random(11)

@@ -9,10 +9,10 @@ from typing import Any, Literal
 import msgspec
 from aiohttp import web
 
-from rollout_sched.integrations.gateway.control_plane.broadcast import to_each
 from rollout_sched.integrations.gateway.control_plane.codec import read, reply
+from rollout_sched.integrations.gateway.control_plane.fanout import to_each
 from rollout_sched.integrations.gateway.control_plane.gateway import Gateway, NewInstance
-from rollout_sched.live.instance_supervisor import InstanceSupervisor
+from rollout_sched.live.instances.supervisor import InstanceSupervisor
 
 
 class Named(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -11,35 +11,129 @@ import logging
 import re
 import socket
 from collections.abc import Awaitable, Callable
+from importlib.metadata import version
 from itertools import chain
 from typing import cast
 
 from aiohttp import web
 
-from rollout_sched.core.errors import CallerError
+from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.gateway.control_plane.admin import Admin
-from rollout_sched.integrations.gateway.control_plane.auth import Access, AccessControl
-from rollout_sched.integrations.gateway.control_plane.codec import body_of, refusal
-from rollout_sched.integrations.gateway.control_plane.fleet_control import FleetControl
+from rollout_sched.integrations.gateway.control_plane.auth import Access, AccessControl, NotAllowed
+from rollout_sched.integrations.gateway.control_plane.codec import body_of, read, refusal, reply
+from rollout_sched.integrations.gateway.control_plane.fanout import InstanceSilent, is_plain, relay
+from rollout_sched.integrations.gateway.control_plane.fleet import FleetControl, WorkerRoutes
 from rollout_sched.integrations.gateway.control_plane.gateway import Gateway, NoSuchInstance
-from rollout_sched.integrations.gateway.control_plane.instance_access import NotAllowed
-from rollout_sched.integrations.gateway.control_plane.live_routes import LiveRoutes
-from rollout_sched.integrations.gateway.control_plane.live_watch import LiveWatch
-from rollout_sched.integrations.gateway.control_plane.public import Public
-from rollout_sched.integrations.gateway.control_plane.relay import InstanceSilent, is_plain, relay
-from rollout_sched.integrations.gateway.control_plane.scheduler_routes import (
-    ADMIN,
-    SchedulerRoutes,
-)
+from rollout_sched.integrations.gateway.control_plane.live import LiveRoutes, LiveWatch
+from rollout_sched.integrations.gateway.control_plane.prometheus import GatewayMetrics
 from rollout_sched.integrations.gateway.control_plane.trainer_api import EPOCH, ROLLOUT, TrainerApi
 from rollout_sched.integrations.gateway.control_plane.weight_protocol import Conflict
-from rollout_sched.integrations.gateway.control_plane.workers import WorkerRoutes
-from rollout_sched.integrations.gateway.data_plane.responses import CLIENT_LEFT, Responses
-from rollout_sched.integrations.gateway.data_plane.upstream import Upstream
-from rollout_sched.integrations.vllm.weight_roots import OutsideRoots
+from rollout_sched.integrations.gateway.control_plane.weights import WeightUpdate
+from rollout_sched.integrations.gateway.data_plane.call import Upstream
+from rollout_sched.integrations.gateway.data_plane.reply import CLIENT_LEFT, Responses
+from rollout_sched.integrations.vllm.weights import OutsideRoots
 from rollout_sched.live.ports import InstanceError
 
 log = logging.getLogger(__name__)
+
+
+# ------------------------------------------------------------------------------------------
+# The scheduler's routes that administrators and trainers share, each under their own path.
+
+#: The root of the administrators' paths.
+ADMIN = "/admin"
+
+
+class SchedulerRoutes:
+    """Routes for new weights and for the state."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    def routes(self, root: str) -> list[web.RouteDef]:
+        return [
+            web.get(f"{root}/state", self.state),
+            web.post(f"{root}/weights", self.weights),
+        ]
+
+    async def state(self, request: web.Request) -> web.Response:
+        return reply(request, self._gateway.state())
+
+    async def weights(self, request: web.Request) -> web.Response:
+        """With `wait`, 200 when every instance has the weights; else 202."""
+        update = await read(request, WeightUpdate)
+        await self._gateway.publish(update)
+        return reply(request, {"version": update.version}, 200 if update.wait else 202)
+
+
+# ------------------------------------------------------------------------------------------
+# The routes that every client may call: health, version, models and metrics.
+
+
+class Public:
+    """Read-only routes."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._metrics = GatewayMetrics(gateway)
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.get("/health", self.health),
+            web.get("/liveness", self.liveness),
+            web.get("/ping", self.health),
+            web.post("/ping", self.health),  # for SageMaker, as in vLLM
+            web.get("/version", self.version),
+            web.get("/metrics", self.metrics),
+        ]
+
+    def keyed_routes(self) -> list[web.RouteDef]:
+        """The routes for which a client needs its key."""
+        return [web.get("/v1/models", self.models)]
+
+    async def health(self, request: web.Request) -> web.Response:
+        """200 once an instance has joined; as with vLLM, the body is empty."""
+        if self._gateway.healthy:
+            return web.Response()
+        broken = self._gateway.driver.broken
+        return refusal(
+            503, f"the scheduler stopped: {broken}" if broken else "no instance has joined"
+        )
+
+    async def liveness(self, request: web.Request) -> web.Response:
+        """200 while the scheduler works, even without instances: prime-rl calls this path."""
+        broken = self._gateway.driver.broken
+        return refusal(503, f"the scheduler stopped: {broken}") if broken else web.Response()
+
+    async def version(self, request: web.Request) -> web.Response:
+        return reply(request, {"version": version("rollout-sched"), "server": "rollout-sched"})
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        page, content_type = await self._metrics.page(request.headers.get("Accept", ""))
+        return web.Response(body=page, headers={"Content-Type": content_type})
+
+    async def models(self, request: web.Request) -> web.Response:
+        """The models of the fleet, each with the smallest max_model_len of its instances."""
+        lengths: dict[str, int] = {}
+        for supervisor in self._gateway.supervisors():
+            told = supervisor.description
+            if told is not None and supervisor.joined:
+                known = lengths.get(told.model, told.max_model_len)
+                lengths[told.model] = min(known, told.max_model_len)
+        data = [
+            {
+                "id": model,
+                "object": "model",
+                "created": self._gateway.created,
+                "owned_by": "rollout-sched",
+                "root": model,
+                "parent": None,
+                "max_model_len": length,
+            }
+            for model, length in lengths.items()
+        ]
+        return reply(request, {"object": "list", "data": data})
+
 
 #: A call that may change an instance must not change only one of several.
 _TO_ALL_OR_ONE = (

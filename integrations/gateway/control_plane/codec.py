@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 from aiohttp import web
 
-from rollout_sched.core.errors import CallerError
+from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.gateway.data_plane.call import error_body
 
 MSGPACK = "application/msgpack"

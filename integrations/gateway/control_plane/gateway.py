@@ -9,23 +9,19 @@ from typing import Annotated, Any
 
 import msgspec
 
-from rollout_sched.core.errors import CallerError
-from rollout_sched.integrations.gateway.control_plane.figures import Figures
-from rollout_sched.integrations.gateway.control_plane.instance_access import (
-    AllowList,
-    checked_url,
-    id_of,
-)
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.integrations.gateway.control_plane.auth import AllowList, checked_url, id_of
+from rollout_sched.integrations.gateway.control_plane.counts import Figures
 from rollout_sched.integrations.gateway.control_plane.trainer_updates import TrainerUpdates
-from rollout_sched.integrations.gateway.control_plane.weight_update import (
+from rollout_sched.integrations.gateway.control_plane.weights import (
     WeightLoaders,
     WeightUpdate,
     stored,
 )
 from rollout_sched.integrations.gateway.data_plane.data_plane import DataPlane
-from rollout_sched.integrations.gateway.data_plane.responses import Responses
-from rollout_sched.integrations.vllm.weight_roots import WeightRoots
-from rollout_sched.live.instance_supervisor import InstanceSupervisor
+from rollout_sched.integrations.gateway.data_plane.reply import Responses
+from rollout_sched.integrations.vllm.weights import WeightRoots
+from rollout_sched.live.instances.supervisor import InstanceSupervisor
 from rollout_sched.live.live_scheduler import LiveScheduler
 from rollout_sched.live.ports import InstanceClient
 

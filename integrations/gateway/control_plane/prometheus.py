@@ -12,11 +12,11 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from rollout_sched.core.events import InstanceReported
-from rollout_sched.core.model import InstanceStatus
+from rollout_sched.core.model.events import InstanceReported
+from rollout_sched.core.model.model import InstanceStatus
 from rollout_sched.integrations.gateway.control_plane.gateway import Gateway, InstanceView
 from rollout_sched.metrics.bubbles import CAUSES
-from rollout_sched.metrics.histogram import Histogram
+from rollout_sched.metrics.fold import Histogram
 
 #: Label values and the measured value. The labels `instance` and `job` are not used: Prometheus
 #: sets them to the scraped target, and would rename ours.

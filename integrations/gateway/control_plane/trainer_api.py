@@ -8,12 +8,11 @@ from typing import Annotated
 import msgspec
 from aiohttp import web
 
-from rollout_sched.core.errors import CallerError
+from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.gateway.control_plane.codec import read, refusal, reply
 from rollout_sched.integrations.gateway.control_plane.gateway import Gateway
-from rollout_sched.live.batch_delivery import NotReady
-from rollout_sched.live.leases import TRAINER, LeaseEnded, TrainerName
-from rollout_sched.live.samples import Prompt, Uid
+from rollout_sched.live.trainer.delivery import TRAINER, LeaseEnded, NotReady, TrainerName
+from rollout_sched.live.trainer.samples import Prompt, Uid
 from rollout_sched.store.errors import StoreFull
 
 #: The root of the trainer's paths.

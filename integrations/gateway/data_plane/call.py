@@ -7,21 +7,50 @@ from typing import Any, Protocol
 
 import msgspec
 
-from rollout_sched.core.actions import Dispatch
-from rollout_sched.core.model import DeliveredSample
-from rollout_sched.integrations.gateway.data_plane import envelope as envelopes
-from rollout_sched.integrations.gateway.data_plane.client_request import ClientRequest
-from rollout_sched.integrations.gateway.data_plane.dialects import RESUME_PATH, Part, resume
-from rollout_sched.integrations.gateway.data_plane.fields import BadRequest
-from rollout_sched.integrations.gateway.data_plane.http_request import Headers
-from rollout_sched.integrations.gateway.data_plane.splice import Values
-from rollout_sched.integrations.gateway.data_plane.split import One
-from rollout_sched.integrations.gateway.data_plane.upstream import Upstream, UpstreamCall
-from rollout_sched.integrations.http.exchange import Receiver
-from rollout_sched.integrations.vllm.protocol.endpoints import ENDPOINTS
-from rollout_sched.integrations.vllm.protocol.request_ids import engine_id
-from rollout_sched.integrations.vllm.protocol.requests import INPUT
-from rollout_sched.live.ports import Outcome, Over, RequestRejected
+from rollout_sched.core.model.actions import Dispatch
+from rollout_sched.core.model.model import DeliveredSample
+from rollout_sched.integrations.gateway.data_plane import body as envelopes
+from rollout_sched.integrations.gateway.data_plane.body import BadRequest, One, Values
+from rollout_sched.integrations.gateway.data_plane.client_request import ClientRequest, Headers
+from rollout_sched.integrations.gateway.data_plane.resume import RESUME_PATH, Part, resume
+from rollout_sched.integrations.http.client_connection import Receiver
+from rollout_sched.integrations.vllm.protocol.endpoints import ENDPOINTS, INPUT, engine_id
+from rollout_sched.live.ports import Attempting, Outcome, Over, RequestRejected
+
+# ------------------------------------------------------------------------------------------
+# What the gateway needs from an instance's client beyond the driver's port: to pass bytes on.
+
+
+class UpstreamCall(Attempting, Protocol):
+    """A call in flight."""
+
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
+
+
+class Upstream(Protocol):
+    """An instance's client (`integrations.vllm.http_instance`)."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def pool(self) -> Any: ...
+    @property
+    def labelled(self) -> bool: ...
+    @property
+    def models(self) -> tuple[str, ...]: ...
+    @property
+    def request_headers(self) -> list[tuple[bytes, bytes]]: ...
+    def pass_on(
+        self,
+        order_id: str,
+        engine_id: str,
+        path: str,
+        header_lines: bytes,
+        body: bytes,
+        receiver: Receiver,
+    ) -> UpstreamCall: ...
+
 
 Write = Callable[[bytes], None]
 

@@ -3,12 +3,47 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
-from rollout_sched.integrations.gateway.data_plane.envelope import Envelope, check_name
-from rollout_sched.integrations.gateway.data_plane.fields import BadRequest
-from rollout_sched.integrations.gateway.data_plane.http_request import HttpRequest
-from rollout_sched.integrations.gateway.data_plane.splice import ClientBody
+from rollout_sched.integrations.gateway.data_plane.body import (
+    BadRequest,
+    ClientBody,
+    Envelope,
+    check_name,
+)
 from rollout_sched.integrations.vllm.protocol.endpoints import Endpoint
+
+# ------------------------------------------------------------------------------------------
+# A client's HTTP request, as the hot path's server passes it (integrations.http.server).
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+class HttpRequest(Protocol):
+    """Its body is complete. Call `answer` once, or `begin`, then `write`, then `end`."""
+
+    @property
+    def method(self) -> bytes: ...
+    @property
+    def target(self) -> bytes: ...
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]: ...
+    @property
+    def fields(self) -> Mapping[bytes, bytes]: ...
+    @property
+    def body(self) -> bytes: ...
+
+    gone: bool
+    on_disconnect: Callable[[], None] | None
+    on_pause: Callable[[], None] | None
+    on_resume: Callable[[], None] | None
+
+    def answer(self, status: int, headers: bytes | Headers, body: bytes) -> None: ...
+    def begin(self, status: int, headers: Headers) -> None: ...
+    def write(self, data: bytes) -> None: ...
+    def end(self) -> None: ...
+
 
 #: Hop-by-hop headers, which are not passed on (RFC 9110, 7.6.1), and headers that the gateway sets
 #: itself.

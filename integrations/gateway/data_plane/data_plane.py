@@ -9,31 +9,30 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rollout_sched.core.errors import CallerError
-from rollout_sched.integrations.gateway.data_plane import envelope as envelopes
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.integrations.gateway.data_plane import body as envelopes
+from rollout_sched.integrations.gateway.data_plane.body import BadRequest, ClientBody, One, split
 from rollout_sched.integrations.gateway.data_plane.call import JSON, Call, Reply, error_body
 from rollout_sched.integrations.gateway.data_plane.client_request import (
     ClientRequest,
+    HttpRequest,
     check_head,
     read_client_request,
 )
 from rollout_sched.integrations.gateway.data_plane.fanout import Fanout
-from rollout_sched.integrations.gateway.data_plane.fields import BadRequest
-from rollout_sched.integrations.gateway.data_plane.http_reply import (
+from rollout_sched.integrations.gateway.data_plane.reply import (
     HttpReply,
+    Limits,
+    OpenCalls,
+    Responses,
+    Scheduling,
+    Unavailable,
     error_headers,
     log_failure,
 )
-from rollout_sched.integrations.gateway.data_plane.http_request import HttpRequest
-from rollout_sched.integrations.gateway.data_plane.limits import Limits
-from rollout_sched.integrations.gateway.data_plane.open_calls import OpenCalls, Unavailable
-from rollout_sched.integrations.gateway.data_plane.responses import Responses
-from rollout_sched.integrations.gateway.data_plane.scheduling import Scheduling
-from rollout_sched.integrations.gateway.data_plane.splice import ClientBody
-from rollout_sched.integrations.gateway.data_plane.split import One, split
 from rollout_sched.integrations.gateway.data_plane.streaming_call import StreamingCall
 from rollout_sched.integrations.gateway.data_plane.unary_call import UnaryCall
-from rollout_sched.integrations.http.bearer import BearerKeys
+from rollout_sched.integrations.http.server import BearerKeys
 from rollout_sched.integrations.vllm.protocol.endpoints import ENDPOINTS
 
 UNADMITTED = "this gateway needs one of its API keys as a bearer token"

@@ -13,13 +13,13 @@ from rollout_sched.integrations.gateway.data_plane.call import (
     FIELD,
     JSON,
     Reply,
+    UpstreamCall,
     Write,
     error_body,
 )
-from rollout_sched.integrations.gateway.data_plane.dialects import usage as total_usage
-from rollout_sched.integrations.gateway.data_plane.http_request import Headers
-from rollout_sched.integrations.gateway.data_plane.upstream import UpstreamCall
-from rollout_sched.integrations.vllm.protocol.event_stream import DONE, as_event, data_of_each
+from rollout_sched.integrations.gateway.data_plane.client_request import Headers
+from rollout_sched.integrations.gateway.data_plane.resume import usage as total_usage
+from rollout_sched.integrations.vllm.protocol.answers import DONE, as_event, data_of_each
 from rollout_sched.live.ports import InstanceError, Outcome, Over
 
 log = logging.getLogger(__name__)

@@ -7,23 +7,178 @@ event that ends the response waits for the scheduler, which adds the versions.
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import msgspec
 
-from rollout_sched.core.events import Spans
-from rollout_sched.integrations.gateway.data_plane import answers, dialects
-from rollout_sched.integrations.gateway.data_plane.answers import Event, EventChoice
-from rollout_sched.integrations.gateway.data_plane.client_stream import ClientStream
-from rollout_sched.integrations.gateway.data_plane.stream_tokens import StreamTokens
-from rollout_sched.integrations.vllm.protocol.answers import Finish, finish_of, spans_of
-from rollout_sched.integrations.vllm.protocol.event_stream import (
+from rollout_sched.core.model.events import Spans
+from rollout_sched.integrations.gateway.data_plane import answers
+from rollout_sched.integrations.gateway.data_plane import resume as dialects
+from rollout_sched.integrations.gateway.data_plane.answers import (
+    Event,
+    EventChoice,
+    both_spellings,
+    read_event,
+)
+from rollout_sched.integrations.gateway.data_plane.call import Reply, Write
+from rollout_sched.integrations.vllm.protocol.answers import (
     DONE,
+    Finish,
     WholeEvents,
     as_event,
     data_of_each,
+    finish_of,
+    spans_of,
 )
-from rollout_sched.integrations.vllm.protocol.request_ids import names_another
+from rollout_sched.integrations.vllm.protocol.endpoints import Endpoint, names_another
 from rollout_sched.live.ports import AnswerUntrue, InstanceError, Outcome, RequestRejected
+
+# ------------------------------------------------------------------------------------------
+# The single stream that a client receives, from all attempts of its request.
+
+EVENT_STREAM = (b"content-type", b"text/event-stream; charset=utf-8")
+
+
+class ClientStream:
+    """What the client has received.
+
+    prompt_ids  the prompt's token ids, as an instance sent them
+    envelope    the fields of the first event that describe the response; None before it
+    """
+
+    def __init__(self, endpoint: Endpoint, reply: Reply) -> None:
+        self.endpoint = endpoint
+        self.reply = reply
+        self.prompt_ids = b""
+        self.envelope: dict[str, Any] | None = None
+        self._write: Write | None = None  # where the events go, once there are any
+
+    @property
+    def begun(self) -> bool:
+        return self._write is not None
+
+    def send(self, events: bytes) -> None:
+        """Send whole events."""
+        if self.endpoint == "generate":
+            events = both_spellings(events)
+        write = self._write
+        if write is None:
+            write = self._write = self.reply.begin([EVENT_STREAM])
+        write(events)
+
+    def learn(self, event: Event, choice: EventChoice | None) -> None:
+        """Keep what the first event says about the response: all later events repeat it, whichever
+        instance sends them."""
+        if self.envelope is None:
+            said = dialects.envelope(self.endpoint, "event")
+            for name in said:
+                value = getattr(event, name)
+                if value is not None:
+                    said[name] = value
+            self.envelope = said
+        if not self.prompt_ids:
+            self.prompt_ids = event.prompt_ids or (b"" if choice is None else choice.prompt_ids)
+
+
+# ------------------------------------------------------------------------------------------
+# Counts the tokens of a stream as cheaply as possible.
+#
+# Of the events passed to the client only the token ids are kept, as they are written there, to
+# resume from. An event without ids counts as one token, and a stream with such an event cannot be
+# resumed.
+
+_IDS = re.compile(rb'"token_ids"\s*:\s*\[([\d,\s]*)\]')
+_IDS_AS_VLLM = b'"token_ids":['
+_ID_BYTES = b"0123456789, "
+
+#: Packets that are counted together, which costs little more than counting one. Streams that began
+#: together count at different times, because counting one stream delays the others.
+READ_TOGETHER = 32
+
+
+class StreamTokens:
+    """The tokens of one attempt; its number decides when they are counted.
+
+    ids     "1,2,3," as written in the events
+    events  number of events without ids: one token each
+    unread  data that was passed on but is not counted yet
+    """
+
+    __slots__ = ("_until", "events", "ids", "unread")
+
+    def __init__(self, attempt: int) -> None:
+        self.ids = bytearray()
+        self.events = 0
+        self.unread: list[bytes] = []
+        self._until = 1 + attempt % READ_TOGETHER  # packets until the next count
+
+    @property
+    def count(self) -> int:
+        """Tokens of the data that has been read."""
+        return self.ids.count(b",") if self.ids else self.events
+
+    @property
+    def arrived(self) -> bool:
+        """Whether there are tokens, read or unread."""
+        return self.count > 0 or bool(self.unread)
+
+    def to_go_on_from(self) -> list[int]:
+        """The token ids of the data that has been read."""
+        ids: list[int] = msgspec.json.decode(b"[" + self.ids[:-1] + b"]")
+        return ids
+
+    def add(self, ids: bytes, *, speaks: bool) -> None:
+        """Count an event that was read: its ids as "1,2", and whether it has other output."""
+        if ids:
+            self.ids += ids + b","
+        elif speaks:
+            self.events += 1
+
+    def add_unread(self, data: bytes) -> None:
+        """Add whole events that were passed on unread."""
+        unread = self.unread
+        unread.append(data)
+        if len(unread) >= self._until:
+            self._until = READ_TOGETHER
+            self.read_up()
+
+    def read_up(self) -> None:
+        """Count the unread data."""
+        if self.unread:
+            data = b"".join(self.unread)
+            self.unread.clear()
+            self._count(data)
+
+    def _count(self, data: bytes) -> None:
+        found = data.count(b'"token_ids"')
+        if not found:
+            self.events += data.count(b'"choices"')
+            return
+        if data.count(_IDS_AS_VLLM) == found:
+            parts = [rest.partition(b"]") for rest in data.split(_IDS_AS_VLLM)[1:]]
+            lists = [some for some, closed, _ in parts if closed]
+        else:
+            lists = _IDS.findall(data)
+        if not all(lists):
+            self._read(data)
+            return
+        ids = b",".join(lists)
+        if ids.translate(None, _ID_BYTES):
+            self.events += found  # these are not ids, so the stream cannot be resumed
+        elif ids:
+            self.ids += ids + b","
+
+    def _read(self, data: bytes) -> None:
+        """Read each event: one without ids may still have text, whose ids are then missing."""
+        for event in data_of_each(data):
+            try:
+                choices = read_event(event).choices
+                choice = choices[0] if choices else None
+                if choice is not None:
+                    self.add(choice.ids, speaks=choice.speaks)
+            except InstanceError:
+                self.events += 1
+
 
 #: The beginning that all events of a stream share: the id comes first, as in OpenAI and vLLM.
 _OPENING = re.compile(rb'data: ?\{\s*"(?:request_)?id"\s*:\s*"[^"\\]*"')

@@ -16,23 +16,24 @@ import logging
 
 import msgspec
 
-from rollout_sched.core.actions import Dispatch
-from rollout_sched.core.model import DeliveredSample
-from rollout_sched.integrations.gateway.data_plane import answers, dialects
+from rollout_sched.core.model.actions import Dispatch
+from rollout_sched.core.model.model import DeliveredSample
+from rollout_sched.integrations.gateway.data_plane import answers
+from rollout_sched.integrations.gateway.data_plane import resume as dialects
+from rollout_sched.integrations.gateway.data_plane.body import are_token_ids, prompt_tokens
 from rollout_sched.integrations.gateway.data_plane.call import (
     JSON,
     Call,
     Reply,
+    Upstream,
+    UpstreamCall,
     weight_versions,
     with_added,
 )
-from rollout_sched.integrations.gateway.data_plane.client_stream import ClientStream
-from rollout_sched.integrations.gateway.data_plane.dialects import Part
-from rollout_sched.integrations.gateway.data_plane.envelope import are_token_ids, prompt_tokens
-from rollout_sched.integrations.gateway.data_plane.stream import Stream
+from rollout_sched.integrations.gateway.data_plane.resume import Part
+from rollout_sched.integrations.gateway.data_plane.stream import ClientStream, Stream
 from rollout_sched.integrations.gateway.data_plane.unary_call import failure
-from rollout_sched.integrations.gateway.data_plane.upstream import Upstream, UpstreamCall
-from rollout_sched.integrations.vllm.protocol.event_stream import DONE, as_event
+from rollout_sched.integrations.vllm.protocol.answers import DONE, as_event
 from rollout_sched.integrations.vllm.protocol.refusals import refusal_of_request
 from rollout_sched.live.ports import (
     Attempting,
@@ -41,7 +42,7 @@ from rollout_sched.live.ports import (
     Over,
     RequestRejected,
 )
-from rollout_sched.live.transcript import detached
+from rollout_sched.live.requests.token_payload import detached
 
 log = logging.getLogger(__name__)
 

@@ -8,29 +8,30 @@ from typing import Any
 
 import msgspec
 
-from rollout_sched.core.actions import Dispatch
-from rollout_sched.core.model import DeliveredSample
-from rollout_sched.integrations.gateway.data_plane import answers, dialects
+from rollout_sched.core.model.actions import Dispatch
+from rollout_sched.core.model.model import DeliveredSample
+from rollout_sched.integrations.gateway.data_plane import answers
+from rollout_sched.integrations.gateway.data_plane import resume as dialects
+from rollout_sched.integrations.gateway.data_plane.answers import both_spellings
 from rollout_sched.integrations.gateway.data_plane.call import (
     FIELD,
     JSON,
     Call,
     Reply,
+    Upstream,
+    UpstreamCall,
     added,
     error_body,
     weight_versions,
     with_added,
 )
-from rollout_sched.integrations.gateway.data_plane.dialects import Part
-from rollout_sched.integrations.gateway.data_plane.token_names import both_spellings
-from rollout_sched.integrations.gateway.data_plane.upstream import Upstream, UpstreamCall
+from rollout_sched.integrations.gateway.data_plane.resume import Part
 from rollout_sched.integrations.http.client import WholeAnswer
 from rollout_sched.integrations.http.heads import Headers, write_fields
-from rollout_sched.integrations.vllm.protocol.endpoints import Endpoint
+from rollout_sched.integrations.vllm.protocol.endpoints import Endpoint, names_another
 from rollout_sched.integrations.vllm.protocol.refusals import refusal_of_request
-from rollout_sched.integrations.vllm.protocol.request_ids import names_another
 from rollout_sched.live.ports import Attempting, InstanceError, Outcome, Over, RequestRejected
-from rollout_sched.live.transcript import detached
+from rollout_sched.live.requests.token_payload import detached
 
 log = logging.getLogger(__name__)
 

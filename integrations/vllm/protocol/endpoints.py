@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 #: The request format of a path that generates.
 Endpoint = Literal["completions", "chat", "generate"]
@@ -41,3 +41,112 @@ INIT_TRANSFER = "init_weight_transfer_engine"
 START_UPDATE = "start_weight_update"
 UPDATE_WEIGHTS = "update_weights"
 FINISH_UPDATE = "finish_weight_update"
+
+
+# ------------------------------------------------------------------------------------------
+# vLLM's ids of requests, which it makes from the ids that it is given.
+#
+# The id is given in the X-Request-Id header, or as `request_id` in the body. vLLM's own id is in
+# the answer, and an abort must name it.
+
+#: The engine's id for a call with one prompt (vLLM 0.32).
+_ENGINE_ID: dict[Endpoint, str] = {
+    "completions": "cmpl-%s-0",
+    "chat": "chatcmpl-%s",
+    "generate": "generate-tokens-%s",
+}
+
+
+def engine_id(endpoint: Endpoint, request_id: str) -> str:
+    """The engine's id of a request, which an abort must name."""
+    return _ENGINE_ID[endpoint] % request_id
+
+
+def names_another(told: str, order_id: str) -> bool:
+    """Whether an answer's id is made from another of our orders (`<run>-<attempt>`) than this one.
+
+    The client's own request id may precede the order's id. Ids that a server makes up itself are
+    accepted.
+    """
+    run = order_id[: order_id.rfind("-") + 1]
+    at = told.rfind(run) if run else -1
+    if at < 0:
+        return False
+    named = told[at:]
+    return not named.startswith(order_id) or named[len(order_id) :][:1].isdigit()
+
+
+# ------------------------------------------------------------------------------------------
+# vLLM's names for the metrics that show an instance's load.
+
+RUNNING = "vllm:num_requests_running"
+WAITING = "vllm:num_requests_waiting"
+KV_USAGE = "vllm:kv_cache_usage_perc"  # from 0 to 1
+PREEMPTIONS = "vllm:num_preemptions_total"
+GENERATED_TOKENS = "vllm:generation_tokens_total"
+
+#: With the label `source`: where the KV of a prompt's tokens came from.
+PROMPT_TOKENS = "vllm:prompt_tokens_by_source_total"
+COMPUTED = "local_compute"
+CACHED = "local_cache_hit"
+
+#: One sample for each engine, all equal; its labels have the sizes.
+CACHE_CONFIG = "vllm:cache_config_info"
+
+#: Unix seconds; of Prometheus's client library, not vLLM's own.
+STARTED_AT = "process_start_time_seconds"
+
+
+# ------------------------------------------------------------------------------------------
+# How vLLM's endpoints differ in the fields of a request (vLLM 0.32).
+
+#: The field with the prompt.
+INPUT: dict[Endpoint, str] = {
+    "completions": "prompt",
+    "chat": "messages",
+    "generate": "token_ids",
+}
+
+#: The limit of OpenAI's and vLLM's completions if the client sets none. With a limit of null, and
+#: on the other endpoints, vLLM makes as many tokens as fit.
+COMPLETIONS_MAX_TOKENS = 16
+
+#: Values that `/v1/completions` would take from the model's generation_config.json if a request
+#: does not set them; `/inference/v1/generate` uses these values, so both endpoints sample alike.
+NEUTRAL_SAMPLING: dict[str, Any] = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+
+#: SamplingParams that `/v1/completions` has no field for and would ignore.
+UNKNOWN_TO_COMPLETIONS = frozenset(
+    {
+        "extra_args",
+        "flat_logprobs",
+        "prompt_logprob_start",
+        "prompt_logprob_token_ids",
+        "skip_reading_prefix_cache",
+        "trace_decode_token_ids",
+    }
+)
+
+#: Chat fields that completions do not know; the prompt's tokens already include their effect.
+CHAT_ONLY = (
+    "messages",
+    "max_completion_tokens",
+    "top_logprobs",
+    "tools",
+    "tool_choice",
+    "parallel_tool_calls",
+    "response_format",
+    "chat_template",
+    "chat_template_kwargs",
+    "add_generation_prompt",
+    "continue_final_message",
+    "documents",
+)

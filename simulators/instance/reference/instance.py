@@ -6,16 +6,10 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from rollout_sched.simulators.instance.inbox import Inbox
-from rollout_sched.simulators.instance.reference.blocks import BlockName
-from rollout_sched.simulators.instance.reference.scheduler import (
-    ReferenceAttempt,
-    ReferenceScheduler,
-    ReferenceStep,
-)
-from rollout_sched.simulators.instance.request_limits import last_token
-from rollout_sched.simulators.instance.sim_request import (
+from rollout_sched.simulators.instance.engine import Inbox
+from rollout_sched.simulators.instance.model import (
     Ended,
+    InstanceSpec,
     Outcome,
     Paused,
     PauseMode,
@@ -23,8 +17,14 @@ from rollout_sched.simulators.instance.sim_request import (
     SimGauges,
     SimRequest,
     check_pause_mode,
+    last_token,
 )
-from rollout_sched.simulators.instance.spec import InstanceSpec
+from rollout_sched.simulators.instance.reference.blocks import BlockName
+from rollout_sched.simulators.instance.reference.scheduler import (
+    ReferenceAttempt,
+    ReferenceScheduler,
+    ReferenceStep,
+)
 
 Pause = tuple[PauseMode, bool]
 

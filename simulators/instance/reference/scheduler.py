@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from rollout_sched.simulators.instance.model import InstanceSpec, Reason, SimRequest, StepTime
 from rollout_sched.simulators.instance.reference.blocks import Block, BlockName, BlockPool
-from rollout_sched.simulators.instance.sim_counters import SimCounters
-from rollout_sched.simulators.instance.sim_request import Reason, SimRequest
-from rollout_sched.simulators.instance.spec import InstanceSpec
-from rollout_sched.simulators.instance.step_time import StepTime
+from rollout_sched.simulators.instance.scheduler import SimCounters
 
 
 class ReferenceAttempt:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
-from rollout_sched.simulators.traces.counting import Counting
-from rollout_sched.simulators.traces.importer import Importer, Placed
-from rollout_sched.simulators.traces.model import SampleRecord, Turn
-from rollout_sched.simulators.traces.rows import Row
+from rollout_sched.simulators.traces.model import Counting, SampleRecord, Turn
+from rollout_sched.simulators.traces.rows import Importer, Placed, Row
 
 SUBAGENT = "subagent"
 

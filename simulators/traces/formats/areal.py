@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rollout_sched.simulators.traces.counting import Counting
-from rollout_sched.simulators.traces.importer import Importer, Placed
-from rollout_sched.simulators.traces.model import COUNTED_BY, MOST_TOKENS, SampleRecord, Turn
-from rollout_sched.simulators.traces.rows import Row
+from rollout_sched.simulators.traces.model import (
+    COUNTED_BY,
+    MOST_TOKENS,
+    Counting,
+    SampleRecord,
+    Turn,
+)
+from rollout_sched.simulators.traces.rows import Importer, Placed, Row
 
 #: The records say nothing about the prompt.
 UNKNOWN_PROMPT = 1

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rollout_sched.simulators.traces.counting import Counting
-from rollout_sched.simulators.traces.importer import Importer, Placed
-from rollout_sched.simulators.traces.model import SampleRecord, Turn
-from rollout_sched.simulators.traces.rows import Row
+from rollout_sched.simulators.traces.model import Counting, SampleRecord, Turn
+from rollout_sched.simulators.traces.rows import Importer, Placed, Row
 
 
 def _short_keys(rows: Iterable[Row], _: Counting) -> Placed:

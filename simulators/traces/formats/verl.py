@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from rollout_sched.simulators.traces.counting import Counting
-from rollout_sched.simulators.traces.importer import Importer, Placed
-from rollout_sched.simulators.traces.model import COUNTED_BY, SampleRecord, Turn
-from rollout_sched.simulators.traces.rows import Row
+from rollout_sched.simulators.traces.model import COUNTED_BY, Counting, SampleRecord, Turn
+from rollout_sched.simulators.traces.rows import Importer, Placed, Row
 
 
 def _convert(rows: Iterable[Row], counting: Counting) -> Placed:

@@ -11,15 +11,14 @@ from typing import Any, Literal
 import aiohttp
 
 from rollout_sched import journal
-from rollout_sched.core.events import Event, InstanceLost, RequestFailed
+from rollout_sched.core.model.events import Event, InstanceLost, RequestFailed
 from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.integrations.gateway.serve import Service
 from rollout_sched.live.settings import Settings
-from rollout_sched.simulators.fake_instance import synthetic_tokens as text
-from rollout_sched.simulators.fake_instance.engine import EngineSettings
+from rollout_sched.simulators.fake_instance import tokens as text
+from rollout_sched.simulators.fake_instance.engine import FIRST_LABEL, EngineSettings
 from rollout_sched.simulators.fake_instance.faults import Fault
 from rollout_sched.simulators.fake_instance.server import FakeServer
-from rollout_sched.simulators.fake_instance.weights import FIRST_LABEL
 from tests.simulators.fake_instance.served import SPEC, Client
 
 #: Patience that makes each fault show within a second.

@@ -13,10 +13,10 @@ import msgspec
 import pytest
 
 from rollout_sched.client import Prompt, Reload, RolloutScheduler, Sample
-from rollout_sched.core.events import InstanceJoined, InstanceLost, RequestFailed
+from rollout_sched.core.model.events import InstanceJoined, InstanceLost, RequestFailed
 from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.integrations.gateway.serve import Service
-from rollout_sched.live.membership import MembershipState
+from rollout_sched.live.instances.membership import MembershipState
 from tests.integrations.faults.fleet import (
     GREEDY,
     SETTINGS,

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from rollout_sched.client import Prompt, Reload, RolloutScheduler, Sample
-from rollout_sched.core.events import PrefixVerified
-from rollout_sched.simulators.fake_instance import synthetic_tokens as text
+from rollout_sched.core.model.events import PrefixVerified
+from rollout_sched.simulators.fake_instance import tokens as text
 from tests.integrations.faults.fleet import GREEDY, House, events, house, logprobs, reasons
 from tests.integrations.gateway.house import run
 from tests.integrations.gateway.test_fleet import checkpoint

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from rollout_sched.client import RolloutScheduler
-from rollout_sched.core.events import RequestFailed
+from rollout_sched.core.model.events import RequestFailed
 from tests.integrations.faults.fleet import events, house
 from tests.integrations.faults.test_weights_around_us import (
     FAST,

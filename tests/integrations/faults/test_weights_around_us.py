@@ -16,8 +16,8 @@ import msgspec
 import pytest
 
 from rollout_sched.client import Prompt, Reload, RolloutScheduler
-from rollout_sched.core.events import WeightsUpdated
-from rollout_sched.live.fleet_versions import AROUND_US, US
+from rollout_sched.core.model.events import WeightsUpdated
+from rollout_sched.live.instances.versions import AROUND_US, US
 from tests.integrations.faults.fleet import GREEDY, SETTINGS, House, events, house, response
 from tests.integrations.gateway.house import run
 from tests.integrations.gateway.test_fleet import checkpoint

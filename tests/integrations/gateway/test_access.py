@@ -10,7 +10,7 @@ from aiohttp import web
 
 from rollout_sched.integrations.gateway.control_plane.app import ACCESS
 from rollout_sched.integrations.gateway.control_plane.auth import Access
-from rollout_sched.integrations.gateway.control_plane.fanout_table import shipped
+from rollout_sched.integrations.gateway.control_plane.fanout import shipped
 from rollout_sched.integrations.vllm.protocol.endpoints import ENDPOINTS
 from tests.integrations.gateway.house import House, Upstream, run
 

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from rollout_sched.integrations.vllm import weights
-from rollout_sched.live.payloads import TokenPayload
+from rollout_sched.live.requests.token_payload import TokenPayload
 from tests.integrations.gateway.house import House, Upstream, run
 from tests.live.scripted import until
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rollout_sched.core.errors import CallerError
-from rollout_sched.integrations.gateway.admin_socket import AdminSocket
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.integrations.gateway.serve import AdminSocket
 
 
 class Greets(asyncio.Protocol):

@@ -7,7 +7,7 @@ import asyncio
 import aiohttp
 import pytest
 
-from rollout_sched.live.payloads import TokenPayload
+from rollout_sched.live.requests.token_payload import TokenPayload
 from tests.integrations.gateway.house import House, Upstream, run
 from tests.integrations.gateway.scripted import completion
 from tests.live.scripted import until

@@ -7,13 +7,13 @@ from typing import Any, cast
 
 import pytest
 
-from rollout_sched.integrations.gateway.control_plane.broadcast import (
+from rollout_sched.integrations.gateway.control_plane.auth import id_of
+from rollout_sched.integrations.gateway.control_plane.fanout import (
     FleetCall,
     InstanceRefused,
     broadcast,
     to_each,
 )
-from rollout_sched.integrations.gateway.control_plane.instance_access import id_of
 from tests.integrations.gateway.house import House, Upstream, run
 
 A, B = "http://a:1", "http://b:1"

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.core.actions import Dispatch
-from rollout_sched.core.model import DeliveredSample, Segment
-from rollout_sched.integrations.gateway.data_plane import envelope as envelopes
+from rollout_sched.core.model.actions import Dispatch
+from rollout_sched.core.model.model import DeliveredSample, Segment
+from rollout_sched.integrations.gateway.data_plane import body as envelopes
+from rollout_sched.integrations.gateway.data_plane.body import ClientBody, split
 from rollout_sched.integrations.gateway.data_plane.call import (
     Call,
     added,
@@ -18,9 +19,7 @@ from rollout_sched.integrations.gateway.data_plane.call import (
     with_added,
 )
 from rollout_sched.integrations.gateway.data_plane.client_request import ClientRequest
-from rollout_sched.integrations.gateway.data_plane.dialects import Part
-from rollout_sched.integrations.gateway.data_plane.splice import ClientBody
-from rollout_sched.integrations.gateway.data_plane.split import split
+from rollout_sched.integrations.gateway.data_plane.resume import Part
 from rollout_sched.integrations.vllm.protocol.endpoints import ENDPOINTS
 from rollout_sched.live.ports import RequestRejected
 from tests.integrations.gateway.scripted import Instance

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from rollout_sched.integrations.gateway.data_plane import envelope as envelopes
+from rollout_sched.integrations.gateway.data_plane import body as envelopes
+from rollout_sched.integrations.gateway.data_plane.body import BadRequest, ClientBody
 from rollout_sched.integrations.gateway.data_plane.client_request import (
     ClientRequest,
     check_head,
     read_client_request,
 )
-from rollout_sched.integrations.gateway.data_plane.fields import BadRequest
-from rollout_sched.integrations.gateway.data_plane.splice import ClientBody
 from tests.integrations.gateway.scripted import Call, fields_of
 
 TARGET = "/v1/completions?x=1"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rollout_sched.integrations.gateway.data_plane.answers import read_event
-from rollout_sched.integrations.gateway.data_plane.client_stream import EVENT_STREAM, ClientStream
+from rollout_sched.integrations.gateway.data_plane.stream import EVENT_STREAM, ClientStream
 from tests.integrations.gateway.scripted import chunk, compact
 from tests.integrations.gateway.test_fanout import Reply
 

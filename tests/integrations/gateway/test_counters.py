@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from rollout_sched.core.actions import Answer, Deliver, Discard, Dispatch
-from rollout_sched.core.events import (
+from rollout_sched.core.model.actions import Answer, Deliver, Discard, Dispatch
+from rollout_sched.core.model.events import (
     InstanceLost,
     InstanceReported,
     RequestFailed,
     RequestInterrupted,
     Woke,
 )
-from rollout_sched.integrations.gateway.control_plane.counters import Counters
+from rollout_sched.integrations.gateway.control_plane.counts import Counters
 from tests.metrics.told import sample, tell
 
 

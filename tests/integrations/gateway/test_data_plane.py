@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.core.events import WeightsPublished
+from rollout_sched.core.model.events import WeightsPublished
 from rollout_sched.integrations.gateway.data_plane.data_plane import DataPlane
-from rollout_sched.integrations.gateway.data_plane.limits import Limits
+from rollout_sched.integrations.gateway.data_plane.reply import Limits
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.ports import InstanceError
 from rollout_sched.live.settings import Settings

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.integrations.gateway.data_plane import dialects
-from rollout_sched.integrations.gateway.data_plane.dialects import Part
+from rollout_sched.integrations.gateway.data_plane import resume as dialects
+from rollout_sched.integrations.gateway.data_plane.resume import Part
 from rollout_sched.live.ports import AnswerUntrue
 from tests.integrations.gateway.scripted import completion
 

@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_sched.integrations.gateway.data_plane import envelope as envelopes
-from rollout_sched.integrations.gateway.data_plane.envelope import Envelope
-from rollout_sched.integrations.gateway.data_plane.fields import BadRequest, Fields
+from rollout_sched.integrations.gateway.data_plane import body as envelopes
+from rollout_sched.integrations.gateway.data_plane.body import BadRequest, Envelope, Fields
 
 ASKED = (
     *("prompt", "limit", "limit_field", "samples", "stream", "keep_ids", "salt", "says_ours"),

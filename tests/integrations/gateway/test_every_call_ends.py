@@ -9,13 +9,19 @@ import pytest
 
 from rollout_sched.integrations.gateway.data_plane import (
     answers,
-    client_stream,
-    dialects,
     fanout,
     stream,
-    stream_tokens,
     streaming_call,
     unary_call,
+)
+from rollout_sched.integrations.gateway.data_plane import (
+    resume as dialects,
+)
+from rollout_sched.integrations.gateway.data_plane import (
+    stream as client_stream,
+)
+from rollout_sched.integrations.gateway.data_plane import (
+    stream as stream_tokens,
 )
 from rollout_sched.integrations.vllm.protocol.endpoints import Endpoint
 from rollout_sched.live.ports import AnswerUntrue, InstanceError, RequestRejected

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rollout_sched.integrations.gateway.control_plane.fanout_table import read, shipped
+from rollout_sched.integrations.gateway.control_plane.fanout import read, shipped
 from rollout_sched.integrations.gateway.control_plane.weight_protocol import ProtocolStep
 from rollout_sched.integrations.vllm.protocol import endpoints
 

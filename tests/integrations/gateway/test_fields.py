@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from msgspec import UNSET
 
-from rollout_sched.integrations.gateway.data_plane.fields import (
+from rollout_sched.integrations.gateway.data_plane.body import (
     NOTHING,
     BadRequest,
     Changeable,

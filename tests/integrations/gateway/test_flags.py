@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rollout_sched.integrations.gateway.flags import add_gateway_flags, given_options
-from rollout_sched.integrations.gateway.options import Options
+from rollout_sched.integrations.gateway.options import Options, add_gateway_flags, given_options
 
 
 def given(*words: str) -> Options:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.integrations.gateway.control_plane.fanout_table import shipped
+from rollout_sched.integrations.gateway.control_plane.fanout import shipped
 from tests.integrations.gateway.house import House, Upstream, run
 from tests.integrations.gateway.test_hostile import ask_raw, request
 from tests.live.scripted import until

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from rollout_sched.core.errors import CallerError
-from rollout_sched.integrations.gateway.front_clients import FrontClients, FrontInstance
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.integrations.gateway.front_service import FrontClients, FrontInstance
 from rollout_sched.live.ports import InstanceError, Order
 from tests.integrations.gateway.house import run
 from tests.integrations.vllm.scripted import ScriptedVllm
@@ -37,7 +37,7 @@ def test_one_is_made_when_it_is_first_needed_and_looked_at_once() -> None:
 def test_what_cannot_be_looked_at_fails_what_is_sent_there_and_is_looked_at_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("rollout_sched.integrations.gateway.front_clients._AGAIN_S", (0.01, 0.02))
+    monkeypatch.setattr("rollout_sched.integrations.gateway.front_service._AGAIN_S", (0.01, 0.02))
 
     async def scene() -> None:
         server = ScriptedVllm()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from rollout_sched.integrations.gateway.data_plane.data_plane import DataPlane
-from rollout_sched.integrations.gateway.front_metrics import FrontMetrics
-from rollout_sched.link.front_calls import FrontCalls
+from rollout_sched.integrations.gateway.front_service import FrontMetrics
+from rollout_sched.link.front import FrontCalls
 from tests.integrations.gateway.house import run
 from tests.link.wires import Shared
 

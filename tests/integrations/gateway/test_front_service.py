@@ -16,11 +16,10 @@ import pytest
 from rollout_sched.config import load_policy
 from rollout_sched.integrations.gateway.front_service import FrontOptions, FrontService
 from rollout_sched.integrations.vllm.http_instance import HttpInstance
-from rollout_sched.link.hub import Hub
+from rollout_sched.link.host import Hub
 from rollout_sched.live.live_scheduler import LiveScheduler
-from rollout_sched.live.run_options import RunOptions
-from rollout_sched.live.samples import Prompt
-from rollout_sched.live.settings import Settings
+from rollout_sched.live.settings import RunOptions, Settings
+from rollout_sched.live.trainer.samples import Prompt
 from rollout_sched.simulators.fake_instance.engine import EngineSettings
 from rollout_sched.simulators.fake_instance.server import FakeServer
 from rollout_sched.simulators.replay.scenario import load_scenario

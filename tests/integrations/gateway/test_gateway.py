@@ -6,15 +6,15 @@ import asyncio
 
 import pytest
 
-from rollout_sched.core.errors import CallerError
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.integrations.gateway.control_plane.auth import NotAllowed
 from rollout_sched.integrations.gateway.control_plane.gateway import (
     NewInstance,
     NoSuchInstance,
     id_of,
     notes_of,
 )
-from rollout_sched.integrations.gateway.control_plane.instance_access import NotAllowed
-from rollout_sched.integrations.gateway.control_plane.weight_update import WeightUpdate
+from rollout_sched.integrations.gateway.control_plane.weights import WeightUpdate
 from tests.integrations.gateway.house import House, Upstream, run
 
 A, B = "http://a:1", "http://b:1"

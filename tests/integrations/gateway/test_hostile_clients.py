@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.core.events import RequestFinished, RequestSubmitted
-from rollout_sched.integrations.gateway.data_plane.limits import Limits
+from rollout_sched.core.model.events import RequestFinished, RequestSubmitted
+from rollout_sched.integrations.gateway.data_plane.reply import Limits
 from rollout_sched.live.ports import InstanceError
 from tests.integrations.gateway.scripted import Call, Instance, chunk, completion
 from tests.integrations.gateway.test_data_plane import BODY, PARTIAL, PROMPT, Stage, run

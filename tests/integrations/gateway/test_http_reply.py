@@ -10,9 +10,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from rollout_sched.integrations.gateway.data_plane.http_reply import HttpReply, error_headers
-from rollout_sched.integrations.gateway.data_plane.limits import Limits
-from rollout_sched.integrations.gateway.data_plane.open_calls import OpenCalls
+from rollout_sched.integrations.gateway.data_plane.reply import (
+    HttpReply,
+    Limits,
+    OpenCalls,
+    error_headers,
+)
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.ports import Outcome
 from tests.core.told import make_scheduler

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.integrations.gateway.data_plane.http_request import HttpRequest
+from rollout_sched.integrations.gateway.data_plane.client_request import HttpRequest
 from rollout_sched.integrations.http.request import ReceivedRequest
 from tests.integrations.gateway.scripted import Call
 

@@ -10,8 +10,8 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from rollout_sched.core.errors import CallerError
-from rollout_sched.integrations.gateway.control_plane.instance_access import (
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.integrations.gateway.control_plane.auth import (
     AllowList,
     InstanceKeys,
     NotAllowed,

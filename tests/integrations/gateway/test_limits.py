@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rollout_sched.integrations.gateway.data_plane.limits import Limits
+from rollout_sched.integrations.gateway.data_plane.reply import Limits
 from tests.integrations.gateway.scripted import Instance, completion
 from tests.integrations.gateway.test_data_plane import BODY, Stage, run
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rollout_sched.integrations.gateway.control_plane import live_routes
+from rollout_sched.integrations.gateway.control_plane import live as live_routes
 from rollout_sched.integrations.gateway.control_plane.app import WATCH
 from tests.integrations.gateway.house import House, Upstream, run
 from tests.live.scripted import until

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from rollout_sched.top.source import GatewaySource
+from rollout_sched.top.command import GatewaySource
 from tests.integrations.gateway.house import House, Upstream, run
 from tests.top.test_screen import shown
 

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from rollout_sched.integrations.gateway.control_plane import live_watch
+from rollout_sched.integrations.gateway.control_plane import live as live_watch
 from rollout_sched.integrations.gateway.control_plane.app import WATCH
-from rollout_sched.integrations.gateway.control_plane.live_watch import LiveWatch
+from rollout_sched.integrations.gateway.control_plane.live import LiveWatch
 from tests.integrations.gateway.house import House, Upstream, run
 from tests.integrations.gateway.test_trainer_api import prompt
 from tests.live.scripted import until

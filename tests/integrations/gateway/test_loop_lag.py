@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from rollout_sched.integrations.gateway.control_plane.loop_lag import EVERY_S, LoopLag
+from rollout_sched.integrations.gateway.control_plane.counts import EVERY_S, LoopLag
 from tests.live.scripted import until
 
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.core.errors import CallerError
-from rollout_sched.integrations.gateway.control_plane.fanout_table import shipped
-from rollout_sched.integrations.gateway.control_plane.named_weights import NamedWeights
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.integrations.gateway.control_plane.fanout import shipped
 from rollout_sched.integrations.gateway.control_plane.weight_protocol import ProtocolStep
-from rollout_sched.integrations.vllm.weight_roots import OutsideRoots, WeightRoots
+from rollout_sched.integrations.gateway.control_plane.weights import NamedWeights
+from rollout_sched.integrations.vllm.weights import OutsideRoots, WeightRoots
 from tests.integrations.gateway.house import House, Upstream, run
 from tests.integrations.vllm.test_checkpoint import safetensors
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rollout_sched.integrations.gateway.data_plane.fields import BadRequest
-from rollout_sched.integrations.gateway.data_plane.limits import Limits
-from rollout_sched.integrations.gateway.data_plane.open_calls import OpenCalls, Unavailable
+from rollout_sched.integrations.gateway.data_plane.body import BadRequest
+from rollout_sched.integrations.gateway.data_plane.reply import Limits, OpenCalls, Unavailable
 
 
 class Reply:

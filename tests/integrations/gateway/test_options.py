@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from rollout_sched.integrations.gateway.data_plane.limits import Limits
+from rollout_sched.integrations.gateway.data_plane.reply import Limits
 from rollout_sched.integrations.gateway.options import Options
-from rollout_sched.live.run_options import RunOptions
+from rollout_sched.live.settings import RunOptions
 
 
 def test_a_run_is_as_anywhere_else() -> None:

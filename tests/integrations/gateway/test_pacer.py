@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from rollout_sched.integrations.gateway.data_plane.pacer import MOST_WAITING, Pacer
+from rollout_sched.integrations.gateway.data_plane.reply import MOST_WAITING, Pacer
 from tests.integrations.gateway.house import run
 from tests.integrations.gateway.scripted import Call, Instance, chunk
 from tests.integrations.gateway.test_data_plane import BODY, Stage

@@ -14,8 +14,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from rollout_sched.core.actions import Deliver
-from rollout_sched.core.events import InstanceReported, Woke
+from rollout_sched.core.model.actions import Deliver
+from rollout_sched.core.model.events import InstanceReported, Woke
 from rollout_sched.integrations.gateway.control_plane import prometheus
 from rollout_sched.integrations.gateway.control_plane.gateway import Gateway
 from rollout_sched.integrations.gateway.control_plane.prometheus import GatewayMetrics

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.integrations.gateway.control_plane import codec, relay
+from rollout_sched.integrations.gateway.control_plane import codec
+from rollout_sched.integrations.gateway.control_plane import fanout as relay
 from rollout_sched.integrations.http import Pool
 from rollout_sched.live.settings import Settings
 from tests.integrations.gateway.house import House, Upstream, run

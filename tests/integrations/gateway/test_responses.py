@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from rollout_sched.integrations.gateway.data_plane.responses import Responses
+from rollout_sched.integrations.gateway.data_plane.reply import Responses
 from tests.integrations.gateway.house import House, Upstream, run
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.core import events as ev
-from rollout_sched.integrations.gateway.control_plane.run_log import RunLog
-from rollout_sched.metrics.step import Step
+from rollout_sched.core.model import events as ev
+from rollout_sched.integrations.gateway.control_plane.counts import RunLog
+from rollout_sched.metrics.steps import Step
 from tests.integrations.gateway.house import House, Upstream, run
 from tests.live.scripted import until
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rollout_sched.integrations.gateway.control_plane.scheduler_routes import ADMIN
+from rollout_sched.integrations.gateway.control_plane.app import ADMIN
 from rollout_sched.integrations.gateway.control_plane.trainer_api import ROLLOUT
 from tests.integrations.gateway.house import House, Upstream, run
 

@@ -6,8 +6,8 @@ import inspect
 
 import pytest
 
-from rollout_sched.integrations.gateway.data_plane.scheduling import Scheduling
-from rollout_sched.link.front_calls import FrontCalls
+from rollout_sched.integrations.gateway.data_plane.reply import Scheduling
+from rollout_sched.link.front import FrontCalls
 from rollout_sched.live.driver import Driver
 
 

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_sched.integrations.gateway.data_plane.fields import BadRequest, Changeable
-from rollout_sched.integrations.gateway.data_plane.splice import ClientBody
+from rollout_sched.integrations.gateway.data_plane.body import BadRequest, Changeable, ClientBody
 
 NAMES = sorted(set(Changeable.__struct_fields__) - {"cache_salt", "sampling_params"})
 

@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.integrations.gateway.data_plane import envelope as envelopes
-from rollout_sched.integrations.gateway.data_plane.fields import BadRequest
-from rollout_sched.integrations.gateway.data_plane.splice import ClientBody
-from rollout_sched.integrations.gateway.data_plane.split import One, split
+from rollout_sched.integrations.gateway.data_plane import body as envelopes
+from rollout_sched.integrations.gateway.data_plane.body import BadRequest, ClientBody, One, split
 from rollout_sched.integrations.vllm.protocol.endpoints import Endpoint
 
 

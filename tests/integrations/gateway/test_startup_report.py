@@ -6,7 +6,7 @@ import pytest
 
 from rollout_sched import load_policy
 from rollout_sched.integrations.gateway.control_plane.auth import Access, AccessControl
-from rollout_sched.integrations.gateway.startup_report import startup_report
+from rollout_sched.integrations.gateway.serve import startup_report
 
 POLICY = load_policy("dplb")
 OPEN = AccessControl()

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.integrations.gateway.data_plane.client_stream import ClientStream
-from rollout_sched.integrations.gateway.data_plane.stream import Stream
+from rollout_sched.integrations.gateway.data_plane.stream import ClientStream, Stream
 from rollout_sched.live.ports import (
     AnswerUntrue,
     InstanceError,

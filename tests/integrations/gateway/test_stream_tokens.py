@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rollout_sched.integrations.gateway.data_plane.stream_tokens import READ_TOGETHER, StreamTokens
+from rollout_sched.integrations.gateway.data_plane.stream import READ_TOGETHER, StreamTokens
 
 EVENT = b'data: {"choices":[{"token_ids":[%b]}]}\n\n'
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rollout_sched.integrations.gateway.data_plane.stream import go_on
-from rollout_sched.integrations.vllm.protocol import event_stream
+from rollout_sched.integrations.vllm.protocol import answers as event_stream
 from rollout_sched.integrations.vllm.protocol.endpoints import Endpoint
 from rollout_sched.live.ports import InstanceError
 from tests.integrations.gateway.scripted import Call, Instance, chunk, compact, text_of

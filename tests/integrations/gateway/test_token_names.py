@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.integrations.gateway.data_plane.token_names import both_spellings
+from rollout_sched.integrations.gateway.data_plane.answers import both_spellings
 
 
 def sampled(token: int, *, by: str) -> dict[str, Any]:

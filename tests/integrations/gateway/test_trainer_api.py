@@ -13,7 +13,7 @@ from rollout_sched.client import RolloutScheduler
 from rollout_sched.integrations.gateway.control_plane.trainer_api import AT_ONCE
 from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.live.ports import RequestRejected
-from rollout_sched.live.samples import Batch, Prompt
+from rollout_sched.live.trainer.samples import Batch, Prompt
 from rollout_sched.store.errors import StoreFull
 from tests.integrations.gateway.house import House, Upstream, run
 from tests.live.scripted import until

@@ -11,11 +11,13 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from rollout_sched.core.errors import CallerError
+from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.gateway.control_plane import trainer_client
 from rollout_sched.integrations.gateway.control_plane.codec import MSGPACK, refusal
-from rollout_sched.integrations.gateway.control_plane.trainer_calls import GatewayError
-from rollout_sched.integrations.gateway.control_plane.trainer_client import TrainerClient
+from rollout_sched.integrations.gateway.control_plane.trainer_client import (
+    GatewayError,
+    TrainerClient,
+)
 
 Handler = Callable[[web.Request], Awaitable[web.Response]]
 

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from rollout_sched.integrations.gateway.serve import Service
-from rollout_sched.live.fleet_versions import THROUGH_US, US
+from rollout_sched.live.instances.versions import THROUGH_US, US
 from tests.integrations.gateway.house import House, Upstream, run
 from tests.integrations.gateway.test_fleet import fleet
 from tests.live.scripted import until

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.core.model import DeliveredSample
+from rollout_sched.core.model.model import DeliveredSample
 from rollout_sched.integrations.gateway.data_plane.unary_call import failure
 from rollout_sched.integrations.http.errors import AnswerBroken
 from rollout_sched.live.ports import InstanceError, RequestRejected

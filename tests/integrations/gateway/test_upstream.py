@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.integrations.gateway.data_plane.upstream import Upstream, UpstreamCall
+from rollout_sched.integrations.gateway.data_plane.call import Upstream, UpstreamCall
 from rollout_sched.integrations.vllm.http_instance import HttpInstance
 from tests.integrations.gateway.scripted import Instance
 from tests.integrations.gateway.test_call import Nobody

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.core.errors import CallerError
-from rollout_sched.integrations.gateway.control_plane.version_labels import (
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.integrations.gateway.control_plane.trainer_updates import (
     VersionLabels,
     json_object,
 )
 from rollout_sched.integrations.gateway.control_plane.weight_protocol import Conflict
-from rollout_sched.live.fleet_versions import THROUGH_US
+from rollout_sched.live.instances.versions import THROUGH_US
 from rollout_sched.live.ports import InstanceError
 from tests.integrations.gateway.house import House, Upstream, run
 

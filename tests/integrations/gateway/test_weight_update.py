@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from rollout_sched.core.errors import CallerError
-from rollout_sched.integrations.gateway.control_plane import weight_update as module
-from rollout_sched.integrations.gateway.control_plane.weight_update import (
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.integrations.gateway.control_plane import weights as module
+from rollout_sched.integrations.gateway.control_plane.weights import (
     Reload,
     Transfer,
     WeightLoaders,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rollout_sched.integrations.http.answer_heads import MAX_HEAD, MAX_INTERIM, AnswerHeads
 from rollout_sched.integrations.http.errors import Malformed
+from rollout_sched.integrations.http.heads import MAX_HEAD, MAX_INTERIM, AnswerHeads
 
 EARLY = b"HTTP/1.1 103 Early Hints\r\na: b\r\n\r\n"
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\n"

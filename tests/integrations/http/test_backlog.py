@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rollout_sched.integrations.http.backlog import Backlog
+from rollout_sched.integrations.http.connections import Backlog
 from tests.integrations.http.wires import Wire
 
 

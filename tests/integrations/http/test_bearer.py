@@ -6,8 +6,8 @@ import hmac
 
 import pytest
 
-from rollout_sched.core.errors import CallerError
-from rollout_sched.integrations.http.bearer import BearerKeys, authorization, check_key
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.integrations.http.server import BearerKeys, authorization, check_key
 
 
 def test_without_keys_everybody_is_let_in():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rollout_sched.integrations.http.body_budget import BodyBudget
+from rollout_sched.integrations.http.bodies import BodyBudget
 
 
 def test_who_finds_no_room_is_told_to_come_back_and_counted():

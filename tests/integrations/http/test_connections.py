@@ -7,8 +7,7 @@ import math
 
 import pytest
 
-from rollout_sched.integrations.http.connections import Connections
-from rollout_sched.integrations.http.limits import ServerLimits
+from rollout_sched.integrations.http.connections import Connections, ServerLimits
 
 
 class Client:

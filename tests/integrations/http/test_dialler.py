@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from rollout_sched.integrations.http import Exchange, NotConnected, Pool
-from rollout_sched.integrations.http.client import MAX_BODY
-from rollout_sched.integrations.http.dialler import Dialler
-from rollout_sched.integrations.http.origin import Origin
+from rollout_sched.integrations.http.client import MAX_BODY, Dialler, Origin
 from tests.integrations.http.wires import Heard, answering, ok, on_both_loops, scripted, until
 
 

@@ -8,7 +8,7 @@ import contextlib
 import pytest
 from aiohttp import web
 
-from rollout_sched.integrations.http import handed_connection
+from rollout_sched.integrations.http import server_connection as handed_connection
 from tests.integrations.http.test_admission import slowly
 from tests.integrations.http.test_bodies import frame
 from tests.integrations.http.test_server import cold_app, status_of

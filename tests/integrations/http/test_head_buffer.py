@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rollout_sched.integrations.http.errors import Malformed
-from rollout_sched.integrations.http.head_buffer import HeadBuffer
+from rollout_sched.integrations.http.heads import HeadBuffer
 from tests.integrations.http.wires import post
 
 REQUEST = post("/hot", b"abc")

@@ -6,10 +6,13 @@ import asyncio
 
 import pytest
 
-from rollout_sched.integrations.http.backlog import Backlog
-from rollout_sched.integrations.http.connections import Connections
-from rollout_sched.integrations.http.limits import ServerLimits
-from rollout_sched.integrations.http.lingering import LINGER_S, Lingering
+from rollout_sched.integrations.http.connections import (
+    LINGER_S,
+    Backlog,
+    Connections,
+    Lingering,
+    ServerLimits,
+)
 from tests.integrations.http.wires import Wire
 
 

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from rollout_sched.integrations.http import Pool
-from rollout_sched.integrations.http.liveness import watch_peer
+from rollout_sched.integrations.http.errors import watch_peer
 from tests.integrations.http import silence
 from tests.integrations.http.wires import (
     Echo,

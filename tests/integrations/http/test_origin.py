@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rollout_sched.integrations.http import Pool
-from rollout_sched.integrations.http.origin import MAX_OPENINGS, Origin
+from rollout_sched.integrations.http.client import MAX_OPENINGS, Origin
 from tests.integrations.http.wires import client_tls
 
 

@@ -10,8 +10,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from rollout_sched.core import actions as act
-from rollout_sched.core import events as ev
+from rollout_sched.core.model import actions as act
+from rollout_sched.core.model import events as ev
 from rollout_sched.integrations.otel.generations import Generations
 
 

@@ -6,9 +6,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from rollout_sched.core.errors import CallerError
+from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.ray.micro_batches import micro_batches
-from rollout_sched.live.samples import Batch, Sample, Span
+from rollout_sched.live.trainer.samples import Batch, Sample, Span
 
 
 def sample(uid: str, index: int, prompt: int, response: int, reward: float | None) -> Sample:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.core.errors import CallerError
-from rollout_sched.integrations.ray.named_servers import (
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.integrations.ray.servers import (
     LOOKS_A_QUESTION,
     ActorName,
     Cluster,

@@ -6,8 +6,7 @@ from fnmatch import fnmatchcase
 from types import SimpleNamespace
 from typing import Any
 
-from rollout_sched.integrations.ray.named_servers import ActorName
-from rollout_sched.integrations.ray.serve_replicas import pattern_of, ports, running
+from rollout_sched.integrations.ray.servers import ActorName, pattern_of, ports, running
 
 
 def replica(name: str, state: str) -> dict[str, Any]:

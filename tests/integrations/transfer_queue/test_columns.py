@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from rollout_sched.integrations.transfer_queue import columns
-from rollout_sched.live.samples import Batch, Sample, Span
+from rollout_sched.live.trainer.samples import Batch, Sample, Span
 
 
 def sample(index: int, response: list[int], *, drawn: list[float] | None = None) -> Sample:

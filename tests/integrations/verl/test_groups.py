@@ -7,7 +7,7 @@ import asyncio
 import msgspec
 import pytest
 
-from rollout_sched.core.errors import CallerError
+from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.verl.generate_call import RolloutLengths
 from rollout_sched.integrations.verl.groups import (
     MASK,
@@ -16,7 +16,7 @@ from rollout_sched.integrations.verl.groups import (
     token_output,
     trained,
 )
-from rollout_sched.live.samples import Prompt, Sample, Span
+from rollout_sched.live.trainer.samples import Prompt, Sample, Span
 
 LENGTHS = RolloutLengths(prompt_length=10, response_length=100)
 

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from rollout_sched.integrations.vllm.abort_batch import AbortBatch
-from rollout_sched.integrations.vllm.throttle import Throttle
+from rollout_sched.integrations.vllm.control import Throttle
+from rollout_sched.integrations.vllm.http_instance import AbortBatch
 from rollout_sched.live.ports import InstanceError, InstanceGone
 
 

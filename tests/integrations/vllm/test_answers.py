@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rollout_sched.integrations.vllm.answers import Assembly, Chunk
+from rollout_sched.integrations.vllm.dialects import Assembly, Chunk
 from rollout_sched.integrations.vllm.protocol.answers import VersionSpan
 from rollout_sched.live.ports import AnswerUntrue, InstanceError, PromptToken
 from tests.integrations.vllm.scripted import an_order

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from rollout_sched.core.errors import CallerError
+from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.vllm.control import ControlAnswer, ServerControl
 from rollout_sched.integrations.vllm.detection import detect
 from rollout_sched.integrations.vllm.http_instance import HttpInstance

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from rollout_sched.integrations.vllm.engine_gauges import EngineGauges
+from rollout_sched.integrations.vllm.in_process import EngineGauges
 from rollout_sched.live.ports import Gauges
 
 

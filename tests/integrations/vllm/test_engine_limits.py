@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from rollout_sched.integrations.vllm.engine_limits import EngineLimits, read_limits
+from rollout_sched.integrations.vllm.detection import EngineLimits, read_limits
 from rollout_sched.integrations.vllm.http_instance import HttpInstance
 from tests.simulators.fake_instance.served import served
 

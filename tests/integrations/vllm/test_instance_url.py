@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rollout_sched.core.errors import CallerError
-from rollout_sched.integrations.vllm.instance_url import checked_url
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.integrations.vllm.http_instance import checked_url
 
 
 @pytest.mark.parametrize(

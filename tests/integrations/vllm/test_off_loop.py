@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from rollout_sched.integrations.vllm.off_loop import off_loop
+from rollout_sched.integrations.vllm.control import off_loop
 
 
 def test_what_it_returns_and_what_it_raises():

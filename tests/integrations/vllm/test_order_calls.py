@@ -7,11 +7,10 @@ import asyncio
 import pytest
 
 from rollout_sched.integrations.http.client import Pool
-from rollout_sched.integrations.vllm.answers import Assembly
-from rollout_sched.integrations.vllm.dialects import Generate
-from rollout_sched.integrations.vllm.order_calls import OrderCalls
+from rollout_sched.integrations.vllm.control import Throttle
+from rollout_sched.integrations.vllm.dialects import Assembly, Generate
+from rollout_sched.integrations.vllm.orders import OrderCalls
 from rollout_sched.integrations.vllm.protocol.endpoints import GENERATE
-from rollout_sched.integrations.vllm.throttle import Throttle
 from rollout_sched.live.ports import InstanceError, RequestRejected
 from tests.integrations.vllm.scripted import ScriptedVllm, an_order, generated
 

@@ -9,7 +9,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from rollout_sched.integrations.http.client import Pool
-from rollout_sched.integrations.vllm.pooled_call import post
+from rollout_sched.integrations.vllm.orders import post
 from rollout_sched.live.ports import InstanceError
 
 

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from rollout_sched.integrations.http.errors import AnswerBroken, NotConnected
+from rollout_sched.integrations.vllm.control import Throttle
 from rollout_sched.integrations.vllm.proxy import ProxyCall
-from rollout_sched.integrations.vllm.throttle import Throttle
 from rollout_sched.live.ports import (
     ConnectionBroken,
     InstanceError,

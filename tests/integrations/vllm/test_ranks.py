@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_sched.core.errors import CallerError
-from rollout_sched.integrations.vllm.ranks import VLLM, RankFields, deal
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.integrations.vllm.weights import VLLM, RankFields, deal
 
 PRIME = RankFields("rank_offset", "inference_world_size")
 WITHIN = RankFields("rank_offset", "world_size", within="init_info")

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from rollout_sched.core.errors import CallerError
-from rollout_sched.integrations.vllm.throttle import Throttle
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.integrations.vllm.control import Throttle
 
 
 def test_no_more_calls_in_a_second_than_allowed():

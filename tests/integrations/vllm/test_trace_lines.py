@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rollout_sched.integrations.vllm.trace_lines import no_trace, renamed
+from rollout_sched.integrations.vllm.orders import no_trace, renamed
 
 OURS = b"traceparent: 00-ours\r\n"
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rollout_sched.core.errors import CallerError
-from rollout_sched.integrations.vllm.weight_roots import OutsideRoots, WeightRoots
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.integrations.vllm.weights import OutsideRoots, WeightRoots
 
 
 @pytest.fixture

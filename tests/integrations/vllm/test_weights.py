@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from rollout_sched.core.errors import CallerError
+from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.vllm import weights
 from rollout_sched.integrations.vllm.weights import ReloadFromDisk, WeightTransfer
 from rollout_sched.live.ports import InstanceError

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from rollout_sched.client import Applied, BlockingRollouts, Prompt, RolloutScheduler
 from rollout_sched.integrations.torch import BatchDataset, padded
-from rollout_sched.live.samples import Batch
+from rollout_sched.live.trainer.samples import Batch
 from tests.neighbours.fleet import Fleet, fleet
 
 GROUPS = 6

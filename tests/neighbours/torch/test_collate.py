@@ -6,10 +6,10 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from rollout_sched.core.errors import CallerError
+from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.advantages import GroupAdvantages
 from rollout_sched.integrations.torch import packed, padded
-from rollout_sched.live.samples import Batch, Sample
+from rollout_sched.live.trainer.samples import Batch, Sample
 
 PAD = 99
 

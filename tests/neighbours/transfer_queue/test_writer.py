@@ -11,7 +11,7 @@ import transfer_queue
 from omegaconf import OmegaConf
 
 from rollout_sched.integrations.transfer_queue.writer import BatchWriter
-from rollout_sched.live.samples import Batch, Sample, Span
+from rollout_sched.live.trainer.samples import Batch, Sample, Span
 
 #: Bytes of Ray's object store.
 OBJECT_STORE = 100 * 2**20

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from rollout_sched.integrations.trl.prompts import Prompts
+from rollout_sched.integrations.trl.rollout_func import Prompts
 from tests.neighbours.trl import stage
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from rollout_sched.core.errors import CallerError
+from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.trl.scoring import Scores, score
-from rollout_sched.live.samples import Sample
+from rollout_sched.live.trainer.samples import Sample
 
 ROW = {"prompt": "q", "answer": 2}
 

@@ -12,8 +12,7 @@ import msgspec
 
 from rollout_sched.simulators.fake_instance.engine import EngineSettings
 from rollout_sched.simulators.fake_instance.server import FakeServer
-from rollout_sched.simulators.instance.cost_model import CostModel
-from rollout_sched.simulators.instance.spec import InstanceSpec
+from rollout_sched.simulators.instance.model import CostModel, InstanceSpec
 
 #: A step takes a simulated second, so a millisecond at the usual speed of these tests.
 SPEC = InstanceSpec(

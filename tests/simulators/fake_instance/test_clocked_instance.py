@@ -10,11 +10,16 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.simulators.fake_instance.clocked_instance import ClockedInstance
-from rollout_sched.simulators.instance.cost_model import CostModel
+from rollout_sched.simulators.fake_instance.instance import ClockedInstance
+from rollout_sched.simulators.instance.model import (
+    CostModel,
+    Ended,
+    InstanceSpec,
+    Outcome,
+    Paused,
+    SimRequest,
+)
 from rollout_sched.simulators.instance.sim_instance import SimInstance
-from rollout_sched.simulators.instance.sim_request import Ended, Outcome, Paused, SimRequest
-from rollout_sched.simulators.instance.spec import InstanceSpec
 from rollout_sched.simulators.replay import virtual_loop
 
 SECOND = CostModel(step_s=1.0, weights_s=0.0, token_s=0.0)

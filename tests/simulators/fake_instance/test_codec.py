@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from aiohttp.test_utils import make_mocked_request
 
-from rollout_sched.simulators.fake_instance.codec import decode, flag, reply
-from rollout_sched.simulators.fake_instance.errors import Refusal
+from rollout_sched.simulators.fake_instance.protocol import Refusal, decode, flag, reply
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from rollout_sched.simulators.fake_instance import synthetic_tokens as text
+from rollout_sched.simulators.fake_instance import tokens as text
 from tests.simulators.fake_instance.served import play, served
 
 PATH = "/v1/completions"

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 from rollout_sched.live.ports import Output, PromptToken
-from rollout_sched.simulators.fake_instance.dialects import (
-    ChoiceChunk,
-    prompt_logprobs,
-    versions,
-)
+from rollout_sched.simulators.fake_instance.requests import ChoiceChunk, prompt_logprobs, versions
 
 
 def test_spans_follow_each_other_under_their_labels():

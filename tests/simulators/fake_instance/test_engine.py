@@ -8,7 +8,7 @@ import pytest
 
 from rollout_sched.live.ports import Order
 from rollout_sched.simulators.fake_instance.engine import Engine, EngineSettings
-from rollout_sched.simulators.fake_instance.errors import Refusal
+from rollout_sched.simulators.fake_instance.protocol import Refusal
 from rollout_sched.simulators.replay import virtual_loop
 from tests.simulators.fake_instance.served import SPEC
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from rollout_sched.live.ports import Gauges
+from rollout_sched.simulators.fake_instance.control import render
 from rollout_sched.simulators.fake_instance.engine import Engine, EngineSettings
-from rollout_sched.simulators.fake_instance.metrics_text import render
 from rollout_sched.simulators.replay import virtual_loop
 from tests.simulators.fake_instance.served import SPEC
 

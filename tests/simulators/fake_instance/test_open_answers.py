@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rollout_sched.live.ports import Order
-from rollout_sched.simulators.fake_instance.open_answers import OpenAnswer, OpenAnswers
+from rollout_sched.simulators.fake_instance.answers import OpenAnswer, OpenAnswers
 
 
 def begun(answers: OpenAnswers, name: str) -> tuple[int, OpenAnswer]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rollout_sched.simulators.fake_instance import openai_answers as openai
-from rollout_sched.simulators.fake_instance.dialects import ChoiceChunk
-from rollout_sched.simulators.fake_instance.request_parsing import ParsedRequest
+from rollout_sched.simulators.fake_instance.requests import ChoiceChunk, ParsedRequest
 
 CHUNK = ChoiceChunk(1, [5, 6], None, "length", None, first=True)
 

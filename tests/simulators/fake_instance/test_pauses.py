@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from rollout_sched.live.ports import InstanceError
-from rollout_sched.simulators.fake_instance.pauses import Pauses
+from rollout_sched.simulators.fake_instance.instance import Pauses
+from rollout_sched.simulators.instance.model import SimRequest
 from rollout_sched.simulators.instance.sim_instance import SimInstance
-from rollout_sched.simulators.instance.sim_request import SimRequest
 from rollout_sched.simulators.replay import virtual_loop
 from tests.simulators.fake_instance.served import SPEC
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 
-from rollout_sched.simulators.fake_instance.realtime_clock import Alarm, RealtimeClock
+from rollout_sched.simulators.fake_instance.instance import Alarm, RealtimeClock
 from rollout_sched.simulators.replay import virtual_loop
 
 

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from rollout_sched.live.ports import InstanceError, Order, Output, RequestRejected
-from rollout_sched.simulators.fake_instance.realtime_instance import RealtimeInstance
-from rollout_sched.simulators.instance.cost_model import CostModel
-from rollout_sched.simulators.instance.spec import InstanceSpec
+from rollout_sched.simulators.fake_instance.instance import RealtimeInstance
+from rollout_sched.simulators.instance.model import CostModel, InstanceSpec
 from rollout_sched.simulators.replay import virtual_loop
 
 SECOND = CostModel(step_s=1.0, weights_s=0.0, token_s=0.0)

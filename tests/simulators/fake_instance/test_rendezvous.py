@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import pytest
 
-from rollout_sched.simulators.fake_instance.rendezvous import LOOK_S, RankRange, Rendezvous
+from rollout_sched.simulators.fake_instance.engine import LOOK_S, RankRange, Rendezvous
 
 #: How often is looked before a wait counts as one that does not end.
 LOOKS = 10

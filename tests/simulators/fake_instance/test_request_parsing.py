@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from rollout_sched.live.ports import Order
-from rollout_sched.simulators.fake_instance import synthetic_tokens as text
-from rollout_sched.simulators.fake_instance.errors import Refusal
-from rollout_sched.simulators.fake_instance.request_parsing import (
+from rollout_sched.simulators.fake_instance import tokens as text
+from rollout_sched.simulators.fake_instance.protocol import Refusal
+from rollout_sched.simulators.fake_instance.requests import (
     Message,
     RequestLimits,
     output_limit,

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from rollout_sched.live.ports import Output
-from rollout_sched.simulators.fake_instance.serving import _News, _next_id
+from rollout_sched.simulators.fake_instance.server import _News, _next_id
 from tests.simulators.fake_instance.served import FOREVER, PROMPT, begin, play, served
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rollout_sched.simulators.fake_instance import synthetic_tokens as text
+from rollout_sched.simulators.fake_instance import tokens as text
 
 PROMPT = [5, 17, 4]
 

@@ -6,12 +6,10 @@ import math
 
 import pytest
 
-from rollout_sched.simulators.fake_instance.token_streams import TokenStreams
-from rollout_sched.simulators.instance.cost_model import CostModel
+from rollout_sched.simulators.fake_instance.answers import TokenStreams
+from rollout_sched.simulators.instance.model import CostModel, Ended, InstanceSpec, SimRequest
 from rollout_sched.simulators.instance.reference.instance import ReferenceInstance
 from rollout_sched.simulators.instance.sim_instance import SimInstance
-from rollout_sched.simulators.instance.sim_request import Ended, SimRequest
-from rollout_sched.simulators.instance.spec import InstanceSpec
 
 Kind = type[SimInstance] | type[ReferenceInstance]
 

@@ -8,15 +8,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from rollout_sched.simulators.fake_instance.synthetic_tokens import Vocabulary
-from rollout_sched.simulators.fake_instance.tool_calls import (
+from rollout_sched.simulators.fake_instance.requests import (
     Function,
     Message,
     OfFunction,
+    call_text,
     called,
     demanded,
-    words,
 )
+from rollout_sched.simulators.fake_instance.tokens import Vocabulary
 from tests.simulators.fake_instance.served import play, served
 
 PATH = "/v1/chat/completions"
@@ -70,7 +70,7 @@ def test_the_words_of_a_call_are_part_of_its_message() -> None:
     call = Function("add", '{"a": 1}')
     parts = [{"type": "text", "text": "I"}, {"type": "text", "text": "will"}]
     message = Message("assistant", parts, [OfFunction(call)])
-    assert message.text == f"I will {words(call)}"
+    assert message.text == f"I will {call_text(call)}"
 
 
 @pytest.mark.parametrize("vocabulary", [Vocabulary(), Vocabulary.of(512)])

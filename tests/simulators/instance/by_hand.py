@@ -6,11 +6,15 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from rollout_sched.simulators.instance.cost_model import CostModel
+from rollout_sched.simulators.instance.model import (
+    CostModel,
+    Ended,
+    InstanceSpec,
+    Paused,
+    SimRequest,
+)
 from rollout_sched.simulators.instance.reference.instance import ReferenceInstance
 from rollout_sched.simulators.instance.sim_instance import SimInstance
-from rollout_sched.simulators.instance.sim_request import Ended, Paused, SimRequest
-from rollout_sched.simulators.instance.spec import InstanceSpec
 
 Kind = type[SimInstance] | type[ReferenceInstance]
 Make = Callable[..., SimInstance | ReferenceInstance]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rollout_sched.simulators.instance.attempt import SimAttempt, SimWaitingQueue
 from rollout_sched.simulators.instance.kv_blocks import KvBlocks
-from rollout_sched.simulators.instance.sim_request import SimRequest
+from rollout_sched.simulators.instance.model import SimRequest
+from rollout_sched.simulators.instance.scheduler import SimAttempt, SimWaitingQueue
 
 
 def make(number: int, *, arrival: int = 0, priority: int = 0) -> SimAttempt:

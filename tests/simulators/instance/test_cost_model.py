@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rollout_sched.simulators.instance.cost_model import CostModel
+from rollout_sched.simulators.instance.model import CostModel
 
 
 @pytest.mark.parametrize(

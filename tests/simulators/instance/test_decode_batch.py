@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_sched.simulators.instance.attempt import SimAttempt
-from rollout_sched.simulators.instance.decode_batch import DecodeBatch
 from rollout_sched.simulators.instance.kv_blocks import KvBlocks
-from rollout_sched.simulators.instance.sim_request import SimRequest
+from rollout_sched.simulators.instance.model import SimRequest
+from rollout_sched.simulators.instance.scheduler import DecodeBatch, SimAttempt
 
 SIZE = 4
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from rollout_sched.simulators.instance.sim_request import Ended, Paused
+from rollout_sched.simulators.instance.model import Ended, Paused
 from tests.simulators.instance.by_hand import Make, follow, instance, request
 
 

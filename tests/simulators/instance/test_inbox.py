@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from rollout_sched.simulators.instance.inbox import Inbox
+from rollout_sched.simulators.instance.engine import Inbox
 
 
 def test_inputs_take_effect_in_order() -> None:

@@ -6,8 +6,7 @@ import math
 
 import pytest
 
-from rollout_sched.simulators.instance.request_limits import last_token
-from rollout_sched.simulators.instance.sim_request import SimRequest
+from rollout_sched.simulators.instance.model import SimRequest, last_token
 from tests.simulators.instance.by_hand import instance, request
 
 

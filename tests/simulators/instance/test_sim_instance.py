@@ -7,8 +7,7 @@ import math
 
 import pytest
 
-from rollout_sched.simulators.instance.cost_model import CostModel
-from rollout_sched.simulators.instance.sim_request import Ended
+from rollout_sched.simulators.instance.model import CostModel, Ended
 from tests.simulators.instance.by_hand import Make, follow, instance, request
 
 

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_sched.simulators.instance.cost_model import CostModel
-from rollout_sched.simulators.instance.step_time import StepTime
+from rollout_sched.simulators.instance.model import CostModel, StepTime
 from tests.simulators.instance.by_hand import H100_7B
 
 seconds = st.floats(1e-6, 0.1)

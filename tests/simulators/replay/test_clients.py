@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.core import actions as act
-from rollout_sched.core import events as ev
+from rollout_sched.core.model import actions as act
+from rollout_sched.core.model import events as ev
 from rollout_sched.simulators.replay.faults import Failing
-from rollout_sched.simulators.replay.traffic import TrafficModel
+from rollout_sched.simulators.replay.scenario import TrafficModel
 from rollout_sched.simulators.traces.model import SampleRecord, Trace, Turn, gather
 from tests.helpers import Watched, make_policy, make_scenario, watch
 

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from rollout_sched.config import shipped
-from rollout_sched.core import actions as act
-from rollout_sched.core import events as ev
-from rollout_sched.core.errors import CallerError, PolicyError
-from rollout_sched.core.roles import FleetView, Instance, Request
+from rollout_sched.core.model import actions as act
+from rollout_sched.core.model import events as ev
+from rollout_sched.core.model.errors import CallerError, PolicyError
+from rollout_sched.core.model.roles import FleetView, Instance, Request
 from rollout_sched.simulators.replay.closed_loop import ClosedLoop
 from rollout_sched.simulators.replay.faults import (
     Failing,
@@ -21,9 +21,8 @@ from rollout_sched.simulators.replay.faults import (
     SchedulerRestarts,
     ToolsFailing,
 )
-from rollout_sched.simulators.replay.policy_drift import PolicyDrift
 from rollout_sched.simulators.replay.rewards import RewardModel
-from rollout_sched.simulators.replay.traffic import TrafficModel
+from rollout_sched.simulators.replay.scenario import PolicyDrift, TrafficModel
 from rollout_sched.simulators.replay.workload import Workload
 from rollout_sched.simulators.traces.model import SampleRecord, Trace, Turn, gather
 from tests.helpers import Watched, make_policy, make_scenario, make_trace, watch

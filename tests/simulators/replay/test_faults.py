@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rollout_sched.core.actions import Dispatch
+from rollout_sched.core.model.actions import Dispatch
 from rollout_sched.simulators.replay.event_queue import EventQueue
 from rollout_sched.simulators.replay.faults import (
     Failing,

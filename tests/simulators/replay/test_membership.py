@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.core import actions as act
-from rollout_sched.core import events as ev
-from rollout_sched.core.errors import CallerError
+from rollout_sched.core.model import actions as act
+from rollout_sched.core.model import events as ev
+from rollout_sched.core.model.errors import CallerError
 from rollout_sched.simulators.replay.faults import Joins, Leaving, Lost
 from tests.helpers import Watched, make_policy, make_scenario, make_trace, watch
 

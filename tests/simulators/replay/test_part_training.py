@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rollout_sched.simulators.replay.part_training import PartTraining
+from rollout_sched.simulators.replay.sim_trainer import PartTraining
 
 
 def test_without_gpus_nothing_is_done() -> None:

@@ -6,9 +6,9 @@ from statistics import mean
 
 import pytest
 
-from rollout_sched.core.actions import Dispatch
-from rollout_sched.core.events import Spans
-from rollout_sched.simulators.replay.policy_drift import PolicyDrift
+from rollout_sched.core.model.actions import Dispatch
+from rollout_sched.core.model.events import Spans
+from rollout_sched.simulators.replay.scenario import PolicyDrift
 
 
 def dispatch(draft: Spans, attempt: int = 1, version: int = 3) -> Dispatch:

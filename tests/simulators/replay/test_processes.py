@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rollout_sched.core.errors import CallerError
-from rollout_sched.simulators.replay.processes import call_each
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.simulators.replay.runs import call_each
 
 
 def power(base: int, exponent: int) -> int:

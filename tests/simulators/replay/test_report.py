@@ -11,9 +11,9 @@ import pytest
 
 from rollout_sched.simulators.replay import report as reports
 from rollout_sched.simulators.replay.faults import Lost
-from rollout_sched.simulators.replay.report_tables import at, footnote, heading, tables
+from rollout_sched.simulators.replay.report import at, footnote, heading, tables
 from rollout_sched.simulators.replay.runs import replay, replay_resampled
-from rollout_sched.simulators.replay.traffic import TrafficModel
+from rollout_sched.simulators.replay.scenario import TrafficModel
 from tests.helpers import make_policy, make_scenario, make_trace
 
 #: What a reader of the JSON relies on; every one an object {mean, min, max}.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from rollout_sched.simulators.replay import report as reports
-from rollout_sched.simulators.replay.report_page import report_page
+from rollout_sched.simulators.replay.comparison import verdict
+from rollout_sched.simulators.replay.report import report_page
 from rollout_sched.simulators.replay.runs import replay
-from rollout_sched.simulators.replay.verdict import verdict
 from rollout_sched.simulators.replay.workload import Workload
 from tests.helpers import make_policy, make_scenario, make_trace
 from tests.page.test_run_page import data_of

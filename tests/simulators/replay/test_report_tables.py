@@ -8,9 +8,9 @@ import pytest
 
 from rollout_sched.simulators.replay import report as reports
 from rollout_sched.simulators.replay.faults import Lost
-from rollout_sched.simulators.replay.report_tables import ROUGH, TABLES, heading, tables
+from rollout_sched.simulators.replay.report import ROUGH, TABLES, heading, tables
 from rollout_sched.simulators.replay.runs import replay
-from rollout_sched.simulators.replay.traffic import TrafficModel
+from rollout_sched.simulators.replay.scenario import TrafficModel
 from tests.helpers import make_policy, make_scenario, make_trace
 
 NAMES = ("one", "a_policy_with_quite_a_long_name", "a_policy_with_quite_a_long_game")

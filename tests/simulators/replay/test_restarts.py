@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rollout_sched.core import events as ev
-from rollout_sched.core.snapshot import state_of
-from rollout_sched.simulators.replay.restarts import Restarts
+from rollout_sched.core.model import events as ev
+from rollout_sched.core.restart.facts import state_of
+from rollout_sched.simulators.replay.closed_loop import Restarts
 from tests.core.told import make_scheduler
 
 

@@ -8,9 +8,9 @@ from itertools import pairwise
 import pytest
 
 from rollout_sched.config import ConfigError
-from rollout_sched.core.actions import Deliver
-from rollout_sched.core.events import GroupJudged, RequestFinished
-from rollout_sched.core.samples import DeliveredSample
+from rollout_sched.core.model.actions import Deliver
+from rollout_sched.core.model.events import GroupJudged, RequestFinished
+from rollout_sched.core.model.records import DeliveredSample
 from rollout_sched.simulators.replay.faults import SchedulerRestarts
 from rollout_sched.simulators.replay.rewards import RewardModel
 from rollout_sched.simulators.replay.runs import run_policy

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from rollout_sched.simulators.replay.bounds import Demand
-from rollout_sched.simulators.replay.run_bounds import (
+from rollout_sched.simulators.replay.bounds import (
+    Demand,
     OnPolicyBound,
     offered_bound,
     offered_on_policy_bound,

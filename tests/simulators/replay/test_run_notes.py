@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from rollout_sched.config import load_policy
-from rollout_sched.core.errors import PolicyError
-from rollout_sched.core.events import Woke
-from rollout_sched.simulators.replay.run_notes import RunNotes
-from rollout_sched.simulators.replay.runs import run_policy
+from rollout_sched.core.model.errors import PolicyError
+from rollout_sched.core.model.events import Woke
+from rollout_sched.simulators.replay.runs import RunNotes, run_policy
 from rollout_sched.simulators.replay.scenario import Job, load_scenario
 from rollout_sched.simulators.replay.workload import Workload
 from rollout_sched.simulators.traces.synthetic import synthetic

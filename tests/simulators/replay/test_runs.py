@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from rollout_sched import journal
 from rollout_sched.config import PolicyFile, load_policy, shipped
-from rollout_sched.core import events as ev
-from rollout_sched.simulators.instance.cost_model import CostModel
+from rollout_sched.core.model import events as ev
+from rollout_sched.simulators.instance.model import CostModel
 from rollout_sched.simulators.instance.reference.instance import ReferenceInstance
 from rollout_sched.simulators.instance.sim_instance import SimInstance
 from rollout_sched.simulators.replay.closed_loop import ClosedLoop
@@ -27,8 +27,7 @@ from rollout_sched.simulators.replay.runs import (
     replay,
     run_policy,
 )
-from rollout_sched.simulators.replay.scenario import Scenario, load_scenario
-from rollout_sched.simulators.replay.traffic import TrafficModel
+from rollout_sched.simulators.replay.scenario import Scenario, TrafficModel, load_scenario
 from rollout_sched.simulators.replay.workload import Workload
 from rollout_sched.simulators.traces.model import SampleRecord, Trace, Turn, gather
 from rollout_sched.simulators.traces.synthetic import synthetic

@@ -9,8 +9,7 @@ import pytest
 
 from rollout_sched.config import ConfigError
 from rollout_sched.simulators.replay.faults import Failing, Lost
-from rollout_sched.simulators.replay.scenario import load_scenario, parse_scenario
-from rollout_sched.simulators.replay.traffic import TrafficModel
+from rollout_sched.simulators.replay.scenario import TrafficModel, load_scenario, parse_scenario
 
 
 def table(**changes: Any) -> dict[str, Any]:

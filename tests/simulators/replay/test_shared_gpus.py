@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.core import events as ev
+from rollout_sched.core.model import events as ev
 from rollout_sched.simulators.instance.sim_instance import SimInstance
+from rollout_sched.simulators.replay.attempts import SimAttempts
 from rollout_sched.simulators.replay.event_queue import EventQueue
 from rollout_sched.simulators.replay.faults import Joins, Lost
-from rollout_sched.simulators.replay.sim_attempts import SimAttempts
-from rollout_sched.simulators.replay.sim_fleet import SimFleet
-from rollout_sched.simulators.replay.sim_node import SimNode
+from rollout_sched.simulators.replay.fleet import SimFleet, SimNode
 from rollout_sched.simulators.replay.workload import Workload
 from tests.helpers import Watched, make_policy, make_scenario, make_trace, watch
 

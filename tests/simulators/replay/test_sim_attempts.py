@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from rollout_sched.core.actions import Dispatch
-from rollout_sched.core.events import RequestFinished, RequestInterrupted
-from rollout_sched.simulators.instance.sim_request import Ended
+from rollout_sched.core.model.actions import Dispatch
+from rollout_sched.core.model.events import RequestFinished, RequestInterrupted
+from rollout_sched.simulators.instance.model import Ended
+from rollout_sched.simulators.replay.attempts import SimAttempts
 from rollout_sched.simulators.replay.scenario import Job
-from rollout_sched.simulators.replay.sim_attempts import SimAttempts
 from rollout_sched.simulators.replay.workload import Workload
 from rollout_sched.simulators.traces.model import SampleRecord, Trace, Turn
 from tests.helpers import make_trace

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from rollout_sched.core import actions as act
-from rollout_sched.core import events as ev
+from rollout_sched.core.model import actions as act
+from rollout_sched.core.model import events as ev
 from rollout_sched.simulators.replay.faults import Failing, ToolsFailing
 from rollout_sched.simulators.traces.model import SampleRecord, Trace, Turn, gather
 from tests.helpers import Watched, make_policy, make_scenario, make_trace, watch

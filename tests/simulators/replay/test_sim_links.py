@@ -8,11 +8,11 @@ import msgspec
 import pytest
 
 from rollout_sched.config import ConfigError
-from rollout_sched.core import actions as act
-from rollout_sched.core import events as ev
+from rollout_sched.core.model import actions as act
+from rollout_sched.core.model import events as ev
 from rollout_sched.simulators.replay.event_queue import EventQueue
+from rollout_sched.simulators.replay.links import Links, SimLinks
 from rollout_sched.simulators.replay.scenario import Scenario, parse_scenario
-from rollout_sched.simulators.replay.sim_links import Links, SimLinks
 from rollout_sched.simulators.traces.model import SampleRecord, Trace, Turn, gather
 from tests.helpers import make_policy, make_scenario, make_trace, watch
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rollout_sched.simulators.instance.sim_instance import SimInstance
-from rollout_sched.simulators.replay.sim_node import SimNode
+from rollout_sched.simulators.replay.fleet import SimNode
 from tests.helpers import make_scenario
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
-from rollout_sched.core import events as ev
-from rollout_sched.core.actions import Deliver, Discard
-from rollout_sched.core.model import DeliveredSample
+from rollout_sched.core.model import events as ev
+from rollout_sched.core.model.actions import Deliver, Discard
+from rollout_sched.core.model.model import DeliveredSample
+from rollout_sched.simulators.replay.attempts import SimAttempts
 from rollout_sched.simulators.replay.event_queue import EventQueue
+from rollout_sched.simulators.replay.fleet import SimFleet
 from rollout_sched.simulators.replay.scenario import Scenario
-from rollout_sched.simulators.replay.sim_attempts import SimAttempts
-from rollout_sched.simulators.replay.sim_fleet import SimFleet
 from rollout_sched.simulators.replay.sim_trainer import SimTrainer
 from rollout_sched.simulators.replay.workload import Workload
 from tests.helpers import make_scenario, make_trace

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rollout_sched.config import ConfigError
-from rollout_sched.core.errors import CallerError
+from rollout_sched.core.model.errors import CallerError
 from rollout_sched.simulators.replay.scenario import load_scenario
 from rollout_sched.simulators.replay.sweep import (
     Axis,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rollout_sched.simulators.replay.sweep_page import sweep_page
+from rollout_sched.simulators.replay.sweep import sweep_page
 from tests.page.test_run_page import data_of
 from tests.simulators.replay.test_sweep_report import sweep
 

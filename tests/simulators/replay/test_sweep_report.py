@@ -8,8 +8,7 @@ import msgspec
 
 from rollout_sched.simulators.replay import report as reports
 from rollout_sched.simulators.replay.runs import replay
-from rollout_sched.simulators.replay.sweep import World
-from rollout_sched.simulators.replay.sweep_report import document, table
+from rollout_sched.simulators.replay.sweep import World, document, table
 from tests.helpers import make_policy, make_scenario, make_trace
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rollout_sched.core import events as ev
+from rollout_sched.core.model import events as ev
 from rollout_sched.simulators.replay.faults import Failing, Lost
 from tests.helpers import make_policy, make_scenario, make_trace, watch
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from rollout_sched.core.errors import CallerError
+from rollout_sched.core.model.errors import CallerError
 from rollout_sched.simulators import traces
-from rollout_sched.simulators.replay.traffic import Conversation, Traffic, TrafficModel
+from rollout_sched.simulators.replay.scenario import Conversation, Traffic, TrafficModel
 from rollout_sched.simulators.traces.model import SampleRecord, Trace, Turn, gather
 from tests.helpers import make_trace
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from rollout_sched.simulators.replay.trainer import TrainerModel, TransferCost
+from rollout_sched.simulators.replay.scenario import TrainerModel, TransferCost
 
 
 def test_a_step_costs_a_fixed_part_and_a_part_per_token() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from rollout_sched.simulators.replay import report as reports
+from rollout_sched.simulators.replay.comparison import CAUSES, verdict
 from rollout_sched.simulators.replay.runs import replay
-from rollout_sched.simulators.replay.verdict import CAUSES, verdict
 from tests.helpers import make_policy, make_scenario, make_trace
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from rollout_sched.core.errors import CallerError
-from rollout_sched.core.events import GroupSubmitted
-from rollout_sched.simulators.replay.scenario import Job
-from rollout_sched.simulators.replay.traffic import TrafficModel
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.model.events import GroupSubmitted
+from rollout_sched.simulators.replay.scenario import Job, TrafficModel
 from rollout_sched.simulators.replay.workload import Workload
 from rollout_sched.simulators.traces.model import SampleRecord, Trace, Turn, gather
 from tests.helpers import make_scenario, make_trace

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import combinations
 
-from rollout_sched.simulators.traces.importers import IMPORTERS, recognised
+from rollout_sched.simulators.traces.store import IMPORTERS, recognised
 
 
 def test_no_format_hides_another() -> None:

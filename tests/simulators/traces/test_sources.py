@@ -13,7 +13,7 @@ import pytest
 from backports import zstd
 
 from rollout_sched.simulators.traces import TraceError, read
-from rollout_sched.simulators.traces.sources import sources_of
+from rollout_sched.simulators.traces.files import sources_of
 
 VERL = '{{"input":"p{0}","output":"x","step":{0}}}\n'
 NATIVE = '{{"schema":"rollout-sched-trace/1","name":"n{0}","max_response_tokens":{0}00}}\n'

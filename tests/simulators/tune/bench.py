@@ -7,8 +7,7 @@ from typing import Any
 
 from rollout_sched.simulators.traces.synthetic import synthetic
 from rollout_sched.simulators.tune.candidates import Candidate
-from rollout_sched.simulators.tune.evaluation import Bench, Task, bench_of
-from rollout_sched.simulators.tune.limits import CaseFigures
+from rollout_sched.simulators.tune.evaluation import Bench, CaseFigures, Task, bench_of
 from rollout_sched.simulators.tune.space import Setting
 from tests.helpers import make_scenario
 

@@ -6,8 +6,7 @@ import math
 
 import pytest
 
-from rollout_sched.simulators.tune.book import FigureBook, Spent
-from rollout_sched.simulators.tune.evaluation import Case
+from rollout_sched.simulators.tune.evaluation import Case, FigureBook, Spent
 from tests.simulators.tune.bench import Oracle, candidate, faster_with_more_prompts
 
 ONE, TWO = (

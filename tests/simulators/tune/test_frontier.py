@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from rollout_sched.simulators.tune.frontier import frontier
-from rollout_sched.simulators.tune.limits import CaseFigures
+from rollout_sched.simulators.tune.evaluation import CaseFigures
+from rollout_sched.simulators.tune.search import frontier
 
 
 def names(**items: dict[str, Any]) -> list[str]:

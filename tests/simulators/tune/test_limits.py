@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from rollout_sched.simulators.tune.limits import CaseFigures, HardLimits, together
+from rollout_sched.simulators.tune.evaluation import CaseFigures, HardLimits, together
 
 SOUND = CaseFigures(
     tokens_per_s=1.0, staleness_max=1, length_ratio=0.99, longest_kept=0.98, step_bias=0.1

@@ -6,8 +6,12 @@ import math
 
 import pytest
 
-from rollout_sched.simulators.tune.limits import CaseFigures
-from rollout_sched.simulators.tune.pairs import SpeedUp, simplest_of_the_best, speed_up
+from rollout_sched.simulators.tune.evaluation import (
+    CaseFigures,
+    SpeedUp,
+    simplest_of_the_best,
+    speed_up,
+)
 
 
 def at(*speeds: float) -> list[CaseFigures]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from rollout_sched.simulators.tune.book import FigureBook
 from rollout_sched.simulators.tune.candidates import Candidate
-from rollout_sched.simulators.tune.evaluation import Case, Task
-from rollout_sched.simulators.tune.limits import CaseFigures, HardLimits
-from rollout_sched.simulators.tune.ranking import Ranking, ranking
+from rollout_sched.simulators.tune.evaluation import Case, CaseFigures, FigureBook, HardLimits, Task
+from rollout_sched.simulators.tune.search import Ranking, ranking
 from tests.simulators.tune.bench import Oracle, candidate, faster_with_more_prompts
 
 CASES = (Case(8, 1, held_out=True), Case(8, 2, held_out=True))

@@ -8,8 +8,7 @@ import pytest
 from rollout_sched.config import PolicyFile, load_policy
 from rollout_sched.simulators.replay.scenario import Job, load_scenario
 from rollout_sched.simulators.traces.synthetic import synthetic
-from rollout_sched.simulators.tune.evaluation import bench_of
-from rollout_sched.simulators.tune.limits import HardLimits
+from rollout_sched.simulators.tune.evaluation import HardLimits, bench_of
 from rollout_sched.simulators.tune.retuning import Question, better, neighbours, with_parameters
 from tests.helpers import make_policy
 

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from rollout_sched.simulators.tune.book import FigureBook, Spent
 from rollout_sched.simulators.tune.candidates import BASELINES, presets
-from rollout_sched.simulators.tune.evaluation import Case, Task
-from rollout_sched.simulators.tune.limits import CaseFigures, HardLimits
+from rollout_sched.simulators.tune.evaluation import (
+    Case,
+    CaseFigures,
+    FigureBook,
+    HardLimits,
+    Spent,
+    Task,
+)
 from rollout_sched.simulators.tune.search import Search, rungs, steps_for
 from tests.simulators.tune.bench import Oracle, faster_with_more_prompts, setting
 

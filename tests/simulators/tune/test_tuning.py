@@ -5,9 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from rollout_sched.core.errors import CallerError
-from rollout_sched.simulators.tune.evaluation import Task
-from rollout_sched.simulators.tune.limits import CaseFigures, HardLimits
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.simulators.tune.evaluation import CaseFigures, HardLimits, Task, WorkerDied
 from rollout_sched.simulators.tune.tuning import (
     EXHAUSTED,
     INTERRUPTED,
@@ -17,7 +16,6 @@ from rollout_sched.simulators.tune.tuning import (
     TuningResult,
     tune,
 )
-from rollout_sched.simulators.tune.workers import WorkerDied
 from tests.simulators.tune.bench import Oracle, faster_with_more_prompts, small_bench
 
 LIMITS = HardLimits(max_staleness=0, max_length_bias=0.01, max_step_bias=0.051)

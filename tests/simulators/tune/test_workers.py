@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 
-from rollout_sched.simulators.tune.workers import WorkerDied, WorkerPool
+from rollout_sched.simulators.tune.evaluation import WorkerDied, WorkerPool
 
 
 def forever() -> float:

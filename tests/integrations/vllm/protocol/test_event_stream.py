@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from rollout_sched.integrations.vllm.protocol import event_stream
-from rollout_sched.integrations.vllm.protocol.event_stream import EventStream
+from rollout_sched.integrations.vllm.protocol import answers as event_stream
+from rollout_sched.integrations.vllm.protocol.answers import EventStream
 from rollout_sched.live.ports import InstanceError
 
 STREAM = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rollout_sched.integrations.vllm.protocol import gauges
+from rollout_sched.integrations.vllm.protocol import endpoints as gauges
 from tests.integrations.vllm.scripted import METRICS
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rollout_sched.integrations.vllm.protocol.request_ids import engine_id, names_another
+from rollout_sched.integrations.vllm.protocol.endpoints import engine_id, names_another
 
 
 @pytest.mark.parametrize(

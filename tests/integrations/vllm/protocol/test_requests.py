@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rollout_sched.integrations.vllm.protocol.endpoints import ENDPOINTS
-from rollout_sched.integrations.vllm.protocol.requests import (
+from rollout_sched.integrations.vllm.protocol.endpoints import (
     CHAT_ONLY,
+    ENDPOINTS,
     INPUT,
     NEUTRAL_SAMPLING,
     UNKNOWN_TO_COMPLETIONS,

@@ -1,0 +1,437 @@
+"""The envelope of a client's request: only what the scheduler must know.
+
+A rollout request carries thousands of token ids and gets thousands back. Only the fields named in
+`fields` are read; the rest of the body passes through unchanged, as bytes.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+import zlib
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+from msgspec import UNSET, UnsetType
+
+from rollout_sched.integrations.vllm.protocol.endpoints import (
+    COMPLETIONS_MAX_TOKENS,
+    INPUT,
+    Endpoint,
+)
+
+# ------------------------------------------------------------------------------------------
+# The fields of a client's request that the gateway reads from its body.
+
+#: Stands for a field that the body does not have.
+NOTHING = msgspec.Raw(b"")
+
+
+class BadRequest(Exception):
+    """The client's request cannot be used; the text says what to change."""
+
+    def __init__(self, text: str, status: int = 400) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+#: A request's priority, with vLLM's range. The lowest number goes first.
+Priority = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+
+
+class SamplingFields(msgspec.Struct):
+    """The part of vLLM's SamplingParams that matters here."""
+
+    max_tokens: int | None = None
+    n: int | None = None
+
+
+class Fields(msgspec.Struct):
+    """The fields of all three endpoints; no endpoint has all of them."""
+
+    prompt: msgspec.Raw = NOTHING
+    messages: msgspec.Raw = NOTHING
+    token_ids: msgspec.Raw = NOTHING
+    sampling_params: SamplingFields | None = None
+    max_tokens: int | UnsetType | None = UNSET
+    max_completion_tokens: int | None = None
+    n: int | None = None
+    stream: bool | None = None
+    return_token_ids: bool | UnsetType | None = UNSET
+    cache_salt: str | UnsetType | None = UNSET
+    group_id: str | None = None
+    session_id: str | None = None
+    tools: msgspec.Raw = NOTHING
+    priority: Priority | None = None
+
+
+#: A seed, with vLLM's range.
+Seed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+
+
+class Changeable(msgspec.Struct):
+    """The fields of a body, and of its sampling_params, that may be changed before it is sent."""
+
+    prompt: msgspec.Raw = NOTHING
+    messages: msgspec.Raw = NOTHING
+    token_ids: msgspec.Raw = NOTHING
+    sampling_params: msgspec.Raw = NOTHING
+    max_tokens: msgspec.Raw = NOTHING
+    max_completion_tokens: msgspec.Raw = NOTHING
+    n: msgspec.Raw = NOTHING
+    seed: msgspec.Raw = NOTHING
+    return_token_ids: msgspec.Raw = NOTHING
+    cache_salt: msgspec.Raw = NOTHING
+
+
+# ------------------------------------------------------------------------------------------
+# Replaces a few values in a client's body in place; all other bytes stay unchanged.
+#
+# Nothing else is decoded, so numbers keep their spelling, and a change needs memory only for the
+# new values. If a field occurs twice, its last occurrence is changed, which is the one that JSON
+# parsers use.
+
+#: JSON values by the name of their field.
+Values = Mapping[str, bytes | memoryview]
+
+#: No changes.
+NONE: Values = {}
+
+_NO_FIELDS = msgspec.Raw(b"{}")
+_CHANGEABLE_DECODER = msgspec.json.Decoder(Changeable)
+_OPENING = re.compile(rb"\s*\{(\s*\})?")
+
+
+def decoded(decoder: Any, text: Any) -> Any:
+    """Decode a text from the client. Raises BadRequest with the position of the error."""
+    try:
+        return decoder.decode(text)
+    except RecursionError:
+        raise BadRequest("the body is nested too deeply; send JSON of fewer levels") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadRequest(f"the body cannot be read: {error}") from None
+
+
+def changeable(text: bytes | msgspec.Raw) -> Changeable:
+    """The raw values of a JSON object that may be changed. Raises BadRequest."""
+    found: Changeable = decoded(_CHANGEABLE_DECODER, text)
+    return found
+
+
+class ClientBody:
+    """A client's body, read once for all the bodies that are made from it.
+
+    `nested`: its sampling parameters are in an object of their own.
+    """
+
+    __slots__ = ("_found", "nested", "raw")
+
+    def __init__(self, raw: bytes, *, nested: bool) -> None:
+        self.raw = raw
+        self.nested = nested
+        self._found: Changeable | None = None
+
+    def found(self) -> Changeable:
+        """The values of it that may be changed. Raises BadRequest."""
+        found = self._found
+        if found is None:
+            found = self._found = changeable(self.raw)
+        return found
+
+    def sampling(self) -> Changeable:
+        """The sampling parameters that may be changed. Raises BadRequest."""
+        return changeable(self._own_sampling()) if self.nested else self.found()
+
+    def changed(self, values: Values, sampling: Values) -> bytes:
+        """The body with these values, and with these sampling parameters. Raises BadRequest."""
+        found = self.found()
+        if not self.nested:
+            values = {**values, **sampling}
+        elif sampling:
+            own = self._own_sampling()
+            values = {**values, "sampling_params": _spliced(own, changeable(own), sampling)}
+        return _spliced(self.raw, found, values)
+
+    def _own_sampling(self) -> msgspec.Raw:
+        own = self.found().sampling_params
+        return _NO_FIELDS if own is NOTHING or bytes(own) == b"null" else own
+
+
+def _spliced(text: bytes | msgspec.Raw, found: Changeable, values: Values) -> bytes:
+    """A JSON object with new values in place of the old ones; new fields go in front."""
+    start = _address(text)
+    whole = memoryview(text)
+    places, new = [], []
+    for name, value in values.items():
+        old = getattr(found, name)
+        if old is NOTHING:
+            new.append(b"".join((b'"', name.encode(), b'":', value)))
+        else:
+            at = _address(old) - start
+            places.append((at, at + len(memoryview(old)), value))
+    opening = _OPENING.match(whole)
+    assert opening is not None  # otherwise decoding it would have failed
+    at = opening.end() if opening[1] is None else opening.start(1)
+    parts: list[Any] = [whole[:at], b",".join(new)]
+    if new and opening[1] is None:
+        parts.append(b",")
+    for begin, end, value in sorted(places):
+        parts += (whole[at:begin], value)
+        at = end
+    parts.append(whole[at:])
+    return b"".join(parts)
+
+
+def _address(text: bytes | msgspec.Raw) -> int:
+    """A text's address in memory: a decoded Raw lies inside the buffer it was decoded from."""
+    address: int = np.frombuffer(text, np.uint8).__array_interface__["data"][0]
+    return address
+
+
+#: More than any model makes.
+MOST_TOKENS = 2**31 - 1
+
+#: Longest name of a group, session or request, in bytes: names are kept and written to the journal.
+LONGEST_NAME = 256
+
+#: Rough value for English text in byte-pair tokens; used only to estimate prompts given as text.
+BYTES_PER_TOKEN = 4
+
+
+class Envelope:
+    """What a body asks for.
+
+    prompt       the prompt, messages or token ids as raw JSON from the body
+    limit        new tokens the client allows; None: as many as fit
+    limit_field  the field that sets the limit
+    samples      how many responses are asked for, per prompt
+    keep_ids     the client wants token ids in the answer
+    says_ours    whether the body already has a field that the gateway sets
+    priority     the lowest number goes first
+    tools        whether it offers tools, so that the server may parse a tool call from the answer
+    """
+
+    __slots__ = (
+        "group",
+        "keep_ids",
+        "limit",
+        "limit_field",
+        "priority",
+        "prompt",
+        "salt",
+        "samples",
+        "says_ours",
+        "session",
+        "stream",
+        "tools",
+    )
+
+    def __init__(self, fields: Fields, endpoint: Endpoint) -> None:
+        self.limit_field = "max_tokens"
+        if endpoint == "generate":
+            sampling = fields.sampling_params or SamplingFields()
+            self.prompt = memoryview(fields.token_ids)
+            self.limit, n = sampling.max_tokens, sampling.n
+        else:
+            self.prompt = memoryview(
+                fields.prompt if endpoint == "completions" else fields.messages
+            )
+            given, n = fields.max_tokens, fields.n
+            if given is UNSET:
+                given = COMPLETIONS_MAX_TOKENS if endpoint == "completions" else None
+            if endpoint == "chat" and fields.max_completion_tokens is not None:
+                given, self.limit_field = fields.max_completion_tokens, "max_completion_tokens"
+            self.limit = given
+        self.samples = 1 if n is None else n
+        self.stream = bool(fields.stream)
+        self.keep_ids = endpoint == "generate" or fields.return_token_ids is True
+        self.salt = fields.cache_salt or None
+        self.says_ours = fields.cache_salt is not UNSET or not (
+            self.keep_ids or fields.return_token_ids is UNSET
+        )
+        self.group = fields.group_id or ""
+        self.session = fields.session_id or ""
+        self.priority = fields.priority or 0
+        self.tools = endpoint == "chat" and bytes(fields.tools) not in _NO_TOOLS
+
+
+_DECODER = msgspec.json.Decoder(Fields)
+_FLAT_IDS = re.compile(rb"\[\s*\d")
+
+#: Below this many bytes, Python counts faster than numpy.
+_LARGE = 2048
+
+_NO_TOOLS = (b"", b"null", b"[]")
+_NO_PROMPTS = re.compile(rb"\[\s*\]")
+
+#: One of several prompts, a text or a flat list of ids, in a list that is valid JSON.
+_ONE_OF_SEVERAL = re.compile(
+    rb'[\[,]\s*("(?:[^"\\]++|\\.)*+"|\[[^\]\["{]*+\])\s*(?=[,\]])', re.DOTALL
+)
+
+#: Bytes at each end of a prompt that are hashed to identify it.
+_TELLING = 2048
+
+#: Bytes of text that are checked at a time.
+_STRETCH = 2**20
+_Utf8 = codecs.getincrementaldecoder("utf-8")
+
+
+def read(body: bytes, endpoint: Endpoint) -> Envelope:
+    """The envelope of a body. Raises BadRequest naming the field."""
+    if not body.isascii():
+        _check_utf8(body)
+    fields: Fields = decoded(_DECODER, body)
+    envelope = Envelope(fields, endpoint)
+    if not envelope.prompt:
+        raise BadRequest(f"`{INPUT[endpoint]}` is missing")
+    if envelope.samples < 1:
+        raise BadRequest("`n` must be at least 1")
+    if envelope.limit is not None and not 1 <= envelope.limit <= MOST_TOKENS:
+        least = "at least 1" if envelope.limit < 1 else f"at most {MOST_TOKENS}"
+        raise BadRequest(f"`{envelope.limit_field}` must be {least}")
+    if envelope.group:
+        check_name("group_id", envelope.group)
+    if envelope.session:
+        check_name("session_id", envelope.session)
+    return envelope
+
+
+def check_name(field: str, name: str) -> None:
+    """Raises BadRequest for a name that is too long or not printable."""
+    if len(name) > LONGEST_NAME or len(name.encode()) > LONGEST_NAME:
+        raise BadRequest(f"`{field}` is longer than {LONGEST_NAME} bytes; give it a shorter name")
+    if not name.isprintable():
+        raise BadRequest(f"`{field}` contains a character that is not printable; leave it out")
+
+
+def _check_utf8(body: bytes) -> None:
+    whole, decoder = memoryview(body), _Utf8()
+    for start in range(0, len(body), _STRETCH):
+        end = start + _STRETCH
+        try:
+            decoder.decode(whole[start:end], final=end >= len(body))
+        except UnicodeDecodeError as error:
+            near = start + error.start
+            raise BadRequest(f"the body is not UTF-8 near byte {near}: {error.reason}") from None
+
+
+def are_token_ids(raw: bytes | memoryview) -> bool:
+    """True for a flat list of token ids, False for text, messages or a list of prompts."""
+    return _FLAT_IDS.match(raw) is not None
+
+
+def several_prompts(raw: memoryview, most: int) -> list[memoryview] | None:
+    """The prompts if `raw` is a list of prompts; None for one prompt. They are not copied.
+
+    Raises BadRequest as soon as it finds more than `most`.
+    """
+    if raw[0] != ord("[") or are_token_ids(raw):
+        return None
+    if _NO_PROMPTS.match(raw) is not None:
+        raise BadRequest("`prompt` is empty")
+    prompts: list[memoryview] = []
+    at, end = 0, len(raw) - 1
+    while at < end:
+        found = _ONE_OF_SEVERAL.match(raw, at)
+        if found is None:
+            break
+        if len(prompts) == most:
+            raise BadRequest(f"`prompt` has more than {most} prompts; send them in several calls")
+        prompts.append(raw[found.start(1) : found.end(1)])
+        at = found.end()
+    if at < end:
+        raise BadRequest("`prompt` must be text, token ids, or a list of either")
+    return prompts
+
+
+def prompt_tokens(raw: bytes | memoryview) -> int:
+    """Tokens of a prompt: counted if given as ids, estimated from its bytes if given as text."""
+    if not are_token_ids(raw):
+        return max(1, len(raw) // BYTES_PER_TOKEN)
+    if len(raw) < _LARGE:
+        return bytes(raw).count(b",") + 1
+    return int(np.count_nonzero(np.frombuffer(raw, np.uint8) == ord(","))) + 1
+
+
+def group_of(raw: memoryview) -> str:
+    """The group's name if the client gives none: made from the ends and the length of the prompt,
+    so that requests of one prompt are siblings."""
+    if len(raw) > 2 * _TELLING:
+        ends = zlib.crc32(raw[-_TELLING:], zlib.crc32(raw[:_TELLING]))
+        return f"p{ends:08x}.{len(raw)}"
+    return f"p{zlib.crc32(raw):08x}"
+
+
+def with_fields(body: bytes, fields: dict[str, Any]) -> bytes:
+    """The body with fields added in front; the body must not have any of them yet."""
+    if not fields:
+        return body
+    start = body.index(b"{") + 1
+    return b"{" + msgspec.json.encode(fields)[1:-1] + b"," + body[start:]
+
+
+# ------------------------------------------------------------------------------------------
+# Splits a call that asks for several responses: each becomes a request of its own.
+#
+# So the samples of one prompt may run on different instances, and the scheduler sees each of them.
+
+_SEED = msgspec.json.Decoder(Seed | None)
+
+
+class One:
+    """One of the responses of a call: its prompt, and values that differ from the call's body."""
+
+    __slots__ = ("prompt", "sampling", "tokens", "values")
+
+    def __init__(
+        self, prompt: memoryview, tokens: int, values: Values = NONE, sampling: Values = NONE
+    ) -> None:
+        self.prompt = prompt
+        self.tokens = tokens
+        self.values = values
+        self.sampling = sampling
+
+
+def split(body: ClientBody, endpoint: Endpoint, envelope: Envelope, most: int) -> list[One]:
+    """The responses of a call, in order of their index; samples of one prompt share it.
+
+    They are counted before anything is built: raises BadRequest for more than `most`.
+    """
+    samples = envelope.samples
+    prompts = None
+    if endpoint == "completions":
+        prompts = several_prompts(envelope.prompt, most)
+    if prompts is None and samples == 1:
+        return [One(envelope.prompt, prompt_tokens(envelope.prompt))]
+    count = samples * (1 if prompts is None else len(prompts))
+    if count > most:
+        raise BadRequest(
+            f"the call asks for {count} responses (`n` is {samples}), the limit per call is "
+            f"{most}; send it as several calls"
+        )
+    samplings = _samplings(body, samples)
+    ones = []
+    for prompt in prompts or [envelope.prompt]:
+        tokens = prompt_tokens(prompt)
+        values = NONE if prompts is None else {"prompt": prompt}
+        ones += [One(prompt, tokens, values, sampling) for sampling in samplings]
+    return ones
+
+
+def _samplings(body: ClientBody, samples: int) -> list[Values]:
+    """The sampling parameters that differ between the samples and the client's body."""
+    said = body.sampling().seed
+    seed = None
+    if samples > 1 and said is not NOTHING:
+        try:
+            seed = _SEED.decode(said)
+        except msgspec.DecodeError:
+            text = "`seed` must be a 64-bit integer or null if `n` is more than 1"
+            raise BadRequest(text) from None
+    if seed is None:
+        return [{"n": b"1"}] * samples
+    # As vLLM does; otherwise all samples would be identical.
+    return [{"n": b"1", "seed": b"%d" % (seed + index)} for index in range(samples)]

@@ -1,0 +1,357 @@
+"""The answer to a client over HTTP, which ends exactly once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from rollout_sched.integrations.gateway.data_plane.body import BadRequest
+from rollout_sched.integrations.gateway.data_plane.call import JSON, UpstreamCall, Write, error_body
+from rollout_sched.integrations.gateway.data_plane.client_request import Headers, HttpRequest
+from rollout_sched.integrations.vllm.protocol.answers import as_event
+from rollout_sched.live.ports import Outcome, Over, Payload
+
+log = logging.getLogger(__name__)
+
+
+# ------------------------------------------------------------------------------------------
+# The limits on what clients may have in the gateway at once.
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """A call beyond a limit is refused: for now, or permanently if it could never fit.
+
+    requests    responses that clients wait for
+    body_bytes  bytes of the bodies that are sent to instances for them
+    samples     responses that one call may ask for: all are submitted at once while others wait
+    """
+
+    requests: int = 100_000
+    body_bytes: int = 4 * 2**30
+    samples: int = 1024
+    retry_after_s: int = 1
+
+
+# ------------------------------------------------------------------------------------------
+# Gives events of running streams priority over calls that begin or end.
+#
+# Starting or ending a call costs as much as passing on several events. When many streams end
+# together, their successors begin together, and all running streams would wait for each of them. So
+# while streams are open, one such call is processed per iteration of the event loop, and events
+# that have arrived for the streams are passed on in between.
+
+#: Most calls that may wait. Beyond this the oldest runs immediately, so that a flood of calls is
+#: not held in memory before it is counted, and the first calls do not wait long.
+MOST_WAITING = 1024
+
+Subject = TypeVar("Subject")
+
+#: Called with the exception that a call raises.
+Failed = Callable[[Exception], None]
+
+
+class Pacer:
+    """Calls functions in order: at once, or in a later iteration while `streams` are open.
+
+    An exception of one call does not reach the next caller and does not stop the other calls.
+    """
+
+    def __init__(self) -> None:
+        self.streams = 0
+        self._taken = False  # a call has run in this iteration
+        self._waiting: deque[tuple[Callable[[Any], None], Any, Failed]] = deque()
+
+    def take(self, do: Callable[[Subject], None], subject: Subject, failed: Failed) -> None:
+        """Call `do(subject)`, and `failed` with the exception that it raises."""
+        if self._taken:
+            self._waiting.append((do, subject, failed))
+            if len(self._waiting) > MOST_WAITING:
+                self._do_oldest()
+            return
+        if self.streams:
+            self._taken = True
+            asyncio.get_running_loop().call_soon(self._next)
+        self._do(do, subject, failed)
+
+    def _next(self) -> None:
+        self._taken = bool(self._waiting)
+        if self._taken:
+            asyncio.get_running_loop().call_soon(self._next)
+            self._do_oldest()
+
+    def _do_oldest(self) -> None:
+        do, subject, failed = self._waiting.popleft()
+        self._do(do, subject, failed)
+
+    def _do(self, do: Callable[[Any], None], subject: Any, failed: Failed) -> None:
+        try:
+            do(subject)
+        except Exception as error:
+            try:
+                failed(error)
+            except Exception:
+                log.exception("a call could not be ended")
+
+
+# ------------------------------------------------------------------------------------------
+# Counts how calls ended, by status, and optionally logs a line for each.
+
+log = logging.getLogger("rollout_sched.access")
+
+#: nginx's status for a client that disconnected before it had its answer.
+CLIENT_LEFT = 499
+
+
+class Responses:
+    """`by_status` counts ended calls. 4xx are the client's fault, 5xx are not. A stream counts with
+    the status that it would have had if its end had been known at its beginning.
+
+    `logs`: write a line per call to the access log, without the query, which may contain keys.
+    """
+
+    __slots__ = ("_logs", "by_status")
+
+    def __init__(self, *, logs: bool = False) -> None:
+        self.by_status: dict[int, int] = {}
+        self._logs = logs
+
+    def begin(self) -> float:
+        """The value to pass to `end`: the time of the beginning."""
+        return time.monotonic() if self._logs else 0.0
+
+    def end(self, method: bytes, target: bytes, status: int, begun: float) -> None:
+        """A call has ended, answered or not."""
+        self.by_status[status] = self.by_status.get(status, 0) + 1
+        if self._logs:
+            self._say(method.decode(), target.partition(b"?")[0].decode("latin-1"), status, begun)
+
+    def _say(self, method: str, path: str, status: int, begun: float) -> None:
+        seconds = time.monotonic() - begun
+        fields = {"method": method, "path": path, "status": status, "duration_s": seconds}
+        log.info("%s %s %d %.3f s", method, path, status, seconds, extra={"fields": fields})
+
+
+# ------------------------------------------------------------------------------------------
+# The open calls of clients, counted against the limits.
+
+
+class Unavailable(Exception):
+    """The call cannot be accepted at present; the text says why."""
+
+
+class OpenReply(Protocol):
+    """Where the answer to an open call goes."""
+
+    def fail(self, status: int, text: str) -> None: ...
+
+
+class OpenCalls:
+    """The open calls.
+
+    requests    responses that clients wait for
+    body_bytes  bytes of the bodies that are sent to instances for them
+    replies     where their answers go, in order of arrival
+    pacer       decides which work runs first
+    responses   how ended calls ended
+    """
+
+    def __init__(self, limits: Limits, responses: Responses | None = None) -> None:
+        self.limits = limits
+        self.requests = 0
+        self.body_bytes = 0
+        self.replies: dict[OpenReply, None] = {}
+        self.pacer = Pacer()
+        self.responses = responses or Responses()
+
+    def enter(self, reply: OpenReply, count: int, body_bytes: int) -> None:
+        """Count a call of `count` responses and `body_bytes` bytes."""
+        self.replies[reply] = None
+        self.requests += count
+        self.body_bytes += body_bytes
+
+    def leave(self, reply: OpenReply, count: int, body_bytes: int) -> None:
+        self.replies.pop(reply, None)
+        self.requests -= count
+        self.body_bytes -= body_bytes
+
+    def check_room(self, count: int, body_bytes: int) -> None:
+        """Raises Unavailable if a call of this size does not fit now, BadRequest if it never
+        can."""
+        limits = self.limits
+        if body_bytes > limits.body_bytes:
+            raise BadRequest(
+                f"the bodies of the call's {count} responses have {body_bytes} bytes, the limit "
+                f"for all bodies is {limits.body_bytes}; ask for fewer responses in one call",
+                413,
+            )
+        if self.requests + count > limits.requests:
+            raise Unavailable(
+                f"too many requests: {self.requests} responses are pending, the limit is "
+                f"{limits.requests}, the call asks for {count}"
+            )
+        if self.body_bytes + body_bytes > limits.body_bytes:
+            raise Unavailable(
+                f"too many bytes: pending bodies have {self.body_bytes}, the limit is "
+                f"{limits.body_bytes}, the call has {body_bytes}"
+            )
+
+
+# ------------------------------------------------------------------------------------------
+# The interface to which the data plane submits the requests of clients' calls.
+
+
+class Scheduling(Protocol):
+    """The driver in this process (`live.driver`), or a front's link to a driver in another process
+    (`link.front_calls`)."""
+
+    def max_model_len(self) -> int:
+        """Tokens of prompt and response that every instance accepts; 0 without instances."""
+
+    def submit(
+        self,
+        payload: Payload,
+        prompt_tokens: int,
+        max_tokens: int,
+        group: str = "",
+        session: str = "",
+        priority: int = 0,
+    ) -> str:
+        """Ask for one response, which is answered when it is finished; returns the request's id."""
+
+    def withdraw(self, request: str) -> None:
+        """The client of a submitted request has disconnected."""
+
+
+class HttpReply:
+    """The answer to a client over HTTP; its call counts as `count` responses and `body_bytes`.
+
+    It ends exactly once: by its answer, the end of its stream, a failure of the gateway or a
+    disconnect of the client. Then its responses no longer count against the limits, unfinished ones
+    are withdrawn after a failure or disconnect, and later output for it is dropped.
+    """
+
+    __slots__ = (
+        "_begun",
+        "_body_bytes",
+        "_calls",
+        "_count",
+        "_request",
+        "_requests",
+        "_scheduling",
+        "_streams",
+        "over",
+    )
+
+    def __init__(
+        self,
+        calls: OpenCalls,
+        scheduling: Scheduling,
+        request: HttpRequest,
+        count: int,
+        body_bytes: int,
+    ) -> None:
+        self.over = False
+        self._requests: list[str] = []
+        self._calls = calls
+        self._scheduling = scheduling
+        self._request = request
+        self._count = count
+        self._body_bytes = body_bytes
+        self._streams = 0
+        self._begun = calls.responses.begin()
+        calls.enter(self, count, body_bytes)
+        request.on_disconnect = self._gone
+
+    def submitted(self, name: str) -> None:
+        """One of the responses was submitted as request `name`."""
+        self._requests.append(name)
+        if self.over:
+            self.withdraw()
+
+    def leave(self) -> bool:
+        """End the call; False if it had ended before."""
+        if self.over:
+            return False
+        self.over = True
+        self._calls.leave(self, self._count, self._body_bytes)
+        self._calls.pacer.streams -= self._streams
+        return True
+
+    def _leave_with(self, status: int) -> bool:
+        """End the call with `status`; False if it had ended before."""
+        if not self.leave():
+            return False
+        request = self._request
+        self._calls.responses.end(request.method, request.target, status, self._begun)
+        return True
+
+    def withdraw(self) -> None:
+        """Withdraw its requests: no client waits for the answer any more."""
+        for name in self._requests:
+            try:
+                self._scheduling.withdraw(name)
+            except Exception as error:
+                log_failure(error)
+
+    def fail(self, status: int, text: str) -> None:
+        """End the call with an error, if it has not ended: a stream gets an error event."""
+        if not self._leave_with(status):
+            return
+        body = error_body(status, text)
+        try:
+            if self._streams:
+                self._request.write(as_event(body))
+                self._request.end()
+            else:
+                self._request.answer(status, error_headers(status, self._calls.limits), body)
+        finally:
+            self.withdraw()
+
+    def _gone(self) -> None:
+        if self._leave_with(CLIENT_LEFT):
+            self.withdraw()
+
+    def _crashed(self, error: Exception) -> None:
+        log_failure(error)
+        self.fail(500, f"the gateway failed: {error}")
+
+    def upstream(self, upstream_call: UpstreamCall) -> None:
+        self._request.on_pause = upstream_call.pause
+        self._request.on_resume = upstream_call.resume
+
+    def paced(self, over: Over, outcome: Outcome) -> None:
+        self._calls.pacer.take(over, outcome, self._crashed)
+
+    def answer(self, status: int, headers: bytes | Headers, body: bytes) -> None:
+        if self._leave_with(status):
+            self._request.answer(status, headers, body)
+
+    def begin(self, headers: Headers) -> Write:
+        if not self.over:
+            self._streams = 1
+            self._calls.pacer.streams += 1
+            self._request.begin(200, headers)
+        return self._write
+
+    def _write(self, data: bytes) -> None:
+        if not self.over:
+            self._request.write(data)
+
+    def end(self, status: int = 200) -> None:
+        if self._leave_with(status):
+            self._request.end()
+
+
+def error_headers(status: int, limits: Limits) -> Headers:
+    retry = (b"retry-after", b"%d" % limits.retry_after_s)
+    return [JSON, retry] if status == 503 else [JSON]
+
+
+def log_failure(error: Exception | BaseException) -> None:
+    log.error("a call failed in the gateway", exc_info=error)

@@ -1,0 +1,235 @@
+"""The formats of the three endpoints: how an answer is read, resumed and joined.
+
+An answer that was never interrupted passes through unchanged. For an interrupted one, the partial
+answers are read into `Part`s, the next attempt continues from the prompt and the tokens so far, and
+at the end the parts are joined into one answer that looks uninterrupted.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from rollout_sched.integrations.vllm.protocol.endpoints import (
+    CHAT_ONLY,
+    COMPLETIONS,
+    GENERATE,
+    Endpoint,
+)
+from rollout_sched.live.ports import AnswerUntrue
+
+#: The path for a resumed request: its prompt may have been text and is now token ids.
+RESUME_PATH: dict[Endpoint, bytes] = {
+    "completions": COMPLETIONS.encode(),
+    "chat": COMPLETIONS.encode(),
+    "generate": GENERATE.encode(),
+}
+
+
+class Part(msgspec.Struct):
+    """One attempt's share of a response. `logprobs` has the format of the attempt's endpoint."""
+
+    token_ids: list[int]
+    text: str = ""
+    logprobs: Any = None
+    prompt_ids: list[int] | None = None
+
+
+def part_of(endpoint: Endpoint, answer: dict[str, Any]) -> Part | None:
+    """The tokens to resume from; None if the answer does not give its tokens.
+
+    `answer` has passed `answers.read_answer`. Raises AnswerUntrue if it cannot be joined with
+    others.
+    """
+    choice = answer["choices"][0]
+    token_ids = choice.get("token_ids")
+    if token_ids is None:
+        return None
+    message = choice.get("message")
+    text = (choice.get("text") if message is None else message.get("content")) or ""
+    # A prompt is never empty: with an empty list the response would resume from nothing.
+    prompt_ids = choice.get("prompt_token_ids") or answer.get("prompt_token_ids") or None
+    part = Part(token_ids, text, choice.get("logprobs"), prompt_ids)
+    try:
+        sum(prompt_ids or ())
+        join(endpoint, [part], answer, "length")
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise AnswerUntrue(f"the answer cannot be resumed: {error!r}") from None
+    return part
+
+
+def resume(
+    endpoint: Endpoint,
+    body: bytes,
+    prompt_ids: list[int],
+    parts: list[Part],
+    limit: int | None,
+    salt: str,
+) -> dict[str, Any]:
+    """The body that resumes from the tokens of the parts, with at most `limit` new tokens."""
+    fields: dict[str, Any] = msgspec.json.decode(body)
+    token_ids = prompt_ids + [token for part in parts for token in part.token_ids]
+    if endpoint == "generate":
+        sampling = fields.get("sampling_params") or {}
+        fields["sampling_params"] = {**sampling, "max_tokens": limit, "n": 1}
+        return {**fields, "token_ids": token_ids, "cache_salt": salt}
+    if endpoint == "chat":
+        fields = _as_completion(fields)
+    # With `echo` every part would repeat the prompt.
+    fields.pop("echo", None)
+    fields |= {"prompt": token_ids, "max_tokens": limit, "n": 1, "cache_salt": salt}
+    return {**fields, "return_token_ids": True}
+
+
+def _as_completion(fields: dict[str, Any]) -> dict[str, Any]:
+    wanted = fields.get("logprobs")
+    most = fields.get("top_logprobs") or 0
+    kept = {key: value for key, value in fields.items() if key not in CHAT_ONLY}
+    kept["logprobs"] = most if wanted else None
+    # The chat template has already added the special tokens.
+    kept["add_special_tokens"] = False
+    return kept
+
+
+def join(
+    endpoint: Endpoint, parts: list[Part], last: dict[str, Any] | None, finish: str
+) -> dict[str, Any]:
+    """One answer in the endpoint's format from all parts; `last` is the answer with the last part.
+
+    `last` is None if no instance has answered. `finish` is why the whole response ended, which the
+    last answer may not know.
+    """
+    if last is None:
+        last = {**envelope(endpoint, "whole"), "choices": [{"index": 0, "finish_reason": finish}]}
+    token_ids = [token for part in parts for token in part.token_ids]
+    choice = dict(last["choices"][0])
+    choice.pop("weight_versions", None)
+    if choice["finish_reason"] in ("abort", "length"):
+        choice["finish_reason"] = finish
+    choice["token_ids"] = token_ids
+    text = "".join([part.text for part in parts])
+    if endpoint == "chat":
+        choice.pop("text", None)
+        choice["message"] = {"role": "assistant", "content": text}
+        choice["logprobs"] = chat_logprobs([part.logprobs for part in parts])
+    elif endpoint == "completions":
+        choice["text"] = text
+        choice["logprobs"] = _completion_logprobs([part.logprobs for part in parts])
+    else:
+        choice["logprobs"] = _content_logprobs([part.logprobs for part in parts])
+    prompt_ids = parts[0].prompt_ids if parts else None
+    said = last.get("usage") or {}
+    prompt = len(prompt_ids) if prompt_ids else said.get("prompt_tokens", 0)
+    answer = {**last, "choices": [choice], "usage": {**said, **usage(prompt, len(token_ids))}}
+    if "prompt_token_ids" in choice:
+        choice["prompt_token_ids"] = prompt_ids
+    if endpoint == "chat":
+        choice.pop("prompt_token_ids", None)
+        answer |= {"object": "chat.completion", "prompt_token_ids": prompt_ids}
+        answer["id"] = "chat" + str(answer.get("id", "")).removeprefix("chat")
+    return answer
+
+
+def usage(prompt: int, made: int) -> dict[str, Any]:
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": made,
+        "total_tokens": prompt + made,
+    }
+
+
+#: The `object` field of an answer, whole or as events.
+_OBJECT = {
+    ("completions", "whole"): "text_completion",
+    ("completions", "event"): "text_completion",
+    ("chat", "whole"): "chat.completion",
+    ("chat", "event"): "chat.completion.chunk",
+}
+
+
+def envelope(endpoint: Endpoint, kind: str) -> dict[str, Any]:
+    """The fields around the choices of an answer made here: `kind` "whole", or "event"."""
+    if endpoint == "generate":
+        return {"request_id": "", "model": "", "created": 0}
+    return {"id": "", "object": _OBJECT[endpoint, kind], "created": 0, "model": ""}
+
+
+def last_event(endpoint: Endpoint, said: dict[str, Any], finish: str) -> dict[str, Any]:
+    """The event that ends a stream, if no instance has sent one. `said`: see `envelope`."""
+    empty: dict[str, Any] = {"text": ""}
+    if endpoint != "completions":
+        empty = {"delta": {}} if endpoint == "chat" else {"token_ids": []}
+    choice = {"index": 0, **empty, "logprobs": None, "finish_reason": finish}
+    return {**said, "choices": [choice], "usage": None}
+
+
+def translate_event(
+    endpoint: Endpoint, said: dict[str, Any], resumes: int, fields: dict[str, Any]
+) -> None:
+    """Rewrite an event of a later attempt into the format of the client's endpoint.
+
+    `said`: see `envelope`; `resumes`: tokens of the response from earlier attempts, which were part
+    of this attempt's prompt. Raises LookupError, TypeError, ValueError or AttributeError if it is
+    not an event.
+    """
+    fields.pop("prompt_token_ids", None)
+    from_chat = fields.get("object") == _OBJECT["chat", "event"]
+    fields |= said
+    for choice in fields.get("choices") or ():
+        choice.pop("prompt_token_ids", None)
+        if endpoint == "chat" and from_chat:
+            (choice.get("delta") or {}).pop("role", None)  # the client already has it
+        elif endpoint == "chat":
+            choice["delta"] = {"content": choice.pop("text", "")}
+            choice["logprobs"] = chat_logprobs([choice.get("logprobs")])
+    told = fields.get("usage")
+    if told:
+        made = told.get("completion_tokens", 0) + resumes
+        told |= usage(told.get("prompt_tokens", 0) - resumes, made)
+
+
+def _content_logprobs(shares: list[Any]) -> Any:
+    if all(share is None for share in shares):
+        return None
+    return {"content": [item for share in shares for item in (share or {}).get("content") or ()]}
+
+
+def _completion_logprobs(shares: list[Any]) -> Any:
+    known = [share for share in shares if share]
+    if not known:
+        return None
+    joined: dict[str, Any] = {}
+    for key in ("tokens", "token_logprobs", "top_logprobs"):
+        if any(share.get(key) is not None for share in known):
+            joined[key] = [item for share in known for item in share.get(key) or ()]
+    offsets, at = [], 0
+    for token in joined.get("tokens", ()):
+        offsets.append(at)
+        at += len(token)
+    return {**joined, "text_offset": offsets}
+
+
+def chat_logprobs(shares: list[Any]) -> Any:
+    """Logprobs in chat format, one object per token; resumed parts have completions format."""
+    if not any(shares):
+        return None
+    content: list[Any] = []
+    for share in shares:
+        if not share:
+            continue
+        if "content" in share:
+            content.extend(share["content"] or ())
+            continue
+        tops = share.get("top_logprobs") or [None] * len(share["tokens"])
+        for token, logprob, top in zip(
+            share["tokens"], share["token_logprobs"], tops, strict=False
+        ):
+            item = _chat_logprob(token, logprob)
+            item["top_logprobs"] = [_chat_logprob(*pair) for pair in (top or {}).items()]
+            content.append(item)
+    return {"content": content}
+
+
+def _chat_logprob(token: str, logprob: float) -> dict[str, Any]:
+    return {"token": token, "logprob": logprob, "bytes": list(token.encode())}

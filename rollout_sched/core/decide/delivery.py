@@ -1,0 +1,244 @@
+"""Deliveries: which complete groups go to the trainer, and when."""
+
+from __future__ import annotations
+
+from rollout_sched.core.decide.lending import Lender
+from rollout_sched.core.model.actions import Action, Deliver
+from rollout_sched.core.model.errors import PolicyError
+from rollout_sched.core.model.model import Group
+from rollout_sched.core.model.roles import Roles
+from rollout_sched.core.state.groups import (
+    ACTIVE,
+    COMPLETE,
+    DEFERRED,
+    JUDGING,
+    SPENT,
+    Groups,
+    SampleBuffer,
+)
+from rollout_sched.core.state.progress import RunProgress
+from rollout_sched.core.state.selection import SelectionWindow
+from rollout_sched.core.work.outcomes import FinishedSamples, GroupOutcomes, Outcomes
+
+# ------------------------------------------------------------------------------------------
+# Launches: which groups start or go on, and when.
+
+
+class Launcher:
+    """Asks the batching how many groups to launch, the freshness how many may be launched, and the
+    selection which ones. Groups that were set back come before fresh ones."""
+
+    def __init__(
+        self,
+        roles: Roles,
+        groups: Groups,
+        samples: SampleBuffer,
+        window: SelectionWindow,
+        progress: RunProgress,
+        outcomes: Outcomes,
+    ) -> None:
+        self._roles = roles
+        self._carries_over = roles.carries_over
+        self._groups = groups
+        self._sample_buffer = samples
+        self._selection_window = window
+        self._progress = progress
+        self._outcomes = outcomes
+
+    def launch(self) -> None:
+        """Launch what the batching asks for, as far as the freshness has room."""
+        progress, roles, groups = self._progress, self._roles, self._groups
+        launch = roles.batching.launch(progress)
+        if launch is None:
+            return
+        deferred, fresh = launch.deferred, launch.fresh
+        if self._carries_over:
+            allowed = roles.freshness.room(progress)
+        elif progress.fleet_version >= roles.freshness.oldest_allowed(progress.version):
+            allowed = deferred + fresh
+        else:
+            return  # instances that have not been updated yet still make older tokens
+        launched: list[Group] = []
+        anew: list[Group] = []  # groups that were set back and hold no tokens
+        while deferred > 0 and progress.deferred:
+            group = groups.first(DEFERRED)
+            assert group is not None
+            if group not in self._sample_buffer:
+                if allowed <= 0:
+                    break
+                allowed -= 1
+                anew.append(group)
+            self._outcomes.launch(group, launch.oversample)
+            launched.append(group)
+            deferred -= 1
+        fresh = min(fresh, allowed, progress.fresh)
+        if fresh > 0:
+            for group in self._selection_window.take(fresh, anew):
+                self._outcomes.launch(group, launch.oversample)
+                launched.append(group)
+        progress.launched(launch, len(launched))
+        for place, group in enumerate(launched):
+            group.launch_place, group.launch_size = place, len(launched)
+
+    def renew_budgets(self) -> None:
+        """If nothing else can fill the batch, groups that have spent their budget go on."""
+        progress = self._progress
+        while progress.spent and progress.on_the_way < progress.prompts_per_step:
+            group = self._groups.first(SPENT)
+            assert group is not None
+            self._outcomes.launch(group, 1.0)
+
+    def recall_oldest(self) -> None:
+        """The batch may wait for groups that were set back: the oldest of these go on."""
+        groups = self._groups.of(DEFERRED) + self._groups.of(SPENT)
+        set_back = [group for group in groups if group in self._sample_buffer]
+        newest = self._progress.fleet_version
+        ages = [newest if g.oldest_version is None else g.oldest_version for g in set_back]
+        for group, age in zip(set_back, ages, strict=True):
+            if age == min(ages):
+                self._outcomes.launch(group, 1.0)
+
+
+class Deliverer:
+    """Asks the batching how many groups make a batch or a part of it, and the freshness whether the
+    groups that stay behind could still be delivered in time. The end of a batch is the end of its
+    round.
+    """
+
+    def __init__(
+        self,
+        roles: Roles,
+        samples: SampleBuffer,
+        finished: FinishedSamples,
+        progress: RunProgress,
+        outcomes: GroupOutcomes,
+        launcher: Launcher,
+        lender: Lender,
+        out: list[Action],
+    ) -> None:
+        self._roles = roles
+        self._carries_over = roles.carries_over
+        self._part_prompts = roles.batching.part_prompts
+        self._sample_buffer = samples
+        self._finished = finished
+        self._progress = progress
+        self._outcomes = outcomes
+        self._launcher = launcher
+        self._lender = lender
+        self._out = out
+
+    def deliver(self) -> None:
+        """The trainer waits: deliver its batch, or a part of it, if the batching says so and the
+        groups that stay behind can still be delivered in time."""
+        progress = self._progress
+        missing = progress.missing
+        if not missing:
+            if progress.in_batch:
+                self._hand_over([], last=True)  # the missing groups will never come
+            return
+        size = self._roles.batching.batch(progress)
+        if not size:
+            return
+        groups = self._sample_buffer.oldest_first(size)
+        if len(groups) < size or size > missing:
+            raise PolicyError(
+                f"batching asked for {size} of {len(groups)} complete groups, for a batch that "
+                f"lacks {missing}"
+            )
+        if size < missing and not progress.takes_parts:
+            return
+        if self._carries_over and self._leaves_too_old(groups):
+            if self._start_late_over():
+                self.deliver()
+                return
+            self._launcher.recall_oldest()
+            if not (self._part_prompts and progress.takes_parts):
+                return
+            groups = self._fewer(groups)
+            if len(groups) < self._part_prompts:
+                return
+        self._hand_over(groups, last=len(groups) == missing)
+
+    def _leaves_too_old(self, groups: list[Group]) -> bool:
+        """Whether delivering these groups would leave others that can no longer go in time."""
+        progress = self._progress
+        remaining = self._sample_buffer.remaining(groups, progress.fleet_version)
+        places = progress.missing - len(groups)
+        return self._roles.freshness.must_wait(progress, remaining, places)
+
+    def _start_late_over(self) -> bool:
+        """Start over the groups that cannot be delivered in time, whichever groups wait.
+
+        If a version took no batch, its places are lost, and more groups are open than can be
+        delivered in time. Of these the excess starts over: of the groups with the oldest version
+        first the unfinished ones, and among those the last to be launched. Returns whether any
+        group started over.
+
+        No group starts over again and again while the trainer waits. The bound on open groups
+        depends on versions and places alone (`policies.freshness.Bounded`), and open groups do not
+        change the number of places: groups that have spent a budget are open, and the batch lacks
+        the same number whatever state the others are in. Once the excess has started over, only a
+        launch opens more groups, and a launch first asks for room; a batch, or a part of it, takes
+        as many places as groups. So an excess comes back only after another version that took no
+        batch, or if an instance made older tokens than it reported.
+
+        So every batch completes. As long as the batch lacks groups, some run: groups that have
+        spent a budget continue if no others can (`Launcher.renew_budgets`). If the batch must
+        wait, the oldest groups that were set back continue (`Launcher.recall_oldest`); these
+        include the one that is due if no group that is due runs. Each request that continues makes
+        a token or finishes, no token is thrown away, and a response has a limit.
+        """
+        if not self._too_many_open():
+            return False
+        open_groups = self._sample_buffer.older_than(self._progress.version + 1)
+        for group in sorted(open_groups, key=_most_dispensable_first):
+            self._outcomes.start_over(group)
+            if not self._too_many_open():
+                break
+        return True
+
+    def _too_many_open(self) -> bool:
+        """Groups that were never dispatched may still get the newest version."""
+        progress = self._progress
+        remaining = self._sample_buffer.remaining([], progress.version)
+        return self._roles.freshness.must_wait(progress, remaining, progress.lacking)
+
+    def _fewer(self, groups: list[Group]) -> list[Group]:
+        """The largest number of these groups that may go, if not all may. Each delivered group
+        takes the place of one that stays behind, so if n groups may go, fewer may go too."""
+        may, may_not = 0, len(groups)
+        while may_not - may > 1:
+            middle = (may + may_not) // 2
+            if self._leaves_too_old(groups[:middle]):
+                may_not = middle
+            else:
+                may = middle
+        return groups[:may]
+
+    def _hand_over(self, groups: list[Group], *, last: bool) -> None:
+        """Deliver a batch, or the next part of it."""
+        progress, sample = self._progress, self._finished.of
+        samples = tuple(sample(request) for group in groups for request in group.finished)
+        short = progress.lacking - len(groups) if last else 0
+        self._out.append(
+            Deliver(progress.batches, progress.version, samples, progress.parts, last, short)
+        )
+        for group in groups:
+            self._outcomes.deliver(group)
+        progress.part_delivered(len(groups))
+        if last:
+            self._end_round()
+
+    def _end_round(self) -> None:
+        progress = self._progress
+        progress.batch_delivered()
+        self._lender.call_off()
+        if self._roles.batching.stops_at_delivery and progress.active + progress.spent:
+            for group in self._sample_buffer.groups():
+                if group.state is ACTIVE or group.state is SPENT:
+                    self._outcomes.set_back(group)
+
+
+def _most_dispensable_first(group: Group) -> tuple[int, bool, int]:
+    whole = group.state is COMPLETE or group.state is JUDGING
+    return (group.oldest_version or 0, whole, -group.serial)

@@ -1,0 +1,205 @@
+"""Dispatches: which waiting request goes to which open instance."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rollout_sched.core.model.actions import Action, Dispatch
+from rollout_sched.core.model.errors import PolicyError
+from rollout_sched.core.model.events import Spans
+from rollout_sched.core.model.model import Attempt, Instance, InstanceStatus, Request, Sessions
+from rollout_sched.core.model.roles import Migration, Roles
+from rollout_sched.core.state.fleet import Fleet
+from rollout_sched.core.state.groups import SampleBuffer
+from rollout_sched.core.state.lifecycle import DISPATCH, RUNNING, move
+from rollout_sched.core.work.requests import Requests
+from rollout_sched.core.work.verification import Verification
+
+# ------------------------------------------------------------------------------------------
+# Migration: a running request is interrupted on one instance to go on on another.
+#
+# The request keeps its tokens even if the interruption role drops them at weight updates, because
+# the weights are the same on both instances. The answer to the interruption may be late, or be
+# another event: the request finished first, its attempt failed, or its instance was lost. By then
+# the target may be closed. So the target is only a preference for the request's next dispatch;
+# whatever happens in between, the ordinary rules hold.
+
+SERVING: Final = InstanceStatus.SERVING
+DRAINING: Final = InstanceStatus.DRAINING
+
+
+class Migrator:
+    """Asks the migration role, and remembers the targets of interrupted requests.
+
+    migration  the role that is asked
+    due_at     when to ask it next, in seconds: every `interval_s`, at most once per event,
+               however large the fleet
+    """
+
+    def __init__(self, migration: Migration, fleet: Fleet, requests: Requests) -> None:
+        self.due_at = migration.interval_s  # at 0 there is nothing to move; infinity: never asked
+        self.migration = migration
+        self._fleet = fleet
+        self._requests = requests
+        self._meant: dict[int, str] = {}  # attempt that was interrupted -> instance
+
+    def ask(self, now: float) -> None:
+        """Interrupt the requests that the role names, unless earlier migrants are still in flight.
+
+        Asked while nothing waits, so a migrant that is not in flight will not be dispatched.
+        """
+        self.due_at = now + self.migration.interval_s
+        if self._meant:
+            attempts = self._fleet.attempts
+            self._meant = {n: where for n, where in self._meant.items() if n in attempts}
+            if self._meant:
+                return
+        for migrant in self.migration.choose(self._fleet):
+            attempt, instance = migrant.attempt, migrant.instance
+            self._check(attempt, instance)
+            if not self._fleet.sessions.may_begin(attempt.request, instance):
+                continue  # the target has too many sessions: the request would wait instead of run
+            attempt.request.migrations += 1
+            self._meant[attempt.id] = instance.id
+            self._requests.interrupt(attempt.request)
+
+    def meant_for(self, request: Request) -> Instance | None:
+        """The target of a request that was interrupted to migrate, if open; given only once."""
+        if not self._meant:
+            return None
+        instance = self._meant.pop(request.last_attempt, "")
+        return self._fleet.open_instance(instance) if instance else None
+
+    def _check(self, attempt: Attempt, instance: Instance) -> None:
+        request, source = attempt.request, attempt.instance
+        if request.attempt is not attempt or request.state is not RUNNING:
+            raise PolicyError(f"migration chose {request!r}, which does not run")
+        if source.status is not SERVING and source.status is not DRAINING:
+            raise PolicyError(
+                f"migration chose {request!r} on {source!r}, which neither serves nor drains"
+            )
+        if instance is source or instance.open_index < 0:
+            raise PolicyError(
+                f"migration moves {request!r} from {source!r} to {instance!r}, which is not open"
+            )
+        if instance.version != source.version:
+            raise PolicyError(
+                f"migration moves {request!r} to {instance!r}, which has another version"
+            )
+
+
+class Dispatcher:
+    """Takes waiting requests in order and asks the routing for an instance for each; for a request
+    of a session, the affinity decides whether it returns to its last instance instead. A request
+    that no open instance suits is set aside."""
+
+    def __init__(
+        self,
+        roles: Roles,
+        fleet: Fleet,
+        requests: Requests,
+        migrator: Migrator,
+        verification: Verification,
+        samples: SampleBuffer,
+        sessions: Sessions,
+        out: list[Action],
+    ) -> None:
+        self._roles = roles
+        self._asks_affinity = not roles.routing_keeps_sessions and roles.affinity.keeps_sessions
+        self._fleet = fleet
+        self._requests = requests
+        self._migrator = migrator
+        self._verification = verification
+        self._sample_buffer = samples
+        self._sessions = sessions
+        self._out = out
+
+    def dispatch(self) -> None:
+        """Dispatch until no instance is open or no request can go."""
+        waiting, fleet, routing = self._requests.waiting, self._fleet, self._roles.routing
+        capped = fleet.sessions.bound is not None
+        waiting.recall()
+        while fleet.open:
+            request = waiting.first()
+            if request is None:
+                return
+            if capped and not fleet.sessions.taking and request.home is None:
+                return  # the requests after it have no home either
+            instance = self._migrator.meant_for(request) or routing.choose(request, fleet)
+            if instance is None:
+                return
+            if instance.open_index < 0:
+                raise PolicyError(f"routing chose {instance!r}, which is not open")
+            if request.session and self._asks_affinity:
+                instance = self._home_or(request, instance)
+            choosy = request.failed_on or fleet.kv.unlike or capped
+            if choosy and not self._suits(request, instance):
+                instance = self._elsewhere(request)
+                if instance is None:
+                    waiting.set_aside(request)
+                    continue
+            waiting.remove(request)
+            self._send(request, instance)
+
+    def _home_or(self, request: Request, elsewhere: Instance) -> Instance:
+        """The last instance of its session, if that is open and the affinity prefers it."""
+        if request.last_instance is None:
+            return elsewhere
+        home = self._fleet.open_instance(request.last_instance)
+        if home is None or home is elsewhere:
+            return elsewhere
+        return home if self._roles.affinity.stays(request, home, elsewhere) else elsewhere
+
+    def _suits(self, request: Request, instance: Instance) -> bool:
+        if instance.id in request.failed_on:
+            return False
+        return self._fleet.may_take(request, instance)
+
+    def _elsewhere(self, request: Request) -> Instance | None:
+        """An open instance that the request fits on, if possible one where it has not failed."""
+        load, fleet = self._roles.routing.load, self._fleet
+        fitting = [instance for instance in fleet.open if fleet.may_take(request, instance)]
+        return min(
+            fitting, key=lambda i: (i.id in request.failed_on, load(i), i.serial), default=None
+        )
+
+    def _send(self, request: Request, instance: Instance) -> None:
+        interruption = self._roles.interruption
+        if self._verification.on:
+            self._verification.trim(request, instance.version)
+        limit = interruption.limit(request)
+        max_new_tokens = self._requests.room_for(request) or 1
+        if limit is not None and limit < max_new_tokens:
+            max_new_tokens = limit
+        move(request, DISPATCH)
+        request.attempt = attempt = self._fleet.send(request, instance, max_new_tokens)
+        request.last_attempt = attempt.id
+        request.last_instance = instance.id
+        if request.salt is None or not interruption.keeps_kv:
+            request.salt = instance.version
+        draft: Spans = ()
+        if self._verification.on:
+            draft = self._verification.draft(request, instance.version)
+            attempt.draft_tokens = sum([tokens for _, tokens in draft])
+        group = request.group
+        if group is not None:
+            self._sample_buffer.note_version(group, instance.version)
+        elif request.session:
+            self._sessions.sent(request.session, instance.id)
+        self._out.append(
+            Dispatch(
+                request.id,
+                attempt.id,
+                instance.id,
+                request.context_tokens,
+                max_new_tokens,
+                request.salt,
+                request.response_tokens,
+                request.computed_tokens,
+                request.turn,
+                "" if group is None else group.id,
+                0 if group is None else request.index,
+                draft,
+                request.ends,
+            )
+        )

@@ -1,0 +1,166 @@
+"""Lending: instances make way for a trainer on their GPUs before its batch is whole.
+
+The requests of such an instance are interrupted and go on elsewhere with their tokens. When all its
+attempts have answered, the trainer gets the instance and trains what has been delivered so far:
+
+    SERVING -> LENDING -> LENT -> SERVING                 it comes back with the weights it had
+    SERVING -> LENDING -> LENT -> UPDATING -> ... SERVING  new ones were published meanwhile
+               LENDING -> SERVING                          the batch was whole sooner
+
+Lent instances are reclaimed if no work can go on without them. They are also reclaimed if the
+trainer brings new weights itself, because no work may go on before all instances have these.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rollout_sched.core.decide.weights import WeightUpdater
+from rollout_sched.core.model.actions import Action, Lend, Reclaim
+from rollout_sched.core.model.errors import PolicyError
+from rollout_sched.core.model.model import Instance, InstanceStatus
+from rollout_sched.core.model.roles import Lending
+from rollout_sched.core.state.fleet import Fleet
+from rollout_sched.core.state.lifecycle import RUNNING
+from rollout_sched.core.state.progress import RunProgress
+from rollout_sched.core.work.requests import Requests
+
+SERVING: Final = InstanceStatus.SERVING
+LENDING: Final = InstanceStatus.LENDING
+LENT: Final = InstanceStatus.LENT
+
+
+class Lender:
+    """Asks the lending role, empties the instances it names, and knows which are lent.
+
+    lending  the role that is asked
+    lends    whether the role is asked at all
+    """
+
+    def __init__(
+        self,
+        lending: Lending,
+        fleet: Fleet,
+        updater: WeightUpdater,
+        requests: Requests,
+        progress: RunProgress,
+        out: list[Action],
+    ) -> None:
+        self.lends = lending.lends
+        self.lending = lending
+        self._fleet = fleet
+        self._updater = updater
+        self._requests = requests
+        self._progress = progress
+        self._out = out
+        self._batch = -1  # the last batch that instances made way for: they do so once per batch
+        self._makes_way: dict[str, Instance] = {}
+        self._lent: dict[str, int] = {}  # instance -> the version of the weights it holds
+        self._reclaimed: set[str] = set()
+
+    def decide(self, changed: bool) -> None:
+        """Let instances make way for the trainer, unless work waits or weights are on their way.
+        `changed`: something that the role looks at may have changed."""
+        if self._requests.waiting.size:
+            if not self._fleet.attempts:
+                self._reclaim()
+        elif changed and self._may_ask():
+            self._ask()
+
+    def _may_ask(self) -> bool:
+        progress = self._progress
+        wanted = progress.shares_gpus and progress.trainer_waiting
+        return wanted and not progress.update_pending
+
+    def _ask(self) -> None:
+        """Ask the role, and empty the instances that it names."""
+        if self._batch == self._progress.batches:
+            return
+        chosen = self.lending.choose(self._fleet, self._progress)
+        if not chosen:
+            return
+        serving = [i for i in self._fleet.instances.values() if i.status is SERVING]
+        for instance in chosen:
+            if instance.status is not SERVING or instance.leaving:
+                raise PolicyError(f"lending chose {instance!r}, which does not serve")
+        if len(set(chosen)) >= len(serving):
+            raise PolicyError("lending chose all serving instances; at least one must keep serving")
+        self._batch = self._progress.batches
+        for instance in chosen:
+            self._begin(instance)
+
+    def emptied(self, instance: Instance) -> None:
+        """The last attempt in flight on the instance has answered."""
+        if instance.status is LENDING:
+            del self._makes_way[instance.id]
+            if instance.leaving:
+                self._set_status(instance, SERVING)
+            else:
+                self._lend(instance)
+
+    def call_off(self) -> None:
+        """The batch is whole: instances that have not made way yet need not do so."""
+        for instance in self._makes_way.values():
+            self._set_status(instance, SERVING)
+        self._makes_way.clear()
+
+    def published(self, version: int, *, loads: bool) -> None:
+        """If we load the new weights, lent instances get them when they return and never generate
+        with older ones. Otherwise they return with the weights they have, and are reclaimed,
+        because work may wait until the trainer brings the new ones."""
+        self.call_off()
+        for name, held in self._lent.items():
+            self._fleet.set_version(self._fleet.instances[name], version if loads else held)
+        if not loads:
+            self._reclaim()
+
+    def found(self, instance: Instance) -> None:
+        """Another party has loaded other weights into the instance."""
+        if instance.id in self._lent:
+            self._lent[instance.id] = instance.version
+
+    def _reclaim(self) -> None:
+        """Ask for each lent instance back, once."""
+        for name in self._lent:
+            if name not in self._reclaimed:
+                self._reclaimed.add(name)
+                self._out.append(Reclaim(name))
+
+    def returned(self, instance: Instance) -> bool:
+        """The trainer returned an instance. False if it was not lent."""
+        if instance.status is not LENT:
+            return False
+        held = self._forget(instance)
+        self._set_status(instance, SERVING)
+        if held < self._updater.version:
+            self._fleet.set_version(instance, held)
+            self._updater.joined(instance, self._out)
+        return True
+
+    def lost(self, instance: Instance) -> None:
+        self._makes_way.pop(instance.id, None)
+        if instance.id in self._lent:
+            self._forget(instance)
+
+    def _begin(self, instance: Instance) -> None:
+        if not instance.attempts:
+            self._lend(instance)
+            return
+        self._makes_way[instance.id] = instance
+        self._set_status(instance, LENDING)
+        for attempt in instance.attempts.values():
+            if not attempt.abandoned and attempt.request.state is RUNNING:
+                self._requests.interrupt(attempt.request)
+
+    def _lend(self, instance: Instance) -> None:
+        self._lent[instance.id] = instance.version
+        self._set_status(instance, LENT)
+        self._out.append(Lend(instance.id))
+
+    def _forget(self, instance: Instance) -> int:
+        self._reclaimed.discard(instance.id)
+        return self._lent.pop(instance.id)
+
+    def _set_status(self, instance: Instance, status: InstanceStatus) -> None:
+        instance.status = status
+        self._fleet.touch(instance)

@@ -1,0 +1,477 @@
+"""What each event changes, by sender. The scheduler decides on the consequences afterwards.
+
+`validation.py` has already raised any CallerError: events that arrive here are applied.
+"""
+
+from __future__ import annotations
+
+from rollout_sched.core.decide.order import Decider
+from rollout_sched.core.model.actions import Action, Release
+from rollout_sched.core.model.events import (
+    BatchRequested,
+    GateClosed,
+    GateOpened,
+    GroupSubmitted,
+    InstanceJoined,
+    InstanceLeaving,
+    InstanceLost,
+    InstancePaused,
+    InstanceReported,
+    InstanceReturned,
+    PrefixVerified,
+    RequestFailed,
+    RequestFinished,
+    RequestInterrupted,
+    RequestSubmitted,
+    RequestWithdrawn,
+    SessionEnded,
+    Spans,
+    SubmissionsClosed,
+    TokensArrived,
+    ToolReturned,
+    TrajectoryEnded,
+    TurnFinished,
+    WeightsPublished,
+    WeightsUpdated,
+    Woke,
+)
+from rollout_sched.core.model.model import (
+    Attempt,
+    Group,
+    Instance,
+    InstanceStatus,
+    Request,
+    Siblings,
+)
+from rollout_sched.core.model.roles import Roles
+from rollout_sched.core.parts import Books, Work
+from rollout_sched.core.state.lifecycle import ACT, ACTING, INTERRUPTING, PARKED, RUNNING, move
+from rollout_sched.core.work import attempts as blame
+
+#: The scheduler gives up a request that others have stopped this often. A trainer that updates the
+#: weights around us may stop a long request once in each of its steps.
+MOST_UNASKED_ABORTS = 60
+
+
+class TrainerEvents:
+    """Events from the trainer."""
+
+    def __init__(self, roles: Roles, books: Books, work: Work, decider: Decider) -> None:
+        self._groups = books.groups
+        self._samples = books.sample_buffer
+        self._outcomes = work.group_outcomes
+        self._progress = books.progress
+        self._updater = decider.updater
+        self._lender = decider.lender
+        self._freshness = roles.freshness
+        self._masks = roles.masks
+        self._serials = books.serials
+        self._history = books.prompt_lengths
+
+    def group_submitted(self, event: GroupSubmitted, now: float) -> None:
+        history = self._history
+        siblings = Siblings(
+            event.group,
+            event.prompt_tokens,
+            event.max_tokens,
+            event.prompt,
+            None if history is None else history.of(event.prompt, event.history),
+            event.expected_tokens,
+        )
+        serial, samples = self._serials.next(), event.samples
+        self._groups.add(Group(event.group, serial, samples, siblings, judged=event.judged))
+        self._progress.dirty = True
+
+    def submissions_closed(self, event: SubmissionsClosed, now: float) -> None:
+        self._progress.closed = self._progress.dirty = True
+
+    def batch_requested(self, event: BatchRequested, now: float) -> None:
+        self._progress.trainer_waiting = self._progress.dirty = True
+        self._progress.takes_parts = event.parts
+        self._progress.shares_gpus = event.shares_gpus
+
+    def weights_published(self, event: WeightsPublished, now: float) -> None:
+        """Groups that are too old start over. If an instance that was not told to update yet is too
+        old itself, groups that could still be sent there start over too.
+
+        After that, no group is too old: nothing is launched before the fleet is young enough, and
+        the fleet only gets younger. Paced groups never start over here if every version has taken a
+        batch. If old tokens are masked, groups stay.
+        """
+        self._progress.version = event.version
+        self._progress.dirty = True
+        self._lender.published(event.version, loads=event.loads)
+        self._updater.publish(event.version, loads=event.loads)
+        if self._masks:
+            return
+        oldest = self._freshness.oldest_allowed(event.version)
+        late = self._samples.older_than(oldest)
+        if self._progress.fleet_version < oldest:
+            late += self._samples.unfinished(oldest)
+        for group in late:
+            self._outcomes.start_over(group)
+
+
+class ClientEvents:
+    """Events from clients that wait for one response each."""
+
+    def __init__(self, books: Books, work: Work) -> None:
+        self._requests = work.requests
+        self._siblings = books.siblings
+        self._outcomes = work.outcomes
+        self._sessions = books.sessions
+        self._fleet = books.fleet
+        self._anomalies = books.anomalies
+
+    def request_submitted(self, event: RequestSubmitted, now: float) -> None:
+        siblings = self._siblings.join(event.group, event.prompt_tokens, event.max_tokens)
+        request = self._requests.create(siblings, None, siblings.joined - 1, event.request)
+        request.session = event.session
+        request.priority = event.priority
+        request.last_instance = self._sessions.last_instance(event.session)
+        home = self._fleet.instances.get(request.last_instance or "")
+        if home is not None:
+            self._fleet.keep(request, home)
+        if not (event.made or event.ends):
+            self._requests.wait(request)
+            return
+        request.segments = event.made
+        request.response_tokens = sum([segment.tokens for segment in event.made])
+        request.context_tokens += request.response_tokens
+        if event.ends:
+            self._outcomes.finish(request, "stop")
+        else:
+            self._outcomes.go_on(request)
+
+    def request_withdrawn(self, event: RequestWithdrawn, now: float) -> None:
+        request = self._requests.get(event.request)
+        if request is None or request.group is not None:
+            self._anomalies["unknown_request"] += 1
+        else:
+            self._outcomes.end_direct(request, "withdrawn")
+
+    def session_ended(self, event: SessionEnded, now: float) -> None:
+        if not self._sessions.end(event.session):
+            self._anomalies["unknown_session"] += 1
+
+
+class InstanceEvents:
+    """Events from instances, and observations of them."""
+
+    def __init__(self, books: Books, work: Work, decider: Decider, out: list[Action]) -> None:
+        self._fleet = books.fleet
+        self._updater = decider.updater
+        self._lender = decider.lender
+        self._ledger = work.ledger
+        self._requests = work.requests
+        self._outcomes = work.outcomes
+        self._progress = books.progress
+        self._backoff = work.backoff
+        self._anomalies = books.anomalies
+        self._out = out
+
+    def joined(self, event: InstanceJoined, now: float) -> None:
+        before = self._fleet.instances.get(event.instance)
+        if before is not None:
+            # It restarted before the loss was noticed: its attempts are gone.
+            self._lose(before)
+        instance = self._fleet.join(event.instance, event.slots, event.kv_tokens, event.version)
+        self._updater.joined(instance, self._out)
+        self._progress.dirty = True
+        self._refuse_oversized()
+
+    def lost(self, event: InstanceLost, now: float) -> None:
+        instance = self._find(event.instance)
+        self._progress.dirty = True
+        if instance is not None:
+            self._lose(instance)
+
+    def leaving(self, event: InstanceLeaving, now: float) -> None:
+        instance = self._find(event.instance)
+        if instance is not None and not instance.leaving:
+            instance.leaving = True
+            self._fleet.touch(instance)
+            if not instance.attempts:
+                self._out.append(Release(instance.id))
+
+    def reported(self, event: InstanceReported, now: float) -> None:
+        instance = self._find(event.instance)
+        if instance is not None:
+            self._fleet.report(instance, event)
+
+    def paused(self, event: InstancePaused, now: float) -> None:
+        instance = self._find(event.instance)
+        self._progress.dirty = True
+        if instance is not None and not self._updater.paused(instance, self._out):
+            self._anomalies["pause_not_asked_for"] += 1
+
+    def updated(self, event: WeightsUpdated, now: float) -> None:
+        instance = self._find(event.instance)
+        self._progress.dirty = True
+        if instance is None:
+            return
+        if event.version > self._updater.version:
+            self._anomalies["version_never_published"] += 1
+        elif self._updater.updated(instance, event.version, self._out):
+            pass
+        elif self._updater.found(instance, event.version):
+            self._lender.found(instance)
+        else:
+            self._anomalies["update_not_asked_for"] += 1
+
+    def gate_closed(self, event: GateClosed, now: float) -> None:
+        self._set_gate(event.instance, closed=True)
+
+    def gate_opened(self, event: GateOpened, now: float) -> None:
+        self._set_gate(event.instance, closed=False)
+
+    def _set_gate(self, name: str, *, closed: bool) -> None:
+        instance = self._find(name)
+        if instance is not None:
+            instance.gate_closed = closed
+            self._fleet.touch(instance)
+
+    def returned(self, event: InstanceReturned, now: float) -> None:
+        instance = self._find(event.instance)
+        self._progress.dirty = True
+        if instance is not None and not self._lender.returned(instance):
+            self._anomalies["instance_not_lent"] += 1
+
+    def woke(self, event: Woke, now: float) -> None:
+        for who in self._backoff.wake(now):
+            if isinstance(who, Instance):
+                if who.status is not InstanceStatus.LOST:
+                    self._fleet.touch(who)
+            elif who.state is PARKED and who.active:
+                self._requests.rested(who)
+
+    def _find(self, name: str) -> Instance | None:
+        instance = self._fleet.instances.get(name)
+        if instance is None:
+            self._anomalies["unknown_instance"] += 1
+        return instance
+
+    def _lose(self, instance: Instance) -> None:
+        self._lender.lost(instance)
+        self._updater.lost(instance)
+        for request in list(instance.kept.values()):
+            self._requests.leave_home(request)
+        lost = self._fleet.lose(instance)
+        wanted = [attempt for attempt in lost if not attempt.abandoned]
+        for attempt in lost:
+            if attempt.abandoned:
+                self._ledger.waste(attempt, attempt.abandoned)
+            else:
+                self._ledger.keep(attempt, ())
+        for attempt in wanted:
+            # The first request that continues may complete its group and end a sibling here.
+            if attempt.request.state in (RUNNING, INTERRUPTING):
+                self._outcomes.go_on(attempt.request)
+
+    def _refuse_oversized(self) -> None:
+        """End requests that came before the KV sizes were known and that fit on no instance."""
+        most = self._fleet.kv.most
+        for request in list(self._requests.waiting):
+            if request.group is None and request.context_tokens + request.remaining_tokens > most:
+                self._outcomes.end_direct(request, "oversized")
+
+
+class AttemptEvents:
+    """Events about attempts."""
+
+    def __init__(self, books: Books, work: Work, decider: Decider, out: list[Action]) -> None:
+        self._fleet = books.fleet
+        self._updater = decider.updater
+        self._lender = decider.lender
+        self._ledger = work.ledger
+        self._requests = work.requests
+        self._outcomes = work.outcomes
+        self._verification = work.verification
+        self._progress = books.progress
+        self._backoff = work.backoff
+        self._anomalies = books.anomalies
+        self._out = out
+
+    def tokens_arrived(self, event: TokensArrived, now: float) -> None:
+        attempt = self._ledger.find(event)
+        if attempt is None:
+            return
+        most = 0 if attempt.draft_tokens else attempt.max_new_tokens
+        if not attempt.tokens <= event.tokens <= most:
+            self._anomalies["tokens_out_of_range"] += 1
+            return
+        attempt.tokens = event.tokens
+        if attempt.abandoned:  # the tokens are thrown away when the attempt ends
+            return
+        self._requests.expectations.learn(attempt.request.siblings)
+        self._requests.expectations.expect_running(attempt.request)
+
+    def verified(self, event: PrefixVerified, now: float) -> None:
+        attempt = self._ledger.find(event)
+        if attempt is None or attempt.abandoned:
+            return
+        if not attempt.draft_tokens:
+            self._anomalies["verified_unasked"] += 1
+            return
+        self._verification.passed(attempt, event.tokens)
+        self._progress.dirty = True  # a batch may have waited for this group to become younger
+
+    def finished(self, event: RequestFinished, now: float) -> None:
+        attempt = self._close(event, now)
+        if attempt is None:
+            return
+        request = attempt.request
+        spent = event.reason == "length" and attempt.tokens >= attempt.max_new_tokens
+        if spent and request.remaining_tokens > 0:
+            self._outcomes.end_segment(request)
+        else:
+            self._outcomes.finish(request, event.reason)
+        self._check_age(attempt, event.spans)
+
+    def turn_finished(self, event: TurnFinished, now: float) -> None:
+        attempt = self._close(event, now)
+        if attempt is None:
+            return
+        request = attempt.request
+        if self._requests.room_for(request):
+            move(request, ACT)
+            request.turn += 1
+            self._fleet.keep(request, attempt.instance)
+        else:
+            self._outcomes.finish(request, "length")
+        self._check_age(attempt, event.spans)
+
+    def tool_returned(self, event: ToolReturned, now: float) -> None:
+        request = self._acting(event)
+        if request is None:
+            return
+        if event.observation_tokens < 0:
+            self._anomalies["tokens_out_of_range"] += 1
+        request.context_tokens += max(0, event.observation_tokens)
+        request.settled_tokens = request.response_tokens
+        self._outcomes.go_on(request)
+
+    def trajectory_ended(self, event: TrajectoryEnded, now: float) -> None:
+        request = self._acting(event)
+        if request is None:
+            return
+        if event.reason == "failed":
+            self._outcomes.give_up(request)
+        else:
+            request.turn -= 1  # a turn that no tool has answered may have to be made again
+            self._outcomes.finish(request, event.reason)
+
+    def _acting(self, event: ToolReturned | TrajectoryEnded) -> Request | None:
+        """The request whose turn this attempt made; None if it does not wait for a tool."""
+        request = self._requests.get(event.request)
+        if request is None or request.state is not ACTING or request.last_attempt != event.attempt:
+            self._anomalies["unknown_turn"] += 1
+            return None
+        return request
+
+    def interrupted(self, event: RequestInterrupted, now: float) -> None:
+        attempt = self._close(event, now)
+        if attempt is None:
+            return
+        request = attempt.request
+        if request.state is RUNNING and self._requests.room_for(request):
+            # Another party pauses that instance, perhaps for a while.
+            request.unasked_aborts += 1
+            if request.unasked_aborts > MOST_UNASKED_ABORTS:
+                self._outcomes.give_up(request)
+                return
+            self._backoff.rest(request, 0, now)
+        self._outcomes.go_on(request)
+        if self._verification.on and request.group is not None:
+            self._verification.renew(request.group)
+        self._check_age(attempt, event.spans)
+
+    def _check_age(self, attempt: Attempt, spans: Spans) -> None:
+        """Check the age of the group if its instance had older weights than we knew."""
+        group = attempt.request.group
+        if spans and spans[0][0] < attempt.version and group is not None:
+            self._outcomes.groups.check_age(group)
+
+    def failed(self, event: RequestFailed, now: float) -> None:
+        attempt = self._ledger.find(event)
+        if attempt is None:
+            return
+        if event.blame == "instance" and not attempt.instance.rests_until:
+            # Attempts that fail while it rests were sent before: they are the same incident.
+            self._rest(attempt.instance, now)
+        self._free(attempt)
+        if attempt.abandoned:
+            self._ledger.waste(attempt, attempt.abandoned)
+            return
+        if not event.usable:
+            self._ledger.waste(attempt, "untrue")
+            attempt.tokens = 0
+        self._ledger.keep(attempt, ())
+        self._try_again(attempt, event, now)
+
+    def _try_again(self, attempt: Attempt, event: RequestFailed, now: float) -> None:
+        request = attempt.request
+        if event.blame == "unclear":
+            blame.suspect(request, attempt.instance)
+        if event.blame == "request" or request.failures >= self._outcomes.max_failures:
+            self._outcomes.give_up(request)
+            return
+        if event.blame == "unclear" and not self._may_try_elsewhere(request):
+            self._backoff.rest(request, request.failures - 1, now)
+        self._outcomes.go_on(request)
+
+    def _may_try_elsewhere(self, request: Request) -> bool:
+        """Once, and only on an instance where it has not failed; after more failures it waits."""
+        return request.failures == 1 and len(self._fleet.instances) > len(request.failed_on)
+
+    def _close(
+        self, event: RequestFinished | TurnFinished | RequestInterrupted, now: float
+    ) -> Attempt | None:
+        """Free the slot and keep the tokens; None if the answer is no longer wanted."""
+        attempt = self._ledger.find(event)
+        if attempt is None:
+            return None
+        instance = attempt.instance
+        if instance.suspects or instance.faults or instance.rests:
+            blame.acquit(instance)
+        self._free(attempt)
+        tokens = event.tokens
+        if not 0 <= tokens <= attempt.max_new_tokens:
+            tokens = self._ledger.possible(attempt, tokens)
+        attempt.tokens = tokens
+        if attempt.abandoned:
+            self._ledger.waste(attempt, attempt.abandoned)
+            return None
+        if attempt.draft_tokens and (tokens or not isinstance(event, RequestInterrupted)):
+            self._unverified(attempt)
+            return None
+        if attempt.request.failed_on:
+            for at_fault in blame.succeed(attempt.request, self._fleet.instances):
+                self._rest(at_fault, now)
+        self._ledger.keep(attempt, event.spans)
+        return attempt
+
+    def _unverified(self, attempt: Attempt) -> None:
+        """The attempt continued from an unverified draft: throw away what it made."""
+        self._anomalies["draft_not_verified"] += 1
+        self._ledger.waste(attempt, "untrue")
+        attempt.tokens = 0
+        self._ledger.keep(attempt, ())
+        self._outcomes.go_on(attempt.request)
+
+    def _free(self, attempt: Attempt) -> None:
+        """The instance no longer holds the attempt."""
+        instance = attempt.instance
+        self._fleet.close(attempt)
+        if not instance.attempts:
+            self._progress.dirty |= self._updater.emptied(instance, self._out)
+            self._lender.emptied(instance)
+            if instance.leaving:
+                self._out.append(Release(instance.id))
+
+    def _rest(self, instance: Instance, now: float) -> None:
+        """Let an instance that is at fault rest before it gets more work."""
+        self._backoff.rest(instance, instance.rests, now)
+        instance.rests += 1
+        instance.faults = 0
+        self._fleet.touch(instance)

@@ -1,0 +1,312 @@
+"""Events: what happened, as told to the scheduler. Facts, in the past tense.
+
+Each event carries only what a live fleet can report. `attempt` is the fencing token of the matching
+`Dispatch`; answers to any other attempt are counted and dropped. `spans` are ordered
+(version, tokens) pairs, as vLLM >= 0.32 reports them; empty means unknown, and then the tokens
+count as made by the version that the instance had at dispatch.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from rollout_sched.core.model.records import RunState, Segment
+
+Spans = tuple[tuple[int, int], ...]
+
+#: Who is at fault for a failed attempt.
+Blame = Literal["request", "instance", "unclear"]
+
+
+class _Event(msgspec.Struct, frozen=True, gc=False, tag=True):
+    pass
+
+
+class InstanceJoined(_Event, frozen=True):
+    """An instance can serve: `slots` sequences at once, `kv_tokens` of KV cache."""
+
+    instance: str
+    slots: int
+    kv_tokens: int
+    version: int = 0
+
+
+class InstanceLost(_Event, frozen=True, omit_defaults=True):
+    """An instance died or was removed; its work is gone except for the tokens already streamed.
+
+    asked  it was removed on purpose, not by a failure
+    """
+
+    instance: str
+    reason: str = ""
+    asked: bool = False
+
+
+class InstanceLeaving(_Event, frozen=True):
+    """An instance will leave: it finishes its attempts and takes nothing new."""
+
+    instance: str
+
+
+class InstanceReported(_Event, frozen=True):
+    """A poll of an instance's gauges and counters (counters since it started)."""
+
+    instance: str
+    running: int
+    waiting: int
+    kv_usage: float
+    preemptions: int = 0
+    prefill_tokens: int = 0
+    cached_tokens: int = 0
+    reprefilled_tokens: int = 0
+    generated_tokens: int = 0
+
+
+class GroupSubmitted(_Event, frozen=True, omit_defaults=True):
+    """The trainer asks for `samples` responses to one prompt, each of at most `max_tokens`.
+
+    prompt           names the prompt, and is equal in every epoch; "": the group's own name
+    history          response lengths of earlier samples of the prompt that the trainer knows
+    expected_tokens  the length of one response that the trainer expects; 0: unknown
+    judged           once whole, the group is judged (see Judge), and delivered only if it is kept
+    """
+
+    group: str
+    samples: int
+    prompt_tokens: int
+    max_tokens: int
+    prompt: str = ""
+    history: tuple[int, ...] = ()
+    expected_tokens: int = 0
+    judged: bool = False
+
+
+class GroupJudged(_Event, frozen=True):
+    """The answer to the Judge with this number: the group is "kept", "filtered" (there is nothing
+    to learn from it) or "failed" (it could not be judged)."""
+
+    group: str
+    judgement: int
+    verdict: Literal["kept", "filtered", "failed"]
+
+
+class RequestSubmitted(_Event, frozen=True, omit_defaults=True):
+    """A client waits for this one response; it goes out when finished, independent of batches.
+
+    `group` names its siblings, for prediction. `session` is the conversation it belongs to, whose
+    last instance has its KV cache; "" for none. `priority` is as in vLLM: the lowest goes first,
+    and requests of a group have 0. The driver chooses the id and never uses it again. `made`:
+    leading tokens of the response that it made under an earlier scheduler and continues from;
+    `ends`: they are the whole response.
+    """
+
+    request: str
+    group: str
+    prompt_tokens: int
+    max_tokens: int
+    session: str = ""
+    priority: int = 0
+    made: tuple[Segment, ...] = ()
+    ends: bool = False
+
+
+class RequestWithdrawn(_Event, frozen=True):
+    """The client of a RequestSubmitted has gone: the response is no longer wanted."""
+
+    request: str
+
+
+class SessionEnded(_Event, frozen=True):
+    """No further request of this session comes."""
+
+    session: str
+
+
+class SubmissionsClosed(_Event, frozen=True):
+    """No further group comes, so the last batches may be short."""
+
+
+class TokensArrived(_Event, frozen=True):
+    """The stream of an attempt reports that it has made `tokens` tokens so far (cumulative)."""
+
+    request: str
+    attempt: int
+    tokens: int
+
+
+class PrefixVerified(_Event, frozen=True):
+    """The first `tokens` tokens of the draft that the attempt's Dispatch named have passed, and the
+    attempt continues from there. If that position is before a tool's answer, none have passed."""
+
+    request: str
+    attempt: int
+    tokens: int
+
+
+class RequestFinished(_Event, frozen=True):
+    """The attempt ended by itself: "stop", or "length" when it used up its token limit."""
+
+    request: str
+    attempt: int
+    tokens: int
+    spans: Spans = ()
+    reason: Literal["stop", "length"] = "stop"
+
+
+class TurnFinished(_Event, frozen=True):
+    """The attempt ended a turn of a trajectory; a tool or an environment works now."""
+
+    request: str
+    attempt: int
+    tokens: int
+    spans: Spans = ()
+
+
+class ToolReturned(_Event, frozen=True):
+    """The observation that follows the turn made by `attempt`; the trajectory may continue."""
+
+    request: str
+    attempt: int
+    observation_tokens: int
+
+
+class TrajectoryEnded(_Event, frozen=True):
+    """No turn follows the one made by `attempt`: the tool ended the trajectory ("stop"), its
+    observation does not fit ("length"), or the tool failed ("failed")."""
+
+    request: str
+    attempt: int
+    reason: Literal["stop", "length", "failed"] = "stop"
+
+
+class RequestInterrupted(_Event, frozen=True):
+    """The attempt was stopped from outside after `tokens` tokens; all of them have arrived."""
+
+    request: str
+    attempt: int
+    tokens: int
+    spans: Spans = ()
+
+
+class RequestFailed(_Event, frozen=True):
+    """The attempt gave no answer.
+
+    blame   who is at fault: the "request" (no instance would answer it), the "instance" (it could
+            not be reached), or "unclear" (see `core.blame`)
+    usable  False if the streamed tokens cannot be true, so that the request does not keep them
+    """
+
+    request: str
+    attempt: int
+    reason: str = ""
+    blame: Blame = "unclear"
+    usable: bool = True
+
+
+class WeightsPublished(_Event, frozen=True, omit_defaults=True):
+    """The trainer has finished a step; `version` is ready to be loaded.
+
+    `loads`: we load it, by UpdateWeights. Otherwise the trainer brings it to the instances, and
+    WeightsUpdated says which of them have it.
+    """
+
+    version: int
+    loads: bool = True
+
+
+class InstancePaused(_Event, frozen=True):
+    """An instance confirmed a Pause."""
+
+    instance: str
+
+
+class WeightsUpdated(_Event, frozen=True):
+    """An instance now computes with `version`: an UpdateWeights ordered it, or we found it there
+    because another party loaded it."""
+
+    instance: str
+    version: int
+
+
+class Retuned(_Event, frozen=True):
+    """Policy parameters have new values from now on: role -> parameter -> value (see
+    `core.tuning`)."""
+
+    parameters: dict[str, dict[str, int | float]]
+
+
+class GateClosed(_Event, frozen=True):
+    """Another party controls an instance: it continues its attempts and gets nothing new until
+    GateOpened."""
+
+    instance: str
+
+
+class GateOpened(_Event, frozen=True):
+    """The reason for a closed gate is over: the instance may get new work."""
+
+    instance: str
+
+
+class InstanceReturned(_Event, frozen=True):
+    """The trainer has returned an instance that was lent to it (see Lend)."""
+
+    instance: str
+
+
+class BatchRequested(_Event, frozen=True):
+    """The trainer is idle and wants the next batch.
+
+    With `parts` the trainer takes groups of the batch as they become whole, if the policy delivers
+    them so. If it is sent again before the last part, it only changes these flags. With
+    `shares_gpus` it trains on the instances' GPUs, and starts on those lent to it (see Lend).
+    """
+
+    parts: bool = False
+    shares_gpus: bool = False
+
+
+class Woke(_Event, frozen=True):
+    """The time asked for by a Wake has come."""
+
+
+class Restored(_Event, frozen=True):
+    """An earlier scheduler of this run has ended and left `state`. Sent before any other event, not
+    earlier than `state.run.now`. Instances join again, and clients ask again, by their own events.
+    """
+
+    state: RunState
+
+
+Event = (
+    InstanceJoined
+    | InstanceLost
+    | InstanceLeaving
+    | InstanceReported
+    | GroupSubmitted
+    | RequestSubmitted
+    | RequestWithdrawn
+    | SessionEnded
+    | SubmissionsClosed
+    | TokensArrived
+    | RequestFinished
+    | TurnFinished
+    | ToolReturned
+    | TrajectoryEnded
+    | RequestInterrupted
+    | RequestFailed
+    | WeightsPublished
+    | InstancePaused
+    | WeightsUpdated
+    | InstanceReturned
+    | BatchRequested
+    | Woke
+    | PrefixVerified
+    | Restored
+    | GateClosed
+    | GateOpened
+    | Retuned
+    | GroupJudged
+)

@@ -1,0 +1,235 @@
+"""Segments and samples, as handed out. Frozen, compared by value, and they survive JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, Literal
+
+import msgspec
+
+
+class Segment(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """Tokens of one request made under one version on one instance.
+
+    `verified`: older versions made the tokens, and this one has accepted them (see `verification`).
+    `masked`: the tokens are too old to be trained, and serve only as context for the others.
+    """
+
+    version: int
+    tokens: int
+    instance: str
+    verified: bool = False
+    masked: bool = False
+
+
+class DeliveredSample(msgspec.Struct, frozen=True, gc=False):
+    """A finished request as the trainer receives it.
+
+    `staleness` is the trainer's version at delivery minus the oldest version in the `segments` that
+    are trained. `masked_tokens` of the response are not trained. `finish` is "stop" or "length".
+    `verified_tokens` of the response were not made but verified by the version that they count as.
+    """
+
+    request: str
+    group: str
+    index: int
+    prompt_tokens: int
+    response_tokens: int
+    segments: tuple[Segment, ...]
+    staleness: int
+    finish: str
+    verified_tokens: int = 0
+    masked_tokens: int = 0
+
+
+# ------------------------------------------------------------------------------------------
+# What a round starts with, and the lengths in a delivered group. Frozen, compared by value.
+
+
+class Launch(msgspec.Struct, frozen=True):
+    """Start generating: `deferred` deferred groups, then `fresh` fresh ones.
+
+    `oversample` multiplies the samples of a group; the first to finish are kept.
+    """
+
+    fresh: int = 0
+    deferred: int = 0
+    oversample: float = 1.0
+
+
+class DeliveredGroup(msgspec.Struct, frozen=True):
+    """A delivered group: the response tokens of its samples, in any order."""
+
+    prompt_tokens: int
+    lengths: tuple[int, ...]
+
+
+# ------------------------------------------------------------------------------------------
+# What must outlive the scheduler of a run: facts, not the events that led to them.
+#
+# A `RunState` is all that a fresh scheduler needs to go on (see `restorer`). It holds counts and
+# names, no tokens and no instances: the driver has the tokens, and instances join again. A request
+# in flight is recorded as if its instance were lost now: with its streamed tokens and without its
+# attempt. Direct requests are not included, because their clients are gone.
+
+GroupStands = Literal["fresh", "active", "spent", "deferred", "judging", "complete"]
+RequestStands = Literal["waiting", "parked", "acting", "finished"]
+
+
+class RequestFacts(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """A request of a group; `core.model.Request` says what the fields mean.
+
+    state            "waiting" or in flight; "parked" until its group is launched again, or the
+                     round's budget renewed; "acting", with its tool; or "finished"
+    segments         its kept tokens, in order
+    observed_tokens  tokens of its context that tools have returned
+    """
+
+    index: int
+    serial: int
+    state: RequestStands
+    segments: tuple[Segment, ...] = ()
+    observed_tokens: int = 0
+    computed_tokens: int = 0
+    settled_tokens: int = 0
+    turn: int = 0
+    ends: bool = False
+    finish: str = ""
+    salt: int | None = None
+    last_attempt: int = 0
+    last_instance: str | None = None
+    migrations: int = 0
+
+    @property
+    def response_tokens(self) -> int:
+        return sum([segment.tokens for segment in self.segments])
+
+
+class GroupFacts(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """A group that is neither delivered nor lost; `core.model.Group` says what the fields mean.
+
+    started   whether staleness applies to it
+    history   response lengths of a prompt that has no name, by delivery (`LengthHistory`)
+    finished  the indices of the finished requests, in order of finishing
+    """
+
+    group: str
+    serial: int
+    samples: int
+    prompt_tokens: int
+    max_tokens: int
+    prompt: str = ""
+    expected_tokens: int = 0
+    history: tuple[tuple[int, ...], ...] = ()
+    state: GroupStands = "fresh"
+    started: bool = False
+    oldest_version: int | None = None
+    launch_place: int = 0
+    launch_size: int = 1
+    finished: tuple[int, ...] = ()
+    requests: tuple[RequestFacts, ...] = ()
+    judged: bool = False
+
+    def anew(self) -> GroupFacts:
+        """The group as it was submitted."""
+        return msgspec.structs.replace(
+            self,
+            state="fresh",
+            started=False,
+            oldest_version=None,
+            launch_place=0,
+            launch_size=1,
+            finished=(),
+            requests=(),
+        )
+
+
+class PromptFacts(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """Response lengths of a prompt's earlier groups, by delivery (`LengthHistory`)."""
+
+    prompt: str
+    deliveries: tuple[tuple[int, ...], ...]
+
+
+#: Groups that the round makes up for if it loses them (`core.progress.RunProgress.group_lost`).
+_OF_THE_ROUND: Final = frozenset({"active", "judging", "complete"})
+
+
+class RunFacts(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The counters of a run; most are `core.progress.RunProgress`'s.
+
+    now           time of the last event, in seconds of the run
+    loads         the newest version is ours to load (`core.updater`)
+    whole_at      the version that took the last whole batch
+    window        groups of the selection's window that have not started
+    serials       the last serial number
+    attempts      the id of the last attempt
+    instances     how many are here and not leaving, or are waited for (`core.gathering`)
+    most_kv_tokens  size of the largest instance so far
+    tested, rejected  results of drafts (`core.verification`)
+    tuned         parameters that have been changed (`core.tuning`)
+    lost          groups that the round has lost and that are not made up for yet
+    """
+
+    now: float = 0.0
+    version: int = 0
+    loads: bool = True
+    closed: bool = False
+    trainer_waiting: bool = False
+    takes_parts: bool = False
+    shares_gpus: bool = False
+    delivered: int = 0
+    batches: int = 0
+    parts: int = 0
+    in_batch: int = 0
+    whole_at: int | None = None
+    round: Launch | None = None
+    window: int = 0
+    serials: int = 0
+    attempts: int = 0
+    instances: int = 0
+    most_kv_tokens: int = 0
+    tested: int = 0
+    rejected: int = 0
+    tuned: dict[str, dict[str, int | float]] = {}
+    lost: int = 0
+
+    def after_losses(self, written: Iterable[GroupFacts], kept: Iterable[GroupFacts]) -> RunFacts:
+        """The counters if not all groups can go on as written. The round makes up for groups that
+        it has lost, as when a group fails or starts over. The window shrinks by the groups it has
+        lost; a launched group that starts over came before all groups outside the window, so it
+        belongs to the window again.
+        """
+        in_order = sorted(written, key=lambda group: group.serial)
+        of_window = [group.group for group in in_order if group.state == "fresh"][: self.window]
+        fresh = {group.group for group in kept if group.state == "fresh"}
+        others = {group.group for group in kept} - fresh
+        in_round = {group.group for group in in_order if group.state in _OF_THE_ROUND}
+        lost = 0 if self.round is None else len(in_round - others)
+        launched = {group.group for group in in_order if group.state != "fresh"}
+        window = len(fresh.intersection(of_window) | (fresh & launched)) if self.window else 0
+        return msgspec.structs.replace(self, lost=self.lost + lost, window=window)
+
+
+class RunState(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The whole state. Groups and prompts in any order; `recent` as in `core.roles.Progress`."""
+
+    run: RunFacts = RunFacts()
+    groups: tuple[GroupFacts, ...] = ()
+    prompts: tuple[PromptFacts, ...] = ()
+    recent: tuple[DeliveredGroup, ...] = ()
+
+
+# ------------------------------------------------------------------------------------------
+# Serial numbers: the order in which groups and requests came, which breaks ties.
+
+
+class Serials:
+    """Numbers from 1. `last` is the last one given out; a restored run continues from it."""
+
+    def __init__(self) -> None:
+        self.last = 0
+
+    def next(self) -> int:
+        self.last += 1
+        return self.last

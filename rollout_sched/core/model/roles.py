@@ -1,0 +1,421 @@
+"""Roles: the questions the scheduler asks, one each. A policy is an object that answers one.
+
+Answers are data. A role never changes its arguments, and has no clock and no source of randomness
+of its own; a policy that needs randomness is given a seeded `Dice`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from rollout_sched.core.model.events import InstanceReported
+from rollout_sched.core.model.model import Attempt, Group, Instance, Request, Siblings
+from rollout_sched.core.model.records import DeliveredGroup, Launch
+
+
+class Dice(Protocol):
+    """The part of `random.Random` that policies may use."""
+
+    def randrange(self, stop: int, /) -> int: ...
+
+
+class FleetView(Protocol):
+    """The instances that may take a request now ("open"), ordered by the routing's load."""
+
+    @property
+    def instances(self) -> Mapping[str, Instance]:
+        """All joined instances by name, open or not, in order of joining."""
+
+    @property
+    def open(self) -> Sequence[Instance]:
+        """The open instances, in a reproducible but otherwise arbitrary order."""
+
+    def least(self) -> Instance | None:
+        """The open instance of least load; the one that joined first among equals."""
+
+    def open_instance(self, instance: str) -> Instance | None:
+        """The named instance if it is open."""
+
+
+class Capacity(msgspec.Struct, frozen=True):
+    """The sums over all joined instances; `kv_tokens` in tokens of KV cache."""
+
+    instances: int
+    slots: int
+    kv_tokens: int
+
+
+class Progress(Protocol):
+    """How far the run is, in groups (prompts), batches and versions.
+
+    A group is *fresh* until first launched, then *active*, *spent* (it used up this round's budget
+    of tokens), *deferred* (set back to a later round), *judging* (whole, and waits to be judged) or
+    *complete*; *delivered* in the end. `started` counts the groups, neither fresh nor delivered,
+    that staleness applies to. Of the current batch, `in_batch` groups have gone to the trainer, if
+    it takes parts, and `missing` have not; these are fewer than fill a batch if no more groups
+    come. `on_the_way` is the number of active, judging and complete groups, plus `in_batch`. `lost`
+    counts the groups that the round has lost (failed, filtered or started over) and that no launch
+    has made up for yet. `places` is how many groups the trainer still takes at its version, if it
+    takes one batch per version. `round` is the launch in effect since the last batch was whole.
+    `updating` counts the instances that are getting weights. `recent` are the groups of the last 12
+    batches, kept only for a batching whose attribute `uses_recent` is true.
+    """
+
+    @property
+    def prompts_per_step(self) -> int: ...
+    @property
+    def version(self) -> int: ...
+    @property
+    def fleet_version(self) -> int: ...
+    @property
+    def trainer_waiting(self) -> bool: ...
+    @property
+    def closed(self) -> bool: ...
+    @property
+    def fresh(self) -> int: ...
+    @property
+    def deferred(self) -> int: ...
+    @property
+    def active(self) -> int: ...
+    @property
+    def spent(self) -> int: ...
+    @property
+    def complete(self) -> int: ...
+    @property
+    def delivered(self) -> int: ...
+    @property
+    def in_batch(self) -> int: ...
+    @property
+    def missing(self) -> int: ...
+    @property
+    def places(self) -> int: ...
+    @property
+    def on_the_way(self) -> int: ...
+    @property
+    def lost(self) -> int: ...
+    @property
+    def started(self) -> int: ...
+    @property
+    def round(self) -> Launch | None: ...
+    @property
+    def update_pending(self) -> bool: ...
+    @property
+    def updating(self) -> int: ...
+    @property
+    def recent(self) -> Sequence[DeliveredGroup]: ...
+    @property
+    def capacity(self) -> Capacity: ...
+
+
+class Routing(Protocol):
+    """Which instance takes this request?"""
+
+    def load(self, instance: Instance) -> Any:
+        """A sortable load; `FleetView.least` finds its minimum."""
+
+    def choose(self, request: Request, fleet: FleetView) -> Instance | None:
+        """An open instance, or None to let the request wait."""
+
+
+class Affinity(Protocol):
+    """Does a request of a session return to its KV, even if other instances have less to do?
+
+    A *session* here is a conversation of direct requests, as named by the client. If a routing
+    handles sessions itself, its attribute `keeps_sessions` is true and affinity is not asked.
+    """
+
+    @property
+    def keeps_sessions(self) -> bool:
+        """False: the role is never asked."""
+
+    def stays(self, request: Request, home: Instance, elsewhere: Instance) -> bool:
+        """`home` is the session's last instance, `elsewhere` the routing's choice; both open."""
+
+
+class Ordering(Protocol):
+    """Which waiting request goes first?"""
+
+    def key(self, request: Request) -> Any:
+        """A sortable key, lowest first; equal keys go in order of launch."""
+
+
+class Admission(Protocol):
+    """May this instance take one more request, given its own load?"""
+
+    def admits(self, instance: Instance) -> bool: ...
+
+
+class SessionAdmission(Admission, Protocol):
+    """An admission that also bounds the sessions whose KV an instance keeps between turns.
+
+    A *session* of an instance is a request in flight there, or one between two turns whose last
+    turn was made there. With such an admission, requests that go on where their KV is pass before
+    all others.
+    """
+
+    def observe(self, instance: Instance, report: InstanceReported) -> Any:
+        """A summary of a poll, which the scheduler keeps as `instance.observed`. When asked,
+        `instance.report` and `instance.observed` are still those of the poll before."""
+
+    def begins(self, instance: Instance) -> bool:
+        """May it take a request whose KV is elsewhere? True for an instance without sessions."""
+
+    def continues(self, instance: Instance) -> bool:
+        """May a request whose KV is there go on? If not, it waits with those that have no KV."""
+
+
+class Prediction(Protocol):
+    """How many response tokens will this request have in the end?"""
+
+    def estimate(self, siblings: Siblings) -> int | None:
+        """An estimate from the lengths of siblings; asked whenever one of them makes progress.
+
+        The scheduler keeps the answer as `siblings.estimate`. When it changes, the scheduler asks
+        `expect` again for every unfinished sibling. None: no estimate.
+        """
+
+    def expect(self, request: Request) -> int: ...
+
+
+class Batching(Protocol):
+    """When do groups start, and when is a batch ready?
+
+    A batching that makes every sample some versions old declares a class attribute
+    `least_staleness`, so that a tighter bound is refused before a run.
+    """
+
+    @property
+    def stops_at_delivery(self) -> bool:
+        """True if a whole batch ends the round and what still runs is set back."""
+
+    @property
+    def part_prompts(self) -> int:
+        """The least groups in a part of a batch, except the last part; 0: no parts."""
+
+    def launch(self, progress: Progress) -> Launch | None: ...
+
+    def batch(self, progress: Progress) -> int:
+        """Complete groups to deliver now, 0 for not yet. Asked only while the trainer waits.
+
+        Fewer than `progress.missing` groups are a part, delivered if the trainer takes parts.
+        """
+
+
+class Selection(Protocol):
+    """Which fresh groups start together?"""
+
+    @property
+    def window(self) -> int:
+        """Number of rounds whose groups it chooses from; all of these start before the next window
+        is looked at. 0: groups start in order of arrival, and the role is not asked.
+        """
+
+    def choose(
+        self, window: Sequence[Group], wanted: int, beside: Sequence[Group]
+    ) -> Sequence[Group]:
+        """Choose `wanted` groups of `window`, which has more, in order of arrival; `beside` start
+        with them.
+
+        Useful data of a group: `group.siblings.history`, `.expected_tokens`, `.prompt_tokens` and
+        `.max_tokens`.
+        """
+
+
+class Freshness(Protocol):
+    """How old may a delivered sample be, and which groups wait for others?"""
+
+    def room(self, progress: Progress) -> int:
+        """How many more groups may be launched."""
+
+    def oldest_allowed(self, version: int) -> int:
+        """The oldest version a sample delivered at trainer version `version` may hold."""
+
+    def must_wait(self, progress: Progress, remaining: Mapping[int, int], places: int) -> bool:
+        """True if delivering now would leave groups behind that would then become too old.
+
+        `remaining`: oldest version -> groups that would still be open after this delivery;
+        `places`: how many groups the current batch would lack after it.
+        """
+
+
+class Interruption(Protocol):
+    """What happens to a running request when its instance gets weights, or its round ends?
+
+    If requests are verified before they go on, the policy has an attribute `verifies` and the
+    `leniency` of the test (see `core.verification`); it keeps partial responses, and no KV.
+    """
+
+    @property
+    def keeps_partial(self) -> bool:
+        """True if an interrupted request goes on from its tokens, False if it starts over."""
+
+    @property
+    def keeps_kv(self) -> bool:
+        """True if it goes on from KV made by older weights, False if KV is recomputed."""
+
+    @property
+    def at_update(self) -> Literal["drain", "in_place", "resubmit"]:
+        """Finish first, freeze in place, or return to be dispatched again."""
+
+    @property
+    def budgeted(self) -> bool:
+        """If a request used up its limit: True if it waits for the next round, where the batching
+        works in rounds; False if it returns to the waiting queue at once."""
+
+    def limit(self, request: Request) -> int | None:
+        """The largest number of new tokens in one attempt; None for no limit."""
+
+
+class Weights(Protocol):
+    """Which instances with old weights start their update now?"""
+
+    def choose(self, outdated: Sequence[Instance], progress: Progress) -> Sequence[Instance]: ...
+
+
+class Migrant(msgspec.Struct, frozen=True):
+    """A running attempt to interrupt, and the open instance where its request is to go on."""
+
+    attempt: Attempt
+    instance: Instance
+
+
+class Migration(Protocol):
+    """Which running requests go on elsewhere, and where?
+
+    A migrant keeps its tokens. It costs an interruption, and a prefill of its whole context on the
+    new instance. Only a running request can migrate (`Attempt.request` is RUNNING, on an instance
+    that is SERVING or DRAINING), and only to an open instance of the same version.
+    """
+
+    @property
+    def interval_s(self) -> float:
+        """Least seconds between two calls; asked only while nothing waits. Infinity: never."""
+
+    def choose(self, fleet: FleetView) -> Sequence[Migrant]: ...
+
+
+class Lending(Protocol):
+    """Which instances make way for a trainer on their GPUs, before its batch is whole?
+
+    Their requests go on elsewhere, as migrants do. A lent instance returns at the end of the
+    training step.
+    """
+
+    @property
+    def lends(self) -> bool:
+        """False: the role is never asked."""
+
+    def choose(self, fleet: FleetView, progress: Progress) -> Sequence[Instance]:
+        """Serving instances, but not all of them. Asked while nothing waits and no weights are on
+        their way, if the trainer waits and shares the instances' GPUs."""
+
+
+class Roles(msgspec.Struct):
+    """One policy for every role, as assembled from a policy file. Only `core.tuning` replaces them,
+    by copies with other parameters."""
+
+    routing: Routing
+    affinity: Affinity
+    ordering: Ordering
+    admission: Admission
+    prediction: Prediction
+    batching: Batching
+    selection: Selection
+    freshness: Freshness
+    interruption: Interruption
+    weights: Weights
+    migration: Migration
+    lending: Lending
+
+    @property
+    def verifies(self) -> bool:
+        """Whether tokens of older weights are verified before their request goes on."""
+        return bool(getattr(self.interruption, "verifies", False))
+
+    @property
+    def masks(self) -> bool:
+        """Whether tokens that are too old are delivered, but not trained."""
+        return bool(getattr(self.freshness, "masks", False))
+
+    @property
+    def carries_over(self) -> bool:
+        """Whether a round leaves tokens behind that could become stale. It does not if they are
+        thrown away or verified before they go on."""
+        keeps_old = self.interruption.keeps_partial and not self.verifies
+        return keeps_old or not self.batching.stops_at_delivery
+
+    @property
+    def leniency(self) -> float | None:
+        """The leniency of the test of drafts; None if drafts are not verified."""
+        return float(getattr(self.interruption, "leniency", 0.0)) if self.verifies else None
+
+    @property
+    def uses_history(self) -> bool:
+        """True if selection or prediction reads `Siblings.history`.
+
+        They declare it by a class attribute `uses_history = True`; else it is not kept.
+        """
+        return any(getattr(r, "uses_history", False) for r in (self.selection, self.prediction))
+
+    @property
+    def weigh_tokens(self) -> bool:
+        """False if neither routing nor admission reads `Instance.tokens`.
+
+        They declare it by a class attribute `weighs_tokens = False`, which saves new predictions
+        for running requests each time an estimate changes.
+        """
+        return any(getattr(r, "weighs_tokens", True) for r in (self.routing, self.admission))
+
+    @property
+    def counts_finished(self) -> bool:
+        """True if the admission reads `Instance.finished`; it declares it by a class attribute."""
+        return bool(getattr(self.admission, "counts_finished", False))
+
+    @property
+    def routing_keeps_sessions(self) -> bool:
+        """True if the routing handles sessions itself, so that affinity is not asked."""
+        return bool(getattr(self.routing, "keeps_sessions", False))
+
+    @property
+    def keeps_sessions(self) -> bool:
+        """Whether naming a session has any effect."""
+        return self.routing_keeps_sessions or self.affinity.keeps_sessions
+
+    @property
+    def sessions(self) -> SessionAdmission | None:
+        """The admission, if it bounds sessions."""
+        admission: Any = self.admission
+        return admission if hasattr(admission, "begins") else None
+
+
+__all__ = [
+    "Admission",
+    "Affinity",
+    "Attempt",
+    "Batching",
+    "Capacity",
+    "DeliveredGroup",
+    "Dice",
+    "FleetView",
+    "Freshness",
+    "Group",
+    "Instance",
+    "Interruption",
+    "Launch",
+    "Lending",
+    "Migrant",
+    "Migration",
+    "Ordering",
+    "Prediction",
+    "Progress",
+    "Request",
+    "Roles",
+    "Routing",
+    "Selection",
+    "SessionAdmission",
+    "Siblings",
+    "Weights",
+]

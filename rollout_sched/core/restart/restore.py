@@ -1,0 +1,169 @@
+"""Restoring: a fresh scheduler goes on where an earlier one of the same run ended.
+
+Groups and requests come back in their earlier states, but nothing runs: a request that was in
+flight waits, with its kept tokens. Attempt ids and serials continue, so an answer to an attempt of
+the earlier scheduler matches no attempt. Instances join by their own events, as if for the first
+time; suspects, rests, loans and migrations are forgotten.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rollout_sched.core.decide.order import Decider
+from rollout_sched.core.decide.tuning import Tuning
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.model.events import Restored
+from rollout_sched.core.model.model import (
+    Group,
+    GroupState,
+    PromptLengths,
+    Request,
+    RequestState,
+    Siblings,
+)
+from rollout_sched.core.model.records import GroupFacts, RequestFacts, RequestStands, RunState
+from rollout_sched.core.parts import Books, Work
+from rollout_sched.core.state.groups import COMPLETE, JUDGING
+from rollout_sched.core.state.lifecycle import ACTING, FINISHED, INTERRUPTING, PARKED
+
+#: A request that waited or was in flight is treated as one whose attempt has just ended.
+_STATES: Final[dict[RequestStands, RequestState]] = {
+    "waiting": INTERRUPTING,
+    "parked": PARKED,
+    "acting": ACTING,
+    "finished": FINISHED,
+}
+
+
+class Restorer:
+    """Puts the facts of a run back into the books."""
+
+    def __init__(self, books: Books, work: Work, decider: Decider, tuning: Tuning) -> None:
+        self._fleet = books.fleet
+        self._groups = books.groups
+        self._requests = work.requests
+        self._outcomes = work.outcomes
+        self._samples = books.sample_buffer
+        self._finished = work.finished
+        self._progress = books.progress
+        self._updater = decider.updater
+        self._verification = work.verification
+        self._window = books.selection_window
+        self._migrator = decider.migrator
+        self._gathering = decider.gathering
+        self._tuning = tuning
+        self._serials = books.serials
+        self._lengths = books.prompt_lengths
+
+    def restored(self, event: Restored, now: float) -> None:
+        state = event.state
+        if now < state.run.now:
+            raise CallerError(
+                f"the run is already at {state.run.now} s, so it cannot be restored at the earlier "
+                f"time {now} s"
+            )
+        self._restore_run(state, now)
+        going_on = [
+            request
+            for facts in sorted(state.groups, key=_serial)
+            for request in self._restore_group(facts)
+        ]
+        for request in going_on:  # an earlier one may complete its group and end a sibling
+            if request.id in self._requests:
+                self._outcomes.go_on(request)
+
+    def _restore_run(self, state: RunState, now: float) -> None:
+        run = state.run
+        self._progress.restore(run, state.recent)
+        self._updater.publish(run.version, loads=run.loads)
+        self._verification.tested, self._verification.rejected = run.tested, run.rejected
+        self._fleet.dispatched = run.attempts
+        self._fleet.kv.most = run.most_kv_tokens
+        self._window.left = run.window
+        self._serials.last = run.serials
+        self._migrator.due_at = now
+        self._gathering.begin(run.instances, now)
+        self._tuning.restore(run.tuned)
+        if self._lengths is not None:
+            for prompt in state.prompts:
+                _remember(self._lengths.of(prompt.prompt), prompt.deliveries)
+
+    def _restore_group(self, facts: GroupFacts) -> list[Request]:
+        """Returns the requests of the group that may go on."""
+        siblings = Siblings(
+            facts.group,
+            facts.prompt_tokens,
+            facts.max_tokens,
+            facts.prompt,
+            self._history(facts),
+            facts.expected_tokens,
+        )
+        group = Group(facts.group, facts.serial, facts.samples, siblings, judged=facts.judged)
+        group.state = GroupState(facts.state)
+        group.launch_place, group.launch_size = facts.launch_place, facts.launch_size
+        self._groups.add(group)
+        going_on = self._restore_requests(group, facts)
+        if facts.started:
+            self._samples.add(group)
+            self._samples.set_version(group, facts.oldest_version)
+        if group.state is COMPLETE:
+            self._samples.completed(group)
+        elif group.state is JUDGING:
+            self._finished.judge(group)
+        return going_on
+
+    def _restore_requests(self, group: Group, facts: GroupFacts) -> list[Request]:
+        going_on: list[Request] = []
+        requests = {known.index: self._request(known, group) for known in facts.requests}
+        for known in facts.requests:
+            request = requests[known.index]
+            self._requests.take_in(request)
+            if request.state is PARKED:
+                self._requests.replay_buffer.add(request)
+            elif request.state is INTERRUPTING:
+                going_on.append(request)
+        group.finished = [requests[index] for index in facts.finished]
+        lengths = [request.response_tokens for request in group.finished]
+        group.siblings.lengths = sorted(lengths)
+        if lengths:
+            self._requests.expectations.learn(group.siblings)
+        return going_on
+
+    def _request(self, facts: RequestFacts, group: Group) -> Request:
+        name, siblings = f"{group.id}/{facts.index}", group.siblings
+        request = Request(name, siblings, group, facts.index, facts.serial, 0)
+        request.state = _STATES[facts.state]
+        request.segments = facts.segments
+        request.response_tokens = facts.response_tokens
+        request.context_tokens = (
+            siblings.prompt_tokens + facts.response_tokens + facts.observed_tokens
+        )
+        request.computed_tokens = facts.computed_tokens
+        request.settled_tokens = facts.settled_tokens
+        request.turn = facts.turn
+        request.ends = facts.ends
+        request.finish = facts.finish
+        request.salt = facts.salt
+        request.last_attempt = facts.last_attempt
+        request.last_instance = facts.last_instance
+        request.migrations = facts.migrations
+        return request
+
+    def _history(self, facts: GroupFacts) -> PromptLengths | None:
+        if self._lengths is None:
+            return None
+        if facts.prompt in self._lengths:
+            return self._lengths.of(facts.prompt)
+        own = PromptLengths()
+        _remember(own, facts.history)
+        return own
+
+
+def _remember(lengths: PromptLengths, deliveries: tuple[tuple[int, ...], ...]) -> None:
+    for delivery in deliveries:
+        lengths.note(delivery)
+
+
+def _serial(facts: GroupFacts) -> int:
+    return facts.serial

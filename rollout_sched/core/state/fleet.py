@@ -1,0 +1,332 @@
+"""The fleet: instances, the attempts they hold, and which of them are open for more."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from heapq import heapify, heappop, heappush, heapreplace
+from typing import Any, Final
+
+from rollout_sched.core.model.events import InstanceReported
+from rollout_sched.core.model.model import Attempt, Instance, InstanceStatus, Request
+from rollout_sched.core.model.roles import SessionAdmission
+
+# ------------------------------------------------------------------------------------------
+# The open instances, and which of them is least loaded.
+#
+# `least()` must not cost more as the fleet grows, so open instances are in a heap of (load, serial,
+# heap version). A change increases the instance's heap version, which makes its entry stale, and
+# marks it as moved. The new entry is made at the next query, because no dispatch follows most
+# changes. Stale entries are dropped when they reach the top, and the heap is rebuilt when they
+# outnumber live ones, so every operation is O(log instances) amortised.
+
+Heap = list[tuple[Any, int, int, Instance]]
+
+
+class OpenInstances:
+    """`open` lists the open instances by their `open_index`, which is -1 for all others."""
+
+    def __init__(self, load: Callable[[Instance], Any]) -> None:
+        self.open: list[Instance] = []
+        self._load = load
+        self._heap: Heap = []
+        self._moved: set[Instance] = set()  # open or not: their entries are stale
+
+    def least(self) -> Instance | None:
+        """The open instance of least load; among equals, the one that joined first."""
+        if self._moved:
+            self._settle()
+        heap = self._heap
+        while heap:
+            _, _, version, instance = heap[0]
+            if version == instance.heap_version and instance.open_index >= 0:
+                return instance
+            heappop(heap)
+        return None
+
+    def put(self, instance: Instance) -> None:
+        """The instance is open, and its load may have changed."""
+        if instance.open_index < 0:
+            instance.open_index = len(self.open)
+            self.open.append(instance)
+        self._moved.add(instance)
+
+    def remove(self, instance: Instance) -> None:
+        """The instance is no longer open; the last of the list takes its place."""
+        last = self.open.pop()
+        if last is not instance:
+            self.open[instance.open_index] = last
+            last.open_index = instance.open_index
+        instance.open_index = -1
+
+    def _settle(self) -> None:
+        """Make new heap entries for the instances that have moved."""
+        heap, moved = self._heap, self._moved
+        if len(heap) + len(moved) > 64 + 4 * len(self.open):
+            heap[:] = [(self._load(i), i.serial, i.heap_version, i) for i in self.open]
+            heapify(heap)
+            moved.clear()
+            return
+        for instance in moved:
+            if instance.open_index < 0:
+                continue
+            entry = (self._load(instance), instance.serial, instance.heap_version, instance)
+            if heap and heap[0][3] is instance:
+                heapreplace(heap, entry)  # its old entry is stale: saves the pop
+            else:
+                heappush(heap, entry)
+        moved.clear()
+
+
+# ------------------------------------------------------------------------------------------
+# Which instances may take a new session, if the admission bounds sessions.
+
+
+class SessionRoom:
+    """`taking` counts the open instances that take new sessions (`Instance.takes_new`).
+
+    bound    the admission that bounds sessions; None if there is none
+    """
+
+    def __init__(self, bound: SessionAdmission | None) -> None:
+        self.bound = bound
+        self.taking = 0
+
+    def may_begin(self, request: Request, instance: Instance) -> bool:
+        """Whether there is room; a request that has KV somewhere is not checked."""
+        return instance.takes_new or self.bound is None or request.home is not None
+
+    def observe(self, instance: Instance, report: InstanceReported) -> None:
+        if self.bound is not None:
+            instance.observed = self.bound.observe(instance, report)
+
+    def update(self, instance: Instance) -> None:
+        """The instance is open, and something has changed."""
+        if self.bound is not None:
+            self._take_new(instance, self.bound.begins(instance))
+
+    def close(self, instance: Instance) -> None:
+        """The instance is no longer open."""
+        self._take_new(instance, False)
+
+    def _take_new(self, instance: Instance, takes_new: bool) -> None:
+        self.taking += takes_new - instance.takes_new
+        instance.takes_new = takes_new
+
+
+# ------------------------------------------------------------------------------------------
+# The KV cache sizes of the instances in tokens, and so which request fits where.
+
+
+class KvSizes:
+    """Sizes in tokens.
+
+    largest  of the current instances; None if there are none
+    most     of all instances so far
+    unlike   whether some current instance holds less than `most`
+    """
+
+    def __init__(self) -> None:
+        self.largest: int | None = None
+        self.most = 0
+        self.unlike = False
+
+    def measure(self, instances: Iterable[Instance]) -> None:
+        """Take the sizes of the current instances."""
+        sizes = [instance.kv_tokens for instance in instances]
+        self.largest = max(sizes, default=None)
+        self.most = max([self.most, *sizes])
+        self.unlike = any(size < self.most for size in sizes)
+
+    def fits(self, request: Request, instance: Instance) -> bool:
+        """Whether the instance holds all that the request may become, or as much as any so far.
+
+        A request that fitted only on an instance that has gone waits for another one of that size,
+        so that its response is not cut short.
+        """
+        needed = request.context_tokens + request.remaining_tokens
+        return instance.kv_tokens >= needed or instance.kv_tokens >= self.most
+
+
+# An enum member lookup costs as much as the rest of the test in `touch`.
+SERVING: Final = InstanceStatus.SERVING
+
+
+class Fleet:
+    """All known instances and all attempts in flight.
+
+    kv        KV cache sizes of the instances
+    sessions  which instances may take a new session
+    """
+
+    def __init__(
+        self,
+        load: Callable[[Instance], Any],
+        admits: Callable[[Instance], bool],
+        sessions: SessionAdmission | None = None,
+        *,
+        counts_finished: bool = False,
+    ) -> None:
+        self.sessions = SessionRoom(sessions)
+        self.counts_finished = counts_finished
+        self.instances: dict[str, Instance] = {}
+        self.attempts: dict[int, Attempt] = {}
+        self.kv = KvSizes()
+        self._ranked = ranked = OpenInstances(load)
+        self.open = ranked.open
+        self._admits = admits
+        self._versions: Counter[int] = Counter()
+        self._joined = 0
+        self.dispatched = 0  # the id of the last attempt
+
+    # -- read by policies ------------------------------------------------------------------
+
+    def least(self) -> Instance | None:
+        return self._ranked.least()
+
+    def open_instance(self, instance: str) -> Instance | None:
+        found = self.instances.get(instance)
+        return found if found is not None and found.open_index >= 0 else None
+
+    def may_take(self, request: Request, instance: Instance) -> bool:
+        """Whether the instance has room for the request in its KV cache and its sessions."""
+        return self.kv.fits(request, instance) and self.sessions.may_begin(request, instance)
+
+    # -- facts derived from the instances --------------------------------------------------
+
+    @property
+    def version(self) -> int | None:
+        """The oldest version any instance may still generate with; None without instances."""
+        return min(self._versions, default=None)
+
+    # -- changed by the scheduler ----------------------------------------------------------
+
+    def join(self, name: str, slots: int, kv_tokens: int, version: int) -> Instance:
+        instance = Instance(name, self._joined, slots, kv_tokens, version)
+        self._joined += 1
+        self.instances[name] = instance
+        self._versions[version] += 1
+        self.kv.measure(self.instances.values())
+        self.touch(instance)
+        return instance
+
+    def lose(self, instance: Instance) -> list[Attempt]:
+        """Remove an instance; its attempts are closed and returned."""
+        del self.instances[instance.id]
+        self._count_version(instance.version, -1)
+        attempts = list(instance.attempts.values())
+        for attempt in attempts:
+            del self.attempts[attempt.id]
+        instance.attempts.clear()
+        self.kv.measure(self.instances.values())
+        self._shut(instance)
+        instance.heap_version += 1
+        return attempts
+
+    def set_version(self, instance: Instance, version: int) -> None:
+        self._count_version(instance.version, -1)
+        instance.version = version
+        self._count_version(version, +1)
+
+    def send(self, request: Request, instance: Instance, max_new_tokens: int) -> Attempt:
+        """Start an attempt; the caller has checked that the instance is open."""
+        self.dispatched += 1
+        expected = min(max_new_tokens, max(0, request.expected_tokens - request.response_tokens))
+        attempt = Attempt(
+            self.dispatched,
+            request,
+            instance,
+            instance.version,
+            request.context_tokens,
+            max_new_tokens,
+            expected,
+        )
+        self.attempts[attempt.id] = attempt
+        instance.attempts[attempt.id] = attempt
+        instance.tokens += attempt.context_tokens + expected
+        instance.last_dispatch = attempt.id
+        instance.unreported += 1
+        if request.home is not None:
+            self.leave(request)
+        self.touch(instance)
+        return attempt
+
+    def close(self, attempt: Attempt) -> None:
+        """The instance has answered: the slot is free."""
+        instance = attempt.instance
+        del self.attempts[attempt.id]
+        del instance.attempts[attempt.id]
+        instance.tokens -= attempt.context_tokens + attempt.expected_tokens
+        self.touch(instance)
+
+    def keep(self, request: Request, instance: Instance) -> None:
+        """A turn is over: the instance keeps its KV for the next one."""
+        request.home = instance
+        instance.kept[request.id] = request
+        self.touch(instance)
+
+    def leave(self, request: Request) -> None:
+        """The KV of the request need not be kept any longer."""
+        instance = request.home
+        if instance is not None:
+            request.home = None
+            del instance.kept[request.id]
+            self.touch(instance)
+
+    def finished(self, request: Request) -> None:
+        """The request is finished: count its final context for its last instance."""
+        self.leave(request)
+        if not self.counts_finished:
+            return
+        instance = self.instances.get(request.last_instance or "")
+        if instance is not None:
+            instance.finished += 1
+            instance.finished_tokens += request.context_tokens
+            self.touch(instance)
+
+    def report(self, instance: Instance, report: InstanceReported) -> None:
+        """Store a poll of an instance, which may change its load."""
+        self.sessions.observe(instance, report)
+        instance.report_before = instance.report
+        instance.report = report
+        instance.unreported = 0
+        self.touch(instance)
+
+    def shrink(self, attempt: Attempt, context_tokens: int, rejected: int) -> None:
+        """Remove `context_tokens` tokens from the attempt's context, tool output included. The
+        attempt may make `rejected` tokens more, and is expected to."""
+        attempt.context_tokens -= context_tokens
+        attempt.max_new_tokens += rejected
+        attempt.instance.tokens -= context_tokens
+        self.expect(attempt, attempt.expected_tokens + rejected)
+
+    def expect(self, attempt: Attempt, expected_tokens: int) -> None:
+        """A new prediction of how many tokens the attempt will make."""
+        expected = min(attempt.max_new_tokens, max(0, expected_tokens))
+        instance = attempt.instance
+        instance.tokens += expected - attempt.expected_tokens
+        attempt.expected_tokens = expected
+        self.touch(instance)
+
+    def touch(self, instance: Instance) -> None:
+        """Something that openness or load depends on has changed: update both."""
+        instance.heap_version += 1
+        may_serve = instance.status is SERVING and not instance.rests_until and not instance.leaving
+        if may_serve and not instance.gate_closed and self._admits(instance):
+            self._ranked.put(instance)
+            if self.sessions.bound is not None:
+                self.sessions.update(instance)
+        elif instance.open_index >= 0:
+            self._shut(instance)
+
+    # -- inside ----------------------------------------------------------------------------
+
+    def _shut(self, instance: Instance) -> None:
+        if instance.open_index >= 0:
+            self.sessions.close(instance)
+            self._ranked.remove(instance)
+
+    def _count_version(self, version: int, by: int) -> None:
+        self._versions[version] += by
+        if not self._versions[version]:
+            del self._versions[version]

@@ -1,0 +1,418 @@
+"""What happens to requests between attempts: they go on, are finished, or are given up."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import Counter
+from math import ceil
+from typing import Literal
+
+from msgspec.structs import replace
+
+from rollout_sched.core.model.actions import Action, Answer, Judge
+from rollout_sched.core.model.events import GroupJudged
+from rollout_sched.core.model.model import DirectSiblings, Group, Request
+from rollout_sched.core.model.records import DeliveredSample, Segment, Serials
+from rollout_sched.core.model.roles import Roles
+from rollout_sched.core.state.fleet import Fleet
+from rollout_sched.core.state.groups import (
+    ACTIVE,
+    DEFERRED,
+    DELIVER,
+    FAIL,
+    FILL,
+    FILTER,
+    JUDGE,
+    KEEP,
+    LAUNCH,
+    SET_BACK,
+    SPEND,
+    Groups,
+    SampleBuffer,
+)
+from rollout_sched.core.state.lifecycle import FINISH, FINISHED, PARKED, RUNNING, WAITING, move
+from rollout_sched.core.state.progress import RunProgress
+from rollout_sched.core.work import attempts as blame
+from rollout_sched.core.work.requests import Requests
+from rollout_sched.core.work.verification import Verification
+
+# ------------------------------------------------------------------------------------------
+# Finished requests as they are handed out: to the trainer, to a client, or to be judged.
+
+
+class FinishedSamples:
+    """Builds samples when they go out, because their age depends on the trainer's version."""
+
+    def __init__(
+        self, roles: Roles, progress: RunProgress, serials: Serials, out: list[Action]
+    ) -> None:
+        self._freshness = roles.freshness
+        self._masks = roles.masks
+        self._progress = progress
+        self._serials = serials
+        self._out = out
+
+    def of(self, request: Request) -> DeliveredSample:
+        segments = request.segments
+        if self._masks and request.group is not None:
+            segments = self._masked(segments)
+        newest = self._progress.version
+        oldest: int | None = None
+        verified = masked = 0
+        for segment in segments:
+            if segment.verified:
+                verified += segment.tokens
+            if segment.masked:
+                masked += segment.tokens
+            elif oldest is None or segment.version < oldest:
+                oldest = segment.version
+        return DeliveredSample(
+            request.id,
+            request.siblings.id,
+            request.index,
+            request.siblings.prompt_tokens,
+            request.response_tokens,
+            segments,
+            0 if oldest is None else newest - oldest,
+            request.finish,
+            verified,
+            masked,
+        )
+
+    def judge(self, group: Group) -> None:
+        """Ask whether a whole group is to be trained."""
+        group.judgement = self._serials.next()
+        samples = tuple([self.of(request) for request in group.finished])
+        self._out.append(Judge(group.id, group.judgement, samples))
+
+    def _masked(self, segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
+        oldest = self._freshness.oldest_allowed(self._progress.version)
+        return tuple(
+            [replace(one, masked=True) if one.version < oldest else one for one in segments]
+        )
+
+
+# ------------------------------------------------------------------------------------------
+# The moves of groups: launched, set back, started over, whole, delivered or lost.
+
+
+class GroupOutcomes:
+    """Moves groups through `groups.py`, and moves their requests accordingly.
+
+    budgeted  whether a group has a token budget for each round
+    """
+
+    def __init__(
+        self,
+        roles: Roles,
+        groups: Groups,
+        requests: Requests,
+        samples: SampleBuffer,
+        finished: FinishedSamples,
+        verification: Verification,
+        progress: RunProgress,
+    ) -> None:
+        self.budgeted = roles.batching.stops_at_delivery and roles.interruption.budgeted
+        self._roles = roles
+        self._groups = groups
+        self._requests = requests
+        self._samples = samples
+        self._finished = finished
+        self._verification = verification
+        self._progress = progress
+
+    def launch(self, group: Group, oversample: float) -> list[Request]:
+        """Create the missing requests of a group and let them be dispatched. Returns those whose
+        response is whole already and needs no verification, because there are no newer weights."""
+        self._groups.move(group, LAUNCH)
+        self._samples.add(group)
+        wanted = ceil(group.samples * oversample - 1e-9)
+        used = {request.index for request in group.requests}
+        index = 0
+        while len(group.requests) < wanted:
+            if index not in used:
+                self._requests.create(group.siblings, group, index, f"{group.id}/{index}")
+            index += 1
+        whole: list[Request] = []
+        for request in self._requests.replay_buffer.of(group):
+            if request.ends and _oldest(request) >= self._progress.fleet_version:
+                whole.append(request)
+            else:
+                self._requests.wait(request)
+        return whole
+
+    def finished(self, request: Request, group: Group) -> None:
+        """One sample of the group is finished."""
+        if self._verification.on:
+            self._verification.renew(group)
+        self._groups.touch(group)
+        group.finished.append(request)
+        if len(group.finished) >= group.samples:
+            self._fill(group)
+        else:
+            self._requests.expectations.learn(request.siblings)
+            if self.budgeted:
+                self.spend(group)
+
+    def set_back(self, group: Group) -> None:
+        """The round ended without this group: keep its partial requests, or start it over."""
+        if self._verification.on or not self._roles.interruption.keeps_partial:
+            self.start_over(group, "deferred")
+            return
+        self._groups.move(group, SET_BACK)
+        for request in group.requests:
+            self._stop(request)
+
+    def start_over(self, group: Group, reason: str = "stale") -> None:
+        """Queue a group for a later launch and throw away all its tokens. If the policy verifies,
+        the tokens stay as drafts, those of finished samples included."""
+        self._progress.dirty = True
+        self._groups.touch(group)
+        if reason == "stale":
+            self._progress.group_lost(group)
+        if group.state is not DEFERRED:
+            self._groups.move(group, SET_BACK)
+        group.judgement = 0
+        requests = group.requests
+        for request in requests[group.samples :]:
+            self._requests.end(request, reason)
+        del requests[group.samples :]
+        for request in requests:
+            if self._verification.on:
+                self._set_aside(request)
+            else:
+                self._requests.start_over(request, reason)
+        group.finished.clear()
+        group.siblings.lengths.clear()
+        group.siblings.estimate = None
+        self._samples.remove(group)
+
+    def check_age(self, group: Group) -> None:
+        """Some tokens of the group are older than expected: start it over if they are too old."""
+        oldest = self._roles.freshness.oldest_allowed(self._progress.version)
+        known = group.oldest_version
+        if group in self._samples and known is not None and known < oldest:
+            self.start_over(group)
+
+    def deliver(self, group: Group) -> None:
+        """The samples of the group go to the trainer."""
+        self._groups.move(group, DELIVER)
+        self._progress.group_delivered(group)
+        history = group.siblings.history
+        if history is not None:
+            history.note([request.response_tokens for request in group.finished])
+        for request in group.finished:
+            self._requests.forget(request)
+        self._let_go(group)
+
+    def lose(self, group: Group, why: Literal["failed", "filtered"]) -> None:
+        """The group will never be delivered."""
+        self._progress.dirty = True
+        self._progress.group_lost(group)
+        self._groups.move(group, FAIL if why == "failed" else FILTER)
+        for request in group.requests:
+            self._requests.end(request, why)
+        self._let_go(group)
+
+    def spend(self, group: Group) -> None:
+        """If no request of the group can go on in this round, let others start in its place."""
+        if group.state is not ACTIVE:
+            return
+        for request in group.requests:
+            parked = request.state is PARKED and not request.rests_until
+            if request.state is not FINISHED and (request.ends or not parked):
+                return  # this request goes on, or is whole and about to finish
+        self._progress.dirty = True
+        self._groups.move(group, SPEND)
+
+    def _fill(self, group: Group) -> None:
+        self._progress.dirty = True
+        self._groups.move(group, JUDGE if group.judged else FILL)
+        for request in group.requests:
+            if request.state is not FINISHED:
+                self._requests.end(request, "surplus")
+        group.siblings.requests = list(group.finished)
+        if group.judged:
+            self._finished.judge(group)
+        else:
+            self._samples.completed(group)
+
+    def _let_go(self, group: Group) -> None:
+        """Break reference cycles, so that memory is freed without the garbage collector."""
+        self._samples.remove(group)
+        group.siblings.requests.clear()
+        group.finished.clear()
+
+    # -- tokens that are too old, if the policy verifies -----------------------------------
+
+    def too_early(self, request: Request, group: Group) -> bool:
+        """Whether the request would be too old at delivery: its round is over, or its last tool
+        took longer than its tokens may wait."""
+        if group.state is DEFERRED:
+            return True
+        if self._roles.masks:
+            return False
+        oldest = self._roles.freshness.oldest_allowed(self._progress.version)
+        return any(segment.version < oldest for segment in request.segments)
+
+    def hold(self, request: Request, reason: str) -> None:
+        """The request has finished, but too early: park it until its response is verified."""
+        if self._verification.hold(request, reason, self._requests.room_for(request)):
+            request.finish = ""
+            self._requests.park(request)
+        else:
+            self._requests.start_over(request, "rejected")
+
+    def _set_aside(self, request: Request) -> None:
+        """The tokens of the request are a draft from now on."""
+        if request.state is FINISHED:
+            self.hold(request, request.finish)
+        else:
+            self._stop(request)
+
+    def _stop(self, request: Request) -> None:
+        """Stop the request; it goes on in a later round."""
+        if request.state is WAITING:
+            self._requests.park(request)
+        elif request.state is RUNNING:
+            self._requests.interrupt(request)
+
+
+def _oldest(request: Request) -> int:
+    return min([segment.version for segment in request.segments])
+
+
+class Outcomes:
+    """Moves requests when an attempt, a turn or a rest is over.
+
+    groups        the moves of their groups
+    max_failures  a request that failed this often in a row is given up
+    """
+
+    def __init__(
+        self,
+        groups: GroupOutcomes,
+        fleet: Fleet,
+        requests: Requests,
+        siblings: DirectSiblings,
+        finished: FinishedSamples,
+        verification: Verification,
+        max_failures: int,
+        out: list[Action],
+    ) -> None:
+        self.groups = groups
+        self.max_failures = max_failures
+        self._budgeted = groups.budgeted
+        self._fleet = fleet
+        self._requests = requests
+        self._siblings = siblings
+        self._finished = finished
+        self._verification = verification
+        self._out = out
+
+    def go_on(self, request: Request) -> None:
+        """To the waiting queue if the request may run, else to the replay buffer."""
+        if not self._requests.room_for(request):
+            self.finish(request, "length")
+        elif request.active and not request.rests_until:
+            self._requests.wait(request)
+        else:
+            self._requests.park(request)
+
+    def end_segment(self, request: Request) -> None:
+        """It used up the tokens of one attempt; the next round renews a budget."""
+        request.ends = False  # it continued after its end
+        if self._budgeted and request.group is not None:
+            self._requests.park(request)
+            self.groups.spend(request.group)
+        else:
+            self.go_on(request)
+
+    def finish(self, request: Request, reason: str) -> None:
+        group = request.group
+        if self._verification.on and group is not None and self.groups.too_early(request, group):
+            self.groups.hold(request, reason)
+            if group.state is not DEFERRED:
+                self._requests.wait(request)
+            return
+        move(request, FINISH)
+        request.finish = reason
+        request.ends = False
+        self._fleet.finished(request)
+        if request.failed_on:
+            blame.forget(request, self._fleet.instances)
+        insort(request.siblings.lengths, request.response_tokens)
+        if group is None:
+            self._answer(request)
+            return
+        self.groups.finished(request, group)
+
+    def launch(self, group: Group, oversample: float) -> None:
+        """Launch a group: let its requests be dispatched, and finish those that are whole."""
+        for request in self.groups.launch(group, oversample):
+            self._requests.replay_buffer.remove(request)
+            self.finish(request, "stop")
+        if self._verification.on:
+            self._verification.renew(group)  # a tool may still be at work on old tokens
+
+    def end_direct(self, request: Request, reason: str) -> None:
+        """A direct request ends without an answer."""
+        self._requests.end(request, reason)
+        self._leave(request)
+
+    def give_up(self, request: Request) -> None:
+        """The request cannot be made, so its group can never be whole."""
+        if request.group is None:
+            self.end_direct(request, "failed")
+        else:
+            self.groups.lose(request.group, "failed")
+
+    def _answer(self, request: Request) -> None:
+        """A direct request is finished: answer it at once."""
+        self._out.append(Answer(self._finished.of(request)))
+        self._requests.forget(request)
+        self._leave(request)
+
+    def _leave(self, request: Request) -> None:
+        """Its length updates the prediction for its remaining siblings."""
+        self._siblings.leave(request)
+        if request.siblings.requests:
+            self._requests.expectations.learn(request.siblings)
+
+
+# ------------------------------------------------------------------------------------------
+# Judged groups: kept, filtered or failed.
+#
+# The core knows neither rewards nor their purpose. It knows that a whole group waits for an answer
+# whether it is to be trained, and that the group holds no slot meanwhile, but ages.
+
+
+class Judgement:
+    """Takes the answers to Judge; an answer to an earlier question about the group is ignored."""
+
+    def __init__(
+        self,
+        groups: Groups,
+        samples: SampleBuffer,
+        outcomes: GroupOutcomes,
+        progress: RunProgress,
+        anomalies: Counter[str],
+    ) -> None:
+        self._groups = groups
+        self._samples = samples
+        self._outcomes = outcomes
+        self._progress = progress
+        self._anomalies = anomalies
+
+    def judged(self, event: GroupJudged, now: float) -> None:
+        group = self._groups.get(event.group)
+        if group is None or not event.judgement or group.judgement != event.judgement:
+            self._anomalies["unknown_judgement"] += 1
+            return
+        group.judgement = 0
+        if event.verdict == "kept":
+            self._progress.dirty = True
+            self._groups.move(group, KEEP)
+            self._samples.completed(group)
+        else:
+            self._outcomes.lose(group, event.verdict)

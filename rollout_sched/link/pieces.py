@@ -1,0 +1,130 @@
+"""Keeps the tokens of groups at both ends of a link: the scheduler has all that a front has made.
+
+So a group that began at one front can continue at another, the store can be complete, and samples
+can be delivered without asking the front.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+from rollout_sched.link.protocol import PieceMade, ReleaseGroup, Streamed, TakeGroup
+from rollout_sched.live.requests.payloads import PayloadBook
+from rollout_sched.live.requests.token_payload import Piece, TokenTranscript
+from rollout_sched.store.transaction import Tokens, decode, encode
+
+
+class GroupPieces:
+    """Finds the new tokens of each request of the groups that one front was given."""
+
+    def __init__(self, payloads: PayloadBook) -> None:
+        self._payloads = payloads
+        # By group and request: the log-probabilities of verified tokens that the scheduler has.
+        self._verified: dict[str, dict[str, Sequence[float]]] = {}
+        self._streamed: dict[int, int] = {}  # tokens of running attempts that it has
+
+    def take(self, order: TakeGroup) -> None:
+        verified = self._verified[order.group] = {}
+        for piece in order.pieces:
+            keep(self._payloads, piece)
+            verified[piece.request] = _transcript(self._payloads, piece).verified_logprobs
+
+    def release(self, order: ReleaseGroup) -> None:
+        self._verified.pop(order.group, None)
+
+    def streamed(self, request: str, attempt: int, tokens: int) -> Streamed | None:
+        """The new ones of the first `tokens` tokens of a stream; None if the request is a
+        client's."""
+        payload = self._payloads.get(request)
+        if payload is None or group_of(request) not in self._verified:
+            return None
+        piece = cast(TokenTranscript, payload.transcript).partial(attempt, tokens)
+        start = self._streamed.get(attempt, 0)
+        self._streamed[attempt] = tokens
+        return Streamed(request, attempt, start, _encoded(_slice(piece, start, tokens)))
+
+    def of(self, request: str, attempt: int) -> PieceMade | None:
+        """The tokens that an ended attempt, or its tool, has added; None if there are none, or the
+        request is a client's."""
+        start = self._streamed.pop(attempt, 0)
+        payload = self._payloads.get(request)
+        had = self._verified.get(group_of(request))
+        if payload is None or had is None:
+            return None
+        transcript = cast(TokenTranscript, payload.transcript)
+        verified = transcript.verified_logprobs
+        passed: Sequence[float] = ()
+        if verified is not had.get(request):
+            had[request] = passed = verified
+        piece = transcript.piece(attempt)
+        if piece is None and not passed:
+            return None
+        if piece is not None:
+            start = min(start, len(piece.token_ids))
+            piece = _slice(piece, start, len(piece.token_ids))
+        return PieceMade(request, attempt, _encoded(piece), tuple(passed), start)
+
+
+def keep(payloads: PayloadBook, made: PieceMade) -> None:
+    """Add a piece to the transcript of its request. Raises PieceDamaged."""
+    transcript = _transcript(payloads, made)
+    if made.tokens:
+        tokens = decode(made.tokens)
+        piece = _begun(transcript, made)
+        ids = [*piece.token_ids, *tokens.ids]
+        logprobs = None
+        if tokens.logprobs is not None and piece.logprobs is not None:
+            logprobs = [*piece.logprobs, *tokens.logprobs]
+        transcript.keep(made.attempt, len(ids), Piece(ids, logprobs))
+        if tokens.observed is not None:
+            transcript.observe(made.attempt, tokens.observed)
+    if made.verified:
+        transcript.verified(made.verified)
+
+
+def keep_streamed(payloads: PayloadBook, said: Streamed) -> None:
+    """Add streamed tokens to the stream of their attempt. Raises PieceDamaged."""
+    tokens = decode(said.tokens)
+    _transcript(payloads, said).collect(said.attempt)(tokens.ids, tokens.logprobs)
+
+
+def _begun(transcript: TokenTranscript, made: PieceMade) -> Piece:
+    """The part of a piece that was streamed before."""
+    if not made.start:
+        return Piece([], [])
+    return _slice(transcript.partial(made.attempt, made.start), 0, made.start)
+
+
+def pieces_of(payloads: PayloadBook, request: str) -> list[PieceMade]:
+    """All tokens of a request, for another front to continue from."""
+    payload = payloads.get(request)
+    if payload is None:
+        return []
+    transcript = cast(TokenTranscript, payload.transcript)
+    pieces = [PieceMade(request, number, _encoded(piece)) for number, piece in transcript.pieces]
+    if transcript.verified_logprobs:
+        pieces.append(PieceMade(request, 0, b"", tuple(transcript.verified_logprobs)))
+    return pieces
+
+
+def group_of(request: str) -> str:
+    """The group of a request, if it has one (`core.outcomes` makes the names)."""
+    return request.rpartition("/")[0]
+
+
+def _transcript(payloads: PayloadBook, made: PieceMade | Streamed) -> TokenTranscript:
+    group, _, index = made.request.rpartition("/")
+    payload = payloads.of_sample(group, int(index), made.request)
+    return cast(TokenTranscript, payload.transcript)
+
+
+def _slice(piece: Piece, start: int, end: int) -> Piece:
+    logprobs = None if piece.logprobs is None else piece.logprobs[start:end]
+    return Piece(piece.token_ids[start:end], logprobs, piece.observed)
+
+
+def _encoded(piece: Piece | None) -> bytes:
+    if piece is None:
+        return b""
+    return encode(Tokens(piece.token_ids, piece.logprobs, piece.observed))

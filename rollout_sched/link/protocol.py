@@ -1,0 +1,314 @@
+"""The messages between a front and its scheduler: events one way, orders the other, in frames.
+
+A frame holds all messages of one turn of an event loop, in order, and the scheduler's epoch: a
+frame of another epoch, or a repeated one, is refused. Events and actions carry no tokens; the
+tokens of groups are sent separately (`PieceMade`), before the event that counts them.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import msgspec
+
+from rollout_sched.core.model.actions import Answer, Discard, Dispatch, Interrupt
+from rollout_sched.core.model.errors import RolloutError
+from rollout_sched.core.model.events import (
+    PrefixVerified,
+    RequestFailed,
+    RequestFinished,
+    RequestInterrupted,
+    RequestSubmitted,
+    RequestWithdrawn,
+    SessionEnded,
+    TokensArrived,
+    ToolReturned,
+    TrajectoryEnded,
+    TurnFinished,
+)
+from rollout_sched.live.requests.payloads import PayloadFactory
+from rollout_sched.live.requests.token_payload import DraftTest
+from rollout_sched.live.settings import Settings
+from rollout_sched.live.trainer.samples import Prompt
+from rollout_sched.live.trainer.submissions import SamplePayloads
+
+
+class _Message(msgspec.Struct, frozen=True, gc=False, tag=True):
+    pass
+
+
+# -- from the scheduler ----------------------------------------------------------------------
+
+
+class ContinueAttempt(_Message, frozen=True):
+    """The answer to a PrefixVerified: the dispatch to continue with, or None: stop."""
+
+    attempt: int
+    dispatch: Dispatch | None
+
+
+class CallTool(_Message, frozen=True):
+    """The answer to a TurnFinished: call the tool."""
+
+    request: str
+    attempt: int
+
+
+class StopAttempt(_Message, frozen=True):
+    """Stop an attempt for a reason of the scheduler's host, not of its policy."""
+
+    attempt: int
+    reason: str
+
+
+class RejectStreamed(_Message, frozen=True):
+    """Fail an attempt if its stream has brought tokens: they may be of unknown weights."""
+
+    attempt: int
+
+
+class Lose(_Message, frozen=True):
+    """An instance is gone: report its streamed tokens, and then Relinquished."""
+
+    instance: str
+
+
+class PieceMade(_Message, frozen=True):
+    """The tokens of an attempt of a group's request, as `store.tokens` encodes them, from token
+    `start` on: those before it were Streamed. `verified`: the log-probabilities of the request's
+    leading tokens that newer weights have verified."""
+
+    request: str
+    attempt: int
+    tokens: bytes
+    verified: tuple[float, ...] = ()
+    start: int = 0
+
+
+class Streamed(_Message, frozen=True):
+    """The streamed tokens of an attempt of a group's request from token `start` on, as
+    `store.tokens` encodes them; sent before the TokensArrived that counts them."""
+
+    request: str
+    attempt: int
+    start: int
+    tokens: bytes
+
+
+class TakeGroup(_Message, frozen=True):
+    """This front now owns a group's requests. `recipe`: what their payloads are made from;
+    `pieces`: the tokens that were made elsewhere."""
+
+    group: str
+    recipe: bytes
+    pieces: tuple[PieceMade, ...] = ()
+
+
+class ReleaseGroup(_Message, frozen=True):
+    """A group is over: delivered, failed, or not accepted; `requests`: those still held here."""
+
+    group: str
+    requests: tuple[str, ...] = ()
+
+
+class Refused(_Message, frozen=True):
+    """The scheduler has refused a request that this front submitted."""
+
+    request: str
+    reason: str
+
+
+class Reach(_Message, frozen=True):
+    """An instance has joined, perhaps again; sent before the first Dispatch there, so that the
+    front detects its capabilities. `key`: its API key; "": as in the front's own settings."""
+
+    instance: str
+    key: str
+
+
+class Departed(_Message, frozen=True):
+    """A reached instance is gone; nothing is sent there until another Reach."""
+
+    instance: str
+
+
+class Serves(_Message, frozen=True):
+    """The version of an instance's weights; sent before the first Dispatch under it."""
+
+    instance: str
+    version: int
+
+
+class FleetChanged(_Message, frozen=True):
+    """Tokens of prompt and response that every instance accepts; 0 without instances."""
+
+    max_model_len: int
+
+
+Order = (
+    Dispatch
+    | Interrupt
+    | Answer
+    | Discard
+    | ContinueAttempt
+    | CallTool
+    | StopAttempt
+    | RejectStreamed
+    | Lose
+    | TakeGroup
+    | ReleaseGroup
+    | Refused
+    | FleetChanged
+    | Reach
+    | Departed
+    | Serves
+)
+
+# -- from a front ----------------------------------------------------------------------------
+
+
+class RestartSuspected(_Message, frozen=True):
+    """An attempt has failed in a way that suggests a restart of its instance."""
+
+    instance: str
+
+
+class Relinquished(_Message, frozen=True):
+    """The answer to Lose: there are no more reports about attempts on the instance."""
+
+    instance: str
+
+
+#: A front's reports about one attempt.
+OfAttempt = (
+    TokensArrived
+    | PrefixVerified
+    | RequestFinished
+    | TurnFinished
+    | RequestInterrupted
+    | RequestFailed
+)
+
+Report = (
+    RequestSubmitted
+    | RequestWithdrawn
+    | SessionEnded
+    | OfAttempt
+    | ToolReturned
+    | TrajectoryEnded
+    | PieceMade
+    | Streamed
+    | RestartSuspected
+    | Relinquished
+)
+
+# -- frames ----------------------------------------------------------------------------------
+
+
+class Orders(msgspec.Struct, frozen=True, array_like=True):
+    """`number` counts the frames of a connection in this direction, from 1."""
+
+    epoch: str
+    number: int
+    orders: list[Order]
+
+
+class Reports(msgspec.Struct, frozen=True, array_like=True):
+    """`number`: as in `Orders`."""
+
+    epoch: str
+    number: int
+    reports: list[Report]
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+_ORDERS = msgspec.msgpack.Decoder(Orders)
+_REPORTS = msgspec.msgpack.Decoder(Reports)
+
+
+def encode(frame: Orders | Reports) -> bytes:
+    return _ENCODER.encode(frame)
+
+
+def read_orders(frame: bytes) -> Orders:
+    """Raises msgspec.DecodeError."""
+    return _ORDERS.decode(frame)
+
+
+def read_reports(frame: bytes) -> Reports:
+    """Raises msgspec.DecodeError."""
+    return _REPORTS.decode(frame)
+
+
+# ------------------------------------------------------------------------------------------
+# Recipes: what the scheduler's process sends so that a front can make the samples of a group.
+
+
+class Welcome(msgspec.Struct, frozen=True):
+    """The answer to a front that connects.
+
+    epoch         of the scheduler
+    settings      of its driver, also used by the front
+    keeps_partial whether the tokens of an interrupted response are kept
+    stream_every  tokens between partial results of an instance
+    leniency      of the test of drafts; None: none are tested
+    seed          of the random test of drafts
+    """
+
+    epoch: str
+    settings: Settings
+    keeps_partial: bool
+    stream_every: int
+    leniency: float | None
+    seed: int
+
+
+def encoded(told: Welcome | Prompt) -> bytes:
+    return _ENCODER.encode(told)
+
+
+def read_welcome(frame: bytes) -> Welcome:
+    """Raises msgspec.DecodeError."""
+    return msgspec.msgpack.decode(frame, type=Welcome)
+
+
+class Recipes:
+    """Makes the payloads of groups from their recipes, for one epoch."""
+
+    def __init__(self, welcome: Welcome) -> None:
+        leniency = welcome.leniency
+        test = None if leniency is None else DraftTest(leniency, welcome.seed)
+        self._payloads = SamplePayloads(welcome.stream_every, test, lambda: 0)
+
+    def factory(self, recipe: bytes) -> PayloadFactory:
+        """The factory of a group's payloads. Raises msgspec.DecodeError."""
+        prompt = msgspec.msgpack.decode(recipe, type=Prompt)
+        return partial(self._payloads.new, prompt)
+
+
+# ------------------------------------------------------------------------------------------
+# Decides whether a frame of a link is handled: by its epoch, and whether it is the next one.
+
+
+class FrameMissing(RolloutError, RuntimeError):
+    """The link has lost a frame: the peers must reconnect and send everything again."""
+
+
+class FrameSequence:
+    """The frames received over one connection. `refused`: number of frames of another epoch of the
+    scheduler, and of repeated frames."""
+
+    def __init__(self, epoch: str) -> None:
+        self.refused = 0
+        self._epoch = epoch
+        self._last = 0
+
+    def admits(self, frame: Orders | Reports) -> bool:
+        """Whether to handle the frame. Raises FrameMissing if a frame before it never came."""
+        if frame.epoch != self._epoch or frame.number <= self._last:
+            self.refused += 1
+            return False
+        if frame.number > self._last + 1:
+            raise FrameMissing(f"a link lost frames: {frame.number} came after {self._last}")
+        self._last = frame.number
+        return True

@@ -1,0 +1,446 @@
+"""Frames over a TCP connection, in order: a link between two processes.
+
+Each frame is preceded by its length in four bytes, most significant byte first. The end of the
+connection means that the peer is gone: a process that dies closes it; a machine that vanishes does
+not answer the kernel's keepalive probes and is given up after `SILENCE_S`. A process that hangs has
+a kernel that still answers the probes, so each end sends empty frames regularly, and a peer that
+sends nothing for `STANDS_S` is given up, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import logging
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any, Generic, NamedTuple, Protocol, TypeVar, cast
+
+import msgspec
+
+from rollout_sched.core.model.errors import RolloutError
+
+log = logging.getLogger(__name__)
+
+#: Most bytes of a frame, and of all unsent data: with more, the peer has long stopped reading.
+MOST_BYTES = 2**30
+
+#: Seconds after which a silent machine counts as gone, and the number of keepalive probes.
+SILENCE_S = 15
+QUESTIONS = 3
+
+#: Seconds after which a silent process counts as hung, and between two checks.
+STANDS_S = 30.0
+LOOK_S = 5.0
+
+_LENGTH = 4
+_EMPTY = bytes(_LENGTH)
+
+
+class LinkEnded(RolloutError, RuntimeError):
+    """The connection is closed: nothing can be sent."""
+
+
+class FrameConnection(asyncio.Protocol):
+    """One end of a link. `on_frame` is called with each frame, `on_end` once with the reason when
+    the connection ends. An error in `on_frame` ends the connection.
+
+    most_bytes  of an incoming frame; a longer one ends the connection
+    """
+
+    def __init__(self, on_frame: Callable[[bytes], None], on_end: Callable[[str], None]) -> None:
+        self.on_frame = on_frame
+        self.on_end = on_end
+        self.most_bytes = MOST_BYTES
+        self._transport: asyncio.Transport | None = None
+        self._received = bytearray()
+        self._why = ""
+        self._heard = self._looked = 0.0
+        self._looking: asyncio.TimerHandle | None = None
+
+    def send(self, frame: bytes) -> None:
+        """Raises LinkEnded."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            raise LinkEnded(f"the link is closed: {self._why or 'it was never open'}")
+        if len(frame) + transport.get_write_buffer_size() > MOST_BYTES:
+            self._abort(f"the peer has not read more than {MOST_BYTES:,} bytes")
+            raise LinkEnded(f"the link is closed: {self._why}")
+        transport.writelines((len(frame).to_bytes(_LENGTH, "big"), frame))
+
+    def close(self) -> None:
+        """Close after the data sent so far."""
+        if self._transport is not None:
+            self._why = self._why or "closed here"
+            self._transport.close()
+
+    # -- what the event loop says ----------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's class is not a subclass
+        _give_up_the_silent(transport.get_extra_info("socket"))
+        self._heard = self._looked = asyncio.get_running_loop().time()
+        self._look_later()
+
+    def data_received(self, data: bytes) -> None:
+        self._heard = asyncio.get_running_loop().time()
+        received = self._received
+        received += data
+        at = 0
+        while len(received) >= at + _LENGTH:
+            length = int.from_bytes(received[at : at + _LENGTH], "big")
+            if length > self.most_bytes:
+                self._abort(f"a frame of {length:,} bytes; the peer is no scheduler or front")
+                return
+            end = at + _LENGTH + length
+            if len(received) < end:
+                break
+            frame = bytes(received[at + _LENGTH : end])
+            at = end
+            if not frame:
+                continue
+            try:
+                self.on_frame(frame)
+            except Exception as error:
+                log.exception("error while handling a frame")
+                self._abort(f"{type(error).__name__}: {error}")
+                return
+            if self._transport is None or self._transport.is_closing():
+                return
+        del received[:at]
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+        if self._looking is not None:
+            self._looking.cancel()
+        self.on_end(self._why or str(error or "closed by the peer"))
+
+    def _look_later(self) -> None:
+        self._looking = asyncio.get_running_loop().call_later(LOOK_S, self._look)
+
+    def _look(self) -> None:
+        """Send an empty frame, and check that the peer has sent something."""
+        transport, now = self._transport, asyncio.get_running_loop().time()
+        if transport is None or transport.is_closing():
+            return
+        if now - self._looked > 2 * LOOK_S:
+            self._heard = now  # our own loop was blocked: received data may be waiting to be read
+        self._looked = now
+        if now - self._heard > STANDS_S:
+            self._abort(f"nothing received for {STANDS_S:.0f} s")
+            return
+        transport.write(_EMPTY)
+        self._look_later()
+
+    def _abort(self, why: str) -> None:
+        self._why = self._why or why
+        if self._transport is not None:
+            self._transport.abort()
+
+
+def _give_up_the_silent(taken: socket.socket | None) -> None:
+    """If the system supports it: probe a silent peer, and limit the wait for its answer."""
+    if taken is None or not hasattr(socket, "TCP_USER_TIMEOUT"):
+        return
+    every_s = SILENCE_S // QUESTIONS
+    taken.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    taken.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, every_s)
+    taken.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, every_s)
+    taken.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, QUESTIONS)
+    taken.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE_S * 1000)
+
+
+async def listen(
+    accept: Callable[[], FrameConnection], address: str, port: int = 0
+) -> asyncio.Server:
+    """Raises OSError. `accept` creates our end of each connection."""
+    return await asyncio.get_running_loop().create_server(accept, address, port)
+
+
+async def dial(connection: FrameConnection, address: str, port: int) -> None:
+    """Raises OSError."""
+    await asyncio.get_running_loop().create_connection(lambda: connection, address, port)
+
+
+# ------------------------------------------------------------------------------------------
+# Accepts the connections of fronts in the process of their scheduler.
+
+#: Seconds in which a new connection must send its hello.
+HELLO_S = 10.0
+
+#: Most bytes of the hello.
+HELLO_BYTES = 4096
+
+
+class Hello(msgspec.Struct, frozen=True):
+    """The first frame of a front. `key`: the key of the scheduler's process."""
+
+    front: Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+    key: str
+
+
+class LinkedHub(Protocol):
+    """The hub that fronts talk to."""
+
+    def connect(self, name: str, send: Callable[[bytes], None]) -> bytes:
+        """A front has connected. Returns the welcome frame."""
+
+    def receive(self, name: str, frame: bytes) -> None: ...
+
+    def disconnect(self, name: str) -> None: ...
+
+
+class LinkListener:
+    """Keeps one connection for each front by name; a second one with its name replaces the first.
+    A connection without the right `key` gets no data."""
+
+    def __init__(self, hub: LinkedHub, key: str) -> None:
+        self._hub = hub
+        self._key = key
+        self._server: asyncio.Server | None = None
+        self._callers: set[_Caller] = set()
+        self._fronts: dict[str, _Caller] = {}
+
+    @property
+    def fronts(self) -> list[str]:
+        """The names of the connected fronts."""
+        return list(self._fronts)
+
+    async def open(self, address: str, port: int = 0) -> int:
+        """Start to listen; returns the port. Raises OSError."""
+        self._server = await listen(self._accept, address, port)
+        bound: int = self._server.sockets[0].getsockname()[1]
+        return bound
+
+    def close(self) -> None:
+        """Stop listening and close all connections."""
+        if self._server is not None:
+            self._server.close()
+        for caller in list(self._callers):
+            caller.connection.close()
+
+    def _accept(self) -> FrameConnection:
+        caller = _Caller(self._hello, self._gone)
+        self._callers.add(caller)
+        return caller.connection
+
+    def _hello(self, caller: _Caller, frame: bytes) -> None:
+        """Raises msgspec.DecodeError, or PermissionError."""
+        hello = msgspec.msgpack.decode(frame, type=Hello)
+        if not hmac.compare_digest(hello.key.encode(), self._key.encode()):
+            raise PermissionError(f"{hello.front!r} does not have this scheduler's key")
+        before = self._fronts.get(hello.front)
+        if before is not None:
+            self._drop(before, "it has connected again")
+        name = caller.name = hello.front
+        self._fronts[name] = caller
+        caller.receive = lambda frame: self._hub.receive(name, frame)
+        caller.connection.most_bytes = MOST_BYTES
+        caller.connection.send(self._hub.connect(name, caller.send))
+        log.info("front %s connected", name)
+
+    def _gone(self, caller: _Caller, why: str) -> None:
+        self._callers.discard(caller)
+        self._drop(caller, why)
+
+    def _drop(self, caller: _Caller, why: str) -> None:
+        if self._fronts.get(caller.name) is not caller:
+            return
+        del self._fronts[caller.name]
+        log.warning("front %s disconnected: %s", caller.name, why)
+        self._hub.disconnect(caller.name)
+        caller.connection.close()
+
+
+class _Caller:
+    """A connection; without a name until it has sent its hello."""
+
+    def __init__(
+        self,
+        hello: Callable[[_Caller, bytes], None],
+        gone: Callable[[_Caller, str], None],
+    ) -> None:
+        self.name = ""
+        self.receive: Callable[[bytes], None] = lambda frame: hello(self, frame)
+        self._gone = gone
+        self.connection = FrameConnection(self._frame, self._end)
+        self.connection.most_bytes = HELLO_BYTES
+        self._patience = asyncio.get_running_loop().call_later(HELLO_S, self.connection.close)
+
+    def send(self, frame: bytes) -> None:
+        """A frame to a closed connection is dropped; `gone` reports the end."""
+        try:
+            self.connection.send(frame)
+        except LinkEnded as error:
+            log.debug("front %s: %s", self.name, error)
+
+    def _frame(self, frame: bytes) -> None:
+        self._patience.cancel()
+        self.receive(frame)
+
+    def _end(self, why: str) -> None:
+        self._patience.cancel()
+        self._gone(self, why)
+
+
+# ------------------------------------------------------------------------------------------
+# Connects a front to the process of its scheduler, and reconnects it after a loss.
+
+#: Seconds between two tries to connect: the first wait, and the longest.
+RETRY_S = 0.1
+MOST_RETRY_S = 2.0
+
+#: Seconds for the scheduler's process to accept a connection and to answer the hello.
+ANSWER_S = 10.0
+
+
+class SchedulerPlace(NamedTuple):
+    """Where a scheduler's process listens, and its key, which may change with each start."""
+
+    address: str
+    port: int
+    key: str
+
+
+class LinkedFront(Protocol):
+    """The front that the scheduler talks to."""
+
+    def connect(self, welcome: bytes, send: Callable[[bytes], None]) -> None: ...
+
+    def receive(self, frame: bytes) -> None: ...
+
+    def disconnected(self) -> None: ...
+
+
+class LinkDialler:
+    """Keeps `front` connected, under its `name`. `locate` returns the scheduler's place before each
+    try; an error in it is logged, and it is called again."""
+
+    def __init__(
+        self, front: LinkedFront, name: str, locate: Callable[[], Awaitable[SchedulerPlace]]
+    ) -> None:
+        self._front = front
+        self._name = name
+        self._locate = locate
+        self._dialling: asyncio.Task[None] | None = None
+        self._call: _Call | None = None
+        self._said = ""
+
+    def open(self) -> None:
+        self._dialling = asyncio.get_running_loop().create_task(self._dial_for_ever())
+
+    def hang_up(self) -> None:
+        """Close the connection and dial again: the front is broken and needs a new connection."""
+        if self._call is not None:
+            self._call.connection.close()
+
+    async def close(self) -> None:
+        if self._dialling is not None:
+            self._dialling.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._dialling
+
+    async def _dial_for_ever(self) -> None:
+        wait_s = RETRY_S
+        while True:
+            try:
+                async with asyncio.timeout(ANSWER_S):
+                    call = await self._connected()
+            except Exception as error:  # whatever the error, the scheduler may be back soon
+                self._complain(error)
+                await asyncio.sleep(wait_s)
+                wait_s = min(MOST_RETRY_S, 2 * wait_s)
+                continue
+            wait_s, self._said = RETRY_S, ""
+            try:
+                why = await asyncio.shield(call.over)
+            except asyncio.CancelledError:
+                call.connection.close()
+                raise
+            self._front.disconnected()
+            log.warning("front %s has lost its scheduler: %s", self._name, why)
+
+    async def _connected(self) -> _Call:
+        """Connect and wait for the welcome. Raises OSError, LinkEnded or what `locate` raises."""
+        place = await self._locate()
+        call = self._call = _Call(self._front)
+        try:
+            await dial(call.connection, place.address, place.port)
+            call.connection.send(msgspec.msgpack.encode(Hello(self._name, place.key)))
+            answers: list[asyncio.Future[Any]] = [call.welcomed, call.over]
+            await asyncio.wait(answers, return_when=asyncio.FIRST_COMPLETED)
+            if call.over.done():
+                raise LinkEnded(call.over.result())
+        except BaseException:
+            call.connection.close()
+            if call.welcomed.done():
+                self._front.disconnected()
+            raise
+        return call
+
+    def _complain(self, error: Exception) -> None:
+        said = f"{type(error).__name__}: {error}"
+        if said != self._said:
+            log.warning("front %s has no scheduler yet: %s", self._name, said)
+            self._said = said
+
+
+class _Call:
+    """A connection to the scheduler's process.
+
+    welcomed  done when the front has received the welcome
+    over      done when the connection has ended, with the reason
+    """
+
+    def __init__(self, front: LinkedFront) -> None:
+        loop = asyncio.get_running_loop()
+        self.welcomed: asyncio.Future[None] = loop.create_future()
+        self.over: asyncio.Future[str] = loop.create_future()
+        self._front = front
+        self.connection = FrameConnection(self._frame, self._end)
+
+    def _frame(self, frame: bytes) -> None:
+        if self.welcomed.done():
+            self._front.receive(frame)
+            return
+        self._front.connect(frame, self._send)
+        self.welcomed.set_result(None)
+
+    def _send(self, frame: bytes) -> None:
+        """A frame to a closed connection is dropped; the end is reported by `over`."""
+        with contextlib.suppress(LinkEnded):
+            self.connection.send(frame)
+
+    def _end(self, why: str) -> None:
+        if not self.over.done():
+            self.over.set_result(why)
+
+
+# ------------------------------------------------------------------------------------------
+# Collects messages and sends them together, once per turn of the event loop.
+
+T = TypeVar("T")
+
+
+class Outbox(Generic[T]):
+    """Sends messages in the order of `put`; sends nothing after `close`."""
+
+    def __init__(self, send: Callable[[list[T]], None]) -> None:
+        self._send = send
+        self._loop = asyncio.get_running_loop()
+        self._messages: list[T] = []
+        self._closed = False
+
+    def put(self, message: T) -> None:
+        if not self._messages:
+            self._loop.call_soon(self._flush)
+        self._messages.append(message)
+
+    def _flush(self) -> None:
+        messages, self._messages = self._messages, []
+        if not self._closed:
+            self._send(messages)
+
+    def close(self) -> None:
+        self._closed = True

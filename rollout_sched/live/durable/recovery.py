@@ -1,0 +1,352 @@
+"""Reads from the store what an earlier scheduler of the run has left, as far as it is intact."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Container
+from functools import partial
+
+import msgspec
+
+from rollout_sched.core.model.actions import Deliver
+from rollout_sched.core.model.events import Restored
+from rollout_sched.core.model.records import (
+    DeliveredGroup,
+    GroupFacts,
+    PromptFacts,
+    RunFacts,
+    RunState,
+)
+from rollout_sched.live.durable import records as facts
+from rollout_sched.live.durable.records import (
+    ONE,
+    StoredLoss,
+    StoredPrompt,
+    StoredTranscripts,
+    StoredWeights,
+    decoded,
+)
+from rollout_sched.live.requests.payloads import PayloadFactory
+from rollout_sched.live.requests.token_payload import TokenPayload
+from rollout_sched.live.trainer.delivery import LeaseFacts
+from rollout_sched.live.trainer.samples import (
+    Batch,
+    LostGroup,
+    Prompt,
+    Reward,
+    ToolGone,
+    batch_of,
+    sample_of,
+)
+from rollout_sched.store.errors import PieceDamaged, StoreError
+from rollout_sched.store.store import Store
+from rollout_sched.store.transaction import decode
+
+log = logging.getLogger(__name__)
+
+_DAMAGED = "its data in the store is damaged: submit it again"
+
+
+class Recovered(msgspec.Struct):
+    """The state that a new epoch begins with.
+
+    state       the scheduler's; None: the store was new
+    prompts     of open groups, and of groups delivered but not acknowledged, by uid
+    tools       names of the tools of these groups, whether given again or not; "": without a name
+    deliveries  not acknowledged, in order
+    rewards     of the finished samples that have one, by request
+    unrewarded  requests with a stored reward whose groups are not continued
+    leases      of these deliveries, and of batches that a former holder may still claim, by batch
+    unleased    names of stored leases whose batches are not in the store
+    lost        lost groups that must be reported to the trainer
+    told        lost groups that are reported with a batch that is delivered again, by its number
+    telling     number of the last batch that only reported lost groups; -1: there was none
+    untold      names of losses that belonged to a batch that is not in the store
+    weights     the newest published; None: none were
+    paused      instances that were being updated
+    model       what the instances served; "": unknown
+    running     attempts that may still run somewhere: (instance, attempt)
+    gone        groups that are not continued, though their facts are in the store
+    anew        requests whose stored tokens are not used
+    """
+
+    state: RunState | None = None
+    prompts: dict[str, Prompt] = {}
+    tools: dict[str, str] = {}
+    deliveries: list[Deliver] = []
+    rewards: dict[str, Reward] = {}
+    unrewarded: list[str] = []
+    leases: dict[int, LeaseFacts] = {}
+    unleased: list[str] = []
+    lost: list[LostGroup] = []
+    told: dict[int, list[LostGroup]] = {}
+    telling: int = -1
+    untold: list[str] = []
+    weights: StoredWeights | None = None
+    paused: set[str] = set()
+    model: str = ""
+    running: list[tuple[str, int]] = []
+    gone: list[str] = []
+    anew: list[str] = []
+
+    @property
+    def event(self) -> Restored | None:
+        return None if self.state is None else Restored(self.state)
+
+
+def recover(store: Store, transcripts: StoredTranscripts, tools: Container[str] = ()) -> Recovered:
+    """Read the store. `tools`: names of the tools that are given again. A damaged group starts over
+    or is in `lost`, and is logged. Raises StoreError if the run cannot be continued."""
+    for line in store.losses.told():
+        log.error("store %s: %s", store.folder, line)
+    try:
+        return _Recovery(store, transcripts, tools).recovered()
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise StoreError(
+            f"store {store.folder}: a fact cannot be decoded ({error}); open it with the "
+            "version that wrote it, or choose another folder"
+        ) from error
+
+
+class _Recovery:
+    def __init__(self, store: Store, transcripts: StoredTranscripts, given: Container[str]) -> None:
+        self._store = store
+        self._transcripts = transcripts
+        self._given = given
+        self._found = Recovered()
+        self._prompts = {
+            uid: decoded(data, StoredPrompt) for uid, data in store.facts(facts.PROMPT).items()
+        }
+
+    def recovered(self) -> Recovered:
+        store, found = self._store, self._found
+        groups = [decoded(data, GroupFacts) for data in store.facts(facts.GROUP).values()]
+        self._read_prompts()
+        self._read_losses()
+        deliveries = [decoded(data, Deliver) for data in store.facts(facts.DELIVERED).values()]
+        run = store.facts(facts.RUN).get(ONE)
+        if run is None and (groups or deliveries):
+            raise StoreError(
+                f"store {store.folder}: the counters of its run are lost; move the folder away and "
+                f"submit its prompts again: {', '.join(sorted(found.prompts)) or 'nothing'}"
+            )
+        if run is None:
+            return found
+        rewards = store.facts(facts.REWARD).items()
+        found.rewards = {request: decoded(data, Reward) for request, data in rewards}
+        self._take_deliveries(_with_every_part(deliveries, decoded(run, RunFacts)))
+        self._read_leases()
+        kept = [whole for group in groups if (whole := self._whole(group)) is not None]
+        found.state = RunState(
+            decoded(run, RunFacts).after_losses(groups, kept),
+            tuple(sorted(kept, key=lambda group: group.serial)),
+            tuple(decoded(data, PromptFacts) for data in store.facts(facts.LENGTHS).values()),
+            self._recent(),
+        )
+        found.paused = set(store.facts(facts.PAUSED))
+        found.model = store.facts(facts.MODEL).get(ONE, b"").decode()
+        weights = store.facts(facts.WEIGHTS).get(ONE)
+        found.weights = None if weights is None else decoded(weights, StoredWeights)
+        telling = store.facts(facts.TELLING).get(ONE)
+        found.telling = -1 if telling is None else decoded(telling, int)
+        self._find_running(groups)
+        self._fail_what_is_left(groups)
+        self._give_up_rewards()
+        delivered = {action.batch for action in found.deliveries}
+        for batch in found.told.keys() - delivered:
+            lost = found.told.pop(batch)
+            found.lost += lost
+            found.untold += [facts.loss_name(group.uid, batch) for group in lost]
+        return found
+
+    def _read_prompts(self) -> None:
+        for uid, stored in self._prompts.items():
+            tokens = self._store.pieces(facts.prompt_owner(uid)).get(0)
+            if tokens is None:
+                continue  # it was damaged
+            ids = list(decode(tokens).ids)
+            self._found.prompts[uid] = msgspec.structs.replace(stored.prompt, prompt_ids=ids)
+            if stored.tool:
+                self._found.tools[uid] = stored.tool_name
+
+    def _read_leases(self) -> None:
+        here = {action.batch for action in self._found.deliveries}
+        for name, data in self._store.facts(facts.LEASE).items():
+            lease = decoded(data, LeaseFacts)
+            if lease.acknowledged or int(name) in here:
+                self._found.leases[int(name)] = lease
+            else:
+                self._found.unleased.append(name)
+
+    def _read_losses(self) -> None:
+        for name, data in self._store.facts(facts.LOST).items():
+            loss = decoded(data, StoredLoss)
+            group = LostGroup(facts.lost_group(name), loss.reason)
+            if loss.batch is None:
+                self._found.lost.append(group)
+            else:
+                self._found.told.setdefault(loss.batch, []).append(group)
+
+    def _take_deliveries(self, deliveries: list[Deliver]) -> None:
+        """A group that lacks tokens or a reward is reported as failed, not delivered again."""
+        for action in deliveries:
+            spoilt = {
+                sample.group
+                for sample in action.samples
+                if sample.group not in self._found.prompts
+                or self._generated(sample.request) != sample.response_tokens
+                or self._lacks_reward(sample.group, sample.request)
+            }
+            for uid in sorted(spoilt):
+                self._found.told.setdefault(action.batch, []).append(self._lost(uid, _DAMAGED))
+            self._found.anew += [s.request for s in action.samples if s.group in spoilt]
+            samples = tuple(sample for sample in action.samples if sample.group not in spoilt)
+            self._found.deliveries.append(msgspec.structs.replace(action, samples=samples))
+
+    def _whole(self, group: GroupFacts) -> GroupFacts | None:
+        """The group as it can be continued; None if it cannot."""
+        uid = group.group
+        if uid not in self._found.prompts:
+            self._fail(uid, _DAMAGED)
+            return None
+        names = [f"{uid}/{request.index}" for request in group.requests]
+        made = [self._generated(name) for name in names]
+        whole = made == [request.response_tokens for request in group.requests]
+        needs_tool = not whole or group.state not in ("judging", "complete")
+        tool = self._found.tools.get(uid)
+        if needs_tool and tool is not None and tool not in self._given:
+            self._found.anew += names
+            self._fail(uid, str(ToolGone(tool)))
+            return None
+        if whole:
+            return self._judged(group, names)
+        log.warning("store %s: group %s starts over: tokens are lost", self._store.folder, uid)
+        self._found.anew += names
+        return group.anew()
+
+    def _fail_what_is_left(self, groups: list[GroupFacts]) -> None:
+        """Fail prompts for which the store no longer says whether they wait or were delivered. Of
+        some it may have only the tokens."""
+        delivered = {s.group for action in self._found.deliveries for s in action.samples}
+        known = delivered.union(self._found.gone, (group.group for group in groups))
+        uids = map(facts.uid_of_owner, self._store.owners())
+        submitted = self._prompts.keys() | {uid for uid in uids if uid is not None}
+        for uid in sorted(submitted - known):
+            self._fail(uid, _DAMAGED)
+
+    def _judged(self, group: GroupFacts, requests: list[str]) -> GroupFacts:
+        """A kept group whose rewards are lost is judged again."""
+        lost = group.judged and not self._found.rewards.keys() >= set(requests)
+        if group.state != "complete" or not lost:
+            return group
+        return msgspec.structs.replace(group, state="judging")
+
+    def _fail(self, uid: str, why: str) -> None:
+        self._found.lost.append(self._lost(uid, why))
+
+    def _lost(self, uid: str, why: str) -> LostGroup:
+        """The group is not continued."""
+        log.error("store %s: group %s: %s", self._store.folder, uid, why)
+        self._found.gone.append(uid)
+        self._found.prompts.pop(uid, None)
+        return LostGroup(uid, why)
+
+    def _generated(self, request: str) -> int:
+        """Number of its generated tokens in the store; -1 if they are damaged."""
+        try:
+            return self._transcripts.take_up(request)[0]
+        except PieceDamaged:
+            return -1
+
+    def _lacks_reward(self, group: str, request: str) -> bool:
+        return self._prompts[group].judged and request not in self._found.rewards
+
+    def _give_up_rewards(self) -> None:
+        found = self._found
+        gone = (name for name in found.rewards if name.rpartition("/")[0] not in found.prompts)
+        found.unrewarded = sorted(gone)
+        for request in found.unrewarded:
+            del found.rewards[request]
+
+    def _recent(self) -> tuple[DeliveredGroup, ...]:
+        data = self._store.facts(facts.RECENT).get(ONE)
+        return () if data is None else decoded(data, tuple[DeliveredGroup, ...])
+
+    def _find_running(self, groups: list[GroupFacts]) -> None:
+        """Find attempts without an answer, as far as the store recorded them."""
+        for group in groups:
+            for request in group.requests:
+                if request.state == "waiting" and request.last_instance is not None:
+                    self._found.running.append((request.last_instance, request.last_attempt))
+
+
+def _with_every_part(found: list[Deliver], run: RunFacts) -> list[Deliver]:
+    """All parts in order. A damaged part is included without samples, because parts are known by
+    their number, and a batch ends with its last part."""
+    batches: dict[int, dict[int, Deliver]] = {run.batches: {}} if run.parts else {}
+    for action in sorted(found, key=lambda action: (action.batch, action.part)):
+        batches.setdefault(action.batch, {})[action.part] = action
+    every: list[Deliver] = []
+    for batch, parts in sorted(batches.items()):
+        newest = parts[max(parts)] if parts else Deliver(batch, run.version, (), -1, False)
+        whole = newest.last or batch != run.batches
+        number = run.parts if not whole else newest.part + (1 if newest.last else 2)
+        every += (
+            parts.get(part)
+            or Deliver(batch, newest.version, (), part, whole and part == number - 1)
+            for part in range(number)
+        )
+    return every
+
+
+# ------------------------------------------------------------------------------------------
+# Payloads that continue with the tokens that the store has of them.
+
+
+class RestoredPayloads:
+    """The payloads of an earlier run. `make(prompt, index)` creates one without tokens.
+
+    Tokens are read from the store when they are needed: to be sent or delivered.
+    """
+
+    def __init__(
+        self,
+        found: Recovered,
+        transcripts: StoredTranscripts,
+        make: Callable[[Prompt, int], TokenPayload],
+    ) -> None:
+        self._found = found
+        self._transcripts = transcripts
+        self._make = make
+
+    def factory(self, prompt: Prompt) -> PayloadFactory:
+        """Makes the payloads of a prompt's samples."""
+        return partial(self._payload, prompt)
+
+    def batches(self) -> list[Batch]:
+        """The delivered and unacknowledged batches, part by part. The newest part of each reports
+        the groups lost by then; the last part of a batch may not be made yet."""
+        newest = {action.batch: action for action in self._found.deliveries}
+        return [
+            self._batch(action, is_newest=newest[action.batch] is action)
+            for action in self._found.deliveries
+        ]
+
+    def _batch(self, action: Deliver, *, is_newest: bool) -> Batch:
+        prompts = self._found.prompts
+        samples = [
+            sample_of(
+                counted,
+                self._payload(prompts[counted.group], counted.index),
+                prompts[counted.group],
+                self._found.rewards.get(counted.request),
+            )
+            for counted in action.samples
+        ]
+        lost = self._found.told.get(action.batch, []) if is_newest else []
+        return batch_of(action, samples, lost)
+
+    def _payload(self, prompt: Prompt, index: int) -> TokenPayload:
+        payload = self._make(prompt, index)
+        self._transcripts.read(f"{prompt.uid}/{index}", payload.transcript)
+        return payload

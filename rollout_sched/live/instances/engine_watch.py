@@ -1,0 +1,133 @@
+"""Detects what somebody else does to an instance, such as a trainer that loads weights around us.
+
+An instance is asked whether it is paused and which weights it has only when it makes no tokens, or
+when something suggests that somebody else is at work: the question goes through the engine, and an
+instance that makes tokens is not paused. The answer proves nothing about its health.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from rollout_sched.live.instances.pause import FIND, RELEASE, InstancePause, PausedBy
+from rollout_sched.live.instances.versions import AROUND_US, FleetVersions, Known
+from rollout_sched.live.ports import Description, Gauges, InstanceClient
+from rollout_sched.live.settings import Settings
+from rollout_sched.live.timeouts import ask
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+#: Why the gate of an instance that was found paused is closed.
+PAUSED = "somebody else has paused it"
+
+
+class EngineWatch:
+    """Watches one instance, poll by poll.
+
+    on_resumed      called when somebody else's pause ends
+    on_wrong        called with the reason why it must not serve with its current weights
+    """
+
+    def __init__(
+        self,
+        client: InstanceClient,
+        versions: FleetVersions,
+        settings: Settings,
+        pause: InstancePause,
+        lock: asyncio.Lock,
+        *,
+        on_resumed: Callable[[], None],
+        on_wrong: Callable[[str], None],
+    ) -> None:
+        self._client = client
+        self._versions = versions
+        self._settings = settings
+        self._pause = pause
+        self._lock = lock
+        self._on_resumed = on_resumed
+        self._on_wrong = on_wrong
+        self._made = -1  # tokens, by the last poll
+        self._suspected = False
+        self._unanswered = 0
+
+    def suspect(self) -> None:
+        """Something suggests that somebody else changes the instance."""
+        self._suspected = True
+
+    def joined(self) -> None:
+        """The instance has joined and is not paused: start over."""
+        self._made = -1
+        self._suspected = False
+        self._unanswered = 0
+        self._versions.open_gate(self._client.name, PAUSED)
+
+    async def look(self, description: Description, gauges: Gauges) -> None:
+        """Called after a poll, while no order of ours runs on the instance."""
+        moved, self._made = gauges.generated_tokens != self._made, gauges.generated_tokens
+        suspected, self._suspected = self._suspected, False
+        paused = self._pause.by is PausedBy.SOMEBODY_ELSE
+        others = self._versions.gate(self._client.name, besides=PAUSED)
+        if others or self._lock.locked() or (moved and not suspected and not paused):
+            return
+        async with self._lock:  # our own orders run before or after, not meanwhile
+            if not moved and "pause" in description.capabilities:
+                paused = await self._is_paused()
+            elif moved:
+                paused = False
+            if paused:
+                self._found()
+                return
+            if "weight_info" in description.capabilities:
+                await self._compare()
+            self._went_on()
+
+    async def _is_paused(self) -> bool:
+        """Without an answer the last state holds, but not for `misses` polls: a dead engine is not
+        paused."""
+        told = await self._asked(self._client.is_paused())
+        self._unanswered = 0 if told is not None else self._unanswered + 1
+        if told is None and self._unanswered < self._settings.misses:
+            return self._pause.by is PausedBy.SOMEBODY_ELSE
+        return bool(told)
+
+    async def _asked(self, question: Coroutine[Any, Any, T]) -> T | None:
+        try:
+            return await ask(question, self._settings.poll_timeout_s)
+        except Exception as error:  # the polls decide whether it is alive
+            log.debug("instance %s did not answer: %s", self._client.name, error)
+            return None
+
+    def _found(self) -> None:
+        if self._pause.by is PausedBy.NOBODY:
+            log.info("instance %s: somebody else has paused it", self._client.name)
+            self._pause.move(FIND)
+            self._versions.close_gate(self._client.name, PAUSED)
+
+    def _went_on(self) -> None:
+        if self._pause.by is PausedBy.SOMEBODY_ELSE:
+            log.info("instance %s is no longer paused", self._client.name)
+            self._pause.move(RELEASE)
+            self._on_resumed()
+            self._versions.open_gate(self._client.name, PAUSED)
+
+    async def _compare(self) -> None:
+        name = self._client.name
+        before = self._versions.of(name).version
+        told = await self._asked(self._client.weight_version())
+        known = self._versions.compare(name, told)
+        if told is None or known is Known.AS_IT_IS:
+            return
+        if known is Known.OLDER and self._versions.of(name).version != before:
+            return  # an answer reported newer weights while this call ran
+        if known is Known.NEWER and self._settings.on_contradiction == "server":
+            self._versions.moved(name, told, AROUND_US)
+        else:
+            self._on_wrong(
+                f"it reports weights of version {told}, but version "
+                f"{self._versions.of(name).version} was loaded"
+            )

@@ -1,0 +1,191 @@
+"""The known instances, each with its supervisor: adds, joins, loses and removes them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.model.events import Event, InstanceJoined, InstanceLeaving, InstanceLost
+from rollout_sched.core.view import SchedulerView
+from rollout_sched.live.instances.admission import RequiredModel
+from rollout_sched.live.instances.control import Attempts
+from rollout_sched.live.instances.supervisor import InstanceSupervisor
+from rollout_sched.live.instances.versions import FleetVersions
+from rollout_sched.live.ports import (
+    Description,
+    InstanceClient,
+    WeightLoader,
+    brings_weights,
+)
+from rollout_sched.live.settings import Settings
+
+log = logging.getLogger(__name__)
+
+
+class FleetAttempts(Attempts, Protocol):
+    """The running attempts on all instances."""
+
+    def lose(self, instance: str, tell: Callable[[], None]) -> None:
+        """The instance is gone: keep what streams brought, then call `tell`, which reports the loss
+        to the scheduler."""
+
+
+class FleetRecord(Protocol):
+    """Records what the next process must know of the instances (`live.store_keeper`)."""
+
+    async def pausing(self, instance: str) -> None:
+        """The instance is about to be paused."""
+
+    def resumed(self, instance: str) -> None:
+        """We no longer have to resume the instance."""
+
+    def serves(self, model: str) -> None:
+        """The instances serve this model from now on."""
+
+
+class LiveFleet:
+    """All instances by name, including those that are away.
+
+    loader         loads the newest version into an instance; None if no way to load it is known
+    paused_before  instances that an earlier run had paused to load weights
+    model          of the instance that joined last; restored from the store
+    record         None without a store
+    """
+
+    def __init__(
+        self,
+        tell: Callable[[Event], None],
+        view: SchedulerView,
+        settings: Settings,
+        supervisors: dict[str, InstanceSupervisor],
+        attempts: FleetAttempts,
+        versions: FleetVersions,
+    ) -> None:
+        self.tell = tell
+        self.settings = settings
+        self.supervisors = supervisors
+        self.attempts: FleetAttempts = attempts
+        self.versions = versions
+        self.first_version = view.run.version
+        self.loader: WeightLoader | None = None
+        self.paused_before: set[str] = set()
+        self.model = ""
+        self.record: FleetRecord | None = None
+        self._view = view
+
+    @property
+    def newest_version(self) -> int:
+        """The trainer's version."""
+        return self._view.run.version
+
+    async def pausing(self, instance: str) -> None:
+        """See `control_orders.OrdersOwner`."""
+        if self.record is not None:
+            await self.record.pausing(instance)
+
+    def resumed(self, name: str) -> None:
+        """See `instance_supervisor.Owner`."""
+        if self.record is not None:
+            self.record.resumed(name)
+
+    @property
+    def can_load(self) -> bool:
+        """Whether the newest version can be loaded into an instance that joins."""
+        return self._view.loads_newest and brings_weights(self.loader)
+
+    def supervisor(self, name: str) -> InstanceSupervisor:
+        """Raises CallerError if there is none."""
+        supervisor = self.supervisors.get(name)
+        if supervisor is None:
+            raise CallerError(f"no instance {name!r} here; there are {', '.join(self.supervisors)}")
+        return supervisor
+
+    def max_model_len(self) -> int:
+        """Tokens of prompt and response that every instance accepts; 0 without instances."""
+        known = (supervisor.description for supervisor in self.supervisors.values())
+        return min((d.max_model_len for d in known if d is not None), default=0)
+
+    def required_model(self, instance: str) -> RequiredModel:
+        """Once the run has begun, its model. Before, what the others serve, those that have joined
+        first: an instance that is away may come back as it was."""
+        if self.model and self._view.has_begun:
+            return RequiredModel(self.model, of_run=True)
+        others = [one for one in self.supervisors.values() if one.name != instance]
+        joined_first = sorted(others, key=lambda one: not one.joined)
+        known = [one.description.model for one in joined_first if one.description is not None]
+        return RequiredModel(next(filter(None, known), ""))
+
+    async def add(self, client: InstanceClient, *, patient: bool) -> Description | None:
+        """See `Driver.add_instance`."""
+        if client.name in self.supervisors:
+            raise CallerError(f"instance {client.name!r} is here already")
+        supervisor = InstanceSupervisor(client, self)
+        self.supervisors[client.name] = supervisor
+        if client.name in self.paused_before:
+            self.paused_before.discard(client.name)
+            supervisor.pauses.note_left_paused()
+        try:
+            return await supervisor.start(patient=patient)
+        except BaseException:
+            del self.supervisors[client.name]
+            raise
+
+    async def remove(self, name: str, *, drain: bool) -> None:
+        """See `Driver.remove_instance`."""
+        supervisor = self.supervisor(name)
+        if drain and supervisor.joined:
+            self.tell(InstanceLeaving(name))
+            await supervisor.membership.drained.wait()
+        if self.supervisors.get(name) is not supervisor:
+            return  # removed while it drained
+        told = asyncio.Event()
+        self.lose(name, "drained" if drain else "removed", told.set, asked=True)
+        if not told.is_set():
+            await told.wait()
+        if self.supervisors.get(name) is not supervisor:
+            return  # removed by another call while this one waited
+        del self.supervisors[name]
+        self.versions.forget(name)
+        await supervisor.remove()
+
+    def join(self, name: str, description: Description, version: int) -> None:
+        """Its supervisor lets it join with weights of this version."""
+        self.versions.adopt(version)
+        if description.model and description.model != self.model:
+            self.model = description.model
+            if self.record is not None:
+                self.record.serves(self.model)
+        self.tell(InstanceJoined(name, description.slots, description.kv_tokens, version))
+
+    def lose(
+        self,
+        name: str,
+        reason: str,
+        then: Callable[[], None] | None = None,
+        *,
+        asked: bool = False,
+    ) -> None:
+        """The instance is gone, or is removed on request (`asked`); what its streams brought is
+        kept. `then` is called when the scheduler knows of it, which is at once if all attempts are
+        in this process."""
+        gone = InstanceLost(name, reason, asked)
+        self.attempts.lose(name, partial(self._tell_lost, gone, then))
+
+    def _tell_lost(self, gone: InstanceLost, then: Callable[[], None] | None) -> None:
+        if self._view.instance(gone.instance) is not None:
+            if gone.asked:
+                log.info("instance %s was %s", gone.instance, gone.reason)
+            else:
+                log.warning("instance %s lost: %s", gone.instance, gone.reason)
+            self.tell(gone)
+        if then is not None:
+            then()
+
+    async def close(self) -> None:
+        """Stop watching them; the instances stay as they are."""
+        for supervisor in self.supervisors.values():
+            await supervisor.close()

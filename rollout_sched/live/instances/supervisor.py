@@ -1,0 +1,247 @@
+"""The supervisor of one instance: lets it join, watches over it, and loses it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+from typing import Protocol
+
+from rollout_sched.core.model.events import InstanceReported
+from rollout_sched.live.instances.admission import FleetToJoin, InstanceAdmission, JoinsLater
+from rollout_sched.live.instances.control import (
+    ControlOrder,
+    ControlOrders,
+    OrdersOwner,
+    PauseControl,
+)
+from rollout_sched.live.instances.engine_watch import EngineWatch
+from rollout_sched.live.instances.health import HealthChecks
+from rollout_sched.live.instances.membership import Membership, MembershipMove, MembershipState
+from rollout_sched.live.instances.pause import InstancePause, PausedBy
+from rollout_sched.live.ports import Description, Gauges, InstanceClient
+from rollout_sched.live.requests.attempt import InFlight
+from rollout_sched.live.timeouts import is_ending
+
+log = logging.getLogger(__name__)
+
+
+class Owner(OrdersOwner, FleetToJoin, Protocol):
+    """The part of the driver that a supervisor uses."""
+
+    def lose(self, name: str, reason: str) -> None: ...
+    def resumed(self, name: str) -> None:
+        """An instance that we had paused is resumed."""
+
+
+class InstanceSupervisor:
+    """Stands between the driver and one instance.
+
+    membership    whether the instance belongs to the fleet
+    admission     its description, and whether it may join
+    health        its polls, and whether work may be sent to it
+    pauses        an administrator's pauses, and those left from an earlier run
+    orders        the scheduler's orders to pause, update and resume it
+    control_lock  held by the code that controls it, so that control calls do not interleave
+    """
+
+    def __init__(self, client: InstanceClient, owner: Owner) -> None:
+        self.client = client
+        self.membership = Membership(client.name)
+        self.health = HealthChecks(client, owner.settings)
+        self.control_lock = lock = asyncio.Lock()
+        self._owner = owner
+        self._pause = pause = InstancePause(client.name, partial(owner.resumed, client.name))
+        self.pauses = PauseControl(
+            client,
+            owner.settings,
+            self.membership,
+            pause,
+            lock,
+            on_resumed=self.health.forget_progress,
+        )
+        self.orders = ControlOrders(
+            client,
+            owner,
+            pause,
+            lock,
+            on_failed=self._order_failed,
+            on_resumed=self.health.forget_progress,
+        )
+        self.admission = InstanceAdmission(
+            client, owner, self.membership, pause, lock, on_joining=self._begin
+        )
+        self._watching = EngineWatch(
+            client,
+            owner.versions,
+            owner.settings,
+            pause,
+            lock,
+            on_resumed=self.health.forget_progress,
+            on_wrong=self._lose_disbelieved,
+        )
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def name(self) -> str:
+        return self.client.name
+
+    @property
+    def joined(self) -> bool:
+        return self.membership.state is MembershipState.JOINED
+
+    @property
+    def description(self) -> Description | None:
+        """Its description when it last joined; None before."""
+        return self.admission.description
+
+    @property
+    def reason(self) -> str:
+        """Why it has not joined; "" while it has."""
+        return self.membership.reason
+
+    async def start(self, *, patient: bool = False) -> Description | None:
+        """Ask for its description, let it join, and start to watch it.
+
+        If it does not answer, closes this and raises InstanceError; with `patient`, it joins later,
+        when it answers. An instance that waits for its weights joins later in both cases.
+        """
+        try:
+            await self._admit(patient)
+        except BaseException:
+            await self.close()
+            raise
+        self._tasks = [
+            asyncio.create_task(self.orders.carry_out()),
+            asyncio.create_task(self._watch()),
+        ]
+        return self.description
+
+    async def _admit(self, patient: bool) -> None:
+        try:
+            await self.admission.admit()
+        except Exception as error:
+            if not (patient or isinstance(error, JoinsLater)):
+                raise
+            self.admission.refuse(error)
+
+    async def remove(self) -> None:
+        """Remove it from the fleet."""
+        self.membership.move(MembershipMove.REMOVE, "it was removed")
+        await self.close()
+
+    async def close(self) -> None:
+        """Stop watching it; the instance stays as it is."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
+        await self.client.close()
+
+    def suspect(self) -> None:
+        """Something suggests that somebody else pauses it or loads weights: check it soon."""
+        self._watching.suspect()
+        self.health.look_soon()
+
+    # -- watching --------------------------------------------------------------------------
+
+    def _begin(self, description: Description) -> None:
+        self.health.joined(description.started_at)
+        self._watching.joined()
+
+    async def _try_to_join(self) -> None:
+        try:
+            await self.admission.admit()
+        except Exception as error:
+            self.admission.refuse(error)
+
+    async def _watch(self) -> None:
+        while not is_ending():
+            await self.health.until_due()
+            try:
+                await (self._check() if self.joined else self._try_to_join())
+            except asyncio.CancelledError:
+                if is_ending():
+                    raise
+                log.warning("a check of instance %s was cancelled unexpectedly", self.name)
+            except Exception:
+                log.exception("error while watching instance %s", self.name)
+
+    async def _check(self) -> None:
+        before = self._under_way()  # some may be answered before the gauges arrive
+        poll = await self.health.poll()
+        if not self.joined:
+            return
+        if poll.gauges is None:
+            if poll.lost:
+                self._lose(poll.lost)
+            return
+        if poll.restarted:
+            # Attempts from before lost their connections, so these began after the restart.
+            self._lose_disbelieved("it was restarted")
+            return
+        if self._pause.by in (PausedBy.NOBODY, PausedBy.SOMEBODY_ELSE):
+            assert self.description is not None  # it has joined
+            await self._watching.look(self.description, poll.gauges)
+            if not self.joined:
+                return
+        # Also while paused, so that new work need not wait for a poll after the resume.
+        self.health.verify(poll)
+        if self._pause.by is not PausedBy.NOBODY:
+            self.health.forget_progress()  # its gauges may not change while paused
+            return
+        self._owner.tell(_reported(self.name, poll.gauges))
+        still = [running for running in before if running.reads]
+        verdict = self.health.judge(poll.gauges, still)
+        if verdict.lost:
+            self._lose(verdict.lost)
+        for running, reason in verdict.stop:
+            self._owner.attempts.stop(running.dispatch.attempt, reason)
+
+    def _under_way(self) -> list[InFlight]:
+        """The attempts sent there, except streams that we do not read because their clients do not:
+        those may already have ended on the instance."""
+        return [running for running in self._owner.attempts.on(self.name) if running.reads]
+
+    # -- losing it -------------------------------------------------------------------------
+
+    def _order_failed(self, order: ControlOrder, why: str) -> None:
+        reason = f"{order.what}: {why}"
+        if order.version is not None:
+            unfit = f"loading version {order.version} failed, so it must be restarted: {why}"
+            self._leave_fleet(MembershipMove.DISQUALIFY, unfit, reason)
+        elif self.joined:
+            self._lose(reason)
+
+    def _lose(self, reason: str) -> None:
+        self._leave_fleet(MembershipMove.LOSE, reason, reason)
+
+    def _lose_disbelieved(self, reason: str) -> None:
+        """It has other weights than the known ones, so what its streams have brought is labelled
+        wrongly: drop it, and lose the instance."""
+        for running in self._under_way():
+            self._owner.attempts.disbelieve(running.dispatch.attempt)
+        self._lose(reason)
+
+    def _leave_fleet(self, move: MembershipMove, away: str, lost: str) -> None:
+        """`away`: why it cannot join; `lost`: the reason for the driver."""
+        self.membership.move(move, away)
+        try:
+            self._owner.lose(self.name, lost)
+        except Exception:  # an error in a handler of the loss must not end the watching
+            log.exception("error while handling the loss of instance %s (%s)", self.name, lost)
+        self.orders.call_off()  # includes orders that came while the loss was handled
+
+
+def _reported(name: str, gauges: Gauges) -> InstanceReported:
+    return InstanceReported(
+        name,
+        gauges.running,
+        gauges.waiting,
+        gauges.kv_usage,
+        gauges.preemptions,
+        gauges.prefill_tokens,
+        gauges.cached_tokens,
+        gauges.reprefilled_tokens,
+        gauges.generated_tokens,
+    )

@@ -1,0 +1,176 @@
+"""Running attempts: what the driver holds of each, and attempts that are coroutines."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Coroutine
+from typing import Any, Protocol
+
+from rollout_sched.core.model.actions import Dispatch
+from rollout_sched.core.model.events import TokensArrived
+from rollout_sched.live.ports import Attempting, InstanceClient, Outcome, Over, Payload
+
+log = logging.getLogger(__name__)
+
+#: Seconds between two aborts of one attempt: the first wait, and the longest.
+_ABORT_AGAIN_S = (0.25, 4.0)
+
+
+class InFlight(Protocol):
+    """A running attempt as the supervisor of its instance sees it.
+
+    begun     when it was sent, in seconds of the loop's clock
+    stopped   whether the supervisor has stopped it
+    streamed  tokens known to have come on its stream. Raises what its payload raises
+    reads     whether it was sent and its stream is being read
+    """
+
+    @property
+    def dispatch(self) -> Dispatch: ...
+    @property
+    def begun(self) -> float: ...
+    @property
+    def stopped(self) -> bool: ...
+    @property
+    def streamed(self) -> int: ...
+    @property
+    def reads(self) -> bool: ...
+
+
+class LiveAttempt:
+    """One dispatch while it is carried out, from its order to its end."""
+
+    __slots__ = (
+        "_ended",
+        "_open",
+        "attempting",
+        "begun",
+        "client",
+        "dispatch",
+        "order_id",
+        "payload",
+        "stopped",
+        "timer",
+        "told",
+    )
+
+    def __init__(
+        self,
+        dispatch: Dispatch,
+        payload: Payload,
+        client: InstanceClient,
+        order_id: str,
+        begun: float,
+    ) -> None:
+        self.dispatch = dispatch
+        self.payload = payload
+        self.client = client
+        self.order_id = order_id
+        self.begun = begun  # seconds of the loop's clock, when it was sent
+        self.stopped = False  # by its instance's supervisor
+        self.told = 0  # tokens of its stream that the core knows of
+        self.attempting: Attempting | None = None  # None until it is sent
+        self.timer: asyncio.TimerHandle | None = None
+        self._open = True
+        self._ended: asyncio.Future[None] | None = None
+
+    @property
+    def streamed(self) -> int:
+        """Tokens that its stream has brought. Raises what the payload raises."""
+        return self.payload.transcript.streamed(self.dispatch.attempt)
+
+    @property
+    def reads(self) -> bool:
+        """False for a stream that we hold back because its client does not read."""
+        return self.attempting is not None and not getattr(self.attempting, "held_back", False)
+
+    def progress(self) -> TokensArrived | None:
+        """The event for streamed tokens that the core does not know of yet; None if there are none.
+        Raises what the payload raises."""
+        dispatch = self.dispatch
+        tokens = min(self.streamed, dispatch.max_new_tokens)
+        if tokens <= self.told:
+            return None
+        self.told = tokens
+        return TokensArrived(dispatch.request, dispatch.attempt, tokens)
+
+    def keep_streamed(self) -> None:
+        """Its stream broke: keep the tokens that the core was told of; no more will come."""
+        if self.told:
+            attempt, transcript = self.dispatch.attempt, self.payload.transcript
+            transcript.keep(attempt, self.told, transcript.partial(attempt, self.told))
+
+    async def abort(self, patience_s: float) -> bool:
+        """Abort it; False if it has not ended after `patience_s` seconds.
+
+        An abort may overtake its order, so it is repeated until the answer has come.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + patience_s
+        wait_s, longest_s = _ABORT_AGAIN_S
+        while not self.ended().done():
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self.client.abort(self.order_id)
+            except Exception as error:  # whatever the error, the attempt must end
+                log.warning("abort of %s on %s: %r", self.order_id, self.client.name, error)
+            await asyncio.wait({self.ended()}, timeout=wait_s)
+            wait_s = min(2 * wait_s, longest_s)
+            if loop.time() > deadline and not self.ended().done():
+                return False
+        return True
+
+    def ended(self) -> asyncio.Future[None]:
+        """Done when the driver no longer holds the attempt."""
+        if self._ended is None:
+            self._ended = asyncio.get_running_loop().create_future()
+            if not self._open:
+                self._ended.set_result(None)
+        return self._ended
+
+    def end(self) -> None:
+        """The driver no longer holds the attempt."""
+        self._open = False
+        if self.timer is not None:
+            self.timer.cancel()
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_result(None)
+
+    def cancel(self) -> None:
+        """Free what the attempt holds; no effect after its end."""
+        attempting = self.attempting
+        self.release()
+        if attempting is not None:
+            attempting.cancel()
+
+    def release(self) -> None:
+        """Drop the reference to it: it refers to us through its `over`, which would be a cycle."""
+        self.attempting = None
+
+
+class AttemptTask:
+    """An attempt that is a coroutine (`live.ports.Attempting`).
+
+    `over` is called in the same iteration of the loop in which the coroutine ends: in the next one,
+    a later event could come first.
+    """
+
+    def __init__(self, attempt: Coroutine[Any, Any, Outcome], over: Over) -> None:
+        self._attempt = attempt
+        self._task = asyncio.get_running_loop().create_task(_carry_out(attempt, over))
+
+    def cancel(self) -> None:
+        self._task.cancel()
+        if inspect.getcoroutinestate(self._attempt) == inspect.CORO_CREATED:
+            self._attempt.close()  # the cancelled task will never await it
+
+
+async def _carry_out(attempt: Coroutine[Any, Any, Outcome], over: Over) -> None:
+    try:
+        outcome = await attempt
+    except Exception as error:
+        over(error)
+    else:
+        over(outcome)

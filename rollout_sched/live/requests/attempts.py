@@ -1,0 +1,412 @@
+"""Carries out dispatches: starts an attempt and passes its result on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, cast
+
+from rollout_sched.core.model.actions import Dispatch, Interrupt
+from rollout_sched.core.model.events import (
+    Blame,
+    RequestFailed,
+    RequestFinished,
+    RequestInterrupted,
+    TurnFinished,
+)
+from rollout_sched.live.ports import (
+    AnswerUntrue,
+    Attempting,
+    ConnectionBroken,
+    InstanceError,
+    InstanceUnreached,
+    Outcome,
+    RequestRejected,
+    Verifying,
+    WeightsUnknown,
+)
+from rollout_sched.live.requests.attempt import LiveAttempt
+from rollout_sched.live.requests.link import SchedulerLink, Settle
+from rollout_sched.live.requests.payloads import PayloadBook, drop
+from rollout_sched.live.requests.trajectories import ToolCalls
+from rollout_sched.live.settings import Settings
+from rollout_sched.live.timeouts import unquoted
+
+log = logging.getLogger(__name__)
+
+
+# ------------------------------------------------------------------------------------------
+# The book of running attempts: reports the end of each to the scheduler, once.
+
+
+class RunningAttempts:
+    """Holds each attempt from its order to its end."""
+
+    def __init__(self, link: SchedulerLink, payloads: PayloadBook, tools: ToolCalls) -> None:
+        self._link = link
+        self._payloads = payloads
+        self._tools = tools
+        self._running: dict[int, LiveAttempt] = {}
+        self._by_instance: dict[str, dict[int, LiveAttempt]] = {}
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def __contains__(self, attempt: int) -> bool:
+        return attempt in self._running
+
+    def get(self, attempt: int) -> LiveAttempt | None:
+        return self._running.get(attempt)
+
+    def every(self) -> list[LiveAttempt]:
+        return list(self._running.values())
+
+    def on(self, instance: str) -> list[LiveAttempt]:
+        """The attempts on an instance, in the order of dispatch."""
+        return list(self._by_instance.get(instance, {}).values())
+
+    def add(self, running: LiveAttempt) -> None:
+        dispatch = running.dispatch
+        self._running[dispatch.attempt] = running
+        self._by_instance.setdefault(dispatch.instance, {})[dispatch.attempt] = running
+
+    def take(self, running: LiveAttempt) -> bool:
+        """Remove an attempt. False if it was removed before: this is not its first end."""
+        dispatch = running.dispatch
+        if self._running.pop(dispatch.attempt, None) is None:
+            return False
+        there = self._by_instance[dispatch.instance]
+        del there[dispatch.attempt]
+        if not there:
+            del self._by_instance[dispatch.instance]
+        running.end()
+        return True
+
+    # -- what their streams bring ----------------------------------------------------------
+
+    def report_stream(self, running: LiveAttempt) -> None:
+        """Raises what the payload raises."""
+        progress = running.progress()
+        if progress is not None:
+            self._link.tell(progress)
+
+    def report_streams(self) -> None:
+        for running in self.every():
+            try:
+                self.report_stream(running)
+            except Exception as error:  # the payload's own: its attempt cannot be used
+                self.failed(running, error)
+
+    def _keep_streamed(self, running: LiveAttempt) -> None:
+        self.report_stream(running)
+        running.keep_streamed()
+
+    # -- their ends ------------------------------------------------------------------------
+
+    def ended(self, running: LiveAttempt, outcome: Outcome) -> None:
+        """The attempt has ended by itself, or because it was stopped."""
+        dispatch = running.dispatch
+        if not self.take(running):
+            return
+        kept = min(max(0, outcome.tokens), dispatch.max_new_tokens)
+        try:
+            running.payload.transcript.keep(dispatch.attempt, kept, outcome.piece)
+        except Exception as error:  # the payload's own
+            self._tell_failed(running, error, usable=False)
+            return
+        request, attempt = dispatch.request, dispatch.attempt
+        if outcome.finish == "abort":
+            self._link.tell(RequestInterrupted(request, attempt, outcome.tokens, outcome.spans))
+        elif outcome.finish == "turn":
+            self._tools.expect(dispatch, running.payload)
+            self._link.tell(TurnFinished(request, attempt, outcome.tokens, outcome.spans))
+        else:
+            self._link.tell(
+                RequestFinished(request, attempt, outcome.tokens, outcome.spans, outcome.finish)
+            )
+
+    def failed(self, running: LiveAttempt, error: Exception) -> None:
+        if not self.take(running):
+            return
+        usable = not isinstance(error, AnswerUntrue)
+        if usable:
+            try:
+                self._keep_streamed(running)
+            except Exception as own:  # the payload's own
+                error, usable = own, False
+        self._tell_failed(running, error, usable=usable)
+
+    def _tell_failed(self, running: LiveAttempt, error: Exception, *, usable: bool) -> None:
+        """Report the failure of an attempt that was removed."""
+        dispatch = running.dispatch
+        if not isinstance(error, InstanceError | RequestRejected | OSError):
+            text = "attempt %d of request %s failed"
+            log.error(text, dispatch.attempt, dispatch.request, exc_info=error)
+        if not usable:
+            drop(running.payload, dispatch.attempt)
+        self._payloads.note_error(dispatch, error)
+        why = unquoted(error)
+        log.debug("attempt %d on %s failed: %s", dispatch.attempt, dispatch.instance, why)
+        if may_be_restarted(error):  # first, because `tell` gives the slot to new work at once
+            self._link.restart_suspected(dispatch.instance)
+        self._link.tell(
+            RequestFailed(dispatch.request, dispatch.attempt, str(error), blame_of(error), usable)
+        )
+
+    def lose(self, instance: str) -> None:
+        """Their instance is gone: keep what their streams brought. The loss must be reported to the
+        scheduler next; the ends of the attempts are not reported."""
+        for running in self.on(instance):
+            self.take(running)
+            running.cancel()
+            try:
+                self._keep_streamed(running)
+            except Exception as error:  # the payload's own
+                self._tell_failed(running, error, usable=False)
+
+    def forget(self, instance: str) -> None:
+        """Drop the attempts on an instance without reporting them."""
+        for running in self.on(instance):
+            self.take(running)
+            running.cancel()
+
+    def clear(self) -> None:
+        """Drop all attempts without reporting them."""
+        for running in self.every():
+            self.take(running)
+            running.cancel()
+
+
+def blame_of(error: Exception) -> Blame:
+    """Who is to blame for an attempt's error. Only if the request did not reach the instance is it
+    certainly the instance."""
+    if isinstance(error, RequestRejected):
+        return "request"
+    return "instance" if isinstance(error, InstanceUnreached) else "unclear"
+
+
+def may_be_restarted(error: Exception) -> bool:
+    """Whether an attempt's error, or the cause of its rejection, suggests a restart."""
+    if isinstance(error, RequestRejected):
+        return isinstance(error.because, WeightsUnknown)
+    return isinstance(error, ConnectionBroken | OSError | WeightsUnknown)
+
+
+# ------------------------------------------------------------------------------------------
+# The running attempts, as supervisors of instances see and stop them.
+
+#: Seconds for attempts that a pause aborted to answer; the others count as not reached by it.
+OVERTAKEN_S = 0.5
+
+
+class AttemptTable:
+    """Carries out Interrupt; aborts attempts that are no longer of use."""
+
+    def __init__(self, running: RunningAttempts, settings: Settings) -> None:
+        self._running = running
+        self._settings = settings
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._looking: asyncio.TimerHandle | None = None
+        if settings.stream_s:
+            self._look_later()
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def every(self) -> list[LiveAttempt]:
+        return self._running.every()
+
+    def on(self, instance: str) -> list[LiveAttempt]:
+        """The running attempts on an instance."""
+        return self._running.on(instance)
+
+    def interrupt(self, action: Interrupt) -> None:
+        running = self._running.get(action.attempt)
+        if running is not None:
+            self.spawn(self._abort(running))
+
+    def stop(self, attempt: int, reason: str) -> None:
+        """Abort an attempt that may never answer; its request continues from the tokens it has."""
+        running = self._running.get(attempt)
+        if running is None:
+            return
+        running.stopped = True
+        log.warning("attempt %d on %s: %s", running.dispatch.attempt, running.client.name, reason)
+        self.spawn(self._abort(running, reason))
+
+    def end(self, running: LiveAttempt) -> None:
+        """End an attempt whose scheduler is gone; the tokens that it has made are kept."""
+        if running.attempting is None:
+            self.give_up(running, "it was not sent yet")
+        else:
+            self.spawn(self._abort(running))
+
+    async def _abort(self, running: LiveAttempt, reason: str = "it did not stop") -> None:
+        if not await running.abort(self._settings.abort_timeout_s):
+            self.give_up(running, reason)
+
+    async def answered(self, instance: str) -> None:
+        """Wait after a pause that aborts, until every attempt there has answered or was given up.
+
+        An order that was sent before the pause may arrive after it. vLLM then keeps the request
+        until it is resumed, unless the request is aborted individually.
+        """
+        ends = [running.ended() for running in self.on(instance)]
+        if ends:
+            await asyncio.wait(ends, timeout=OVERTAKEN_S)
+        await asyncio.gather(*(self._abort(running) for running in self.on(instance)))
+
+    def give_up(self, running: LiveAttempt, reason: str) -> None:
+        """The instance will never answer an attempt."""
+        running.cancel()
+        self._running.failed(running, InstanceError(f"given up: {reason}"))
+
+    def disbelieve(self, attempt: int) -> None:
+        """Fail an attempt whose stream has brought tokens: they may be of unknown weights."""
+        running = self._running.get(attempt)
+        if running is None:
+            return
+        try:
+            brought = running.streamed
+        except Exception as error:  # the payload's own: its attempt is of no use
+            self._running.failed(running, error)
+            return
+        if brought:
+            running.cancel()
+            restarted = WeightsUnknown("its instance was restarted before the attempt began")
+            self._running.failed(running, restarted)
+
+    def lose(self, instance: str, tell: Callable[[], None]) -> None:
+        """Their instance is gone: keep what their streams brought, then call `tell`, which reports
+        the loss to the scheduler. What the scheduler sent there meanwhile is made elsewhere."""
+        self._running.lose(instance)
+        tell()
+        self._running.forget(instance)
+
+    async def close(self) -> None:
+        """Give up all attempts without reporting them."""
+        if self._looking is not None:
+            self._looking.cancel()
+        self._running.clear()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(asyncio.sleep(0), *self._tasks, return_exceptions=True)
+
+    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Run a task, at most until this is closed."""
+        task = self._loop.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _look_later(self) -> None:
+        self._looking = self._loop.call_later(self._settings.stream_s, self._report_streams)
+
+    def _report_streams(self) -> None:
+        self._look_later()
+        self._running.report_streams()
+
+
+class AttemptStarter:
+    """`patience_s`: timeout of a whole attempt; 0: none. `run_id`: prefix of every order's name."""
+
+    def __init__(
+        self,
+        link: SchedulerLink,
+        payloads: PayloadBook,
+        running: RunningAttempts,
+        table: AttemptTable,
+        patience_s: float,
+        run_id: str,
+    ) -> None:
+        self._link = link
+        self._payloads = payloads
+        self._running = running
+        self._table = table
+        self._patience_s = patience_s
+        self._run_id = run_id
+        self._loop = asyncio.get_running_loop()
+
+    def dispatch(self, action: Dispatch) -> None:
+        try:
+            payload = self._payloads.of(action)
+        except Exception as error:  # the caller's own
+            self._payloads.note_error(action, error)
+            self._link.tell(RequestFailed(action.request, action.attempt, str(error), "request"))
+            return
+        client = self._link.client(action.instance)
+        order_id = f"{self._run_id}-{action.attempt}"
+        running = LiveAttempt(action, payload, client, order_id, self._loop.time())
+        self._running.add(running)
+        unverified = self._link.unverified(action.instance)
+        if unverified is None:
+            self._begin(running)
+        else:
+            self._table.spawn(self._begin_once_verified(running, unverified))
+
+    async def _begin_once_verified(self, running: LiveAttempt, verified: asyncio.Event) -> None:
+        await verified.wait()
+        if running.dispatch.attempt in self._running:
+            self._begin(running)
+
+    def _begin(self, running: LiveAttempt) -> None:
+        running.begun = self._loop.time()
+        if self._patience_s:
+            reason = f"no answer within {self._patience_s:g} s"
+            give_up = self._table.give_up
+            running.timer = self._loop.call_later(self._patience_s, give_up, running, reason)
+        try:
+            running.attempting = self._attempting(running)
+        except (InstanceError, RequestRejected, OSError) as error:
+            self._running.failed(running, error)
+        except Exception as error:
+            log.exception("attempt %d failed: order %s", running.dispatch.attempt, running.order_id)
+            rejected = RequestRejected(f"the request cannot be sent: {error!r}", 500)
+            self._running.failed(running, rejected)
+
+    def _attempting(self, running: LiveAttempt) -> Attempting:
+        payload, dispatch, over = running.payload, running.dispatch, partial(self._over, running)
+        if not dispatch.draft:
+            return payload.begin(running.client, dispatch, running.order_id, over)
+        verifying = cast(Verifying, payload)
+        passed = partial(self._passed, running)
+        return verifying.begin_verified(running.client, dispatch, running.order_id, passed, over)
+
+    async def _passed(self, running: LiveAttempt, tokens: int) -> Dispatch | None:
+        """`tokens` of its draft passed: returns the dispatch to continue with, None to stop."""
+        rest = await self._link.passed(running.dispatch, tokens, stopped=running.stopped)
+        if rest is not None:
+            running.dispatch = rest
+        return rest
+
+    def _over(self, running: LiveAttempt, result: Outcome | Exception) -> None:
+        if isinstance(result, Exception):
+            running.cancel()
+            self._running.failed(running, result)
+        else:
+            running.release()
+            self._ended(running, result)
+
+    def _ended(self, running: LiveAttempt, outcome: Outcome) -> None:
+        if running.dispatch.attempt not in self._running:
+            return  # its instance may have been removed
+        verdict = self._link.judge(running.dispatch, outcome, stopped=running.stopped)
+        if verdict is None:
+            self._running.ended(running, outcome)
+        elif isinstance(verdict, InstanceError):
+            self._running.failed(running, verdict)
+        else:
+            self._table.spawn(self._settle(running, outcome, verdict))
+
+    async def _settle(self, running: LiveAttempt, outcome: Outcome, settle: Settle) -> None:
+        """Ask the instance about its answer before the answer is used."""
+        try:
+            await settle()
+        except InstanceError as error:
+            self._running.failed(running, error)
+        except Exception as error:
+            self._link.fail(error)
+        else:
+            self._running.ended(running, outcome)

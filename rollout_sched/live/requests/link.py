@@ -1,0 +1,146 @@
+"""A front's interface to its scheduler, and the implementation for a scheduler in this process.
+
+No other part of a front knows where the scheduler is. The link answers what the front would have to
+look up there: how an attempt continues, whether to call a tool, whether an answer is valid.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
+from typing import Any, Protocol
+
+from rollout_sched.core.model.actions import Dispatch
+from rollout_sched.core.model.events import Event, PrefixVerified
+from rollout_sched.core.view import SchedulerView
+from rollout_sched.live.event_pump import EventPump
+from rollout_sched.live.instances.supervisor import InstanceSupervisor
+from rollout_sched.live.instances.versions import AnswerSource, Contradictions
+from rollout_sched.live.ports import InstanceClient, InstanceError, Outcome
+
+# ------------------------------------------------------------------------------------------
+# Checks each answer against what is known of its instance, before the answer is used.
+
+#: Asks the instance about its answer; the answer is accepted unless this raises InstanceError.
+Settle = Callable[[], Coroutine[Any, Any, None]]
+#: None: accept the answer. An error: the attempt failed. Else the instance must be asked first.
+Verdict = Settle | InstanceError | None
+
+
+class AnswerChecks:
+    """Checks every attempt that has ended by itself or was stopped."""
+
+    def __init__(
+        self,
+        view: SchedulerView,
+        supervisors: Mapping[str, AnswerSource],
+        contradictions: Contradictions,
+    ) -> None:
+        self._view = view
+        self._supervisors = supervisors
+        self._contradictions = contradictions
+
+    def judge(self, dispatch: Dispatch, outcome: Outcome, *, stopped: bool) -> Verdict:
+        """`stopped`: the driver has aborted the attempt. If an attempt aborts unasked, its instance
+        is checked soon."""
+        attempt = dispatch.attempt
+        if outcome.finish == "abort" and not (stopped or self._view.is_stopping(attempt)):
+            self._supervisors[dispatch.instance].suspect()
+            if not outcome.tokens:
+                return InstanceError("aborted by the instance without a token")
+        if self._contradictions.kind(attempt, outcome.spans):
+            source = self._supervisors[dispatch.instance]
+            return partial(self._contradictions.settle, attempt, outcome.spans, source)
+        return None
+
+
+class SchedulerLink(Protocol):
+    """One front's way to its scheduler."""
+
+    @property
+    def broken(self) -> Exception | None:
+        """Why the scheduler cannot continue; None while it can."""
+
+    @property
+    def tell(self) -> Callable[[Event], None]:
+        """Reports an event of a request that this front holds."""
+
+    @property
+    def afterwards(self) -> Callable[..., None]:
+        """Calls a function with arguments when the current order or event has been handled: a
+        receiver of an answer may send a new request at once."""
+
+    def fail(self, error: Exception) -> None:
+        """The scheduler's orders can no longer be carried out."""
+
+    def client(self, instance: str) -> InstanceClient:
+        """The client that sends orders to this instance."""
+
+    def unverified(self, instance: str) -> asyncio.Event | None:
+        """None if work may be sent to the instance now; else the event to wait for."""
+
+    def restart_suspected(self, instance: str) -> None:
+        """An attempt has failed in a way that suggests a restart of its instance."""
+
+    def judge(self, dispatch: Dispatch, outcome: Outcome, *, stopped: bool) -> Verdict:
+        """Whether an attempt's answer is accepted; `stopped`: we have aborted it ourselves."""
+
+    async def passed(self, dispatch: Dispatch, tokens: int, *, stopped: bool) -> Dispatch | None:
+        """`tokens` of its draft are kept: returns the dispatch to continue with, None to stop."""
+
+    def when_acting(self, dispatch: Dispatch, begin: Callable[[], None]) -> None:
+        """Call `begin` after the end of the turn was reported, if the tool must be called."""
+
+
+class DirectLink:
+    """The link to a scheduler in this process: events are handled at once."""
+
+    def __init__(
+        self,
+        pump: EventPump,
+        view: SchedulerView,
+        supervisors: Mapping[str, InstanceSupervisor],
+        checks: AnswerChecks,
+    ) -> None:
+        self.tell: Callable[[Event], None] = pump.tell  # without a wrapper: it is on the hot path
+        self.afterwards: Callable[..., None] = pump.afterwards
+        self._pump = pump
+        self._view = view
+        self._supervisors = supervisors
+        self._checks = checks
+
+    @property
+    def broken(self) -> Exception | None:
+        return self._pump.broken
+
+    def fail(self, error: Exception) -> None:
+        self._pump.fail(error)
+
+    def client(self, instance: str) -> InstanceClient:
+        return self._supervisors[instance].client
+
+    def unverified(self, instance: str) -> asyncio.Event | None:
+        verified = self._supervisors[instance].health.verified
+        return None if verified.is_set() else verified
+
+    def restart_suspected(self, instance: str) -> None:
+        supervisor = self._supervisors.get(instance)
+        if supervisor is not None:
+            supervisor.health.check_now()
+
+    def judge(self, dispatch: Dispatch, outcome: Outcome, *, stopped: bool) -> Verdict:
+        return self._checks.judge(dispatch, outcome, stopped=stopped)
+
+    async def passed(self, dispatch: Dispatch, tokens: int, *, stopped: bool) -> Dispatch | None:
+        if stopped or self._view.is_stopping(dispatch.attempt) or self._pump.broken is not None:
+            return None
+        self._pump.tell(PrefixVerified(dispatch.request, dispatch.attempt, tokens))
+        return self._view.going_on(dispatch)
+
+    def when_acting(self, dispatch: Dispatch, begin: Callable[[], None]) -> None:
+        self._pump.afterwards(self._begin_if_acting, dispatch, begin)
+
+    def _begin_if_acting(self, dispatch: Dispatch, begin: Callable[[], None]) -> None:
+        if self._view.is_acting(dispatch.request, dispatch.attempt):
+            begin()

@@ -1,0 +1,98 @@
+"""The event loop that servers run on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import sys
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any, Literal, TextIO, TypeVar
+
+import msgspec
+
+_T = TypeVar("_T")
+
+
+def run(main: Coroutine[Any, Any, _T]) -> _T:
+    """Like `asyncio.run`, on uvloop if the platform has it."""
+    make_loop: Callable[[], asyncio.AbstractEventLoop] | None = None
+    with contextlib.suppress(ImportError):  # uvloop does not exist for Windows
+        import uvloop
+
+        make_loop = uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=make_loop) as runner:
+        return runner.run(main)
+
+
+# ------------------------------------------------------------------------------------------
+# Logs for operators: one line per event, with time and level.
+#
+# A record may carry `extra={"fields": {...}}`: the content of the line, for programs.
+
+Level = Literal["debug", "info", "warning", "error"]
+Format = Literal["text", "json"]
+
+
+def set_up(level: Level, form: Format, stream: TextIO | None = None) -> None:
+    """Log in this form from this level on, to `stream` or else stderr. If logging is configured
+    already, as by a test, nothing is changed."""
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JsonLines() if form == "json" else TextLines())
+    logging.basicConfig(level=level.upper(), handlers=[handler])
+
+
+def _time(record: logging.LogRecord) -> str:
+    """The time in UTC, to the millisecond, in the format of RFC 3339."""
+    at = datetime.fromtimestamp(record.created, UTC)
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+class TextLines(logging.Formatter):
+    """Lines of time, level, logger and message."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        return _time(record)
+
+
+class JsonLines(logging.Formatter):
+    """One object per line: time, level, logger, message, the record's fields, and any exception."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": _time(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(line, enc_hook=str).decode()
+
+
+# ------------------------------------------------------------------------------------------
+# Files that are written completely or not at all.
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[IO[bytes]]:
+    """A file to write, which replaces `path` at the end of the block, after all of it is on the
+    disk. If the block raises, the old file stays. Raises OSError."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
+    try:
+        with draft.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise

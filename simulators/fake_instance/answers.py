@@ -1,0 +1,308 @@
+"""The answers in flight of a realtime instance: their texts, and what was streamed."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
+from typing import Annotated, NamedTuple
+
+import msgspec
+
+from rollout_sched.live.ports import OnTokens, Order, Output, PromptToken, RequestRejected
+from rollout_sched.simulators.fake_instance import tokens as text
+from rollout_sched.simulators.instance.model import Ended, SimRequest
+from rollout_sched.simulators.instance.reference.instance import ReferenceInstance
+from rollout_sched.simulators.instance.sim_instance import SimInstance
+
+Stream = tuple[int, ...]
+#: What vLLM's server sends for a log-probability of minus infinity.
+_NEVER = -9999.0
+
+#: The argument that sets the ids of responses (`said_on_demand`).
+_IDS = "fake_response_ids"
+
+IdsAndLogprobs = tuple[list[int], list[float] | None]
+
+
+class OrderedResponse(NamedTuple):
+    """What an order starts or continues with; the context has `made_tokens` of the response."""
+
+    name: int
+    made_tokens: int
+
+
+#: The length of a response that stops by itself, in tokens, including those made before.
+Lengths = Callable[[Order, OrderedResponse], int]
+
+
+class OpenAnswer:
+    """An attempt in flight: its text, what was streamed of it, and who waits for it."""
+
+    __slots__ = (
+        "answer",
+        "context",
+        "id",
+        "logprobs",
+        "name",
+        "on_tokens",
+        "said",
+        "start",
+        "stream",
+        "streamed",
+    )
+
+    def __init__(self, order: Order, name: int, start: int, on_tokens: OnTokens | None) -> None:
+        self.id = order.id
+        self.name = name
+        self.start = start  # tokens of this response that are in the context
+        self.logprobs = order.sampling.get("logprobs") is not None
+        # Log-probabilities of the prompt are only reported on request.
+        asked = order.sampling.get("prompt_logprobs") is not None
+        self.context = order.token_ids if asked else ()
+        self.on_tokens = on_tokens
+        self.said: Sequence[int] | None = None  # the whole response, if the request sets it
+        self.streamed = 0
+        self.stream: tuple[str, bytes, Stream] = ("", b"", ())
+        self.answer: asyncio.Future[Output]
+
+
+class OpenAnswers:
+    """All answers in flight of one instance, by attempt number in order of arrival.
+
+    With `versioned_text`, another version gives another text, in a share `drift` of the tokens.
+    """
+
+    def __init__(
+        self,
+        lengths: Lengths,
+        versioned_text: bool,
+        drift: float = 1.0,
+        vocabulary: text.Vocabulary = text.LARGEST,
+    ) -> None:
+        self.by_number: dict[int, OpenAnswer] = {}
+        self._lengths = lengths
+        self._versioned = versioned_text
+        self._drift = drift
+        self._vocabulary = vocabulary
+        self._attempts = 0
+        self._numbers: dict[str, list[int]] = {}
+        self._writing: dict[tuple[str, bytes, Stream], OpenAnswer] = {}
+
+    def read(self, order: Order, on_tokens: OnTokens | None) -> tuple[SimRequest, OpenAnswer]:
+        """Turn an order into a request for the simulated instance. Raises RequestRejected."""
+        try:
+            context = text.read(order.token_ids, self._vocabulary)
+            said, made = said_on_demand(order)
+        except ValueError as error:
+            raise RequestRejected(str(error)) from None
+        self._attempts += 1
+        number = self._attempts
+        drawn = text.name(context, _draw(order, number), self._vocabulary)
+        if said is None:
+            name, made = context.name or drawn, context.made_tokens
+            length = self._lengths(order, OrderedResponse(name, made))
+        else:
+            name, length = drawn, len(said)
+        answer = OpenAnswer(order, name, made, on_tokens)
+        answer.said = said
+        # Only one request may write a line of text; a second one gets a line of its own.
+        stream: Stream = (context.stream or name,)
+        if (order.salt, context.prompt, stream) in self._writing:
+            stream = (*stream, number)
+        answer.stream = (order.salt, context.prompt, stream)
+        request = SimRequest(
+            number,
+            len(order.token_ids),
+            max(1, length - made),
+            order.max_new_tokens,
+            prompt_stream=context.prompt,
+            shared_tokens=context.prompt_tokens,
+            stream=stream,
+            known_tokens=context.known_tokens,
+            salt=order.salt,
+            priority=order.sampling.get("priority", 0),
+        )
+        return request, answer
+
+    def open(self, number: int, answer: OpenAnswer) -> None:
+        self._writing[answer.stream] = answer
+        self.by_number[number] = answer
+        self._numbers.setdefault(answer.id, []).append(number)
+
+    def of(self, order_id: str) -> list[int]:
+        return self._numbers.get(order_id, [])
+
+    def stop_writing(self, answer: OpenAnswer) -> None:
+        """It was aborted: another request may continue its text, unless one does already."""
+        if self._writing.get(answer.stream) is answer:
+            del self._writing[answer.stream]
+
+    def close(self, number: int) -> OpenAnswer | None:
+        """Remove a finished answer; None if nobody waits for it any more."""
+        answer = self.by_number.pop(number, None)
+        if answer is not None:
+            self.stop_writing(answer)
+            numbers = self._numbers[answer.id]
+            numbers.remove(number)
+            if not numbers:
+                del self._numbers[answer.id]
+        return answer
+
+    def chunk(self, answer: OpenAnswer, tokens: int, spans: text.Spans) -> IdsAndLogprobs:
+        """The tokens not streamed yet of an answer that has `tokens` tokens now."""
+        new = self._text(answer, answer.streamed, _without(spans, answer.streamed))
+        answer.streamed = tokens
+        return new
+
+    def output(self, answer: OpenAnswer, ended: Ended) -> Output:
+        ids, logprobs = self._text(answer, 0, ended.spans)
+        prompt = None
+        if answer.context and ended.spans:
+            prompt = self._thoughts(answer.context, ended.spans[0][0])
+        return Output(ids, logprobs, ended.reason, ended.spans, prompt)
+
+    def _thoughts(self, context: Sequence[int], version: int) -> list[PromptToken]:
+        """Log-probabilities of a context under this version: each response token is either the one
+        it would generate, or impossible. Tokens outside of responses get a fixed value."""
+        thoughts = [PromptToken(-1.0, 2)] * len(context)
+        for name, first, count in text.responses(context, self._vocabulary):
+            version = version if self._versioned else 0
+            would = text.tokens(name, 0, [(version, count)], self._drift, self._vocabulary)
+            values = text.logprobs(name, 0, count)
+            said = context[first : first + count]
+            thoughts[first : first + count] = [
+                PromptToken(value, 1) if token == own else PromptToken(_NEVER, 100)
+                for token, own, value in zip(said, would, values, strict=True)
+            ]
+        return thoughts[1:]
+
+    def _text(self, answer: OpenAnswer, skip: int, spans: text.Spans) -> IdsAndLogprobs:
+        start = answer.start + skip
+        if not self._versioned:
+            spans = [(0, sum(count for _, count in spans))]
+        if answer.said is None:
+            ids = text.tokens(answer.name, start, spans, self._drift, self._vocabulary)
+        else:
+            ids = list(answer.said[start : start + sum(count for _, count in spans)])
+        return ids, text.logprobs(answer.name, start, len(ids)) if answer.logprobs else None
+
+
+def said_on_demand(order: Order) -> tuple[Sequence[int] | None, int]:
+    """The ids of a response that the request sets, and how many of those the context has.
+
+    `fake_response_ids` is a list of responses. The first one that the context does not contain,
+    after those before it, is generated. (None, 0) if it contains all. Raises ValueError.
+    """
+    asked = (order.sampling.get("extra_args") or {}).get(_IDS, ())
+    try:
+        responses = msgspec.convert(asked, list[Annotated[list[int], msgspec.Meta(min_length=1)]])
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{_IDS}: {error}") from None
+    context, at = list(order.token_ids) if responses else [], 0
+    for ids in responses:
+        while at < len(context) and context[at : at + len(ids)] != ids:
+            at += 1
+        if at == len(context):
+            parts = range(min(len(ids), len(context)) - 1, 0, -1)
+            return ids, next((made for made in parts if context[-made:] == ids[:made]), 0)
+        at += len(ids)
+    return None, 0
+
+
+def _draw(order: Order, number: int) -> str:
+    """What a new response depends on besides its context; nothing if it is greedy."""
+    sampling = order.sampling
+    if sampling.get("temperature") == 0:
+        return ""
+    seed = sampling.get("seed")
+    return f"{order.id} {number}" if seed is None else f"seed {seed}"
+
+
+def _without(spans: text.Spans, tokens: int) -> list[tuple[int, int]]:
+    """The spans of the tokens after the first `tokens`."""
+    rest: list[tuple[int, int]] = []
+    for version, count in spans:
+        kept = max(0, count - tokens)
+        tokens = max(0, tokens - count)
+        if kept:
+            rest.append((version, kept))
+    return rest
+
+
+# ------------------------------------------------------------------------------------------
+# Find out when streamed attempts have a chunk to report.
+#
+# Every decoding attempt gains one token per step, so the step that fills its next chunk is known in
+# advance: a heap by that step gives the next one. Attempts that do not decode yet are checked
+# whenever the instance has made a decision. No work is done per token.
+
+#: Called with the number of tokens that an attempt has made so far, and the step that made them.
+OnProgress = Callable[[int, int], None]
+
+
+class _Stream:
+    __slots__ = ("attempt", "every", "on_progress", "target")
+
+    def __init__(self, attempt: int, every: int, on_progress: OnProgress) -> None:
+        self.attempt = attempt
+        self.every = every
+        self.on_progress = on_progress
+        self.target = 1  # the first token comes alone, then `every` at a time, as in vLLM
+
+
+class TokenStreams:
+    """The streamed attempts of one instance."""
+
+    def __init__(self, instance: SimInstance | ReferenceInstance) -> None:
+        self._instance = instance
+        self._heap: list[tuple[int, int]] = []
+        self._streams: dict[int, _Stream] = {}
+        self._stalled: dict[int, _Stream] = {}
+
+    def add(self, attempt: int, every: int, on_progress: OnProgress) -> None:
+        """Call `on_progress` whenever the attempt has made `every` more tokens."""
+        self._streams[attempt] = self._stalled[attempt] = _Stream(attempt, every, on_progress)
+
+    def remove(self, attempt: int) -> None:
+        self._streams.pop(attempt, None)
+        self._stalled.pop(attempt, None)
+
+    def next_at(self) -> float:
+        """When to call `advance` next, in simulated seconds; infinite if the instance must make a
+        decision first."""
+        if not self._streams:
+            self._heap.clear()
+            return math.inf
+        for stream in list(self._stalled.values()):
+            self._foresee(stream)
+        return self._instance.step_at(self._heap[0][0]) if self._heap else math.inf
+
+    def advance(self, now: float) -> None:
+        """Report everything that is due by now; the instance must have advanced to `now` before."""
+        while self._heap and self._instance.step_at(self._heap[0][0]) <= now:
+            step, attempt = heappop(self._heap)
+            stream = self._streams.get(attempt)
+            if stream is None or attempt in self._stalled:
+                continue
+            if self._is_made(stream, step, now):
+                tokens, stream.target = stream.target, stream.target + stream.every
+                stream.on_progress(tokens, step)
+            self._foresee(stream)
+
+    def _is_made(self, stream: _Stream, step: int, now: float) -> bool:
+        """Whether this step, which is over, made the token that the stream waits for."""
+        due = self._instance.due_step(stream.attempt, stream.target)
+        if due is not None:
+            return due == step
+        # It may have been preempted in that step; some pauses preempt all requests first.
+        return self._instance.progress(now).get(stream.attempt, 0) >= stream.target
+
+    def _foresee(self, stream: _Stream) -> None:
+        step = self._instance.due_step(stream.attempt, stream.target)
+        if step is None:
+            self._stalled[stream.attempt] = stream
+        else:
+            self._stalled.pop(stream.attempt, None)
+            heappush(self._heap, (step, stream.attempt))

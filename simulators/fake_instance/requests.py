@@ -1,0 +1,386 @@
+"""Parse generation requests, and refuse what vLLM refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, NamedTuple, Protocol
+
+import msgspec
+
+from rollout_sched.live.ports import Order, Output, PromptToken
+from rollout_sched.simulators.fake_instance import tokens as text
+from rollout_sched.simulators.fake_instance.protocol import Refusal
+
+# ------------------------------------------------------------------------------------------
+# Tool calls on demand: which call answers a chat, and how its messages define it.
+#
+# A request with `tools` is answered with a tool call if its last user message has one, as in
+# `call add {"a": 1, "b": 2}`. Several calls in a message are made one after the other, each when
+# the one before was answered. If `tool_choice` demands a call and no message has one, the tool that
+# it names, or the first, is called without arguments; "none" is answered with text.
+
+_SAID = re.compile(r"\bcall (\w+) (\{[^{}]*\})")
+
+
+class Function(msgspec.Struct):
+    """The function of a call; `arguments` is a JSON object as text. An offered tool has none."""
+
+    name: str
+    arguments: str = "{}"
+
+
+class OfFunction(msgspec.Struct):
+    """An offered tool, a call of one, or the one that must be called."""
+
+    function: Function
+
+
+class Message(msgspec.Struct):
+    role: str
+    content: str | list[dict[str, Any]] | None = None
+    tool_calls: list[OfFunction] | None = None
+
+    @property
+    def text(self) -> str:
+        """Its text, including calls."""
+        content = self.content or ""
+        if not isinstance(content, str):
+            content = " ".join(str(part.get("text", "")) for part in content)
+        return " ".join([content, *(call_text(call.function) for call in self.tool_calls or ())])
+
+
+def call_text(call: Function) -> str:
+    """The text that stands for a call in the tokens; no message contains it."""
+    return f"<|call|> {call.name} {call.arguments}"
+
+
+def called(messages: Sequence[Message]) -> list[Function]:
+    """The calls that were already made."""
+    return [call.function for message in messages for call in message.tool_calls or ()]
+
+
+def demanded(
+    messages: Sequence[Message],
+    tools: Sequence[OfFunction],
+    choice: str | OfFunction | None,
+) -> Function | None:
+    """The call that the next message must make; None if it must be text."""
+    if not tools or choice == "none":
+        return None
+    offered = [tool.function.name for tool in tools]
+    asked = next((i for i in reversed(range(len(messages))) if messages[i].role == "user"), 0)
+    answered = sum(message.role == "tool" for message in messages[asked:])
+    said = [call for call in _said(messages[asked].text) if call.name in offered]
+    if answered < len(said):
+        return said[answered]
+    if isinstance(choice, OfFunction):
+        return Function(choice.function.name)
+    return Function(offered[0]) if choice == "required" else None
+
+
+def _said(message: str) -> Iterator[Function]:
+    for name, arguments in _SAID.findall(message):
+        try:
+            yield Function(name, json.dumps(json.loads(arguments)))
+        except ValueError:
+            continue
+
+
+Tokens = list[int]
+Salt = Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]
+
+
+class StreamOptions(msgspec.Struct):
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class GenerationBody(msgspec.Struct):
+    """The fields of every endpoint that generates."""
+
+    model: str | None = None
+    request_id: str | None = None
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    cache_salt: Salt | None = None
+    priority: int = 0
+    return_token_ids: bool | None = None
+
+
+class GenerateBody(GenerationBody, kw_only=True):
+    """The body of /inference/v1/generate."""
+
+    token_ids: Annotated[Tokens, msgspec.Meta(min_length=1)]
+    sampling_params: dict[str, Any]
+
+
+class OpenAIBody(GenerationBody, kw_only=True):
+    """The further fields of OpenAI's endpoints."""
+
+    n: int | None = 1
+    temperature: float | None = None
+    seed: int | None = None
+    ignore_eos: bool = False
+    return_tokens_as_token_ids: bool | None = None
+    vllm_xargs: dict[str, Any] | None = None
+
+
+class CompletionBody(OpenAIBody, kw_only=True):
+    """The body of /v1/completions."""
+
+    prompt: str | list[int | str | Tokens]
+    max_tokens: int | None = 16
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+
+class ChatBody(OpenAIBody, kw_only=True):
+    """The body of /v1/chat/completions."""
+
+    messages: Annotated[list[Message], msgspec.Meta(min_length=1)]
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = False
+    tools: list[OfFunction] | None = None
+    tool_choice: str | OfFunction | None = None
+
+
+class ParsedRequest(msgspec.Struct):
+    """A parsed request: `orders` are `n` for each of `prompts`, in that order.
+
+    `id` is that of the answer; `sent` counts the characters streamed of each choice; `call` is the
+    tool call that the answer makes, if any; `counts`: each event of a stream has the usage so far.
+    """
+
+    id: str
+    model: str
+    prompts: Sequence[Tokens]
+    n: int
+    orders: list[Order]
+    stream: bool
+    include_usage: bool
+    return_token_ids: bool
+    logprobs: bool
+    ids_for_words: bool = False
+    sent: dict[int, int] = {}
+    call: Function | None = None
+    counts: bool = False
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(len(prompt) for prompt in self.prompts)
+
+
+class RequestLimits(msgspec.Struct, frozen=True):
+    """What a server adds to a request, and its limits; `adapters` may change."""
+
+    model: str
+    max_model_len: int
+    stream_interval: int
+    adapters: Mapping[str, str] = {}
+    vocabulary: text.Vocabulary = text.LARGEST
+
+
+def parsed(
+    body: GenerationBody,
+    limits: RequestLimits,
+    answer_id: str,
+    prompts: Mapping[str, Tokens],
+    sampling: Mapping[str, Any],
+    *,
+    clamp: bool = False,
+    ids_for_words: bool = False,
+) -> ParsedRequest:
+    """A request whose `prompts` are aborted by their keys, with vLLM's SamplingParams.
+
+    `clamp`: a limit beyond the context is reduced, not refused. Raises Refusal.
+    """
+    n = check(limits, body.model, sampling)
+    stream = bool(body.stream)
+    options = body.stream_options or StreamOptions()
+    every = (sampling.get("stream_interval") or limits.stream_interval) if stream else 0
+    salt = body.cache_salt or ""
+    told = {name: value for name, value in sampling.items() if name not in ("n", "max_tokens")}
+    own = {**told, "priority": body.priority}
+    orders: list[Order] = []
+    for order_id, prompt in prompts.items():
+        limit = output_limit(limits, prompt, sampling.get("max_tokens"), clamp=clamp)
+        orders += siblings(Order(order_id, prompt, limit, salt, own, every), n)
+    return ParsedRequest(
+        answer_id,
+        limits.model,
+        list(prompts.values()),
+        n,
+        orders,
+        stream,
+        options.include_usage,
+        bool(body.return_token_ids),
+        sampling.get("logprobs") is not None,
+        ids_for_words,
+        counts=options.include_usage and options.continuous_usage_stats,
+    )
+
+
+def request_id(headers: Mapping[str, str], told: str | None) -> str:
+    return headers.get("X-Request-Id") or told or secrets.token_hex(16)
+
+
+def prompt_text(messages: Sequence[Message]) -> str:
+    """The prompt of a chat. The prompt of its next turn begins with this one and the answer."""
+    parts = [f"<|{message.role}|> {message.text}" for message in messages]
+    return " ".join([*parts, "<|assistant|>"])
+
+
+def prompts_of(
+    prompt: str | list[int | str | Tokens], vocabulary: text.Vocabulary = text.LARGEST
+) -> list[Tokens]:
+    """Token ids of the prompts of a completion: one text or its ids, or a list of such. Raises
+    Refusal if one is empty or the list is mixed."""
+    if isinstance(prompt, str):
+        prompts = [text.encode(prompt, vocabulary)]
+    elif all(isinstance(one, int) for one in prompt):
+        prompts = [[one for one in prompt if isinstance(one, int)]]
+    elif any(isinstance(one, int) for one in prompt):
+        raise Refusal(400, "prompt must be a text, token ids, or a list of such.", "prompt")
+    else:
+        prompts = [
+            text.encode(one, vocabulary) if isinstance(one, str) else one
+            for one in prompt
+            if not isinstance(one, int)
+        ]
+    if not all(prompts):
+        raise Refusal(400, "Either prompt or prompt_embeds must be provided and non-empty.")
+    return prompts
+
+
+def sampling_of(body: OpenAIBody, max_tokens: int | None, logprobs: bool) -> dict[str, Any]:
+    """The SamplingParams that such a request stands for, as far as they matter here."""
+    told = {
+        "n": body.n,
+        "max_tokens": max_tokens,
+        "temperature": body.temperature,
+        "seed": body.seed,
+        "ignore_eos": body.ignore_eos,
+        "extra_args": body.vllm_xargs,
+        "logprobs": 0 if logprobs else None,
+    }
+    return {name: value for name, value in told.items() if value is not None}
+
+
+def check(limits: RequestLimits, model: str | None, sampling: Mapping[str, Any]) -> int:
+    """How many answers per prompt. Raises Refusal as vLLM's SamplingParams do."""
+    if model is not None and model != limits.model and model not in limits.adapters:
+        raise Refusal(404, f"The model `{model}` does not exist.", "model")
+    n = sampling.get("n", 1)
+    if not isinstance(n, int) or n < 1:
+        raise Refusal(400, f"n must be at least 1, got {n}.", "n")
+    temperature = sampling.get("temperature")
+    if temperature is not None:
+        if not isinstance(temperature, int | float) or not temperature >= 0:
+            message = f"temperature must be non-negative, got {temperature}."
+            raise Refusal(400, message, "temperature")
+        if n > 1 and not temperature:
+            raise Refusal(400, f"n must be 1 when using greedy sampling, got {n}.", "n")
+    return n
+
+
+def output_limit(limits: RequestLimits, prompt: Tokens, max_tokens: object, *, clamp: bool) -> int:
+    """How many tokens may be made: as asked for, within the context. Raises Refusal."""
+    available = limits.max_model_len - len(prompt)
+    if max_tokens is not None and (not isinstance(max_tokens, int) or max_tokens < 1):
+        raise Refusal(400, f"max_tokens must be at least 1, got {max_tokens}.", "max_tokens")
+    wanted = 1 if max_tokens is None or clamp else max_tokens
+    if wanted > available:
+        raise Refusal(
+            400,
+            f"This model's maximum context length is {limits.max_model_len} tokens. However, you "
+            f"requested {wanted} output tokens and your prompt contains {len(prompt)} input "
+            f"tokens, for a total of {wanted + len(prompt)} tokens.",
+            "input_tokens",
+        )
+    return available if max_tokens is None else min(max_tokens, available)
+
+
+def siblings(order: Order, n: int) -> list[Order]:
+    """An order `n` times. They share their id, as abort wants it, and their seeds count up."""
+    seed = order.sampling.get("seed")
+    if not isinstance(seed, int):
+        return [order] * n
+    return [
+        msgspec.structs.replace(order, sampling={**order.sampling, "seed": seed + index})
+        for index in range(n)
+    ]
+
+
+# ------------------------------------------------------------------------------------------
+# What the three generating endpoints have in common; their formats differ.
+
+Json = dict[str, Any]
+
+
+class ChoiceChunk(NamedTuple):
+    """Tokens of one choice that are sent together: all of them, or the next ones of a stream.
+
+    finish    None if more tokens follow
+    versions  set with the finish, if known
+    first     whether this is the first chunk of the choice
+    prompt    log-probabilities of the prompt's tokens, if requested
+    """
+
+    choice: int
+    token_ids: Sequence[int]
+    logprobs: Sequence[float] | None
+    finish: str | None
+    versions: list[Json] | None
+    first: bool
+    prompt: Sequence[PromptToken] | None = None
+
+
+class EndpointDialect(Protocol):
+    """The format of an endpoint."""
+
+    path: str
+
+    def parse(self, raw: bytes, headers: Mapping[str, str], limits: RequestLimits) -> ParsedRequest:
+        """Parse a request. Raises Refusal."""
+
+    def whole(self, asked: ParsedRequest, chunks: Sequence[ChoiceChunk], usage: Json) -> Json:
+        """The answer without streaming; `chunks` has one for each choice."""
+
+    def events(self, asked: ParsedRequest, chunk: ChoiceChunk) -> list[Json]:
+        """The stream's events for a chunk."""
+
+    def usage_event(self, asked: ParsedRequest, usage: Json) -> Json: ...
+
+
+def usage(prompt_tokens: int, made: int) -> Json:
+    return {
+        "prompt_tokens": prompt_tokens,
+        "total_tokens": prompt_tokens + made,
+        "completion_tokens": made,
+        "prompt_tokens_details": None,
+    }
+
+
+def versions(output: Output, label: Any) -> list[Json]:
+    """The spans of an answer in vLLM's format; `label` turns a number into its label."""
+    spans: list[Json] = []
+    start = 0
+    for version, count in output.spans:
+        spans.append({"version": label(version), "start": start, "end": start + count})
+        start += count
+    return spans
+
+
+def prompt_logprobs(prompt: Sequence[int], chunk: ChoiceChunk) -> list[Json | None] | None:
+    """The log-probability of each token of a prompt, by its id; None for the first."""
+    if chunk.prompt is None:
+        return None
+    told: list[Json | None] = [None]
+    for token, thought in zip(prompt[1:], chunk.prompt, strict=False):
+        entry = {"logprob": thought.logprob, "rank": thought.rank, "decoded_token": None}
+        told.append({str(token): entry})
+    return told

@@ -1,0 +1,316 @@
+"""The fixed settings of a simulated instance."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+from math import sqrt
+from typing import Literal, NamedTuple, get_args
+
+import msgspec
+
+# ------------------------------------------------------------------------------------------
+# The cost model: the duration of one engine step.
+#
+#     step = t0 + G(n) + c_b * B + k * C + a * A + r * R + f * [n > B]
+#     G(n) = (t_w ** p + (s * n) ** p) ** (1 / p)
+#
+# with B decode sequences, n tokens in the step (B plus the prefill tokens), C the sum of the
+# decode contexts, A the attention work of the prefill chunks, sum of q * (prefix + q / 2), and R
+# the requests admitted in the step, including those preempted earlier. [n > B] is 1 in
+# a step that prefills anything, else 0.
+#
+# G joins the two regimes of a matrix multiplication smoothly: reading the weights (t_w, memory
+# bound) and multiplying (s per token, compute bound). With p = 1.6 it was fitted to the published
+# kernel tables of Vidur (arXiv 2405.05465) for 38 combinations of GPU, model and tensor
+# parallelism with a mean error of 3-7 %; a straight line misses the knee between the regimes.
+
+
+class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The constants of one instance type, all in seconds.
+
+    step_s       t0   per step: launching, sampling, the scheduler itself
+    weights_s    t_w  reading all weights once
+    token_s      s    matrix multiplications of one token
+    exponent     p    how sharply the two regimes meet, >= 1
+    sequence_s   c_b  per decode sequence
+    context_s    k    reading the KV of one context token in a decode
+    attention_s  a    one query token attending to one key token in a prefill
+    request_s    r    accepting a request and returning its answer, whatever its length: the work of
+                      the engine and its front end for it, during which the others wait
+    prefill_s    f    a step that prefills, because it cannot use the graph of a decode step
+
+    Raises ValueError if a constant is negative or not finite, or a step could take no time.
+    """
+
+    step_s: float
+    weights_s: float
+    token_s: float
+    exponent: float = 1.6
+    sequence_s: float = 0.0
+    context_s: float = 0.0
+    attention_s: float = 0.0
+    request_s: float = 0.0
+    prefill_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"cost model: {name} must be finite and >= 0, got {value}")
+        if self.exponent < 1:
+            raise ValueError(f"cost model: exponent must be >= 1, got {self.exponent}")
+        if self.step_s + self.weights_s <= 0:
+            raise ValueError("cost model: step_s + weights_s must be > 0, else time cannot advance")
+
+
+class InstanceSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The settings of an instance; names and defaults are those of vLLM.
+
+    kv_blocks  usable blocks: vLLM's num_gpu_blocks minus its null block
+    watermark  fraction of the blocks kept free when admitting while others run
+
+    Raises ValueError for settings that vLLM refuses too.
+    """
+
+    cost: CostModel
+    kv_blocks: int
+    block_size: int = 16
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 8192
+    max_model_len: int = 131072
+    prefix_caching: bool = True
+    scheduling: Literal["fcfs", "priority"] = "fcfs"
+    watermark: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("kv_blocks", "block_size", "max_num_seqs", "max_model_len"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"instance: {name} must be >= 1, got {getattr(self, name)}")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"instance: max_num_batched_tokens ({self.max_num_batched_tokens}) must be "
+                f">= max_num_seqs ({self.max_num_seqs})"
+            )
+        if not 0 <= self.watermark < 1:
+            raise ValueError(f"instance: watermark must be in [0, 1), got {self.watermark}")
+
+    @property
+    def watermark_blocks(self) -> int:
+        return int(self.watermark * (self.kv_blocks + 1))
+
+
+# ------------------------------------------------------------------------------------------
+# The duration of one engine step, and of many at once: the formulas of the cost model.
+
+
+class StepTime:
+    """The formulas of `cost_model` with the constants of one instance type. All in seconds."""
+
+    __slots__ = (
+        "_attention_s",
+        "_context_s",
+        "_exponent",
+        "_matmuls",
+        "_prefill_s",
+        "_request_s",
+        "_sequence_s",
+        "_step_s",
+        "_token_s",
+        "_weights_s",
+    )
+
+    def __init__(self, cost: CostModel) -> None:
+        self._step_s: float = cost.step_s
+        self._weights_s: float = cost.weights_s
+        self._token_s: float = cost.token_s
+        self._exponent: float = cost.exponent
+        self._sequence_s: float = cost.sequence_s
+        self._context_s: float = cost.context_s
+        self._attention_s: float = cost.attention_s
+        self._request_s: float = cost.request_s
+        self._prefill_s: float = cost.prefill_s
+        self._matmuls: dict[int, float] = {}  # by tokens; few different values occur
+
+    def step(
+        self, sequences: int, tokens: int, context: int, attention: float, admitted: int
+    ) -> float:
+        """One step: B decode sequences, n tokens in total, context C, attention A, R requests that
+        are admitted. Without tokens no model runs."""
+        if not tokens:
+            return self._step_s
+        decode_s = self._decode(sequences, tokens, context)
+        if tokens == sequences:
+            return decode_s
+        return (
+            decode_s + self._attention_s * attention + self._request_s * admitted + self._prefill_s
+        )
+
+    def jump(self, steps: int, sequences: int, context: int) -> float:
+        """`steps` decode steps of one constant batch whose contexts sum to `context` in the first
+        step; every step adds `sequences` tokens to that sum."""
+        first = self._decode(sequences, sequences, context)
+        return steps * first + self._context_s * sequences * (steps * (steps - 1) / 2)
+
+    def steps_within(self, seconds: float, sequences: int, context: int) -> int:
+        """The inverse of jump: the largest m with jump(m, ...) <= seconds.
+
+        The root of the quadratic is only a guess. It is corrected by comparing with jump itself, so
+        that a time returned by jump always gives the steps that jump was called with.
+        """
+        if seconds <= 0:
+            return 0
+        half = self._context_s * sequences / 2
+        linear = self._decode(sequences, sequences, context) - half
+        root = 2 * seconds / (linear + sqrt(linear * linear + 4 * half * seconds))
+        steps = int(root)
+        while self.jump(steps + 1, sequences, context) <= seconds:
+            steps += 1
+        while steps and self.jump(steps, sequences, context) > seconds:
+            steps -= 1
+        return steps
+
+    def _decode(self, sequences: int, tokens: int, context: int) -> float:
+        return (
+            self._step_s
+            + self._matmul(tokens)
+            + self._sequence_s * sequences
+            + self._context_s * context
+        )
+
+    def _matmul(self, tokens: int) -> float:
+        known = self._matmuls.get(tokens)
+        if known is not None:
+            return known
+        power = self._weights_s**self._exponent + (self._token_s * tokens) ** self._exponent
+        found: float = power ** (1 / self._exponent)
+        self._matmuls[tokens] = found
+        return found
+
+
+# ------------------------------------------------------------------------------------------
+# The inputs and outcomes of a simulated instance.
+
+Reason = Literal["stop", "length", "abort"]
+PauseMode = Literal["keep", "abort", "wait"]
+
+
+class SimRequest(msgspec.Struct, gc=False):
+    """One attempt as an instance receives it. All lengths in tokens.
+
+    attempt         its unique number
+    context_tokens  what must be in the KV cache first: prompt, earlier tokens, observations
+    new_tokens      how many it generates before it ends by itself, >= 1
+    max_new_tokens  how many it may generate, >= 1
+    prompt_stream   names the text of the first shared_tokens tokens (a group's prompt)
+    stream          names the text after those: that of one request, growing over its attempts. A
+                    request that starts over needs another name, because its text is another.
+    known_tokens    leading context tokens that an earlier attempt has computed already; they only
+                    separate prefill from re-prefill in the counters
+    salt            prefix-cache namespace: no hits across different salts
+    priority        lower is more urgent; ignored with fcfs
+    """
+
+    attempt: int
+    context_tokens: int
+    new_tokens: int
+    max_new_tokens: int
+    prompt_stream: Hashable
+    shared_tokens: int
+    stream: Hashable
+    known_tokens: int = 0
+    salt: Hashable = 0
+    priority: int = 0
+
+
+class Ended(msgspec.Struct, gc=False):
+    """An attempt has ended.
+
+    tokens  new tokens of this attempt
+    spans   (version, tokens) in order; their sum is tokens
+    reason  stop: made all its new_tokens; length: stopped earlier by a limit; abort
+    at      time in seconds
+    """
+
+    attempt: int
+    tokens: int
+    spans: tuple[tuple[int, int], ...]
+    reason: Reason
+    at: float
+
+
+class Paused(msgspec.Struct):
+    """A pause is complete: nothing happens until resume.
+
+    at  time in seconds
+    """
+
+    mode: PauseMode
+    at: float
+
+
+Outcome = Ended | Paused
+
+
+class SimGauges(NamedTuple):
+    """The gauges that an instance reports, as of the last call of `advance`.
+
+    waiting   queued and preempted attempts. Those that take effect at the next boundary are not
+              counted; nor does vLLM count them, and its /metrics freeze during a pause.
+    kv_usage  fraction of the KV blocks in use, 0 to 1
+    steps     engine steps completed
+    busy_s    seconds spent in steps, including the part of the step in progress
+    """
+
+    running: int
+    waiting: int
+    kv_blocks_used: int
+    kv_usage: float
+    preemptions: int
+    prefill_tokens: int
+    cached_tokens: int
+    reprefilled_tokens: int
+    generated_tokens: int
+    steps: int
+    busy_s: float
+
+
+def check_pause_mode(mode: str) -> None:
+    """Raises ValueError for a mode that vLLM does not have."""
+    if mode not in get_args(PauseMode):
+        raise ValueError(f"pause mode must be keep, abort or wait, got {mode!r}")
+
+
+# ------------------------------------------------------------------------------------------
+# Which requests an instance accepts, and at which token they end.
+
+
+def last_token(request: SimRequest, spec: InstanceSpec) -> tuple[int, Reason]:
+    """Tokens at the end of a request, and the reason why it ends there. Raises ValueError with the
+    limit if it can never run."""
+    context, wanted, most = request.context_tokens, request.new_tokens, request.max_new_tokens
+    if context < 1 or wanted < 1 or most < 1:
+        raise ValueError(
+            f"attempt {request.attempt}: context_tokens ({context}), new_tokens ({wanted}) and "
+            f"max_new_tokens ({most}) must be >= 1"
+        )
+    if not (0 <= request.shared_tokens <= context and 0 <= request.known_tokens <= context):
+        raise ValueError(
+            f"attempt {request.attempt}: shared_tokens ({request.shared_tokens}) and known_tokens "
+            f"({request.known_tokens}) must lie within context_tokens ({context})"
+        )
+    room = min(most, spec.max_model_len - context)
+    if room < 1:
+        raise ValueError(
+            f"attempt {request.attempt}: a context of {context} tokens leaves no new token "
+            f"within max_model_len {spec.max_model_len}; raise max_model_len or cut the context"
+        )
+    new = min(wanted, room)
+    blocks = -(-(context + new - 1) // spec.block_size)  # the last token's KV is never written
+    if blocks > spec.kv_blocks:
+        raise ValueError(
+            f"attempt {request.attempt}: {context} + {new} tokens need {blocks} blocks of "
+            f"{spec.block_size}, but the instance has {spec.kv_blocks}; raise kv_blocks or lower "
+            f"max_new_tokens"
+        )
+    return context + new, "stop" if new == wanted else "length"
