@@ -22,7 +22,7 @@ from rollout_sched.journal import (
     read,
     replay,
 )
-from tests.core.test_events import STATE
+from tests.core.model.test_events import STATE
 from tests.helpers import fields_of, make_policy, make_scenario, make_trace, watch
 
 HEADER = JournalHeader(SCHEMA, "sync", 4, 2, 7)

@@ -12,7 +12,7 @@ from benchmarks.core_pace import PaceSample
 from benchmarks.prediction_record import Arm, Record, TimedMeasurements, journal_of
 from rollout_sched.calibration.bursts import Burst, BurstTime
 from rollout_sched.core.model.errors import CallerError
-from tests.calibration.test_scenario_text import FOUND
+from tests.calibration.test_command import FOUND
 
 BURST, BATCH = Burst(4, 32, 8), Burst(8, 32, 8)
 #: A core that is fast for 100 s and then takes 1.5 times as long, of which bursts feel a half.

@@ -6,7 +6,7 @@ from playwright.sync_api import expect
 
 from rollout_sched.simulators.replay.sweep import sweep_page
 from tests.browser.conftest import Open
-from tests.simulators.replay.test_sweep_report import sweep
+from tests.simulators.replay.test_sweep import sweep
 
 
 def test_a_point_for_each_replay_that_tells_its_name(open_page: Open) -> None:

@@ -6,8 +6,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_sched.calibration.bursts import TRIALS, Burst, Pace, Room, bursts_of, pace, trials
+from rollout_sched.calibration.bursts import (
+    SHORT,
+    TRIALS,
+    Burst,
+    BurstTime,
+    Pace,
+    Room,
+    bursts_of,
+    pace,
+    steps_of,
+    trials,
+    writing_s,
+)
 from rollout_sched.core.model.errors import CallerError
+from rollout_sched.simulators.instance.cost_fit import EngineSteps
 
 LARGE = Room(256, 1_000_000, 131_072)
 
@@ -73,3 +86,69 @@ def test_a_burst_in_waves_has_lengths_of_all_kinds() -> None:
     assert min(burst.lengths) < 15
     assert 65 < max(burst.lengths) <= 70
     assert len(set(burst.lengths)) > 30
+
+
+# -- The steps of a burst are those that the simulated instance makes --
+
+
+def test_a_prefill_in_one_step_and_decodes() -> None:
+    assert steps_of(Burst(2, 10, 4), 8, 100) == [
+        EngineSteps(1, 0, 20, 0, 2 * 10 * 10 / 2, 2),
+        EngineSteps(3, 2, 0, 2 * (11 + 12 + 13), 0, 0),
+    ]
+
+
+def test_a_prefill_in_chunks_beside_a_decode() -> None:
+    found = steps_of(Burst(2, 10, 2), 8, 15)
+    assert found == [
+        EngineSteps(1, 0, 15, 0, 10 * 5 + 5 * 2.5, 2),
+        EngineSteps(1, 1, 5, 11, 5 * (5 + 2.5), 0),
+        EngineSteps(1, 1, 0, 11, 0, 0),
+    ]
+
+
+def test_one_token_is_the_prefill_alone() -> None:
+    assert steps_of(Burst(1, 64, 1), 8, 2048) == [EngineSteps(1, 0, 64, 0, 64 * 32, 1)]
+
+
+def test_more_than_run_at_once_come_and_go_one_by_one() -> None:
+    burst = Burst(2, 10, 8, waves=3)
+    found = steps_of(burst, 2, 100)
+    assert sum(run.requests for run in found) == 6
+    made = sum(run.number * run.sequences + run.requests for run in found)
+    assert made == sum(burst.lengths)
+    assert sum(run.number for run in found if run.prefill_tokens) > 3
+
+
+# -- What answers take beside the engine, from how much later the last was there than the first --
+
+
+def spread(gap_s: float) -> list[BurstTime]:
+    return [BurstTime(1.0, 1.0 + gap_s)]
+
+
+def test_it_is_how_much_more_the_last_is_late_the_longer_answers_are() -> None:
+    """Short ones are written while the last of the requests, which came one after the other, are
+    still under way."""
+    times = {
+        Burst(batch, SHORT, new): spread((batch - 1) * max(2e-3, 1e-3 + 4e-5 * new))
+        for batch in (1, 4, 16)
+        for new in (1, 16, 64, 128)
+    }
+    assert writing_s(times) == pytest.approx(4e-5)
+
+
+def test_bursts_that_end_in_several_steps_say_nothing() -> None:
+    several = {Burst(4, SHORT, 16, waves=3): spread(9.0), Burst(4, 900, 16): spread(0.5)}
+    assert writing_s(several) == 0.0
+
+
+def test_no_less_than_nothing() -> None:
+    times = {Burst(4, SHORT, 1): spread(0.1), Burst(4, SHORT, 128): spread(0.05)}
+    assert writing_s(times) == 0.0
+
+
+def test_one_length_or_one_request_at_once_says_nothing() -> None:
+    assert writing_s({Burst(4, SHORT, 16): spread(0.1)}) == 0.0
+    assert writing_s({Burst(1, SHORT, new): spread(0.0) for new in (1, 16)}) == 0.0
+    assert writing_s({}) == 0.0

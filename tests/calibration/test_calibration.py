@@ -7,8 +7,8 @@ import asyncio
 import msgspec
 import pytest
 
-from rollout_sched.calibration.bursts import Burst
-from rollout_sched.calibration.calibration import Calibration, Calibrator, Measurements
+from rollout_sched.calibration.bursts import Burst, BurstTime
+from rollout_sched.calibration.calibration import Calibration, Calibrator, Measurements, spread
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.vllm.detection import EngineLimits
 from rollout_sched.live.ports import OnTokens, Order, Output
@@ -220,3 +220,36 @@ def test_a_server_that_serves_others_all_the_time_is_refused() -> None:
 
     with pytest.raises(CallerError, match=r"busy with other requests \(1 running"):
         virtual.in_virtual_time(scene)
+
+
+# -- Times of bursts: medians, their spread, and the constants behind them --
+
+
+def test_a_neighbour_who_disturbs_once_changes_nothing() -> None:
+    measurements = Measurements()
+    for seconds in (1.0, 1.02, 9.0):
+        measurements.add(Burst(1, 32, 8), [BurstTime(seconds, seconds)])
+    assert measurements.medians == {Burst(1, 32, 8): 1.02}
+
+
+def test_what_was_never_measured_is_not_there() -> None:
+    measurements = Measurements()
+    measurements.add(Burst(1, 32, 8), [])
+    assert measurements.whole == {}
+    assert measurements.spread is None
+
+
+def test_the_spread_is_half_the_quartiles_distance() -> None:
+    assert spread([[0.9, 1.0, 1.1], [1.0, 1.0, 1.0], [0.8, 1.0, 1.2]]) == pytest.approx(0.05)
+    assert spread([[1.0, 2.0]]) is None
+
+
+def test_steps_of_a_constant_time() -> None:
+    measurements = Measurements()
+    for batch in (1, 4):
+        for new in (1, 9):
+            time = BurstTime(0.01 * new, 0.01 * new)
+            measurements.add(Burst(batch, 32, new), [time])
+    fit = measurements.fit(8, 2048)
+    assert fit.max_error < 1e-6
+    assert fit.cost.step_s + fit.cost.weights_s == pytest.approx(0.01)

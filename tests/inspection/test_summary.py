@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rollout_sched.inspection.recording import Recording
-from rollout_sched.inspection.summary import summary
+from rollout_sched.inspection.summary import rows, summary
 from rollout_sched.simulators.replay.faults import Lost
 from rollout_sched.simulators.replay.scenario import TrafficModel
 from tests.inspection.journals import recorded
@@ -39,3 +39,17 @@ def test_clients_and_outages(tmp_path: Path) -> None:
     assert run.direct is not None
     assert found["direct"]["answered"] == run.direct.answered > 0
     assert found["outages"]["instances_lost"] == 1
+
+
+# -- The figures of a journal to read --
+
+
+def test_rows(tmp_path: Path) -> None:
+    path = tmp_path / "j.jsonl"
+    recorded(path, "areal")
+    found = summary(Recording(path))
+    shown = dict(rows(found))
+    assert shown["samples delivered"] == "48"
+    assert "  answered" not in shown, "nobody asked for a response by itself"
+    found["direct"] = {**found["direct"], "submitted": 3, "answered": 2}
+    assert dict(rows(found))["  answered"] == "2"

@@ -14,9 +14,10 @@ from rollout_sched.cli import main
 from rollout_sched.core.model.actions import Dispatch
 from rollout_sched.core.model.events import InstanceJoined, InstanceLost, RequestFinished, Woke
 from rollout_sched.inspection.recording import Recording
-from rollout_sched.inspection.timeline import COLOURS, TimelineFold
+from rollout_sched.inspection.timeline import COLOURS, TimelineFold, journal_page
 from rollout_sched.metrics.fold import Folded
 from tests.inspection.journals import recorded
+from tests.page.test_run_page import data_of
 
 Events = list[dict[str, Any]]
 
@@ -130,3 +131,21 @@ def test_the_file_is_of_the_documented_format(tmp_path: Path, policy: str) -> No
     for number, end in ends.items():
         assert starts[number]["ts"] <= end["ts"]
         assert (end["pid"], end["tid"], end["ts"]) in slices, "an arrow ends where a slice begins"
+
+
+# -- A journal as a page --
+
+
+def test_a_page(tmp_path: Path) -> None:
+    path = tmp_path / "j.jsonl"
+    _, run = recorded(path, "areal")
+    data = data_of(journal_page(Recording(path)))
+    [policy] = data["policies"]
+    assert (data["title"], policy["name"]) == ("j.jsonl", "areal")
+    assert sum(policy["staleness"].values()) == 48
+    assert len(policy["record"]["curves"]) == len(policy["steps"]) == run.summary.steps
+    assert sum(policy["record"]["spans"]["tokens"]) == sum(s.generated_tokens for s in run.steps)
+    assert data["offered"] == []
+    assert ("batches", [str(run.summary.steps)]) in [
+        (row["name"], row["cells"]) for row in data["tables"][0]["rows"]
+    ]

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from rollout_sched.core.model.actions import Answer
-from rollout_sched.core.model.records import DeliveredSample
+from rollout_sched.core.model.actions import Answer, Dispatch
+from rollout_sched.core.model.events import (
+    RequestFailed,
+    RequestFinished,
+    RequestInterrupted,
+    RequestSubmitted,
+    TokensArrived,
+)
+from rollout_sched.core.model.records import DeliveredSample, Segment
+from rollout_sched.link.client_calls import ClientCall
 from rollout_sched.link.protocol import Refused
+from rollout_sched.live.requests.token_payload import Piece, TokenPayload
 from tests.link.stage import Stage, run
 from tests.live.scripted import until
 
@@ -42,3 +51,76 @@ def test_what_is_refused_is_told_and_what_is_over_is_not_answered_again() -> Non
             assert not front.broken
 
     run(scene)
+
+
+# -- A front's data of a request equals the scheduler's book --
+
+
+def call() -> ClientCall:
+    return ClientCall(TokenPayload([1, 2], {}), RequestSubmitted("r", "g", 2, 9, "s", 3))
+
+
+def dispatch(attempt: int, instance: str = "i0", most: int = 9) -> Dispatch:
+    return Dispatch("r", attempt, instance, 2, most, 0)
+
+
+def test_what_an_attempt_made_is_of_its_spans_or_of_its_instances_version() -> None:
+    one = call()
+    one.begun(dispatch(1), 4)
+    one.told(TokensArrived("r", 1, 2))
+    assert one.made == (Segment(4, 2, "i0"),)
+    one.told(RequestInterrupted("r", 1, 3, ((4, 1), (5, 2))))
+    one.begun(dispatch(2, "i1"), 6)
+    one.told(RequestFinished("r", 2, 99, ((6, 1),)))
+    assert one.made == (Segment(4, 1, "i0"), Segment(5, 2, "i0"), Segment(6, 9, "i1"))
+
+
+def test_what_has_stopped_by_itself_is_whole_until_it_is_thrown_away() -> None:
+    one = call()
+    one.begun(dispatch(1), 0)
+    one.told(RequestFinished("r", 1, 3, (), "stop"))
+    whole = one.whole()
+    assert whole == DeliveredSample("r", "g", 0, 2, 3, (Segment(0, 3, "i0"),), 0, "stop")
+    assert one.anew("r1").ends
+    one.discarded(0)
+    assert not one.anew("r2").ends
+    one.begun(dispatch(1, most=3), 0)
+    one.told(RequestFinished("r", 1, 3, (), "length"))
+    assert one.whole() is None
+    assert not one.anew("r3").ends
+
+
+def test_what_is_not_usable_or_thrown_away_is_not_made() -> None:
+    one = call()
+    one.begun(dispatch(1), 0)
+    one.told(RequestInterrupted("r", 1, 3))
+    one.begun(dispatch(2), 0)
+    one.told(TokensArrived("r", 2, 2))
+    one.told(RequestFailed("r", 2, "untrue", usable=False))
+    one.told(RequestFinished("r", 2, 5))
+    assert one.made == (Segment(0, 3, "i0"),)
+    one.begun(dispatch(3), 0)
+    one.told(TokensArrived("r", 3, 2))
+    one.told(RequestFailed("r", 3, "broke off"))
+    assert one.made == (Segment(0, 3, "i0"), Segment(0, 2, "i0"))
+    one.discarded(1)
+    assert one.made == (Segment(0, 2, "i0"),)
+    one.discarded(0)
+    assert one.made == ()
+
+
+def test_another_scheduler_goes_on_from_it_under_another_id() -> None:
+    one = call()
+    transcript = one.payload.transcript
+    for epoch, tokens in (("a", [7, 8]), ("b", [9])):
+        submitted = one.anew(f"r-{epoch}")
+        assert submitted.made == one.made
+        one.begun(dispatch(1), 0)  # each scheduler numbers its own attempts
+        one.told(RequestInterrupted("r", 1, len(tokens)))
+        transcript.keep(1, len(tokens), Piece(tokens, None))
+    again = one.anew("r-c")
+    assert again == RequestSubmitted(
+        "r-c", "g", 2, 9, "s", 3, (Segment(0, 2, "i0"), Segment(0, 1, "i0"))
+    )
+    assert one.payload.response_ids == [7, 8, 9]
+    assert one.name == "r"

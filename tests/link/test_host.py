@@ -1,17 +1,203 @@
-"""Orders go to the owner of a request; when a front leaves, its work continues elsewhere."""
+"""The connected processes generate a trainer's groups; nothing is lost when a process is lost."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
 import pytest
 
+from rollout_sched import load_policy
 from rollout_sched.core.model.errors import CallerError
-from rollout_sched.core.model.events import GroupSubmitted
+from rollout_sched.core.model.events import GroupSubmitted, InstanceLost, TokensArrived
 from rollout_sched.core.model.model import DeliveredSample, Instance, Request
 from rollout_sched.core.model.roles import FleetView
-from rollout_sched.live.ports import RequestRejected
+from rollout_sched.link.front import RemoteFront
+from rollout_sched.link.host import LOSING, Hub
+from rollout_sched.link.protocol import Recipes, read_welcome
+from rollout_sched.live.live_scheduler import LiveScheduler
+from rollout_sched.live.ports import InstanceClient, RequestRejected
 from rollout_sched.live.requests.token_payload import TokenPayload
-from tests.link.stage import PROMPT, Stage, factory, run
-from tests.live.scripted import until
+from rollout_sched.live.settings import RunOptions, Settings
+from rollout_sched.live.trainer.samples import Batch, Prompt, Tool
+from tests.link.stage import PROMPT as PROMPT_FLEET_ATTEMPTS
+from tests.link.stage import PROMPT as PROMPT_HOST
+from tests.link.stage import Stage, factory, run
+from tests.link.wires import Shared
+from tests.live.scripted import Scripted, until
+
+PROMPT = Prompt("a", [1, 2], 1, 9)
+SETTINGS = Settings(poll_s=1000.0, stream_s=0.01)
+
+
+class Fleet:
+    """A live scheduler with its hub, one instance, and fronts that get orders at once."""
+
+    def __init__(self, store: Path | None = None) -> None:
+        options = RunOptions(prompts_per_step=1, stream_every=2, store=store, seed=7)
+        policy = load_policy("partial_rollout")
+        self.live = LiveScheduler(policy, options, settings=SETTINGS)
+        self.hub = Hub(self.live)
+        self.instance = Scripted()
+        self.fronts: dict[str, RemoteFront] = {}
+
+    def join(self, name: str) -> RemoteFront:
+        frames: list[bytes] = []
+        welcome = read_welcome(self.hub.connect(name, lambda frame: take(frame)))
+        instances: dict[str, InstanceClient] = {"i0": self.instance}
+        front = self.fronts[name] = RemoteFront(
+            name,
+            welcome.epoch,
+            welcome.epoch,
+            send=lambda frame: self.hub.receive(name, frame),
+            clients=Shared(instances),
+            make=Recipes(welcome).factory,
+            settings=welcome.settings,
+            on_broken=lambda error: frames.append(repr(error).encode()),
+        )
+        take = front.receive
+        return front
+
+    def submit(self, *prompts: Prompt, tool: Tool | None = None) -> None:
+        self.live.trainer.submit(prompts, tool)
+        self.ask()
+
+    def ask(self, acknowledged: int | None = None) -> None:
+        self.asked = asyncio.ensure_future(self.live.trainer.next_batch(acknowledged))
+
+    async def batch(self) -> Batch:
+        batch = await self.asked
+        assert batch is not None
+        return batch
+
+
+@asynccontextmanager
+async def fleet(*names: str, store: Path | None = None) -> AsyncIterator[Fleet]:
+    made = Fleet(store)
+    await made.live.driver.add_instance(made.instance)
+    for name in names:
+        made.join(name)
+    try:
+        yield made
+    finally:
+        for front in made.fronts.values():
+            await front.close()
+        await made.live.close()
+
+
+def test_groups_are_made_at_the_fronts_of_the_prompts_they_are_told() -> None:
+    async def scene() -> None:
+        async with fleet("f0", "f1") as made:
+            made.submit(PROMPT, Prompt("b", [3], 1, 9))
+            await until(lambda: len(made.instance.orders) == 2)
+            assert [front["groups"] for front in made.hub.state().values()] == [1, 1]
+            assert not len(made.live.driver.front.attempts), "no attempt is in flight here"
+            assert made.live.state()["fronts"] == made.hub.state()
+            await made.instance.answer(0, [5, 6])
+            await made.instance.answer(1, [7])
+            first = await made.batch()
+            made.ask(first.number)
+            second = await made.batch()
+            assert {batch.samples[0].uid for batch in (first, second)} == {"a", "b"}
+            assert [front["groups"] for front in made.hub.state().values()] == [0, 0]
+
+    run(scene)
+
+
+async def tool(turn: Any) -> None:
+    return None
+
+
+@pytest.mark.parametrize(("fronts", "with_tool"), [((), None), (("f0",), tool)])
+def test_without_fronts_and_with_a_tool_they_are_made_here(
+    fronts: tuple[str, ...], with_tool: Tool | None
+) -> None:
+    async def scene() -> None:
+        async with fleet(*fronts) as made:
+            made.submit(PROMPT, tool=with_tool)
+            await until(lambda: len(made.live.driver.front.attempts) == 1)
+            assert not any(front["groups"] for front in made.hub.state().values())
+
+    run(scene)
+
+
+def test_a_front_that_dies_costs_no_token_that_it_has_reported() -> None:
+    async def scene() -> None:
+        async with fleet("f0", "f1") as made:
+            made.submit(PROMPT)
+            await made.instance.stream(0, [5, 6])
+            await until(lambda: made.live.driver.front.payloads.get("a/0") is not None)
+            made.hub.disconnect("f0")
+            order = await made.instance.order(1)
+            assert order.token_ids == [1, 2, 5, 6]
+            await made.instance.answer(1, [7])
+            assert (await made.batch()).samples[0].response_ids == [5, 6, 7]
+
+    run(scene)
+
+
+def test_a_store_has_what_fronts_have_streamed(tmp_path: Path) -> None:
+    async def first() -> None:
+        async with fleet("f0", store=tmp_path / "s") as made:
+            made.submit(PROMPT)
+            await made.instance.stream(0, [5, 6])
+            await until(lambda: made.live.driver.front.payloads.get("a/0") is not None)
+
+    async def second() -> None:
+        async with fleet("f0", store=tmp_path / "s") as made:
+            made.ask()
+            order = await made.instance.order(0)
+            assert order.token_ids == [1, 2, 5, 6]
+            await made.instance.answer(0, [7])
+            assert (await made.batch()).samples[0].response_ids == [5, 6, 7]
+
+    run(first)
+    run(second)
+
+
+def test_one_that_comes_again_takes_the_place_of_the_other() -> None:
+    async def scene() -> None:
+        async with fleet("f0") as made:
+            before = made.fronts["f0"]
+            made.submit(PROMPT)
+            await made.instance.order(0)
+            await before.close()
+            made.join("f0")
+            await made.instance.answer(1, [7])
+            assert (await made.batch()).samples[0].response_ids == [7]
+            made.hub.receive("nobody", b"a frame of a front that has gone")
+
+    run(scene)
+
+
+def test_every_start_has_an_epoch_of_its_own(tmp_path: Path) -> None:
+    epochs: set[str] = set()
+
+    async def scene() -> None:
+        async with fleet(store=tmp_path / "s") as made:
+            epochs.add(made.hub.epoch)
+
+    run(scene)
+    run(scene)
+    assert len(epochs) == 2
+
+
+@pytest.mark.parametrize("policy", ["partial_rollout"])
+def test_a_front_is_told_what_it_needs(policy: str) -> None:
+    async def scene() -> None:
+        async with fleet() as made:
+            welcome = read_welcome(made.hub.connect("f0", lambda frame: None))
+            assert (welcome.epoch, welcome.settings) == (made.hub.epoch, SETTINGS)
+            assert (welcome.stream_every, welcome.seed) == (2, 7)
+            assert welcome.keeps_partial
+
+    run(scene)
+
+
+# -- Orders go to the owner of a request; when a front leaves, its work continues elsewhere --
 
 
 def test_a_client_is_answered_by_its_own_front() -> None:
@@ -32,7 +218,7 @@ def test_a_client_is_answered_by_its_own_front() -> None:
 def test_who_asks_the_host_itself_is_served_there() -> None:
     async def scene() -> None:
         async with Stage(1) as stage:
-            request = stage.driver.submit(TokenPayload(PROMPT, {}), 3, 9)
+            request = stage.driver.submit(TokenPayload(PROMPT_HOST, {}), 3, 9)
             order = await stage.instance.order()
             assert request == "run.1"
             assert order.id == "run-1"
@@ -153,5 +339,106 @@ def test_a_front_that_comes_again_under_its_name_is_a_new_one() -> None:
             stage.host.disconnect(first.connected)
             assert len(stage.host.fronts) == 1
             await until(lambda: stage.fronts[1].remote.max_model_len == 10_000)
+
+    run(scene)
+
+
+# -- A supervisor's calls for the attempts of its instance reach them at every front --
+
+
+def test_attempts_of_all_fronts_are_under_way_there() -> None:
+    async def scene() -> None:
+        async with Stage(2) as stage:
+            stage.driver.submit(TokenPayload(PROMPT_FLEET_ATTEMPTS, {}), 3, 9)
+            stage.ask(0)
+            stage.ask(1)
+            await stage.instance.order(2)
+            attempts = stage.driver.fleet.attempts
+            assert [one.dispatch.attempt for one in attempts.on("i0")] == [1, 2, 3]
+            assert all(one.reads for one in attempts.on("i0"))
+            assert attempts.on("i1") == []
+
+    run(scene)
+
+
+def test_one_is_stopped_where_it_is() -> None:
+    async def scene() -> None:
+        async with Stage(1) as stage:
+            stage.driver.submit(TokenPayload(PROMPT_FLEET_ATTEMPTS, {}), 3, 9)
+            stage.ask()
+            await stage.instance.order(1)
+            for one in stage.driver.fleet.attempts.on("i0"):
+                stage.driver.fleet.attempts.stop(one.dispatch.attempt, "it stands still")
+            await until(lambda: len([c for c in stage.instance.calls if c[0] == "abort"]) >= 2)
+            aborted = [call for call in stage.instance.calls if call[0] == "abort"]
+            assert {call[1] for call in aborted} == {"run-1", "run-2"}
+
+    run(scene)
+
+
+def test_a_pause_that_aborts_waits_for_all_fronts() -> None:
+    async def scene() -> None:
+        async with Stage(2) as stage:
+            stage.ask(0)
+            stage.ask(1)
+            await stage.instance.order(1)
+            await stage.driver.fleet.attempts.answered("i0")
+            assert {call[1] for call in stage.instance.calls if call[0] == "abort"} == {
+                "run-1",
+                "run-2",
+            }
+            assert not stage.driver.fleet.attempts.on("i0") or len(stage.instance.orders) > 2
+
+    run(scene)
+
+
+def test_a_loss_is_told_when_all_have_said_what_their_streams_brought() -> None:
+    async def scene() -> None:
+        async with Stage(2) as stage:
+            seen: list[object] = []
+            stage.driver.pump.observers.append(lambda now, event, actions: seen.append(event))
+            stage.ask(0)
+            stage.ask(1)
+            await stage.instance.order(1)
+            await stage.instance.stream(0, [7, 8])
+            await stage.instance.stream(1, [7])
+            stage.driver.fleet.lose("i0", "it died")
+            stage.driver.fleet.lose("i0", "it died again")
+            assert stage.driver.versions.gate("i0") == LOSING
+            await until(lambda: any(isinstance(event, InstanceLost) for event in seen))
+            assert stage.driver.versions.gate("i0") == ""
+            brought = [event.tokens for event in seen if isinstance(event, TokensArrived)]
+            assert sorted(brought) == [1, 2]
+            assert sum(isinstance(event, InstanceLost) for event in seen) == 1
+            assert not stage.scheduler.books.fleet.attempts
+
+    run(scene)
+
+
+def test_a_front_that_dies_meanwhile_is_not_waited_for() -> None:
+    async def scene() -> None:
+        async with Stage(1) as stage:
+            stage.ask(0)
+            await stage.instance.order()
+            stage.fronts[0].dead = True  # it receives nothing from now on
+            stage.driver.fleet.lose("i0", "it died")
+            assert stage.driver.view.instance("i0") is not None
+            stage.host.disconnect(stage.fronts[0].connected)
+            assert stage.driver.view.instance("i0") is None
+
+    run(scene)
+
+
+def test_what_has_streamed_before_a_restart_was_noticed_is_not_gone_on_from() -> None:
+    async def scene() -> None:
+        async with Stage(1) as stage:
+            caller = stage.ask()
+            await stage.instance.order()
+            await stage.instance.stream(0, [7, 8])
+            (one,) = stage.driver.fleet.attempts.on("i0")
+            stage.driver.fleet.attempts.disbelieve(one.dispatch.attempt)
+            await stage.instance.answer(1, [9])
+            await until(lambda: caller.heard)
+            assert caller.response_ids == [9]
 
     run(scene)

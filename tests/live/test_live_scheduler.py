@@ -4,16 +4,31 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rollout_sched import journal, load_policy, parse_policy
 from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.model.events import (
+    BatchRequested,
+    InstanceLost,
+    RequestFinished,
+    SubmissionsClosed,
+    WeightsPublished,
+)
+from rollout_sched.core.state.groups import HERE
+from rollout_sched.journal import SCHEMA, JournalHeader
+from rollout_sched.live import live_scheduler as wait_reasons
 from rollout_sched.live.durable import journal as journal_keeper
-from rollout_sched.live.live_scheduler import LiveScheduler
+from rollout_sched.live.live_scheduler import LiveScheduler, RunRecords, scheduler_state
 from rollout_sched.live.settings import RunOptions
-from rollout_sched.live.trainer.samples import Prompt
+from rollout_sched.live.trainer.samples import NamedTools, Prompt
+from tests.core.told import Told
+from tests.live.durable.test_run import run
 from tests.live.scripted import Scripted, until
+from tests.live.trainer.test_session import Stage, load, prompt
+from tests.live.trainer.test_session import run as run_wait_reasons
 
 POLICY = load_policy("round_robin_sync")
 
@@ -115,3 +130,157 @@ def test_state() -> None:
         await live.close()
 
     asyncio.run(scene())
+
+
+# -- What a scheduler says of itself: as its last event has left it --
+
+
+def test_queues_and_groups() -> None:
+    told = Told(2, slots=1)
+    told.submit("a", "b", "c")
+    told(BatchRequested())
+    state = scheduler_state(told.scheduler.view)
+    assert state["requests"] == {"in_flight": 1, "waiting": 1, "parked": 0}
+    assert set(state["groups"]) == {*map(str, HERE), "delivered"}
+    assert (state["groups"]["active"], state["groups"]["fresh"]) == (2, 1)
+    assert (state["prompts_per_step"], state["trainer_waiting"], state["joined"]) == (2, True, 1)
+
+
+def test_how_far_it_is() -> None:
+    told = Told()
+    told.submit("a")
+    told(BatchRequested(), RequestFinished("a/0", 1, 5))
+    told(WeightsPublished(1), SubmissionsClosed(), InstanceLost("nobody"))
+    state = scheduler_state(told.scheduler.view)
+    assert (state["batches"], state["in_batch"], state["groups"]["delivered"]) == (1, 0, 1)
+    assert (state["version"], state["closed"]) == (1, True)
+    assert state["anomalies"] == {"unknown_instance": 1}
+
+
+# -- What a run writes down: only what it was asked to, and where --
+
+HEADER = JournalHeader(SCHEMA, "round_robin_sync", 1, 0, 0)
+
+
+def records(**asked: Any) -> RunRecords:
+    return RunRecords(RunOptions(**asked), HEADER, "off", NamedTools({}), judges=False)
+
+
+def test_what_is_not_asked_for_is_not_kept() -> None:
+    async def scene() -> None:
+        kept = records()
+        assert kept.state() == {"store": None, "journal": None, "length_history": None}
+        assert (kept.run_id, kept.weights) == ("", None)
+        await kept.close()
+
+    asyncio.run(scene())
+
+
+def test_each_says_where_it_is(tmp_path: Path) -> None:
+    async def scene() -> None:
+        kept = records(journal=tmp_path / "j", length_history=tmp_path / "l")
+        assert kept.state() == {
+            "store": None,
+            "journal": {"path": str(tmp_path / "j"), "broken": ""},
+            "length_history": {"path": str(tmp_path / "l"), "prompts": 0, "broken": ""},
+        }
+        await kept.close()
+        with pytest.raises(CallerError, match="cannot be read"):
+            records(length_history=tmp_path)
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_run_in_a_store_has_a_journal_there_unless_another_is_named(
+    tmp_path: Path, named: bool
+) -> None:
+    folder, path = tmp_path / "store", tmp_path / "j"
+
+    async def scene() -> None:
+        async with run(folder, Scripted(), journal=path if named else None) as live:
+            assert live.records.run_id == live.driver.epoch
+            assert live.records.run_id.endswith("e1")
+            journal = live.state()["journal"]["path"]
+            assert journal == str(path if named else folder / "journal" / "00000001.jsonl")
+            assert live.state()["store"]["epoch"] == 1
+
+    asyncio.run(scene())
+
+
+def test_what_was_recorded_is_read_by_the_policy_that_made_it(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+
+    async def scene() -> None:
+        async with run(tmp_path / "store", Scripted(), journal=path):
+            pass
+
+    asyncio.run(scene())
+    assert load_policy("round_robin_sync").name.encode() in path.read_bytes().splitlines()[0]
+
+
+# -- What is missing where a trainer waits for what does not come by itself --
+
+
+def test_nobody_has_joined() -> None:
+    async def scene() -> None:
+        async with Stage() as stage:
+            assert wait_reasons.weights(stage.driver) == ""
+            stage.driver.fleet.lose("i0", "it was restarted")
+            assert wait_reasons.batch(stage.driver).startswith("no instance has joined: i0")
+            assert wait_reasons.weights(stage.driver) == wait_reasons.batch(stage.driver)
+            await stage.driver.remove_instance("i0")
+            assert "add_instance" in wait_reasons.batch(stage.driver)
+
+    run_wait_reasons(scene())
+
+
+def test_prompts_are_missing_until_they_are_here() -> None:
+    async def scene() -> None:
+        async with Stage(prompts_per_step=2) as stage:
+            stage.trainer.submit([prompt("a")])
+            asking = stage.ask()
+            await asyncio.sleep(0)
+            said = wait_reasons.batch(stage.driver)
+            assert said.startswith("a batch needs 2 groups, 1 are here")
+            assert said.endswith("more prompts, or close_submissions()")
+            stage.trainer.submit([prompt("b")])
+            await stage.instance.order(1)
+            assert wait_reasons.batch(stage.driver) == "", "it is being made"
+            await stage.instance.answer(0, [7])
+            await stage.instance.answer(1, [7])
+            await asking
+            stage.trainer.close_submissions()
+            assert wait_reasons.batch(stage.driver) == "", "nothing is left"
+
+    run_wait_reasons(scene())
+
+
+def test_weights_may_be_what_is_missing() -> None:
+    async def scene() -> None:
+        async with Stage() as stage:
+            stage.trainer.submit([prompt("a")])
+            asking = stage.ask()
+            await stage.instance.answer(0, [7])
+            await asking
+            assert "weights after version 0" in wait_reasons.batch(stage.driver)
+            await stage.trainer.publish_weights(1, load, wait=True)
+            assert wait_reasons.weights(stage.driver) == ""
+
+    run_wait_reasons(scene())
+
+
+def test_a_tool_that_does_not_return() -> None:
+    async def scene() -> None:
+        async def tool(trajectory: Any) -> None:
+            await asyncio.Event().wait()
+
+        async with Stage() as stage:
+            stage.trainer.submit([prompt("a")], tool)
+            asking = stage.ask()
+            await stage.instance.answer(0, [7])
+            await until(lambda: len(stage.driver.front.tools) == 1)
+            assert wait_reasons.batch(stage.driver) == "tools of 1 trajectories have not returned"
+            asking.cancel()
+
+    run_wait_reasons(scene())

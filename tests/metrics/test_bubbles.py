@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from rollout_sched.core.model import actions as act
 from rollout_sched.core.model import events as ev
 from rollout_sched.core.model.records import RunState
+from rollout_sched.metrics.attempts import AttemptIndex
+from rollout_sched.metrics.bubbles import SHARES, FleetFold, FleetShares, FleetTimes
 from tests.metrics.tape import Tape, deliver, sample
+from tests.metrics.told import tell
 
 
 class TestIdleBubble:
@@ -208,3 +213,207 @@ class TestColocatedTraining:
         tape.start(0, ("a/0", "i"))
         tape.finish(4, "a/0", 1, 5, deliver(sample("a/0")))
         assert tape.idle(10.0) == {"barrier": 0.6}
+
+
+# -- What the fleet is said to do after each event; what comes of it over time is in test_bubbl --
+
+BEGIN = act.Dispatch("a/0", 1, "i", 10, 100, 0, group="a")
+
+
+def told(*happened: Any) -> FleetFold:
+    """Two instances with two places each, and what happens to them."""
+    attempts = AttemptIndex()
+    fleet = FleetFold(attempts, 2)
+    folds = (attempts, fleet)
+    joined = (ev.InstanceJoined("i", 8, 1000), ev.InstanceJoined("j", 8, 1000))
+    for one in (*joined, *happened):
+        for fold in folds:
+            handle = fold.handlers().get(type(one))
+            if handle is not None:
+                handle(0.0, one)
+    return fleet
+
+
+def idle(fleet: FleetFold) -> dict[str, float]:
+    """Instances that are idle, by cause."""
+    shares = zip(SHARES, fleet.shares.per_second, strict=True)
+    return {cause: share for (bubble, cause), share in shares if bubble == "idle" and share}
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        ev.RequestFinished("a/0", 1, 5),
+        ev.RequestInterrupted("a/0", 1, 5),
+        ev.RequestFailed("a/0", 1),
+    ],
+)
+def test_an_instance_works_until_its_attempt_ends(end: Any) -> None:
+    assert idle(told(BEGIN)) == {"other": 1.0}
+    assert idle(told(BEGIN, end)) == {"other": 2.0}
+
+
+@pytest.mark.parametrize(
+    "over",
+    [
+        ev.ToolReturned("a/0", 1, 3),
+        ev.TrajectoryEnded("a/0", 1),
+        act.Discard("a/0", 5, "stale", group="a"),
+        deliver(sample("a/0", 1)),
+    ],
+)
+def test_it_waits_for_a_tool_until_that_is_over(over: Any) -> None:
+    turn = (BEGIN, ev.TurnFinished("a/0", 1, 5))
+    assert idle(told(*turn)) == {"tool_wait": 1.0, "other": 1.0}
+    assert idle(told(*turn, over)) == {"other": 2.0}
+
+
+def test_what_an_attempt_has_made_may_go_while_its_tool_works() -> None:
+    wasted = act.Discard("a/0", 5, "surplus", attempt=1, group="a")
+    turn = (BEGIN, ev.TurnFinished("a/0", 1, 5))
+    assert idle(told(*turn, wasted)) == {"tool_wait": 1.0, "other": 1.0}
+
+
+@pytest.mark.parametrize("order", [act.Pause("j", "keep", False), act.UpdateWeights("j", 1)])
+def test_weights_are_its_cause_from_the_first_order_to_the_last_answer(order: Any) -> None:
+    assert idle(told(order)) == {"weight_update": 1.0, "other": 1.0}
+    assert idle(told(order, ev.WeightsUpdated("j", 1))) == {"other": 2.0}
+
+
+def test_who_is_lent_or_lost_adds_nothing() -> None:
+    assert idle(told(act.Lend("j"))) == {"other": 1.0}
+    assert idle(told(act.Lend("j"), ev.InstanceReturned("j"))) == {"other": 2.0}
+    assert idle(told(ev.InstanceLost("j"))) == {"other": 1.0}
+
+
+def test_a_queue_inside_it_is_seen_as_reported() -> None:
+    stalled = told(BEGIN, ev.InstanceReported("i", 1, 1, 0.5))
+    shares = dict(zip(SHARES, stalled.shares.per_second, strict=True))
+    assert shares["vacant", "kv_stall"] == 0.5
+
+
+# -- What instances add to the bubbles per second, as they come, work, wait and go --
+
+NOTHING = [0.0] * len(SHARES)
+
+
+@pytest.fixture
+def fleet() -> FleetShares:
+    """Two instances of four places."""
+    shares = FleetShares(4.0)
+    shares.join("i")
+    shares.join("j")
+    return shares
+
+
+def added(fleet: FleetShares) -> dict[str, float]:
+    """By bubble and cause, what is not 0."""
+    return {
+        f"{bubble} {cause}": share
+        for (bubble, cause), share in zip(SHARES, fleet.per_second, strict=True)
+        if share
+    }
+
+
+def test_who_does_nothing_is_idle_and_vacant(fleet: FleetShares) -> None:
+    assert added(fleet) == {"idle other": 2.0, "vacant other": 2.0}
+
+
+def test_a_request_fills_a_place(fleet: FleetShares) -> None:
+    fleet.load("i", +1)
+    assert added(fleet) == {"idle other": 1.0, "vacant other": 1.75}
+
+
+def test_more_than_fill_the_batch_leave_none_vacant(fleet: FleetShares) -> None:
+    fleet.load("i", +6)
+    assert added(fleet) == {"idle other": 1.0, "vacant other": 1.0}
+
+
+def test_who_loads_weights_does_nothing_else(fleet: FleetShares) -> None:
+    fleet.load("i", +2)
+    fleet.set_updating("i", True)
+    assert added(fleet)["idle weight_update"] == added(fleet)["vacant weight_update"] == 1.0
+    fleet.set_updating("i", False)
+    assert added(fleet) == {"idle other": 1.0, "vacant other": 1.5}
+
+
+def test_what_waits_inside_is_a_stall(fleet: FleetShares) -> None:
+    fleet.load("i", +3)
+    fleet.set_queued("i", 2)
+    assert added(fleet) == {"idle other": 1.0, "vacant kv_stall": 0.5, "vacant other": 1.25}
+
+
+def test_who_waits_for_a_tool_is_in_flight_no_more(fleet: FleetShares) -> None:
+    fleet.load("i", +1)
+    fleet.tool_begins("a/0", "i")
+    assert fleet.acting == 1
+    assert added(fleet) == {
+        "idle tool_wait": 1.0,
+        "idle other": 1.0,
+        "vacant tool_wait": 0.25,
+        "vacant other": 1.75,
+    }
+    fleet.tool_over("a/0")
+    fleet.tool_over("a/0")
+    assert fleet.acting == 0
+    assert added(fleet) == {"idle other": 2.0, "vacant other": 2.0}
+
+
+def test_a_tool_may_outlive_its_instance(fleet: FleetShares) -> None:
+    fleet.load("i", +1)
+    fleet.tool_begins("a/0", "i")
+    fleet.leave("i")
+    fleet.tool_over("a/0")
+    assert added(fleet) == {"idle other": 1.0, "vacant other": 1.0}
+
+
+def test_who_is_lent_adds_nothing_until_it_is_back(fleet: FleetShares) -> None:
+    fleet.lend("i")
+    fleet.set_queued("i", 1)
+    assert (len(fleet), fleet.here) == (2, 1)
+    assert added(fleet) == {"idle other": 1.0, "vacant other": 1.0}
+    fleet.take_back("i")
+    fleet.take_back("i")
+    assert fleet.here == 2
+    assert added(fleet)["idle other"] == 2.0
+
+
+def test_one_that_is_lost_while_it_is_lent_has_gone_once(fleet: FleetShares) -> None:
+    fleet.lend("i")
+    fleet.leave("i")
+    fleet.take_back("i")
+    assert (len(fleet), fleet.here) == (1, 1)
+
+
+def test_when_all_have_gone_nothing_is_left(fleet: FleetShares) -> None:
+    fleet.load("i", +3)
+    fleet.set_updating("j", True)
+    fleet.leave_all()
+    assert fleet.per_second == NOTHING
+    assert (len(fleet), fleet.here) == (0, 0)
+
+
+def test_who_joins_again_begins_anew(fleet: FleetShares) -> None:
+    fleet.load("i", +3)
+    fleet.join("i")
+    assert fleet.here == 2
+    assert added(fleet) == {"idle other": 2.0, "vacant other": 2.0}
+
+
+# -- Instance-seconds by state --
+
+
+def test_what_each_was_doing_until_it_was_looked_at_again() -> None:
+    states: dict[str, str] = {}
+    times = FleetTimes(lambda name: states.get(name, ""))
+    states.update(a="idle", b="idle")
+    tell(times, [(0.0, ev.InstanceJoined(name, 8, 1000), []) for name in "ab"])
+    states["a"] = "busy"
+    tell(times, [(2.0, ev.InstanceReported("a", 1, 0, 0.1), [])])
+    assert times.seconds(3.0) == {"idle": 2.0 + 3.0, "busy": 1.0}
+    states.update(a="pausing", b="updating")
+    orders: list[act.Action] = [act.Pause("a", "keep", True), act.UpdateWeights("b", 1)]
+    tell(times, [(4.0, ev.WeightsPublished(1), orders)])
+    del states["b"]
+    tell(times, [(10.0, ev.InstanceLost("b"), [])])
+    assert times.seconds(11.0) == {"idle": 2.0 + 4.0, "busy": 2.0, "pausing": 7.0, "updating": 6.0}

@@ -1,10 +1,32 @@
-"""Times, tokens and staleness of the steps, from short journals."""
+"""One step: its bubbles are shares of its instance-seconds."""
 
 from __future__ import annotations
 
+import pytest
+
+from rollout_sched.core.model import actions as act
 from rollout_sched.core.model import events as ev
 from rollout_sched.core.model.actions import Dispatch
+from rollout_sched.metrics import Step
+from rollout_sched.metrics.steps import STALENESS, Trained
 from tests.metrics.tape import Tape, deliver, sample
+from tests.metrics.told import sample as sample_trained
+from tests.metrics.told import tell
+
+
+def test_bubbles_are_shares_of_the_instance_seconds() -> None:
+    idle, vacant = {"barrier": 10.0, "queue_empty": 10.0}, {"barrier": 10.0, "kv_stall": 30.0}
+    step = Step(0, 0.0, capacity_s=80.0, idle_s=idle, vacant_s=vacant)
+    assert step.idle_bubble == pytest.approx(0.25)
+    assert step.occupancy_bubble == pytest.approx(0.5)
+
+
+def test_a_step_without_instances_has_no_bubbles() -> None:
+    step = Step(0, 0.0)
+    assert (step.idle_bubble, step.occupancy_bubble) == (0.0, 0.0)
+
+
+# -- Times, tokens and staleness of the steps, from short journals --
 
 
 class TestTimes:
@@ -163,3 +185,36 @@ class TestStaleness:
         tape.start(3, ("old/0", "i"))
         tape.at(4, ev.Woke(), deliver(sample("old/0"), version=3))
         assert tape.metrics.summary(5.0).oldest_prompt_age_steps == 3
+
+
+# -- What the trainer is handed, and whether it is shorter than what was made --
+
+
+def test_staleness_falls_into_the_bucket_that_holds_it() -> None:
+    trained = Trained()
+    samples = tuple(sample_trained("g/0", staleness=staleness) for staleness in (0, 0, 1, 5, 999))
+    tell(trained, [(0.0, ev.Woke(), [act.Deliver(0, 0, samples)])])
+    by_bound = dict(zip((*STALENESS, None), trained.staleness.counts, strict=True))
+    assert {bound: n for bound, n in by_bound.items() if n} == {0: 2, 1: 1, 6: 1, None: 1}
+    assert trained.staleness.sum == 1005
+
+
+def test_long_ones_thrown_away_are_a_bias() -> None:
+    trained = Trained()
+    assert trained.length_ratio == 1.0
+    samples = (sample_trained("g/0", 10, group="g"), sample_trained("g/1", 30, group="g"))
+    thrown = act.Discard("g/2", 140, "surplus", ends=True, group="g")
+    tell(trained, [(0.0, ev.Woke(), [act.Deliver(0, 0, samples), thrown])])
+    assert trained.tokens.sum == 40
+    assert trained.length_ratio == pytest.approx(20 / 60)
+
+
+@pytest.mark.parametrize(
+    "discard",
+    [act.Discard("g/0", 99, "stale", group="g"), act.Discard("direct", 99, "failed", ends=True)],
+)
+def test_what_starts_over_or_is_a_client_s_is_none(discard: act.Discard) -> None:
+    trained = Trained()
+    delivered = act.Deliver(0, 0, (sample_trained("g/0", 10, group="g"),))
+    tell(trained, [(0.0, ev.Woke(), [delivered, discard])])
+    assert trained.length_ratio == 1.0

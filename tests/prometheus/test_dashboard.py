@@ -23,7 +23,7 @@ import pytest
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from tests.integrations.gateway.test_prometheus import documented
+from tests.integrations.gateway.control_plane.test_prometheus import documented
 from tests.prometheus.gateway_world import gateway_at_work
 
 FILE = Path(__file__).resolve().parents[2] / "docs/grafana.json"

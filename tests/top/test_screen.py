@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from rich.console import Console
 
 from rollout_sched.top.screen import Document, screen
-from tests.top.made_up import document, instance
+from tests.top.made_up import document, instance, said
 
 URL = "http://gateway:9000"
 
@@ -75,3 +76,15 @@ def test_markup_in_names_is_text() -> None:
     one = instance(1, url="http://[red]a[/red]:1", status="away", reason="[bold]it hangs[/]")
     text = shown(document(instances=[one]))
     assert "[red]a[/red]:1: [bold]it hangs[/]" in text
+
+
+# -- Fields that are not shown are no reason not to read --
+
+
+def test_what_is_new_is_left_out() -> None:
+    assert msgspec.convert(said(series=[1, 2]), Document).batches == 128
+
+
+def test_another_schema_is_not_read() -> None:
+    with pytest.raises(msgspec.ValidationError, match="schema"):
+        msgspec.convert(said(schema="another/1"), Document)

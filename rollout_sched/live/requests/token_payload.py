@@ -250,7 +250,7 @@ class TokenTranscript:
 # normalised to sum to one; then all tokens are distributed exactly as p_new. Here the token at the
 # cut is drawn from p_new itself: its error is the total variation between p_old and p_new there
 # (the probability of the cut) times that between p_new and the residual. No other token has an
-# error (`tests/live/test_draft_test.py` computes it). The residual would need the whole
+# error (`tests/live/requests/test_token_payload.py` computes it). The residual would need the whole
 # distribution p_old of every token to be stored.
 
 #: Sampling values allowed when drafts are verified: with others, tokens are not drawn from the

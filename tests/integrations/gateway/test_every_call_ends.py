@@ -25,9 +25,9 @@ from rollout_sched.integrations.gateway.data_plane import (
 )
 from rollout_sched.integrations.vllm.protocol.endpoints import Endpoint
 from rollout_sched.live.ports import AnswerUntrue, InstanceError, RequestRejected
+from tests.integrations.gateway.data_plane.test_data_plane import PARTIAL, Stage, run
+from tests.integrations.gateway.data_plane.test_streaming_call import TARGETS, asked_of, said_of
 from tests.integrations.gateway.scripted import Call, Instance, compact, completion
-from tests.integrations.gateway.test_data_plane import PARTIAL, Stage, run
-from tests.integrations.gateway.test_streaming_call import TARGETS, asked_of, said_of
 
 pytestmark = pytest.mark.skipif(
     not streaming_call.__file__.endswith(".py"),

@@ -13,8 +13,8 @@ import pytest
 from rollout_sched.core.model.events import RequestFinished, RequestSubmitted
 from rollout_sched.integrations.gateway.data_plane.reply import Limits
 from rollout_sched.live.ports import InstanceError
+from tests.integrations.gateway.data_plane.test_data_plane import BODY, PARTIAL, PROMPT, Stage, run
 from tests.integrations.gateway.scripted import Call, Instance, chunk, completion
-from tests.integrations.gateway.test_data_plane import BODY, PARTIAL, PROMPT, Stage, run
 from tests.live.scripted import until
 
 ENDPOINTS = {

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
+from pathlib import Path
+
 import msgspec
 import pytest
 
 from rollout_sched.integrations.gateway.data_plane.reply import Limits
-from rollout_sched.integrations.gateway.options import Options
+from rollout_sched.integrations.gateway.options import Options, add_gateway_flags, given_options
 from rollout_sched.live.settings import RunOptions
 
 
@@ -31,3 +34,34 @@ def test_two_gateways_share_nothing() -> None:
 def test_it_must_be_told_what_to_serve() -> None:
     with pytest.raises(TypeError):
         Options(instances=[])  # type: ignore[call-arg]
+
+
+# -- What is given by flags, and what is left to the options' own defaults --
+
+
+def given(*words: str) -> Options:
+    parser = argparse.ArgumentParser(argument_default=argparse.SUPPRESS)
+    add_gateway_flags(parser)
+    return given_options(parser.parse_args(["--policy", "dplb", *words]))
+
+
+def test_what_is_not_given_is_for_the_options_to_say() -> None:
+    assert given() == Options(policy="dplb")
+
+
+def test_of_gateway_run_and_driver() -> None:
+    options = given(
+        *("--instance", "http://a:1", "--instance", "http://b:2", "--port", "0"),
+        *("--store", "here", "--prompts-per-step", "7", "--poll-s", "3", "--max-body", "2"),
+    )
+    assert options.instances == ["http://a:1", "http://b:2"]
+    assert (options.port, options.store, options.prompts_per_step) == (0, Path("here"), 7)
+    assert options.live == {"poll_s": 3.0}
+    assert options.max_body == 2 * 2**20
+
+
+@pytest.mark.parametrize("words", [("--port", "70000"), ("--max-body", "0"), ("--poll-s", "x")])
+def test_what_cannot_be(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        given(*words)
+    assert words[0] in capsys.readouterr().err

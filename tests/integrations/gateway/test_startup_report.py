@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
+import stat
+from pathlib import Path
+
 import pytest
 
 from rollout_sched import load_policy
+from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.gateway.control_plane.auth import Access, AccessControl
-from rollout_sched.integrations.gateway.serve import startup_report
+from rollout_sched.integrations.gateway.serve import AdminSocket, startup_report
 
 POLICY = load_policy("dplb")
 OPEN = AccessControl()
@@ -39,3 +45,55 @@ def test_who_may_change_it() -> None:
 @pytest.mark.parametrize("sessions", [True, False])
 def test_whether_it_means_anything_to_name_a_session(sessions: bool) -> None:
     assert ("X-Session-ID is ignored" in said(sessions=sessions)) is not sessions
+
+
+# -- A socket that its owner alone can open; over a gateway in test_serve --
+
+
+class Greets(asyncio.Protocol):
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.WriteTransport)
+        transport.write(b"hello")
+        transport.close()
+
+
+def test_its_owner_is_answered_until_it_is_closed(tmp_path: Path) -> None:
+    path = tmp_path / "admin"
+
+    async def scene() -> None:
+        admin = AdminSocket(path)
+        admin.close()  # not open yet
+        await admin.open(Greets)
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        reader, writer = await asyncio.open_unix_connection(path)
+        assert await reader.read() == b"hello"
+        writer.close()
+        with pytest.raises(CallerError, match="another gateway listens on it"):
+            await AdminSocket(path).open(Greets)
+        admin.close()
+        assert not path.exists()
+
+    asyncio.run(scene())
+
+
+def test_one_that_was_left_behind_is_taken_over(tmp_path: Path) -> None:
+    path = tmp_path / "admin"
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+
+    async def scene() -> None:
+        admin = AdminSocket(path)
+        await admin.open(Greets)
+        admin.close()
+
+    asyncio.run(scene())
+
+
+def test_a_place_where_none_can_be_is_named(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("data")
+    for path in (tmp_path / "precious", tmp_path / "nowhere" / "admin"):
+        admin = AdminSocket(path)
+        with pytest.raises(CallerError, match=f"--admin-socket {path}"):
+            asyncio.run(admin.open(Greets))
+        admin.close()
+    assert (tmp_path / "precious").read_text() == "data"

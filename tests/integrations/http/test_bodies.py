@@ -14,6 +14,7 @@ from rollout_sched.integrations.http.bodies import (
     MAX_CHUNK_LINE,
     MAX_TRAILERS,
     SPARE_CHUNKS,
+    BodyBudget,
     Chunked,
     Length,
     UntilClose,
@@ -179,3 +180,15 @@ def test_what_we_accept_llhttp_reads_the_same_way(chunks, place, noise, at):
     message = head + data[: len(data) - len(rest)]
     theirs = Oracle(message, httptools.HttpResponseParser)
     assert (b"".join(theirs.bodies), theirs.complete) == (payload, 1)
+
+
+# -- What of bodies is here, and what finds no room --
+
+
+def test_who_finds_no_room_is_told_to_come_back_and_counted():
+    budget = BodyBudget(100)
+    budget.used = 90
+    refusals = [budget.full(), budget.full()]
+    assert [refusal.status for refusal in refusals] == [503, 503]
+    assert "90 bytes" in str(refusals[0])
+    assert (budget.refused, budget.used) == (2, 90)

@@ -10,7 +10,11 @@ from hypothesis import strategies as st
 from rollout_sched.integrations.http.errors import Malformed
 from rollout_sched.integrations.http.heads import (
     CHUNKED,
+    MAX_HEAD,
+    MAX_INTERIM,
     MAX_LINES,
+    AnswerHeads,
+    HeadBuffer,
     has_body,
     is_request_line,
     read_request,
@@ -18,6 +22,7 @@ from rollout_sched.integrations.http.heads import (
     status_line,
     write_fields,
 )
+from tests.integrations.http.wires import post
 
 
 def lines(*of: str) -> bytes:
@@ -225,3 +230,121 @@ def test_what_we_accept_llhttp_reads_the_same_way(fields):
     assert bool(theirs.complete) == (ours.length(0) == 0)
     if theirs.complete:
         assert theirs.parser.should_keep_alive() == ours.keep_alive
+
+
+# -- Heads are cut where they end, however they come --
+
+REQUEST = post("/hot", b"abc")
+
+
+@pytest.mark.parametrize("packet", [1, 7, len(REQUEST), 1000])
+@pytest.mark.parametrize("before", [b"", b"\r\n"])
+def test_requests_in_packets(packet, before):
+    data = (before + REQUEST) * 3
+    buffer = HeadBuffer(1000)
+    found = []
+    head = None
+    for at in range(0, len(data), packet):
+        buffer.feed(data[at : at + packet])
+        while buffer.data:
+            head = head or buffer.head()
+            if head is None or len(buffer.data) - buffer.pos < 3:
+                break
+            found.append((head, buffer.body(3)))
+            head = None
+    assert found == [(REQUEST[: -len(b"\r\n\r\nabc")], b"abc")] * 3
+    assert not buffer.data
+
+
+def test_what_was_read_is_not_kept():
+    buffer = HeadBuffer(1000)
+    buffer.feed(b"\r\n" + REQUEST + b"rest")
+    buffer.head()
+    assert buffer.last_head() == REQUEST[:-3]
+    assert buffer.rest() == b"abcrest"
+    assert (buffer.data, buffer.pos) == (b"", 0)
+
+
+def test_an_absolute_target_becomes_its_path_for_us_and_for_whoever_reads_it_next():
+    buffer = HeadBuffer(1000)
+    buffer.feed(post("http://other:1/hot?q", b"abc"))
+    assert buffer.head() is not None
+    assert buffer.cut_authority(b"POST", b"http://other:1/hot?q") == b"/hot?q"
+    assert buffer.last_head() == post("/hot?q", b"abc")[:-3]
+    assert buffer.body(3) == b"abc"
+
+
+@pytest.mark.parametrize("target", ["*", "other:443", "ftp://other/hot"])
+def test_what_is_no_path_is_refused(target):
+    buffer = HeadBuffer(1000)
+    buffer.feed(post(target))
+    assert buffer.head() is not None
+    with pytest.raises(Malformed, match="neither a path"):
+        buffer.cut_authority(b"POST", target.encode())
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_head_that_is_too_long(whole):
+    head = post("/hot", b"")
+    for most in (len(head), len(head) - 1):
+        buffer = HeadBuffer(most)
+        buffer.feed(head if whole else head[:-1])
+        if most == len(head):
+            assert (buffer.head() is not None) == whole
+        else:
+            with pytest.raises(Malformed, match="longer than") as raised:
+                buffer.head()
+            assert raised.value.status == 431
+
+
+# -- Heads of answers, in packets --
+
+EARLY = b"HTTP/1.1 103 Early Hints\r\na: b\r\n\r\n"
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\n"
+
+
+@pytest.mark.parametrize("packet", [1, 7, 1000])
+def test_interim_answers_are_passed_over(packet):
+    data = EARLY * 2 + HEAD + b"abc"
+    heads = AnswerHeads()
+    assert not heads.begun
+    told = []
+    for at in range(0, len(data), packet):
+        told.append(heads.read(data[at : at + packet]))
+        if told[-1]:
+            break
+        assert heads.begun
+    assert (heads.status, heads.head.length(0)) == (200, 3)
+    assert heads.rest == b"abc"[: len(heads.rest)]
+    assert not heads.begun  # of the next answer
+
+
+def test_each_answer_may_have_its_interim_ones():
+    heads = AnswerHeads()
+    for _ in range(3):
+        assert heads.read(EARLY * MAX_INTERIM + HEAD)
+    with pytest.raises(Malformed, match="interim"):
+        heads.read(EARLY * (MAX_INTERIM + 1))
+
+
+def test_answer_heads_a_head_that_is_too_long():
+    line = b"HTTP/1.1 200 OK\r\na: "
+    fits = line + b"x" * (MAX_HEAD - len(line) - 4) + b"\r\n\r\n"
+    assert AnswerHeads().read(fits)
+    with pytest.raises(Malformed, match="longer than"):
+        AnswerHeads().read(fits[:-4] + b"x\r\n\r\n")
+    with pytest.raises(Malformed, match="longer than"):
+        AnswerHeads().read(fits[:-4] + b"xxxx")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 101 Switching\r\n\r\n",
+        b"HTTP/1.1 103 Early\r\ncontent-length: 1\r\n\r\n",
+        b"HTTP/1.1 103 Early\r\nconnection: close\r\n\r\n",  # nothing may come behind it
+    ],
+)
+def test_what_is_no_interim_answer(answer):
+    with pytest.raises(Malformed):
+        AnswerHeads().read(answer)

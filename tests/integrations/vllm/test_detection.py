@@ -8,10 +8,11 @@ import pytest
 
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.vllm.control import ControlAnswer, ServerControl
-from rollout_sched.integrations.vllm.detection import detect
+from rollout_sched.integrations.vllm.detection import EngineLimits, detect, read_limits
 from rollout_sched.integrations.vllm.http_instance import HttpInstance
 from rollout_sched.live.ports import Description, InstanceError
 from tests.integrations.vllm.scripted import METRICS, ScriptedVllm
+from tests.simulators.fake_instance.served import served
 
 DEV_ENDPOINTS = (
     "/abort_requests",
@@ -281,3 +282,26 @@ def test_a_server_of_another_kind():
     server.handlers.clear()
     with pytest.raises(InstanceError, match="/v1/models answered 404"):
         describe(server)
+
+
+# -- How an engine was started, as far as a server tells --
+
+
+def limits(path_of: str = "") -> EngineLimits:
+    async def read() -> EngineLimits:
+        async with served() as client:
+            instance = HttpInstance(f"http://127.0.0.1:{client.port}{path_of}")
+            try:
+                return await read_limits(instance.control)
+            finally:
+                await instance.close()
+
+    return asyncio.run(read())
+
+
+def test_all_of_them_in_the_development_mode() -> None:
+    assert limits() == EngineLimits(4, True, 512, "0.32.0")
+
+
+def test_what_is_not_told_is_not_known() -> None:
+    assert limits("/nowhere") == EngineLimits()

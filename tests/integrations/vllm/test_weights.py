@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.vllm import weights
-from rollout_sched.integrations.vllm.weights import ReloadFromDisk, WeightTransfer
+from rollout_sched.integrations.vllm.weights import (
+    VLLM,
+    OutsideRoots,
+    RankFields,
+    ReloadFromDisk,
+    WeightRoots,
+    WeightTransfer,
+    deal,
+)
 from rollout_sched.live.ports import InstanceError
 from tests.integrations.vllm.test_checkpoint import safetensors
 
@@ -222,3 +234,139 @@ class TestRanks:
         apply(loader, 1, client=client)
         told = {"rank_offset": 7} if callable(info) else info
         assert client.calls[0] == ("init_weight_transfer_engine", {"init_info": told})
+
+
+# -- Paths within the allowed folders pass; what leads out of them is refused with the remedy --
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "ckpt" / "v1").mkdir(parents=True)
+    (tmp_path / "other").mkdir()
+    return tmp_path / "ckpt"
+
+
+def test_without_roots_everything_passes() -> None:
+    roots = WeightRoots()
+    assert not roots.known
+    for path in ("relative", "/anywhere", "s3://bucket/x", "\0"):
+        roots.check(path)
+
+
+def test_what_lies_within_passes(root: Path) -> None:
+    roots = WeightRoots([root])
+    for path in (root, root / "v1", root / "not_yet" / "there", f"{root}/v1/../v2", f"{root}//v1"):
+        roots.check(path)
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["{up}/other", "{root}-2", "{root}/../other", "{root}/v1/../../other", "/", "/etc/passwd"],
+)
+def test_what_lies_outside_is_refused(root: Path, path: str) -> None:
+    named = path.format(root=root, up=root.parent)
+    with pytest.raises(OutsideRoots, match="--weights-root") as raised:
+        WeightRoots([root]).check(named)
+    assert str(root) in str(raised.value)
+    assert repr(named) in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "path", ["v1", "org/model", "", "~/x", "file:///ckpt", "s3://x/y", "./v1", "/ckpt\0/x"]
+)
+def test_what_is_no_path_of_this_machine_is_refused(root: Path, path: str) -> None:
+    with pytest.raises(OutsideRoots):
+        WeightRoots([root]).check(path)
+
+
+def test_links_are_followed(root: Path) -> None:
+    outside = root.parent / "other"
+    (root / "latest").symlink_to(root / "v1")
+    (root / "away").symlink_to(outside)
+    (outside / "back").symlink_to(root / "v1")
+    (root / "loop").symlink_to(root / "loop")
+    roots = WeightRoots([root])
+    roots.check(root / "latest")
+    roots.check(outside / "back")
+    with pytest.raises(OutsideRoots, match=f"leads to {outside}"):
+        roots.check(root / "away" / "v1")
+    roots.check(root / "loop")  # leads nowhere, so not outside
+
+
+def test_a_root_may_be_a_link_and_there_may_be_several(root: Path) -> None:
+    (root.parent / "link").symlink_to(root)
+    roots = WeightRoots([root.parent / "link", root.parent / "other"])
+    roots.check(root / "v1")
+    roots.check(root.parent / "link" / "v1")
+    roots.check(root.parent / "other")
+    with pytest.raises(CallerError):
+        roots.check(root.parent)
+
+
+def test_what_lies_in_a_folder_is_checked_too(root: Path) -> None:
+    secret = root.parent / "other" / "secret.safetensors"
+    secret.write_bytes(b"")
+    (root / "v1" / "sound.safetensors").write_bytes(b"")
+    roots = WeightRoots([root])
+    roots.check_folder(root / "v1")
+    roots.check_folder(root / "nowhere")  # only the instances may see it
+    (root / "v1" / "model.safetensors").symlink_to(secret)
+    with pytest.raises(OutsideRoots, match=r"model\.safetensors"):
+        roots.check_folder(root / "v1")
+
+
+# -- Each server's ranks in a group that one call describes for all --
+
+PRIME = RankFields("rank_offset", "inference_world_size")
+WITHIN = RankFields("rank_offset", "world_size", within="init_info")
+
+
+@given(st.integers(0, 4), st.lists(st.integers(1, 8), min_size=1, max_size=6))
+def test_every_rank_of_the_group_is_dealt_once(first: int, sizes: list[int]) -> None:
+    world = first + sum(sizes)
+    info = {"rank_offset": first, "world_size": world, "packed": True}
+    dealt = deal(info, VLLM, sizes)
+    ranks = [
+        rank
+        for own, size in zip(dealt, sizes, strict=True)
+        for rank in range(own["rank_offset"], own["rank_offset"] + size)
+    ]
+    assert ranks == list(range(first, world))
+    assert all(own["world_size"] == world and own["packed"] for own in dealt)
+
+
+def test_a_size_that_is_not_said_is_filled_in() -> None:
+    assert deal({"rank_offset": 1}, VLLM, [2, 1]) == [
+        {"rank_offset": 1, "world_size": 4},
+        {"rank_offset": 3, "world_size": 4},
+    ]
+
+
+def test_prime_s_trainer_is_not_counted() -> None:
+    info = {"host": "h", "rank_offset": 0, "inference_world_size": 3}
+    assert [own["rank_offset"] for own in deal(info, PRIME, [1, 2])] == [0, 1]
+
+
+def test_fields_within_another() -> None:
+    info = {"init_info": {"rank_offset": 1, "world_size": 3}, "other": 1}
+    dealt = deal(info, WITHIN, [1, 1])
+    assert [own["init_info"]["rank_offset"] for own in dealt] == [1, 2]
+    assert all(own["other"] == 1 for own in dealt)
+
+
+@pytest.mark.parametrize("info", [{}, {"path": "x"}, {"init_info": {}}, {"init_info": 7}])
+@pytest.mark.parametrize("fields", [VLLM, WITHIN])
+def test_what_names_no_rank_is_left_as_it_is(info: dict[str, Any], fields: RankFields) -> None:
+    assert deal(info, fields, [1, 2]) == [info, info]
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_a_group_of_another_size_would_hang(world: int) -> None:
+    with pytest.raises(CallerError, match=r"it must be 3: call GET /get_world_size"):
+        deal({"rank_offset": 1, "world_size": world}, VLLM, [1, 1])
+
+
+@pytest.mark.parametrize("value", [-1, True, "1", 1.0, None, 2**40])
+def test_a_rank_is_a_number(value: object) -> None:
+    with pytest.raises(CallerError, match="rank_offset must be a number"):
+        deal({"rank_offset": value, "world_size": 3}, VLLM, [1, 1])

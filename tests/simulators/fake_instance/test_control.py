@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import pytest
 
-from tests.simulators.fake_instance.served import FOREVER, PROMPT, Client, begin, play, served
+from rollout_sched.live.ports import Gauges
+from rollout_sched.simulators.fake_instance.control import render
+from rollout_sched.simulators.fake_instance.engine import Engine, EngineSettings
+from rollout_sched.simulators.replay import virtual_loop
+from tests.simulators.fake_instance.served import FOREVER, PROMPT, SPEC, Client, begin, play, served
 
 
 async def uninterrupted(client: Client) -> Any:
@@ -173,5 +178,138 @@ def test_one_that_sleeps_goes_on_when_all_of_it_is_awake() -> None:
             await client.post("/sleep")
             assert (await client.post("/wake_up"))[1] == {"status": "awake", "tags": None}
             assert (await client.post("/sleep?mode=deep"))[0] == 400
+
+    play(scene)
+
+
+# -- What a server tells of itself --
+
+
+def test_what_a_server_tells_of_itself() -> None:
+    async def scene() -> None:
+        async with served(model="m", world_size=4) as client:
+            assert await client.get("/health") == (200, b"")
+            assert (await client.get("/version"))[1] == {"version": "0.32.0"}
+            (model,) = (await client.get("/v1/models"))[1]["data"]
+            assert (model["id"], model["max_model_len"]) == ("m", SPEC.max_model_len)
+            _, info = await client.get("/server_info?config_format=json")
+            scheduler = info["vllm_config"]["scheduler_config"]
+            assert scheduler["max_num_seqs"] == SPEC.max_num_seqs
+            assert info["vllm_config"]["model_config"]["dtype"] == "torch.bfloat16"
+            assert info["vllm_config"]["model_config"]["logprobs_mode"] == "processed_logprobs"
+            assert info["vllm_config"]["weight_transfer_config"] == {"backend": "nccl"}
+            assert (await client.get("/liveness"))[0] == 200
+            assert (await client.get("/get_world_size"))[1] == {"world_size": 4}
+            assert isinstance((await client.get("/server_info"))[1]["vllm_config"], str)
+            assert (await client.get("/weight_info"))[1] == {"weight_version": "default"}
+            for path in ("/pause", "/abort_requests", "/collective_rpc", "/update_weight_version"):
+                assert (await client.get(path))[0] == 405
+
+    play(scene)
+
+
+def test_a_label_set_from_outside_and_a_server_that_lies_of_it() -> None:
+    async def scene() -> None:
+        async with served(weight_version="4") as client:
+            assert (await client.get("/weight_info"))[1] == {"weight_version": "4"}
+            made = await client.generate([1, 2, 3], sampling={"max_tokens": 2})
+            assert made["weight_versions"] == [{"version": "4", "start": 0, "end": 2}]
+            await client.post("/fake/weights", {"weight_version": "5"})
+            assert (await client.get("/weight_info"))[1] == {"weight_version": "5"}
+            await client.post("/fake/weights", {"says": "9"})
+            assert (await client.get("/weight_info"))[1] == {"weight_version": "9"}
+            made = await client.generate([1, 2, 3], sampling={"max_tokens": 2})
+            assert made["weight_versions"][0]["version"] == "5"
+            await client.post("/fake/weights", {"says": None})
+            assert (await client.get("/weight_info"))[0] == 404
+
+    play(scene)
+
+
+def test_one_that_has_ended_does_not_say_whether_it_is_paused() -> None:
+    async def scene() -> None:
+        async with served() as client:
+            await client.post(
+                "/collective_rpc",
+                {"method": "reload_weights", "kwargs": {"weights_path": "/nowhere"}},
+            )
+            await client.post("/inference/v1/generate", {"token_ids": [1], "sampling_params": {}})
+            assert (await client.get("/health"))[0] == 503
+            assert (await client.get("/is_paused"))[0] == 500
+
+    play(scene)
+
+
+# -- /metrics holds what vLLM's holds, in Prometheus' text format --
+
+SAMPLE = re.compile(r'([a-z_:]+)(?:\{((?:[a-z_]+="[^"]*",?)*)\})? ([0-9.e+]+)')
+
+
+def test_every_gauge_is_there() -> None:
+    async def scene() -> None:
+        engine = Engine(EngineSettings(SPEC, model="m"))
+        lines = render(engine, Gauges(1, 2, 0.5, 3, 40, 60, 0, 70)).splitlines()
+        types = {line.split()[2]: line.split()[3] for line in lines if line.startswith("# TYPE")}
+        values = {}
+        for line in lines:
+            if not line.startswith("#"):
+                match = SAMPLE.fullmatch(line)
+                assert match, line
+                name, labels, value = match.groups()
+                assert types[name] == ("counter" if name.endswith("_total") else "gauge")
+                assert name.startswith("process") or 'engine="0",model_name="m"' in labels
+                values[name] = values.get(name, 0.0) + float(value)
+        assert values["vllm:num_requests_running"] == 1
+        assert values["vllm:num_requests_waiting"] == 2
+        assert values["vllm:kv_cache_usage_perc"] == 0.5
+        assert values["vllm:num_preemptions_total"] == 3
+        assert values["vllm:prompt_tokens_by_source_total"] == 100
+        assert values["vllm:prefix_cache_hits_total"] == 60
+        assert values["vllm:generation_tokens_total"] == 70
+        (config,) = [line for line in lines if line.startswith("vllm:cache_config_info")]
+        for told in ('block_size="4"', 'num_gpu_blocks="1001"', 'kv_cache_size_tokens="4000"'):
+            assert told in config
+
+    virtual_loop.run(scene())
+
+
+# -- LoRA adapters, by each of the three paths that load them --
+
+LOAD = {"lora_name": "mine", "lora_path": "/adapters/1"}
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/load_lora_adapter", "/skyrl/v1/load_lora_adapter", "/load_lora_adapter"]
+)
+def test_a_loaded_adapter_is_a_model_that_can_be_asked(path: str) -> None:
+    async def scene() -> None:
+        async with served(model="base") as client:
+            asked = {"token_ids": PROMPT, "sampling_params": {"max_tokens": 1}, "model": "mine"}
+            assert (await client.post("/inference/v1/generate", asked))[0] == 404
+            assert (await client.post(path, LOAD))[0] == 200
+            assert (await client.post("/inference/v1/generate", asked))[0] == 200
+            _, models = await client.get("/v1/models")
+            assert [(one["id"], one["parent"]) for one in models["data"]] == [
+                ("base", None),
+                ("mine", "base"),
+            ]
+            assert (await client.post("/v1/unload_lora_adapter", {"lora_name": "mine"}))[0] == 200
+            assert (await client.post("/inference/v1/generate", asked))[0] == 404
+            assert (await client.post("/v1/unload_lora_adapter", {"lora_name": "mine"}))[0] == 404
+
+    play(scene)
+
+
+def test_vllm_refuses_a_name_that_is_taken_and_the_others_replace_it() -> None:
+    async def scene() -> None:
+        async with served() as client:
+            assert (await client.post("/v1/load_lora_adapter", LOAD))[0] == 200
+            assert (await client.post("/v1/load_lora_adapter", LOAD))[0] == 400
+            in_place = {**LOAD, "load_inplace": True}
+            assert (await client.post("/v1/load_lora_adapter", in_place))[0] == 200
+            assert (await client.post("/load_lora_adapter", LOAD)) == (200, {"status": "ok"})
+            _, told = await client.post("/skyrl/v1/load_lora_adapter", LOAD)
+            assert told == {"status": "ok", "lora_name": "mine", "lora_int_id": 1}
+            assert (await client.post("/load_lora_adapter", {}))[0] == 400
 
     play(scene)

@@ -103,3 +103,123 @@ def test_areal_s_groups_are_checked_for_their_ranks(offset: int, met: bool) -> N
             await asyncio.gather(*waiting, return_exceptions=True)
 
     play(scene)
+
+
+# -- Weights from disk and by transfer, over HTTP --
+
+
+def test_weights_from_disk(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with served() as client:
+            body = {"method": "reload_weights", "kwargs": {"weights_path": str(tmp_path)}}
+            assert await client.post("/collective_rpc", body) == (200, {"results": [None]})
+            assert (await client.post("/collective_rpc", {"method": "dance"}))[0] == 500
+            await client.generate(PROMPT, sampling={"max_tokens": 1})
+            body["kwargs"] = {"weights_path": str(tmp_path / "gone")}
+            assert (await client.post("/collective_rpc", body))[0] == 500
+            assert (await client.get("/health"))[0] == 200
+            generate = {"token_ids": PROMPT, "sampling_params": {}}
+            status, answer = await client.post("/inference/v1/generate", generate)
+            assert (status, answer["error"]["code"]) == (500, 500)
+            assert "EngineCore" in answer["error"]["message"]
+            assert (await client.get("/health"))[0] == 503
+            assert (await client.get("/metrics"))[0] == 503
+            assert (await client.post("/pause"))[0] == 500
+            assert (await client.post("/abort_requests", {}))[0] == 200
+
+    play(scene)
+
+
+def test_weights_by_transfer() -> None:
+    async def scene() -> None:
+        async with served() as client:
+            assert (await client.post("/start_weight_update"))[0] == 500
+            assert (await client.post("/init_weight_transfer_engine", {}))[0] == 400
+            await client.post("/init_weight_transfer_engine", {"init_info": {}})
+            assert (await client.post("/update_weights", {"update_info": {}}))[0] == 500
+            assert (await client.post("/finish_weight_update"))[0] == 500
+            await client.post("/pause?mode=keep&clear_cache=false")
+            task = asyncio.create_task(client.generate(PROMPT, sampling={"max_tokens": 2}))
+            assert (await client.post("/start_weight_update"))[0] == 200
+            assert (await client.post("/start_weight_update"))[0] == 500
+            assert (await client.post("/update_weights", {"update_info": {"path": "x"}}))[0] == 200
+            finish = {"weight_version": "17"}
+            assert (await client.post("/finish_weight_update", finish))[0] == 200
+            assert (await client.get("/weight_info"))[1] == {"weight_version": "17"}
+            await client.post("/resume")
+            assert (await task)["weight_versions"] == [{"version": "17", "start": 0, "end": 2}]
+
+    play(scene)
+
+
+def test_an_unfinished_transfer_is_the_end() -> None:
+    async def scene() -> None:
+        async with served(speed=100.0) as client:
+            task = await begin(client)
+            await client.post("/pause?mode=keep&clear_cache=false")
+            await client.post("/init_weight_transfer_engine", {"init_info": {}})
+            await client.post("/start_weight_update")
+            assert (await client.post("/resume"))[0] == 200
+            with pytest.raises(AssertionError, match="EngineCore"):
+                await task
+            assert (await client.get("/health"))[0] == 503
+
+    play(scene)
+
+
+def ranks(master: str, offset: int, world: int) -> dict[str, Any]:
+    told = {"master_address": master, "master_port": 1, "packed": True}
+    return {"init_info": {**told, "rank_offset": offset, "world_size": world}}
+
+
+@pytest.mark.parametrize(("offsets", "met"), [((1, 3), True), ((1, 1), False), ((3, 3), False)])
+def test_the_ranks_of_a_group_are_checked_as_nccl_does(offsets: tuple[int, int], met: bool) -> None:
+    """Two of the same rank hang, and so does who waits for one that is missing."""
+    path = "/init_weight_transfer_engine"
+
+    async def scene() -> None:
+        master = uuid4().hex
+        async with served(world_size=2) as one, served(world_size=1) as two:
+            calls = [
+                asyncio.create_task(client.post(path, ranks(master, offset, 4)))
+                for client, offset in zip((one, two), offsets, strict=True)
+            ]
+            done, waiting = await asyncio.wait(calls, timeout=20 if met else 0.5)
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+            # The one of two workers that begins at rank 3 is told at once that there is no 4.
+            assert [task.result()[0] for task in done] == ([200, 200] if met else [500] * len(done))
+            assert (await one.post(path, ranks(master, 3, 4)))[0] == 500
+            assert (await one.post(path, {"init_info": {"rank_offset": 1}}))[0] == 400
+
+    play(scene)
+
+
+def test_skyrl_s_worker_methods() -> None:
+    async def scene() -> None:
+        async with served(world_size=2) as client:
+            rpc = {"method": "update_weights_nccl", "kwargs": {"update_info": {}}}
+            assert (await client.post("/collective_rpc", rpc))[0] == 500
+            await client.post("/init_weight_transfer_engine", {"init_info": {}})
+            for method in (
+                "skyrl_start_weight_update",
+                "update_weights_nccl",
+                "skyrl_finish_weight_update",
+            ):
+                status, told = await client.post("/collective_rpc", {"method": method})
+                assert (status, told) == (200, {"results": [None, None]})
+
+    play(scene)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/update_weight_version", {}), ("/collective_rpc", {}), ("/update_weights", {})],
+)
+def test_bad_orders(path: str, body: Any) -> None:
+    async def scene() -> None:
+        async with served() as client:
+            assert (await client.post(path, body))[0] == 400
+
+    play(scene)

@@ -10,11 +10,22 @@ from typing import Any
 import pytest
 
 from rollout_sched.simulators.replay import report as reports
+from rollout_sched.simulators.replay.comparison import verdict
 from rollout_sched.simulators.replay.faults import Lost
-from rollout_sched.simulators.replay.report import at, footnote, heading, tables
+from rollout_sched.simulators.replay.report import (
+    ROUGH,
+    TABLES,
+    at,
+    footnote,
+    heading,
+    report_page,
+    tables,
+)
 from rollout_sched.simulators.replay.runs import replay, replay_resampled
 from rollout_sched.simulators.replay.scenario import TrafficModel
+from rollout_sched.simulators.replay.workload import Workload
 from tests.helpers import make_policy, make_scenario, make_trace
+from tests.page.test_run_page import data_of
 
 #: What a reader of the JSON relies on; every one an object {mean, min, max}.
 FIGURES = (
@@ -216,3 +227,112 @@ class TestRoughWorlds:
         assert "What the clients got" in text
         assert "What the trainer got" not in text
         assert "No policy" not in text
+
+
+# -- The report to read: every digit of every figure at any width, and what each figure means --
+
+NAMES = ("one", "a_policy_with_quite_a_long_name", "a_policy_with_quite_a_long_game")
+
+
+@pytest.fixture(scope="module")
+def document_report_tables() -> dict[str, Any]:
+    trace = make_trace({f"g{i}": [5 + 3 * i, 9 - i] for i in range(5)}, name="tiny")
+    scenario = make_scenario(
+        instances=2,
+        prompts_per_step=2,
+        traffic=TrafficModel(rate=0.2, for_s=60.0),
+        faults=[Lost(at_s=9.0, instance=1)],
+    )
+    policies = [make_policy(name) for name in NAMES]
+    return reports.document(trace, scenario, replay(trace, policies, scenario), steps=0, seeds=1)
+
+
+def large(figures: Any) -> Any:
+    """The same report with figures as wide as they come."""
+    if isinstance(figures, dict):
+        if figures.keys() == {"mean", "min", "max"}:
+            return {"mean": 123456.7, "min": 100000.0, "max": 140000.0}
+        if figures.keys() == {"value", "low", "high"}:
+            return {"value": 12.345, "low": 11.234, "high": 13.456}
+        return {key: large(value) for key, value in figures.items()}
+    return figures
+
+
+@pytest.mark.parametrize("width", [80, 100, 200])
+def test_every_figure_is_whole(document_report_tables: dict[str, Any], width: int) -> None:
+    policies = [
+        {**large(policy), "name": policy["name"]} for policy in document_report_tables["policies"]
+    ]
+    text = tables({**document_report_tables, "policies": policies}, width)
+    assert max(map(len, text.splitlines())) <= width
+    assert "\u2026" not in text
+    for whole in ("12.35x 11.23-13.46", "123,457 s \u00b116%", "12345670.0 %", "123.5 k \u00b116%"):
+        assert text.count(whole) >= len(NAMES), whole
+
+
+@pytest.mark.parametrize("width", [80, 100, 200])
+def test_policies_can_be_told_apart(document_report_tables: dict[str, Any], width: int) -> None:
+    rows = [line.split("  ")[0] for line in tables(document_report_tables, width).splitlines()]
+    assert len({row for row in rows if row.startswith(("one", "a_policy"))}) == len(NAMES)
+
+
+def test_every_figure_is_explained_where_it_is_shown(
+    document_report_tables: dict[str, Any],
+) -> None:
+    text = " ".join(tables(document_report_tables, 80).split())
+    for columns in (*TABLES.values(), *(columns for _, _, columns in ROUGH)):
+        for column in columns:
+            assert f"{column.label} = {' '.join(column.means.split())}" in text
+
+
+def test_a_wide_terminal_has_each_table_in_one_piece(
+    document_report_tables: dict[str, Any],
+) -> None:
+    lines = tables(document_report_tables, 400).splitlines()
+    assert sum(set(line) == {"-"} for line in lines) == len(TABLES) + len(ROUGH)
+
+
+def test_the_heading_fits_too(document_report_tables: dict[str, Any]) -> None:
+    assert max(map(len, heading(document_report_tables, 60).splitlines())) <= 60
+
+
+# -- The report of a replay as a page --
+
+
+def drawn(seeds: int = 1) -> tuple[Any, dict[str, Any]]:
+    trace = make_trace({f"g{i}": [5 + 3 * i, 9 - i] for i in range(6)}, name="tiny")
+    scenario = make_scenario(prompts_per_step=2, instances=2)
+    policies = [make_policy("one"), make_policy("two", batching="fully_async")]
+    runs = replay(trace, policies, scenario, seeds=seeds, records=True)
+    report = reports.document(trace, scenario, runs, steps=0, seeds=seeds)
+    report["verdict"] = verdict(report)
+    page = report_page(report, runs, Workload(trace, scenario.job))
+    return data_of(page), report
+
+
+def test_it_holds_the_report_and_the_runs() -> None:
+    data, report = drawn()
+    assert [policy["name"] for policy in data["policies"]] == ["one", "two"]
+    assert data["verdict"] == report["verdict"]
+    for policy, figures in zip(data["policies"], report["policies"], strict=True):
+        assert sum(policy["staleness"].values()) == 12
+        assert len(policy["record"]["curves"]) == figures["steps"]["mean"]
+        assert len(policy["record"]["requests"]["group"]) == 12
+        assert policy["record"]["lengths"][-1] == 20
+        assert policy["steps"][0]["t90_s"] == figures["per_step"][0][0]["t90_s"]
+        for step, curve in zip(policy["steps"], policy["record"]["curves"], strict=True):
+            assert curve[-1] >= step["t99_s"] >= step["t90_s"] >= curve[0]
+    assert data["offered"][-1] == 20
+
+
+def test_the_tables_are_those_of_the_terminal() -> None:
+    data, _ = drawn()
+    titles = [table["title"] for table in data["tables"]]
+    assert titles[0] == "Speed"
+    first = data["tables"][0]["rows"][0]
+    assert (first["name"], first["cells"][0]) == ("one", "1.00x")
+
+
+def test_of_several_seeds_it_says_which_is_drawn() -> None:
+    data, _ = drawn(seeds=2)
+    assert "charts show seed 0" in data["about"][-1]

@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from rollout_sched import journal
 from rollout_sched.config import PolicyFile, load_policy, shipped
 from rollout_sched.core.model import events as ev
+from rollout_sched.core.model.errors import CallerError, PolicyError
+from rollout_sched.core.model.events import Woke
 from rollout_sched.simulators.instance.model import CostModel
 from rollout_sched.simulators.instance.reference.instance import ReferenceInstance
 from rollout_sched.simulators.instance.sim_instance import SimInstance
@@ -23,11 +25,13 @@ from rollout_sched.simulators.replay.closed_loop import ClosedLoop
 from rollout_sched.simulators.replay.faults import Failing
 from rollout_sched.simulators.replay.runs import (
     Run,
+    RunNotes,
+    call_each,
     figures,
     replay,
     run_policy,
 )
-from rollout_sched.simulators.replay.scenario import Scenario, TrafficModel, load_scenario
+from rollout_sched.simulators.replay.scenario import Job, Scenario, TrafficModel, load_scenario
 from rollout_sched.simulators.replay.workload import Workload
 from rollout_sched.simulators.traces.model import SampleRecord, Trace, Turn, gather
 from rollout_sched.simulators.traces.synthetic import synthetic
@@ -355,3 +359,51 @@ def test_the_same_seed_gives_the_same_bytes_in_every_process() -> None:
     first, second = (process.communicate(timeout=60)[0] for process in processes)
     assert first
     assert first == second
+
+
+# -- What a run notes beside its metrics --
+
+
+def test_a_run_that_lasts_too_long_is_given_up() -> None:
+    trace = synthetic(2, 2, median=5, cap=9, prompt_median=5)
+    notes = RunNotes("ours", Workload(trace, Job(prompts_per_step=2)), None, give_up_s=10.0)
+    notes.observe(10.0, Woke(), [])
+    with pytest.raises(PolicyError, match="ours: run not finished after 10 s"):
+        notes.observe(10.1, Woke(), [])
+    assert notes.events == 2
+
+
+def test_progress_is_told_groups_delivered() -> None:
+    trace, told = synthetic(4, 2, median=50, cap=200, prompt_median=20), list[int]()
+    run = run_policy(
+        load_policy("streamed_sync"), trace, load_scenario("tiny-cpu-2"), progress=told.append
+    )
+    assert sum(told) == 4
+    assert run.samples_lost == 0
+
+
+# -- Calls in several processes: all are made, in order, and what one raises is heard --
+
+
+def power(base: int, exponent: int) -> int:
+    if exponent < 0:
+        raise CallerError(f"{exponent} is less than nothing")
+    return int(base**exponent)
+
+
+def test_results_come_in_the_order_of_the_arguments() -> None:
+    done: dict[int, int] = {}
+    assert call_each(power, (2,), [(n,) for n in range(6)], 2, done.__setitem__) == [
+        1,
+        2,
+        4,
+        8,
+        16,
+        32,
+    ]
+    assert done == {n: 2**n for n in range(6)}
+
+
+def test_what_one_raises_is_raised_as_it_was() -> None:
+    with pytest.raises(CallerError, match="-1 is less than nothing"):
+        call_each(power, (2,), [(3,), (-1,), (2,)], 2, lambda number, result: None)

@@ -3,13 +3,30 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
+import msgspec
 import pytest
 
 from rollout_sched.config import ConfigError
+from rollout_sched.core.model.actions import Dispatch
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.model.events import Spans
+from rollout_sched.simulators import traces
 from rollout_sched.simulators.replay.faults import Failing, Lost
-from rollout_sched.simulators.replay.scenario import TrafficModel, load_scenario, parse_scenario
+from rollout_sched.simulators.replay.scenario import (
+    Conversation,
+    PolicyDrift,
+    Traffic,
+    TrafficModel,
+    TrainerModel,
+    TransferCost,
+    load_scenario,
+    parse_scenario,
+)
+from rollout_sched.simulators.traces.model import SampleRecord, Trace, Turn, gather
+from tests.helpers import make_trace
 
 
 def table(**changes: Any) -> dict[str, Any]:
@@ -154,3 +171,152 @@ def test_another_job_keeps_what_is_not_given() -> None:
     other = scenario.with_job({"prompts_per_step": 0, "max_tokens": 9, "policy": "no job's"})
     assert (other.job.prompts_per_step, other.job.epochs, other.job.max_tokens) == (7, 2, 9)
     assert other.fleet == scenario.fleet
+
+
+# -- The trainer model: seconds of a step and of a transfer --
+
+
+def test_a_step_costs_a_fixed_part_and_a_part_per_token() -> None:
+    trainer = TrainerModel(fixed_s=5.0, seconds_per_token=1e-3)
+    assert trainer.step_s(0) == 5.0
+    assert trainer.step_s(2000) == pytest.approx(7.0)
+    assert trainer.step_s(2000, last=False) == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(("placement", "shared"), [("colocated", True), ("disaggregated", False)])
+def test_placement(placement: Any, shared: bool) -> None:
+    assert TrainerModel(placement=placement).colocated is shared
+
+
+def test_a_transfer_takes_its_bytes_over_the_bandwidth() -> None:
+    assert TransferCost(1.0, 15.2e9, 10e9).seconds == pytest.approx(2.52)
+    assert TransferCost(0.5).seconds == 0.5
+
+
+@pytest.mark.parametrize(
+    "values", [{"fixed_s": -1.0}, {"bytes": -1.0}, {"bytes_per_s": 0.0}, {"speed": 1.0}]
+)
+def test_what_makes_no_sense_is_refused(values: dict[str, float]) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(values, TransferCost)
+
+
+# -- Conversations: who comes when, with what to say --
+
+TALK = SampleRecord("g", 0, 4, (Turn(3, 10, 2.5), Turn(2)), finish="length", arrival_s=7.0)
+
+
+class TestConversation:
+    def test_goes_from_turn_to_turn(self) -> None:
+        client = Conversation("session-3", 7.0, TALK, 5)
+        assert (client.session, client.group, client.context_tokens) == ("session-3", "client/g", 5)
+        assert (client.present.turns, client.present.finish) == ((Turn(3),), "stop")
+        assert client.answered(3) == 2.5
+        assert (client.group, client.context_tokens) == ("session-3/1", 5 + 3 + 10)
+        assert client.known_tokens == 8
+        assert (client.present.turns, client.present.finish) == ((Turn(2),), "length")
+        assert client.answered(2) is None
+
+    def test_one_question_needs_no_session(self) -> None:
+        assert Conversation("session-0", 0.0, SampleRecord("g", 0, 4, (Turn(3),)), 4).session == ""
+
+
+class TestDrawn:
+    trace = make_trace({f"g{i}": [3 + i, 5 + i] for i in range(20)})
+
+    def arrivals(self, run_seed: int = 0, seed: int = 0) -> list[tuple[float, SampleRecord]]:
+        model = TrafficModel(rate=2.0, for_s=500.0, seed=seed)
+        drawn = Traffic(model, self.trace, run_seed)
+        return [(c.arrival_s, c.sample) for c in drawn.conversations()]
+
+    def test_so_many_a_second_for_so_long_with_any_sample(self) -> None:
+        arrivals = self.arrivals()
+        assert 900 < len(arrivals) < 1100
+        times = [at for at, _ in arrivals]
+        assert times == sorted(times)
+        assert times[0] > 0
+        assert 490 < times[-1] < 500
+        assert len({(s.group, s.sample) for _, s in arrivals}) == 40
+
+    def test_by_seed(self) -> None:
+        assert self.arrivals() == self.arrivals()
+        assert self.arrivals(1) != self.arrivals() != self.arrivals(seed=1)
+
+    def test_another_trace_may_be_named(self, tmp_path: Path) -> None:
+        path = tmp_path / "talk.jsonl"
+        traces.write(Trace("talk", gather([TALK])), path)
+        drawn = Traffic(TrafficModel(rate=1.0, for_s=9.0, trace=str(path)), self.trace, 0)
+        assert {c.sample.group for c in drawn.conversations()} == {"g"}
+
+
+class TestRecorded:
+    def test_each_sample_once_when_it_arrived(self) -> None:
+        early = SampleRecord("e", 0, 4, (Turn(3),), arrival_s=1.5)
+        traffic = Traffic(TrafficModel(), Trace("t", gather([TALK, early])), 0)
+        assert [(c.arrival_s, c.name) for c in traffic.conversations()] == [
+            (1.5, "session-0"),
+            (7.0, "session-1"),
+        ]
+        assert len(traffic) == 2
+        assert len(Traffic(TrafficModel(for_s=7.0), Trace("t", gather([TALK, early])), 0)) == 1
+
+    def test_a_trace_without_arrivals_is_told_what_to_do(self) -> None:
+        with pytest.raises(CallerError, match=r"trace t has no arrival times.*set traffic\.rate"):
+            Traffic(TrafficModel(), make_trace({"a": [3]}), 0)
+
+
+class TestNeeds:
+    def test_the_longest_request_there_can_be(self) -> None:
+        trace = Trace("t", gather([TALK]))
+        assert Traffic(TrafficModel(max_tokens=50), trace, 0).most_tokens == 4 + 3 + 10 + 50
+        assert Traffic(TrafficModel(max_tokens=2), trace, 0).most_tokens == 4 + 2 + 10 + 2
+        assert Traffic(TrafficModel(), trace, 0).max_tokens == 5, "the trace's cap"
+
+    def test_lengths_by_prompt(self) -> None:
+        other = SampleRecord("g", 1, 4, (Turn(8),), arrival_s=1.0)
+        traffic = Traffic(TrafficModel(), Trace("t", gather([TALK, other])), 0)
+        assert traffic.length("client/g") == round((3 + 8) / 2)
+        assert traffic.length("session-1/1") == 2
+
+
+# -- How much of a draft passes in a replay --
+
+
+def dispatch(draft: Spans, attempt: int = 1, version: int = 3) -> Dispatch:
+    return Dispatch("g/0", attempt, "i0", 10, 10, version, draft=draft)
+
+
+def kept(hazard: float, draft: Spans, settled: int = 0, tries: int = 1) -> list[int]:
+    drift = PolicyDrift(hazard)
+    return [drift.kept(dispatch(draft, n), settled, seed=0) for n in range(tries)]
+
+
+def test_without_drift_all_passes_and_with_all_of_it_nothing() -> None:
+    assert kept(0.0, ((1, 40), (2, 60))) == [100]
+    assert kept(1.0, ((1, 40), (2, 60))) == [0]
+    assert kept(1.0, ((3, 40), (2, 60))) == [40]  # what this version made it does not reject
+
+
+@pytest.mark.parametrize(("version", "distance"), [(2, 1), (0, 3)])
+def test_each_token_is_rejected_with_the_same_probability_for_each_version(
+    version: int, distance: int
+) -> None:
+    hazard, tokens = 0.01, 200
+    survives = (1 - hazard) ** distance
+    expected = sum(survives**n for n in range(1, tokens + 1))
+    found = kept(hazard, ((version, tokens),), tries=4000)
+    assert mean(found) == pytest.approx(expected, rel=0.05)
+    assert mean(n >= tokens for n in found) == pytest.approx(survives**tokens, abs=0.02)
+
+
+def test_the_dice_are_an_attempt_s_own() -> None:
+    assert kept(0.01, ((2, 500),), tries=5) == kept(0.01, ((2, 500),), tries=5)
+    assert len(set(kept(0.01, ((2, 500),), tries=5))) > 1
+    drift = PolicyDrift(0.01)
+    draft = dispatch(((2, 5000),))
+    assert drift.kept(draft, 0, seed=1) != drift.kept(draft, 0, seed=2)
+
+
+def test_a_cut_before_what_a_tool_has_answered_leaves_nothing() -> None:
+    whole = kept(0.01, ((2, 200),), tries=50)
+    assert [n if n >= 60 else 0 for n in whole] == kept(0.01, ((2, 200),), settled=60, tries=50)

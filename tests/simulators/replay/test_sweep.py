@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
 import pytest
 
 from rollout_sched.config import ConfigError
 from rollout_sched.core.model.errors import CallerError
+from rollout_sched.simulators.replay import report as reports
+from rollout_sched.simulators.replay.runs import replay
 from rollout_sched.simulators.replay.scenario import load_scenario
 from rollout_sched.simulators.replay.sweep import (
     Axis,
     World,
     axis,
+    document,
     is_of_policies,
     policies,
     split,
+    sweep_page,
+    table,
     worlds,
 )
+from tests.helpers import make_policy, make_scenario, make_trace
+from tests.page.test_run_page import data_of
 
 APART = "qwen7b-8xh100-disaggregated"
 
@@ -47,12 +57,12 @@ def test_whose_an_axis_is() -> None:
     assert is_of_policies(Axis("freshness", "max_staleness", (1,)))
     assert is_of_policies(Axis("weights", "when", ("now",)))
     assert not is_of_policies(Axis("weights", "fixed_s", (1.0,)))
-    for table, key, says in (
+    for role, key, says in (
         ("freshness", "max_stalenes", "no such parameter"),
         ("freshnes", "max_staleness", "no such role or scenario table"),
     ):
         with pytest.raises(CallerError, match=says):
-            is_of_policies(Axis(table, key, (1,)))
+            is_of_policies(Axis(role, key, (1,)))
 
 
 def test_each_policy_has_the_axes_that_are_its_own() -> None:
@@ -115,3 +125,78 @@ class TestSplit:
         (world,) = worlds(scenario, [])
         with pytest.raises(CallerError, match="needs GPUs of its own"):
             split(world, gpus)
+
+
+# -- One table over a grid of replays, and the frontier --
+
+
+def sweep() -> dict[str, Any]:
+    trace = make_trace({f"g{i}": [5 + 3 * i, 9 - i] for i in range(6)}, name="tiny")
+    policies = [make_policy("one"), make_policy("two", batching="fully_async")]
+    found, where = [], []
+    for instances in (1, 2):
+        scenario = make_scenario(prompts_per_step=2, instances=instances)
+        runs = replay(trace, policies, scenario)
+        found.append(reports.document(trace, scenario, runs, steps=0, seeds=1))
+        where.append(World(scenario, f"fleet.instances={instances}"))
+    return document(found, where)
+
+
+def test_every_world_has_its_report() -> None:
+    found = sweep()
+    assert found["schema"] == "rollout-sched-sweep/1"
+    assert [world["changed"] for world in found["worlds"]] == [
+        "fleet.instances=1",
+        "fleet.instances=2",
+    ]
+    assert [len(world["policies"]) for world in found["worlds"]] == [2, 2]
+    assert msgspec.json.decode(msgspec.json.encode(found))
+
+
+def test_the_frontier_is_what_none_beats() -> None:
+    found = sweep()
+    places = [(one["world"], one["policy"]) for one in found["frontier"]]
+    rows = {
+        (world["changed"], policy["name"]): policy["equal_length_tokens_per_s"]["mean"]
+        for world in found["worlds"]
+        for policy in world["policies"]
+    }
+    fastest = max(rows.values())
+    assert rows[places[0]] >= 0.99 * fastest
+    few = {place: speed for place, speed in rows.items() if place[0] == "fleet.instances=1"}
+    assert any(place in few for place in places)  # with fewer GPUs nobody is faster
+
+
+def test_a_row_for_each_that_fits_the_line() -> None:
+    found = sweep()
+    for width in (80, 100, 200):
+        text = table(found, width)
+        assert max(map(len, text.splitlines())) <= width
+        for name in ("one | fleet.instances=1", "two | fleet.instances=2"):
+            assert text.count(name) == 1
+        rows = [
+            line for line in text.splitlines() if line.startswith("* ") and " on the " not in line
+        ]
+        assert len(rows) == len(found["frontier"])
+
+
+# -- A grid of replays as a page --
+
+
+def test_every_replay_is_a_row_and_a_point() -> None:
+    found = sweep()
+    data = data_of(sweep_page(found))
+    assert len(data["rows"]) == len(data["points"]) == 4
+    on_frontier = [point["name"] for point in data["points"] if point["frontier"]]
+    assert len(on_frontier) == len(found["frontier"]) > 0
+    assert [row["name"].startswith("* ") for row in data["rows"]] == [
+        point["frontier"] for point in data["points"]
+    ]
+    for each in data["axes"]:
+        assert len({point[each["key"]] for point in data["points"]}) > 1, "else it says nothing"
+    assert "gpus" in {each["key"] for each in data["axes"]}
+    for point in data["points"]:
+        assert {axis["key"] for axis in data["axes"]} <= point.keys()
+        assert point["instances"] == point["gpus"]
+        assert point["tokens_per_s"] > 0
+        assert point["gpus"] == int(point["name"][-1])

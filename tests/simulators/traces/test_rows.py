@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import pytest
 
 from rollout_sched.simulators.traces.model import TraceError
 from rollout_sched.simulators.traces.rows import csv_rows, json_rows
+from rollout_sched.simulators.traces.store import IMPORTERS, recognised
 
 
 def csv(*lines: str) -> list:
@@ -41,3 +44,17 @@ def test_a_row_with_too_few_cells_is_named():
 def test_a_json_line_that_is_no_object_is_named():
     with pytest.raises(TraceError, match=r"t.jsonl, line 1"):
         list(json_rows("t.jsonl", iter([(1, "[1]")])))
+
+
+# -- Each format can be told from those that are tried before it --
+
+
+def test_no_format_hides_another() -> None:
+    for earlier, later in combinations(IMPORTERS, 2):
+        assert not earlier.columns <= later.columns, (earlier.about, later.about)
+
+
+def test_each_is_found_by_its_columns_whatever_else_is_there() -> None:
+    for importer in IMPORTERS:
+        assert recognised("x", 1, [*importer.columns, "more"]) is importer
+        assert importer.about

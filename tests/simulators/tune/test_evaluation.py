@@ -1,8 +1,14 @@
-"""Evaluation: parts of a trace that share no prompt, and figures that a seed repeats."""
+"""Limits: what exceeds one is said, and what is measured several times is put together."""
 
 from __future__ import annotations
 
+import math
+import multiprocessing
+import os
 import random
+import signal
+import time
+from functools import partial
 
 import msgspec
 import pytest
@@ -12,9 +18,138 @@ from rollout_sched.simulators.replay.scenario import Job, TrafficModel
 from rollout_sched.simulators.traces.synthetic import synthetic
 from rollout_sched.simulators.tune import space
 from rollout_sched.simulators.tune.candidates import Candidate, draw, presets
-from rollout_sched.simulators.tune.evaluation import Case, Task, bench_of, lasting
+from rollout_sched.simulators.tune.evaluation import (
+    Case,
+    CaseFigures,
+    FigureBook,
+    HardLimits,
+    SpeedUp,
+    Spent,
+    Task,
+    WorkerDied,
+    WorkerPool,
+    bench_of,
+    lasting,
+    simplest_of_the_best,
+    speed_up,
+    together,
+)
 from tests.helpers import make_scenario, make_trace
-from tests.simulators.tune.bench import candidate, small_bench
+from tests.simulators.tune.bench import Oracle, candidate, faster_with_more_prompts, small_bench
+
+SOUND = CaseFigures(
+    tokens_per_s=1.0, staleness_max=1, length_ratio=0.99, longest_kept=0.98, step_bias=0.1
+)
+LIMITS = HardLimits(max_staleness=1, max_length_bias=0.01, max_step_bias=0.1)
+
+
+def test_at_the_limit_is_allowed() -> None:
+    assert LIMITS.exceeded(SOUND) == []
+    assert LIMITS.excess(SOUND) == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("staleness_max", 2, "staleness 2 above 1"),
+        ("length_ratio", 0.97, "length bias 0.030 above 0.01"),
+        ("length_ratio", 1.03, "length bias 0.030 above 0.01"),
+        ("longest_kept", 0.9, "length bias 0.050 above 0.01"),
+        ("step_bias", 0.2, "step bias 0.200 above 0.1"),
+    ],
+)
+def test_each_limit(field: str, value: float, said: str) -> None:
+    figures = msgspec.structs.replace(SOUND, **{field: value})
+    assert LIMITS.exceeded(figures) == [said]
+    assert LIMITS.excess(figures) > 0
+
+
+def test_what_failed_exceeds_everything() -> None:
+    assert LIMITS.exceeded(CaseFigures(failed="it stood still")) == ["it stood still"]
+
+
+def test_together_takes_means_and_the_stalest() -> None:
+    figures = together(
+        [
+            CaseFigures(tokens_per_s=1.0, staleness_max=0),
+            CaseFigures(tokens_per_s=3.0, staleness_max=2),
+        ]
+    )
+    assert figures.tokens_per_s == 2.0
+    assert figures.staleness_max == 2
+    assert figures.length_ratio == 1.0
+
+
+def test_one_failure_is_a_failure() -> None:
+    assert together([SOUND, CaseFigures(failed="no")]).failed == "no"
+
+
+def test_tightened_limits_allow_less_bias_and_the_same_staleness() -> None:
+    assert HardLimits(2, 0.1, 0.4).tightened(0.25) == HardLimits(
+        2, pytest.approx(0.075), pytest.approx(0.3)
+    )
+
+
+# -- Comparison in pairs: what seeds have in common falls out, and noise wins nothing --
+
+
+def at(*speeds: float) -> list[CaseFigures]:
+    return [CaseFigures(tokens_per_s=speed) for speed in speeds]
+
+
+def test_seeds_fall_out() -> None:
+    ratio = speed_up(at(11, 110, 1100), at(10, 100, 1000))
+    assert (ratio.mean, ratio.low, ratio.high) == pytest.approx((1.1, 1.1, 1.1))
+
+
+def test_the_interval_is_students() -> None:
+    ratio = speed_up(at(math.exp(0.1), math.exp(0.3)), at(1, 1))
+    assert ratio.mean == pytest.approx(math.exp(0.2))
+    half = 6.31 * math.sqrt(0.02 / 2)
+    assert ratio.low == pytest.approx(math.exp(0.2 - half))
+    assert ratio.high == pytest.approx(math.exp(0.2 + half))
+
+
+def test_many_seeds_have_an_interval_too() -> None:
+    ratio = speed_up(at(*[1.1, 1.2] * 10), at(*[1.0] * 20))
+    assert 1.1 < ratio.low < ratio.mean < ratio.high < 1.2
+
+
+def test_one_case_leaves_something_open() -> None:
+    ratio = speed_up(at(1.04), at(1.0))
+    assert ratio.low < 1.0 < ratio.high
+
+
+def test_it_is_said_shortly() -> None:
+    assert str(SpeedUp(1.256, 1.2, 1.3)) == "1.26x [1.20, 1.30]"
+
+
+class TestChoice:
+    def choose(self, speeds: dict[str, list[float]], departures: dict[str, int]) -> str:
+        return simplest_of_the_best(
+            list(speeds),
+            lambda one, other: speed_up(at(*speeds[one]), at(*speeds[other])),
+            lambda one: departures[one],
+        )
+
+    def test_the_faster_wins_by_more_than_the_spread(self) -> None:
+        speeds = {"plain": [1.0, 1.0, 1.0], "odd": [1.2, 1.21, 1.22]}
+        assert self.choose(speeds, {"plain": 0, "odd": 5}) == "odd"
+
+    def test_within_the_spread_the_simpler(self) -> None:
+        speeds = {"odd": [1.05, 0.98, 1.02], "plain": [1.0, 1.0, 1.0]}
+        assert self.choose(speeds, {"plain": 0, "odd": 5}) == "plain"
+
+    def test_a_wide_spread_does_not_excuse_a_slow_one(self) -> None:
+        speeds = {"odd": [1.5, 1.0, 1.1], "plain": [1.0, 1.0, 1.0]}
+        assert self.choose(speeds, {"plain": 0, "odd": 5}) == "odd"
+
+    def test_of_equally_simple_ones_the_faster(self) -> None:
+        speeds = {"one": [1.0, 1.01], "other": [1.01, 1.005]}
+        assert self.choose(speeds, {"one": 1, "other": 1}) == "other"
+
+
+# -- Evaluation: parts of a trace that share no prompt, and figures that a seed repeats --
 
 BLIND = [
     (role, option.use)
@@ -144,3 +279,168 @@ def test_without_polls_who_does_not_read_them_does_the_same(
     fast = bench(task)
     monkeypatch.setattr(space, "reads_polls", lambda table: True)
     assert not blind or bench(task) == fast
+
+
+# -- Worker processes: answers in order, an end when the time is over, and no process left behi --
+
+
+def forever() -> float:
+    return 60.0
+
+
+def slower_for_less(number: int) -> int:
+    time.sleep(0.2 / (1 + number))
+    return 10 * number
+
+
+def scaled(factor: int, number: int) -> int:
+    return factor * number
+
+
+def whose(number: int) -> int:
+    return os.getpid()
+
+
+def sleeps(number: int) -> int:
+    time.sleep(number)
+    return number
+
+
+def dies(number: int) -> int:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+def interrupts_itself(number: int) -> int:
+    os.kill(os.getpid(), signal.SIGINT)
+    return number
+
+
+def test_answers_come_in_the_order_of_the_questions() -> None:
+    with WorkerPool(slower_for_less, 2) as workers:
+        assert list(workers.answers([0, 1, 2, 3], forever)) == [0, 10, 20, 30]
+        assert list(workers.answers([5], forever)) == [50]
+        assert list(workers.answers([], forever)) == []
+    assert multiprocessing.active_children() == []
+
+
+def test_they_are_other_processes_and_stay() -> None:
+    with WorkerPool(whose, 1) as workers:
+        first = list(workers.answers([1, 2], forever))
+        again = list(workers.answers([3], forever))
+    assert len({*first, *again}) == 1
+    assert os.getpid() not in first
+
+
+def test_what_answers_may_hold_data() -> None:
+    with WorkerPool(partial(scaled, 3), 1) as workers:
+        assert list(workers.answers([2], forever)) == [6]
+
+
+def test_when_the_time_is_over_nothing_is_waited_for() -> None:
+    with WorkerPool(sleeps, 2) as workers:
+        list(workers.answers([0, 0], forever))  # they have started
+        began = time.monotonic()
+        answers = list(workers.answers([0, 60], lambda: began + 1.0 - time.monotonic()))
+        assert answers == [0]
+        assert time.monotonic() - began < 5.0
+        assert list(workers.answers([0], forever)) == [0]
+    assert multiprocessing.active_children() == []
+
+
+def test_a_worker_that_dies_is_an_error_and_not_a_standstill() -> None:
+    with WorkerPool(dies, 1) as workers, pytest.raises(WorkerDied, match="--jobs"):
+        list(workers.answers([1], forever))
+
+
+def test_an_interrupt_is_for_the_parent_alone() -> None:
+    with WorkerPool(interrupts_itself, 1) as workers:
+        assert list(workers.answers([7], forever)) == [7]
+
+
+def test_a_consumer_that_stops_leaves_nothing_running() -> None:
+    with WorkerPool(sleeps, 2) as workers:
+        answers = workers.answers([0, 60, 60], forever)
+        assert next(answers) == 0
+        answers.close()
+        assert list(workers.answers([0], forever)) == [0]
+    assert multiprocessing.active_children() == []
+
+
+# -- The book: nothing is measured twice, and what is in it is a prefix of what was asked for --
+
+ONE, TWO = (
+    candidate(batching="sync", over_prompts=1.0),
+    candidate(batching="sync", over_prompts=2.0),
+)
+CASES = (Case(4, 1), Case(4, 2))
+
+
+def forever_book() -> float:
+    return 1.0
+
+
+def open_book(oracle: Oracle, evaluations: int | None = None) -> FigureBook:
+    return FigureBook(lambda tasks: oracle.answers(tasks, forever_book), evaluations=evaluations)
+
+
+def test_case_by_case_and_nothing_twice() -> None:
+    oracle = Oracle(faster_with_more_prompts)
+    book = open_book(oracle)
+    book.measure([ONE, TWO, ONE], CASES)
+    assert [(task.table, task.case) for task in oracle.tasks] == [
+        (one.table, case) for case in CASES for one in (ONE, TWO)
+    ]
+    book.measure([TWO, ONE], CASES)
+    assert len(oracle.tasks) == len(book) == 4
+    assert ONE in book
+    assert candidate(batching="one_step_off") not in book
+    assert book.speed_up(TWO, ONE, CASES).mean == pytest.approx(2.0)
+
+
+def test_so_many_evaluations_and_no_more() -> None:
+    oracle = Oracle(faster_with_more_prompts)
+    book = open_book(oracle, evaluations=3)
+    with pytest.raises(Spent):
+        book.measure([ONE, TWO], CASES)
+    assert len(book) == 3
+    assert book.knows(ONE, CASES)
+    assert not book.knows(TWO, CASES)
+    with pytest.raises(Spent):
+        book.measure([TWO], CASES)
+    assert len(oracle.tasks) == 3
+
+
+def test_just_enough_is_not_too_few() -> None:
+    book = open_book(Oracle(faster_with_more_prompts), evaluations=4)
+    book.measure([ONE, TWO], CASES)
+    assert len(book) == 4
+
+
+def test_what_came_before_an_interruption_stays() -> None:
+    book = open_book(Oracle(faster_with_more_prompts, stop_after=3))
+    with pytest.raises(KeyboardInterrupt):
+        book.measure([ONE, TWO], CASES)
+    assert len(book) == 3
+    assert book.of(ONE, CASES)[0].tokens_per_s == 200.0
+
+
+def test_answers_that_end_early_are_the_end() -> None:
+    oracle = Oracle(faster_with_more_prompts)
+    book = FigureBook(lambda tasks: oracle.answers(tasks, lambda: 2.0 - oracle.now))
+    with pytest.raises(Spent):
+        book.measure([ONE, TWO], CASES)
+    assert len(book) == 2
+
+
+def test_the_reference_comes_first_and_says_when_to_give_up() -> None:
+    oracle = Oracle(faster_with_more_prompts)
+    book = FigureBook(lambda tasks: oracle.answers(tasks, forever_book), ONE)
+    book.measure([TWO, ONE], CASES)
+    assert [(task.table, task.case.seed) for task in oracle.tasks] == [
+        (ONE.table, 1),
+        (ONE.table, 2),
+        (TWO.table, 1),
+        (TWO.table, 2),
+    ]
+    assert [task.give_up_s for task in oracle.tasks] == [math.inf, math.inf, 20.0, 20.0]

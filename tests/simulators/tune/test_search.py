@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from rollout_sched.simulators.tune.candidates import BASELINES, presets
+from rollout_sched.simulators.tune.candidates import BASELINES, Candidate, presets
 from rollout_sched.simulators.tune.evaluation import (
     Case,
     CaseFigures,
@@ -13,8 +15,15 @@ from rollout_sched.simulators.tune.evaluation import (
     Spent,
     Task,
 )
-from rollout_sched.simulators.tune.search import Search, rungs, steps_for
-from tests.simulators.tune.bench import Oracle, faster_with_more_prompts, setting
+from rollout_sched.simulators.tune.search import (
+    Ranking,
+    Search,
+    frontier,
+    ranking,
+    rungs,
+    steps_for,
+)
+from tests.simulators.tune.bench import Oracle, candidate, faster_with_more_prompts, setting
 
 LIMITS = HardLimits(max_staleness=0, max_length_bias=0.01, max_step_bias=0.051)
 
@@ -138,3 +147,92 @@ def test_what_is_near_a_fast_one_that_exceeds_a_limit_is_tried() -> None:
 
     search, _, _ = searched(150, narrow)
     assert search.best(1)[0].table["batching"]["batches"] == 3
+
+
+# -- Standings: who wins, and what is on the frontier --
+
+CASES = (Case(8, 1, held_out=True), Case(8, 2, held_out=True))
+LIMITS_RANKING = HardLimits(0, 0.01, 0.051)
+PLAIN, FASTER, BIASED = (candidate(batching="sync", over_prompts=over) for over in (1.0, 1.5, 2.0))
+ODD = candidate(batching="sync", over_prompts=1.5, ordering="shortest_first")
+
+
+def measured(*candidates: Candidate, formula=faster_with_more_prompts) -> Ranking:
+    book = FigureBook(lambda tasks: Oracle(formula).answers(tasks, lambda: 1.0))
+    book.measure(candidates, CASES)
+    return ranking(book, CASES)
+
+
+def test_the_fastest_that_keeps_the_limits_wins() -> None:
+    assert measured(PLAIN, FASTER, BIASED).winner(LIMITS_RANKING) == FASTER
+    assert measured(PLAIN, FASTER, BIASED).winner(HardLimits(0, 0.01, 1.0)) == BIASED
+
+
+def test_of_equally_fast_ones_the_simpler() -> None:
+    assert measured(ODD, FASTER).winner(LIMITS_RANKING) == FASTER
+
+
+def test_nothing_wins_where_nothing_keeps_the_limits() -> None:
+    assert measured(FASTER).winner(HardLimits(0, 0.01, 0.0)) is None
+
+
+def test_the_frontier_trades_speed_for_bias() -> None:
+    assert measured(PLAIN, ODD, FASTER, BIASED).frontier() == [BIASED, ODD, PLAIN]
+
+
+def test_what_failed_is_not_there() -> None:
+    def formula(task: Task) -> CaseFigures:
+        return (
+            CaseFigures(failed="no") if "ordering" in task.table else faster_with_more_prompts(task)
+        )
+
+    found = measured(ODD, PLAIN, formula=formula)
+    assert found.candidates == [PLAIN]
+    assert found.frontier() == [PLAIN]
+
+
+def test_what_it_says_of_its_members() -> None:
+    found = measured(PLAIN, FASTER)
+    assert found.held_out
+    assert not Ranking([], (Case(8, 1),), found.book).held_out
+    assert found.speed_up(FASTER, PLAIN).mean > 1.4
+    assert found.figures(PLAIN).tokens_per_s == 250.0
+    assert found.preset("dplb") is None
+    known = Candidate({}, "dplb")
+    assert Ranking([PLAIN, known], CASES, found.book).preset("dplb") == known
+
+
+# -- The frontier: what nothing else is better than in every respect --
+
+
+def names(**items: dict[str, Any]) -> list[str]:
+    return frontier(list(items), lambda name: CaseFigures(**{"tokens_per_s": 100.0, **items[name]}))
+
+
+def test_slower_and_staler_is_not_on_it() -> None:
+    assert names(
+        fresh={"tokens_per_s": 100.0},
+        fast={"tokens_per_s": 150.0, "staleness_mean": 1.0},
+        beaten={"tokens_per_s": 120.0, "staleness_mean": 1.5},
+    ) == ["fast", "fresh"]
+
+
+def test_every_respect_counts() -> None:
+    everything = {
+        "best": {},
+        "fast": {"tokens_per_s": 110.0, "step_bias": 0.5, "length_ratio": 0.5, "staleness_mean": 9},
+        "a": {"tokens_per_s": 105.0, "step_bias": 0.5},
+        "b": {"tokens_per_s": 105.0, "longest_kept": 0.5},
+        "c": {"tokens_per_s": 105.0, "staleness_mean": 1.0},
+    }
+    assert set(names(**everything)) == set(everything)
+
+
+def test_differences_too_small_to_matter_are_none() -> None:
+    assert names(first={"tokens_per_s": 100.0}, same={"tokens_per_s": 100.2}) == ["first"]
+    assert names(a={"step_bias": 0.101}, b={"step_bias": 0.099}) == ["a"]
+
+
+def test_what_made_nothing_is_not_there() -> None:
+    assert names(a={"tokens_per_s": 0.0}) == []
+    assert names() == []

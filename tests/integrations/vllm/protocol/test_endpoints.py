@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
+import pytest
+
 from rollout_sched.integrations.vllm.protocol import endpoints
+from rollout_sched.integrations.vllm.protocol import endpoints as gauges
+from rollout_sched.integrations.vllm.protocol.endpoints import (
+    CHAT_ONLY,
+    ENDPOINTS,
+    INPUT,
+    NEUTRAL_SAMPLING,
+    UNKNOWN_TO_COMPLETIONS,
+    engine_id,
+    names_another,
+)
+from tests.integrations.vllm.scripted import METRICS
 
 
 def test_every_path_that_generates_is_told_apart():
@@ -11,3 +24,68 @@ def test_every_path_that_generates_is_told_apart():
         "/v1/chat/completions": "chat",
         "/inference/v1/generate": "generate",
     }
+
+
+# -- Ids that vLLM makes of ours --
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "known_as"),
+    [("completions", "cmpl-r1-0"), ("chat", "chatcmpl-r1"), ("generate", "generate-tokens-r1")],
+)
+def test_the_engine_knows_a_request_by_its_endpoint_and_id(endpoint, known_as):
+    assert engine_id(endpoint, "r1") == known_as
+
+
+@pytest.mark.parametrize("endpoint", ["completions", "chat", "generate"])
+def test_an_id_that_the_engine_makes_names_its_order(endpoint):
+    told = engine_id(endpoint, "mine-ab12cd34-17")
+    assert not names_another(told, "ab12cd34-17")
+    assert names_another(told, "ab12cd34-1")
+    assert names_another(told, "ab12cd34-18")
+
+
+@pytest.mark.parametrize(
+    ("said", "another"),
+    [
+        ("cmpl-ab12cd34-17", False),
+        ("cmpl-ab12cd34-17-0", False),
+        ("cmpl-ab12cd34-18", True),
+        ("cmpl-ab12cd34-170", True),
+        ("cmpl-ab12cd34-1", True),
+        ("generate-tokens-mine-ab12cd34-17", False),
+        ("generate-tokens-mine-ab12cd34-3", True),
+        ("cmpl-cmpl-ab12cd34-3-ab12cd34-17", False),  # named after an earlier answer of ours
+        ("cmpl-0123456789abcdef", False),
+        ("cmpl-ffffffff-18", False),
+        ("", False),
+    ],
+)
+def test_an_id_names_our_order_or_another(said, another):
+    assert names_another(said, "ab12cd34-17") is another
+
+
+# -- vLLM's names of gauges: the simulated server says what the client reads, by these names --
+
+
+def test_a_server_of_vllms_was_seen_to_say_all_of_them():
+    names = [value for name, value in vars(gauges).items() if name.isupper()]
+    assert len(names) == 10
+    assert [name for name in names if name not in METRICS] == []
+
+
+# -- Fields of requests, by endpoint --
+
+
+def test_every_endpoint_has_a_prompt():
+    assert set(INPUT) == set(ENDPOINTS.values())
+    assert len(set(INPUT.values())) == len(INPUT)
+
+
+def test_the_prompt_of_a_chat_is_nothing_to_a_completion():
+    assert INPUT["chat"] in CHAT_ONLY
+    assert INPUT["completions"] not in CHAT_ONLY
+
+
+def test_what_we_say_to_completions_is_known_there():
+    assert not UNKNOWN_TO_COMPLETIONS & NEUTRAL_SAMPLING.keys()

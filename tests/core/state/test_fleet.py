@@ -1,0 +1,502 @@
+"""The fleet: `least()` against brute force, and the facts that follow from the instances."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from rollout_sched.core.model.events import InstanceReported
+from rollout_sched.core.model.model import Attempt, Instance, InstanceStatus
+from rollout_sched.core.state.fleet import Fleet, KvSizes, OpenInstances, SessionRoom
+from tests.core.told import make_request
+
+
+def by_tokens(instance: Instance) -> int:
+    return instance.tokens
+
+
+def has_slots(instance: Instance) -> bool:
+    return instance.in_flight < instance.slots
+
+
+def make_fleet(instances: int = 0, *, slots: int = 4, load: Any = by_tokens) -> Fleet:
+    fleet = Fleet(load, has_slots)
+    for number in range(instances):
+        fleet.join(f"i{number}", slots, 1000, 0)
+    return fleet
+
+
+def send(fleet: Fleet, name: str, *, context: int = 10, expected: int = 0) -> Attempt:
+    request = make_request(context_tokens=context)
+    request.expected_tokens = expected
+    return fleet.send(request, fleet.instances[name], 100)
+
+
+def least(fleet: Fleet) -> str | None:
+    instance = fleet.least()
+    return None if instance is None else instance.id
+
+
+class TestLeast:
+    def test_nobody_is_least_of_none(self) -> None:
+        assert least(make_fleet()) is None
+
+    def test_the_first_to_join_wins_a_tie(self) -> None:
+        fleet = make_fleet(3)
+        assert least(fleet) == "i0"
+        send(fleet, "i0")
+        assert least(fleet) == "i1"
+        send(fleet, "i1")
+        send(fleet, "i2")
+        assert least(fleet) == "i0"
+
+    def test_work_raises_and_an_answer_lowers_the_load(self) -> None:
+        fleet = make_fleet(2)
+        attempt = send(fleet, "i0")
+        send(fleet, "i1", context=5)
+        assert least(fleet) == "i1"
+        fleet.close(attempt)
+        assert least(fleet) == "i0"
+
+    def test_a_new_prediction_counts(self) -> None:
+        fleet = make_fleet(2)
+        one, _ = send(fleet, "i0"), send(fleet, "i1")
+        fleet.expect(one, 50)
+        assert least(fleet) == "i1"
+
+    def test_asking_changes_nothing(self) -> None:
+        fleet = make_fleet(2)
+        assert least(fleet) == least(fleet) == "i0"
+        assert len(fleet.open) == 2
+
+    def test_one_that_is_closed_is_passed_over(self) -> None:
+        fleet = make_fleet(2)
+        closed = fleet.instances["i0"]
+        closed.status = InstanceStatus.PAUSING
+        fleet.touch(closed)
+        assert least(fleet) == "i1"
+        closed.status = InstanceStatus.SERVING
+        fleet.touch(closed)
+        assert least(fleet) == "i0"
+
+    def test_one_that_rests_is_passed_over(self) -> None:
+        fleet = make_fleet(1)
+        fleet.instances["i0"].rests_until = 3.0
+        fleet.touch(fleet.instances["i0"])
+        assert least(fleet) is None
+
+    def test_one_that_is_full_is_passed_over(self) -> None:
+        fleet = make_fleet(1, slots=1)
+        attempt = send(fleet, "i0")
+        assert least(fleet) is None
+        fleet.close(attempt)
+        assert least(fleet) == "i0"
+
+    def test_a_rejoined_name_is_a_new_instance(self) -> None:
+        fleet = make_fleet(2)
+        before = fleet.instances["i0"]
+        fleet.lose(before)
+        fleet.join("i0", 4, 1000, 0)
+        assert least(fleet) == "i1", "it joined before the new i0"
+        assert fleet.open_instance("i0") is not before
+
+    @pytest.mark.parametrize("instances", [1, 10])
+    def test_the_heap_does_not_grow_without_bound(self, instances: int) -> None:
+        fleet = make_fleet(instances)
+        for _ in range(5000):
+            fleet.close(send(fleet, "i0"))
+        assert len(fleet._ranked._heap) <= 64 + 4 * instances
+        assert least(fleet) == "i0"
+
+
+class TestJoining:
+    def test_kv_tokens_are_those_of_the_largest(self) -> None:
+        fleet = make_fleet()
+        assert fleet.kv.largest is None
+        for name, kv_tokens, largest in [("i0", 40, 40), ("i1", 50, 50), ("i2", 30, 50)]:
+            fleet.join(name, 1, kv_tokens, 0)
+            assert fleet.kv.largest == fleet.kv.most == largest
+        for name, left in [("i1", 40), ("i0", 30), ("i2", None)]:
+            fleet.lose(fleet.instances[name])
+            assert fleet.kv.largest == left
+            assert fleet.kv.most == 50
+
+    def test_the_version_is_the_oldest_that_may_generate(self) -> None:
+        fleet = make_fleet()
+        assert fleet.version is None
+        one, other = fleet.join("i0", 1, 10, 3), fleet.join("i1", 1, 10, 5)
+        assert fleet.version == 3
+        fleet.set_version(one, 6)
+        assert fleet.version == 5
+        fleet.lose(other)
+        assert fleet.version == 6
+
+
+class TestAttempts:
+    def test_ids_are_never_used_twice(self) -> None:
+        fleet = make_fleet(1)
+        first = send(fleet, "i0")
+        fleet.close(first)
+        assert send(fleet, "i0").id == first.id + 1
+
+    def test_an_attempt_remembers_the_version_it_began_with(self) -> None:
+        fleet = make_fleet(1)
+        attempt = send(fleet, "i0")
+        fleet.set_version(fleet.instances["i0"], 4)
+        assert attempt.version == 0
+        assert send(fleet, "i0").version == 4
+
+    @pytest.mark.parametrize(
+        ("expected", "made", "counted"), [(0, 0, 10), (30, 0, 40), (30, 20, 20), (999, 0, 110)]
+    )
+    def test_the_load_is_context_and_what_is_still_expected(
+        self, expected: int, made: int, counted: int
+    ) -> None:
+        fleet = make_fleet(1)
+        request = make_request()
+        request.expected_tokens, request.response_tokens = expected, made
+        attempt = fleet.send(request, fleet.instances["i0"], 100)
+        assert fleet.instances["i0"].tokens == counted
+        fleet.close(attempt)
+        assert fleet.instances["i0"].tokens == 0
+
+    @pytest.mark.parametrize(("expected", "counted"), [(-5, 10), (20, 30), (999, 110)])
+    def test_a_prediction_is_bounded_by_what_may_be_made(self, expected: int, counted: int) -> None:
+        fleet = make_fleet(1)
+        fleet.expect(send(fleet, "i0", expected=50), expected)
+        assert fleet.instances["i0"].tokens == counted
+
+    def test_a_lost_instance_gives_up_all_it_held(self) -> None:
+        fleet = make_fleet(2)
+        held = [send(fleet, "i0"), send(fleet, "i0")]
+        other = send(fleet, "i1")
+        assert fleet.lose(fleet.instances["i0"]) == held
+        assert fleet.attempts == {other.id: other}
+        assert list(fleet.instances) == ["i1"]
+        assert fleet.open == [fleet.instances["i1"]]
+
+
+def test_the_open_list_knows_every_place() -> None:
+    fleet = make_fleet(4)
+    for name in ("i1", "i3", "i0"):
+        instance = fleet.instances[name]
+        instance.status = InstanceStatus.UPDATING
+        fleet.touch(instance)
+        assert fleet.open_instance(name) is None
+        assert [i.open_index for i in fleet.open] == list(range(len(fleet.open)))
+    assert fleet.open == [fleet.instances["i2"]]
+    assert fleet.open_instance("i2") is fleet.instances["i2"]
+    assert fleet.open_instance("nobody") is None
+
+
+class BruteForce(RuleBasedStateMachine):
+    """Everything a fleet can go through, and every answer computed from its instances anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fleet = make_fleet()
+        self.names = count()
+        self.most = 0  # instances at once
+
+    def pick(self, data: st.DataObject) -> Instance:
+        return self.fleet.instances[data.draw(st.sampled_from(sorted(self.fleet.instances)))]
+
+    @rule(slots=st.integers(1, 3), kv_tokens=st.integers(1, 5), version=st.integers(0, 3))
+    def join(self, slots: int, kv_tokens: int, version: int) -> None:
+        self.fleet.join(f"i{next(self.names)}", slots, kv_tokens, version)
+
+    @precondition(lambda self: self.fleet.instances)
+    @rule(data=st.data())
+    def lose(self, data: st.DataObject) -> None:
+        self.fleet.lose(self.pick(data))
+
+    @precondition(lambda self: self.fleet.open)
+    @rule(data=st.data(), context=st.integers(1, 3), expected=st.integers(0, 3))
+    def send(self, data: st.DataObject, context: int, expected: int) -> None:
+        places = st.integers(0, len(self.fleet.open) - 1)
+        name = self.fleet.open[data.draw(places)].id
+        send(self.fleet, name, context=context, expected=expected)
+
+    @precondition(lambda self: self.fleet.attempts)
+    @rule(data=st.data(), expected=st.none() | st.integers(0, 4))
+    def answer_or_expect(self, data: st.DataObject, expected: int | None) -> None:
+        attempt = self.fleet.attempts[data.draw(st.sampled_from(sorted(self.fleet.attempts)))]
+        if expected is None:
+            self.fleet.close(attempt)
+        else:
+            self.fleet.expect(attempt, expected)
+
+    @precondition(lambda self: self.fleet.instances)
+    @rule(data=st.data(), status=st.sampled_from(InstanceStatus), rest=st.sampled_from([0.0, 9.0]))
+    def change(self, data: st.DataObject, status: InstanceStatus, rest: float) -> None:
+        instance = self.pick(data)
+        instance.status, instance.rests_until = status, rest
+        self.fleet.touch(instance)
+
+    @precondition(lambda self: self.fleet.instances)
+    @rule(data=st.data(), version=st.integers(0, 3))
+    def update(self, data: st.DataObject, version: int) -> None:
+        self.fleet.set_version(self.pick(data), version)
+
+    @precondition(lambda self: self.fleet.instances)
+    @rule(data=st.data(), times=st.integers(1, 99))
+    def touch(self, data: st.DataObject, times: int) -> None:
+        instance = self.pick(data)
+        for _ in range(times):
+            self.fleet.touch(instance)
+
+    @invariant()
+    def agrees(self) -> None:
+        fleet = self.fleet
+        everyone = list(fleet.instances.values())
+        may = [
+            i
+            for i in everyone
+            if i.status is InstanceStatus.SERVING and not i.rests_until and has_slots(i)
+        ]
+        assert sorted(fleet.open, key=lambda i: i.serial) == may
+        assert [i.open_index for i in fleet.open] == list(range(len(may)))
+        assert fleet.least() is min(may, key=lambda i: (i.tokens, i.serial), default=None)
+        assert all((fleet.open_instance(i.id) is i) == (i in may) for i in everyone)
+        assert fleet.version == min((i.version for i in everyone), default=None)
+        assert fleet.kv.largest == max((i.kv_tokens for i in everyone), default=None)
+        self.most = max(self.most, len(everyone))
+        assert len(fleet._ranked._heap) <= 64 + 4 * self.most
+
+
+TestBruteForce = BruteForce.TestCase
+
+
+class TwoSessions:
+    """At most two, none if the last poll says that the cache is full."""
+
+    def admits(self, instance: Instance) -> bool:
+        return has_slots(instance)
+
+    def observe(self, instance: Instance, report: InstanceReported) -> Any:
+        return report.kv_usage
+
+    def begins(self, instance: Instance) -> bool:
+        return instance.sessions < 2 and instance.observed != 1.0
+
+    def continues(self, instance: Instance) -> bool:
+        return True
+
+
+class TestSessions:
+    def fleet(self) -> Fleet:
+        fleet = Fleet(by_tokens, has_slots, TwoSessions())
+        for name in ("i0", "i1"):
+            fleet.join(name, 4, 1000, 0)
+        return fleet
+
+    def test_kept_between_two_turns_and_left_at_the_next(self) -> None:
+        fleet = self.fleet()
+        first = send(fleet, "i0")
+        send(fleet, "i0")
+        assert (fleet.sessions.taking, fleet.instances["i0"].takes_new) == (1, False)
+        fleet.close(first)
+        assert fleet.sessions.taking == 2
+        fleet.keep(first.request, fleet.instances["i0"])
+        assert (fleet.sessions.taking, fleet.instances["i0"].sessions) == (1, 2)
+        fleet.send(first.request, fleet.instances["i1"], 5)
+        assert (fleet.sessions.taking, fleet.instances["i0"].sessions) == (2, 1)
+        assert first.request.home is None
+
+    def test_only_one_without_kv_asks_whether_it_may_begin(self) -> None:
+        fleet = self.fleet()
+        full, other = fleet.instances.values()
+        kept, new = make_request("a/0"), make_request("b/0")
+        fleet.keep(kept, full)
+        send(fleet, "i0")
+        assert [fleet.sessions.may_begin(new, i) for i in (full, other)] == [False, True]
+        assert [fleet.sessions.may_begin(kept, i) for i in (full, other)] == [True, True]
+        assert make_fleet(1).sessions.may_begin(new, full), "nobody bounds sessions"
+
+    def test_a_report_may_let_none_begin_and_a_closed_instance_lets_none(self) -> None:
+        fleet = self.fleet()
+        i0 = fleet.instances["i0"]
+        fleet.report(i0, InstanceReported("i0", 0, 0, 1.0))
+        assert (fleet.sessions.taking, i0.observed) == (1, 1.0)
+        fleet.report(i0, InstanceReported("i0", 0, 0, 0.5))
+        assert fleet.sessions.taking == 2
+        fleet.lose(i0)
+        assert fleet.sessions.taking == 1
+
+    def test_what_was_sent_since_the_last_report_is_counted(self) -> None:
+        fleet = make_fleet(1)
+        send(fleet, "i0")
+        fleet.close(send(fleet, "i0"))
+        assert fleet.instances["i0"].unreported == 2
+        fleet.report(fleet.instances["i0"], InstanceReported("i0", 1, 0, 0.5))
+        assert fleet.instances["i0"].unreported == 0
+
+    @pytest.mark.parametrize("counts", [True, False])
+    def test_finished_contexts_are_counted_for_who_wants_to_know(self, counts: bool) -> None:
+        fleet = Fleet(by_tokens, has_slots, counts_finished=counts)
+        i0 = fleet.join("i0", 4, 1000, 0)
+        attempt = send(fleet, "i0", context=70)
+        attempt.request.last_instance = "i0"
+        fleet.close(attempt)
+        fleet.finished(attempt.request)
+        assert (i0.finished, i0.finished_tokens) == ((1, 70) if counts else (0, 0))
+
+
+# -- The open instances: the list and the heap agree with a search through all --
+
+
+def instances(count: int) -> list[Instance]:
+    return [Instance(f"i{n}", n, 8, 100, 0) for n in range(count)]
+
+
+def change(ranked: OpenInstances, instance: Instance, tokens: int) -> None:
+    instance.tokens = tokens
+    instance.heap_version += 1
+    ranked.put(instance)
+
+
+def test_none_is_open() -> None:
+    assert OpenInstances(by_tokens).least() is None
+
+
+def test_who_is_removed_leaves_no_hole() -> None:
+    ranked = OpenInstances(by_tokens)
+    i0, i1, i2 = here = instances(3)
+    for instance in here:
+        ranked.put(instance)
+    ranked.remove(i0)
+    assert ranked.open == [i2, i1]
+    assert [i.open_index for i in here] == [-1, 1, 0]
+    assert ranked.least() is i1, "it joined before i2"
+    ranked.remove(i1)
+    ranked.remove(i2)
+    assert ranked.open == []
+    assert ranked.least() is None
+
+
+def test_who_was_removed_may_come_back() -> None:
+    ranked = OpenInstances(by_tokens)
+    (i0,) = instances(1)
+    ranked.put(i0)
+    ranked.remove(i0)
+    ranked.put(i0)
+    assert ranked.least() is i0
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 5), st.one_of(st.none(), st.integers(0, 9)), st.booleans()),
+        max_size=200,
+    )
+)
+def test_the_least_is_that_of_a_search(changes: list[tuple[int, int | None, bool]]) -> None:
+    """Each gets another load, or is removed (None); sometimes somebody asks."""
+    ranked = OpenInstances(by_tokens)
+    everybody = instances(6)
+    for number, tokens, asks in changes:
+        instance = everybody[number]
+        if tokens is not None:
+            change(ranked, instance, tokens)
+        elif instance.open_index >= 0:
+            instance.heap_version += 1
+            ranked.remove(instance)
+        for index, one in enumerate(ranked.open):
+            assert one.open_index == index
+        if asks:
+            expected = min(ranked.open, key=lambda i: (i.tokens, i.serial), default=None)
+            assert ranked.least() is expected
+
+
+# -- What fits where, by the KV cache of instances that are, or were, here --
+
+
+def instances_kv_sizes(*kv_tokens: int) -> list[Instance]:
+    return [Instance(f"i{n}", n, 8, size, 0) for n, size in enumerate(kv_tokens)]
+
+
+def test_nobody_is_here() -> None:
+    sizes = KvSizes()
+    sizes.measure([])
+    assert (sizes.largest, sizes.most, sizes.unlike) == (None, 0, False)
+
+
+def test_the_largest_is_remembered_when_it_has_gone() -> None:
+    sizes = KvSizes()
+    small, large = instances_kv_sizes(30, 50)
+    sizes.measure([small, large])
+    assert (sizes.largest, sizes.most, sizes.unlike) == (50, 50, True)
+    sizes.measure([small])
+    assert (sizes.largest, sizes.most, sizes.unlike) == (30, 50, True)
+    sizes.measure([large])
+    assert not sizes.unlike
+
+
+def test_a_request_fits_with_all_that_it_may_become() -> None:
+    sizes = KvSizes()
+    small, middle, large = instances_kv_sizes(30, 110, 500)
+    sizes.measure([small, middle, large])
+    request = make_request(context_tokens=10)
+    assert request.context_tokens + request.remaining_tokens == 110
+    assert [sizes.fits(request, each) for each in (small, middle, large)] == [False, True, True]
+
+
+def test_what_fits_nowhere_goes_where_most_fits() -> None:
+    """Its response is cut there; where less fits it would be cut sooner."""
+    sizes = KvSizes()
+    small, middle = instances_kv_sizes(30, 60)
+    sizes.measure([small, middle])
+    request = make_request(context_tokens=10)
+    assert [sizes.fits(request, each) for each in (small, middle)] == [False, True]
+
+
+# -- Where another session may begin: as many as the admission says, at open instances --
+
+
+class OfTwo:
+    """Two sessions at once."""
+
+    def begins(self, instance: Instance) -> bool:
+        return instance.sessions < 2
+
+    def continues(self, instance: Instance) -> bool:
+        return True
+
+    def observe(self, instance: Instance, report: InstanceReported) -> float:
+        return report.kv_usage
+
+
+def test_nobody_bounds_them() -> None:
+    room, instance = SessionRoom(None), Instance("i0", 0, 8, 100, 0)
+    room.update(instance)
+    room.observe(instance, InstanceReported("i0", 0, 0, 0.5))
+    assert room.may_begin(make_request(), instance)
+    assert (room.taking, instance.takes_new, instance.observed) == (0, False, None)
+
+
+def test_those_that_take_new_ones_are_counted() -> None:
+    room = SessionRoom(OfTwo())
+    full, other = (Instance(f"i{n}", n, 8, 100, 0) for n in range(2))
+    for number in range(2):
+        request = make_request(f"a/{number}")
+        full.kept[request.id] = request
+    for instance in (full, other, other):
+        room.update(instance)
+    assert (room.taking, full.takes_new, other.takes_new) == (1, False, True)
+    assert not room.may_begin(make_request(), full)
+    at_home = make_request()
+    at_home.home = other
+    assert room.may_begin(at_home, full), "it has begun already"
+    room.close(other)
+    room.close(other)
+    assert room.taking == 0
+
+
+def test_a_report_is_shown_to_who_bounds_them() -> None:
+    room, instance = SessionRoom(OfTwo()), Instance("i0", 0, 8, 100, 0)
+    room.observe(instance, InstanceReported("i0", 0, 0, 0.5))
+    assert instance.observed == 0.5

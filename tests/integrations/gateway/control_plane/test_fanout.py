@@ -1,0 +1,485 @@
+"""The table of the file, and what is refused of one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gzip
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+import pytest
+
+from rollout_sched.integrations.gateway.control_plane import codec
+from rollout_sched.integrations.gateway.control_plane import fanout as relay
+from rollout_sched.integrations.gateway.control_plane.auth import id_of
+from rollout_sched.integrations.gateway.control_plane.fanout import (
+    FleetCall,
+    InstanceRefused,
+    broadcast,
+    read,
+    shipped,
+    to_each,
+)
+from rollout_sched.integrations.gateway.control_plane.weight_protocol import ProtocolStep
+from rollout_sched.integrations.http import Pool
+from rollout_sched.integrations.vllm.protocol import endpoints
+from rollout_sched.live.settings import Settings
+from tests.integrations.gateway.house import House, Upstream, run
+from tests.integrations.gateway.test_hostile import ask_raw, refused, request
+from tests.live.scripted import until
+
+#: What trainers call that must reach every server (vLLM 0.32, prime-rl 2026-08, SkyRL 0.3.0, AReaL
+#: 1.0.4).
+TO_ALL = """
+/pause /resume /sleep /wake_up /reset_prefix_cache /collective_rpc /update_weight_version
+/start_weight_update /update_weights /finish_weight_update /v1/load_lora_adapter
+/v1/unload_lora_adapter /load_lora_adapter /skyrl/v1/load_lora_adapter /areal_pause_generation
+/areal_continue_generation /areal_update_weights /areal_update_weights_xccl
+/areal_set_update_weight_meta
+"""
+
+WITH_RANKS = """
+/init_weight_transfer_engine /init_broadcaster /areal_init_weights_update_group
+/init_weights_update_group
+"""
+
+
+@pytest.mark.parametrize("path", TO_ALL.split())
+def test_what_changes_a_server_goes_to_all(path: str) -> None:
+    rule = shipped().of("POST", path)
+    assert rule is not None
+    assert rule.to == "all"
+
+
+@pytest.mark.parametrize("path", WITH_RANKS.split())
+def test_what_names_ranks_is_written_anew_for_each(path: str) -> None:
+    rule = shipped().of("POST", path)
+    assert rule is not None
+    assert rule.to == "rewrite"
+
+
+def test_nothing_that_generates_goes_to_the_whole_fleet() -> None:
+    assert not any(path.encode() in endpoints.ENDPOINTS for _, path in shipped().calls)
+
+
+def test_what_holds_is_undone_by_something_and_asks_those_that_are_away_too() -> None:
+    rules = shipped().calls.values()
+    assert {rule.pause for rule in rules} == {None, "hold", "release"}
+    assert all(rule.away for rule in rules if rule.pause)
+
+
+@pytest.mark.parametrize(
+    ("body", "step"),
+    [
+        (b'{"method": "reload_weights", "kwargs": {"weights_path": "x"}}', ProtocolStep.WHOLE),
+        (b'{"method": "skyrl_start_weight_update"}', ProtocolStep.BEGIN),
+        (b'{"method": "update_weights_nccl"}', ProtocolStep.LOAD),
+        (b'{"method": "skyrl_finish_weight_update"}', ProtocolStep.FINISH),
+        (b'{"method": "sleep"}', None),
+        (b'{"method": 7}', None),
+        (b"[" * 100_000, None),
+        (b"\xff", None),
+        (b"", None),
+    ],
+)
+def test_a_worker_s_method_says_which_step_it_is(body: bytes, step: ProtocolStep | None) -> None:
+    rule = shipped().of("POST", "/collective_rpc")
+    assert rule is not None
+    assert shipped().step(rule, body) is step
+
+
+def test_other_calls_are_the_step_that_their_row_says() -> None:
+    rule = shipped().of("POST", "/start_weight_update")
+    assert rule is not None
+    assert shipped().step(rule, b"anything") is ProtocolStep.BEGIN
+    assert shipped().of("GET", "/start_weight_update") is None
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ('"POST /x" = { to = "some" }', r"calls\[...\]"),
+        ('"POST /x" = { to = "all", colour = "red" }', "colour"),
+        ('"POST /x" = { to = "rewrite" }', '"rewrite" needs it'),
+        ('"POST /x" = { to = "all", ranks = { first = "a", world = "b" } }', "belongs to"),
+        ('"POST /x" = { to = "refuse" }', '"refuse" needs it'),
+        ('"POST /x" = { to = "all", because = "so" }', "belongs to"),
+        ('"POST /x" = { to = "all", away = true, update = "load" }', "cannot be combined"),
+        ('"PUT /x" = { to = "all" }', "'PUT /x'"),
+        ('"POST x" = { to = "all" }', "'POST x'"),
+        ('"POST /x" = {', "fanout_table.toml"),
+    ],
+)
+def test_a_row_that_cannot_be_is_named(rows: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read(f"[calls]\n{rows}\n[rpc]\n")
+
+
+# -- A call that is passed on ends once, whatever the client or the instance does --
+
+A, B = "http://a:1", "http://b:1"
+
+Speak = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+class Byte(Upstream):
+    """An instance whose HTTP is what `speak` says, byte by byte."""
+
+    def __init__(self, speak: Speak) -> None:
+        super().__init__(A)
+        self.speak = speak
+        self.gone = asyncio.Event()
+
+    async def open(self) -> None:
+        self._listener = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.pool = Pool(f"http://127.0.0.1:{self._listener.sockets[0].getsockname()[1]}")
+
+    async def go_down(self) -> None:
+        self._listener.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await reader.readuntil(b"\r\n\r\n")
+            await self.speak(reader, writer)
+            await writer.drain()
+            await reader.read()
+        except (OSError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            self.gone.set()
+            writer.close()
+
+
+def says(*parts: bytes, then_close: bool = False) -> Speak:
+    async def speak(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for part in parts:
+            writer.write(part)
+        if then_close:
+            writer.close()
+
+    return speak
+
+
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("speak", "status"),
+    [
+        (says(then_close=True), 502),
+        (says(b"what?\r\n\r\n", then_close=True), 502),
+        (says(b"HTTP/1.1 2000 OK\r\n\r\n"), 502),
+        (says(b"HTTP/1.1 200 OK\r\nA: b\x00c\r\n\r\n"), 502),
+        (says(b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n"), 502),
+        (says(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"), 200),
+        (says(b"HTTP/1.1 200 OK\r\nX: \xe9\r\nContent-Length: 0\r\n\r\n"), 200),
+        (says(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"), 200),
+        (says(b"HTTP/1.1 204 No Content\r\n\r\n"), 204),
+        (says(b"HTTP/1.1 304 Not Modified\r\n\r\n"), 304),
+        (says(b"HTTP/1.1 599 X\r\nContent-Length: 0\r\n\r\n"), 599),
+        (says(), 504),
+        (says(b"HTTP/1.1 200"), 504),
+    ],
+)
+def test_whatever_an_instance_answers_there_is_one_answer(speak: Speak, status: int) -> None:
+    async def scene() -> None:
+        async with House(Byte(speak), live={"update_timeout_s": 0.3}) as house:
+            told, said = await ask_raw(house, request("POST", "/v1/embeddings"))
+            assert told == status, said
+            if status in (502, 504):
+                assert A in refused(said)
+
+    run(scene())
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (CHUNKED, b"3\r\none\r\n"),  # and then nothing
+        (CHUNKED, b"3\r\none\r\nwhat?\r\n"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\none",),
+    ],
+)
+def test_an_answer_that_stops_does_not_look_complete(parts: tuple[bytes, ...]) -> None:
+    async def scene() -> None:
+        instance = Byte(says(*parts))
+        async with House(instance, live={"update_timeout_s": 0.2}) as house:
+            said = b""
+            with contextlib.suppress(OSError):
+                _, said = await ask_raw(house, request("POST", "/v1/embeddings"))
+            assert not said.endswith(b"0\r\n\r\n")
+            await asyncio.wait_for(instance.gone.wait(), 5)
+
+    run(scene())
+
+
+def test_a_client_that_does_not_read_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "CLIENT_STALL_S", 0.2)
+    sent = 0
+
+    async def pour(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        writer.write(CHUNKED)
+        while True:
+            writer.write(b"10000\r\n" + b"x" * 2**16 + b"\r\n")
+            await writer.drain()
+            sent += 2**16
+
+    async def scene() -> None:
+        instance = Byte(pour)
+        async with House(instance) as house:
+            host, _, port = house.service.url.removeprefix("http://").rpartition(":")
+            _, writer = await asyncio.open_connection(host, int(port), limit=1024)
+            writer.write(request("GET", "/v1/embeddings"))
+            await asyncio.wait_for(instance.gone.wait(), 10)
+            assert sent < 64 * 2**20  # the kernel's buffers, and ours
+            writer.close()
+
+    run(scene())
+
+
+def test_a_body_that_does_not_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codec, "BODY_S", 0.1)
+
+    async def scene() -> None:
+        async with House(Upstream(A)) as house:
+            for path in ("/v1/embeddings", "/admin/pause", "/pause", "/rollout/v1/groups"):
+                head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{{"
+                status, said = await ask_raw(house, head.encode())
+                assert (status, "0.1 s" in refused(said)) == (408, True)
+            assert not house.instances[A].asked
+
+    run(scene())
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/update_weights", "/rollout/v1/groups"])
+def test_a_body_that_is_too_long(path: str) -> None:
+    async def scene() -> None:
+        async with House(Upstream(A), max_body=1000) as house:
+            status, _ = await ask_raw(house, request("POST", path, body=b"x" * 1001))
+            assert status == 413
+            assert not house.instances[A].asked
+
+    run(scene())
+
+
+def test_what_lies_between_two_neighbours_is_not_passed_on() -> None:
+    async def scene() -> None:
+        async with House(Upstream(A)) as house:
+            headers = (
+                "Connection: close, X-Mine , x-other",
+                "X-Mine: 1",
+                "X-Other: 2",
+                "Keep-Alive: 5",
+                "Proxy-Connection: keep-alive",
+                "Proxy-Authorization: Basic eA==",
+                "TE: trailers",
+                "Upgrade: h2c",
+                "Authorization: Bearer client",
+                "X-Kept: yes",
+            )
+            for path in ("/v1/embeddings", "/pause"):
+                assert (await ask_raw(house, request("POST", path, headers, b"{}")))[0] == 200
+            for asked in house.instances[A].asked:
+                got = asked["headers"]
+                assert got["x-kept"] == "yes"
+                assert got["authorization"] == "Bearer instance"
+                names = ("x-mine", "x-other", "keep-alive", "proxy-connection", "te", "upgrade")
+                assert not [name for name in (*names, "proxy-authorization") if name in got]
+
+    run(scene())
+
+
+def test_a_compressed_body_is_passed_on_as_it_came() -> None:
+    async def scene() -> None:
+        seen = bytearray()
+
+        async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            seen.extend(await reader.readexactly(len(packed)))
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+
+        packed = gzip.compress(b"{}")
+        async with House(Byte(listen)) as house:
+            sent = request("POST", "/v1/embeddings", ("Content-Encoding: gzip",), packed)
+            assert (await ask_raw(house, sent))[0] == 200
+        assert bytes(seen) == packed
+
+    run(scene())
+
+
+def test_what_is_unknown_does_not_change_one_of_many() -> None:
+    async def scene() -> None:
+        async with House(Upstream(A), Upstream(B)) as house:
+            status, said = await house.ask("POST", "/load_something")
+            assert status == 404
+            assert "/v1/rl/engine/load_something" in said["error"]["message"]
+            assert not any(instance.asked for instance in house.instances.values())
+            assert (await house.ask("GET", "/server_info"))[0] == 200
+            assert (await house.ask("POST", "/v1/embeddings"))[0] == 200
+            await house.ask("DELETE", "/workers/http%3A%2F%2Fb%3A1")
+            assert (await house.ask("POST", "/load_something"))[0] == 200  # it is the only one
+
+    run(scene())
+
+
+def test_an_instance_that_is_removed_meanwhile() -> None:
+    async def scene() -> None:
+        instance: Any = Upstream(A)
+        instance.stream = asyncio.Queue()
+        async with House(instance) as house:
+            asking = asyncio.create_task(house.ask("POST", "/v1/embeddings"))
+            await until(lambda: instance.asked)
+            instance.pool.close()
+            assert (await asking)[0] == 502
+            assert (await house.ask("POST", "/v1/embeddings"))[0] == 502
+
+    run(scene())
+
+
+def test_the_bound_is_the_time_for_an_update() -> None:
+    """Ten minutes, unless the policy file or a flag says otherwise."""
+    assert Settings().update_timeout_s == 600
+
+
+# -- One order to several instances: who did it, who did not, and what that makes together --
+
+A, B = "http://a:1", "http://b:1"
+
+
+class Named:
+    """As much of a supervisor as an order needs."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+def asked(*outcomes: Any) -> tuple[int, dict[str, Any]]:
+    """What comes of an order that each instance answers with a result or an error."""
+    told = dict(zip((A, B), outcomes, strict=False))
+
+    async def order(supervisor: Any) -> dict[str, Any]:
+        outcome = told[supervisor.name]
+        if isinstance(outcome, Exception):
+            raise outcome
+        return cast(dict[str, Any], outcome)
+
+    everybody = cast(Any, [Named(name) for name in told])
+    return asyncio.run(to_each(everybody, order))
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "status"),
+    [
+        ([], 503),
+        ([{}], 200),
+        ([{}, {}], 200),
+        ([{}, ValueError("boom")], 207),
+        ([ValueError("boom"), ValueError("boom")], 502),
+    ],
+)
+def test_the_status_says_whether_all_some_or_none_did_it(outcomes: list[Any], status: int) -> None:
+    told, answer = asked(*outcomes)
+    assert told == status
+    assert answer["total"] == len(outcomes)
+    assert answer["succeeded"] == len(answer["results"]) == len(outcomes) - len(answer["failed"])
+
+
+def test_every_result_has_its_instance_and_how_long_it_took() -> None:
+    _, answer = asked({"held": True})
+    (result,) = answer["results"].items()
+    assert result[0] == id_of(A)
+    assert {**result[1], "latency_ms": 0} == {"url": A, "latency_ms": 0, "held": True}
+
+
+def test_a_failure_says_whether_it_was_refused_or_not_reached() -> None:
+    _, answer = asked(InstanceRefused(404, {"detail": "no such path"}), OSError())
+    refused, unreached = answer["failed"]
+    assert (refused["worker_id"], refused["status"], refused["error"]) == (id_of(A), 404, "refused")
+    assert refused["message"] == {"detail": "no such path"}
+    assert (unreached["status"], unreached["error"]) == (None, "unreachable")
+    assert unreached["message"] == "OSError"
+
+
+def call(path: str = "/flush_cache", query: str = "", pause: Any = None) -> FleetCall:
+    return FleetCall("POST", path, query, [(b"x-a", b"1")], b"body", 5.0, pause)
+
+
+def test_every_instance_is_asked_with_its_own_key() -> None:
+    async def scene() -> None:
+        async with House(Upstream(A), Upstream(B)) as house:
+            supervisors = house.service.gateway.supervisors()
+            status, answer = await broadcast(supervisors, call(query="level=1&x=%26"))
+            assert (status, len(answer["results"])) == (200, 2)
+            for instance in house.instances.values():
+                (sent,) = instance.asked
+                assert sent["path"] == "/flush_cache?level=1&x=%26"
+                assert (sent["method"], sent["body"]) == ("POST", "body")
+                assert sent["headers"]["authorization"] == "Bearer instance"
+                assert sent["headers"]["x-a"] == "1"
+
+    run(scene())
+
+
+@pytest.mark.parametrize(("pause", "held"), [("hold", True), ("release", False), (None, False)])
+def test_who_watches_an_instance_knows_that_it_stands_still(pause: Any, held: bool) -> None:
+    async def scene() -> None:
+        async with House(Upstream(A)) as house:
+            (supervisor,) = house.service.gateway.supervisors()
+            await broadcast([supervisor], call("/pause", pause=pause))
+            assert supervisor.pauses.held is held
+            await broadcast([supervisor], call("/resume", pause="release"))
+            assert not supervisor.pauses.held
+
+    run(scene())
+
+
+def test_what_was_refused_has_not_been_done() -> None:
+    async def scene() -> None:
+        async with House(Upstream(A)) as house:
+            house.instances[A].answers["/pause"] = (500, b"\xff no JSON")
+            (supervisor,) = house.service.gateway.supervisors()
+            status, answer = await broadcast([supervisor], call("/pause", pause="hold"))
+            assert (status, answer["failed"][0]["status"]) == (502, 500)
+            assert "no JSON" in answer["failed"][0]["message"]
+            assert not supervisor.pauses.held
+
+    run(scene())
+
+
+def test_each_may_be_sent_a_body_of_its_own() -> None:
+    async def scene() -> None:
+        async with House(Upstream(A), Upstream(B)) as house:
+            supervisors = house.service.gateway.supervisors()
+            await broadcast(supervisors, call(), {A: b"for a", B: b"for b"})
+            sent = [instance.asked[0]["body"] for instance in house.instances.values()]
+            assert sent == ["for a", "for b"]
+
+    run(scene())
+
+
+def test_who_never_said_to_be_vllm_is_sent_nothing() -> None:
+    async def scene() -> None:
+        away = Upstream(A)
+        away.dead = True
+        async with House(away) as house:
+            status, answer = await broadcast(house.service.gateway.supervisors(), call())
+            assert status == 502
+            assert "never answered as vLLM" in answer["failed"][0]["message"]
+            assert not away.asked
+
+    run(scene())
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [(b'{"a":1}', {"a": 1}), (b"plain", "plain"), (b"%d" % 2**70, str(2**70)), (b"", "")],
+)
+def test_an_answer_is_passed_on_in_a_form_that_every_format_holds(said: bytes, told: Any) -> None:
+    async def scene() -> None:
+        async with House(Upstream(A)) as house:
+            house.instances[A].answers["/flush_cache"] = (200, said)
+            _, answer = await broadcast(house.service.gateway.supervisors(), call())
+            assert answer["results"][id_of(A)]["body"] == told
+
+    run(scene())

@@ -1,0 +1,246 @@
+"""Answers are believed as a whole or not at all; whose they are is in their id."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from rollout_sched.integrations.gateway.data_plane.answers import (
+    both_spellings,
+    read_answer,
+    read_event,
+    read_object,
+)
+from rollout_sched.live.ports import AnswerUntrue, InstanceError, WeightsUnknown
+from tests.integrations.gateway.scripted import chunk, completion
+
+DECOY = 'a text: "finish_reason":"abort", "completion_tokens": 99'
+
+
+def told(**changes: Any) -> bytes:
+    """An answer of two tokens with fields of it, its choice or its usage changed."""
+    answer = completion([1, 2])
+    (choice,), usage = answer["choices"], answer["usage"]
+    for name, value in changes.items():
+        holder = answer if name in answer else usage if name in usage else choice
+        holder[name] = value
+    return json.dumps(answer).encode()
+
+
+@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")])
+def test_finish_and_tokens_are_found_whatever_the_text_says(separators: tuple[str, str]) -> None:
+    answer = completion([1, 2, 3], "length")
+    answer["choices"][0]["text"] = DECOY
+    whole = read_answer(json.dumps(answer, separators=separators).encode(), "completions")
+    assert (whole.tokens, whole.finish, whole.spans, whole.id) == (3, "length", (), "cmpl-1")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        told()[:-1],
+        told() + b"}",
+        told(text="?").replace(b'"?"', b'"\xff"'),
+        told(object="?").replace(b'"?"', b'"\xff"'),
+        told(object="?").replace(b'"?"', b"[" * 100_000 + b"]" * 100_000),
+        told(choices=[]),
+        told(choices=None),
+        told(choices=[1]),
+        told(choices=[{"finish_reason": "stop", "text": ""}] * 2),
+        told(finish_reason=None),
+        told(finish_reason=7),
+        told(finish_reason="error"),
+        told(text=None),
+        told(text=7),
+        told(usage=None),
+        told(completion_tokens=None),
+        told(completion_tokens=-2),
+        told(completion_tokens=2.5),
+        told(completion_tokens="2"),
+        told(completion_tokens=3),
+        told(token_ids=[1]),
+        told(token_ids=[], completion_tokens=1),
+        told(token_ids=["1", "2"]),
+        told(token_ids=[1.0, 2.0]),
+        told(token_ids=[[1], 2]),
+        told(token_ids={"1": 2}),
+        told(token_ids=[True, 2]),
+        told(id=7),
+    ],
+    ids=lambda body: f"{body[-40:]!r}" if len(body) < 1000 else "deep",
+)
+def test_what_is_not_whole_is_no_answer(body: bytes) -> None:
+    with pytest.raises(InstanceError):
+        read_answer(body, "completions")
+
+
+def test_other_writing_and_other_alphabets_are_as_good() -> None:
+    spaced = told(text="½ 字").replace(b"[1, 2]", b"[ 1 ,\n 2 ]")
+    assert read_answer(spaced, "completions").tokens == 2
+    raw = json.dumps(completion([1, 2]), ensure_ascii=False).replace("w1", "字").encode()
+    assert read_answer(raw, "completions").tokens == 2
+    assert read_answer(told(token_ids=[], completion_tokens=0), "completions").tokens == 0
+    assert read_answer(told(token_ids=None), "completions").tokens == 2
+
+
+def test_each_endpoint_has_its_shape() -> None:
+    chat = told(message={"role": "assistant", "content": None, "tool_calls": [{}]})
+    assert read_answer(chat, "chat").tokens == 2
+    assert read_answer(told(), "generate").tokens == 2
+    with pytest.raises(AnswerUntrue, match="'message' is missing"):
+        read_answer(told(), "chat")
+    with pytest.raises(AnswerUntrue, match="'token_ids' is missing"):
+        read_answer(told(token_ids=None), "generate")
+
+
+@pytest.mark.parametrize(
+    ("spans", "read"),
+    [
+        ([{"version": "3", "start": 0, "end": 2}], ((3, 2),)),
+        (
+            [{"version": "3", "start": 0, "end": 1}, {"version": "4", "start": 1, "end": 2}],
+            ((3, 1), (4, 1)),
+        ),
+        ([{"version": "default", "start": 0, "end": 2}], ()),
+        (None, ()),
+        ([], ()),
+    ],
+)
+def test_spans(spans: Any, read: Any) -> None:
+    assert read_answer(told(weight_versions=spans), "generate").spans == read
+
+
+@pytest.mark.parametrize(
+    "spans",
+    [
+        [{"version": "3", "start": 0, "end": 3}],
+        [{"version": "3", "start": 1, "end": 2}],
+        [{"version": 3, "start": 0, "end": 2}],
+        [{"start": 0}],
+        "3",
+    ],
+)
+def test_spans_that_do_not_cover_the_tokens_cannot_be_true(spans: Any) -> None:
+    """By the same rule as the trainer's answers."""
+    with pytest.raises(AnswerUntrue):
+        read_answer(told(weight_versions=spans), "generate")
+
+
+def test_the_label_of_a_start_is_not_believed_where_we_label_the_tokens() -> None:
+    body = told(weight_versions=[{"version": "default", "start": 0, "end": 2}])
+    with pytest.raises(WeightsUnknown):
+        read_answer(body, "generate", labelled=True)
+    assert read_answer(told(), "generate", labelled=True).spans == ()  # it says nothing
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        b"",
+        b"7",
+        b"[]",
+        b"null",
+        b'{"choices":',
+        b'{"choices":{}}',
+        b'{"choices":[null]}',
+        b'{"choices":[{"finish_reason":1}]}',
+        b'{"choices":[{"finish_reason":"error"}]}',
+        b'{"choices":[{},{}]}',
+        b'{"choices":[{"text":[]}]}',
+        b'{"choices":[{"delta":"x"}]}',
+        b'{"usage":7}',
+        b'{"usage":{"prompt_tokens":"x"}}',
+        b'{"id":7}',
+        b'{"x":"\xff"}',
+        b'{ "error" : { "message" : "it died" } }',
+        b'{"id":"a","error":"it died"}',
+    ],
+)
+def test_what_is_no_event(event: bytes) -> None:
+    with pytest.raises(InstanceError):
+        read_event(event)
+
+
+@pytest.mark.parametrize("ids", [["1"], [1.5], 7, "1,2", [[1]], [-1]])
+def test_token_ids_that_are_none(ids: Any) -> None:
+    event = {"choices": [{"token_ids": ids, "finish_reason": None}]}
+    (choice,) = read_event(msgspec.json.encode(event)).choices or ()
+    with pytest.raises(InstanceError):
+        print(choice.ids)
+
+
+def test_what_an_event_brings() -> None:
+    (choice,) = read_event(json.dumps(chunk([4, 5])).encode()).choices or ()
+    assert (choice.ids, choice.speaks, choice.finish_reason) == (b"4,5", True, None)
+    opening = {"choices": [{"delta": {"role": "assistant", "content": ""}}], "error": None}
+    (choice,) = read_event(json.dumps(opening).encode()).choices or ()
+    assert (choice.ids, choice.speaks) == (b"", False)
+    for nothing in (b'{"choices":null}', b'{"choices":[]}', b"{}"):
+        assert not read_event(nothing).choices
+
+
+def test_only_an_object_is_an_object() -> None:
+    assert read_object(b'{"a":1}') == {"a": 1}
+    for other in (b"", b"[]", b"7", b'{"a":"\xff"}'):
+        with pytest.raises(AnswerUntrue):
+            read_object(other)
+
+
+# -- Both spellings of a token in log-probs, and nothing else changed --
+
+
+def sampled(token: int, *, by: str) -> dict[str, Any]:
+    named = {"token_id": token} if by == "id" else {"token": f"token_id:{token}"}
+    return {**named, "logprob": -0.5, "rank": 1, "top_logprobs": [{**named, "logprob": -0.5}]}
+
+
+def answer(content: list[Any], **fields: Any) -> dict[str, Any]:
+    choice = {"index": 0, "token_ids": [5, 60], "logprobs": {"content": content}}
+    return {"request_id": "x", "choices": [choice], **fields}
+
+
+@pytest.mark.parametrize("separators", [(",", ":"), (" , ", " : ")])
+@pytest.mark.parametrize("by", ["id", "name"])
+def test_what_is_missing_is_written_beside_what_is_there(
+    by: str, separators: tuple[str, str]
+) -> None:
+    said = answer([sampled(5, by=by), sampled(60, by=by)])
+    told = json.loads(both_spellings(json.dumps(said, separators=separators).encode()))
+    for token, item in zip([5, 60], told["choices"][0]["logprobs"]["content"], strict=True):
+        for one in (item, *item["top_logprobs"]):
+            assert (one.pop("token_id"), one.pop("token")) == (token, f"token_id:{token}")
+    bare = answer([{"logprob": -0.5, "rank": 1, "top_logprobs": [{"logprob": -0.5}]}] * 2)
+    assert told == bare
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        answer([{**sampled(5, by="id"), **sampled(5, by="name")}]),
+        answer([{"token": "five", "token_id": 5}]),
+        answer([{"token": "five"}]),
+        answer([{"token_id": None}]),
+        {"choices": [{"token_ids": [5], "logprobs": None}]},
+        {"choices": [], "usage": {"completion_tokens": 1}},
+        {"text": 'it says "token_id":5 and "token":"token_id:5"'},
+    ],
+)
+def test_what_has_both_or_none_stays_as_it_is(said: dict[str, Any]) -> None:
+    raw = json.dumps(said, separators=(",", ":")).encode()
+    assert both_spellings(raw) is raw
+
+
+def test_events_of_a_stream_are_changed_each() -> None:
+    events = [answer([sampled(5, by="id")]), answer([sampled(60, by="id")])]
+    raw = b"".join(b"data: %b\n\n" % json.dumps(event).encode() for event in events)
+    told = both_spellings(raw).split(b"\n\n")
+    names = [
+        json.loads(one[6:])["choices"][0]["logprobs"]["content"][0]["token"] for one in told[:2]
+    ]
+    assert (names, told[2]) == (["token_id:5", "token_id:60"], b"")

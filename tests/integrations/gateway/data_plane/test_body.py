@@ -1,0 +1,391 @@
+"""The envelope: read around the token ids or through them, it says the same."""
+
+from __future__ import annotations
+
+import json
+import time
+import tracemalloc
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import UNSET
+
+from rollout_sched.integrations.gateway.data_plane import body as envelopes
+from rollout_sched.integrations.gateway.data_plane.body import (
+    NOTHING,
+    BadRequest,
+    Changeable,
+    ClientBody,
+    Envelope,
+    Fields,
+    One,
+    Seed,
+    split,
+)
+from rollout_sched.integrations.vllm.protocol.endpoints import Endpoint
+
+ASKED = (
+    *("prompt", "limit", "limit_field", "samples", "stream", "keep_ids", "salt", "says_ours"),
+    *("group", "session", "priority", "tools"),
+)
+
+ids = st.lists(st.integers(0, 200_000), min_size=1, max_size=900)
+scalars = st.none() | st.integers(1, 9) | st.text(max_size=20)
+
+
+@given(
+    ids,
+    st.sampled_from(["prompt", "token_ids"]),
+    st.dictionaries(st.sampled_from(["user", "note", "model"]), scalars),
+    st.booleans(),
+    st.booleans(),
+)
+def test_around_the_ids_is_as_through_them(
+    tokens: list[int], name: str, other: dict[str, Any], first: bool, spaced: bool
+) -> None:
+    fields: dict[str, Any] = {**other, name: tokens} if not first else {name: tokens, **other}
+    fields["max_tokens"] = 5
+    # The decoys: a nested field of that name, and a text that looks like one.
+    fields["nested"] = {"prompt": [1, 2, 3]}
+    fields["padding"] = '"prompt": [4, 5]' + "x" * 2048
+    if first:
+        fields = dict(reversed(fields.items()))
+    body = json.dumps(fields, separators=None if spaced else (",", ":")).encode()
+    endpoint: Any = "completions" if name == "prompt" else "generate"
+    envelope = envelopes.read(body, endpoint)
+    whole = Envelope(msgspec.json.decode(body, type=Fields), endpoint)
+    for name in ASKED:
+        assert getattr(envelope, name) == getattr(whole, name)
+    raw = envelope.prompt
+    assert json.loads(bytes(raw)) == tokens
+    assert envelopes.prompt_tokens(raw) == len(tokens)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "fields", "limit"),
+    [
+        ("completions", {"prompt": "a"}, 16),
+        ("completions", {"prompt": "a", "max_tokens": 5}, 5),
+        ("completions", {"prompt": "a", "max_tokens": None}, None),
+        ("completions", {"prompt": "a", "max_completion_tokens": 5}, 16),
+        ("chat", {"messages": []}, None),
+        ("chat", {"messages": [], "max_tokens": 5}, 5),
+        ("chat", {"messages": [], "max_tokens": None}, None),
+        ("chat", {"messages": [], "max_tokens": 5, "max_completion_tokens": None}, 5),
+        ("chat", {"messages": [], "max_tokens": 5, "max_completion_tokens": 4}, 4),
+        ("generate", {"token_ids": [1]}, None),
+        ("generate", {"token_ids": [1], "sampling_params": {"max_tokens": 7}}, 7),
+        ("generate", {"token_ids": [1], "sampling_params": {"max_tokens": None}}, None),
+    ],
+)
+def test_limits(endpoint: Any, fields: dict[str, Any], limit: int | None) -> None:
+    """Absent and null are as vLLM 0.32 takes them: only completions have a default."""
+    assert envelopes.read(json.dumps(fields).encode(), endpoint).limit == limit
+
+
+def test_a_cut_body_is_refused() -> None:
+    body = json.dumps({"prompt": list(range(2000)), "max_tokens": 5}).encode()
+    for end in (len(body) - 1, len(body) - 20, 5000):
+        with pytest.raises(BadRequest):
+            envelopes.read(body[:end], "completions")
+
+
+texts = st.lists(st.text(max_size=20), min_size=1, max_size=9)
+lists_of_ids = st.lists(st.lists(st.integers(0, 9), max_size=4), min_size=1, max_size=9)
+
+
+class TestSeveralPrompts:
+    @given(texts | lists_of_ids, st.booleans())
+    def test_they_are_told_apart_without_being_read(self, prompts: list[Any], ascii: bool) -> None:
+        raw = memoryview(json.dumps(prompts, ensure_ascii=ascii).encode())
+        found = envelopes.several_prompts(raw, 9)
+        assert found is not None
+        assert [json.loads(bytes(prompt)) for prompt in found] == prompts
+
+    @pytest.mark.parametrize("one", [b'"one"', b'"[1]"', b"[1,2]", b"null"])
+    def test_one_is_none(self, one: bytes) -> None:
+        assert envelopes.several_prompts(memoryview(one), 9) is None
+
+    @pytest.mark.parametrize(
+        "bad", [b"[[[1]]]", b'["a",1]', b"[null]", b'[{"prompt":"a"}]', b"[-7]", b"[[1],{}]"]
+    )
+    def test_a_list_of_anything_else_is_refused(self, bad: bytes) -> None:
+        with pytest.raises(BadRequest, match="list of either"):
+            envelopes.several_prompts(memoryview(bad), 9)
+
+    @pytest.mark.parametrize("prompt", [b'""', b"[]", b'"a\\"b"'])
+    def test_more_than_may_be_are_refused_as_soon_as_they_are_seen(self, prompt: bytes) -> None:
+        """Sixteen million of them were decoded first."""
+        raw = memoryview(b"[" + b",".join([prompt] * 2_000_000) + b"]")
+        start = time.perf_counter()
+        tracemalloc.start()
+        try:
+            with pytest.raises(BadRequest, match="more than 9 prompts"):
+                envelopes.several_prompts(raw, 9)
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert peak < 100_000
+        assert time.perf_counter() - start < 0.1
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b'{"prompt":"a","user":' + b"[" * 5000 + b"]" * 5000 + b"}", "nested too deeply"),
+        (b'{"prompt":' + b"[" * 5000 + b"]" * 5000 + b"}", "nested too deeply"),
+        (b'{"prompt":"a","group_id":"\xff"}', "not UTF-8 near byte 26"),
+        (b'{"prompt":"a\xff"}', "not UTF-8 near byte 12"),
+        (b'{"prompt":"a","x":"' + b"y" * 2**20 + b'\xc3"}', "not UTF-8 near byte 10485"),
+        (b'{"prompt":"a","n":true}', r"\$.n"),
+        (b'{"prompt":"a","n":1.0}', r"\$.n"),
+        (b'{"prompt":"a","n":1e999}', r"\$.n"),
+        (b'{"prompt":"a","n":-1}', "`n`"),
+        (b'{"prompt":"a","max_tokens":1e999}', r"\$.max_tokens"),
+        (b'{"prompt":"a","max_tokens":1' + b"0" * 30 + b"}", "`max_tokens` must be at most"),
+        (b'{"prompt":"a","max_tokens":1' + b"0" * 5000 + b"}", "max_tokens"),
+        (b'{"prompt":"a","group_id":"' + b"g" * 257 + b'"}', "`group_id` is longer than 256"),
+        (b'{"prompt":"a","session_id":"' + b"s" * 257 + b'"}', "`session_id` is longer than 256"),
+        ('{"prompt":"a","session_id":"%s"}' % ("\u20ac" * 86), "`session_id` is longer than 256"),
+        (b'{"prompt":"a","session_id":"a\\nb"}', "`session_id` contains a character"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_by_name(body: bytes | str, says: str) -> None:
+    raw = body if isinstance(body, bytes) else body.encode()
+    with pytest.raises(BadRequest, match=says):
+        envelopes.read(raw, "completions")
+
+
+def test_names_of_every_script_are_taken() -> None:
+    body = json.dumps({"prompt": "a", "session_id": "сессия 1"}, ensure_ascii=False).encode()
+    assert envelopes.read(body, "completions").session == "сессия 1"
+
+
+def test_siblings_share_a_group_and_strangers_do_not() -> None:
+    prompts = [memoryview(json.dumps([k] * n).encode()) for k in (1, 2) for n in (3, 4, 3000, 3001)]
+    assert len({envelopes.group_of(prompt) for prompt in prompts}) == len(prompts)
+    assert envelopes.group_of(prompts[0]) == envelopes.group_of(memoryview(bytes(prompts[0])))
+
+
+def test_fields_go_in_front() -> None:
+    body = envelopes.with_fields(b' {"a": 1}', {"b": "x", "c": True})
+    assert json.loads(body) == {"a": 1, "b": "x", "c": True}
+    assert envelopes.with_fields(b"{}", {}) == b"{}"
+
+
+@pytest.mark.parametrize(("said", "priority"), [({}, 0), ({"priority": -3}, -3)])
+def test_a_priority_is_that_of_the_body(said: dict[str, int], priority: int) -> None:
+    body = json.dumps({"prompt": "a", **said}).encode()
+    assert envelopes.read(body, "completions").priority == priority
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "said", "tools"),
+    [
+        ("chat", {}, False),
+        ("chat", {"tools": None}, False),
+        ("chat", {"tools": []}, False),
+        ("chat", {"tools": [{"type": "function"}]}, True),
+        ("completions", {"tools": "any"}, False),
+    ],
+)
+def test_only_a_chat_offers_tools(endpoint: Any, said: dict[str, Any], tools: bool) -> None:
+    body = json.dumps({"messages": [1], "prompt": "a", **said}, separators=(",", ":")).encode()
+    assert envelopes.read(body, endpoint).tools is tools
+
+
+# -- Which fields of a body are read, and what may stand in them --
+
+
+def read(body: bytes) -> Fields:
+    return msgspec.json.decode(body, type=Fields)
+
+
+def test_what_is_not_there_is_told_from_what_is_null() -> None:
+    assert read(b"{}").max_tokens is UNSET
+    assert read(b'{"max_tokens":null}').max_tokens is None
+    assert read(b'{"max_tokens":7}').max_tokens == 7
+    assert read(b"{}").cache_salt is read(b"{}").return_token_ids is UNSET
+
+
+def test_a_prompt_stays_as_it_was_written() -> None:
+    assert bytes(read(b'{"prompt": [1,  2.50]}').prompt) == b"[1,  2.50]"
+    assert read(b"{}").prompt == NOTHING
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"max_tokens":"7"}',
+        b'{"n":1.5}',
+        b'{"stream":1}',
+        b'{"cache_salt":7}',
+        b'{"sampling_params":[]}',
+        b'{"sampling_params":{"max_tokens":"x"}}',
+        b'{"group_id":1}',
+        b'{"priority":"high"}',
+    ],
+)
+def test_a_field_of_another_kind_is_named(body: bytes) -> None:
+    with pytest.raises(msgspec.ValidationError, match=r"\$\."):
+        read(body)
+
+
+def test_what_nobody_here_needs_may_be_anything() -> None:
+    assert read(b'{"temperature":"hot","logit_bias":[[[]]]}') == read(b"{}")
+
+
+def test_what_may_be_changed_is_found_in_any_body() -> None:
+    found = msgspec.json.decode(b'{"seed": 5, "n":null, "other":1}', type=Changeable)
+    assert (bytes(found.seed), bytes(found.n), found.prompt) == (b"5", b"null", NOTHING)
+
+
+@pytest.mark.parametrize("seed", [-(2**63), 0, 2**63 - 1])
+def test_a_seed_has_64_bits(seed: int) -> None:
+    assert msgspec.convert(seed, Seed) == seed
+    for beyond in (-(2**63) - 1, 2**63):
+        with pytest.raises(msgspec.ValidationError):
+            msgspec.json.decode(b"%d" % beyond, type=Seed)
+
+
+def test_a_bad_request_is_a_400_unless_it_says_otherwise() -> None:
+    assert (BadRequest("no").status, str(BadRequest("no"))) == (400, "no")
+    assert BadRequest("too long", 413).status == 413
+
+
+# -- A body with values changed where they stand says what it would if it were read and written --
+
+NAMES = sorted(set(Changeable.__struct_fields__) - {"cache_salt", "sampling_params"})
+
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=6,
+)
+objects = st.dictionaries(
+    st.sampled_from([*NAMES, "cache_salt", "a", "b", "c"]) | st.text(max_size=3), values
+)
+separators = st.sampled_from([(",", ":"), (", ", ": "), (" ,\n", "\t: ")])
+
+
+@given(objects, st.none() | objects, st.dictionaries(st.sampled_from(NAMES), values), separators)
+@pytest.mark.parametrize("nested", [False, True])
+def test_as_if_read_and_written(
+    nested: bool, fields: Any, sampling: Any, new: Any, separators: tuple[str, str]
+) -> None:
+    fields = {**fields, "sampling_params": sampling, "prompt": "a"}
+    body = json.dumps(fields, separators=separators, ensure_ascii=False).encode()
+    told = {name: json.dumps(value).encode() for name, value in new.items()}
+    salt = {"cache_salt": b'"v1"'}
+    said = json.loads(ClientBody(b"\n " + body + b" ", nested=nested).changed(salt, told))
+    if not nested:
+        assert said == {**fields, "cache_salt": "v1", **new}
+    else:
+        expected = {**(sampling or {}), **new} if new else sampling
+        assert said == {**fields, "cache_salt": "v1", "sampling_params": expected}
+
+
+def test_numbers_pass_as_they_were_written() -> None:
+    body = b'{"temperature":1e999,"seed":123456789012345678901234567890,"top_p":0.10}'
+    assert ClientBody(body, nested=False).changed({"n": b"1"}, {}) == b'{"n":1,' + body[1:]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"cache_salt":null,"a":1,"cache_salt":"theirs"}',
+        b'{"cache\\u005fsalt":"theirs"}',
+        b'{"a":{"cache_salt":1},"cache_salt":{"cache_salt":2}}',
+    ],
+)
+def test_ours_is_the_value_that_counts(body: bytes) -> None:
+    """Readers of JSON believe the last of several values."""
+    said = ClientBody(body, nested=False).changed({"cache_salt": b'"ours"'}, {})
+    assert json.loads(said)["cache_salt"] == "ours"
+    assert msgspec.json.decode(said)["cache_salt"] == "ours"
+
+
+@pytest.mark.parametrize("body", [b"{", b'{"a":x}', b'{"a":' + b"[" * 5000 + b"]" * 5000 + b"}"])
+def test_what_cannot_be_read_is_a_bad_request(body: bytes) -> None:
+    with pytest.raises(BadRequest):
+        ClientBody(body, nested=False).changed({"n": b"1"}, {})
+
+
+# -- One call for several responses: which prompt and which sampling each of them has --
+
+
+def ones(fields: Any, endpoint: Endpoint = "completions", most: int = 100) -> list[One]:
+    raw = json.dumps(fields).encode()
+    envelope = envelopes.read(raw, endpoint)
+    return split(ClientBody(raw, nested=endpoint == "generate"), endpoint, envelope, most)
+
+
+def told(one: One) -> tuple[str, int, dict[str, bytes], dict[str, bytes]]:
+    values = {name: bytes(value) for name, value in one.values.items()}
+    return bytes(one.prompt).decode(), one.tokens, values, dict(one.sampling)  # type: ignore[arg-type]
+
+
+def test_one_response_is_the_call_itself() -> None:
+    (one,) = ones({"prompt": [1, 2, 3], "seed": 5})
+    assert told(one) == ("[1, 2, 3]", 3, {}, {})
+
+
+def test_samples_share_their_prompt() -> None:
+    first, second = ones({"prompt": [1, 2, 3], "n": 2})
+    assert told(first) == told(second) == ("[1, 2, 3]", 3, {}, {"n": b"1"})
+    assert first.prompt is second.prompt
+
+
+@pytest.mark.parametrize("seed", [0, -7])
+def test_samples_with_a_seed_have_one_each_as_vllm_gives_them(seed: int) -> None:
+    seeds = [one.sampling["seed"] for one in ones({"prompt": "a", "n": 3, "seed": seed})]
+    assert seeds == [b"%d" % (seed + n) for n in range(3)]
+
+
+def test_a_seed_of_null_is_none() -> None:
+    assert [dict(one.sampling) for one in ones({"prompt": "a", "n": 2, "seed": None})] == [
+        {"n": b"1"}
+    ] * 2
+
+
+def test_the_sampling_of_generate_has_an_object_of_its_own() -> None:
+    fields = {"token_ids": [1], "sampling_params": {"n": 2, "seed": 5}, "seed": 9}
+    assert [one.sampling["seed"] for one in ones(fields, "generate")] == [b"5", b"6"]
+
+
+def test_prompts_come_in_order_each_with_its_samples() -> None:
+    found = [told(one) for one in ones({"prompt": ["abcd", [1, 2]], "n": 2})]
+    first = ('"abcd"', 1, {"prompt": b'"abcd"'}, {"n": b"1"})
+    second = ("[1, 2]", 2, {"prompt": b"[1, 2]"}, {"n": b"1"})
+    assert found == [first, first, second, second]
+
+
+def test_a_list_of_one_prompt_is_changed_to_it() -> None:
+    (one,) = ones({"prompt": ["a"]})
+    assert told(one)[2:] == ({"prompt": b'"a"'}, {"n": b"1"})
+
+
+@pytest.mark.parametrize("fields", [{"prompt": "a", "n": 11}, {"prompt": ["a"] * 4, "n": 3}])
+def test_too_many_are_counted_before_they_are_made(fields: dict[str, Any]) -> None:
+    assert len(ones(fields, most=12)) <= 12
+    with pytest.raises(BadRequest, match=r"the limit per call is 10"):
+        ones(fields, most=10)
+
+
+def test_a_billion_costs_nothing() -> None:
+    with pytest.raises(BadRequest, match="1000000000 responses"):
+        ones({"prompt": "a", "n": 10**9, "seed": 1})
+
+
+@pytest.mark.parametrize("seed", ["x", 1.5, 2**63, [1]])
+def test_a_seed_that_is_none_is_refused_where_it_has_to_be_read(seed: Any) -> None:
+    assert len(ones({"prompt": "a", "seed": seed})) == 1  # the instance says what it thinks of it
+    with pytest.raises(BadRequest, match="`seed` must be a 64-bit integer"):
+        ones({"prompt": "a", "n": 2, "seed": seed})

@@ -1,0 +1,470 @@
+"""An answer over HTTP is over once, however it comes to be over."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import msgspec
+import pytest
+
+from rollout_sched.integrations.gateway.data_plane.body import BadRequest
+from rollout_sched.integrations.gateway.data_plane.reply import (
+    MOST_WAITING,
+    HttpReply,
+    Limits,
+    OpenCalls,
+    Pacer,
+    Responses,
+    Scheduling,
+    Unavailable,
+    error_headers,
+)
+from rollout_sched.link.front import FrontCalls
+from rollout_sched.live.driver import Driver
+from rollout_sched.live.ports import Outcome
+from tests.core.told import make_scheduler
+from tests.integrations.gateway.data_plane.test_data_plane import BODY, Stage
+from tests.integrations.gateway.data_plane.test_data_plane import run as run_limits
+from tests.integrations.gateway.house import House, Upstream, run
+from tests.integrations.gateway.scripted import Call, Exchange, Instance, chunk, completion
+
+HEADERS = [(b"x", b"1")]
+
+#: What can end it, each of which may come after any other.
+ENDS: dict[str, Callable[[HttpReply, Call], Any]] = {
+    "answer": lambda reply, call: reply.answer(200, HEADERS, b"{}"),
+    "end": lambda reply, call: reply.end(),
+    "fail": lambda reply, call: reply.fail(503, "no"),
+    "gone": lambda reply, call: call.on_disconnect(),  # type: ignore[misc]
+}
+
+
+def in_a_loop(test: Callable[..., None]) -> Callable[..., None]:
+    """The driver is made inside a running event loop."""
+
+    @wraps(test)
+    def run(**arguments: Any) -> None:
+        async def scene() -> None:
+            test(**arguments)
+
+        asyncio.run(scene())
+
+    return run
+
+
+class Waiting:
+    """A reply to a call of two responses and 100 bytes, and what its driver is told."""
+
+    def __init__(self) -> None:
+        self.call = Call("/v1/completions", b"{}")
+        self.calls = OpenCalls(Limits(retry_after_s=7))
+        self.driver = Driver(make_scheduler(batching="sync"))
+        self.reply = HttpReply(self.calls, self.driver, self.call, 2, 100)
+
+    def assert_left(self) -> None:
+        assert self.reply.over
+        assert (self.calls.requests, self.calls.body_bytes, list(self.calls.replies)) == (0, 0, [])
+        assert self.calls.pacer.streams == 0
+
+
+@in_a_loop
+def test_it_counts_while_it_is_open() -> None:
+    the = Waiting()
+    assert (the.calls.requests, the.calls.body_bytes) == (2, 100)
+    assert list(the.calls.replies) == [the.reply]
+    assert not the.reply.over
+
+
+@pytest.mark.parametrize("second", ENDS)
+@pytest.mark.parametrize("first", [end for end in ENDS if end != "end"])
+@in_a_loop
+def test_whatever_ends_it_the_rest_changes_nothing(first: str, second: str) -> None:
+    the = Waiting()
+    ENDS[first](the.reply, the.call)
+    the.assert_left()
+    told = (the.call.status, the.call.data)
+    ENDS[second](the.reply, the.call)
+    the.reply.begin(HEADERS)(b"late")
+    the.assert_left()
+    assert (the.call.status, the.call.data) == told
+
+
+@pytest.mark.parametrize("second", ENDS)
+@pytest.mark.parametrize("first", [end for end in ENDS if end != "answer"])
+@in_a_loop
+def test_nor_does_it_of_a_stream(first: str, second: str) -> None:
+    the = Waiting()
+    write = the.reply.begin(HEADERS)
+    write(b"1")
+    assert (the.call.status, the.calls.pacer.streams) == (200, 1)
+    ENDS[first](the.reply, the.call)
+    the.assert_left()
+    told = the.call.data
+    ENDS[second](the.reply, the.call)
+    write(b"2")
+    assert the.call.data == told
+
+
+@in_a_loop
+def test_a_failure_is_an_answer_or_the_last_event_of_a_stream() -> None:
+    whole, stream = Waiting(), Waiting()
+    whole.reply.fail(503, "no")
+    assert (whole.call.status, whole.call.answer_headers[b"retry-after"]) == (503, b"7")
+    stream.reply.begin(HEADERS)
+    stream.reply.fail(503, "no")
+    assert stream.call.over.is_set()
+    assert stream.call.data == b"data: " + whole.call.data + b"\n\n"
+    assert msgspec.json.decode(whole.call.data)["error"]["message"] == "no"
+
+
+@in_a_loop
+def test_what_is_asked_for_after_its_end_is_withdrawn() -> None:
+    the = Waiting()
+    the.reply.fail(500, "no")
+    name = the.driver.submit(_Payload(), 3, 5, "g", "")
+    assert len(the.driver.front.payloads) == 1
+    the.reply.submitted(name)
+    assert len(the.driver.front.payloads) == 0
+
+
+@in_a_loop
+def test_a_slow_client_slows_its_instance_down() -> None:
+    the, exchange = Waiting(), Exchange()
+    the.reply.upstream(exchange)
+    assert the.call.on_pause is not None
+    assert the.call.on_resume is not None
+    the.call.on_pause()
+    assert exchange.paused == 1
+    the.call.on_resume()
+    assert exchange.paused == 0
+
+
+@in_a_loop
+def test_an_end_that_cannot_be_told_ends_the_call() -> None:
+    def over(outcome: Any) -> None:
+        raise RuntimeError("boom")
+
+    the = Waiting()
+    the.reply.paced(over, Outcome(0, "stop", (), None))
+    assert the.call.status == 500
+    the.assert_left()
+
+
+@pytest.mark.parametrize(("status", "retries"), [(503, True), (500, False), (413, False)])
+def test_only_what_may_be_tried_again_says_when(status: int, retries: bool) -> None:
+    assert (b"retry-after" in dict(error_headers(status, Limits()))) is retries
+
+
+class _Payload:
+    """Nothing is begun: no instance is here."""
+
+    class transcript:
+        @staticmethod
+        def drop(attempt: int) -> None: ...
+
+    class responder:
+        @staticmethod
+        def fail(reason: str, error: Any) -> None: ...
+
+    def begin(self, *_: Any) -> Any:
+        raise AssertionError
+
+
+# -- Calls counted against what may be here at once --
+
+
+class Reply:
+    def fail(self, status: int, text: str) -> None: ...
+
+
+def test_who_leaves_makes_room_for_the_next() -> None:
+    calls, one, two = OpenCalls(Limits(requests=3, body_bytes=100)), Reply(), Reply()
+    calls.enter(one, 2, 60)
+    calls.enter(two, 1, 40)
+    assert (calls.requests, calls.body_bytes, list(calls.replies)) == (3, 100, [one, two])
+    with pytest.raises(Unavailable, match="3 responses are pending, the limit is 3"):
+        calls.check_room(1, 0)
+    calls.leave(two, 1, 40)
+    calls.check_room(1, 40)
+    with pytest.raises(Unavailable, match="pending bodies have 60, the limit is 100"):
+        calls.check_room(1, 41)
+    calls.leave(one, 2, 60)
+    assert (calls.requests, calls.body_bytes, list(calls.replies)) == (0, 0, [])
+
+
+def test_replies_are_in_the_order_in_which_they_came() -> None:
+    """Who waits is told in that order, which is the same in each process."""
+    calls, replies = OpenCalls(Limits()), [Reply() for _ in range(50)]
+    for reply in replies:
+        calls.enter(reply, 1, 0)
+    assert list(calls.replies) == replies
+
+
+def test_what_would_never_fit_is_told_so() -> None:
+    calls = OpenCalls(Limits(body_bytes=100))
+    calls.check_room(1, 100)
+    with pytest.raises(BadRequest, match="ask for fewer responses") as caught:
+        calls.check_room(2, 101)
+    assert caught.value.status == 413
+
+
+# -- Streams that run go before calls that begin or end --
+
+STREAM = {**BODY, "stream": True}
+
+
+def never(error: Exception) -> None:
+    raise AssertionError("nothing has failed") from error
+
+
+def taken_by_turn(count: int, streams: int, turns: int) -> list[int]:
+    """How many of `count` pieces of work were done after each turn of the loop."""
+    done: list[int] = []
+
+    async def scene() -> list[int]:
+        queue = Pacer()
+        queue.streams = streams
+        for piece in range(count):
+            queue.take(done.append, piece, never)
+        seen = [len(done)]
+        for _ in range(turns):
+            await asyncio.sleep(0)
+            seen.append(len(done))
+        return seen
+
+    seen = asyncio.run(scene())
+    assert done == sorted(done)
+    return seen
+
+
+class TestTurns:
+    def test_without_streams_nobody_waits(self) -> None:
+        assert taken_by_turn(5, streams=0, turns=1) == [5, 5]
+
+    def test_beside_streams_one_at_a_time_and_in_order(self) -> None:
+        assert taken_by_turn(4, streams=1, turns=4) == [1, 2, 3, 4, 4]
+
+    def test_with_more_than_may_wait_the_oldest_is_done_out_of_turn(self) -> None:
+        assert taken_by_turn(MOST_WAITING + 3, streams=1, turns=1) == [3, 4]
+
+    def test_who_comes_later_stays_behind_who_waits(self) -> None:
+        async def scene() -> None:
+            queue, done = Pacer(), list[str]()
+            queue.streams = 1
+            for name in "abc":
+                queue.take(done.append, name, never)
+            queue.streams = 0
+            await asyncio.sleep(0)
+            queue.take(done.append, "d", never)
+            assert done == ["a", "b"]
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert done == ["a", "b", "c", "d"]
+
+        run(scene())
+
+    @pytest.mark.parametrize("streams", [0, 1])
+    @pytest.mark.parametrize("after", [0, MOST_WAITING + 2])
+    def test_a_failure_is_the_pieces_own(self, streams: int, after: int) -> None:
+        """At once, in a later turn, and out of turn, where it hit who came then."""
+
+        def fail(_: object) -> None:
+            raise ValueError("of its own")
+
+        def fail_too(error: Exception) -> None:
+            failures.append(error)
+            raise ValueError("and nobody can be told")
+
+        failures: list[Exception] = []
+
+        async def scene() -> None:
+            queue, done = Pacer(), list[int]()
+            queue.streams = streams
+            queue.take(done.append, 0, never)
+            queue.take(fail, None, failures.append)
+            queue.take(fail, None, fail_too)
+            for piece in range(1, after):
+                queue.take(done.append, piece, never)
+            while len(done) < max(1, after) or len(failures) < 2:
+                await asyncio.sleep(0)
+            assert done == list(range(max(1, after)))
+            assert [str(error) for error in failures] == ["of its own"] * 2
+
+        run(scene())
+
+
+class TestCallsBesideStreams:
+    def test_events_pass_between_two_calls_that_came_together(self) -> None:
+        async def scene() -> None:
+            instance = Instance(slots=9)
+            async with Stage(instance) as stage:
+                stream = await self.open(stage, instance)
+                for _ in range(3):
+                    stage.call()
+                before = len(instance.pool.asked)
+                await instance.event(0, chunk([8]))
+                assert b'"token_ids":[8]' in stream.data
+                assert len(instance.pool.asked) == before == 2
+                await instance.asked(3)
+
+        run(scene())
+
+    def test_a_client_that_goes_before_its_turn_has_asked_for_nothing(self) -> None:
+        async def scene() -> None:
+            instance = Instance(slots=9)
+            async with Stage(instance) as stage:
+                await self.open(stage, instance)
+                stage.call()
+                going = stage.call()
+                going.gone = True
+                stage.call()
+                await instance.asked(2)
+                for _ in range(3):
+                    await asyncio.sleep(0)
+                assert len(instance.pool.asked) == 3
+                assert stage.data_plane.calls.requests == 3
+
+        run(scene())
+
+    def test_of_streams_that_end_together_the_second_waits_for_its_turn(self) -> None:
+        async def scene() -> None:
+            instance = Instance(slots=9)
+            async with Stage(instance) as stage:
+                streams = [await self.open(stage, instance) for _ in range(3)]
+                await asyncio.sleep(0)  # the last one's beginning was this turn's work
+                for number in (0, 1):
+                    await instance.event(number, chunk([8], "stop"), end=True)
+                assert [stream.over.is_set() for stream in streams] == [True, False, False]
+                await instance.event(2, chunk([8]))
+                assert b'"token_ids":[8]' in streams[2].data
+                assert (await streams[1].events())[-1] == b"[DONE]"
+
+        run(scene())
+
+    def test_streams_are_counted_while_they_are_open(self) -> None:
+        async def scene() -> None:
+            instance = Instance(slots=9)
+            async with Stage(instance) as stage:
+                ended = await self.open(stage, instance)
+                left = await self.open(stage, instance)
+                assert stage.data_plane.calls.pacer.streams == 2
+                await instance.event(0, chunk([8], "stop"), end=True)
+                await ended.events()
+                assert stage.data_plane.calls.pacer.streams == 1
+                assert left.on_disconnect is not None
+                left.on_disconnect()
+                assert stage.data_plane.calls.pacer.streams == 0
+
+        run(scene())
+
+    @staticmethod
+    async def open(stage: Stage, instance: Instance) -> Call:
+        """A stream that has brought its first token."""
+        number = len(instance.pool.asked)
+        stream = stage.call(STREAM)
+        await instance.event(number, chunk([7]))
+        assert stream.status == 200
+        return stream
+
+
+# -- How calls end, counted and, where it is wanted, said --
+
+
+def test_they_are_counted_by_status() -> None:
+    responses = Responses()
+    for status in (200, 404, 200):
+        responses.end(b"GET", b"/", status, responses.begin())
+    assert responses.by_status == {200: 2, 404: 1}
+
+
+def test_the_access_log_leaves_out_what_stands_behind_a_path(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, logger="rollout_sched.access")
+
+    async def scene() -> None:
+        async with House(Upstream(), access_log=True) as house:
+            await house.ask("GET", "/version?api_key=secret")
+            body = {"model": "tiny", "prompt": "secret", "max_tokens": "many"}
+            path = "/v1/completions?key=secret"
+            assert (await house.session.post(path, json=body)).status == 400
+            await house.ask("GET", "/v1/%0Aforged%20line")
+
+    run(scene())
+    told = [record for record in caplog.records if record.name == "rollout_sched.access"]
+    lines = [record.getMessage().rpartition(" ")[0].rpartition(" ")[0] for record in told]
+    assert lines[:2] == ["GET /version 200", "POST /v1/completions 400"]
+    assert "\n" not in lines[2]
+    assert "secret" not in caplog.text
+    assert told[0].fields["status"] == 200  # type: ignore[attr-defined]
+
+
+def test_there_is_none_unless_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="rollout_sched.access")
+
+    async def scene() -> None:
+        async with House(Upstream()) as house:
+            await house.ask("GET", "/version")
+
+    run(scene())
+    assert not [record for record in caplog.records if record.name == "rollout_sched.access"]
+
+
+# -- What may be here at once --
+
+
+@pytest.mark.parametrize(
+    ("limits", "body", "status", "says"),
+    [
+        (Limits(samples=2), {**BODY, "n": 3}, 400, "the limit per call is 2"),
+        (Limits(requests=2), {**BODY, "n": 3}, 400, "the limit per call is 2"),
+        (Limits(body_bytes=10), BODY, 413, "the limit for all bodies is 10"),
+    ],
+)
+def test_what_could_never_fit_is_refused_for_ever(
+    limits: Limits, body: object, status: int, says: str
+) -> None:
+    async def scene() -> None:
+        async with Stage(Instance(), data_plane={"limits": limits}) as stage:
+            call = stage.call(body)
+            assert says in (await call.json())["error"]["message"]
+            assert call.status == status
+            assert b"retry-after" not in call.answer_headers
+            stage.settled()
+
+    run_limits(scene())
+
+
+def test_what_does_not_fit_now_is_told_when_to_come_back() -> None:
+    async def scene() -> None:
+        instance = Instance()
+        limits = Limits(requests=1, retry_after_s=7)
+        async with Stage(instance, data_plane={"limits": limits}) as stage:
+            first, second = stage.call(), stage.call()
+            assert (second.status, second.answer_headers[b"retry-after"]) == (503, b"7")
+            await instance.answer(0, completion([4]))
+            await first.json()
+            assert stage.call().status == 0
+            await instance.answer(1, completion([4]))
+
+    run_limits(scene())
+
+
+# -- The data plane's port to who schedules: the driver has it, and a front's way to one elsewh --
+
+
+@pytest.mark.parametrize("who", [Driver, FrontCalls])
+@pytest.mark.parametrize("name", ["max_model_len", "submit", "withdraw"])
+def test_both_are_asked_alike(who: type, name: str) -> None:
+    assert asked_for(who, name) == asked_for(Scheduling, name)
+
+
+def asked_for(who: type, name: str) -> list[tuple[str, object]]:
+    """Parameters and their defaults; the compiled build has not their types."""
+    parameters = inspect.signature(getattr(who, name)).parameters.values()
+    return [(parameter.name, parameter.default) for parameter in parameters]

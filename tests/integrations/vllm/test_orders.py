@@ -1,0 +1,183 @@
+"""Orders as calls: what each carries, and what becomes of one that is cut."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from rollout_sched.integrations.http.client import Pool
+from rollout_sched.integrations.vllm.control import Throttle
+from rollout_sched.integrations.vllm.dialects import Assembly, Generate
+from rollout_sched.integrations.vllm.orders import OrderCalls, no_trace, post, renamed
+from rollout_sched.integrations.vllm.protocol.endpoints import GENERATE
+from rollout_sched.live.ports import InstanceError, RequestRejected
+from tests.integrations.vllm.scripted import ScriptedVllm, an_order, generated
+
+
+def against(server, use, limit_s=None):
+    """`use(calls)` with calls on a server."""
+
+    async def scene():
+        async with server.serving():
+            pool = Pool(server.url)
+            try:
+                return await use(
+                    OrderCalls(pool, b"x-mine: 1\r\n", Throttle(1000, "rate"), limit_s)
+                )
+            finally:
+                pool.close()
+
+    return asyncio.run(asyncio.wait_for(scene(), 10))
+
+
+def make(calls, order, cuttable=False, on_tokens=None):
+    call = calls.make_cuttable if cuttable else calls.make
+    return call(order, Generate(), "tiny", Assembly(order, on_tokens))
+
+
+@pytest.mark.parametrize("cuttable", [False, True])
+@pytest.mark.parametrize("stream_every", [0, 1])
+def test_an_order_is_answered(cuttable, stream_every):
+    server = ScriptedVllm()
+    if stream_every:
+        server.stream(GENERATE, [generated([10], None), generated([11], "stop")])
+    else:
+        server.answer(GENERATE, generated([10, 11], "stop"))
+    order = an_order(stream_every=stream_every)
+    output = against(server, lambda calls: make(calls, order, cuttable))
+    assert (output.token_ids, output.finish) == ([10, 11], "stop")
+
+
+@pytest.mark.parametrize("cuttable", [False, True])
+@pytest.mark.parametrize(
+    ("status", "kind"), [(400, RequestRejected), (401, InstanceError), (500, InstanceError)]
+)
+def test_a_refusal_is_of_whoever_is_at_fault(cuttable, status, kind):
+    server = ScriptedVllm()
+    server.answer(GENERATE, b"no", status)
+    with pytest.raises(kind, match=f"{GENERATE} answered {status}: no"):
+        against(server, lambda calls: make(calls, an_order(), cuttable))
+
+
+def test_one_that_is_cut_has_what_was_streamed():
+    server = ScriptedVllm()
+    server.stream(GENERATE, [generated([10], None), generated([11], "stop")], asyncio.Event())
+
+    async def use(calls):
+        came = asyncio.Event()
+        order = an_order(stream_every=1)
+        call = asyncio.create_task(make(calls, order, True, lambda ids, logprobs: came.set()))
+        await came.wait()
+        calls.cut("of nobody")
+        calls.cut(order.id)
+        return await call
+
+    output = against(server, use)
+    assert (output.token_ids, output.finish) == ([10], "abort")
+
+
+def test_who_cancels_it_is_not_told_that_it_was_cut():
+    server = ScriptedVllm()
+    server.stream(GENERATE, [generated([10], None), generated([11], "stop")], asyncio.Event())
+
+    async def use(calls):
+        came = asyncio.Event()
+        order = an_order(stream_every=1)
+        call = asyncio.create_task(make(calls, order, True, lambda ids, logprobs: came.set()))
+        await came.wait()
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        calls.cut(order.id)  # it is not held any more
+
+    against(server, use)
+
+
+def test_one_that_lasts_too_long_is_given_up():
+    server = ScriptedVllm()
+    server.stream(GENERATE, [generated([10], "stop")], asyncio.Event())
+    with pytest.raises(InstanceError, match=r"within 0\.05 s"):
+        against(server, lambda calls: make(calls, an_order()), limit_s=0.05)
+
+
+# -- Calls on a pool: bounded, received as they come --
+
+
+def on_server(use):
+    """`use(pool)`, where POST /g answers with the status its body names, in two parts."""
+
+    async def handler(request):
+        response = web.StreamResponse(status=int(await request.read()))
+        await response.prepare(request)
+        await response.write(b"bo")
+        await response.write(b"dy")
+        return response
+
+    async def served():
+        app = web.Application()
+        app.router.add_post("/g", handler)
+        async with TestServer(app, host="127.0.0.1") as server:
+            pool = Pool(str(server.make_url("")).rstrip("/"))
+            try:
+                return await use(pool)
+            finally:
+                pool.close()
+
+    return asyncio.run(served())
+
+
+def test_only_a_good_answer_is_received_as_it_comes():
+    async def use(pool):
+        got = []
+        answers = [
+            await post(pool, "/g", b"", b"%d" % status, largest=4, receive=got.append)
+            for status in (200, 500)
+        ]
+        return b"".join(got), answers
+
+    got, answers = on_server(use)
+    assert got == b"body"
+    assert [(answer.status, answer.body) for answer in answers] == [(200, b""), (500, b"body")]
+
+
+@pytest.mark.parametrize("receive", [None, lambda data: None])
+def test_an_answer_longer_than_it_can_be(receive):
+    async def use(pool):
+        with pytest.raises(InstanceError, match="too large"):
+            await post(pool, "/g", b"", b"200", largest=3, receive=receive)
+
+    on_server(use)
+
+
+def test_nobody_is_there():
+    async def use(pool):
+        with pytest.raises(InstanceError, match="/g failed"):
+            await post(Pool("http://127.0.0.1:1"), "/g", b"", b"", largest=3)
+
+    on_server(use)
+
+
+# -- Which trace an instance is told of --
+
+OURS = b"traceparent: 00-ours\r\n"
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        (b"a: 1\r\n", b"a: 1\r\n" + OURS),
+        (b"Traceparent: 00-theirs\r\na: 1\r\ntracestate: x=1\r\n", b"a: 1\r\n" + OURS),
+        (b"x-traceparent: 1\r\n", b"x-traceparent: 1\r\n" + OURS),
+        (b"", OURS),
+    ],
+)
+def test_ours_takes_the_place_of_the_client_s(lines: bytes, told: bytes) -> None:
+    assert renamed(lines, OURS) == told
+
+
+def test_without_one_of_ours_the_client_s_stays() -> None:
+    lines = b"traceparent: 00-theirs\r\n"
+    assert renamed(lines, no_trace("order-1")) == lines

@@ -1,0 +1,143 @@
+"""Frames are read back as they were written, and anything else is refused."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from rollout_sched.core.model.actions import Answer, Discard, Dispatch, Interrupt
+from rollout_sched.core.model.events import RequestFinished, RequestSubmitted, TokensArrived
+from rollout_sched.core.model.model import DeliveredSample, Segment
+from rollout_sched.link.protocol import (
+    ContinueAttempt,
+    FrameMissing,
+    FrameSequence,
+    Orders,
+    PieceMade,
+    Recipes,
+    Relinquished,
+    Reports,
+    Streamed,
+    TakeGroup,
+    Welcome,
+    encode,
+    encoded,
+    read_orders,
+    read_reports,
+    read_welcome,
+)
+from rollout_sched.live.requests.token_payload import DraftTest, TokenPayload
+from rollout_sched.live.settings import Settings
+from rollout_sched.live.trainer.samples import Prompt
+
+DISPATCH = Dispatch("g/0", 3, "i0", 10, 20, 1, 4, draft=((0, 4),))
+
+
+def test_orders() -> None:
+    sample = DeliveredSample("r", "r", 0, 3, 2, (Segment(1, 2, "i0"),), 0, "stop")
+    piece = PieceMade("g/0", 2, b"\x00\x01", (-0.5,))
+    frame = Orders(
+        "run",
+        3,
+        [
+            DISPATCH,
+            Interrupt("g/0", 3, "i0"),
+            Discard("g/0", 4, "rejected", group="g"),
+            Answer(sample),
+            ContinueAttempt(3, DISPATCH),
+            ContinueAttempt(3, None),
+            TakeGroup("g", b"recipe", (piece,)),
+        ],
+    )
+    assert read_orders(encode(frame)) == frame
+
+
+def test_reports() -> None:
+    frame = Reports(
+        "run",
+        3,
+        [
+            RequestSubmitted("r", "r", 3, 9),
+            TokensArrived("r", 1, 2),
+            Streamed("g/0", 2, 0, b""),
+            PieceMade("g/0", 2, b"", start=2),
+            RequestFinished("g/0", 2, 2, ((1, 2),), "length"),
+            Relinquished("i0"),
+        ],
+    )
+    assert read_reports(encode(frame)) == frame
+
+
+@pytest.mark.parametrize("frame", [b"", b"\xc1", encode(Orders("run", 1, [DISPATCH]))])
+def test_what_is_no_report(frame: bytes) -> None:
+    with pytest.raises(msgspec.DecodeError):
+        read_reports(frame)
+
+
+def test_an_event_carries_no_tokens() -> None:
+    """About a hundred bytes for each event, however many tokens were generated."""
+    frame = encode(
+        Reports("run", 1, [RequestFinished("run.f0.1234567", 1234567, 4096, ((1, 4096),))])
+    )
+    assert len(frame) < 120
+
+
+# -- A front decodes a recipe unchanged, and makes the same samples from it as the host would --
+
+WELCOME = Welcome("run", Settings(stream_s=0.5), True, 8, 0.25, 7)
+
+
+def test_a_welcome_is_read_as_it_was_written() -> None:
+    assert read_welcome(encoded(WELCOME)) == WELCOME
+
+
+@pytest.mark.parametrize("frame", [b"", b"\xc1", encoded(Prompt("a", [1], 1, 9))])
+def test_what_is_no_welcome(frame: bytes) -> None:
+    with pytest.raises(msgspec.DecodeError):
+        read_welcome(frame)
+
+
+@pytest.mark.parametrize("leniency", [None, 0.25])
+def test_samples_are_made_of_their_prompt(leniency: float | None) -> None:
+    recipes = Recipes(msgspec.structs.replace(WELCOME, leniency=leniency))
+    prompt = Prompt("a", [4, 5], 2, 9, sampling={"temperature": 0.5, "seed": 3})
+    payload = recipes.factory(encoded(prompt))(1)
+    assert isinstance(payload, TokenPayload)
+    assert payload.prompt_ids == [4, 5]
+    assert payload.stream_every == 8
+    assert payload.sampling.items() >= prompt.sampling_of(1).items()
+    assert payload.test == (None if leniency is None else DraftTest(leniency, 7))
+
+
+def test_what_is_no_prompt() -> None:
+    with pytest.raises(msgspec.DecodeError):
+        Recipes(WELCOME).factory(b"\xc1")
+
+
+# -- Each frame is handled once and in order --
+
+
+def test_one_after_the_other_and_each_once() -> None:
+    frames = FrameSequence("now")
+    assert frames.admits(Orders("now", 1, []))
+    assert frames.admits(Reports("now", 2, []))
+    assert not frames.admits(Reports("now", 2, []))
+    assert not frames.admits(Orders("now", 1, []))
+    assert not frames.admits(Orders("now", -1, []))
+    assert frames.refused == 3
+    assert frames.admits(Orders("now", 3, []))
+
+
+def test_of_another_epoch_whatever_its_number() -> None:
+    frames = FrameSequence("now")
+    for number in (0, 1, 7):
+        assert not frames.admits(Orders("before", number, []))
+    assert frames.refused == 3
+    assert frames.admits(Orders("now", 1, []))
+
+
+def test_one_that_is_missing() -> None:
+    frames = FrameSequence("now")
+    with pytest.raises(FrameMissing, match="frames: 2 came after 0"):
+        frames.admits(Orders("now", 2, []))
+    assert frames.admits(Orders("now", 1, []))

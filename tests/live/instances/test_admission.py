@@ -1,0 +1,308 @@
+"""What speaks against an instance's joining, and what is done so that nothing does."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import msgspec
+import pytest
+
+from rollout_sched.core.model.events import Event
+from rollout_sched.live.instances.admission import (
+    InstanceAdmission,
+    JoiningVersion,
+    JoinsLater,
+    RequiredModel,
+    VersionRefused,
+    settle_pause,
+    with_required_model,
+)
+from rollout_sched.live.instances.membership import Membership, MembershipMove, MembershipState
+from rollout_sched.live.instances.pause import InstancePause, PausedBy, PauseMove
+from rollout_sched.live.instances.versions import FleetVersions
+from rollout_sched.live.ports import Description, InstanceError
+from rollout_sched.live.settings import Settings
+from tests.core.told import make_scheduler
+from tests.live.scripted import Scripted
+
+PLAIN = Description(8, 1000, 1000)
+PAUSABLE = msgspec.structs.replace(PLAIN, capabilities=frozenset({"pause"}))
+
+NOBODY, US, ADMINISTRATOR, BOTH, SOMEBODY_ELSE = PausedBy
+RESUME, HOLD = "resume", ("pause", "keep", False)
+
+
+@pytest.mark.parametrize(
+    ("by", "found_paused", "asked", "after"),
+    [
+        (NOBODY, False, [], NOBODY),
+        (NOBODY, True, "refused", SOMEBODY_ELSE),
+        (NOBODY, None, [RESUME], NOBODY),
+        (US, False, [], NOBODY),
+        (US, True, [RESUME], NOBODY),
+        (US, None, [RESUME], NOBODY),
+        (ADMINISTRATOR, False, [HOLD], ADMINISTRATOR),
+        (ADMINISTRATOR, True, [], ADMINISTRATOR),
+        (ADMINISTRATOR, None, [HOLD], ADMINISTRATOR),
+        (BOTH, False, [HOLD], ADMINISTRATOR),
+        (BOTH, True, [], ADMINISTRATOR),
+        (SOMEBODY_ELSE, False, [], NOBODY),
+        (SOMEBODY_ELSE, True, "refused", SOMEBODY_ELSE),
+    ],
+)
+def test_it_joins_paused_if_it_is_held_and_else_not(
+    by: PausedBy, found_paused: bool | None, asked: Any, after: PausedBy
+) -> None:
+    client, pause = Scripted(), InstancePause("i0")
+    pause.by = by
+    description = msgspec.structs.replace(PAUSABLE, paused=found_paused)
+    settling = settle_pause(client, description, pause, Settings())
+    if asked == "refused":
+        with pytest.raises(InstanceError, match=r"not by us.*POST i0/resume.*resume_paused"):
+            asyncio.run(settling)
+        assert client.calls == []
+    else:
+        asyncio.run(settling)
+        assert client.calls == asked
+    assert pause.by is after
+
+
+def test_what_is_found_paused_is_resumed_where_we_are_told_to() -> None:
+    client, pause = Scripted(), InstancePause("i0")
+    description = msgspec.structs.replace(PAUSABLE, paused=True)
+    asyncio.run(settle_pause(client, description, pause, Settings(resume_paused=True)))
+    assert (client.calls, pause.by) == ([RESUME], NOBODY)
+
+
+@pytest.mark.parametrize("by", PausedBy)
+def test_one_that_cannot_be_paused_joins_unless_it_is_held(by: PausedBy) -> None:
+    client, pause = Scripted(), InstancePause("i0")
+    pause.by = by
+    settling = settle_pause(client, PLAIN, pause, Settings())
+    if by in (ADMINISTRATOR, BOTH):
+        with pytest.raises(InstanceError, match=r"held.*release it.*VLLM_SERVER_DEV_MODE"):
+            asyncio.run(settling)
+    else:
+        asyncio.run(settling)
+        assert pause.by is NOBODY
+    assert client.calls == []
+
+
+@pytest.mark.parametrize(
+    ("model", "required", "known_as"),
+    [
+        ("llama", "", "llama"),
+        ("llama", "llama", "llama"),
+        ("", "llama", ""),  # it does not say
+    ],
+)
+def test_one_of_the_fleets_model(model: str, required: str, known_as: str) -> None:
+    description = msgspec.structs.replace(PLAIN, model=model)
+    found = with_required_model(Scripted(), description, RequiredModel(required))
+    assert found.model == known_as
+
+
+@pytest.mark.parametrize(
+    ("of_run", "said"),
+    [
+        (False, "the other instances serve llama.* or remove the instances that serve llama"),
+        (True, "samples of this run come from llama.* or restart the gateway .*--store"),
+    ],
+)
+def test_one_of_another_model_is_refused_with_both_names(of_run: bool, said: str) -> None:
+    description = msgspec.structs.replace(PLAIN, model="qwen", models=("qwen", "tuned"))
+    with pytest.raises(InstanceError, match=f"serves qwen, tuned, but .*{said}"):
+        with_required_model(Scripted(), description, RequiredModel("llama", of_run))
+
+
+def test_one_of_several_models_is_asked_for_the_fleets() -> None:
+    class Several(Scripted):
+        used = ""
+
+        def use_model(self, model: str) -> None:
+            self.used = model
+
+    client = Several()
+    description = msgspec.structs.replace(PLAIN, model="base", models=("base", "tuned"))
+    found = with_required_model(client, description, RequiredModel("tuned"))
+    assert found.model == "tuned"
+    assert client.used == "tuned"
+
+
+class Fleet:
+    """What an instance joins (`admission.FleetToJoin`)."""
+
+    first_version = 0
+
+    def __init__(self, model: str = "", *, newest: int = 0, can_load: bool = False) -> None:
+        self.settings = Settings()
+        self.newest_version = newest
+        self.can_load = can_load
+        self.versions = FleetVersions(self, make_scheduler().view)
+        self.joined: list[tuple[str, str, int]] = []
+        self._required = RequiredModel(model)
+
+    def required_model(self, instance: str) -> RequiredModel:
+        return self._required
+
+    def join(self, name: str, description: Description, version: int) -> None:
+        self.joined.append((name, description.model, version))
+
+    def tell(self, event: Event) -> None:
+        raise AssertionError(f"nothing is told but that it joins, not {event}")
+
+
+class Coming:
+    """One instance that comes to a fleet. Make it inside a running event loop."""
+
+    def __init__(self, fleet: Fleet, description: Description) -> None:
+        self.client = Scripted()
+        self.client.description = description
+        self.membership = Membership("i0")
+        self.pause = InstancePause("i0")
+        self.began: list[Description] = []
+        self.admission = InstanceAdmission(
+            self.client,
+            fleet,
+            self.membership,
+            self.pause,
+            asyncio.Lock(),
+            on_joining=self.began.append,
+        )
+
+
+class TestAdmission:
+    def test_it_joins_with_the_model_of_the_fleet(self) -> None:
+        async def scene() -> None:
+            fleet = Fleet("m")
+            one = Coming(fleet, msgspec.structs.replace(PLAIN, version=0, model="m"))
+            await one.admission.admit()
+            assert fleet.joined == [("i0", "m", 0)]
+            assert one.began == [one.client.description]
+            assert one.membership.state is MembershipState.JOINED
+            assert one.admission.description == one.client.description
+
+        asyncio.run(scene())
+
+    def test_one_with_older_weights_awaits_those_that_nobody_can_load(self) -> None:
+        async def scene() -> None:
+            fleet = Fleet(newest=2)
+            one = Coming(fleet, msgspec.structs.replace(PLAIN, version=1))
+            with pytest.raises(JoinsLater) as why:
+                await one.admission.admit()
+            one.admission.refuse(why.value)
+            assert one.admission.awaits_weights
+            assert "the trainer is at 2" in one.membership.reason
+            assert fleet.joined == []
+            fleet.can_load = True
+            await one.admission.admit()
+            assert not one.admission.awaits_weights
+            assert fleet.joined == [("i0", "", 1)]
+
+        asyncio.run(scene())
+
+    def test_one_that_is_unfit_comes_only_after_a_restart(self) -> None:
+        async def scene() -> None:
+            fleet = Fleet()
+            one = Coming(fleet, msgspec.structs.replace(PLAIN, version=0, started_at=1.0))
+            await one.admission.admit()
+            one.membership.move(MembershipMove.DISQUALIFY, "its weights could not be loaded")
+            with pytest.raises(InstanceError, match="could not be loaded"):
+                await one.admission.admit()
+            one.client.description = msgspec.structs.replace(one.client.description, started_at=2.0)
+            await one.admission.admit()
+            assert one.admission.started_at == 2.0
+            assert len(fleet.joined) == 2
+
+        asyncio.run(scene())
+
+    def test_a_restart_ends_what_paused_it_but_a_hold(self) -> None:
+        async def scene() -> None:
+            one = Coming(Fleet(), msgspec.structs.replace(PAUSABLE, version=0, started_at=1.0))
+            await one.admission.admit()
+            one.pause.move(PauseMove.HOLD)
+            one.membership.move(MembershipMove.LOSE, "gone")
+            one.client.description = msgspec.structs.replace(one.client.description, started_at=2.0)
+            await one.admission.admit()
+            assert one.client.calls == [RESUME, HOLD], "it is paused again before it joins"
+
+        asyncio.run(scene())
+
+
+# -- With which version an instance joins, and what is said where it may not --
+
+
+def settle(
+    instance: JoiningVersion,
+    told: int | None,
+    newest: int,
+    *,
+    follows: bool = False,
+    can_load: bool = False,
+) -> int:
+    return instance.settle(told, newest, follows=follows, can_load=can_load)
+
+
+class TestItTells:
+    def test_the_trainers_version(self) -> None:
+        assert settle(JoiningVersion("i0", 4), 4, 4) == 4
+
+    def test_a_newer_one_is_refused_with_the_remedy(self) -> None:
+        """A trainer that starts anew before instances that another run has trained."""
+        with pytest.raises(VersionRefused) as refused:
+            settle(JoiningVersion("i0", 0), 4, 0)
+        text = str(refused.value)
+        assert "version 4, but the trainer is at 0" in text
+        for remedy in ("--start-version 4", "version=4", "--start-version auto", 'version="auto"'):
+            assert remedy in text
+
+    def test_a_newer_one_is_the_trainers_where_that_is_said(self) -> None:
+        assert settle(JoiningVersion("i0", 0), 4, 0, follows=True) == 4
+
+    def test_an_older_one_is_loaded_first(self) -> None:
+        assert settle(JoiningVersion("i0", 0), 2, 5, can_load=True) == 2
+
+    @pytest.mark.parametrize("follows", [False, True])
+    def test_an_older_one_waits_where_nobody_said_how_to_load(self, follows: bool) -> None:
+        with pytest.raises(
+            JoinsLater, match=r"version 2, the trainer is at 5.*/weight_info reports 5"
+        ):
+            settle(JoiningVersion("i0", 0), 2, 5, follows=follows)
+
+
+class TestItDoesNotTell:
+    def test_it_has_the_trainers_first_weights(self, caplog: pytest.LogCaptureFixture) -> None:
+        instance = JoiningVersion("i0", 4)
+        with caplog.at_level(logging.WARNING):
+            assert settle(instance, None, 4) == settle(instance, None, 4) == 4
+        (said,) = caplog.messages
+        assert "i0 does not report" in said
+        assert "assuming 4" in said
+
+    def test_nothing_trained_is_no_reason_to_warn(self, caplog: pytest.LogCaptureFixture) -> None:
+        with caplog.at_level(logging.WARNING):
+            assert settle(JoiningVersion("i0", 0), None, 0) == 0
+        assert caplog.messages == []
+
+    def test_a_late_one_is_loaded_first_or_waits(self) -> None:
+        assert settle(JoiningVersion("i0", 4), None, 6, can_load=True) == 4
+        with pytest.raises(JoinsLater, match="version 4, the trainer is at 6"):
+            settle(JoiningVersion("i0", 4), None, 6)
+
+    def test_back_from_the_dead_it_has_the_weights_of_its_start(self) -> None:
+        instance = JoiningVersion("i0", 0)
+        assert settle(instance, 0, 0) == 0
+        assert settle(instance, None, 0) == 0
+        with pytest.raises(JoinsLater, match="version 0, the trainer is at 1"):
+            settle(instance, None, 1)
+
+    def test_what_those_are_may_be_anybodys_guess(self) -> None:
+        """It had version 4 when we first saw it, and not from its start."""
+        instance = JoiningVersion("i0", 4)
+        assert settle(instance, 4, 4) == 4
+        with pytest.raises(JoinsLater, match="unknown version"):
+            settle(instance, None, 4)
+        assert settle(instance, 4, 4) == 4, "somebody has labelled it"
+        assert settle(instance, None, 5, can_load=True) < 5, "it is loaded before it serves"

@@ -1,0 +1,255 @@
+"""What somebody else does to an instance is seen, and only looked for where there is a reason."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import msgspec
+import pytest
+
+from rollout_sched.core.model.events import GateClosed, GateOpened, WeightsPublished, WeightsUpdated
+from rollout_sched.live.instances.engine_watch import PAUSED, EngineWatch
+from rollout_sched.live.instances.pause import InstancePause, PausedBy
+from rollout_sched.live.instances.versions import AROUND_US, FleetVersions
+from rollout_sched.live.ports import Gauges, InstanceError
+from rollout_sched.live.settings import Settings
+from tests.live.instances.test_versions import Pump
+from tests.live.scripted import Scripted
+
+SETTINGS = Settings(misses=2)
+
+
+class Stage:
+    """An instance at version 4, as it joined, looked at once already."""
+
+    def __init__(self, *capabilities: str, client: Scripted | None = None, **settings: Any) -> None:
+        self.client = client or Scripted("i0")
+        self.client.weights = 4
+        offers = frozenset(capabilities or ("pause", "weight_info"))
+        self.description = msgspec.structs.replace(self.client.description, capabilities=offers)
+        self.pump = Pump(version=4)
+        self.versions = FleetVersions(self.pump, self.pump.scheduler.scheduler.view)
+        self.pause = InstancePause("i0")
+        self.lock = asyncio.Lock()
+        self.resumed = 0
+        self.wrong: list[str] = []
+        self.watch = EngineWatch(
+            self.client,
+            self.versions,
+            msgspec.structs.replace(SETTINGS, **settings),
+            self.pause,
+            self.lock,
+            on_resumed=self._on_resumed,
+            on_wrong=self.wrong.append,
+        )
+        self._made = 0
+
+    def _on_resumed(self) -> None:
+        self.resumed += 1
+
+    async def look(self, *, moved: bool = False) -> list[str]:
+        """What is asked after a poll."""
+        self._made += moved
+        self.client.questions.clear()
+        await self.watch.look(self.description, Gauges(1, 0, 0.5, generated_tokens=self._made))
+        return list(self.client.questions)
+
+
+def play(scene: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(scene())
+
+
+class TestWhenItIsAsked:
+    def test_one_that_makes_tokens_is_left_alone(self) -> None:
+        async def scene() -> None:
+            stage = Stage()
+            for _ in range(3):
+                assert await stage.look(moved=True) == []
+
+        play(scene)
+
+    def test_one_whose_tokens_stand_still_is_asked_both(self) -> None:
+        async def scene() -> None:
+            stage = Stage()
+            await stage.look(moved=True)
+            assert await stage.look() == ["paused", "weights"]
+
+        play(scene)
+
+    def test_where_there_is_a_suspicion_its_weights_are_asked_for_once(self) -> None:
+        async def scene() -> None:
+            stage = Stage()
+            stage.watch.suspect()
+            assert await stage.look(moved=True) == ["weights"]
+            assert await stage.look(moved=True) == []
+
+        play(scene)
+
+    def test_what_it_does_not_offer_is_not_asked(self) -> None:
+        async def scene() -> None:
+            stage = Stage("generate")
+            await stage.look(moved=True)
+            assert await stage.look() == []
+
+        play(scene)
+
+    def test_while_we_control_it_ourselves_nobody_asks(self) -> None:
+        async def scene() -> None:
+            stage = Stage()
+            await stage.look(moved=True)
+            async with stage.lock:
+                assert await stage.look() == []
+
+        play(scene)
+
+
+class TestPauses:
+    async def paused(self, **settings: Any) -> Stage:
+        stage = Stage(**settings)
+        await stage.look(moved=True)
+        stage.client.paused = True
+        assert await stage.look() == ["paused"]
+        return stage
+
+    def test_the_gate_is_closed_until_it_goes_on(self) -> None:
+        async def scene() -> None:
+            stage = await self.paused()
+            assert stage.pause.by is PausedBy.SOMEBODY_ELSE
+            assert stage.pump.told == [GateClosed("i0")]
+            assert stage.versions.gate("i0") == PAUSED
+            await stage.look()
+            stage.client.paused = False
+            await stage.look()
+            assert stage.pause.by is PausedBy.NOBODY
+            assert stage.pump.told == [GateClosed("i0"), GateOpened("i0")]
+            assert stage.resumed == 1
+
+        play(scene)
+
+    def test_the_version_is_known_before_the_gate_opens(self) -> None:
+        async def scene() -> None:
+            stage = await self.paused()
+            stage.client.weights, stage.client.paused = 5, False
+            await stage.look()
+            assert stage.pump.told[1:] == [
+                WeightsPublished(5, loads=False),
+                WeightsUpdated("i0", 5),
+                GateOpened("i0"),
+            ]
+
+        play(scene)
+
+    def test_tokens_tell_that_it_goes_on(self) -> None:
+        """So it is not asked whether it is paused."""
+
+        async def scene() -> None:
+            stage = await self.paused()
+            stage.client.weights = 5
+            assert await stage.look(moved=True) == ["weights"]
+            assert stage.pause.by is PausedBy.NOBODY
+            assert stage.pump.told[-1] == GateOpened("i0")
+
+        play(scene)
+
+    def test_a_dead_engine_is_not_paused(self) -> None:
+        """Its front still answers polls: that is no reason to wait for its tokens for ever."""
+
+        class Dead(Scripted):
+            dying = False
+
+            async def is_paused(self) -> bool | None:
+                if self.dying:
+                    raise InstanceError("the engine has died")
+                return await super().is_paused()
+
+        async def scene() -> None:
+            client = Dead("i0")
+            stage = await self.paused(client=client)
+            client.dying = True
+            await stage.look()
+            assert stage.pause.by is PausedBy.SOMEBODY_ELSE, "once may be chance"
+            await stage.look()
+            assert stage.pause.by is PausedBy.NOBODY
+
+        play(scene)
+
+    def test_joining_again_it_is_as_new(self) -> None:
+        async def scene() -> None:
+            stage = await self.paused()
+            stage.watch.joined()
+            assert stage.versions.gate("i0") == ""
+
+        play(scene)
+
+
+class TestVersions:
+    def test_an_idle_one_with_newer_weights(self) -> None:
+        async def scene() -> None:
+            stage = Stage()
+            await stage.look(moved=True)
+            stage.client.weights = 6
+            await stage.look()
+            assert stage.versions.of("i0").version == 6
+            assert stage.wrong == []
+
+        play(scene)
+
+    def test_by_policy_it_is_wrong(self) -> None:
+        async def scene() -> None:
+            stage = Stage(on_contradiction="refuse")
+            await stage.look(moved=True)
+            stage.client.weights = 6
+            await stage.look()
+            assert stage.versions.of("i0").version == 4
+            (why,) = stage.wrong
+            assert "version 6, but version 4 was loaded" in why
+
+        play(scene)
+
+    @pytest.mark.parametrize("policy", ["server", "refuse"])
+    def test_older_weights_are_always_wrong(self, policy: str) -> None:
+        """As after a restart that nobody noticed: it must be brought to the newest first."""
+
+        async def scene() -> None:
+            stage = Stage(on_contradiction=policy)
+            await stage.look(moved=True)
+            stage.client.weights = 3
+            await stage.look()
+            assert len(stage.wrong) == 1
+
+        play(scene)
+
+    def test_what_was_true_when_it_was_asked_is_not_held_against_it(self) -> None:
+        """While it answered, an answer to a request told of newer weights."""
+
+        class Late(Scripted):
+            versions: FleetVersions
+
+            async def weight_version(self) -> int | None:
+                said = await super().weight_version()
+                self.versions.moved("i0", 5, AROUND_US)
+                return said
+
+        async def scene() -> None:
+            client = Late("i0")
+            stage = Stage(client=client)
+            client.versions = stage.versions
+            await stage.look(moved=True)
+            await stage.look()
+            assert stage.wrong == []
+            assert stage.versions.of("i0").version == 5
+
+        play(scene)
+
+    def test_one_that_says_nothing_is_as_it_was(self) -> None:
+        async def scene() -> None:
+            stage = Stage()
+            await stage.look(moved=True)
+            stage.client.weights = None
+            await stage.look()
+            assert stage.wrong == []
+            assert stage.pump.told == []
+
+        play(scene)

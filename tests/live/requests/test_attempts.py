@@ -1,0 +1,450 @@
+"""Dispatches carried out: begun where and when they may be, and each end handed on once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from rollout_sched.core.model.actions import Dispatch, Interrupt
+from rollout_sched.core.model.events import (
+    Event,
+    RequestFailed,
+    RequestFinished,
+    RequestInterrupted,
+    TokensArrived,
+    TurnFinished,
+)
+from rollout_sched.live.ports import (
+    AnswerUntrue,
+    ConnectionBroken,
+    InstanceError,
+    InstanceUnreached,
+    Order,
+    Outcome,
+    RequestRejected,
+)
+from rollout_sched.live.requests.attempt import LiveAttempt
+from rollout_sched.live.requests.attempts import AttemptStarter, AttemptTable, RunningAttempts
+from rollout_sched.live.requests.payloads import PayloadBook
+from rollout_sched.live.requests.token_payload import Piece, TokenPayload
+from rollout_sched.live.requests.trajectories import ToolCalls
+from rollout_sched.live.settings import Settings
+from tests.live.scripted import Scripted, until
+
+DISPATCH = Dispatch("r", 1, "i0", 3, 9, 0)
+
+
+class Link:
+    """Notes what is told (`live.scheduler_link.SchedulerLink`); a test says what answers are worth,
+    and whether the instance may be sent something."""
+
+    broken = None
+
+    def __init__(self) -> None:
+        self.told: list[Event] = []
+        self.failed: list[Exception] = []
+        self.instance = Scripted()
+        self.to_wait_for: asyncio.Event | None = None
+        self.verdict: Any = None
+        self.judged: list[Outcome] = []
+
+    def tell(self, event: Event) -> None:
+        self.told.append(event)
+
+    def afterwards(self, call: Callable[..., object], *arguments: Any) -> None:
+        call(*arguments)
+
+    def fail(self, error: Exception) -> None:
+        self.failed.append(error)
+
+    def client(self, instance: str) -> Scripted:
+        assert instance == self.instance.name
+        return self.instance
+
+    def unverified(self, instance: str) -> asyncio.Event | None:
+        return self.to_wait_for
+
+    def restart_suspected(self, instance: str) -> None: ...
+
+    def judge(self, dispatch: Dispatch, outcome: Outcome, *, stopped: bool) -> Any:
+        self.judged.append(outcome)
+        return self.verdict
+
+
+class Stage:
+    """One request, `r`. Make it inside a running event loop."""
+
+    def __init__(self, payload: TokenPayload | None = None, *, patience_s: float = 0.0) -> None:
+        self.link: Any = Link()
+        self.payloads = payloads = PayloadBook()
+        self.running = RunningAttempts(self.link, payloads, ToolCalls(self.link, payloads))
+        table = AttemptTable(self.running, Settings())
+        self.payload = payload or TokenPayload([1, 2, 3], {})
+        payloads.add("r", self.payload)
+        self.starter = AttemptStarter(self.link, payloads, self.running, table, patience_s, "run")
+
+    @property
+    def told(self) -> list[Event]:
+        return self.link.told
+
+    async def order(self) -> Order:
+        return await self.link.instance.order()
+
+
+def run(scene: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(scene)
+
+
+def test_an_attempt_is_begun_and_its_answer_told() -> None:
+    async def scene() -> None:
+        stage = Stage()
+        stage.starter.dispatch(DISPATCH)
+        order = await stage.order()
+        assert (order.id, order.token_ids, order.max_new_tokens) == ("run-1", [1, 2, 3], 9)
+        await stage.link.instance.answer(0, [7, 8])
+        await until(lambda: stage.told)
+        assert stage.told == [RequestFinished("r", 1, 2, (), "stop")]
+        assert stage.payload.transcript.token_ids == [7, 8]
+        assert not len(stage.running)
+
+    run(scene())
+
+
+def test_nothing_is_sent_to_who_must_be_verified_first() -> None:
+    async def scene() -> None:
+        stage = Stage()
+        verified = stage.link.to_wait_for = asyncio.Event()
+        stage.starter.dispatch(DISPATCH)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert not stage.link.instance.orders
+        verified.set()
+        await stage.order()
+
+    run(scene())
+
+
+def test_one_that_is_over_while_it_waits_is_not_begun() -> None:
+    async def scene() -> None:
+        stage = Stage()
+        verified = stage.link.to_wait_for = asyncio.Event()
+        stage.starter.dispatch(DISPATCH)
+        (running,) = stage.running.on("i0")
+        stage.running.failed(running, InstanceError("it is lost"))
+        verified.set()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert not stage.link.instance.orders
+        assert len(stage.told) == 1
+
+    run(scene())
+
+
+def test_a_payload_that_cannot_be_made_fails_its_request() -> None:
+    async def scene() -> None:
+        stage = Stage()
+
+        def make(index: int) -> Any:
+            raise KeyError("prompt 7 is not in the data set")
+
+        stage.payloads.add_group("g", make)
+        stage.starter.dispatch(Dispatch("g/0", 1, "i0", 3, 9, 0, group="g"))
+        (failed,) = stage.told
+        assert isinstance(failed, RequestFailed)
+        assert (failed.request, failed.attempt, failed.blame) == ("g/0", 1, "request")
+        assert "prompt 7" in failed.reason
+        assert not len(stage.running)
+
+    run(scene())
+
+
+def test_one_that_cannot_be_sent_fails_by_the_request() -> None:
+    class Unsendable(TokenPayload):
+        def begin(self, *arguments: Any) -> Any:
+            raise ValueError("a bug of the caller's")
+
+    async def scene() -> None:
+        stage = Stage(Unsendable([1], {}))
+        stage.starter.dispatch(DISPATCH)
+        (failed,) = stage.told
+        assert isinstance(failed, RequestFailed)
+        assert "a bug of the caller's" in failed.reason
+
+    run(scene())
+
+
+def test_an_answer_that_is_not_believed_is_no_answer() -> None:
+    async def scene() -> None:
+        stage = Stage()
+        stage.link.verdict = InstanceError("by weights that it cannot have")
+        stage.starter.dispatch(DISPATCH)
+        await stage.order()
+        await stage.link.instance.answer(0, [7])
+        await until(lambda: stage.told)
+        (failed,) = stage.told
+        assert isinstance(failed, RequestFailed)
+        assert stage.payload.transcript.token_ids == []
+
+    run(scene())
+
+
+def test_an_answer_that_has_to_be_settled_is_told_when_it_is() -> None:
+    async def scene() -> None:
+        stage = Stage()
+        asked = asyncio.Event()
+        stage.link.verdict = asked.wait
+        stage.starter.dispatch(DISPATCH)
+        await stage.order()
+        await stage.link.instance.answer(0, [7])
+        await until(lambda: stage.link.judged)
+        assert not stage.told
+        asked.set()
+        await until(lambda: stage.told)
+        assert stage.told == [RequestFinished("r", 1, 1, (), "stop")]
+
+    run(scene())
+
+
+def test_who_cannot_settle_it_ends_the_scheduler_and_not_the_watch() -> None:
+    async def scene() -> None:
+        stage = Stage()
+
+        async def settle() -> None:
+            raise RuntimeError("a bug of ours")
+
+        stage.link.verdict = settle
+        stage.starter.dispatch(DISPATCH)
+        await stage.order()
+        await stage.link.instance.answer(0, [7])
+        await until(lambda: stage.link.failed)
+        assert [str(error) for error in stage.link.failed] == ["a bug of ours"]
+
+    run(scene())
+
+
+def test_patience_ends() -> None:
+    async def scene() -> None:
+        stage = Stage(patience_s=0.01)
+        stage.starter.dispatch(DISPATCH)
+        await stage.order()
+        await until(lambda: stage.told)
+        (failed,) = stage.told
+        assert isinstance(failed, RequestFailed)
+        assert "no answer within 0.01 s" in failed.reason
+
+    run(scene())
+
+
+# -- Attempts stopped from here: each comes to its end, and one that is gone already is no erro --
+
+
+class StageAttemptTable:
+    def __init__(self) -> None:
+        self.book = Book()
+        settings = Settings(abort_timeout_s=0.05, stream_s=0.01)
+        self.table = AttemptTable(self.book.running, settings)
+
+    def begin(self, *, obeys: bool = True, streamed: int = 0) -> LiveAttempt:
+        running = self.book.begin(1, streamed=streamed)
+        if obeys:
+            client = running.client
+            assert isinstance(client, Scripted)
+            aborted = Outcome(2, "abort", (), Piece([5, 5], None))
+            client.obey = lambda call: self.book.running.ended(running, aborted)
+        return running
+
+    @property
+    def told(self) -> list[Event]:
+        told: list[Event] = self.book.link.told
+        return told
+
+
+def test_what_is_interrupted_is_told_when_it_has_answered() -> None:
+    async def scene() -> None:
+        stage = StageAttemptTable()
+        stage.begin()
+        stage.table.interrupt(Interrupt("r1", 1, "i0"))
+        await until(lambda: stage.told)
+        assert isinstance(stage.told[0], RequestInterrupted)
+        stage.table.interrupt(Interrupt("r1", 1, "i0"))
+        stage.table.stop(1, "again")
+        stage.table.disbelieve(1)
+        await stage.table.close()
+        assert len(stage.told) == 1
+
+    asyncio.run(scene())
+
+
+def test_what_does_not_stop_is_given_up_with_the_reason() -> None:
+    async def scene() -> None:
+        stage = StageAttemptTable()
+        running = stage.begin(obeys=False)
+        stage.table.stop(1, "it stands still")
+        assert running.stopped
+        await until(lambda: stage.told)
+        (told,) = stage.told
+        assert isinstance(told, RequestFailed)
+        assert "it stands still" in told.reason
+        await stage.table.close()
+
+    asyncio.run(scene())
+
+
+def test_only_what_has_brought_something_can_be_disbelieved() -> None:
+    async def scene() -> None:
+        stage = StageAttemptTable()
+        stage.begin(obeys=False)
+        stage.table.disbelieve(1)
+        assert len(stage.table) == 1
+        await stage.table.close()
+        stage = StageAttemptTable()
+        stage.begin(obeys=False, streamed=2)
+        stage.table.disbelieve(1)
+        assert not len(stage.table)
+        (told,) = stage.told
+        assert isinstance(told, RequestFailed)
+        assert not told.usable
+        await stage.table.close()
+
+    asyncio.run(scene())
+
+
+def test_a_loss_is_told_between_what_streams_brought_and_what_was_sent_meanwhile() -> None:
+    async def scene() -> None:
+        stage = StageAttemptTable()
+        stage.begin(obeys=False, streamed=2)
+        heard: list[int] = []
+
+        def lost() -> None:
+            heard.append(len(stage.told))
+            stage.book.begin(2)
+
+        stage.table.lose("i0", lost)
+        assert heard == [1]
+        assert not len(stage.table)
+        await stage.table.close()
+
+    asyncio.run(scene())
+
+
+# -- The book of attempts under way: by instance, and each end told once --
+
+
+class LinkRunningAttempts:
+    """Notes what is told."""
+
+    broken = None
+
+    def __init__(self) -> None:
+        self.told: list[Event] = []
+        self.suspected: list[str] = []
+        self.acting: list[Dispatch] = []
+
+    def tell(self, event: Event) -> None:
+        self.told.append(event)
+
+    def afterwards(self, call: Callable[..., object], *arguments: Any) -> None:
+        call(*arguments)
+
+    def restart_suspected(self, instance: str) -> None:
+        self.suspected.append(instance)
+
+    def when_acting(self, dispatch: Dispatch, begin: Callable[[], None]) -> None:
+        self.acting.append(dispatch)
+
+
+class Book:
+    def __init__(self) -> None:
+        self.link: Any = LinkRunningAttempts()
+        payloads = PayloadBook()
+        self.running = RunningAttempts(self.link, payloads, ToolCalls(self.link, payloads))
+
+    def begin(self, attempt: int, instance: str = "i0", streamed: int = 0) -> LiveAttempt:
+        dispatch = Dispatch(f"r{attempt}", attempt, instance, 3, 9, 0)
+        payload = TokenPayload([1], {})
+        if streamed:
+            payload.transcript.collect(attempt)([5] * streamed, [-1.0] * streamed)
+        running = LiveAttempt(dispatch, payload, Scripted(instance), f"o{attempt}", 0.0)
+        self.running.add(running)
+        return running
+
+
+def outcome(finish: Any = "stop", tokens: int = 2) -> Outcome:
+    return Outcome(tokens, finish, (), Piece([5] * tokens, None))
+
+
+def test_an_end_is_told_once_and_its_piece_is_kept() -> None:
+    book = Book()
+    running = book.begin(1)
+    book.running.ended(running, outcome())
+    book.running.ended(running, outcome())
+    book.running.failed(running, ConnectionBroken("late"))
+    assert book.link.told == [RequestFinished("r1", 1, 2, (), "stop")]
+    assert running.payload.transcript.token_ids == [5, 5]
+    assert not len(book.running)
+
+
+def test_what_goes_beyond_its_limit_is_not_kept() -> None:
+    book = Book()
+    running = book.begin(1)
+    book.running.ended(running, outcome(tokens=30))
+    assert len(running.payload.transcript.token_ids) == 9
+
+
+def test_a_turn_is_expected_to_be_followed_by_a_tool_before_it_is_told() -> None:
+    book = Book()
+    book.running.ended(book.begin(1), outcome("turn"))
+    assert [dispatch.attempt for dispatch in book.link.acting] == [1]
+    assert isinstance(book.link.told[0], TurnFinished)
+
+
+def test_by_instance_in_the_order_of_their_dispatch() -> None:
+    book = Book()
+    first, other, second = book.begin(1), book.begin(2, "i1"), book.begin(3)
+    assert book.running.on("i0") == [first, second]
+    assert 2 in book.running
+    assert book.running.get(2) is other
+    book.running.forget("i0")
+    assert book.running.every() == [other]
+    assert book.link.told == []
+    book.running.clear()
+    assert not len(book.running)
+    assert book.running.on("i1") == []
+
+
+def test_whose_fault_it_was() -> None:
+    for error, blame, suspected in (
+        (InstanceUnreached("refused"), "instance", ["i0"]),
+        (ConnectionBroken("reset"), "unclear", ["i0"]),
+        (RequestRejected("400"), "request", []),
+        (AnswerUntrue("no"), "unclear", []),
+    ):
+        book = Book()
+        book.running.failed(book.begin(1), error)
+        (told,) = book.link.told
+        assert isinstance(told, RequestFailed)
+        assert (told.blame, book.link.suspected) == (blame, suspected)
+        assert told.usable is not isinstance(error, AnswerUntrue)
+
+
+def test_what_streams_of_a_lost_instance_have_brought_is_told_and_kept_without_an_end() -> None:
+    book = Book()
+    running = book.begin(1, streamed=4)
+    book.begin(2, "i1", streamed=4)
+    book.running.lose("i0")
+    assert book.link.told == [TokensArrived("r1", 1, 4)]
+    assert running.payload.transcript.token_ids == [5] * 4
+    assert len(book.running) == 1
+
+
+def test_a_payload_that_raises_costs_its_own_attempt() -> None:
+    async def scene() -> None:
+        book = Book()
+        bad, good = book.begin(1, streamed=4), book.begin(2, streamed=4)
+        bad.payload.transcript.streamed = lambda attempt: 1 / 0  # type: ignore[method-assign]
+        book.running.report_streams()
+        assert [type(told) for told in book.link.told] == [RequestFailed, TokensArrived]
+        assert book.running.every() == [good]
+
+    asyncio.run(scene())

@@ -1,0 +1,133 @@
+"""The link within one process: what is told is handled at once, and answered at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rollout_sched.core.model.actions import Dispatch
+from rollout_sched.core.model.events import RequestSubmitted, RequestWithdrawn
+from rollout_sched.live.driver import Driver
+from rollout_sched.live.instances.versions import Contradictions, FleetVersions
+from rollout_sched.live.ports import AnswerUntrue, InstanceError, Outcome
+from rollout_sched.live.requests.link import AnswerChecks, DirectLink, Verdict
+from rollout_sched.live.requests.token_payload import TokenPayload
+from rollout_sched.live.settings import Settings
+from tests.core.told import LIMIT, PROMPT, make_scheduler
+from tests.live.instances.test_versions import Pump, Source
+from tests.live.scripted import Scripted
+
+
+class Stage:
+    def __init__(self) -> None:
+        self.driver = Driver(make_scheduler(), settings=Settings(poll_s=1000.0))
+        driver = self.driver
+        self.link = DirectLink(driver.pump, driver.view, driver.supervisors, driver.checks)
+
+
+def play(scene: Callable[[Stage], Any]) -> None:
+    async def run() -> None:
+        stage = Stage()
+        await stage.driver.add_instance(Scripted())
+        try:
+            async with asyncio.timeout(10):
+                await scene(stage)
+        finally:
+            await stage.driver.close()
+
+    asyncio.run(run())
+
+
+def test_an_instance_that_failed_is_waited_for_until_it_was_looked_at() -> None:
+    async def scene(stage: Stage) -> None:
+        assert stage.link.client("i0").name == "i0"
+        assert stage.link.unverified("i0") is None
+        stage.link.restart_suspected("i0")
+        stage.link.restart_suspected("nobody")
+        unverified = stage.link.unverified("i0")
+        assert unverified is not None
+        await unverified.wait()
+
+    play(scene)
+
+
+def test_what_is_told_is_known_at_once() -> None:
+    async def scene(stage: Stage) -> None:
+        payload = TokenPayload([1], {})
+        stage.driver.front.payloads.add("r", payload)
+        stage.link.tell(RequestSubmitted("r", "r", 1, 9))
+        assert stage.driver.view.in_flight == 1
+        stage.link.tell(RequestWithdrawn("r"))
+        assert await stage.link.passed(Dispatch("r", 1, "i0", 1, 9, 0), 1, stopped=False) is None
+
+    play(scene)
+
+
+def test_no_tool_begins_for_a_turn_that_nobody_waits_for() -> None:
+    async def scene(stage: Stage) -> None:
+        begun: list[int] = []
+        stage.link.when_acting(Dispatch("r", 1, "i0", 1, 9, 0), lambda: begun.append(1))
+        stage.link.tell(RequestSubmitted("q", "q", 1, 9))
+        assert begun == []
+        error = RuntimeError("its own")
+        stage.link.fail(error)
+        assert stage.link.broken is error
+
+    play(scene)
+
+
+# -- What an answer is worth: what ends unasked, or contradicts what is known, is looked into --
+
+
+class StageAnswerChecks:
+    """One attempt on i0, under version 4."""
+
+    def __init__(self) -> None:
+        self.pump = Pump(version=4)
+        view = self.pump.scheduler.scheduler.view
+        contradictions = Contradictions(FleetVersions(self.pump, view), view, Settings())
+        self.source = Source(4)
+        self.checks = AnswerChecks(view, {"i0": self.source}, contradictions)
+        self.pump.tell(RequestSubmitted("d", "", PROMPT, LIMIT))
+
+    def judge(
+        self, finish: Any, tokens: int = 3, spans: Any = (), *, stopped: bool = False
+    ) -> Verdict:
+        dispatch = Dispatch("d", 1, "i0", PROMPT, LIMIT, 4)
+        return self.checks.judge(dispatch, Outcome(tokens, finish, spans, None), stopped=stopped)
+
+
+@pytest.mark.parametrize("finish", ["stop", "length", "turn"])
+def test_what_ends_by_itself_is_believed(finish: str) -> None:
+    stage = StageAnswerChecks()
+    assert stage.judge(finish, spans=((4, 3),)) is None
+    assert stage.source.suspicions == 0
+
+
+def test_what_ends_unasked_lets_its_instance_be_looked_at() -> None:
+    stage = StageAnswerChecks()
+    assert stage.judge("abort") is None
+    assert stage.source.suspicions == 1
+    assert isinstance(stage.judge("abort", tokens=0), InstanceError)
+
+
+def test_what_we_have_stopped_is_no_surprise() -> None:
+    stage = StageAnswerChecks()
+    assert stage.judge("abort", tokens=0, stopped=True) is None
+    stage.pump.tell(RequestWithdrawn("d"))
+    assert stage.judge("abort", tokens=0) is None
+    assert stage.source.suspicions == 0
+
+
+def test_what_contradicts_what_is_known_is_asked_about() -> None:
+    settle = StageAnswerChecks().judge("stop", spans=((9, 1), (4, 2)))
+    assert callable(settle)
+
+    async def scene() -> None:
+        with pytest.raises(AnswerUntrue):
+            await settle()
+
+    asyncio.run(scene())

@@ -1,0 +1,224 @@
+"""The prompts of a run, from their submission until their batch has arrived."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.model.events import SubmissionsClosed
+from rollout_sched.live.driver import Driver
+from rollout_sched.live.requests.token_payload import DraftTest, TokenPayload
+from rollout_sched.live.requests.trajectories import TrajectoryPayload
+from rollout_sched.live.trainer.samples import LostGroup, NamedTools, Prompt
+from rollout_sched.live.trainer.submissions import SamplePayloads, Submissions, check_prompt
+from rollout_sched.store.errors import StoreFull
+from tests.core.told import make_scheduler
+
+PROMPT = Prompt("a", [1, 2], 3, 9)
+
+
+async def search(trajectory):
+    return None
+
+
+class Stored:
+    """Says what it was told, and whether there is room."""
+
+    def __init__(self):
+        self.told = []
+        self.full = False
+
+    def check_room(self):
+        if self.full:
+            raise StoreFull("the disk is full")
+
+    def submitted(self, prompt, tool, *, judged):
+        assert not judged
+        self.told.append((prompt.uid, tool))
+
+    def lost(self, group, batch=None):
+        self.told.append((group.uid, group.reason, batch))
+
+
+@asynccontextmanager
+async def submissions(stored=None):
+    driver = Driver(make_scheduler(1))
+    payloads = SamplePayloads(0, None, driver.max_model_len)
+    tools = NamedTools({"search": search})
+    try:
+        yield Submissions(driver, payloads, lengths=None, stored=stored, rewards=None, tools=tools)
+    finally:
+        await driver.close()
+
+
+def test_a_uid_is_taken_once_and_stands_for_one_prompt():
+    async def scene():
+        stored = Stored()
+        async with submissions(stored) as here:
+            for _ in range(2):
+                here.submit([PROMPT], None)
+            assert (here.open_samples, stored.told) == (3, [("a", None)])
+            assert here.known("a") == PROMPT
+            other = Prompt("a", [1, 2], 2, 8)
+            with pytest.raises(CallerError, match="'a' was already submitted with other values"):
+                here.submit([other], None)
+            assert here.known("a") == PROMPT
+            assert here.known("b") is None
+
+    asyncio.run(scene())
+
+
+def test_what_cannot_be_is_not_here():
+    async def scene():
+        async with submissions() as here:
+            with pytest.raises(CallerError, match="n is not allowed there"):
+                here.submit([Prompt("b", [1], 1, 9, {"n": 2})], None)
+            assert (here.open_samples, here.prompts) == (0, {})
+
+    asyncio.run(scene())
+
+
+def test_the_store_hears_the_name_of_a_tool():
+    async def scene():
+        async def nameless(trajectory): ...
+
+        stored = Stored()
+        async with submissions(stored) as here:
+            here.submit([PROMPT], search)
+            here.submit([Prompt("b", [1], 1, 9)], nameless)
+            assert stored.told == [("a", "search"), ("b", "")]
+
+    asyncio.run(scene())
+
+
+def test_a_full_store_takes_nothing_new():
+    async def scene():
+        stored = Stored()
+        stored.full = True
+        async with submissions(stored) as here:
+            with pytest.raises(StoreFull):
+                here.submit([PROMPT], None)
+            assert here.prompts == {}
+
+    asyncio.run(scene())
+
+
+def test_what_is_lost_is_told_once_and_may_be_submitted_again():
+    async def scene():
+        stored = Stored()
+        async with submissions(stored) as here:
+            here.submit([PROMPT, Prompt("b", [1], 1, 9)], None)
+            here.fail("a", ValueError("no"))
+            here.filter("b")
+            assert here.open_samples == 0
+            told = [LostGroup("a", "ValueError: no"), LostGroup("b", None)]
+            assert here.lost == told
+            assert here.told() == {"failed": {"a": "ValueError: no"}, "filtered": ["b"]}
+            assert here.take_lost(4) == told
+            assert here.take_lost(5) == []
+            assert stored.told[-2:] == [("a", "ValueError: no", 4), ("b", None, 4)]
+            assert here.known("a") is None
+
+    asyncio.run(scene())
+
+
+def test_a_group_that_fails_again_is_known_to_be_lost_until_each_batch_has_arrived():
+    async def scene():
+        async with submissions(Stored()) as here:
+            for number in range(2):
+                here.fail("a", ValueError("no"))
+                here.fail("a", ValueError("never"))
+                assert here.take_lost(number) == [LostGroup("a", "ValueError: never")]
+            here._driver.tell(SubmissionsClosed())
+            here.acknowledged(1)
+            here.submit([PROMPT], None)  # who holds the first batch may not have heard of it
+            assert here.prompts == {}
+            here.acknowledged(0)
+            with pytest.raises(CallerError, match="closed"):
+                here.submit([PROMPT], None)
+
+    asyncio.run(scene())
+
+
+# -- What of a prompt could never be made --
+
+
+def check(
+    *, max_model_len: int = 0, turns: bool = False, verified: bool = False, **fields: Any
+) -> None:
+    given: dict[str, Any] = {"uid": "a", "prompt_ids": [1] * 60, "samples": 2, "max_tokens": 50}
+    check_prompt(
+        Prompt(**(given | fields)), max_model_len=max_model_len, turns=turns, verified=verified
+    )
+
+
+@pytest.mark.parametrize("most", [0, 110])
+def test_what_fits_or_cannot_be_told(most: int) -> None:
+    check(max_model_len=most)
+
+
+def test_what_does_not_fit_with_what_would() -> None:
+    with pytest.raises(CallerError, match=r"'a': .*60 \+ 50 tokens.* is 100; max_tokens can be 40"):
+        check(max_model_len=100)
+    with pytest.raises(CallerError, match="leaves no room in max_model_len, 60; shorten it"):
+        check(max_model_len=60)
+
+
+def test_turns_end_where_there_is_no_more_room() -> None:
+    check(max_model_len=61, turns=True)
+    with pytest.raises(CallerError, match="leaves no room"):
+        check(max_model_len=60, turns=True)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "says"),
+    [
+        ({"temprature": 1.0}, "has no parameter 'temprature'; did you mean \"temperature\"?"),
+        ({"zzz": 1}, "has no parameter 'zzz'"),
+        ({"n": 4}, "set Prompt.samples"),
+        ({"max_tokens": 4}, "set Prompt.max_tokens"),
+    ],
+)
+def test_sampling_that_nobody_would_heed(sampling: dict[str, Any], says: str) -> None:
+    for where in ({"sampling": sampling}, {"each": [{}, sampling]}):
+        with pytest.raises(CallerError) as caught:
+            check(**where)
+        assert says in str(caught.value)
+
+
+def test_what_cannot_be_verified_is_refused_only_where_it_would_be() -> None:
+    check(sampling={"top_p": 0.9})
+    with pytest.raises(CallerError, match=r'top_p = 0.9 .*interruption.kv to "recompute"'):
+        check(sampling={"top_p": 0.9}, verified=True)
+
+
+# -- Payloads of a trainer's samples --
+
+PROMPT_SAMPLE_PAYLOADS = Prompt(
+    "a", [1, 2], 2, 9, {"temperature": 1.0}, each=[{"seed": 1}, {"seed": 2}]
+)
+
+
+async def tool(trajectory):
+    return None
+
+
+def test_each_sample_is_drawn_as_its_prompt_says():
+    payloads = SamplePayloads(4, None, lambda: 0)
+    payload = payloads.new(PROMPT_SAMPLE_PAYLOADS, 1)
+    assert type(payload) is TokenPayload
+    assert payload.sampling == {"temperature": 1.0, "seed": 2}
+    assert (payload.prompt_ids, payload.stream_every, payload.test) == ([1, 2], 4, None)
+    assert not payloads.verified
+
+
+def test_what_a_tool_answers_is_a_trajectory():
+    payloads = SamplePayloads(0, DraftTest(0.0, 1), lambda: 0)
+    assert payloads.verified
+    payload = payloads.new(PROMPT_SAMPLE_PAYLOADS, 0, tool)
+    assert isinstance(payload, TrajectoryPayload)
+    assert payload.sampling["logprobs"] == 0, "drafts are tested by them"

@@ -1,0 +1,159 @@
+"""What a simulated instance cannot be started with."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollout_sched.simulators.instance.model import CostModel, SimRequest, StepTime, last_token
+from tests.simulators.instance.by_hand import H100_7B, instance, request
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"kv_blocks": 0}, "kv_blocks"),
+        ({"max_num_batched_tokens": 7}, "max_num_batched_tokens"),
+        ({"watermark": 1.0}, "watermark"),
+    ],
+)
+def test_settings_that_vllm_refuses_are_refused(wrong: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        instance(**wrong)
+
+
+# -- The cost model's constants are checked --
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"token_s": -1.0}, "token_s"),
+        ({"context_s": float("nan")}, "context_s"),
+        ({"exponent": 0.5}, "exponent"),
+        ({"step_s": 0.0, "weights_s": 0.0}, "cannot advance"),
+    ],
+)
+def test_nonsense_is_refused(wrong: dict[str, float], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        CostModel(**{"step_s": 1.0, "weights_s": 1.0, "token_s": 1.0, **wrong})
+
+
+# -- How long steps take, many at once, and the inverse of that --
+
+seconds = st.floats(1e-6, 0.1)
+costs = st.builds(
+    CostModel,
+    step_s=seconds,
+    weights_s=st.just(0.0) | seconds,
+    token_s=st.just(0.0) | st.floats(1e-9, 1e-3),
+    sequence_s=st.just(0.0) | st.floats(1e-9, 1e-4),
+    context_s=st.just(0.0) | st.floats(1e-12, 1e-5),
+)
+
+
+def test_a_step_is_the_sum_of_its_parts() -> None:
+    cost = CostModel(
+        0.5,
+        3.0,
+        4.0,
+        exponent=2.0,
+        sequence_s=0.25,
+        context_s=0.125,
+        attention_s=2.0,
+        request_s=0.75,
+        prefill_s=0.625,
+    )
+    time = StepTime(cost)
+    decode_s = time.step(sequences=2, tokens=2, context=8, attention=0.0, admitted=0)
+    assert decode_s == pytest.approx(0.5 + (3.0**2 + 8.0**2) ** 0.5 + 2 * 0.25 + 8 * 0.125)
+    mixed_s = time.step(sequences=2, tokens=3, context=8, attention=3.0, admitted=4)
+    matmul_s = (3.0**2 + 12.0**2) ** 0.5
+    prefill_s = 3.0 * 2.0 + 4 * 0.75 + 0.625
+    assert mixed_s == pytest.approx(0.5 + matmul_s + 2 * 0.25 + 8 * 0.125 + prefill_s)
+
+
+def test_published_speed_of_a_7b_model_on_an_h100() -> None:
+    """150 tokens/s alone, 4,530 with 64 sequences of 4k context (simulated constants)."""
+    assert 1 / StepTime(H100_7B).step(1, 1, 100, 0.0, 0) == pytest.approx(150, rel=0.03)
+    assert 64 / StepTime(H100_7B).step(64, 64, 64 * 4096, 0.0, 0) == pytest.approx(4530, rel=0.03)
+
+
+@given(costs, st.integers(1, 60), st.integers(1, 300), st.integers(0, 10**6))
+def test_a_jump_is_the_sum_of_its_steps(
+    cost: CostModel, steps: int, sequences: int, context: int
+) -> None:
+    time = StepTime(cost)
+    one_by_one = sum(
+        time.step(sequences, sequences, context + i * sequences, 0.0, 0) for i in range(steps)
+    )
+    assert time.jump(steps, sequences, context) == pytest.approx(one_by_one, rel=1e-12)
+
+
+@given(costs, st.integers(0, 10**6), st.integers(1, 1024), st.integers(0, 10**8))
+def test_steps_within_inverts_jump(
+    cost: CostModel, steps: int, sequences: int, context: int
+) -> None:
+    time = StepTime(cost)
+    exact = time.jump(steps, sequences, context)
+    assert time.steps_within(exact, sequences, context) == steps
+    half = (exact + time.jump(steps + 1, sequences, context)) / 2
+    assert time.steps_within(half, sequences, context) == steps
+    assert time.steps_within(-1.0, sequences, context) == 0
+
+
+def test_no_model_runs_in_an_empty_step() -> None:
+    assert StepTime(H100_7B).step(0, 0, 0, 0.0, 0) == H100_7B.step_s
+
+
+# -- What a simulated instance refuses to take --
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (request(1, context=0), "context_tokens"),
+        (request(1, new=0), "new_tokens"),
+        (request(1, max_new_tokens=0), "max_new_tokens"),
+        (request(1, shared_tokens=11), "shared_tokens"),
+        (request(1, known_tokens=11), "known_tokens"),
+        (request(1, context=128), "raise max_model_len"),
+        (
+            request(1, context=60, new=30),
+            "23 blocks of 4, but the instance has 20; raise",
+        ),
+    ],
+)
+def test_a_request_that_can_never_run_is_refused(wrong: SimRequest, says: str) -> None:
+    one = instance(kv_blocks=20, max_model_len=128)
+    with pytest.raises(ValueError, match=says):
+        one.submit(wrong, 0.0)
+    assert one.next_at() == math.inf
+
+
+@pytest.mark.parametrize(
+    ("new", "most", "ends"),
+    [
+        (5, 9, (15, "stop")),
+        (9, 9, (19, "stop")),
+        (9, 5, (15, "length")),
+        (200, 200, (128, "length")),
+    ],
+)
+def test_where_a_request_ends(new: int, most: int, ends: tuple[int, str]) -> None:
+    one = instance(kv_blocks=50, max_model_len=128)
+    asked = request(1, context=10, new=new, max_new_tokens=most)
+    assert last_token(asked, one.spec) == ends
+
+
+# -- How a simulated instance may be paused --
+
+
+def test_an_unknown_pause_mode_is_refused() -> None:
+    one = instance()
+    with pytest.raises(ValueError, match="keep, abort or wait, got 'drain'"):
+        one.pause(0.0, "drain", clear_cache=False)  # type: ignore[arg-type]

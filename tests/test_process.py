@@ -1,0 +1,128 @@
+"""Lines for people and for programs."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from rollout_sched import process as log_lines
+from rollout_sched.process import whole_file
+
+
+@contextmanager
+def logged(level: log_lines.Level, form: log_lines.Format) -> Iterator[io.StringIO]:
+    """What a process writes that has set up nothing before."""
+    root, out = logging.getLogger(), io.StringIO()
+    before, root.handlers = (root.level, root.handlers), []
+    try:
+        log_lines.set_up(level, form, out)
+        yield out
+    finally:
+        root.setLevel(before[0])
+        root.handlers = before[1]
+
+
+@pytest.fixture
+def log() -> logging.Logger:
+    return logging.getLogger("rollout_sched.example")
+
+
+def test_a_line_has_time_and_level(log: logging.Logger) -> None:
+    with logged("info", "text") as out:
+        log.debug("too small")
+        log.warning("instance %s lost: %s", "a", "it hangs")
+    time = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
+    assert re.fullmatch(
+        rf"{time} WARNING rollout_sched\.example: instance a lost: it hangs\n", out.getvalue()
+    )
+
+
+def test_who_has_seen_to_it_is_left_alone(log: logging.Logger) -> None:
+    with logged("info", "text") as first:
+        second = io.StringIO()
+        log_lines.set_up("info", "text", second)
+        log.warning("to the first")
+    assert (first.getvalue() == "", second.getvalue() == "") == (False, True)
+
+
+def test_as_json_its_figures_are_fields(log: logging.Logger) -> None:
+    with logged("debug", "json") as out:
+        log.info("step %d ended\nat last", 3, extra={"fields": {"step": 3, "idle": 0.25}})
+        try:
+            raise ValueError("torn")
+        except ValueError:
+            log.exception("it failed")
+    first, second = (json.loads(line) for line in out.getvalue().splitlines())
+    assert first.pop("time").endswith("Z")
+    assert first == {
+        "level": "info",
+        "logger": "rollout_sched.example",
+        "message": "step 3 ended\nat last",
+        "step": 3,
+        "idle": 0.25,
+    }
+    assert second["level"] == "error"
+    assert "ValueError: torn" in second["exception"]
+
+
+# -- Files that are there whole or not at all --
+
+
+def test_the_old_file_stays_until_the_new_one_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    path.write_bytes(b"old")
+    with whole_file(path) as file:
+        file.write(b"new")
+        file.flush()
+        assert path.read_bytes() == b"old"
+    assert path.read_bytes() == b"new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_breaks_off_changes_nothing_and_leaves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    path.write_bytes(b"old")
+
+    def write() -> None:
+        with whole_file(path) as file:
+            file.write(b"ne")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write()
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_it_is_on_the_disk_before_it_takes_the_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = []
+    sync, replace = os.fsync, Path.replace
+    monkeypatch.setattr(os, "fsync", lambda number: (done.append("fsync"), sync(number))[1])
+    monkeypatch.setattr(
+        Path, "replace", lambda self, to: (done.append("replace"), replace(self, to))
+    )
+    with whole_file(tmp_path / "a") as file:
+        file.write(b"x")
+    assert done == ["fsync", "replace"]
+
+
+def test_others_may_read_it_as_they_may_any_file(tmp_path: Path) -> None:
+    (tmp_path / "plain").touch()
+    with whole_file(tmp_path / "whole") as file:
+        file.write(b"x")
+    assert (tmp_path / "whole").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="nowhere"), whole_file(tmp_path / "nowhere" / "a"):
+        pass
