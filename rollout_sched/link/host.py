@@ -29,7 +29,7 @@ from rollout_sched.link.protocol import (
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.instances.versions import FleetVersions
 from rollout_sched.live.live_scheduler import LiveScheduler
-from rollout_sched.live.requests.attempt import InFlight
+from rollout_sched.live.ports import InFlight
 from rollout_sched.live.requests.attempts import OVERTAKEN_S, AttemptTable
 from rollout_sched.live.requests.payloads import OF_GROUP, PayloadFactory
 from rollout_sched.live.trainer.samples import Prompt

@@ -45,6 +45,7 @@ from rollout_sched.live.instances.supervisor import InstanceSupervisor
 from rollout_sched.live.instances.versions import Contradictions, FleetVersions
 from rollout_sched.live.ports import Description, InstanceClient, Payload, SampleJudge, WeightLoader
 from rollout_sched.live.requests.attempts import AttemptStarter, AttemptTable, RunningAttempts
+from rollout_sched.live.requests.judging import Judging
 from rollout_sched.live.requests.link import AnswerChecks, DirectLink, SchedulerLink
 from rollout_sched.live.requests.payloads import (
     Endings,
@@ -55,7 +56,6 @@ from rollout_sched.live.requests.payloads import (
 )
 from rollout_sched.live.requests.trajectories import ToolCalls
 from rollout_sched.live.settings import DEFAULTS, Settings
-from rollout_sched.live.trainer.rewards import Judging
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,6 @@ from rollout_sched.core.view import SchedulerView
 from rollout_sched.journal import SCHEMA, JournalHeader
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.durable.journal import JournalKeeper
-from rollout_sched.live.durable.records import StoredWeights
 from rollout_sched.live.durable.run import JOURNAL_BYTES, StoredRun
 from rollout_sched.live.requests.trajectories import Tool
 from rollout_sched.live.settings import RunOptions, Settings
@@ -23,6 +22,7 @@ from rollout_sched.live.trainer.lengths import LengthStore
 from rollout_sched.live.trainer.rewards import KeepFunc, RewardFunc, reward_function_of
 from rollout_sched.live.trainer.samples import NamedTools
 from rollout_sched.live.trainer.session import Borrower, TrainerSession
+from rollout_sched.live.trainer.stored import StoredWeights
 from rollout_sched.store.store import Durable
 
 log = logging.getLogger(__name__)

@@ -20,8 +20,8 @@ from rollout_sched.integrations.vllm.weights import (
     WeightTransfer,
 )
 from rollout_sched.live.driver import Driver
-from rollout_sched.live.durable.records import StoredWeights
 from rollout_sched.live.ports import InstanceClient, InstanceError, WeightLoader
+from rollout_sched.live.trainer.stored import StoredWeights
 
 # ------------------------------------------------------------------------------------------
 # Checks paths to weights in the bodies of calls that are passed on to instances.

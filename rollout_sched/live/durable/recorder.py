@@ -14,18 +14,12 @@ from rollout_sched.core.restart.facts import FactRecorder
 from rollout_sched.core.scheduler import Scheduler
 from rollout_sched.core.state.groups import Groups
 from rollout_sched.live.durable import records as facts
-from rollout_sched.live.durable.records import (
-    ONE,
-    StoredLoss,
-    StoredTranscripts,
-    StoredWeights,
-    encoded,
-)
-from rollout_sched.live.durable.recovery import Recovered
+from rollout_sched.live.durable.records import ONE, StoredLoss, StoredTranscripts, encoded
 from rollout_sched.live.ports import Payload
 from rollout_sched.live.requests.token_payload import Piece, TokenTranscript
 from rollout_sched.live.trainer.delivery import LeaseFacts
 from rollout_sched.live.trainer.samples import LostGroup, Prompt, Reward
+from rollout_sched.live.trainer.stored import Recovered, StoredWeights
 from rollout_sched.store.errors import StoreBroken
 from rollout_sched.store.store import Store
 from rollout_sched.store.transaction import Transaction

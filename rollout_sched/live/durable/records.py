@@ -58,13 +58,6 @@ class StoredLoss(msgspec.Struct, frozen=True):
     batch: int | None = None
 
 
-class StoredWeights(msgspec.Struct, frozen=True):
-    """The newest published version, and how to load it, as encoded by the code that loads it."""
-
-    version: int
-    loader: bytes
-
-
 def encoded(fact: Any) -> bytes:
     return _ENCODER.encode(fact)
 

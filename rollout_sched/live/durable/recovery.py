@@ -9,7 +9,6 @@ from functools import partial
 import msgspec
 
 from rollout_sched.core.model.actions import Deliver
-from rollout_sched.core.model.events import Restored
 from rollout_sched.core.model.records import (
     DeliveredGroup,
     GroupFacts,
@@ -23,7 +22,6 @@ from rollout_sched.live.durable.records import (
     StoredLoss,
     StoredPrompt,
     StoredTranscripts,
-    StoredWeights,
     decoded,
 )
 from rollout_sched.live.requests.payloads import PayloadFactory
@@ -38,6 +36,7 @@ from rollout_sched.live.trainer.samples import (
     batch_of,
     sample_of,
 )
+from rollout_sched.live.trainer.stored import Recovered, StoredWeights
 from rollout_sched.store.errors import PieceDamaged, StoreError
 from rollout_sched.store.store import Store
 from rollout_sched.store.transaction import decode
@@ -45,53 +44,6 @@ from rollout_sched.store.transaction import decode
 log = logging.getLogger(__name__)
 
 _DAMAGED = "its data in the store is damaged: submit it again"
-
-
-class Recovered(msgspec.Struct):
-    """The state that a new epoch begins with.
-
-    state       the scheduler's; None: the store was new
-    prompts     of open groups, and of groups delivered but not acknowledged, by uid
-    tools       names of the tools of these groups, whether given again or not; "": without a name
-    deliveries  not acknowledged, in order
-    rewards     of the finished samples that have one, by request
-    unrewarded  requests with a stored reward whose groups are not continued
-    leases      of these deliveries, and of batches that a former holder may still claim, by batch
-    unleased    names of stored leases whose batches are not in the store
-    lost        lost groups that must be reported to the trainer
-    told        lost groups that are reported with a batch that is delivered again, by its number
-    telling     number of the last batch that only reported lost groups; -1: there was none
-    untold      names of losses that belonged to a batch that is not in the store
-    weights     the newest published; None: none were
-    paused      instances that were being updated
-    model       what the instances served; "": unknown
-    running     attempts that may still run somewhere: (instance, attempt)
-    gone        groups that are not continued, though their facts are in the store
-    anew        requests whose stored tokens are not used
-    """
-
-    state: RunState | None = None
-    prompts: dict[str, Prompt] = {}
-    tools: dict[str, str] = {}
-    deliveries: list[Deliver] = []
-    rewards: dict[str, Reward] = {}
-    unrewarded: list[str] = []
-    leases: dict[int, LeaseFacts] = {}
-    unleased: list[str] = []
-    lost: list[LostGroup] = []
-    told: dict[int, list[LostGroup]] = {}
-    telling: int = -1
-    untold: list[str] = []
-    weights: StoredWeights | None = None
-    paused: set[str] = set()
-    model: str = ""
-    running: list[tuple[str, int]] = []
-    gone: list[str] = []
-    anew: list[str] = []
-
-    @property
-    def event(self) -> Restored | None:
-        return None if self.state is None else Restored(self.state)
 
 
 def recover(store: Store, transcripts: StoredTranscripts, tools: Container[str] = ()) -> Recovered:

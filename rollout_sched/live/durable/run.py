@@ -17,12 +17,13 @@ from rollout_sched.core.scheduler import Scheduler
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.durable import records as facts
 from rollout_sched.live.durable.recorder import StoreKeeper
-from rollout_sched.live.durable.records import ONE, StoredTranscripts, StoredWeights
+from rollout_sched.live.durable.records import ONE, StoredTranscripts
 from rollout_sched.live.durable.recovery import RestoredPayloads, recover
 from rollout_sched.live.requests.token_payload import TokenPayload
 from rollout_sched.live.timeouts import ask
 from rollout_sched.live.trainer.samples import NamedTools, Prompt
 from rollout_sched.live.trainer.session import TrainerSession
+from rollout_sched.live.trainer.stored import StoredWeights
 from rollout_sched.store.store import Durable, Store
 from rollout_sched.store.transaction import Transaction
 

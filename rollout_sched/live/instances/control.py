@@ -17,8 +17,7 @@ from rollout_sched.live.instances.pause import (
     RESUME,
     InstancePause,
 )
-from rollout_sched.live.ports import InstanceClient, InstanceError, WeightLoader
-from rollout_sched.live.requests.attempt import InFlight
+from rollout_sched.live.ports import InFlight, InstanceClient, InstanceError, WeightLoader
 from rollout_sched.live.settings import Settings
 from rollout_sched.live.timeouts import ask, is_ending, said
 

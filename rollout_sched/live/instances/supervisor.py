@@ -19,8 +19,7 @@ from rollout_sched.live.instances.engine_watch import EngineWatch
 from rollout_sched.live.instances.health import HealthChecks
 from rollout_sched.live.instances.membership import Membership, MembershipMove, MembershipState
 from rollout_sched.live.instances.pause import InstancePause, PausedBy
-from rollout_sched.live.ports import Description, Gauges, InstanceClient
-from rollout_sched.live.requests.attempt import InFlight
+from rollout_sched.live.ports import Description, Gauges, InFlight, InstanceClient
 from rollout_sched.live.timeouts import is_ending
 
 log = logging.getLogger(__name__)

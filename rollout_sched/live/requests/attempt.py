@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Coroutine
-from typing import Any, Protocol
+from typing import Any
 
 from rollout_sched.core.model.actions import Dispatch
 from rollout_sched.core.model.events import TokensArrived
@@ -16,27 +16,6 @@ log = logging.getLogger(__name__)
 
 #: Seconds between two aborts of one attempt: the first wait, and the longest.
 _ABORT_AGAIN_S = (0.25, 4.0)
-
-
-class InFlight(Protocol):
-    """A running attempt as the supervisor of its instance sees it.
-
-    begun     when it was sent, in seconds of the loop's clock
-    stopped   whether the supervisor has stopped it
-    streamed  tokens known to have come on its stream. Raises what its payload raises
-    reads     whether it was sent and its stream is being read
-    """
-
-    @property
-    def dispatch(self) -> Dispatch: ...
-    @property
-    def begun(self) -> float: ...
-    @property
-    def stopped(self) -> bool: ...
-    @property
-    def streamed(self) -> int: ...
-    @property
-    def reads(self) -> bool: ...
 
 
 class LiveAttempt:

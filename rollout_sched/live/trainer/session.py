@@ -20,8 +20,6 @@ from rollout_sched.core.model.events import (
 )
 from rollout_sched.core.model.model import InstanceStatus
 from rollout_sched.live.driver import Driver
-from rollout_sched.live.durable.recorder import StoredSession
-from rollout_sched.live.durable.recovery import Recovered, RestoredPayloads
 from rollout_sched.live.ports import WeightLoader
 from rollout_sched.live.requests.token_payload import DraftTest
 from rollout_sched.live.requests.trajectories import Tool
@@ -29,6 +27,7 @@ from rollout_sched.live.trainer.delivery import TRAINER, BatchDelivery, Leases
 from rollout_sched.live.trainer.lengths import LengthStore
 from rollout_sched.live.trainer.rewards import RewardFunction
 from rollout_sched.live.trainer.samples import Batch, NamedTools, Prompt, batch_of
+from rollout_sched.live.trainer.stored import EarlierPayloads, Recovered, TrainerStore
 from rollout_sched.live.trainer.submissions import SamplePayloads, Submissions
 
 # ------------------------------------------------------------------------------------------
@@ -47,7 +46,7 @@ class WeightPublisher:
     """One sequence of versions for all trainers. `stored`: the store that each version is written
     to before `publish` returns."""
 
-    def __init__(self, driver: Driver, stored: StoredSession | None) -> None:
+    def __init__(self, driver: Driver, stored: TrainerStore | None) -> None:
         self._driver = driver
         self._stored = stored
         self._fleet_changed = asyncio.Event()
@@ -127,7 +126,7 @@ class TrainerSession:
         seed: int = 0,
         lengths: LengthStore | None = None,
         borrower: Borrower | None = None,
-        stored: StoredSession | None = None,
+        stored: TrainerStore | None = None,
         rewards: RewardFunction | None = None,
         tools: NamedTools | None = None,
     ) -> None:
@@ -180,7 +179,7 @@ class TrainerSession:
         if self._stored is not None:
             await self._stored.promise()
 
-    def restore(self, found: Recovered, payloads: RestoredPayloads) -> None:
+    def restore(self, found: Recovered, payloads: EarlierPayloads) -> None:
         """Continue from what an earlier run has left. Call it before the scheduler is restored."""
         assert found.state is not None
         run = found.state.run

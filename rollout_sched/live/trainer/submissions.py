@@ -13,8 +13,6 @@ from rollout_sched.core.model.actions import Deliver
 from rollout_sched.core.model.errors import CallerError, RolloutError
 from rollout_sched.core.model.events import GroupSubmitted
 from rollout_sched.live.driver import Driver
-from rollout_sched.live.durable.recorder import StoredSession
-from rollout_sched.live.durable.recovery import Recovered
 from rollout_sched.live.ports import PayloadOf
 from rollout_sched.live.requests.payloads import PayloadFactory
 from rollout_sched.live.requests.token_payload import DraftTest, TokenPayload, untestable
@@ -29,6 +27,7 @@ from rollout_sched.live.trainer.samples import (
     Sample,
     sample_of,
 )
+from rollout_sched.live.trainer.stored import Recovered, TrainerStore
 
 # ------------------------------------------------------------------------------------------
 # Creates the payloads of a trainer's samples.
@@ -85,7 +84,7 @@ class RewardBook:
         self,
         function: RewardFunction,
         prompts: Mapping[str, Prompt],
-        stored: StoredSession | None = None,
+        stored: TrainerStore | None = None,
     ) -> None:
         self._function = function
         self._prompts = prompts
@@ -236,7 +235,7 @@ class Submissions:
         payloads: SamplePayloads,
         *,
         lengths: LengthStore | None,
-        stored: StoredSession | None,
+        stored: TrainerStore | None,
         rewards: RewardFunction | None,
         tools: NamedTools,
     ) -> None:
