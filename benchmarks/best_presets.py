@@ -17,8 +17,8 @@ import msgspec
 
 from rollout_sched.config import PolicyFile, load_policy
 from rollout_sched.simulators import traces
+from rollout_sched.simulators.replay import load_scenario
 from rollout_sched.simulators.replay.runs import Run, replay
-from rollout_sched.simulators.replay.scenario import load_scenario
 
 LRM, M8, TAU = "lrm_token_economy", "composite_math_512x8", "composite_tau_256x8"
 BIG, SMALL, APART = "qwen32b-16xh100", "qwen7b-8xh100", "qwen7b-8xh100-disaggregated"

@@ -21,8 +21,8 @@ import msgspec
 import rollout_sched
 from rollout_sched.config import load_policy
 from rollout_sched.process import whole_file
+from rollout_sched.simulators.replay import Scenario, load_scenario
 from rollout_sched.simulators.replay.runs import Run, run_policy
-from rollout_sched.simulators.replay.scenario import Scenario, load_scenario
 from rollout_sched.simulators.traces import Trace, read
 from rollout_sched.simulators.traces.synthetic import resampled, synthetic
 

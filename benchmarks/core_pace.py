@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from rollout_sched.simulators.instance.model import CostModel
+from rollout_sched.simulators.instance import CostModel
 
 _EVERY_S = 0.05
 _INSTRUCTIONS = range(8000)

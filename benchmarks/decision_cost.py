@@ -18,6 +18,7 @@ import sys
 import time
 
 from rollout_sched.config import load_policy
+from rollout_sched.core import FactRecorder
 from rollout_sched.core import scheduler as core
 from rollout_sched.core.model.actions import Dispatch
 from rollout_sched.core.model.events import (
@@ -26,7 +27,6 @@ from rollout_sched.core.model.events import (
     InstanceJoined,
     RequestFinished,
 )
-from rollout_sched.core.restart.facts import FactRecorder
 
 COMPILED = not core.__file__.endswith(".py")
 BUILD = "compiled" if COMPILED else "interpreted"

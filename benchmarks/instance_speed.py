@@ -13,8 +13,13 @@ from collections.abc import Iterable
 from heapq import heapify, heapreplace
 from pathlib import Path
 
-from rollout_sched.simulators.instance.model import CostModel, Ended, InstanceSpec, SimRequest
-from rollout_sched.simulators.instance.sim_instance import SimInstance
+from rollout_sched.simulators.instance import (
+    CostModel,
+    Ended,
+    InstanceSpec,
+    SimInstance,
+    SimRequest,
+)
 
 QWEN2_5_7B_H100 = CostModel(
     step_s=0.6e-3,

@@ -22,9 +22,10 @@ import msgspec
 
 from rollout_sched.config import PolicyFile, load_policy, parse_policy
 from rollout_sched.simulators import traces
+from rollout_sched.simulators.replay import load_scenario
 from rollout_sched.simulators.replay.comparison import Compared, compared
 from rollout_sched.simulators.replay.runs import replay
-from rollout_sched.simulators.replay.scenario import Job, load_scenario
+from rollout_sched.simulators.replay.scenario import Job
 from rollout_sched.simulators.traces.model import Trace
 
 #: Traces, and the samples of a prompt that are trained in an epoch; the others are known.

@@ -19,13 +19,12 @@ import time
 from rollout_sched.config import load_policy
 from rollout_sched.core.model.actions import Answer, Dispatch
 from rollout_sched.core.model.events import RequestFinished, RequestSubmitted, TokensArrived
-from rollout_sched.integrations.vllm.http_instance import HttpInstance
+from rollout_sched.integrations.vllm import HttpInstance
 from rollout_sched.link.connected_front import ConnectedFront
 from rollout_sched.link.host import Host
 from rollout_sched.link.protocol import Report, Reports, encode, read_orders
-from rollout_sched.live.driver import Driver
+from rollout_sched.live import Driver, Settings
 from rollout_sched.live.ports import Description, Gauges
-from rollout_sched.live.settings import Settings
 
 FRONTS, INSTANCES, SLOTS = 4, 1024, 64
 OPEN = 4096  # requests in flight

@@ -22,9 +22,9 @@ import sys
 import msgspec
 
 from rollout_sched.config import load_policy
+from rollout_sched.simulators.replay import Scenario, load_scenario
 from rollout_sched.simulators.replay.links import Links
 from rollout_sched.simulators.replay.runs import run_policy
-from rollout_sched.simulators.replay.scenario import Scenario, load_scenario
 from rollout_sched.simulators.traces.model import Trace
 from rollout_sched.simulators.traces.synthetic import synthetic
 

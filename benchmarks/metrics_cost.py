@@ -37,7 +37,7 @@ from rollout_sched.integrations.gateway.control_plane.prometheus import GatewayM
 from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.integrations.gateway.serve import Service
 from rollout_sched.link.host import Host
-from rollout_sched.live.settings import Settings
+from rollout_sched.live import Settings
 from rollout_sched.metrics.fold import SECONDS, TOKENS, Folded
 
 ARMS = ("nothing", "counted", "scraped", "client")

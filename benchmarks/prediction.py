@@ -46,22 +46,17 @@ from rollout_sched.client import Prompt, Reload, RolloutScheduler
 from rollout_sched.client.new_weights import Apply
 from rollout_sched.config import load_policy
 from rollout_sched.core.model.actions import Deliver, Dispatch
-from rollout_sched.inspection.recording import Recording, TraceFold
-from rollout_sched.integrations.vllm.detection import read_limits
-from rollout_sched.integrations.vllm.http_instance import HttpInstance
+from rollout_sched.inspection import TraceFold
+from rollout_sched.inspection.recording import Recording
+from rollout_sched.integrations.vllm import HttpInstance, read_limits
 from rollout_sched.live.ports import InstanceClient
 from rollout_sched.metrics import Metrics
 from rollout_sched.metrics.fold import Folded
-from rollout_sched.simulators.instance.model import CostModel
+from rollout_sched.simulators.instance import CostModel
+from rollout_sched.simulators.replay import Scenario
 from rollout_sched.simulators.replay.links import Links
 from rollout_sched.simulators.replay.runs import run_policy
-from rollout_sched.simulators.replay.scenario import (
-    FleetModel,
-    Job,
-    Scenario,
-    TrainerModel,
-    TransferCost,
-)
+from rollout_sched.simulators.replay.scenario import FleetModel, Job, TrainerModel, TransferCost
 from rollout_sched.simulators.traces.model import Trace
 
 POLICIES = ("round_robin_sync", "one_step_off", "areal")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from rollout_sched.simulators.replay.comparison import Ratio, ratio_of
+from rollout_sched.simulators.replay import Ratio, ratio_of
 from rollout_sched.simulators.replay.runs import Run
 
 Measure = Literal["total", "rollout", "tokens", "bubble"]

@@ -15,12 +15,10 @@ import ray
 from rollout_sched.config import load_policy
 from rollout_sched.core.model.actions import Answer, Dispatch
 from rollout_sched.core.model.events import RequestFinished, RequestSubmitted, TokensArrived
-from rollout_sched.link.host import Hub
+from rollout_sched.link import Hub, LinkDialler, LinkListener, SchedulerPlace
 from rollout_sched.link.protocol import Report, Reports, encode, read_orders, read_welcome
-from rollout_sched.link.transport import LinkDialler, LinkListener, SchedulerPlace
-from rollout_sched.live.live_scheduler import LiveScheduler
+from rollout_sched.live import LiveScheduler, Settings
 from rollout_sched.live.ports import Description, Gauges
-from rollout_sched.live.settings import Settings
 
 FRAME = 5000
 INSTANCES, SLOTS = 256, 256

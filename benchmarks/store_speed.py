@@ -118,9 +118,8 @@ def _samples() -> list[list[bytes]]:
 
 
 def _through_a_store(durable: str, options: argparse.Namespace) -> float:
-    from rollout_sched.store.store import Store
+    from rollout_sched.store import Store, StoreWriter
     from rollout_sched.store.transaction import Transaction
-    from rollout_sched.store.writer import StoreWriter
 
     folder = Path(tempfile.mkdtemp(dir=options.folder))
     samples = [b"".join(parts) for parts in _samples()]
@@ -170,7 +169,7 @@ def _receive(under_way: deque, received: Callable[[int], None]) -> None:
 
 def _opening(megabytes: int, options: argparse.Namespace) -> tuple[int, float]:
     """Pieces of 51 KB, and seconds until the store is open."""
-    from rollout_sched.store.store import Store
+    from rollout_sched.store import Store
     from rollout_sched.store.transaction import Transaction
 
     folder = Path(tempfile.mkdtemp(dir=options.folder))
@@ -222,8 +221,7 @@ class Answering:
 
 async def _event_us(stored: bool, options: argparse.Namespace) -> float:
     from rollout_sched import load_policy
-    from rollout_sched.live.live_scheduler import LiveScheduler
-    from rollout_sched.live.settings import RunOptions
+    from rollout_sched.live import LiveScheduler, RunOptions
     from rollout_sched.live.trainer.samples import Prompt
 
     folder = Path(tempfile.mkdtemp(dir=options.folder))

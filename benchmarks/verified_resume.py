@@ -24,10 +24,10 @@ import msgspec
 
 from rollout_sched.config import PolicyFile, parse_policy
 from rollout_sched.core.model.actions import Dispatch
+from rollout_sched.simulators.replay import Scenario, Workload, load_scenario
 from rollout_sched.simulators.replay.bounds import offered_on_policy_bound
 from rollout_sched.simulators.replay.runs import Run, run_policy
-from rollout_sched.simulators.replay.scenario import PolicyDrift, Scenario, load_scenario
-from rollout_sched.simulators.replay.workload import Workload
+from rollout_sched.simulators.replay.scenario import PolicyDrift
 from rollout_sched.simulators.traces import read
 from rollout_sched.simulators.traces.model import SampleRecord, Trace, Turn
 

@@ -13,8 +13,8 @@ from rollout_sched.core.model.errors import CallerError, RolloutError
 from rollout_sched.inspection import command as inspection
 from rollout_sched.integrations.gateway import options as flags
 from rollout_sched.integrations.ray import command as ray
-from rollout_sched.live.live_scheduler import settings_of
-from rollout_sched.live.trainer.rewards import reward_settings_of
+from rollout_sched.live import settings_of
+from rollout_sched.live.trainer import reward_settings_of
 from rollout_sched.simulators.fake_instance import command as fake_instance
 from rollout_sched.simulators.guess import command as guess
 from rollout_sched.simulators.replay import command as replay

@@ -17,16 +17,14 @@ from rollout_sched.core.model.actions import Action, Deliver
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.core.model.events import Event, Retuned
 from rollout_sched.flags import positive, share
-from rollout_sched.inspection.recording import TraceFold
+from rollout_sched.inspection import TraceFold
 from rollout_sched.integrations.gateway.serve import Attach
-from rollout_sched.live.live_scheduler import LiveScheduler
-from rollout_sched.live.settings import RunOptions
+from rollout_sched.live import LiveScheduler, RunOptions
 from rollout_sched.metrics.fold import Folded
+from rollout_sched.simulators.replay import Scenario, load_scenario
 from rollout_sched.simulators.replay.runs import staleness_bound
-from rollout_sched.simulators.replay.scenario import Scenario, load_scenario
 from rollout_sched.simulators.traces import TraceError
-from rollout_sched.simulators.tune.evaluation import HardLimits, WorkerPool
-from rollout_sched.simulators.tune.retuning import Better, Question, better
+from rollout_sched.simulators.tune import Better, HardLimits, Question, WorkerPool, better
 
 log = logging.getLogger(__name__)
 

@@ -1,15 +1,20 @@
-"""The tree is what the packaging needs: three rooms at the top, linked into the package."""
+"""The tree: three rooms at the top, linked into the package, and what holds for every room."""
 
 from __future__ import annotations
 
 import ast
 import importlib
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from tests import doors
+
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("policies", "simulators", "integrations")
+#: Their doors import the neighbour.
+NEED_A_NEIGHBOUR = {"rollout_sched.integrations.torch", "rollout_sched.integrations.trl"}
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -27,38 +32,45 @@ def test_each_room_imports_from_the_package(room):
     assert Path(module.__file__).resolve() == ROOT / room / "__init__.py"
 
 
-def test_every_module_has_a_mirrored_test():
-    rooms = ("fake_instance", "guess", "instance", "replay", "traces", "tune")
-    simulators = [f"simulators/{room}" for room in rooms]
-    simulators.append("simulators/traces/formats")
-    gateway = [f"integrations/gateway/{room}" for room in (".", "data_plane", "control_plane")]
-    vllm = ["integrations/vllm", "integrations/vllm/protocol"]
-    names = ("http", "otel", "ray", "torch", "transfer_queue", "trl", "verl")
-    neighbours = [f"integrations/{name}" for name in names]
-    rooms = (".", "calibration", "client", "core", "inspection", "link", "live")
-    ours = [f"rollout_sched/{room}" for room in (*rooms, "metrics", "page", "store", "top")]
-    sources = [
-        path.relative_to(ROOT)
-        for room in ("examples", *ours, *ROOMS, *simulators, *gateway, *vllm, *neighbours)
-        for path in sorted((ROOT / room).glob("*.py"))
-        if path.name not in ("__init__.py", "errors.py")  # classes with nothing in them
-    ]
-    tests = {path.name for path in (ROOT / "tests").rglob("test_*.py")}
-    missing = [str(path) for path in sources if f"test_{path.name}" not in tests]
-    assert not missing
+def test_a_door_names_what_is_there():
+    for room in filter(doors.is_room, doors.modules()):
+        if room in NEED_A_NEIGHBOUR:
+            continue
+        module = importlib.import_module(room)
+        assert [name for name in doors.door(room) if not hasattr(module, name)] == [], room
+
+
+def test_a_room_has_at_most_sixteen_files():
+    files = Counter(
+        module.rpartition(".")[0] for module in doors.modules() if not doors.is_room(module)
+    )
+    assert {room: count for room, count in files.items() if count > 16} == {}
+
+
+def test_a_file_has_at_most_six_hundred_lines():
+    lines = {
+        module: path.read_text("utf-8").count("\n") for module, path in doors.modules().items()
+    }
+    assert {module: count for module, count in lines.items() if count > 600} == {}
 
 
 #: Kinds of two roles, which a policy file names alike: `use = "by_cost"`, `use = "unbounded"`.
 KINDS = {"ByCost", "Unbounded"}
 
 
-def test_a_class_name_means_one_thing():
-    places: dict[str, list[str]] = {}
-    for room in ("rollout_sched", *ROOMS):
-        for path in sorted((ROOT / room).rglob("*.py")):
-            for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                    places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
-    assert {
-        name: found for name, found in places.items() if len(found) > 1 and name not in KINDS
-    } == {}
+def test_a_class_name_is_unique_in_its_room():
+    places: dict[tuple[str, str], list[str]] = {}
+    for module, path in doors.modules().items():
+        for node in ast.parse(path.read_text("utf-8")).body:
+            if isinstance(node, ast.ClassDef) and node.name not in KINDS:
+                places.setdefault((module.rpartition(".")[0], node.name), []).append(module)
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+def test_each_room_is_tested_where_tests_mirror_it():
+    houses = {doors.house(room) for room in doors.modules()} - {"rollout_sched.integrations", ""}
+    folders = {
+        house: ROOT / "tests" / house.removeprefix("rollout_sched").lstrip(".").replace(".", "/")
+        for house in houses
+    }
+    assert [h for h, folder in folders.items() if not any(folder.glob("**/test_*.py"))] == []

@@ -34,8 +34,8 @@ UNSAFE_CALLS = frozenset(("eval", "exec", "compile", "__import__"))
 #: Who starts processes and talks to them over pipes of their own.
 HAVE_WORKERS = frozenset(
     (
-        "simulators/tune/workers.py",
-        "simulators/replay/processes.py",
+        "simulators/tune/evaluation.py",
+        "simulators/replay/runs.py",
         "benchmarks/cells.py",
     )
 )

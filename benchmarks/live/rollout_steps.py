@@ -45,8 +45,8 @@ from benchmarks.live.steps_trainers import Trained, train_in_lock_step, train_on
 from rollout_sched import journal
 from rollout_sched.config import load_policy
 from rollout_sched.metrics import Metrics
+from rollout_sched.simulators.replay import load_scenario
 from rollout_sched.simulators.replay.runs import reference_batch
-from rollout_sched.simulators.replay.scenario import load_scenario
 from rollout_sched.simulators.traces import read
 
 HERE = Path(__file__).parent

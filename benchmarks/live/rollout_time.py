@@ -32,8 +32,9 @@ from benchmarks.live.rollout_batch import asks, groups_of
 from benchmarks.live.rollout_figures import BatchTime, Replayed, table
 from benchmarks.live.simulated_fleet import MODEL, start_fleet
 from rollout_sched.config import load_policy
+from rollout_sched.simulators.replay import Scenario, load_scenario
 from rollout_sched.simulators.replay.runs import run_policy
-from rollout_sched.simulators.replay.scenario import Job, Scenario, load_scenario
+from rollout_sched.simulators.replay.scenario import Job
 from rollout_sched.simulators.traces import read
 from rollout_sched.simulators.traces.model import Trace
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from urllib.request import Request
 
 from benchmarks.live.processes import Processes, free_port, script, url
-from rollout_sched.simulators.replay.scenario import Scenario
+from rollout_sched.simulators.replay import Scenario
 
 MODEL = "fake"
 

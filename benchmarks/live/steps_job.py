@@ -10,9 +10,9 @@ import msgspec
 from benchmarks.live.rollout_batch import Ask, asks, groups_of, ids_of
 from rollout_sched.client import Prompt
 from rollout_sched.config import load_policy
+from rollout_sched.simulators.replay import Scenario, Workload
 from rollout_sched.simulators.replay.runs import Run, run_policy
-from rollout_sched.simulators.replay.scenario import Job, Scenario, Visibility
-from rollout_sched.simulators.replay.workload import Workload
+from rollout_sched.simulators.replay.scenario import Job, Visibility
 from rollout_sched.simulators.traces.model import SampleRecord, Trace
 
 #: Lengths sent per requested sample, because a policy may over-sample: at most this many times.

@@ -1,0 +1,11 @@
+"""gateway"""
+
+from rollout_sched.integrations.gateway import options, serve
+from rollout_sched.integrations.gateway.front_service import FrontOptions, FrontService
+
+__all__ = [
+    "FrontOptions",
+    "FrontService",
+    "options",
+    "serve",
+]

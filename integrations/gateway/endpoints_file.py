@@ -18,8 +18,7 @@ from typing import Annotated, Any
 import msgspec
 
 from rollout_sched.core.model.errors import CallerError
-from rollout_sched.integrations.vllm.control import off_loop
-from rollout_sched.integrations.vllm.http_instance import checked_url
+from rollout_sched.integrations.vllm import checked_url, off_loop
 
 log = logging.getLogger(__name__)
 

@@ -25,11 +25,10 @@ from rollout_sched.integrations.gateway.control_plane.auth import (
 from rollout_sched.integrations.gateway.data_plane.call import JSON, error_body
 from rollout_sched.integrations.gateway.data_plane.data_plane import DataPlane
 from rollout_sched.integrations.gateway.data_plane.reply import Limits, Responses, error_headers
-from rollout_sched.integrations.http import HttpServer, ReceivedRequest, ServerLimits
-from rollout_sched.integrations.http.connections import MAX_BODY
-from rollout_sched.integrations.http.server import Refusal
-from rollout_sched.integrations.vllm.http_instance import HttpInstance
-from rollout_sched.link.front import FrontCalls
+from rollout_sched.integrations.http import MAX_BODY, ReceivedRequest, ServerLimits
+from rollout_sched.integrations.http.server import HttpServer, Refusal
+from rollout_sched.integrations.vllm import HttpInstance
+from rollout_sched.link import FrontCalls
 from rollout_sched.live.ports import InstanceError, OnTokens, Order, Output
 
 log = logging.getLogger(__name__)

@@ -10,8 +10,8 @@ import msgspec
 
 from rollout_sched.flags import add_flags, given_flags, natural, positive
 from rollout_sched.integrations.gateway.data_plane.reply import Limits
-from rollout_sched.integrations.http.connections import MAX_BODY
-from rollout_sched.live.settings import RunOptions, Settings
+from rollout_sched.integrations.http import MAX_BODY
+from rollout_sched.live import RunOptions, Settings
 from rollout_sched.process import Format, Level
 
 

@@ -42,14 +42,13 @@ from rollout_sched.integrations.gateway.data_plane.data_plane import DataPlane
 from rollout_sched.integrations.gateway.data_plane.reply import Limits, Responses
 from rollout_sched.integrations.gateway.endpoints_file import EndpointsFile, read_endpoints
 from rollout_sched.integrations.gateway.options import Options
-from rollout_sched.integrations.http import App, HttpServer, ServerLimits
-from rollout_sched.integrations.http.connections import LINGER_S
-from rollout_sched.integrations.vllm.http_instance import HttpInstance
+from rollout_sched.integrations.http import LINGER_S, ServerLimits
+from rollout_sched.integrations.http.server import App, HttpServer
+from rollout_sched.integrations.vllm import HttpInstance
 from rollout_sched.integrations.vllm.weights import WeightRoots
-from rollout_sched.live.instances.supervisor import InstanceSupervisor
-from rollout_sched.live.live_scheduler import LiveScheduler, settings_of
+from rollout_sched.live import LiveScheduler, Settings, settings_of
+from rollout_sched.live.instances import InstanceSupervisor
 from rollout_sched.live.ports import InstanceClient
-from rollout_sched.live.settings import Settings
 
 log = logging.getLogger(__name__)
 
@@ -371,7 +370,7 @@ def _named_by_file(options: Options) -> MakeClient:
 def _tracing(live: LiveScheduler, app: web.Application, url: str) -> Callable[[], None]:
     """Raises CallerError if the OpenTelemetry packages are not installed."""
     try:
-        from rollout_sched.integrations.otel.export import export
+        from rollout_sched.integrations.otel import export
     except ImportError as error:
         raise CallerError(f"--otlp needs rollout-sched[otel]; install it: {error}") from error
     return export(live.driver, app, url)

@@ -1,1 +1,5 @@
-"""Traces of a live run for OpenTelemetry (the extra `otel`)."""
+"""Spans of a live run for OpenTelemetry: an observer of the driver."""
+
+from rollout_sched.integrations.otel.export import export
+
+__all__ = ["export"]

@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 from rollout_sched import __version__
 from rollout_sched.integrations.otel.tracing import Tracing
-from rollout_sched.live.driver import Driver
+from rollout_sched.live import Driver
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

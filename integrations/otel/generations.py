@@ -7,9 +7,9 @@ from typing import Any
 from opentelemetry import propagate, trace
 from opentelemetry.trace import Link, Span, Status, StatusCode, Tracer
 
+from rollout_sched.core import SchedulerView
 from rollout_sched.core.model.actions import Dispatch
 from rollout_sched.core.model.events import RequestFailed, RequestFinished, TurnFinished
-from rollout_sched.core.view import SchedulerView
 
 
 class Generations:

@@ -36,8 +36,8 @@ from rollout_sched.core.model.events import (
 )
 from rollout_sched.core.model.model import DeliveredSample
 from rollout_sched.integrations.otel.generations import Generations
-from rollout_sched.integrations.vllm.orders import TRACE_LINE
-from rollout_sched.live.driver import Driver
+from rollout_sched.integrations.vllm import TRACE_LINE
+from rollout_sched.live import Driver
 from rollout_sched.metrics.fold import Folded, Handler
 from rollout_sched.metrics.live import WeightTimes
 

@@ -4,3 +4,7 @@ Ray provides the nodes, names, placement, restarts and the transport of batches 
 Frames between scheduler and fronts use connections of our own (`rollout_sched.link`), which cost a
 fiftieth of an actor call. Modules import Ray inside the functions that use it.
 """
+
+from rollout_sched.integrations.ray import actor_calls, cluster, command, deployment
+
+__all__ = ["actor_calls", "cluster", "command", "deployment"]

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 
 from rollout_sched.core.model.errors import CallerError, RolloutError
-from rollout_sched.integrations.gateway.control_plane.trainer_api import NextBatch
-from rollout_sched.integrations.gateway.control_plane.trainer_client import (
+from rollout_sched.integrations.gateway.control_plane import (
     STATE,
     GatewayError,
+    NextBatch,
     TrainerCalls,
     error_of,
 )

@@ -6,11 +6,11 @@ import asyncio
 import logging
 
 from rollout_sched import process as log_lines
-from rollout_sched.integrations.gateway.front_service import FrontOptions, FrontService
+from rollout_sched.integrations.gateway import FrontOptions, FrontService
 from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.integrations.ray.deployment import NAMESPACE
 from rollout_sched.integrations.ray.failed_start import end_if_failed
-from rollout_sched.link.transport import LinkDialler, SchedulerPlace
+from rollout_sched.link import LinkDialler, SchedulerPlace
 
 log = logging.getLogger(__name__)
 

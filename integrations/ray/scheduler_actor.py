@@ -14,9 +14,7 @@ import aiohttp
 import msgspec
 
 from rollout_sched import process as log_lines
-from rollout_sched.integrations.gateway.control_plane.codec import MSGPACK
-from rollout_sched.integrations.gateway.control_plane.gateway import NewInstance
-from rollout_sched.integrations.gateway.control_plane.trainer_api import EPOCH, NextBatch
+from rollout_sched.integrations.gateway.control_plane import EPOCH, MSGPACK, NewInstance, NextBatch
 from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.integrations.gateway.serve import Service
 from rollout_sched.integrations.ray.deployment import Deployment, PolicyText
@@ -24,11 +22,10 @@ from rollout_sched.integrations.ray.failed_start import end_if_failed
 from rollout_sched.integrations.ray.fronts import Fronts
 from rollout_sched.integrations.ray.micro_batches import micro_batches
 from rollout_sched.integrations.ray.servers import Cluster, NamedServers, ServeReplicas, pattern_of
-from rollout_sched.link.host import Hub
-from rollout_sched.link.transport import LinkListener, SchedulerPlace
-from rollout_sched.live.trainer.delivery import NotReady
+from rollout_sched.link import Hub, LinkListener, SchedulerPlace
+from rollout_sched.live.trainer import NotReady
 from rollout_sched.live.trainer.samples import Batch
-from rollout_sched.store.errors import StoreInUse
+from rollout_sched.store import StoreInUse
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rollout_sched.client import BlockingRollouts, Reload
-from rollout_sched.integrations.torch.checkpoints import Checkpoints
+from rollout_sched.integrations.torch import Checkpoints
 
 if TYPE_CHECKING:
     import torch

@@ -18,7 +18,7 @@ from rollout_sched.core.model.events import (
     RequestWithdrawn,
 )
 from rollout_sched.core.scheduler import Scheduler
-from rollout_sched.live.event_pump import EventPump
+from rollout_sched.live import EventPump
 
 
 class NoPlace(RolloutError, RuntimeError):

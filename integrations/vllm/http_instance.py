@@ -13,9 +13,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from rollout_sched.core.model.errors import CallerError
-from rollout_sched.integrations.http.client import Pool
-from rollout_sched.integrations.http.client_connection import Receiver
-from rollout_sched.integrations.http.heads import write_fields
+from rollout_sched.integrations.http import Pool, Receiver, write_fields
 from rollout_sched.integrations.http.server import authorization, check_key
 from rollout_sched.integrations.vllm import metrics_text
 from rollout_sched.integrations.vllm.control import KEEP_ALIVE_S, ServerControl, Throttle, decoded

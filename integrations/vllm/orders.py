@@ -6,9 +6,7 @@ import asyncio
 import re
 from collections.abc import Callable
 
-from rollout_sched.integrations.http.client import Pool
-from rollout_sched.integrations.http.errors import ExchangeError
-from rollout_sched.integrations.http.heads import Headers
+from rollout_sched.integrations.http import ExchangeError, Headers, Pool
 from rollout_sched.integrations.vllm.control import ControlAnswer, Throttle
 from rollout_sched.integrations.vllm.dialects import Assembly, Dialect
 from rollout_sched.integrations.vllm.protocol.answers import EventStream

@@ -7,10 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-from rollout_sched.integrations.http.client import Pool
-from rollout_sched.integrations.http.client_connection import Receiver
-from rollout_sched.integrations.http.errors import ExchangeError, NotConnected
-from rollout_sched.integrations.http.heads import Headers
+from rollout_sched.integrations.http import ExchangeError, Headers, NotConnected, Pool, Receiver
 from rollout_sched.integrations.vllm.control import Throttle
 from rollout_sched.live.ports import (
     ConnectionBroken,

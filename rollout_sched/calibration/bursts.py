@@ -11,9 +11,8 @@ from typing import NamedTuple
 import msgspec
 
 from rollout_sched.core.model.errors import CallerError
-from rollout_sched.simulators.instance.cost_fit import EngineSteps
-from rollout_sched.simulators.instance.model import CostModel, InstanceSpec, SimRequest
-from rollout_sched.simulators.instance.reference.instance import ReferenceInstance
+from rollout_sched.simulators.instance import CostModel, EngineSteps, InstanceSpec, SimRequest
+from rollout_sched.simulators.instance.reference import ReferenceInstance
 
 #: Prompt tokens of a burst that measures decoding only.
 SHORT = 32

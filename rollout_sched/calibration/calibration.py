@@ -22,10 +22,10 @@ from rollout_sched.calibration.bursts import (
 )
 from rollout_sched.calibration.prober import Prober
 from rollout_sched.core.model.errors import CallerError
-from rollout_sched.integrations.vllm.detection import EngineLimits
+from rollout_sched.integrations.vllm import EngineLimits
 from rollout_sched.integrations.vllm.weights import ReloadFromDisk
 from rollout_sched.live.ports import Description, InstanceClient, InstanceError
-from rollout_sched.simulators.instance.cost_fit import Fit, MeasuredSpan, fit_spans
+from rollout_sched.simulators.instance import Fit, MeasuredSpan, fit_spans
 
 # ------------------------------------------------------------------------------------------
 # The measured times of bursts, and the figures computed from them.

@@ -24,13 +24,11 @@ from rollout_sched.calibration.in_process import StepCalibrator
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.flags import positive
 from rollout_sched.flags import seconds as positive_number
-from rollout_sched.integrations.gateway.control_plane.auth import read_keys
-from rollout_sched.integrations.vllm.detection import read_limits
-from rollout_sched.integrations.vllm.http_instance import HttpInstance
-from rollout_sched.integrations.vllm.in_process import SteppedEngine
+from rollout_sched.integrations.gateway.control_plane import read_keys
+from rollout_sched.integrations.vllm import HttpInstance, SteppedEngine, read_limits
 from rollout_sched.live.ports import InstanceError
 from rollout_sched.process import whole_file
-from rollout_sched.simulators.replay.scenario import parse_scenario
+from rollout_sched.simulators.replay import parse_scenario
 
 # ------------------------------------------------------------------------------------------
 # Writes a calibration as a scenario file; its header tells how accurate the figures are.

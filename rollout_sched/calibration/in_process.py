@@ -12,9 +12,8 @@ from rollout_sched.calibration.bursts import Burst, Room, bursts_of, pace, trial
 from rollout_sched.calibration.calibration import Calibration, Report, spread
 from rollout_sched.calibration.prober import IDS, SAMPLING
 from rollout_sched.core.model.errors import CallerError
-from rollout_sched.integrations.vllm.detection import EngineLimits
-from rollout_sched.integrations.vllm.in_process import EngineStep
-from rollout_sched.simulators.instance.cost_fit import EngineSteps, MeasuredSpan, fit_spans
+from rollout_sched.integrations.vllm import EngineLimits, EngineStep
+from rollout_sched.simulators.instance import EngineSteps, MeasuredSpan, fit_spans
 
 #: How often each burst is measured: other work on the machine may delay a step.
 _ROUNDS = 3

@@ -16,27 +16,22 @@ from rollout_sched.client.blocking import BlockingRollouts
 from rollout_sched.client.new_weights import Applied
 from rollout_sched.client.rollout_scheduler import RolloutScheduler
 from rollout_sched.client.submitted_prompts import ForgottenPrompts
-from rollout_sched.integrations.gateway.control_plane.trainer_client import GatewayError
+from rollout_sched.integrations.gateway.control_plane import GatewayError
 from rollout_sched.integrations.gateway.control_plane.weights import Reload, Transfer
-from rollout_sched.live.requests.trajectories import Tool, Trajectory
-from rollout_sched.live.trainer.delivery import LeaseEnded
-from rollout_sched.live.trainer.rewards import KeepFunc, RewardFunc
+from rollout_sched.live.requests import Tool, Trajectory
+from rollout_sched.live.trainer import LeaseEnded
 from rollout_sched.live.trainer.samples import Batch, FailedGroup, Prompt, Sample, Span
-from rollout_sched.live.trainer.session import Borrower
 
 __all__ = [
     "Applied",
     "Batch",
     "BlockingRollouts",
-    "Borrower",
     "FailedGroup",
     "ForgottenPrompts",
     "GatewayError",
-    "KeepFunc",
     "LeaseEnded",
     "Prompt",
     "Reload",
-    "RewardFunc",
     "RolloutScheduler",
     "Sample",
     "Span",

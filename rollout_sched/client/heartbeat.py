@@ -8,7 +8,7 @@ from concurrent.futures import Future
 
 from rollout_sched.client.loop_thread import LoopThread
 from rollout_sched.core.model.errors import RolloutError
-from rollout_sched.integrations.gateway.control_plane.trainer_client import TrainerCalls
+from rollout_sched.integrations.gateway.control_plane import TrainerCalls
 
 log = logging.getLogger(__name__)
 

@@ -11,10 +11,10 @@ from rollout_sched.client.new_weights import Apply, is_coroutine, update_of
 from rollout_sched.client.rollout_scheduler import NOTHING, RolloutScheduler
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.gateway.control_plane.weights import WeightLoaders, stored
-from rollout_sched.integrations.vllm.http_instance import HttpInstance
-from rollout_sched.live.live_scheduler import LiveScheduler
+from rollout_sched.integrations.vllm import HttpInstance
+from rollout_sched.live import LiveScheduler
 from rollout_sched.live.ports import InstanceClient
-from rollout_sched.live.requests.trajectories import Tool
+from rollout_sched.live.requests import Tool
 from rollout_sched.live.trainer.samples import Batch, Prompt
 
 log = logging.getLogger(__name__)

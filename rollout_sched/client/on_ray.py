@@ -10,8 +10,7 @@ import msgspec
 
 from rollout_sched.client.remote import LONG_POLL_S, Remote
 from rollout_sched.core.model.errors import CallerError
-from rollout_sched.integrations.gateway.control_plane.trainer_api import NextBatch
-from rollout_sched.integrations.gateway.control_plane.trainer_client import GatewayError
+from rollout_sched.integrations.gateway.control_plane import GatewayError, NextBatch
 from rollout_sched.integrations.gateway.control_plane.weights import WeightUpdate
 from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.integrations.ray import cluster

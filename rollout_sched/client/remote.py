@@ -15,11 +15,11 @@ from rollout_sched.client.new_weights import Apply, is_coroutine, update_of
 from rollout_sched.client.rollout_scheduler import NOTHING, RolloutScheduler
 from rollout_sched.client.submitted_prompts import ForgottenPrompts, SubmittedPrompts
 from rollout_sched.core.model.errors import CallerError
-from rollout_sched.integrations.gateway.control_plane.trainer_client import STATE, TrainerCalls
+from rollout_sched.integrations.gateway.control_plane import STATE, TrainerCalls
 from rollout_sched.integrations.gateway.control_plane.weights import WeightUpdate
 from rollout_sched.live.ports import InstanceClient
-from rollout_sched.live.requests.trajectories import Tool
-from rollout_sched.live.trainer.delivery import TRAINER
+from rollout_sched.live.requests import Tool
+from rollout_sched.live.trainer import TRAINER
 from rollout_sched.live.trainer.samples import Batch, Prompt
 
 log = logging.getLogger(__name__)

@@ -14,14 +14,11 @@ from rollout_sched.client.prompts import checked
 from rollout_sched.client.wait_logging import log_while_waiting
 from rollout_sched.config import load_policy
 from rollout_sched.integrations.ray.deployment import NAME, Deployment, FrontCount
-from rollout_sched.live.live_scheduler import LiveScheduler
+from rollout_sched.live import LiveScheduler, RunOptions, Settings
 from rollout_sched.live.ports import InstanceClient
-from rollout_sched.live.requests.trajectories import Tool
-from rollout_sched.live.settings import RunOptions, Settings
-from rollout_sched.live.trainer.delivery import TRAINER, LeaseEnded
-from rollout_sched.live.trainer.rewards import KeepFunc, RewardFunc
+from rollout_sched.live.requests import Tool
+from rollout_sched.live.trainer import TRAINER, Borrower, KeepFunc, LeaseEnded, RewardFunc
 from rollout_sched.live.trainer.samples import Batch, Prompt
-from rollout_sched.live.trainer.session import Borrower
 
 if TYPE_CHECKING:
     from rollout_sched.client.blocking import BlockingRollouts
@@ -123,7 +120,7 @@ class RolloutScheduler(ABC):
         takes its own batches has its own name, and keeps it after a restart.
         """
         from rollout_sched.client.remote import Remote  # which inherits from this class
-        from rollout_sched.integrations.gateway.control_plane.trainer_client import TrainerClient
+        from rollout_sched.integrations.gateway.control_plane import TrainerClient
 
         return Remote(partial(TrainerClient, url, key), trainer)
 

@@ -19,7 +19,7 @@ from rollout_sched.core.model.events import (
 from rollout_sched.core.model.records import DeliveredSample, Segment
 from rollout_sched.link.protocol import Refused, Serves
 from rollout_sched.link.remote_link import RemoteLink
-from rollout_sched.live.driver import Front
+from rollout_sched.live import Front
 from rollout_sched.live.ports import Payload, RequestRejected
 
 # ------------------------------------------------------------------------------------------

@@ -42,11 +42,9 @@ from rollout_sched.link.protocol import (
     read_reports,
 )
 from rollout_sched.link.transport import Outbox
-from rollout_sched.live.driver import Driver
+from rollout_sched.live import Driver
 from rollout_sched.live.ports import AnswerUntrue, InstanceError, Outcome
-from rollout_sched.live.requests.attempts import blame_of, may_be_restarted
-from rollout_sched.live.requests.link import Settle
-from rollout_sched.live.requests.payloads import drop
+from rollout_sched.live.requests import Settle, blame_of, drop, may_be_restarted
 
 log = logging.getLogger(__name__)
 

@@ -43,11 +43,9 @@ from rollout_sched.link.protocol import (
 )
 from rollout_sched.link.remote_link import Clients, RemoteLink
 from rollout_sched.link.transport import Outbox
-from rollout_sched.live.driver import Front
+from rollout_sched.live import Front, Settings
 from rollout_sched.live.ports import Payload
-from rollout_sched.live.requests.attempt import LiveAttempt
-from rollout_sched.live.requests.payloads import PayloadFactory
-from rollout_sched.live.settings import Settings
+from rollout_sched.live.requests import LiveAttempt, PayloadFactory
 
 #: Events after which a piece may be new, or a tool's answer to one.
 _MAKES = (RequestFailed, RequestFinished, RequestInterrupted, TurnFinished, ToolReturned)

@@ -26,12 +26,10 @@ from rollout_sched.link.protocol import (
     Welcome,
     encoded,
 )
-from rollout_sched.live.driver import Driver
-from rollout_sched.live.instances.versions import FleetVersions
-from rollout_sched.live.live_scheduler import LiveScheduler
+from rollout_sched.live import Driver, LiveScheduler
+from rollout_sched.live.instances import FleetVersions
 from rollout_sched.live.ports import InFlight
-from rollout_sched.live.requests.attempts import OVERTAKEN_S, AttemptTable
-from rollout_sched.live.requests.payloads import OF_GROUP, PayloadFactory
+from rollout_sched.live.requests import OF_GROUP, OVERTAKEN_S, AttemptTable, PayloadFactory
 from rollout_sched.live.trainer.samples import Prompt
 
 # ------------------------------------------------------------------------------------------

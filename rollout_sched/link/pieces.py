@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from rollout_sched.link.protocol import PieceMade, ReleaseGroup, Streamed, TakeGroup
-from rollout_sched.live.requests.payloads import PayloadBook
+from rollout_sched.live.requests import PayloadBook
 from rollout_sched.live.requests.token_payload import Piece, TokenTranscript
 from rollout_sched.store.transaction import Tokens, decode, encode
 

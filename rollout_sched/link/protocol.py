@@ -26,11 +26,11 @@ from rollout_sched.core.model.events import (
     TrajectoryEnded,
     TurnFinished,
 )
-from rollout_sched.live.requests.payloads import PayloadFactory
+from rollout_sched.live import Settings
+from rollout_sched.live.requests import PayloadFactory
 from rollout_sched.live.requests.token_payload import DraftTest
-from rollout_sched.live.settings import Settings
+from rollout_sched.live.trainer import SamplePayloads
 from rollout_sched.live.trainer.samples import Prompt
-from rollout_sched.live.trainer.submissions import SamplePayloads
 
 
 class _Message(msgspec.Struct, frozen=True, gc=False, tag=True):

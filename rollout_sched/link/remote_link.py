@@ -12,7 +12,7 @@ from rollout_sched.core.model.actions import Dispatch
 from rollout_sched.core.model.events import Event, PrefixVerified
 from rollout_sched.link.protocol import CallTool, ContinueAttempt, Reach, RestartSuspected
 from rollout_sched.live.ports import InstanceClient, Outcome
-from rollout_sched.live.requests.link import Verdict
+from rollout_sched.live.requests import Verdict
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,20 @@
+"""live"""
+
+from rollout_sched.live import ports
+from rollout_sched.live.driver import Driver, Front
+from rollout_sched.live.event_pump import EventPump
+from rollout_sched.live.live_scheduler import LiveScheduler, settings_of
+from rollout_sched.live.settings import RunOptions, Settings
+from rollout_sched.live.timeouts import ask
+
+__all__ = [
+    "Driver",
+    "EventPump",
+    "Front",
+    "LiveScheduler",
+    "RunOptions",
+    "Settings",
+    "ask",
+    "ports",
+    "settings_of",
+]

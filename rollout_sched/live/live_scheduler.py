@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 
 from rollout_sched.config import PolicyFile, read_table
+from rollout_sched.core import SchedulerView
 from rollout_sched.core.scheduler import Scheduler
 from rollout_sched.core.state.groups import HERE, JUDGING
-from rollout_sched.core.view import SchedulerView
 from rollout_sched.journal import SCHEMA, JournalHeader
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.durable.journal import JournalKeeper
@@ -23,7 +23,7 @@ from rollout_sched.live.trainer.rewards import KeepFunc, RewardFunc, reward_func
 from rollout_sched.live.trainer.samples import NamedTools
 from rollout_sched.live.trainer.session import Borrower, TrainerSession
 from rollout_sched.live.trainer.stored import StoredWeights
-from rollout_sched.store.store import Durable
+from rollout_sched.store import Durable
 
 log = logging.getLogger(__name__)
 

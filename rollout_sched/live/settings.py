@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from rollout_sched.store.store import Durable
+from rollout_sched.store import Durable
 
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]

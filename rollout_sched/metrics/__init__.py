@@ -1,16 +1,22 @@
 """Metrics: folds over the journal, and over nothing else, live and simulated alike."""
 
-from rollout_sched.metrics.attempts import AttemptIndex
-from rollout_sched.metrics.bubbles import CAUSES
-from rollout_sched.metrics.length_bias import LengthBias
-from rollout_sched.metrics.steps import Step
+from rollout_sched.metrics import attempts, fold, live, outages, waits
+from rollout_sched.metrics.bubbles import CAUSES, FleetTimes
+from rollout_sched.metrics.length_bias import order_excess
+from rollout_sched.metrics.steps import Step, Trained
 from rollout_sched.metrics.summary import Metrics, Summary
 
 __all__ = [
     "CAUSES",
-    "AttemptIndex",
-    "LengthBias",
+    "FleetTimes",
     "Metrics",
     "Step",
     "Summary",
+    "Trained",
+    "attempts",
+    "fold",
+    "live",
+    "order_excess",
+    "outages",
+    "waits",
 ]

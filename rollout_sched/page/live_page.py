@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from rollout_sched.core import SchedulerView
 from rollout_sched.core.model.actions import Action, Deliver, Discard, Dispatch, Pause
 from rollout_sched.core.model.events import (
     Event,
@@ -21,7 +22,6 @@ from rollout_sched.core.model.events import (
     WeightsUpdated,
     Woke,
 )
-from rollout_sched.core.view import SchedulerView
 from rollout_sched.metrics.attempts import OUTCOMES, AttemptSpan, AttemptSpans, Closed
 from rollout_sched.metrics.fold import Fold, Folded, Handler
 from rollout_sched.metrics.live import LiveSteps

@@ -12,9 +12,8 @@ import msgspec
 
 from rollout_sched.live.ports import OnTokens, Order, Output, PromptToken, RequestRejected
 from rollout_sched.simulators.fake_instance import tokens as text
-from rollout_sched.simulators.instance.model import Ended, SimRequest
-from rollout_sched.simulators.instance.reference.instance import ReferenceInstance
-from rollout_sched.simulators.instance.sim_instance import SimInstance
+from rollout_sched.simulators.instance import Ended, SimInstance, SimRequest
+from rollout_sched.simulators.instance.reference import ReferenceInstance
 
 Stream = tuple[int, ...]
 #: What vLLM's server sends for a log-probability of minus infinity.

@@ -15,8 +15,8 @@ from rollout_sched.core.model.errors import CallerError
 from rollout_sched.simulators.fake_instance import faults
 from rollout_sched.simulators.fake_instance.engine import EngineSettings
 from rollout_sched.simulators.fake_instance.tokens import LARGEST, Vocabulary
-from rollout_sched.simulators.instance.model import InstanceSpec
-from rollout_sched.simulators.replay.scenario import load_scenario
+from rollout_sched.simulators.instance import InstanceSpec
+from rollout_sched.simulators.replay import load_scenario
 
 DEFAULT_SCENARIO = "qwen7b-8xh100"
 

@@ -13,7 +13,7 @@ from rollout_sched.integrations.vllm.protocol import endpoints as names
 from rollout_sched.live.ports import Gauges, InstanceError
 from rollout_sched.simulators.fake_instance.engine import Engine
 from rollout_sched.simulators.fake_instance.protocol import Refusal, decode, flag, reply
-from rollout_sched.simulators.instance.model import PauseMode
+from rollout_sched.simulators.instance import PauseMode
 
 #: The memory that can be released; the tags restore it.
 _MEMORY = ("weights", "kv_cache")

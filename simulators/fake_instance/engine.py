@@ -20,7 +20,7 @@ from rollout_sched.simulators.fake_instance import tokens as text
 from rollout_sched.simulators.fake_instance.answers import OrderedResponse
 from rollout_sched.simulators.fake_instance.instance import MODEL, RealtimeInstance
 from rollout_sched.simulators.fake_instance.protocol import Refusal
-from rollout_sched.simulators.instance.model import InstanceSpec, PauseMode
+from rollout_sched.simulators.instance import InstanceSpec, PauseMode
 
 # ------------------------------------------------------------------------------------------
 # The rendezvous of the ranks of a weight-transfer group: as with NCCL, all wait for the last one.

@@ -30,14 +30,14 @@ from rollout_sched.simulators.fake_instance.answers import (
     OpenAnswers,
     TokenStreams,
 )
-from rollout_sched.simulators.instance.model import (
+from rollout_sched.simulators.instance import (
     Ended,
     InstanceSpec,
     Outcome,
     PauseMode,
+    SimInstance,
     SimRequest,
 )
-from rollout_sched.simulators.instance.sim_instance import SimInstance
 
 # ------------------------------------------------------------------------------------------
 # The pauses of a realtime instance: who waits for one, and gauges that freeze during it.

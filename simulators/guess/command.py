@@ -13,8 +13,8 @@ from rollout_sched.flags import natural, number, positive
 from rollout_sched.simulators.guess import formula
 from rollout_sched.simulators.guess.formula import Layout
 from rollout_sched.simulators.guess.hardware import Model, gpu_named, gpus, model_named, models
-from rollout_sched.simulators.instance.model import StepTime
-from rollout_sched.simulators.replay.scenario import Scenario, load_scenario, parse_scenario
+from rollout_sched.simulators.instance import StepTime
+from rollout_sched.simulators.replay import Scenario, load_scenario, parse_scenario
 
 _FOLDER = "simulators/replay/scenarios"
 _SHAPE = ("hidden", "heads", "kv_heads", "head_dim", "vocabulary")

@@ -22,7 +22,7 @@ import msgspec
 
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.simulators.guess.hardware import Gpu, Model
-from rollout_sched.simulators.instance.model import CostModel
+from rollout_sched.simulators.instance import CostModel
 
 _BYTES = 2  # of a parameter, and of a value in the KV cache
 _STEP_S = 0.13e-3

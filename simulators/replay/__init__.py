@@ -1,1 +1,21 @@
 """The closed loop in virtual time: scenario, workload, trainer, bounds, report."""
+
+from rollout_sched.simulators.replay import command, runs
+from rollout_sched.simulators.replay.comparison import Ratio, ratio_of
+from rollout_sched.simulators.replay.report import count, percent, seconds
+from rollout_sched.simulators.replay.scenario import Scenario, load_scenario, parse_scenario
+from rollout_sched.simulators.replay.workload import Workload
+
+__all__ = [
+    "Ratio",
+    "Scenario",
+    "Workload",
+    "command",
+    "count",
+    "load_scenario",
+    "parse_scenario",
+    "percent",
+    "ratio_of",
+    "runs",
+    "seconds",
+]

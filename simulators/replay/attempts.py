@@ -16,7 +16,7 @@ from rollout_sched.core.model.events import (
     ToolReturned,
     TurnFinished,
 )
-from rollout_sched.simulators.instance.model import Ended, SimRequest
+from rollout_sched.simulators.instance import Ended, SimRequest
 from rollout_sched.simulators.replay.scenario import Conversation, PolicyDrift
 from rollout_sched.simulators.replay.workload import Workload
 from rollout_sched.simulators.traces.model import SampleRecord

@@ -14,6 +14,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from rollout_sched.core import FactRecorder, FoldedFacts, SchedulerView
 from rollout_sched.core.model.actions import (
     Action,
     Answer,
@@ -40,11 +41,9 @@ from rollout_sched.core.model.events import (
     TokensArrived,
     Woke,
 )
-from rollout_sched.core.restart.facts import FactRecorder, FoldedFacts
 from rollout_sched.core.scheduler import Scheduler
-from rollout_sched.core.view import SchedulerView
-from rollout_sched.simulators.instance.reference.instance import ReferenceInstance
-from rollout_sched.simulators.instance.sim_instance import SimInstance
+from rollout_sched.simulators.instance import SimInstance
+from rollout_sched.simulators.instance.reference import ReferenceInstance
 from rollout_sched.simulators.replay.attempts import SimAttempts
 from rollout_sched.simulators.replay.event_queue import EventQueue
 from rollout_sched.simulators.replay.faults import Faults, SchedulerRestarts

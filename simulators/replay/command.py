@@ -15,8 +15,8 @@ from rollout_sched import config
 from rollout_sched.config import PolicyFile
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.flags import natural, positive
-from rollout_sched.live.live_scheduler import settings_of
-from rollout_sched.live.trainer.rewards import reward_settings_of
+from rollout_sched.live import settings_of
+from rollout_sched.live.trainer import reward_settings_of
 from rollout_sched.process import whole_file
 from rollout_sched.simulators.replay import report as reports
 from rollout_sched.simulators.replay.comparison import verdict

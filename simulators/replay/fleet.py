@@ -28,9 +28,8 @@ from rollout_sched.core.model.events import (
     TrajectoryEnded,
     WeightsUpdated,
 )
-from rollout_sched.simulators.instance.model import Ended, PauseMode, SimRequest
-from rollout_sched.simulators.instance.reference.instance import ReferenceInstance
-from rollout_sched.simulators.instance.sim_instance import SimInstance
+from rollout_sched.simulators.instance import Ended, PauseMode, SimInstance, SimRequest
+from rollout_sched.simulators.instance.reference import ReferenceInstance
 from rollout_sched.simulators.replay.attempts import SimAttempts
 from rollout_sched.simulators.replay.event_queue import EventQueue
 from rollout_sched.simulators.replay.faults import Failing, Failures

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from rollout_sched.metrics.length_bias import order_excess
+from rollout_sched.metrics import order_excess
 from rollout_sched.page.run_page import DrawnRun, quantiles, run_page
 from rollout_sched.simulators.replay.bounds import offered_bound, offered_on_policy_bound
 from rollout_sched.simulators.replay.comparison import Compared, compared

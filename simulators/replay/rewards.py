@@ -13,6 +13,7 @@ from typing import Annotated
 
 import msgspec
 
+from rollout_sched.core import SchedulerView
 from rollout_sched.core.model.actions import Deliver, Discard, Dispatch, Judge
 from rollout_sched.core.model.events import (
     Event,
@@ -25,7 +26,6 @@ from rollout_sched.core.model.events import (
     TurnFinished,
 )
 from rollout_sched.core.model.records import DeliveredSample
-from rollout_sched.core.view import SchedulerView
 from rollout_sched.simulators.replay.event_queue import EventQueue
 
 

@@ -19,7 +19,7 @@ from rollout_sched.config import (
 from rollout_sched.core.model.actions import Dispatch
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.simulators import traces
-from rollout_sched.simulators.instance.model import CostModel, InstanceSpec
+from rollout_sched.simulators.instance import CostModel, InstanceSpec
 from rollout_sched.simulators.replay.faults import (
     KINDS,
     Failing,

@@ -17,7 +17,7 @@ import msgspec
 
 from rollout_sched.config import REGISTRY, PolicyFile, parse_policy, read_toml
 from rollout_sched.core.model.errors import CallerError
-from rollout_sched.page.assembly import page
+from rollout_sched.page import page
 from rollout_sched.simulators.replay.report import (
     GAP,
     Column,

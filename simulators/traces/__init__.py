@@ -1,5 +1,6 @@
 """Recorded workloads: their model, the native format, foreign ones, statistics, synthetic ones."""
 
+from rollout_sched.simulators.traces import command, model, synthetic
 from rollout_sched.simulators.traces.model import (
     Counting,
     Finish,
@@ -19,9 +20,12 @@ __all__ = [
     "Trace",
     "TraceError",
     "Turn",
+    "command",
     "gather",
+    "model",
     "read",
     "shipped",
+    "synthetic",
     "with_tokenizer",
     "write",
 ]

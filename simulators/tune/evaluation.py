@@ -16,9 +16,8 @@ import msgspec
 from rollout_sched.config import PolicyFile, parse_policy
 from rollout_sched.core.model.errors import CallerError, RolloutError
 from rollout_sched.metrics.fold import mean, share
+from rollout_sched.simulators.replay import Scenario, Workload
 from rollout_sched.simulators.replay.runs import Run, run_policy
-from rollout_sched.simulators.replay.scenario import Scenario
-from rollout_sched.simulators.replay.workload import Workload
 from rollout_sched.simulators.traces.model import SampleRecord, Trace
 from rollout_sched.simulators.tune import space
 from rollout_sched.simulators.tune.candidates import Candidate

@@ -14,11 +14,10 @@ from typing import Any
 import msgspec
 
 from rollout_sched.config import REGISTRY, PolicyFile
-from rollout_sched.core.decide.tuning import TUNABLE_ROLES, Parameters
+from rollout_sched.core import TUNABLE_ROLES, Parameters
 from rollout_sched.core.model.errors import RolloutError
-from rollout_sched.simulators.replay.comparison import Ratio, ratio_of
+from rollout_sched.simulators.replay import Ratio, Scenario, ratio_of
 from rollout_sched.simulators.replay.runs import Run, replay, replay_resampled
-from rollout_sched.simulators.replay.scenario import Scenario
 from rollout_sched.simulators.traces.model import Trace
 from rollout_sched.simulators.tune.evaluation import HardLimits, bench_of, figures, together
 from rollout_sched.simulators.tune.space import SPACE, Setting

@@ -18,7 +18,7 @@ from rollout_sched.calibration.calibration import Calibration, Calibrator
 from rollout_sched.inspection.recording import Recording
 from rollout_sched.live.ports import InstanceClient, OnTokens, Order, Output
 from rollout_sched.simulators.fake_instance.instance import RealtimeInstance
-from rollout_sched.simulators.replay import virtual_loop
+from tests import virtual_loop
 from tests.calibration.virtual import LIMITS, SPEC
 
 #: So that "tight" preempts.

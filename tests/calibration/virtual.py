@@ -10,7 +10,7 @@ from rollout_sched.integrations.vllm.detection import EngineLimits
 from rollout_sched.live.ports import Order
 from rollout_sched.simulators.fake_instance.instance import RealtimeInstance
 from rollout_sched.simulators.instance.model import CostModel, InstanceSpec
-from rollout_sched.simulators.replay import virtual_loop
+from tests import virtual_loop
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from typing import Any
 from rollout_sched.client import heartbeat
 from rollout_sched.client.heartbeat import Heartbeat
 from rollout_sched.integrations.gateway.control_plane.trainer_client import GatewayError
-from rollout_sched.simulators.replay import virtual_loop
+from tests import virtual_loop
 
 #: Seconds that nothing here comes near to.
 LONG_S = 60

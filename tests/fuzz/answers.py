@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from rollout_sched.simulators.replay import virtual_loop
+from tests import virtual_loop
 from tests.fuzz.json_words import WORDS as JSON_WORDS
 from tests.fuzz.laws import Unreadable, cuts, hold, packets, plain_json
 from tests.fuzz.stage import (

@@ -10,7 +10,7 @@ import random
 from itertools import product
 from typing import Any
 
-from rollout_sched.simulators.replay import virtual_loop
+from tests import virtual_loop
 from tests.fuzz import json_words
 from tests.fuzz.envelope import BODIES, INPUT
 from tests.fuzz.laws import Unreadable, hold, plain_json

@@ -24,7 +24,7 @@ from rollout_sched.integrations.gateway.data_plane.data_plane import DataPlane
 from rollout_sched.live.live_scheduler import LiveScheduler
 from rollout_sched.live.ports import InstanceGone
 from rollout_sched.live.settings import Settings
-from rollout_sched.simulators.replay import virtual_loop
+from tests import virtual_loop
 from tests.fuzz import json_words
 from tests.fuzz.laws import hold
 from tests.fuzz.stage import Instance, good_answer

@@ -11,10 +11,10 @@ import httptools
 
 from rollout_sched.integrations.http import Pool
 from rollout_sched.integrations.http.errors import AnswerBroken
-from rollout_sched.simulators.replay.virtual_loop import VirtualLoop
 from tests.fuzz.http_words import FIELDS, WORDS, chunked, field_lines
 from tests.fuzz.laws import Messages, cuts, hold, packets
 from tests.integrations.http.wires import Wire
+from tests.virtual_loop import VirtualLoop
 
 
 class Heard:

@@ -10,7 +10,7 @@ import httptools
 
 from rollout_sched.integrations.http import HttpServer, ReceivedRequest
 from rollout_sched.integrations.http.server_connection import ServerConnection
-from rollout_sched.simulators.replay import virtual_loop
+from tests import virtual_loop
 from tests.fuzz.http_words import FIELDS, TARGETS, WORDS, chunked, field_lines
 from tests.fuzz.laws import Messages, cuts, hold, packets
 from tests.integrations.http.wires import Wire

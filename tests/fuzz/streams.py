@@ -12,7 +12,7 @@ from typing import Any
 
 from rollout_sched.integrations.gateway.data_plane.answers import read_event
 from rollout_sched.live.ports import InstanceError
-from rollout_sched.simulators.replay import virtual_loop
+from tests import virtual_loop
 from tests.fuzz.answers import FIRST, LIMIT, Kind, request, says_first
 from tests.fuzz.answers import WORDS as ANSWER_WORDS
 from tests.fuzz.laws import Broken, cuts, hold, packets

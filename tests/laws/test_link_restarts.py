@@ -26,7 +26,7 @@ from rollout_sched.live.requests.token_payload import TokenPayload
 from rollout_sched.live.settings import RunOptions, Settings
 from rollout_sched.live.trainer.samples import Prompt
 from rollout_sched.simulators.fake_instance.instance import RealtimeInstance
-from rollout_sched.simulators.replay import virtual_loop
+from tests import virtual_loop
 from tests.laws.test_links import SPEC, SPEED, delays, length_of, times, undisturbed
 from tests.link.wires import Shared, Wire
 

@@ -31,9 +31,9 @@ from rollout_sched.live.requests.token_payload import DraftTest, TokenPayload
 from rollout_sched.live.settings import Settings
 from rollout_sched.simulators.fake_instance.answers import OrderedResponse
 from rollout_sched.simulators.fake_instance.instance import RealtimeInstance
-from rollout_sched.simulators.replay import virtual_loop
 from rollout_sched.simulators.replay.runs import staleness_bound
 from rollout_sched.simulators.replay.scenario import load_scenario
+from tests import virtual_loop
 from tests.laws.test_twins import PRESETS
 from tests.link.wires import Joined
 

@@ -15,8 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from rollout_sched.live.instances.membership import UNFIT
 from rollout_sched.live.ports import Description, Gauges, InstanceError, InstanceGone
 from rollout_sched.live.settings import Settings
-from rollout_sched.simulators.replay.virtual_loop import VirtualLoop
 from tests.live.supervised import Fleet
+from tests.virtual_loop import VirtualLoop
 
 SETTINGS = Settings(poll_s=1.0, control_timeout_s=3.0, stall_s=20.0, misses=2)
 SECONDS = st.sampled_from([0.0, 0.15, 2.5])

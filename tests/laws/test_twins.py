@@ -54,7 +54,6 @@ from rollout_sched.live.requests.token_payload import IN_GROUP, TokenPayload
 from rollout_sched.live.settings import Settings
 from rollout_sched.simulators.fake_instance.answers import OrderedResponse
 from rollout_sched.simulators.fake_instance.instance import RealtimeInstance
-from rollout_sched.simulators.replay import virtual_loop
 from rollout_sched.simulators.replay.closed_loop import ClosedLoop
 from rollout_sched.simulators.replay.faults import (
     Failing,
@@ -77,6 +76,7 @@ from rollout_sched.simulators.replay.scenario import (
 )
 from rollout_sched.simulators.replay.workload import Workload
 from rollout_sched.simulators.traces.model import SampleRecord, Trace, Turn
+from tests import virtual_loop
 
 PRESETS: dict[str, dict[str, Any]] = {
     "sync": {},

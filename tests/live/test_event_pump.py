@@ -12,7 +12,7 @@ from rollout_sched.core.model import events as ev
 from rollout_sched.core.model.actions import Dispatch, Wake
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.live.event_pump import EventPump, RunClock
-from rollout_sched.simulators.replay import virtual_loop
+from tests import virtual_loop
 from tests.core.told import make_scheduler
 
 JOINED = ev.InstanceJoined("i0", 4, 10_000)

@@ -8,7 +8,7 @@ import pytest
 
 from rollout_sched.live.ports import InstanceError
 from rollout_sched.live.timeouts import ask, is_ending, said
-from rollout_sched.simulators.replay import virtual_loop
+from tests import virtual_loop
 
 
 async def after(seconds: float, error: Exception | None = None) -> str:

@@ -15,8 +15,8 @@ from contextlib import suppress
 from contextvars import Context
 from typing import Any
 
-from rollout_sched.simulators.replay.virtual_loop import VirtualLoop
 from tests.simulation import threads
+from tests.virtual_loop import VirtualLoop
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from aiohttp import web
 from rollout_sched.integrations.gateway.control_plane.codec import read, reply
 from rollout_sched.integrations.gateway.control_plane.fanout import to_each
 from rollout_sched.integrations.gateway.control_plane.gateway import Gateway, NewInstance
-from rollout_sched.live.instances.supervisor import InstanceSupervisor
+from rollout_sched.live.instances import InstanceSupervisor
 
 
 class Named(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -14,7 +14,7 @@ import msgspec
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.gateway.data_plane.data_plane import UNADMITTED
 from rollout_sched.integrations.http.server import BearerKeys, check_key
-from rollout_sched.integrations.vllm.http_instance import HttpInstance
+from rollout_sched.integrations.vllm import HttpInstance
 from rollout_sched.integrations.vllm.protocol.refusals import AnswerRefused
 from rollout_sched.live.ports import Description, InstanceError
 

@@ -18,11 +18,10 @@ from rollout_sched.core.model.events import (
     WeightsPublished,
 )
 from rollout_sched.core.model.model import DeliveredSample, InstanceStatus
-from rollout_sched.live.driver import Driver
-from rollout_sched.metrics.bubbles import FleetTimes
+from rollout_sched.live import Driver
+from rollout_sched.metrics import FleetTimes, Step, Trained
 from rollout_sched.metrics.fold import Folded, Handler, Histogram
 from rollout_sched.metrics.live import ClientTimes, LiveSteps, SampleTimes, WeightTimes
-from rollout_sched.metrics.steps import Step, Trained
 
 # ------------------------------------------------------------------------------------------
 # Logs what happens in a run: steps, weights, instances that drain.

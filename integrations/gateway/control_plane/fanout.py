@@ -20,9 +20,9 @@ from rollout_sched.integrations.gateway.control_plane.codec import body_of
 from rollout_sched.integrations.gateway.control_plane.weight_protocol import ProtocolStep
 from rollout_sched.integrations.gateway.data_plane.call import Upstream
 from rollout_sched.integrations.gateway.data_plane.client_request import NOT_FORWARDED
-from rollout_sched.integrations.http.client_connection import Exchange
+from rollout_sched.integrations.http import Exchange
 from rollout_sched.integrations.vllm.weights import RankFields
-from rollout_sched.live.instances.supervisor import InstanceSupervisor
+from rollout_sched.live.instances import InstanceSupervisor
 from rollout_sched.live.ports import InstanceError
 
 _FILE = Path(__file__).with_name("fanout_table.toml")

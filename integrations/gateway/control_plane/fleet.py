@@ -33,7 +33,7 @@ from rollout_sched.integrations.gateway.control_plane.gateway import (
     NewInstance,
 )
 from rollout_sched.integrations.gateway.data_plane.call import error_body
-from rollout_sched.live.instances.supervisor import InstanceSupervisor
+from rollout_sched.live.instances import InstanceSupervisor
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

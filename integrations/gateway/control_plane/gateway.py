@@ -21,8 +21,8 @@ from rollout_sched.integrations.gateway.control_plane.weights import (
 from rollout_sched.integrations.gateway.data_plane.data_plane import DataPlane
 from rollout_sched.integrations.gateway.data_plane.reply import Responses
 from rollout_sched.integrations.vllm.weights import WeightRoots
-from rollout_sched.live.instances.supervisor import InstanceSupervisor
-from rollout_sched.live.live_scheduler import LiveScheduler
+from rollout_sched.live import LiveScheduler
+from rollout_sched.live.instances import InstanceSupervisor
 from rollout_sched.live.ports import InstanceClient
 
 _ONE_SLASH = re.compile(r"^(https?:)/(?!/)")

@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 from rollout_sched.core.model.events import InstanceReported
 from rollout_sched.core.model.model import InstanceStatus
 from rollout_sched.integrations.gateway.control_plane.gateway import Gateway, InstanceView
-from rollout_sched.metrics.bubbles import CAUSES
+from rollout_sched.metrics import CAUSES
 from rollout_sched.metrics.fold import Histogram
 
 #: Label values and the measured value. The labels `instance` and `job` are not used: Prometheus

@@ -11,9 +11,9 @@ from aiohttp import web
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.gateway.control_plane.codec import read, refusal, reply
 from rollout_sched.integrations.gateway.control_plane.gateway import Gateway
-from rollout_sched.live.trainer.delivery import TRAINER, LeaseEnded, NotReady, TrainerName
+from rollout_sched.live.trainer import TRAINER, LeaseEnded, NotReady, TrainerName
 from rollout_sched.live.trainer.samples import Prompt, Uid
-from rollout_sched.store.errors import StoreFull
+from rollout_sched.store import StoreFull
 
 #: The root of the trainer's paths.
 ROLLOUT = "/rollout/v1"

@@ -16,8 +16,8 @@ from yarl import URL
 from rollout_sched.core.model.errors import CallerError, RolloutError
 from rollout_sched.integrations.gateway.control_plane.codec import MSGPACK
 from rollout_sched.integrations.gateway.control_plane.trainer_api import EPOCH
-from rollout_sched.live.trainer.delivery import LeaseEnded
-from rollout_sched.store.errors import StoreFull
+from rollout_sched.live.trainer import LeaseEnded
+from rollout_sched.store import StoreFull
 
 log = logging.getLogger(__name__)
 

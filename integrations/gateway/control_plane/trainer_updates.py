@@ -35,10 +35,8 @@ from rollout_sched.integrations.gateway.control_plane.weight_protocol import (
 )
 from rollout_sched.integrations.vllm.protocol.answers import version_of
 from rollout_sched.integrations.vllm.weights import RankFields, deal
-from rollout_sched.live.driver import Driver
-from rollout_sched.live.instances.supervisor import InstanceSupervisor
-from rollout_sched.live.instances.versions import THROUGH_US
-from rollout_sched.live.timeouts import ask
+from rollout_sched.live import Driver, ask
+from rollout_sched.live.instances import THROUGH_US, InstanceSupervisor
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ import msgspec
 
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.gateway.control_plane.fanout import shipped
-from rollout_sched.integrations.vllm.control import off_loop
+from rollout_sched.integrations.vllm import off_loop
 from rollout_sched.integrations.vllm.protocol import endpoints
 from rollout_sched.integrations.vllm.weights import (
     CHECK_LIMIT_S,
@@ -19,9 +19,9 @@ from rollout_sched.integrations.vllm.weights import (
     WeightRoots,
     WeightTransfer,
 )
-from rollout_sched.live.driver import Driver
+from rollout_sched.live import Driver
 from rollout_sched.live.ports import InstanceClient, InstanceError, WeightLoader
-from rollout_sched.live.trainer.stored import StoredWeights
+from rollout_sched.live.trainer import StoredWeights
 
 # ------------------------------------------------------------------------------------------
 # Checks paths to weights in the bodies of calls that are passed on to instances.

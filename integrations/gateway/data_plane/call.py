@@ -13,7 +13,7 @@ from rollout_sched.integrations.gateway.data_plane import body as envelopes
 from rollout_sched.integrations.gateway.data_plane.body import BadRequest, One, Values
 from rollout_sched.integrations.gateway.data_plane.client_request import ClientRequest, Headers
 from rollout_sched.integrations.gateway.data_plane.resume import RESUME_PATH, Part, resume
-from rollout_sched.integrations.http.client_connection import Receiver
+from rollout_sched.integrations.http import Receiver
 from rollout_sched.integrations.vllm.protocol.endpoints import ENDPOINTS, INPUT, engine_id
 from rollout_sched.live.ports import Attempting, Outcome, Over, RequestRejected
 

@@ -26,8 +26,7 @@ from rollout_sched.integrations.gateway.data_plane.call import (
     with_added,
 )
 from rollout_sched.integrations.gateway.data_plane.resume import Part
-from rollout_sched.integrations.http.client import WholeAnswer
-from rollout_sched.integrations.http.heads import Headers, write_fields
+from rollout_sched.integrations.http import Headers, WholeAnswer, write_fields
 from rollout_sched.integrations.vllm.protocol.endpoints import Endpoint, names_another
 from rollout_sched.integrations.vllm.protocol.refusals import refusal_of_request
 from rollout_sched.live.ports import Attempting, InstanceError, Outcome, Over, RequestRejected

@@ -7,10 +7,10 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
+from rollout_sched.core import FactRecorder
 from rollout_sched.core.model.actions import Action, Deliver, Discard
 from rollout_sched.core.model.events import Event, WeightsPublished
 from rollout_sched.core.model.model import Request
-from rollout_sched.core.restart.facts import FactRecorder
 from rollout_sched.core.scheduler import Scheduler
 from rollout_sched.core.state.groups import Groups
 from rollout_sched.live.durable import records as facts
@@ -20,10 +20,8 @@ from rollout_sched.live.requests.token_payload import Piece, TokenTranscript
 from rollout_sched.live.trainer.delivery import LeaseFacts
 from rollout_sched.live.trainer.samples import LostGroup, Prompt, Reward
 from rollout_sched.live.trainer.stored import Recovered, StoredWeights
-from rollout_sched.store.errors import StoreBroken
-from rollout_sched.store.store import Store
+from rollout_sched.store import Store, StoreBroken, StoreWriter
 from rollout_sched.store.transaction import Transaction
-from rollout_sched.store.writer import StoreWriter
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,7 @@ import msgspec
 from rollout_sched.core.model.actions import Deliver
 from rollout_sched.live.requests.token_payload import Piece, TokenTranscript
 from rollout_sched.live.trainer.samples import Prompt
-from rollout_sched.store.errors import PieceDamaged
-from rollout_sched.store.store import Store
+from rollout_sched.store import PieceDamaged, Store
 from rollout_sched.store.transaction import HEAD, Tokens, Transaction, counts, decode, encode
 
 #: Kinds of facts.

@@ -37,8 +37,7 @@ from rollout_sched.live.trainer.samples import (
     sample_of,
 )
 from rollout_sched.live.trainer.stored import Recovered, StoredWeights
-from rollout_sched.store.errors import PieceDamaged, StoreError
-from rollout_sched.store.store import Store
+from rollout_sched.store import PieceDamaged, Store, StoreError
 from rollout_sched.store.transaction import decode
 
 log = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from rollout_sched.live.timeouts import ask
 from rollout_sched.live.trainer.samples import NamedTools, Prompt
 from rollout_sched.live.trainer.session import TrainerSession
 from rollout_sched.live.trainer.stored import StoredWeights
-from rollout_sched.store.store import Durable, Store
+from rollout_sched.store import Durable, Store
 from rollout_sched.store.transaction import Transaction
 
 log = logging.getLogger(__name__)

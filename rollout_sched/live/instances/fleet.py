@@ -8,9 +8,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
+from rollout_sched.core import SchedulerView
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.core.model.events import Event, InstanceJoined, InstanceLeaving, InstanceLost
-from rollout_sched.core.view import SchedulerView
 from rollout_sched.live.instances.admission import RequiredModel
 from rollout_sched.live.instances.control import Attempts
 from rollout_sched.live.instances.supervisor import InstanceSupervisor

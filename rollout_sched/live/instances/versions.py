@@ -16,6 +16,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from rollout_sched.core import SchedulerView
 from rollout_sched.core.model.events import (
     Event,
     GateClosed,
@@ -25,7 +26,6 @@ from rollout_sched.core.model.events import (
     WeightsUpdated,
 )
 from rollout_sched.core.model.model import InstanceStatus
-from rollout_sched.core.view import SchedulerView
 from rollout_sched.live.ports import (
     AnswerUntrue,
     Description,

@@ -1,0 +1,30 @@
+"""requests"""
+
+from rollout_sched.live.requests import token_payload
+from rollout_sched.live.requests.attempt import LiveAttempt
+from rollout_sched.live.requests.attempts import (
+    OVERTAKEN_S,
+    AttemptTable,
+    blame_of,
+    may_be_restarted,
+)
+from rollout_sched.live.requests.link import Settle, Verdict
+from rollout_sched.live.requests.payloads import OF_GROUP, PayloadBook, PayloadFactory, drop
+from rollout_sched.live.requests.trajectories import Tool, Trajectory
+
+__all__ = [
+    "OF_GROUP",
+    "OVERTAKEN_S",
+    "AttemptTable",
+    "LiveAttempt",
+    "PayloadBook",
+    "PayloadFactory",
+    "Settle",
+    "Tool",
+    "Trajectory",
+    "Verdict",
+    "blame_of",
+    "drop",
+    "may_be_restarted",
+    "token_payload",
+]

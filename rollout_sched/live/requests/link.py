@@ -11,9 +11,9 @@ from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any, Protocol
 
+from rollout_sched.core import SchedulerView
 from rollout_sched.core.model.actions import Dispatch
 from rollout_sched.core.model.events import Event, PrefixVerified
-from rollout_sched.core.view import SchedulerView
 from rollout_sched.live.event_pump import EventPump
 from rollout_sched.live.instances.supervisor import InstanceSupervisor
 from rollout_sched.live.instances.versions import AnswerSource, Contradictions

@@ -18,7 +18,7 @@ from rollout_sched.integrations.http import (
 from rollout_sched.integrations.http import client as client_module
 from rollout_sched.integrations.http.client import MAX_BODY, MAX_OPENINGS, Origin
 from rollout_sched.integrations.http.client_connection import ClientConnection
-from rollout_sched.simulators.replay import virtual_loop
+from tests import virtual_loop
 from tests.integrations.http.wires import (
     Heard,
     Wire,

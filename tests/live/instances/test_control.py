@@ -14,7 +14,7 @@ from rollout_sched.live.instances.membership import JOIN, Membership
 from rollout_sched.live.instances.pause import HOLD, InstancePause, PausedBy
 from rollout_sched.live.ports import InstanceError
 from rollout_sched.live.settings import Settings
-from rollout_sched.simulators.replay import virtual_loop
+from tests import virtual_loop
 from tests.live.scripted import Scripted
 
 SETTINGS = Settings(control_timeout_s=5.0, update_timeout_s=50.0, abort_timeout_s=10.0)

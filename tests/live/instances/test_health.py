@@ -14,7 +14,7 @@ from rollout_sched.live.ports import Gauges, InstanceError, InstanceGone
 from rollout_sched.live.requests.attempt import LiveAttempt
 from rollout_sched.live.requests.token_payload import TokenPayload
 from rollout_sched.live.settings import Settings
-from rollout_sched.simulators.replay import virtual_loop
+from tests import virtual_loop
 from tests.live.scripted import Scripted
 
 SETTINGS = Settings(poll_s=1.0, poll_timeout_s=2.0, misses=3, stall_s=10.0)

@@ -12,7 +12,7 @@ from rollout_sched.core.model.events import InstanceLost
 from rollout_sched.live.instances.membership import MembershipState
 from rollout_sched.live.ports import ConnectionBroken, Gauges, InstanceError
 from rollout_sched.live.settings import Settings
-from rollout_sched.simulators.replay import virtual_loop
+from tests import virtual_loop
 from tests.live.scripted import Scripted, until
 from tests.live.supervised import Fleet
 from tests.live.test_driver import PROMPT, Stage, run

@@ -34,7 +34,7 @@ from rollout_sched.live.trainer.rewards import (
     reward_settings_of,
 )
 from rollout_sched.live.trainer.samples import Reward, Sample
-from rollout_sched.simulators.replay import virtual_loop
+from tests import virtual_loop
 from tests.core.told import make_scheduler
 from tests.live.scripted import Scripted, until
 

@@ -11,7 +11,7 @@ import pytest
 from rollout_sched.live.ports import Gauges
 from rollout_sched.simulators.fake_instance.control import render
 from rollout_sched.simulators.fake_instance.engine import Engine, EngineSettings
-from rollout_sched.simulators.replay import virtual_loop
+from tests import virtual_loop
 from tests.simulators.fake_instance.served import FOREVER, PROMPT, SPEC, Client, begin, play, served
 
 

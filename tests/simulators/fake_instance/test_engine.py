@@ -19,7 +19,7 @@ from rollout_sched.simulators.fake_instance.engine import (
     Rendezvous,
 )
 from rollout_sched.simulators.fake_instance.protocol import Refusal
-from rollout_sched.simulators.replay import virtual_loop
+from tests import virtual_loop
 from tests.simulators.fake_instance.served import SPEC
 
 ORDER = Order("a", [1, 2, 3], 100, "", {"temperature": 0, "ignore_eos": True})
@@ -124,7 +124,7 @@ LOOKS = 10
 #: Takes a rank in a process of its own, and holds it until its input ends.
 HOLD = """
 import asyncio, sys
-from rollout_sched.simulators.fake_instance.rendezvous import RankRange, Rendezvous
+from rollout_sched.simulators.fake_instance.engine import RankRange, Rendezvous
 asyncio.run(Rendezvous().join(RankRange(sys.argv[1], 1, 1, 2)))
 print("there", flush=True)
 sys.stdin.read()

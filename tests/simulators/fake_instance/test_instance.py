@@ -29,7 +29,7 @@ from rollout_sched.simulators.instance.model import (
     SimRequest,
 )
 from rollout_sched.simulators.instance.sim_instance import SimInstance
-from rollout_sched.simulators.replay import virtual_loop
+from tests import virtual_loop
 from tests.simulators.fake_instance.served import SPEC as SPEC_PAUSES
 
 SECOND = CostModel(step_s=1.0, weights_s=0.0, token_s=0.0)

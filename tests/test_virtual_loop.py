@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.simulators.replay import virtual_loop
-from rollout_sched.simulators.replay.virtual_loop import Stuck
+from tests import virtual_loop
+from tests.virtual_loop import Stuck
 
 
 def test_it_jumps_to_the_next_timer() -> None:
