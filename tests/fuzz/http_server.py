@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import httptools
 
-from rollout_sched.integrations.http import HttpServer, ReceivedRequest
+from rollout_sched.integrations.http import ReceivedRequest
+from rollout_sched.integrations.http.server import HttpServer
 from rollout_sched.integrations.http.server_connection import ServerConnection
 from tests import virtual_loop
 from tests.fuzz.http_words import FIELDS, TARGETS, WORDS, chunked, field_lines

@@ -17,8 +17,7 @@ from rollout_sched.core.model.events import (
     Woke,
 )
 from rollout_sched.core.model.records import RunState
-from rollout_sched.metrics import AttemptIndex
-from rollout_sched.metrics.attempts import AttemptSpan, AttemptSpans, Closed
+from rollout_sched.metrics.attempts import AttemptIndex, AttemptSpan, AttemptSpans, Closed
 from rollout_sched.metrics.fold import Folded
 
 

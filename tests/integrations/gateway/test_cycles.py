@@ -14,7 +14,7 @@ import pytest
 
 from rollout_sched.config import load_policy
 from rollout_sched.integrations.gateway.data_plane.data_plane import DataPlane
-from rollout_sched.integrations.http import HttpServer
+from rollout_sched.integrations.http.server import HttpServer
 from rollout_sched.integrations.vllm.http_instance import HttpInstance
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.ports import Description, Gauges

@@ -7,9 +7,9 @@ import contextlib
 
 import pytest
 
-from rollout_sched.integrations.http import HttpServer
 from rollout_sched.integrations.http import server_connection as handed_connection
 from rollout_sched.integrations.http.connections import Lingering
+from rollout_sched.integrations.http.server import HttpServer
 from rollout_sched.integrations.http.server_connection import AT_ONCE
 from tests.integrations.http.test_bodies import frame
 from tests.integrations.http.test_server import body_of, status_of

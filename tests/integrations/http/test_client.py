@@ -8,16 +8,11 @@ import threading
 
 import pytest
 
-from rollout_sched.integrations.http import (
-    AnswerBroken,
-    Exchange,
-    ExchangeError,
-    NotConnected,
-    Pool,
-)
+from rollout_sched.integrations.http import Exchange, ExchangeError, NotConnected, Pool
 from rollout_sched.integrations.http import client as client_module
 from rollout_sched.integrations.http.client import MAX_BODY, MAX_OPENINGS, Origin
 from rollout_sched.integrations.http.client_connection import ClientConnection
+from rollout_sched.integrations.http.errors import AnswerBroken
 from tests import virtual_loop
 from tests.integrations.http.wires import (
     Heard,

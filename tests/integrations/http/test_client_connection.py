@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_sched.integrations.http import AnswerBroken, Exchange, Pool
+from rollout_sched.integrations.http import Exchange, Pool
 from rollout_sched.integrations.http.bodies import MAX_CHUNK_LINE
 from rollout_sched.integrations.http.client import MAX_BODY
 from rollout_sched.integrations.http.client_connection import ClientConnection
+from rollout_sched.integrations.http.errors import AnswerBroken
 from rollout_sched.integrations.http.heads import MAX_HEAD, MAX_INTERIM, MAX_LINES
 from tests.integrations.http.test_bodies import CHUNKS, cut, frame
 from tests.integrations.http.wires import (

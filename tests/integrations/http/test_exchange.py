@@ -7,7 +7,8 @@ import asyncio
 import pytest
 import uvloop
 
-from rollout_sched.integrations.http import AnswerBroken, Exchange, Pool
+from rollout_sched.integrations.http import Exchange, Pool
+from rollout_sched.integrations.http.errors import AnswerBroken
 from tests.integrations.http.test_bodies import cut
 from tests.integrations.http.wires import (
     CHUNKED,

@@ -11,8 +11,9 @@ import pytest
 import uvloop
 from aiohttp import ClientSession, web
 
-from rollout_sched.integrations.http import HttpServer, Pool, ReceivedRequest, ServerLimits
+from rollout_sched.integrations.http import Pool, ReceivedRequest, ServerLimits
 from rollout_sched.integrations.http.heads import MAX_LINES
+from rollout_sched.integrations.http.server import HttpServer
 from rollout_sched.integrations.http.server_connection import READ_AHEAD
 from tests.integrations.http.test_bodies import frame
 from tests.integrations.http.wires import (

@@ -7,9 +7,10 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_sched.integrations.http import HttpServer, ServerLimits
+from rollout_sched.integrations.http import ServerLimits
 from rollout_sched.integrations.http.bodies import MAX_CHUNK_LINE
 from rollout_sched.integrations.http.heads import MAX_LINES
+from rollout_sched.integrations.http.server import HttpServer
 from tests.integrations.http.test_bodies import CHUNKS, cut, frame
 from tests.integrations.http.wires import (
     Echo,

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from rollout_sched.integrations.http import HttpServer, ReceivedRequest, ServerLimits
+from rollout_sched.integrations.http import ReceivedRequest, ServerLimits
+from rollout_sched.integrations.http.server import HttpServer
 
 PEM = Path(__file__).with_name("loopback.pem")
 WAIT_S = 20.0
