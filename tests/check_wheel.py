@@ -23,8 +23,14 @@ def in_tree() -> set[str]:
     return {
         path if path.startswith("rollout_sched/") else f"rollout_sched/{path}"
         for path in listed
-        if path.endswith(DATA)
+        if path.endswith(DATA) and not is_readme_of_room(path)
     }
+
+
+def is_readme_of_room(path: str) -> bool:
+    """Whether a file is for those who change the room: the wheel does without."""
+    file = ROOT / path
+    return file.name == "README.md" and (file.parent / "__init__.py").exists()
 
 
 def in_wheel() -> set[str]:
