@@ -1,4 +1,4 @@
-"""Compiles the hot path with mypyc where ROLLOUT_SCHED_COMPILE=1 asks for it; see DESIGN.md, Speed.
+"""Compiles the hot path with mypyc where ROLLOUT_SCHED_COMPILE=1 asks for it; see docs/speed.md.
 
 The sources are the same and so is what they do; without it, as in a checkout that is worked on,
 everything is plain Python.

@@ -1,4 +1,9 @@
-"""A front in its own process: it takes clients' calls for a scheduler in another process."""
+"""A front in its own process: it takes clients' calls for a scheduler in another process.
+
+It is the data plane with a `link.FrontCalls` in place of a driver: no scheduler, no store, no
+control plane. It asks an instance to describe itself at the first request that it sends there;
+other paths are answered with 307 and the scheduler's URL.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""The requests of a front's clients, under one scheduler."""
+"""The requests of a front's clients, under one scheduler.
+
+To the next scheduler, or the same one over another connection, a request is submitted again under a
+new id with the segments that it has, once no attempt of it is running: a running attempt is stopped
+first, and its tokens are kept. Groups are not announced: their host has every token that was
+reported, and a store keeps them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""The hub that fronts connect to: a live scheduler whose work is done by several processes."""
+"""The hub that fronts connect to: a live scheduler whose work is done by several processes.
+
+The core closes one thing without hearing from the front: a lost instance. So the fronts are asked
+first. The gate is closed, every front with attempts on the instance reports how far its streams
+have come (Lose, Relinquished), and then the scheduler is told. Until then the instance neither gets
+work nor joins again. Afterwards the fronts close their connections to it (Departed).
+"""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@
     c_b = 4.4 us
     KV  = ((0.9 * memory - 3 GB) * TP - weights) / KV bytes per token, and the share of it asked for
 
-in bf16. DESIGN.md, "The simulated instance", has the sources of the numbers, and their errors where
+in bf16. simulators/instance/README.md has the sources of the numbers, and their errors where
 measurements exist. Not covered: quantised weights, mixtures of experts, sliding windows,
 speculative decoding.
 """

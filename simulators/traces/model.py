@@ -244,7 +244,7 @@ def gather(
 CHARS_PER_TOKEN = 3.3
 
 #: For one request in a busy batch: a 32B model on two H100 generates 57 at 32 sequences
-#: (DESIGN.md), and fewer at more.
+#: (simulators/instance/README.md), and fewer at more.
 TOKENS_PER_S = 40.0
 
 

@@ -1,4 +1,11 @@
-"""Reads `fanout_table.toml`: to which instances a call that is meant for one server goes."""
+"""Reads `fanout_table.toml`: to which instances a call that is meant for one server goes.
+
+A call that is not in the table may not configure one instance of many. Each row is tested, so
+support for a trainer's new path is one line. The trainer gets one server's answer, because trainers
+read nothing else: an error if some instances failed, since SkyRL and prime-rl take 207 for success,
+with a status that says whether to send it again, since TRL and prime-rl retry without reading the
+body.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The run's state for the live page: one document or a stream. It costs nothing without viewers."""
+"""The run's state for the live page: one document or a stream. It costs nothing without viewers.
+
+The fold behind the page is attached to the event pump only while a page is open, and a minute
+longer.
+"""
 
 from __future__ import annotations
 

@@ -4,6 +4,11 @@ The gateway follows the protocol (`weight_protocol`). From the first call on, th
 instances are closed, so that no request is sent to half-loaded weights. When the last call has
 succeeded on all instances, they serve the next version, their tokens are labelled with it, and the
 gates open.
+
+`/resume` while weights are half loaded is refused: vLLM's next step would be its last, and a
+trainer that resumes in a `finally` does not mean to cause that. The version number is ours unless
+the trainer gives one, and servers are labelled with it before anything goes on, so their spans and
+our book cannot diverge.
 """
 
 from __future__ import annotations

@@ -10,6 +10,11 @@ half loaded, and no new requests may be sent to the instances:
 A call that failed on some instances is *half done*: a retry goes only to those, and then the call
 counts as done everywhere. Until then no other load is accepted, and a finish does not complete the
 weights. Two calls lead out of this: a new begin, or a whole update after the begun one is finished.
+
+A call that failed on some is remembered by its whole body, with the instances that did it, so
+sending it again is safe, and no call can be done twice on one instance and never on another. The
+instances that were there when an update began take part in it: one that joins or restarts in the
+middle has nothing half loaded, and would refuse a load that it has not begun.
 """
 
 from __future__ import annotations

@@ -25,6 +25,9 @@ from rollout_sched.live.trainer import StoredWeights
 
 # ------------------------------------------------------------------------------------------
 # Checks paths to weights in the bodies of calls that are passed on to instances.
+#
+# Paths are found by the table that says where a call goes. Nothing else in a trainer's body is
+# checked; but a caller that can have any file loaded can read it, a token at a time.
 
 #: Beginnings of paths, for fields that are not known to be paths. Handles of GPU memory, which are
 #: pickled and in base64, begin with "gA".

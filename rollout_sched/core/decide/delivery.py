@@ -1,4 +1,16 @@
-"""Deliveries: which complete groups go to the trainer, and when."""
+"""Deliveries: which complete groups go to the trainer, and when.
+
+Batches are pulled: the trainer asks, and gets one. Batches that are pushed would age in a queue
+after their staleness was checked.
+
+A batch may go in parts. The trainer says whether it takes parts, the batching when one goes. All
+else (the round, what is set back, versions, staleness) knows only batches, which end with the last
+part. Parts are pushed: within a batch the version cannot change, so nothing ages; if each were
+requested, the next round would wait until the trainer has trained the part before. New weights are
+refused while a batch is delivered in part: its parts would be of two versions, and the places kept
+in it for groups that are due would be lost. The last part may be empty, so that "the batch is
+whole" is always reported, whatever caused it.
+"""
 
 from __future__ import annotations
 

@@ -23,6 +23,9 @@ from rollout_sched.core.work.verification import Verification
 # another event: the request finished first, its attempt failed, or its instance was lost. By then
 # the target may be closed. So the target is only a preference for the request's next dispatch;
 # whatever happens in between, the ordinary rules hold.
+#
+# The role is asked by time, because the balance of a fleet does not change with one answer: once
+# per `interval_s`, and never while anything waits, because a free place then has a better use.
 
 SERVING: Final = InstanceStatus.SERVING
 DRAINING: Final = InstanceStatus.DRAINING

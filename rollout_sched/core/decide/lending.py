@@ -9,6 +9,14 @@ attempts have answered, the trainer gets the instance and trains what has been d
 
 Lent instances are reclaimed if no work can go on without them. They are also reclaimed if the
 trainer brings new weights itself, because no work may go on before all instances have these.
+
+Lending is a role of its own, not migration: which instances make way depends on the batch, and the
+routing decides where their requests go. The instance is closed, emptied and only then lent, so a
+trainer never has GPUs on which anything runs. The trainer says whether it takes any
+(`BatchRequested.shares_gpus`), so one policy file serves fleets with GPUs of their own, too. A lent
+instance comes back by an event, not at the end of the step: a trainer that publishes first holds up
+no other instance, and one that fails keeps only what it has. Instances make way once per batch: a
+trainer that changed its GPUs with every group would do nothing else.
 """
 
 from __future__ import annotations

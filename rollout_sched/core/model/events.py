@@ -37,6 +37,9 @@ class InstanceLost(_Event, frozen=True, omit_defaults=True):
     """An instance died or was removed; its work is gone except for the tokens already streamed.
 
     asked  it was removed on purpose, not by a failure
+
+    To the core an instance that was removed is lost; to the reader of a metric, a log or a picture
+    it is not.
     """
 
     instance: str
@@ -174,7 +177,13 @@ class ToolReturned(_Event, frozen=True):
 
 class TrajectoryEnded(_Event, frozen=True):
     """No turn follows the one made by `attempt`: the tool ended the trajectory ("stop"), its
-    observation does not fit ("length"), or the tool failed ("failed")."""
+    observation does not fit ("length"), or the tool failed ("failed").
+
+    An event of its own, because only the tool knows whether a turn was the last, and it may take a
+    minute to say so. To wait for the tool before reporting the turn would keep the slot; to report
+    the turn as finished would deliver it. A recorded trajectory is known to be over and ends with
+    RequestFinished.
+    """
 
     request: str
     attempt: int

@@ -71,6 +71,11 @@ class DeliveredGroup(msgspec.Struct, frozen=True):
 # names, no tokens and no instances: the driver has the tokens, and instances join again. A request
 # in flight is recorded as if its instance were lost now: with its streamed tokens and without its
 # attempt. Direct requests are not included, because their clients are gone.
+#
+# So to the core a restart is the loss of every instance, a case that it handles already: no state
+# is "restored", and no event has a special rule for it. Rests, failures and suspicions are
+# forgotten, because they are about instances, which join again; so is the state of random number
+# generators.
 
 GroupStands = Literal["fresh", "active", "spent", "deferred", "judging", "complete"]
 RequestStands = Literal["waiting", "parked", "acting", "finished"]

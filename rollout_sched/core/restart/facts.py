@@ -1,6 +1,11 @@
 """Which facts of a run each event changes: what must be written down to outlive a scheduler.
 
 Law (`tests/laws/test_restarts.py`): at every point of a run, the fold of all changes is the state.
+
+Facts are kept, not the events that led to them: replaying a journal takes longer the older the run
+is, and stops working with the first version of our code that decides differently. Changes are
+recorded, not searched for: each event records the names of what it changed, and the facts of a
+group are assembled once, when they are written.
 """
 
 from __future__ import annotations

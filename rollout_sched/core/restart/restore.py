@@ -4,6 +4,10 @@ Groups and requests come back in their earlier states, but nothing runs: a reque
 flight waits, with its kept tokens. Attempt ids and serials continue, so an answer to an attempt of
 the earlier scheduler matches no attempt. Instances join by their own events, as if for the first
 time; suspects, rests, loans and migrations are forgotten.
+
+`Restored` is the first event of the fresh scheduler, so the journal of a continued run replays by
+itself. Time goes on from the earlier run and never back. An instance with old weights gets the new
+ones before it is given work, as always, so it does not matter how far an update had come.
 """
 
 from __future__ import annotations

@@ -4,6 +4,15 @@ A move that the table does not list is an error and changes nothing. Reading dow
 created PARKED, *returns* to the waiting queue when its group is launched, is *dispatched*, and
 *finishes*. On the way it may be *interrupted*, *parked* in the replay buffer, or *act* between two
 turns. It *ends* exactly once.
+
+                launch            dispatch              finish              deliver
+      PARKED ───────────▶ WAITING ────────▶ RUNNING ─────────────▶ FINISHED ───────▶ ENDED
+        ▲                   ▲  ▲             │  │ └──▶ INTERRUPTING ──┘ │ │
+        │   set back        │  └── ACTING ◀──┘  │            │          │ │ start over
+        └───────────────────┴───────────────────┴────────────┴──────────┘ ▼ PARKED
+
+An ACTING request goes on when its tool returns, or finishes when the tool says that no turn
+follows.
 """
 
 from __future__ import annotations

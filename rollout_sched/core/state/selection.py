@@ -3,6 +3,10 @@
 The window takes in several rounds of groups at once, in order of arrival, and every group in it
 starts before any group that came later. So no group is passed over for more rounds than the window
 holds, whatever the policy prefers, and all its rounds together are what the trainer submitted.
+
+A sliding window would fill up with the prompts that the policy avoids, and its rounds would drift
+away from what was submitted. As it is, the window *is* the first fresh groups, so its book is one
+number.
 """
 
 from __future__ import annotations

@@ -36,6 +36,9 @@ class AttemptLedger:
     """Records what attempts made. An answer is accepted as far as it can be true.
 
     Attempts are fencing tokens: an answer to an attempt that is not in flight is an anomaly.
+
+    If the request has moved on, its attempt is *abandoned*: its slot stays taken until the instance
+    has answered, and its tokens count as discarded.
     """
 
     def __init__(
@@ -129,6 +132,11 @@ def discard(
 # only the request is penalised: it waits longer after each failure. So a request that makes every
 # server fail ("poison") costs no other request and no instance anything, and an instance that fails
 # now and then keeps working.
+#
+# If a request could not be sent to an instance, that is the instance's fault; if it cannot be sent
+# at all, it is the request's, and it ends. For a 500, a broken answer or a broken connection the
+# fault is unclear. When every failure put its instance to rest, one request a second that no server
+# can answer took a fleet of four from 2,782 answers a second to 52.
 
 #: An instance rests when this many requests in a row failed there and succeeded elsewhere.
 FAULTS_TO_REST = 3

@@ -385,6 +385,13 @@ class Outcomes:
 #
 # The core knows neither rewards nor their purpose. It knows that a whole group waits for an answer
 # whether it is to be trained, and that the group holds no slot meanwhile, but ages.
+#
+# A state of groups, not of requests: to keep or not is about a group, so it would have to wait all
+# the same, and over-sampling would have to choose between finished and judged requests. The
+# question has a number, so an answer to an earlier one is ignored; after a restart it is asked
+# again. The driver begins a sample's reward when the sample has finished, without asking. A reward
+# that fails is reported when the group is whole: its siblings are generated to the end, which costs
+# their tokens, but only if a grader fails for good.
 
 
 class Judgement:

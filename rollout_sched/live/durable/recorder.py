@@ -1,4 +1,15 @@
-"""Writes the store of a live scheduler: everything that must outlive it, as it happens."""
+"""Writes the store of a live scheduler: everything that must outlive it, as it happens.
+
+One transaction holds the state between two events, facts together with the tokens that they count,
+so there is nothing to reconcile. Changes are collected for 20 ms, because the facts of a group
+change with each event; nothing is promised in that time. A call that is promised something (a
+submission, delivery, publication or acknowledgement) waits for a thread that commits; the event
+loop never waits for a disk. It gives that thread lists of tokens that no longer change: encoding
+them took a third of the loop's cost for a store.
+
+A batch certainly belongs to the trainer when the trainer asks for the next one. Until then its
+samples stay in the store.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,12 @@
-"""Checks that an instance may join the fleet, and prepares it where we can."""
+"""Checks that an instance may join the fleet, and prepares it where we can.
+
+The fleet's model is that of the instances that have joined, also while they are away: an instance
+with another model stays away until they come back with that model, too, or are removed. If only
+present instances counted, one with another model could join while all others are away, and the run
+would mix two models. From the trainer's first prompt on, the run's model is that of the instance
+that joined last, and is stored: a fleet that comes back whole with another model stays away. A
+model is known by its served name, because a server reports nothing else of it.
+"""
 
 from __future__ import annotations
 

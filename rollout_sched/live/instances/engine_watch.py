@@ -3,6 +3,10 @@
 An instance is asked whether it is paused and which weights it has only when it makes no tokens, or
 when something suggests that somebody else is at work: the question goes through the engine, and an
 instance that makes tokens is not paused. The answer proves nothing about its health.
+
+So a pause by somebody else is noticed when tokens stop, and its end when they flow again. A pause
+that was found explains silence only as long as the engine itself confirms it: what the API server
+of a dead engine answers does not keep the instance alive.
 """
 
 from __future__ import annotations

@@ -1,4 +1,13 @@
-"""Polls one instance, and judges its health from polls and failed attempts."""
+"""Polls one instance, and judges its health from polls and failed attempts.
+
+An instance is lost if it does not answer, if its counters restart, or if nothing moves for a minute
+although requests run. Its streamed tokens are kept; the rest is made again elsewhere.
+
+Forgotten requests are found by aborting them: vLLM cannot list its requests, but its gauges count
+them. If poll after poll they count fewer than we wait for, the oldest are aborted one after the
+other. One that is still there comes back with its tokens and goes on from them; a forgotten one
+gives no answer and is made again elsewhere. A wrong suspicion costs a prefill, never a token.
+"""
 
 from __future__ import annotations
 

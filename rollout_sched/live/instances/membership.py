@@ -4,6 +4,14 @@ A move that the table does not list is an error and changes nothing. An instance
 *joins*, and again when it is *lost*. An instance whose weights could not be loaded is
 *disqualified* and must be *restarted* first, because its weights are undefined. An instance that
 may not join yet is *refused*, with a reason. It is *removed* at most once.
+
+                join             weights that could not be loaded
+      AWAY ─────────────▶ JOINED ────────────────────────────────▶ UNFIT
+       ▲ ▲      lose        │                                        │
+       │ └──────────────────┘                restart                 │
+       └─────────────────────────────────────────────────────────────┘
+
+UNFIT, because vLLM leaves a model half torn down when a load fails.
 """
 
 from __future__ import annotations

@@ -3,6 +3,11 @@
 A pause belongs to its maker: an administrator's pause outlasts our updates and the instance's
 restarts, we end our own, and somebody else's is left alone. A move that the table does not list is
 an error and changes nothing.
+
+An instance that joins paused, and was not paused by us, stays paused, because another scheduler may
+be loading weights into it. The same holds if a restart was noticed only after a pause: it is
+unknown who paused. An instance that wrongly stays away is visible; one that wrongly generates while
+its weights are loaded is not.
 """
 
 from __future__ import annotations

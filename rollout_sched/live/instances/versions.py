@@ -4,6 +4,12 @@ Weights are loaded in three ways: *we* load them; the trainer loads them *throug
 pass the gateway); or *around us* (it talks to the instances itself, and we observe the result). The
 scheduler knows only versions. This module knows who loaded them, and is the only way to report
 weights that we did not load.
+
+Versions only grow: an instance with older weights than this book says is lost and joins again,
+because all attempts that were sent to it count with the version in the book. A closed gate
+(GateClosed) keeps new work from an instance that another party controls. It has one owner, which
+keeps the reasons for closing, so two parties that close it do not open it for each other.
+`cache_salt` carries the version: a new version never reads old KV unless the policy says "retain".
 """
 
 from __future__ import annotations
@@ -197,6 +203,13 @@ class FleetVersions:
 # (`/weight_info`) before the answer is used. If the instance confirms it,
 # `Settings.on_contradiction` decides: its versions are accepted, or the answer is refused and made
 # again. An answer that the instance itself contradicts is never accepted.
+#
+# Streamed tokens have no label until the end of their stream; if it breaks off, they count as made
+# by the version at dispatch, the oldest possible one. If tokens turn out to be older than the bound
+# allows, their group starts over. An answer that is no longer wanted contradicts nothing. Where we
+# set the labels (vLLM's `/update_weight_version`), the label of a start ("default") means a restart
+# that was not noticed yet: the answer is made elsewhere, what was streamed before is not used, and
+# the instance is checked before it gets more work.
 
 Kind = Literal["", "newer", "older", "disordered"]
 

@@ -1,4 +1,9 @@
-"""Carries out dispatches: starts an attempt and passes its result on."""
+"""Carries out dispatches: starts an attempt and passes its result on.
+
+An abort is believed when its answer has come. It can overtake its request, and vLLM ignores ids
+that it does not know. So the abort is repeated until the attempt answers, and a pause with "abort"
+is done when all attempts have answered.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,10 @@
 
 The core only counts tokens; the tokens are in the payload's transcript, so a resumed request sends
 prompt and transcript.
+
+A transcript has one piece for each attempt, and the pieces joined are exactly what the core counts.
+Tokens beyond an attempt's limit are cut, and those of an abandoned attempt are dropped by the
+Discard that names it, so no token can come twice.
 """
 
 from __future__ import annotations

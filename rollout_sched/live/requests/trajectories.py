@@ -2,6 +2,9 @@
 
 The scheduler sees each turn as an attempt of one request, so batching, interruption and staleness
 apply to agents as to any other rollout. A trajectory holds no slot while its tool runs.
+
+A tool's observation is in the transcript between two pieces, counted as context and not as
+response. When a trajectory is thrown away its tool is cancelled, so a late result goes nowhere.
 """
 
 from __future__ import annotations

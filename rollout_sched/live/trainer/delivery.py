@@ -30,6 +30,21 @@ from rollout_sched.live.trainer.samples import Batch
 #
 # Invariants: a trainer holds at most one batch; a batch is held by at most one trainer; a trainer
 # that has lost a batch to another cannot acknowledge it.
+#
+# The core knows no trainers: it makes one batch at a time for whoever asks.
+#
+# * A lease that has expired is lost when another trainer takes the batch, not before: a trainer
+#   that was only slow is not told to throw away work that no other does.
+# * A trainer that lost a batch is remembered until it takes another, because then it knows. So its
+#   late acknowledgement is refused, whatever restarts in between; the cost is one remembered batch
+#   for each trainer that never came back.
+# * The holder of a batch is stored before the batch is handed out; the end of its lease is not
+#   stored. While nothing serves, nobody can renew, so after a restart each lease has its whole term
+#   again.
+# * A batch passes to another trainer unchanged: making it again because versions have moved would
+#   give two batches with one number. There is one sequence of versions, whoever publishes; several
+#   batches of one version make the bound on open groups stricter, never looser.
+# * Without names all trainers count as one, and without `lease_s` a lease does not end.
 
 #: The name of a trainer, which it keeps after a restart.
 TrainerName = Annotated[

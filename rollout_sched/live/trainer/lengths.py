@@ -2,6 +2,9 @@
 
 The core learns the lengths of a run only from its events. Lengths from earlier runs reach it as the
 `history` of each submitted group, so they are in the journal, too.
+
+The file holds the newest whole deliveries: cutting one would keep the longest responses, which
+finish last.
 """
 
 from __future__ import annotations

@@ -363,7 +363,12 @@ class ToolGone(Exception):
 
 class NamedTools:
     """The tools that outlive their process: the process that continues the run passes them under
-    the same names."""
+    the same names.
+
+    A store has the name of a tool, not the coroutine. A trajectory goes on from its stored turns,
+    and a turn whose tool was running is given to the tool again: that it acts twice is the price of
+    not losing its result.
+    """
 
     def __init__(self, tools: Mapping[str, Tool]) -> None:
         self._tools = dict(tools)

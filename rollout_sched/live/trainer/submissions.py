@@ -1,4 +1,8 @@
-"""The prompts of a run: submitted, made into samples, and kept until acknowledged."""
+"""The prompts of a run: submitted, made into samples, and kept until acknowledged.
+
+Submitting is idempotent until a batch is acknowledged. After that a uid may be another epoch's
+group: remembering every uid of a run would cost more than a lost answer does.
+"""
 
 from __future__ import annotations
 
