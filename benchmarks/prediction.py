@@ -43,12 +43,12 @@ from benchmarks.prediction_record import Arm, Record, TimedMeasurements
 from benchmarks.prediction_table import Cell, Figures, Pair, table
 from rollout_sched.calibration.calibration import Calibration, Calibrator, Measurements
 from rollout_sched.client import Prompt, Reload, RolloutScheduler
-from rollout_sched.client.new_weights import Apply
 from rollout_sched.config import load_policy
 from rollout_sched.core.model.actions import Deliver, Dispatch
 from rollout_sched.inspection import TraceFold
 from rollout_sched.inspection.recording import Recording
 from rollout_sched.integrations.vllm import HttpInstance, read_limits
+from rollout_sched.integrations.vllm.weight_updates import Apply
 from rollout_sched.live.ports import InstanceClient
 from rollout_sched.metrics import Metrics
 from rollout_sched.metrics.fold import Folded

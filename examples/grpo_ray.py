@@ -22,8 +22,8 @@ import ray
 from examples.grpo_tiny import Job, train_by
 from examples.learning_curves import Point, table
 from examples.tiny_servers import FLAGS, MODEL, Fleet
-from rollout_sched.client import RolloutScheduler
 from rollout_sched.core.model.errors import RolloutError
+from rollout_sched.integrations.ray import on_ray
 
 POLICY = Path(__file__).with_suffix(".toml")
 SERVERS = 2
@@ -55,7 +55,7 @@ class Trainer:
     """Trains with the scheduler of the cluster, which it starts."""
 
     def train(self, model: Path, job: Job, folder: Path) -> list[Point]:
-        scheduler = RolloutScheduler.on_ray(
+        scheduler = on_ray(
             POLICY, servers="vllm-*", fronts=1, prompts_per_step=job.prompts_per_step
         )
         fleet = Fleet((), model)

@@ -1,4 +1,4 @@
-"""The event loop that servers run on."""
+"""What every process needs: an event loop, blocking work beside it, logs, files written whole."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import sys
+import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -27,6 +28,32 @@ def run(main: Coroutine[Any, Any, _T]) -> _T:
         make_loop = uvloop.new_event_loop
     with asyncio.Runner(loop_factory=make_loop) as runner:
         return runner.run(main)
+
+
+async def off_loop(work: Callable[[], _T], limit_s: float) -> _T:
+    """The result or exception of `work()`; TimeoutError if it takes longer than `limit_s` seconds.
+
+    It has its own daemon thread. On a mount that does not answer the thread hangs forever; neither
+    the event loop nor the exit of the program waits for it.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[_T] = loop.create_future()
+
+    def run() -> None:
+        try:
+            result = work()
+        except Exception as error:
+            tell(done.set_exception, error)
+        else:
+            tell(done.set_result, result)
+
+    def tell(settle: Callable[..., None], what: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits any more
+            loop.call_soon_threadsafe(lambda: None if done.done() else settle(what))
+
+    threading.Thread(target=run, name="off-loop", daemon=True).start()
+    async with asyncio.timeout(limit_s):
+        return await done
 
 
 # ------------------------------------------------------------------------------------------

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import logging
 import os
 import re
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from rollout_sched import process as log_lines
-from rollout_sched.process import whole_file
+from rollout_sched.process import off_loop, whole_file
 
 
 @contextmanager
@@ -126,3 +129,25 @@ def test_others_may_read_it_as_they_may_any_file(tmp_path: Path) -> None:
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="nowhere"), whole_file(tmp_path / "nowhere" / "a"):
         pass
+
+
+# -- Work off the loop: its result, its error, its limit, and nobody who waits for what hangs --
+
+
+def test_what_it_returns_and_what_it_raises():
+    def fail():
+        raise KeyError("x")
+
+    assert asyncio.run(off_loop(threading.get_ident, 5.0)) != threading.get_ident()
+    with pytest.raises(KeyError):
+        asyncio.run(off_loop(fail, 5.0))
+
+
+def test_what_hangs_is_given_up_and_holds_up_no_end():
+    hanging = threading.Event()
+    begun = time.monotonic()
+    with pytest.raises(TimeoutError):
+        asyncio.run(off_loop(lambda: hanging.wait(20), 0.05))
+    assert time.monotonic() - begun < 5
+    hanging.set()  # it answers into a loop that is closed, which does no harm
+    time.sleep(0.05)

@@ -18,7 +18,8 @@ from typing import Annotated, Any
 import msgspec
 
 from rollout_sched.core.model.errors import CallerError
-from rollout_sched.integrations.vllm import checked_url, off_loop
+from rollout_sched.integrations.vllm import checked_url
+from rollout_sched.process import off_loop
 
 log = logging.getLogger(__name__)
 

@@ -25,13 +25,12 @@ from rollout_sched.integrations.gateway.control_plane.auth import (
     AccessControl,
     checked_url,
     read_instance_keys,
-    read_keys,
 )
 from rollout_sched.integrations.gateway.data_plane.call import JSON, error_body
 from rollout_sched.integrations.gateway.data_plane.data_plane import DataPlane
 from rollout_sched.integrations.gateway.data_plane.reply import Limits, Responses, error_headers
 from rollout_sched.integrations.http import MAX_BODY, ReceivedRequest, ServerLimits
-from rollout_sched.integrations.http.server import HttpServer, Refusal
+from rollout_sched.integrations.http.server import HttpServer, Refusal, read_keys
 from rollout_sched.integrations.vllm import HttpInstance
 from rollout_sched.link import FrontCalls
 from rollout_sched.live.ports import InstanceError, OnTokens, Order, Output

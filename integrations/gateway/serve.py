@@ -30,7 +30,6 @@ from rollout_sched.integrations.gateway.control_plane.auth import (
     checked_url,
     is_loopback,
     read_instance_keys,
-    read_keys,
 )
 from rollout_sched.integrations.gateway.control_plane.gateway import (
     Gateway,
@@ -43,7 +42,7 @@ from rollout_sched.integrations.gateway.data_plane.reply import Limits, Response
 from rollout_sched.integrations.gateway.endpoints_file import EndpointsFile, read_endpoints
 from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.integrations.http import LINGER_S, ServerLimits
-from rollout_sched.integrations.http.server import App, HttpServer
+from rollout_sched.integrations.http.server import App, HttpServer, read_keys
 from rollout_sched.integrations.vllm import HttpInstance
 from rollout_sched.integrations.vllm.weights import WeightRoots
 from rollout_sched.live import LiveScheduler, Settings, settings_of

@@ -17,6 +17,7 @@ import asyncio
 import hmac
 import ssl as tls
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Protocol, cast
 
 from rollout_sched.core.model.errors import CallerError
@@ -141,3 +142,29 @@ class BearerKeys:
         for key in self._keys:
             admitted |= hmac.compare_digest(token, key)
         return admitted
+
+
+def read_keys(path: Path) -> list[str]:
+    """The keys of a file, one per line; empty lines and lines that begin with # are ignored.
+
+    Raises CallerError for a file without a key, or with a key that is not valid in a header.
+    """
+    keys = []
+    for number, key in lines_of(path):
+        check_key(f"{path}:{number}", key)
+        keys.append(key)
+    return keys
+
+
+def lines_of(path: Path) -> list[tuple[int, str]]:
+    """The lines that are not empty or comments, with their numbers. Raises CallerError if there
+    are none."""
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CallerError(f"{path}: cannot be read: {error}") from error
+    numbered = [(number, line.strip()) for number, line in enumerate(lines, start=1)]
+    said = [(number, line) for number, line in numbered if line and not line.startswith("#")]
+    if not said:
+        raise CallerError(f"{path}: the file has no key; write one key per line")
+    return said

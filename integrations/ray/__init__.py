@@ -5,6 +5,7 @@ Frames between scheduler and fronts use connections of our own (`rollout_sched.l
 fiftieth of an actor call. Modules import Ray inside the functions that use it.
 """
 
-from rollout_sched.integrations.ray import actor_calls, cluster, command, deployment
+from rollout_sched.integrations.ray import cluster, command, deployment
+from rollout_sched.integrations.ray.client import OnRay, on_ray
 
-__all__ = ["actor_calls", "cluster", "command", "deployment"]
+__all__ = ["OnRay", "cluster", "command", "deployment", "on_ray"]

@@ -14,7 +14,8 @@ import aiohttp
 import msgspec
 
 from rollout_sched import process as log_lines
-from rollout_sched.integrations.gateway.control_plane import EPOCH, MSGPACK, NewInstance, NextBatch
+from rollout_sched.client.remote import EPOCH, MSGPACK, NextBatch
+from rollout_sched.integrations.gateway.control_plane import NewInstance
 from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.integrations.gateway.serve import Service
 from rollout_sched.integrations.ray.deployment import Deployment, PolicyText

@@ -20,6 +20,7 @@ from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
 from rollout_sched.client import RolloutScheduler
+from rollout_sched.integrations.ray import on_ray
 from rollout_sched.integrations.verl.coordinator import Coordinator
 from rollout_sched.integrations.verl.gateway_client import (
     GatewayClient,
@@ -194,7 +195,7 @@ class _CoordinatorActor:
 
 def _elsewhere(settings: RoomSettings) -> RolloutScheduler:
     if settings.ray:
-        return RolloutScheduler.on_ray(name=settings.ray)
+        return on_ray(name=settings.ray)
     return RolloutScheduler.connect(settings.gateway, key=settings.trainer_key)
 
 

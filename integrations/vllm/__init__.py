@@ -1,7 +1,6 @@
 """vLLM instances for the live driver, over HTTP and in process, and weight loaders."""
 
-from rollout_sched.integrations.vllm import weights
-from rollout_sched.integrations.vllm.control import off_loop
+from rollout_sched.integrations.vllm import weight_updates, weights
 from rollout_sched.integrations.vllm.detection import EngineLimits, read_limits
 from rollout_sched.integrations.vllm.http_instance import HttpInstance, checked_url
 from rollout_sched.integrations.vllm.in_process import EngineStep, SteppedEngine
@@ -14,7 +13,7 @@ __all__ = [
     "HttpInstance",
     "SteppedEngine",
     "checked_url",
-    "off_loop",
     "read_limits",
+    "weight_updates",
     "weights",
 ]

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import ssl
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import aiohttp
 import msgspec
@@ -198,35 +195,3 @@ def decoded(path: str, body: bytes, type_: type[Any]) -> Any:
         raise AnswerRefused(
             f"{path} gave an unexpected answer ({error}): {body[:200]!r}", unquoted
         ) from error
-
-
-# ------------------------------------------------------------------------------------------
-# Runs work that may block, such as reading files, in a thread so that the event loop continues.
-
-T = TypeVar("T")
-
-
-async def off_loop(work: Callable[[], T], limit_s: float) -> T:
-    """The result or exception of `work()`; TimeoutError if it takes longer than `limit_s` seconds.
-
-    It has its own daemon thread. On a mount that does not answer the thread hangs forever; neither
-    the event loop nor the exit of the program waits for it.
-    """
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[T] = loop.create_future()
-
-    def run() -> None:
-        try:
-            result = work()
-        except Exception as error:
-            tell(done.set_exception, error)
-        else:
-            tell(done.set_result, result)
-
-    def tell(settle: Callable[..., None], what: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits any more
-            loop.call_soon_threadsafe(lambda: None if done.done() else settle(what))
-
-    threading.Thread(target=run, name="off-loop", daemon=True).start()
-    async with asyncio.timeout(limit_s):
-        return await done

@@ -14,7 +14,7 @@ import asyncio
 import inspect
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -24,9 +24,9 @@ import msgspec
 
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.vllm.checkpoint import check_checkpoint
-from rollout_sched.integrations.vllm.control import off_loop
 from rollout_sched.integrations.vllm.protocol import endpoints
 from rollout_sched.live.ports import InstanceClient, InstanceError
+from rollout_sched.process import off_loop
 
 # ------------------------------------------------------------------------------------------
 # Assigns the ranks of a weight-transfer group to the workers of each server.
@@ -99,6 +99,17 @@ def _number(field: str, value: Any) -> int:
 
 # ------------------------------------------------------------------------------------------
 # Folders in which weights on disk must lie, so that a trainer cannot have arbitrary files read.
+#
+# Paths in the bodies of calls are found by the table that says where a call goes. Nothing else in a
+# trainer's body is checked; but a caller that can have any file loaded can read it, a token at a time.
+
+
+#: Seconds for which the disk may take to answer.
+CHECK_LIMIT_S = 60.0
+
+#: Beginnings of paths, for fields that are not known to be paths. Handles of GPU memory, which are
+#: pickled and in base64, begin with "gA".
+_BEGINNINGS = ("/", "~", "file:")
 
 
 class OutsideRoots(CallerError):
@@ -140,6 +151,26 @@ class WeightRoots:
             for entry in folder.iterdir():
                 self.check(entry)
 
+    async def check_body(self, body: bytes, fields: frozenset[str]) -> None:
+        """If there are any folders: raises CallerError for the body of a call that names a path
+        outside of them, in one of the `fields` or elsewhere, or that is not JSON: an instance might
+        parse it differently."""
+        if not (self._roots and body):
+            return
+        try:
+            told = msgspec.json.decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise CallerError(f"body: {error}; with --weights-root it must be JSON") from error
+        named = list(_paths(told, fields))
+        try:
+            await off_loop(partial(self._check_all, named), CHECK_LIMIT_S)
+        except OSError as error:  # TimeoutError is one
+            raise CallerError(f"weights {named}: {error or 'the disk does not answer'}") from error
+
+    def _check_all(self, paths: list[str]) -> None:
+        for path in paths:
+            self.check(path)
+
     def _outside(self, path: str | Path, why: str) -> OutsideRoots:
         roots = ", ".join(map(str, self._roots))
         return OutsideRoots(
@@ -148,8 +179,20 @@ class WeightRoots:
         )
 
 
+def _paths(told: Any, fields: frozenset[str], *, named: bool = False) -> Iterator[str]:
+    """Strings in one of the `fields`, at any depth, and other strings that look like paths."""
+    if isinstance(told, str):
+        if named or told.startswith(_BEGINNINGS):
+            yield told
+    elif isinstance(told, dict):
+        for field, value in told.items():
+            yield from _paths(value, fields, named=named or field in fields)
+    elif isinstance(told, list):
+        for value in told:
+            yield from _paths(value, fields, named=named)
+
+
 LOAD_LIMIT_S = 900.0
-CHECK_LIMIT_S = 60.0
 
 #: Seconds for which a checkpoint that was found complete is not checked again, so that an update is
 #: checked once for all instances; for an instance that joins later it is checked again.

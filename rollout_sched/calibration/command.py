@@ -24,7 +24,7 @@ from rollout_sched.calibration.in_process import StepCalibrator
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.flags import positive
 from rollout_sched.flags import seconds as positive_number
-from rollout_sched.integrations.gateway.control_plane import read_keys
+from rollout_sched.integrations.http.server import read_keys
 from rollout_sched.integrations.vllm import HttpInstance, SteppedEngine, read_limits
 from rollout_sched.live.ports import InstanceError
 from rollout_sched.process import whole_file

@@ -13,11 +13,9 @@ coroutines.
 """
 
 from rollout_sched.client.blocking import BlockingRollouts
-from rollout_sched.client.new_weights import Applied
+from rollout_sched.client.remote import ForgottenPrompts, GatewayError
 from rollout_sched.client.rollout_scheduler import RolloutScheduler
-from rollout_sched.client.submitted_prompts import ForgottenPrompts
-from rollout_sched.integrations.gateway.control_plane import GatewayError
-from rollout_sched.integrations.gateway.control_plane.weights import Reload, Transfer
+from rollout_sched.integrations.vllm.weight_updates import Applied, Reload, Transfer
 from rollout_sched.live.requests import Tool, Trajectory
 from rollout_sched.live.trainer import LeaseEnded
 from rollout_sched.live.trainer.samples import Batch, FailedGroup, Prompt, Sample, Span

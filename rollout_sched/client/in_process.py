@@ -7,11 +7,16 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
 
-from rollout_sched.client.new_weights import Apply, is_coroutine, update_of
 from rollout_sched.client.rollout_scheduler import NOTHING, RolloutScheduler
 from rollout_sched.core.model.errors import CallerError
-from rollout_sched.integrations.gateway.control_plane.weights import WeightLoaders, stored
 from rollout_sched.integrations.vllm import HttpInstance
+from rollout_sched.integrations.vllm.weight_updates import (
+    Apply,
+    WeightLoaders,
+    is_coroutine,
+    stored,
+    update_of,
+)
 from rollout_sched.live import LiveScheduler
 from rollout_sched.live.ports import InstanceClient
 from rollout_sched.live.requests import Tool

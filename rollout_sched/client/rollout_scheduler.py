@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from rollout_sched.client.new_weights import Apply
-from rollout_sched.client.prompts import checked
-from rollout_sched.client.wait_logging import log_while_waiting
+import msgspec
+
 from rollout_sched.config import load_policy
-from rollout_sched.integrations.ray.deployment import NAME, Deployment, FrontCount
+from rollout_sched.core.model.errors import CallerError, RolloutError
+from rollout_sched.integrations.vllm.weight_updates import Apply
 from rollout_sched.live import LiveScheduler, RunOptions, Settings
 from rollout_sched.live.ports import InstanceClient
 from rollout_sched.live.requests import Tool
@@ -22,7 +32,8 @@ from rollout_sched.live.trainer.samples import Batch, Prompt
 
 if TYPE_CHECKING:
     from rollout_sched.client.blocking import BlockingRollouts
-    from rollout_sched.client.on_ray import OnRay
+
+log = logging.getLogger(__name__)
 
 _DEFAULTS = RunOptions()
 
@@ -119,56 +130,14 @@ class RolloutScheduler(ABC):
         The URL of an --admin-socket is unix:///path/of/the/socket. `trainer`: each trainer that
         takes its own batches has its own name, and keeps it after a restart.
         """
-        from rollout_sched.client.remote import Remote  # which inherits from this class
-        from rollout_sched.integrations.gateway.control_plane import TrainerClient
+        from rollout_sched.client.remote import Remote, TrainerClient  # inherits from this class
 
         return Remote(partial(TrainerClient, url, key), trainer)
-
-    @staticmethod
-    def on_ray(
-        policy: str | Path | None = None,
-        instances: Sequence[str] = (),
-        *,
-        name: str = NAME,
-        fronts: FrontCount = "per-node",
-        servers: str = "",
-        serve_apps: str = "",
-        shared_store: bool = False,
-        address: str | None = None,
-        trainer: str = TRAINER,
-        **options: Any,
-    ) -> OnRay:
-        """Use the deployment `name` on a Ray cluster, as `rollout-sched ray up` starts it. With a
-        `policy`, the deployment is started if it does not exist; it stays up afterwards.
-
-        instances     URLs of vLLM servers
-        fronts        "per-node", or a number (`integrations.ray.deployment`)
-        servers       pattern for the names of actors that are vLLM servers
-        serve_apps    pattern for Ray Serve applications whose replicas are vLLM servers
-        shared_store  whether every node has the folder `store`
-        address       of the cluster; None: the one that this process is connected to, else the one
-                      on this machine
-        options       those of `rollout-sched serve`: prompts_per_step, store, endpoints, ...
-
-        Its `next_micro_batches` returns object references to arrays. Raises CallerError.
-        """
-        from rollout_sched.client.on_ray import on_ray  # which inherits from this class
-
-        deployment = Deployment(
-            name=name,
-            fronts=fronts,
-            servers=servers,
-            serve_apps=serve_apps,
-            shared_store=shared_store,
-        )
-        return on_ray(deployment, policy, list(instances), options, address, trainer)
 
     def blocking(self) -> BlockingRollouts:
         """The same interface without coroutines, for a trainer without an event loop; use it in a
         `with` block."""
-        from rollout_sched.client.blocking import (
-            BlockingRollouts,
-        )  # which calls this class's methods
+        from rollout_sched.client.blocking import BlockingRollouts  # it calls this class's methods
 
         return BlockingRollouts(self)
 
@@ -283,3 +252,84 @@ class RolloutScheduler(ABC):
         and do the optimiser step at the `last` one. Do not publish weights before that."""
         while (part := await self.next_batch(parts=True)) is not None:
             yield part
+
+
+# ------------------------------------------------------------------------------------------
+# Checks a trainer's prompts before they are submitted.
+#
+# A struct accepts any values. Without this check, a wrong value would fail far from here: at an
+# instance that refuses it, or when it is serialised.
+
+#: Fields not checked here: `extra` is returned unchanged, sampling may hold vLLM objects.
+_OPAQUE: dict[str, Any] = {"sampling": {}, "each": [], "extra": {}}
+
+
+def checked(prompts: Iterable[Prompt]) -> Iterator[Prompt]:
+    """The prompts with plain integers and lists. Raises CallerError at the first invalid prompt,
+    with the group, the field and the error."""
+    if isinstance(prompts, Prompt) or not isinstance(prompts, Iterable):
+        raise CallerError(f"submit takes a list of Prompts, not a {type(prompts).__name__}")
+    return map(_checked, prompts)
+
+
+def _checked(prompt: Prompt) -> Prompt:
+    if not isinstance(prompt, Prompt):
+        raise CallerError(f"submit takes Prompts, not a {type(prompt).__name__}")
+    shape = msgspec.structs.replace(prompt, **_OPAQUE)
+    try:
+        plain = msgspec.convert(msgspec.to_builtins(shape, enc_hook=_listed), Prompt)
+        return msgspec.structs.replace(
+            plain,
+            sampling=_sampling(prompt.sampling),
+            each=[_sampling(sampling) for sampling in prompt.each],
+            extra=prompt.extra,
+        )
+    except (msgspec.ValidationError, TypeError) as error:
+        raise CallerError(f"group {prompt.uid!r}: {error}") from error
+
+
+def _listed(value: Any) -> Any:
+    """A numpy or torch array or number as a Python list or number."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"got a {type(value).__name__}, expected a number, a string or a list")
+
+
+def _sampling(sampling: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(sampling, dict):
+        raise TypeError(f"sampling must be a dict, not a {type(sampling).__name__}")
+    return {
+        name: _listed(value) if hasattr(value, "tolist") else value
+        for name, value in sampling.items()
+    }
+
+
+# ------------------------------------------------------------------------------------------
+# Logs why a wait takes long.
+
+#: Seconds until the reason is first checked and logged, and between two checks.
+LOOK_S = 5.0
+
+
+@contextlib.asynccontextmanager
+async def log_while_waiting(what: str, why: Callable[[], Awaitable[str]]) -> AsyncIterator[None]:
+    """While the block waits for `what`, log the reason that `why` returns whenever it changes; ""
+    is not logged."""
+    saying = asyncio.create_task(_say(what, why))
+    try:
+        yield
+    finally:
+        saying.cancel()
+
+
+async def _say(what: str, why: Callable[[], Awaitable[str]]) -> None:
+    said = ""
+    while True:
+        await asyncio.sleep(LOOK_S)
+        try:
+            reason = await why()
+        except RolloutError as error:
+            reason = str(error)
+        if reason and reason != said:
+            log.warning("still waiting for %s: %s", what, reason)
+        said = reason

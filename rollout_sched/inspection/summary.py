@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 
+from rollout_sched.figures import count, percent, seconds
 from rollout_sched.inspection.recording import Observer, Recording
 from rollout_sched.metrics import Metrics
 from rollout_sched.metrics.fold import Folded
 from rollout_sched.metrics.outages import DirectFold, OutageFold
-from rollout_sched.simulators.replay import count, percent, seconds
 
 SCHEMA = "rollout-sched-journal-summary/1"
 

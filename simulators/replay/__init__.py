@@ -2,7 +2,6 @@
 
 from rollout_sched.simulators.replay import command, runs
 from rollout_sched.simulators.replay.comparison import Ratio, ratio_of
-from rollout_sched.simulators.replay.report import count, percent, seconds
 from rollout_sched.simulators.replay.scenario import Scenario, load_scenario, parse_scenario
 from rollout_sched.simulators.replay.workload import Workload
 
@@ -11,11 +10,8 @@ __all__ = [
     "Scenario",
     "Workload",
     "command",
-    "count",
     "load_scenario",
     "parse_scenario",
-    "percent",
     "ratio_of",
     "runs",
-    "seconds",
 ]

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from rollout_sched.figures import count, percent, seconds
 from rollout_sched.metrics import order_excess
 from rollout_sched.page.run_page import DrawnRun, quantiles, run_page
 from rollout_sched.simulators.replay.bounds import offered_bound, offered_on_policy_bound
@@ -181,20 +182,6 @@ class Column(NamedTuple):
     path: str
     form: Format
     means: str
-
-
-def seconds(value: float) -> str:
-    return f"{value:,.0f} s" if value >= 100 else f"{value:.1f} s"
-
-
-def percent(value: float) -> str:
-    return f"{100 * value:.1f} %"
-
-
-def count(value: float) -> str:
-    if value >= 1e6:
-        return f"{value / 1e6:.2f} M"
-    return f"{value / 1e3:.1f} k" if value >= 1e4 else f"{value:,.0f}"
 
 
 def number(value: float) -> str:

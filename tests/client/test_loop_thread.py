@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from rollout_sched.client.loop_thread import LoopThread
+from rollout_sched.client.blocking import LoopThread
 from rollout_sched.core.model.errors import CallerError
 
 

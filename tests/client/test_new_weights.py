@@ -6,8 +6,15 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.client.new_weights import Applied, Apply, is_coroutine, update_of
-from rollout_sched.integrations.gateway.control_plane.weights import Reload, Transfer, WeightUpdate
+from rollout_sched.integrations.vllm.weight_updates import (
+    Applied,
+    Apply,
+    Reload,
+    Transfer,
+    WeightUpdate,
+    is_coroutine,
+    update_of,
+)
 
 RELOAD, TRANSFER = Reload("/ckpt"), Transfer({"names": []})
 

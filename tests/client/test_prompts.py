@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollout_sched.client.prompts import checked
+from rollout_sched.client.rollout_scheduler import checked
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.live.trainer.samples import Prompt
 

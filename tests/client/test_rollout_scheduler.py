@@ -20,10 +20,10 @@ from rollout_sched.client import (
     Reload,
     RolloutScheduler,
     Sample,
-    wait_logging,
+    rollout_scheduler,
 )
+from rollout_sched.client.remote import calls as trainer_calls
 from rollout_sched.core.model.errors import CallerError
-from rollout_sched.integrations.gateway.control_plane import trainer_client as trainer_calls
 from rollout_sched.live.ports import InstanceError
 from tests.integrations.gateway.house import House, Upstream, run
 from tests.integrations.vllm.scripted import ScriptedVllm
@@ -247,7 +247,7 @@ def test_a_trainer_that_starts_anew_gets_what_it_had_not_acknowledged() -> None:
 
 
 def test_many_prompts_go_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rollout_sched.client.remote.PORTION_TOKENS", 4)
+    monkeypatch.setattr("rollout_sched.client.remote.client.PORTION_TOKENS", 4)
 
     async def scene() -> None:
         async with (
@@ -331,7 +331,7 @@ def test_those_before_a_prompt_that_is_refused_stay(way: str) -> None:
 def test_who_waits_for_what_does_not_come_by_itself_is_told_why(
     way: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(wait_logging, "LOOK_S", 0.001)
+    monkeypatch.setattr(rollout_scheduler, "LOOK_S", 0.001)
 
     async def scene() -> None:
         async with rollouts_by(way, Upstream(NAME), prompts_per_step=4) as rollouts:

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from rollout_sched.client import wait_logging as module
-from rollout_sched.client.wait_logging import log_while_waiting
+from rollout_sched.client import rollout_scheduler as module
+from rollout_sched.client.rollout_scheduler import log_while_waiting
 from rollout_sched.core.model.errors import CallerError
 from tests.live.scripted import until
 

@@ -15,10 +15,10 @@ from aiohttp import StreamReader, web
 from aiohttp.base_protocol import BaseProtocol
 from aiohttp.test_utils import make_mocked_request
 
+from rollout_sched.client.remote import MSGPACK
 from rollout_sched.config import parse_policy
 from rollout_sched.integrations.gateway.control_plane.app import make_app
 from rollout_sched.integrations.gateway.control_plane.auth import AccessControl
-from rollout_sched.integrations.gateway.control_plane.codec import MSGPACK
 from rollout_sched.integrations.gateway.control_plane.gateway import Gateway, NewInstance
 from rollout_sched.integrations.gateway.data_plane.data_plane import DataPlane
 from rollout_sched.live.live_scheduler import LiveScheduler

@@ -9,10 +9,10 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
+from rollout_sched.client.remote.calls import GatewayError
 from rollout_sched.core.model.errors import CallerError
-from rollout_sched.integrations.gateway.control_plane.trainer_client import GatewayError
-from rollout_sched.integrations.ray import actor_calls
-from rollout_sched.integrations.ray.actor_calls import ActorCalls
+from rollout_sched.integrations.ray import client as actor_calls
+from rollout_sched.integrations.ray.client import ActorCalls
 from rollout_sched.integrations.ray.deployment import NAMESPACE, Deployment
 from tests.ray.conftest import PATIENCE_S
 

@@ -12,6 +12,7 @@ from ray.cluster_utils import Cluster
 
 from rollout_sched import cli
 from rollout_sched.client import RolloutScheduler
+from rollout_sched.integrations.ray import on_ray
 from tests.neighbours.fleet import Program, fake_instance
 from tests.ray.conftest import PATIENCE_S, prompts
 
@@ -72,7 +73,7 @@ def test_servers_that_are_named_actors_join_and_go(cluster: Cluster) -> None:
     assert cli.main(["ray", "up", *named, *given, *servers]) == 0
 
     async def scene() -> None:
-        async with RolloutScheduler.on_ray(name="by-names") as rollouts:
+        async with on_ray(name="by-names") as rollouts:
             await _instances(rollouts, 2)
             await rollouts.submit(prompts(8))
             first = await rollouts.next_batch()

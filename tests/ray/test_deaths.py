@@ -17,8 +17,8 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
-from rollout_sched.client import Applied, Batch, Prompt, RolloutScheduler
-from rollout_sched.client.on_ray import OnRay
+from rollout_sched.client import Applied, Batch, Prompt
+from rollout_sched.integrations.ray import OnRay, on_ray
 from rollout_sched.integrations.ray import cluster as clusters
 from rollout_sched.integrations.ray.deployment import NAMESPACE, Deployment
 from tests.neighbours.fleet import Program
@@ -134,7 +134,7 @@ def deaths(kind: str, cluster: Cluster, servers: list[Program], folder: Path) ->
 
     async def scene() -> None:
         deployment = Deployment(name=f"deaths-{kind}")
-        rollouts = RolloutScheduler.on_ray(
+        rollouts = on_ray(
             "one_step_off",
             [server.url for server in servers],
             name=deployment.name,

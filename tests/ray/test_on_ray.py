@@ -10,9 +10,10 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
-from rollout_sched.client import Applied, RolloutScheduler
+from rollout_sched.client import Applied
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.ray import cluster as clusters
+from rollout_sched.integrations.ray import on_ray
 from rollout_sched.integrations.ray.deployment import Deployment
 from tests.neighbours.fleet import Program
 from tests.ray.conftest import PATIENCE_S, prompts
@@ -22,7 +23,7 @@ def test_batches_come_by_value_and_by_reference(
     cluster: Cluster, servers: list[Program], tmp_path: Path
 ) -> None:
     async def scene() -> None:
-        rollouts = RolloutScheduler.on_ray(
+        rollouts = on_ray(
             "one_step_off",
             [server.url for server in servers],
             fronts=0,
@@ -67,9 +68,9 @@ def look(arrays: dict[str, np.ndarray]) -> tuple[int, int, int]:
 def test_what_is_not_there_or_wrong_is_said(cluster: Cluster, tmp_path: Path) -> None:
     async def scene() -> None:
         with pytest.raises(CallerError, match="no deployment 'other' on this cluster"):
-            await RolloutScheduler.on_ray(name="other").__aenter__()
+            await on_ray(name="other").__aenter__()
         with pytest.raises(CallerError, match="no preset"):
-            await RolloutScheduler.on_ray("no preset", fronts=0).__aenter__()
+            await on_ray("no preset", fronts=0).__aenter__()
         assert await clusters.found(Deployment()) is None
 
     asyncio.run(asyncio.wait_for(scene(), PATIENCE_S))

@@ -13,10 +13,11 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
-from rollout_sched.client import Prompt, RolloutScheduler
-from rollout_sched.integrations.gateway.control_plane.trainer_api import NextBatch
+from rollout_sched.client import Prompt
+from rollout_sched.client.remote import NextBatch
 from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.integrations.ray import cluster as clusters
+from rollout_sched.integrations.ray import on_ray
 from rollout_sched.integrations.ray.deployment import Deployment
 from rollout_sched.integrations.ray.scheduler_actor import HandedBatch
 from tests.neighbours.fleet import Program
@@ -58,7 +59,7 @@ def test_it_goes_on_from_its_store_when_its_process_is_killed(
     cluster: Cluster, servers: list[Program], tmp_path: Path
 ) -> None:
     async def scene() -> None:
-        rollouts = RolloutScheduler.on_ray(
+        rollouts = on_ray(
             "one_step_off",
             [server.url for server in servers],
             name=DEPLOYMENT.name,
@@ -90,7 +91,7 @@ def test_without_a_store_the_trainer_hears_of_what_is_forgotten(
 
     async def scene() -> None:
         urls = [server.url for server in servers]
-        rollouts = RolloutScheduler.on_ray("round_robin_sync", urls, name="forgetful", fronts=0)
+        rollouts = on_ray("round_robin_sync", urls, name="forgetful", fronts=0)
         async with rollouts:
             await rollouts.submit([Prompt("g", [1, 2], 1, 9)])
             actor = await clusters.found(Deployment(name="forgetful"))

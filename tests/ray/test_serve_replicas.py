@@ -21,6 +21,7 @@ from starlette.responses import StreamingResponse
 
 from rollout_sched.client import RolloutScheduler
 from rollout_sched.integrations.ray import cluster as clusters
+from rollout_sched.integrations.ray import on_ray
 from rollout_sched.integrations.ray.deployment import Deployment
 from rollout_sched.integrations.ray.servers import NamedServers, ServeReplicas, pattern_of
 from tests.neighbours.fleet import fake_instance
@@ -105,7 +106,7 @@ def test_each_replica_is_an_instance_while_it_is_there(kind: Any) -> None:
     async def scene() -> None:
         await grow(2)
         deployment = f"serve-{name}"
-        rollouts = RolloutScheduler.on_ray(
+        rollouts = on_ray(
             "one_step_off", [], name=deployment, fronts=0, serve_apps=name, prompts_per_step=8
         )
         async with rollouts:

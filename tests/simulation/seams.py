@@ -46,7 +46,7 @@ def simulated(kernel: Kernel, seed: int, disk_of: Callable[[Path], Any]) -> Iter
         "socket.gethostname": lambda: "simulated",
         "rollout_sched.store.writer.Thread": threads.SimulatedThread,
         "rollout_sched.store.writer.Condition": threads.SimulatedCondition,
-        "rollout_sched.client.heartbeat.LoopThread": threads.SimulatedLoopThread,
+        "rollout_sched.client.remote.client.LoopThread": threads.SimulatedLoopThread,
         "rollout_sched.live.durable.run.Store": open_store,
     }
     assert {time, secrets, os, socket}  # the names above refer to them

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from rollout_sched.integrations.gateway.control_plane import trainer_client
+from rollout_sched.client.remote import calls as trainer_client
 from rollout_sched.integrations.gateway.data_plane.data_plane import DataPlane
 from rollout_sched.integrations.gateway.data_plane.reply import OpenCalls
 from rollout_sched.live.durable.recorder import StoredSession

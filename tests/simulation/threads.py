@@ -96,7 +96,7 @@ class SimulatedThread:
 
 
 class SimulatedLoopThread:
-    """Like `client.loop_thread.LoopThread`, but its coroutines run in the loop of its process,
+    """Like `client.blocking.LoopThread`, but its coroutines run in the loop of its process,
     independently of the others there."""
 
     def open(self, name: str) -> None:

@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable, Iterable
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from rollout_sched.client.new_weights import Applied, Reload, Transfer
+from rollout_sched.client.remote.calls import GatewayError
+from rollout_sched.client.remote.client import ForgottenPrompts
 from rollout_sched.client.rollout_scheduler import RolloutScheduler
-from rollout_sched.client.submitted_prompts import ForgottenPrompts
 from rollout_sched.core.model.errors import CallerError
-from rollout_sched.integrations.gateway.control_plane.trainer_client import GatewayError
+from rollout_sched.integrations.vllm.weight_updates import Applied, Reload, Transfer
 from rollout_sched.live.requests.trajectories import Tool
 from rollout_sched.live.trainer.delivery import TRAINER, LeaseEnded
 from rollout_sched.live.trainer.samples import Batch, Prompt

@@ -20,15 +20,15 @@ from typing import Any
 import msgspec
 from aiohttp import web_app
 
-from rollout_sched.client.new_weights import Reload, update_of
+from rollout_sched.client.remote.calls import (
+    GatewayError,
+    TrainerClient,
+)
 from rollout_sched.config import load_policy
 from rollout_sched.core.model.actions import Action
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.core.model.events import Event
-from rollout_sched.integrations.gateway.control_plane.trainer_client import (
-    GatewayError,
-    TrainerClient,
-)
+from rollout_sched.integrations.vllm.weight_updates import Reload, update_of
 from rollout_sched.live.durable.records import DELIVERED, GROUP, LOST, PROMPT, REWARD
 from rollout_sched.live.instances.membership import MembershipState
 from rollout_sched.live.settings import Settings

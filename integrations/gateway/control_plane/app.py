@@ -17,6 +17,7 @@ from typing import cast
 
 from aiohttp import web
 
+from rollout_sched.client.remote import EPOCH
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.gateway.control_plane.admin import Admin
 from rollout_sched.integrations.gateway.control_plane.auth import Access, AccessControl, NotAllowed
@@ -26,11 +27,11 @@ from rollout_sched.integrations.gateway.control_plane.fleet import FleetControl,
 from rollout_sched.integrations.gateway.control_plane.gateway import Gateway, NoSuchInstance
 from rollout_sched.integrations.gateway.control_plane.live import LiveRoutes, LiveWatch
 from rollout_sched.integrations.gateway.control_plane.prometheus import GatewayMetrics
-from rollout_sched.integrations.gateway.control_plane.trainer_api import EPOCH, ROLLOUT, TrainerApi
+from rollout_sched.integrations.gateway.control_plane.trainer_api import ROLLOUT, TrainerApi
 from rollout_sched.integrations.gateway.control_plane.weight_protocol import Conflict
-from rollout_sched.integrations.gateway.control_plane.weights import WeightUpdate
 from rollout_sched.integrations.gateway.data_plane.call import Upstream
 from rollout_sched.integrations.gateway.data_plane.reply import CLIENT_LEFT, Responses
+from rollout_sched.integrations.vllm.weight_updates import WeightUpdate
 from rollout_sched.integrations.vllm.weights import OutsideRoots
 from rollout_sched.live.ports import InstanceError
 
@@ -300,7 +301,7 @@ class _Guards:
             return refusal(503, "no instance has joined")
         if _INFERENCE.fullmatch(request.path) is None:
             body = await body_of(request)
-            await self._gateway.weight_loaders.paths.check(request.method, request.path, body)
+            await self._gateway.check_paths(request.method, request.path, body)
         client = self._gateway.driver.supervisors[instance.id].client
         silence_s = self._gateway.driver.settings.update_timeout_s
         return await relay(request, cast(Upstream, client), silence_s=silence_s)

@@ -13,7 +13,7 @@ import msgspec
 
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.gateway.data_plane.data_plane import UNADMITTED
-from rollout_sched.integrations.http.server import BearerKeys, check_key
+from rollout_sched.integrations.http.server import BearerKeys, check_key, lines_of
 from rollout_sched.integrations.vllm import HttpInstance
 from rollout_sched.integrations.vllm.protocol.refusals import AnswerRefused
 from rollout_sched.live.ports import Description, InstanceError
@@ -60,32 +60,6 @@ _NEEDED = {
     Access.TRAINER: "this needs a trainer's or an administrator's key as a bearer token",
     Access.ADMIN: "this needs an administrator's key as a bearer token",
 }
-
-
-def read_keys(path: Path) -> list[str]:
-    """The keys of a file, one per line; empty lines and lines that begin with # are ignored.
-
-    Raises CallerError for a file without a key, or with a key that is not valid in a header.
-    """
-    keys = []
-    for number, key in lines_of(path):
-        check_key(f"{path}:{number}", key)
-        keys.append(key)
-    return keys
-
-
-def lines_of(path: Path) -> list[tuple[int, str]]:
-    """The lines that are not empty or comments, with their numbers. Raises CallerError if there
-    are none."""
-    try:
-        lines = path.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise CallerError(f"{path}: cannot be read: {error}") from error
-    numbered = [(number, line.strip()) for number, line in enumerate(lines, start=1)]
-    said = [(number, line) for number, line in numbered if line and not line.startswith("#")]
-    if not said:
-        raise CallerError(f"{path}: the file has no key; write one key per line")
-    return said
 
 
 class AccessControl:

@@ -8,10 +8,9 @@ from typing import Any, TypeVar
 import msgspec
 from aiohttp import web
 
+from rollout_sched.client.remote import MSGPACK
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.gateway.data_plane.call import error_body
-
-MSGPACK = "application/msgpack"
 
 #: Seconds for a whole body to arrive.
 BODY_S = 120.0

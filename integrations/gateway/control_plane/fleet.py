@@ -136,7 +136,7 @@ async def call_of(gateway: Gateway, request: web.Request, path: str) -> FleetCal
     query = "&".join(pair for pair in pairs if unquote(pair.split("=")[0]) != "selector")
     headers = forwardable(request.raw_headers)
     body = await body_of(request)
-    await gateway.weight_loaders.paths.check(request.method, path, body)
+    await gateway.check_paths(request.method, path, body)
     limit_s = gateway.driver.settings.update_timeout_s
     rule = shipped().of(request.method, path)
     pause = None if rule is None else rule.pause

@@ -12,14 +12,12 @@ import msgspec
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.gateway.control_plane.auth import AllowList, checked_url, id_of
 from rollout_sched.integrations.gateway.control_plane.counts import Figures
+from rollout_sched.integrations.gateway.control_plane.fanout import shipped
 from rollout_sched.integrations.gateway.control_plane.trainer_updates import TrainerUpdates
-from rollout_sched.integrations.gateway.control_plane.weights import (
-    WeightLoaders,
-    WeightUpdate,
-    stored,
-)
 from rollout_sched.integrations.gateway.data_plane.data_plane import DataPlane
 from rollout_sched.integrations.gateway.data_plane.reply import Responses
+from rollout_sched.integrations.vllm.protocol import endpoints
+from rollout_sched.integrations.vllm.weight_updates import WeightLoaders, WeightUpdate, stored
 from rollout_sched.integrations.vllm.weights import WeightRoots
 from rollout_sched.live import LiveScheduler
 from rollout_sched.live.instances import InstanceSupervisor
@@ -103,8 +101,9 @@ class Gateway:
         self.trainer = live.trainer
         self.journal = live.records.journal
         self.data_plane = data_plane
-        self.weight_loaders = WeightLoaders(live.driver, weight_roots)
-        self.weight_loaders.take_up(live.records.weights)
+        self._weight_roots = weight_roots or WeightRoots()
+        self._weight_loaders = WeightLoaders(live.driver, self._weight_roots)
+        self._weight_loaders.take_up(live.records.weights)
         self.trainer_updates = TrainerUpdates(live.driver)
         self.figures = Figures(live.driver)
         self.responses = responses or Responses()
@@ -142,9 +141,17 @@ class Gateway:
         """Raises NoSuchInstance."""
         await self.driver.remove_instance(self.supervisor(id_or_url).name, drain=drain)
 
+    async def check_paths(self, method: str, path: str, body: bytes) -> None:
+        """Raises CallerError for a body that names weights outside of the allowed folders."""
+        fields = shipped().path_fields(method, path, body)
+        await self._weight_roots.check_body(body, fields)
+
     async def publish(self, update: WeightUpdate) -> None:
         """Raises CallerError if the version does not increase, or the weights are missing."""
-        loader = await self.weight_loaders.of(update)
+        if update.transfer is not None:
+            told = msgspec.json.encode(update.transfer)
+            await self.check_paths("POST", endpoints.UPDATE_WEIGHTS, told)
+        loader = await self._weight_loaders.of(update)
         await self.trainer.publish_weights(
             update.version, loader, said=stored(update), wait=update.wait
         )

@@ -3,48 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated
 
-import msgspec
 from aiohttp import web
 
+from rollout_sched.client.remote import EPOCH, NextBatch, Renewal
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.gateway.control_plane.codec import read, refusal, reply
 from rollout_sched.integrations.gateway.control_plane.gateway import Gateway
-from rollout_sched.live.trainer import TRAINER, LeaseEnded, NotReady, TrainerName
+from rollout_sched.live.trainer import LeaseEnded, NotReady
 from rollout_sched.live.trainer.samples import Prompt, Uid
 from rollout_sched.store import StoreFull
 
 #: The root of the trainer's paths.
 ROLLOUT = "/rollout/v1"
 
-#: A header of every answer there, and of every later call of the trainer: the epoch of the
-#: scheduler's run. It changes when the gateway is restarted.
-EPOCH = "Rollout-Epoch"
-
 #: Groups that are submitted before other tasks run.
 AT_ONCE = 64
-
-
-class Renewal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """trainer  the holder of the lease"""
-
-    trainer: TrainerName = TRAINER
-
-
-class NextBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """trainer    the name of the calling trainer
-    ack        the number of the batch that has arrived
-    part       only the parts of it up to this one have arrived
-    parts      the finished part of the next batch is enough
-    timeout_s  the longest wait
-    """
-
-    trainer: TrainerName = TRAINER
-    ack: int | None = None
-    part: int | None = None
-    parts: bool = False
-    timeout_s: Annotated[float, msgspec.Meta(ge=0, le=600)] = 30.0
 
 
 class TrainerApi:

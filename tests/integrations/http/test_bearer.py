@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hmac
+from pathlib import Path
 
 import pytest
 
 from rollout_sched.core.model.errors import CallerError
-from rollout_sched.integrations.http.server import BearerKeys, authorization, check_key
+from rollout_sched.integrations.http.server import BearerKeys, authorization, check_key, read_keys
 
 
 def test_without_keys_everybody_is_let_in():
@@ -66,3 +67,22 @@ def test_how_long_it_takes_tells_nothing_of_which_key_it_was(given, monkeypatch)
     monkeypatch.setattr(hmac, "compare_digest", compare)
     BearerKeys(["one", "two", "three"]).admit(given)
     assert compared == [b"one", b"two", b"three"]
+
+
+def test_a_key_on_each_line(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# comment\n  one  \n\ntwo\n")
+    assert read_keys(file) == ["one", "two"]
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "two words\n", "k\u00e9y\n"])
+def test_files_without_a_usable_key(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "keys"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(CallerError, match="keys:"):
+        read_keys(file)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(CallerError, match="cannot be read"):
+        read_keys(tmp_path / "none")

@@ -20,32 +20,11 @@ from rollout_sched.integrations.gateway.control_plane.auth import (
     checked_url,
     is_loopback,
     read_instance_keys,
-    read_keys,
 )
 from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.integrations.gateway.serve import Service
 from tests.integrations.gateway.house import House, Upstream, run
 from tests.integrations.vllm.scripted import ScriptedVllm
-
-
-def test_a_key_on_each_line(tmp_path: Path) -> None:
-    file = tmp_path / "keys"
-    file.write_text("# comment\n  one  \n\ntwo\n")
-    assert read_keys(file) == ["one", "two"]
-
-
-@pytest.mark.parametrize("text", ["", "# nothing\n", "two words\n", "k\u00e9y\n"])
-def test_files_without_a_usable_key(tmp_path: Path, text: str) -> None:
-    file = tmp_path / "keys"
-    file.write_text(text, encoding="utf-8")
-    with pytest.raises(CallerError, match="keys:"):
-        read_keys(file)
-
-
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(CallerError, match="cannot be read"):
-        read_keys(tmp_path / "none")
-
 
 ADMIN, TRAINER, CLIENT = Access.ADMIN, Access.TRAINER, Access.CLIENT
 KEYS = {CLIENT: ["client", "client-2"], TRAINER: ["trainer"], ADMIN: ["admin", "admin-2"]}

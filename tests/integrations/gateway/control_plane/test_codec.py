@@ -9,7 +9,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
-from rollout_sched.integrations.gateway.control_plane.codec import MSGPACK, refusal, reply
+from rollout_sched.client.remote import MSGPACK
+from rollout_sched.integrations.gateway.control_plane.codec import refusal, reply
 from tests.integrations.gateway.house import House, Upstream, run
 
 UPDATE = {"version": 1, "applied": True}

@@ -14,7 +14,7 @@ from rollout_sched.integrations.gateway.control_plane.gateway import (
     id_of,
     notes_of,
 )
-from rollout_sched.integrations.gateway.control_plane.weights import WeightUpdate
+from rollout_sched.integrations.vllm.weight_updates import WeightUpdate
 from tests.integrations.gateway.house import House, Upstream, run
 
 A, B = "http://a:1", "http://b:1"

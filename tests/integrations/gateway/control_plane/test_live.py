@@ -13,7 +13,7 @@ from rollout_sched.integrations.gateway.control_plane.app import WATCH
 from tests.integrations.gateway.house import House, Upstream, run
 from tests.live.scripted import until
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 STREAM = {"Accept": "text/event-stream"}
 
 

@@ -24,7 +24,7 @@ from tests.integrations.gateway.scripted import completion
 from tests.live.scripted import until
 from tests.metrics.told import sample
 
-DOC = Path(__file__).resolve().parents[3] / "docs/observability.md"
+DOC = Path(__file__).resolve().parents[4] / "docs/observability.md"
 OURS = "rollout_sched_"
 
 

@@ -1,78 +1,17 @@
-"""The message by which a trainer announces new weights, and the loaders made from it."""
+"""Descriptions of new weights, as a trainer announces and a store keeps them, and their loaders."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeGuard
 
 import msgspec
 
 from rollout_sched.core.model.errors import CallerError
-from rollout_sched.integrations.gateway.control_plane.fanout import shipped
-from rollout_sched.integrations.vllm import off_loop
-from rollout_sched.integrations.vllm.protocol import endpoints
-from rollout_sched.integrations.vllm.weights import (
-    CHECK_LIMIT_S,
-    ReloadFromDisk,
-    WeightRoots,
-    WeightTransfer,
-)
+from rollout_sched.integrations.vllm.weights import ReloadFromDisk, WeightRoots, WeightTransfer
 from rollout_sched.live import Driver
 from rollout_sched.live.ports import InstanceClient, InstanceError, WeightLoader
 from rollout_sched.live.trainer import StoredWeights
-
-# ------------------------------------------------------------------------------------------
-# Checks paths to weights in the bodies of calls that are passed on to instances.
-#
-# Paths are found by the table that says where a call goes. Nothing else in a trainer's body is
-# checked; but a caller that can have any file loaded can read it, a token at a time.
-
-#: Beginnings of paths, for fields that are not known to be paths. Handles of GPU memory, which are
-#: pickled and in base64, begin with "gA".
-_BEGINNINGS = ("/", "~", "file:")
-
-
-class NamedWeights:
-    """Checks bodies against the allowed folders, if there are any."""
-
-    def __init__(self, roots: WeightRoots) -> None:
-        self.roots = roots
-
-    async def check(self, method: str, path: str, body: bytes) -> None:
-        """Raises CallerError for a body with a path outside of the allowed folders, or that is not
-        JSON: an instance might parse it differently."""
-        if not (self.roots.known and body):
-            return
-        try:
-            told = msgspec.json.decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise CallerError(f"body: {error}; with --weights-root it must be JSON") from error
-        fields = shipped().path_fields(method, path, body)
-        named = list(_paths(told, fields))
-        try:
-            await off_loop(partial(self._check_all, named), CHECK_LIMIT_S)
-        except OSError as error:  # TimeoutError is one
-            raise CallerError(f"weights {named}: {error or 'the disk does not answer'}") from error
-
-    def _check_all(self, paths: list[str]) -> None:
-        for path in paths:
-            self.roots.check(path)
-
-
-def _paths(told: Any, fields: frozenset[str], *, named: bool = False) -> Iterator[str]:
-    """Strings in one of the `fields`, at any depth, and other strings that look like paths."""
-    if isinstance(told, str):
-        if named or told.startswith(_BEGINNINGS):
-            yield told
-    elif isinstance(told, dict):
-        for field, value in told.items():
-            yield from _paths(value, fields, named=named or field in fields)
-    elif isinstance(told, list):
-        for value in told:
-            yield from _paths(value, fields, named=named)
-
 
 #: Seconds between two polls of an instance whose weights the trainer loads itself.
 LOOK_S = 1.0
@@ -99,6 +38,19 @@ class Transfer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     init_info: dict[str, Any] = {}
 
 
+class Applied(msgspec.Struct, frozen=True):
+    """The trainer itself has loaded the weights into every instance."""
+
+
+#: How an instance gets new weights: by description, or (in process) by a coroutine function
+#: `apply(client, version)`.
+Apply = Reload | Transfer | Applied | WeightLoader
+
+
+def is_coroutine(apply: Apply) -> TypeGuard[WeightLoader]:
+    return not isinstance(apply, Reload | Transfer | Applied)
+
+
 class WeightUpdate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Version `version` is ready; exactly one of `reload`, `transfer` and `applied` says how an
     instance gets it.
@@ -118,17 +70,25 @@ class WeightUpdate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("give exactly one of reload, transfer and applied")
 
 
+def update_of(version: int, apply: Apply) -> WeightUpdate:
+    """The message to the gateway for a description."""
+    if isinstance(apply, Reload):
+        return WeightUpdate(version, reload=apply)
+    if isinstance(apply, Transfer):
+        return WeightUpdate(version, transfer=apply)
+    return WeightUpdate(version, applied=True)
+
+
 def stored(update: WeightUpdate) -> bytes:
     """The update as the store keeps it (`WeightLoaders.take_up`)."""
     return msgspec.json.encode(update)
 
 
 class WeightLoaders:
-    """Makes a loader from each update; `roots` are the folders in which weights on disk may lie,
-    also for paths in the bodies of calls (`paths`)."""
+    """Makes a loader from each update; `roots` are the folders in which weights on disk may lie."""
 
     def __init__(self, driver: Driver, roots: WeightRoots | None = None) -> None:
-        self.paths = NamedWeights(roots or WeightRoots())
+        self._roots = roots or WeightRoots()
         self._driver = driver
         self._init_info: dict[str, Any] | None = None
         self._transfer: WeightTransfer
@@ -143,9 +103,6 @@ class WeightLoaders:
         version, newest = update.version, self._driver.view.run.version
         if not self._driver.versions.may_publish(version):
             raise CallerError(f"version {version} is not after {newest}; versions must increase")
-        if update.transfer is not None:
-            told = msgspec.json.encode(update.transfer)
-            await self.paths.check("POST", endpoints.UPDATE_WEIGHTS, told)
         loader = self._loader(update)
         if isinstance(loader, ReloadFromDisk):
             await loader.check(version)
@@ -161,10 +118,10 @@ class WeightLoaders:
     def _loader(self, update: WeightUpdate) -> WeightLoader:
         if update.reload is not None:
             path, visible_here = update.reload.path, update.reload.visible_here
-            return ReloadFromDisk(path, visible_here=visible_here, roots=self.paths.roots)
+            return ReloadFromDisk(path, visible_here=visible_here, roots=self._roots)
         if update.transfer is not None:
             return self._of_transfer(update.transfer, update.version)
-        return _Applied(self._driver)
+        return _LoadedByTrainer(self._driver)
 
     def _of_transfer(self, transfer: Transfer, version: int) -> WeightTransfer:
         """One object for all versions, because it knows which instances are already set up."""
@@ -185,7 +142,7 @@ class WeightLoaders:
         return self._update_infos[version]
 
 
-class _Applied:
+class _LoadedByTrainer:
     """The trainer has loaded the version into the instances that have joined now.
 
     An instance that joins later, or was restarted, has other weights: the loader waits until the

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from typing import Any, Self
 from urllib.parse import quote
 
 import msgspec
 
-from rollout_sched.client.heartbeat import Heartbeat
-from rollout_sched.client.new_weights import Apply, is_coroutine, update_of
+from rollout_sched.client.blocking import LoopThread
+from rollout_sched.client.remote.calls import STATE, NextBatch, Renewal, TrainerCalls
 from rollout_sched.client.rollout_scheduler import NOTHING, RolloutScheduler
-from rollout_sched.client.submitted_prompts import ForgottenPrompts, SubmittedPrompts
-from rollout_sched.core.model.errors import CallerError
-from rollout_sched.integrations.gateway.control_plane import STATE, TrainerCalls
-from rollout_sched.integrations.gateway.control_plane.weights import WeightUpdate
+from rollout_sched.core.model.errors import CallerError, RolloutError
+from rollout_sched.integrations.vllm.weight_updates import (
+    Apply,
+    WeightUpdate,
+    is_coroutine,
+    update_of,
+)
 from rollout_sched.live.ports import InstanceClient
 from rollout_sched.live.requests import Tool
 from rollout_sched.live.trainer import TRAINER
@@ -88,13 +92,7 @@ class Remote(RolloutScheduler):
     async def _next_batch(self, parts: bool) -> Batch | None:
         while True:
             number, part = self._received
-            asked = {
-                "trainer": self._trainer,
-                "ack": number,
-                "part": part,
-                "parts": parts,
-                "timeout_s": LONG_POLL_S,
-            }
+            asked = NextBatch(self._trainer, number, part, parts, LONG_POLL_S)
             status, body = await self._gateway.post(
                 "/rollout/v1/batches/next", asked, repeatable=True
             )
@@ -192,3 +190,105 @@ def _portions(prompts: Iterable[Prompt]) -> Iterator[list[Prompt]]:
         raise
     if portion:
         yield portion
+
+
+# ------------------------------------------------------------------------------------------
+# Submitted prompts that were not received yet: a restarted gateway may have lost them.
+
+#: Number of uids shown in the error text; `uids` has all of them.
+SHOWN = 5
+
+
+class ForgottenPrompts(CallerError):
+    """The gateway was restarted and no longer knows these prompts: submit them again.
+
+    uids  the uids of all of them, in the order of submission
+    """
+
+    def __init__(self, uids: Sequence[str]) -> None:
+        self.uids = list(uids)
+        shown = ", ".join(map(repr, self.uids[:SHOWN]))
+        more = f" and {len(self.uids) - SHOWN} more" if len(self.uids) > SHOWN else ""
+        super().__init__(
+            f"the gateway was restarted and has lost {len(self.uids)} of the submitted prompts: "
+            f"{shown}{more}; submit those in `uids` of this error again. To keep prompts across "
+            f"restarts, start the gateway with --store"
+        )
+
+
+class SubmittedPrompts:
+    """The submitted groups that were neither received in a batch nor lost, by uid."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, None] = {}
+
+    def add(self, uids: Iterable[str]) -> None:
+        self._open.update(dict.fromkeys(uids))
+
+    def received(self, batch: Batch) -> None:
+        """A group is received whole or not at all."""
+        self.remove([sample.uid for sample in batch.samples])
+        self.remove([group.uid for group in batch.failed])
+        self.remove(batch.filtered)
+
+    def remove(self, uids: Iterable[str]) -> None:
+        for uid in uids:
+            self._open.pop(uid, None)
+
+    @property
+    def uids(self) -> list[str]:
+        """In the order of submission."""
+        return list(self._open)
+
+
+# ------------------------------------------------------------------------------------------
+# Renews a trainer's lease while the trainer is busy training.
+
+#: Renewals per lease time: two renewals in a row may be lost or stay unanswered.
+BEATS = 4
+
+
+class Heartbeat:
+    """Renews over its own connection and in its own thread, because most trainers train in the
+    event loop in which they wait for batches. It ends with the process."""
+
+    def __init__(self, gateway: TrainerCalls, trainer: str) -> None:
+        self._gateway = gateway
+        self._trainer = trainer
+        self._lease_s = 0.0
+        self._thread: LoopThread | None = None
+        self._beating: Future[None] | None = None
+
+    def every(self, lease_s: float) -> None:
+        """Renew leases that last `lease_s` seconds; 0: leases do not expire, nothing is renewed."""
+        if lease_s == self._lease_s:
+            return
+        self.close()
+        self._lease_s = lease_s
+        if lease_s:
+            self._thread = LoopThread()
+            self._thread.open("lease")
+            self._beating = self._thread.start(self._beat(lease_s / BEATS))
+
+    def close(self) -> None:
+        if self._thread is not None and self._beating is not None:
+            self._beating.cancel()
+            self._thread.stop()
+            self._thread = self._beating = None
+
+    async def _beat(self, every_s: float) -> None:
+        await self._gateway.open()
+        try:
+            await asyncio.sleep(every_s)
+            while True:  # at a fixed rate, whether or not the last renewal was answered
+                await asyncio.gather(self._renew(every_s), asyncio.sleep(every_s))
+        finally:
+            await self._gateway.close()
+
+    async def _renew(self, within_s: float) -> None:
+        try:
+            async with asyncio.timeout(within_s):
+                await self._gateway.post("/rollout/v1/batches/renew", Renewal(self._trainer))
+        except (RolloutError, TimeoutError) as error:
+            told = str(error) or f"no answer within {within_s:g} s"
+            log.warning("the lease of trainer %s was not renewed: %s", self._trainer, told)

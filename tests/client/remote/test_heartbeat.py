@@ -7,9 +7,9 @@ import threading
 import time
 from typing import Any
 
-from rollout_sched.client import heartbeat
-from rollout_sched.client.heartbeat import Heartbeat
-from rollout_sched.integrations.gateway.control_plane.trainer_client import GatewayError
+from rollout_sched.client.remote import client as heartbeat
+from rollout_sched.client.remote.calls import GatewayError, Renewal
+from rollout_sched.client.remote.client import Heartbeat
 from tests import virtual_loop
 
 #: Seconds that nothing here comes near to.
@@ -43,7 +43,7 @@ def test_it_beats_in_a_thread_of_its_own_and_outlives_failures() -> None:
     beating.every(0.003)
     for _ in range(5):
         assert gateway.beats.acquire(timeout=LONG_S)
-    assert gateway.asked[0] == ("/rollout/v1/batches/renew", {"trainer": "t1"})
+    assert gateway.asked[0] == ("/rollout/v1/batches/renew", Renewal("t1"))
     assert gateway.open_in == "lease"
     beating.close()
     assert gateway.open_in == ""

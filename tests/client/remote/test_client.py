@@ -16,8 +16,8 @@ from rollout_sched.client import (
     Prompt,
     RolloutScheduler,
 )
+from rollout_sched.client.remote import calls as trainer_calls
 from rollout_sched.core.model.errors import CallerError
-from rollout_sched.integrations.gateway.control_plane import trainer_client as trainer_calls
 from rollout_sched.simulators.fake_instance.engine import EngineSettings
 from rollout_sched.simulators.fake_instance.server import FakeServer
 from rollout_sched.simulators.replay.scenario import load_scenario

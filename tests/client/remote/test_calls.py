@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.core.model.errors import CallerError
-from rollout_sched.integrations.gateway.control_plane import trainer_client as trainer_calls
-from rollout_sched.integrations.gateway.control_plane.trainer_client import (
+from rollout_sched.client.remote import calls as trainer_calls
+from rollout_sched.client.remote.calls import (
     GatewayError,
     TrainerCalls,
     error_of,
 )
+from rollout_sched.core.model.errors import CallerError
 from rollout_sched.live.trainer.delivery import LeaseEnded
 from rollout_sched.store.errors import StoreFull
 

@@ -11,13 +11,14 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from rollout_sched.core.model.errors import CallerError
-from rollout_sched.integrations.gateway.control_plane import trainer_client
-from rollout_sched.integrations.gateway.control_plane.codec import MSGPACK, refusal
-from rollout_sched.integrations.gateway.control_plane.trainer_client import (
+from rollout_sched.client.remote import MSGPACK
+from rollout_sched.client.remote import calls as trainer_client
+from rollout_sched.client.remote.calls import (
     GatewayError,
     TrainerClient,
 )
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.integrations.gateway.control_plane.codec import refusal
 
 Handler = Callable[[web.Request], Awaitable[web.Response]]
 

@@ -1,4 +1,4 @@
-"""A trainer's calls to a gateway in another process, independent of the transport."""
+"""A trainer's calls to a gateway in another process: their messages, their errors, and HTTP."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -14,22 +14,25 @@ import msgspec
 from yarl import URL
 
 from rollout_sched.core.model.errors import CallerError, RolloutError
-from rollout_sched.integrations.gateway.control_plane.codec import MSGPACK
-from rollout_sched.integrations.gateway.control_plane.trainer_api import EPOCH
-from rollout_sched.live.trainer import LeaseEnded
+from rollout_sched.live.trainer import TRAINER, LeaseEnded, TrainerName
 from rollout_sched.store import StoreFull
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+MSGPACK = "application/msgpack"
+
 STATE = "/rollout/v1/state"
+
+#: A header of every answer to a trainer, and of every later call of the trainer: the epoch of the
+#: scheduler's run. It changes when the gateway is restarted.
+EPOCH = "Rollout-Epoch"
 
 #: Number of tries, and seconds between them, while the gateway cannot be reached; only for calls
 #: that are safe to repeat.
 TRIES = 60
 RETRY_S = 1.0
-
 
 #: The statuses that are the caller's fault.
 _CALLERS: dict[int, type[CallerError]] = {
@@ -40,6 +43,27 @@ _CALLERS: dict[int, type[CallerError]] = {
     413: CallerError,
     507: StoreFull,
 }
+
+
+class Renewal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """trainer  the holder of the lease"""
+
+    trainer: TrainerName = TRAINER
+
+
+class NextBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """trainer    the name of the calling trainer
+    ack        the number of the batch that has arrived
+    part       only the parts of it up to this one have arrived
+    parts      the finished part of the next batch is enough
+    timeout_s  the longest wait
+    """
+
+    trainer: TrainerName = TRAINER
+    ack: int | None = None
+    part: int | None = None
+    parts: bool = False
+    timeout_s: Annotated[float, msgspec.Meta(ge=0, le=600)] = 30.0
 
 
 class GatewayError(RolloutError, RuntimeError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rollout_sched.client.submitted_prompts import ForgottenPrompts, SubmittedPrompts
+from rollout_sched.client.remote.client import ForgottenPrompts, SubmittedPrompts
 from rollout_sched.live.trainer.samples import Batch, FailedGroup, Sample
 
 
