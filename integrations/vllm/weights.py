@@ -101,7 +101,8 @@ def _number(field: str, value: Any) -> int:
 # Folders in which weights on disk must lie, so that a trainer cannot have arbitrary files read.
 #
 # Paths in the bodies of calls are found by the table that says where a call goes. Nothing else in a
-# trainer's body is checked; but a caller that can have any file loaded can read it, a token at a time.
+# trainer's body is checked; but a caller that can have any file loaded can read it, a token at a
+# time.
 
 
 #: Seconds for which the disk may take to answer.
