@@ -88,8 +88,8 @@ Table = Sequence[tuple[Compared, float]]  #: and millions of tokens that were pr
 
 def marks(policy: str) -> str:
     """`*` for who remembers prompts."""
-    roles = load_policy(policy).roles.values()
-    return "*" if any(getattr(cls, "uses_history", False) for cls, _ in roles) else ""
+    roles = load_policy(policy).build(lengths=lambda group, index: 0)
+    return "*" if roles.uses_history else ""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -8,12 +8,12 @@ from typing import Annotated
 import msgspec
 
 from rollout_sched.core.model.events import InstanceReported
-from rollout_sched.core.model.roles import Instance, Siblings
+from rollout_sched.core.model.roles import Admission, Instance, SessionAdmission, Siblings
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 
 
-class Unbounded(msgspec.Struct, frozen=True):
+class Unbounded(Admission, msgspec.Struct, frozen=True):
     """No limit; the queue is inside the instances, where the scheduler cannot rebalance it."""
 
     weighs_tokens = False
@@ -22,7 +22,7 @@ class Unbounded(msgspec.Struct, frozen=True):
         return True
 
 
-class Slots(msgspec.Struct, frozen=True):
+class Slots(Admission, msgspec.Struct, frozen=True):
     """At most `factor` times the sequences that the instance runs at once."""
 
     factor: Positive = 1.0
@@ -32,7 +32,7 @@ class Slots(msgspec.Struct, frozen=True):
         return len(instance.attempts) < instance.slots * self.factor
 
 
-class KvTokens(msgspec.Struct, frozen=True):
+class KvTokens(Admission, msgspec.Struct, frozen=True):
     """As many as there are slots, while resident and expected tokens fit `fill` of the KV cache.
 
     Engines admit requests until they thrash; keeping the sum of expected contexts under the
@@ -48,7 +48,7 @@ class KvTokens(msgspec.Struct, frozen=True):
         )
 
 
-class KvGrowth(msgspec.Struct, frozen=True):
+class KvGrowth(Admission, msgspec.Struct, frozen=True):
     """As many as there are slots, while their grown contexts fit `fill` of the KV cache.
 
     Each request is expected to grow to the mean final context of those that finished there before
@@ -86,7 +86,7 @@ class Concurrency(msgspec.Struct, frozen=True):
     cut: bool = False
 
 
-class AimdConcurrency(msgspec.Struct, frozen=True):
+class AimdConcurrency(SessionAdmission, msgspec.Struct, frozen=True):
     """A cap on the trajectories of an instance, raised and cut according to its gauges.
 
     prime-rl's adaptive concurrency (PrimeIntellect-ai/prime-rl, orchestrator/concurrency.py), per
@@ -155,7 +155,7 @@ class SessionLoad(msgspec.Struct, frozen=True):
     tokens: float
 
 
-class SessionCap(msgspec.Struct, frozen=True):
+class SessionCap(SessionAdmission, msgspec.Struct, frozen=True):
     """As many trajectories as the KV cache holds from turn to turn.
 
     If it holds fewer, each turn evicts KV that another trajectory needs when its tool returns, and

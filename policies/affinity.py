@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from rollout_sched.core.model.roles import Instance, Request
+from rollout_sched.core.model.roles import Affinity, Instance, Request
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -38,7 +38,7 @@ def worth_staying(
     return ahead * wait_s <= request.context_tokens / prefill_tokens_per_s
 
 
-class ByCost(msgspec.Struct, frozen=True):
+class ByCost(Affinity, msgspec.Struct, frozen=True):
     """The request returns home, unless leaving is worth the re-prefill.
 
     It leaves only if home has more than `margin` requests more than the instance that the routing
@@ -49,7 +49,6 @@ class ByCost(msgspec.Struct, frozen=True):
     margin: Count = MARGIN
     prefill_tokens_per_s: Positive = PREFILL_TOKENS_PER_S
     wait_s: Positive = WAIT_S
-    keeps_sessions = True
 
     def stays(self, request: Request, home: Instance, elsewhere: Instance) -> bool:
         return worth_staying(
@@ -62,7 +61,7 @@ class ByCost(msgspec.Struct, frozen=True):
         )
 
 
-class Ignored(msgspec.Struct, frozen=True):
+class Ignored(Affinity, msgspec.Struct, frozen=True):
     """Sessions are ignored: only the routing decides where a request goes."""
 
     keeps_sessions = False

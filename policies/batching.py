@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 
 from rollout_sched.core.model.records import Launch
-from rollout_sched.core.model.roles import Progress
+from rollout_sched.core.model.roles import Batching, Progress
 from rollout_sched.policies.round_cost import RoundCost, best_over_prompts
 
 AtLeastOne = Annotated[float, msgspec.Meta(ge=1)]
@@ -51,7 +51,7 @@ def _make_up(progress: Progress) -> Launch | None:
     return _fill(progress, wanted) if progress.on_the_way < wanted else None
 
 
-class Sync(msgspec.Struct, frozen=True):
+class Sync(Batching, msgspec.Struct, frozen=True):
     """Rounds: the trainer asks, groups start, and the batch goes when enough of them are whole.
 
     `over_prompts` starts more groups than a batch takes; groups that are unfinished when the batch
@@ -75,7 +75,7 @@ class Sync(msgspec.Struct, frozen=True):
         return _batch(progress, self.part_prompts)
 
 
-class TailBatching(msgspec.Struct, frozen=True):
+class TailBatching(Batching, msgspec.Struct, frozen=True):
     """Short rounds that set the tail back, and long rounds that collect it.
 
     RollPacker (arXiv 2509.21009, NSDI'26). A short round starts `over_prompts` times the prompts
@@ -131,7 +131,7 @@ class TailBatching(msgspec.Struct, frozen=True):
         return _batch(progress, self.part_prompts)
 
 
-class Pooled(msgspec.Struct, frozen=True):
+class Pooled(Batching, msgspec.Struct, frozen=True):
     """Prompts of several batches start together; groups are delivered as they become whole.
 
     SortedRL (arXiv 2603.23414): a round delivers the first batch that is whole, so that short
@@ -159,7 +159,7 @@ class Pooled(msgspec.Struct, frozen=True):
         return _batch(progress, self.part_prompts)
 
 
-class OneStepOff(msgspec.Struct, frozen=True):
+class OneStepOff(Batching, msgspec.Struct, frozen=True):
     """One batch is generated while the trainer trains on the one before (verl one-step-off)."""
 
     part_prompts: PartPrompts = 0
@@ -178,7 +178,7 @@ class OneStepOff(msgspec.Struct, frozen=True):
         return _batch(progress, self.part_prompts)
 
 
-class FullyAsync(msgspec.Struct, frozen=True):
+class FullyAsync(Batching, msgspec.Struct, frozen=True):
     """Groups start whenever freshness has room; a batch goes when enough of them are whole.
 
     `max_groups` bounds the groups in flight, 0 for no bound but freshness. `max_ahead` bounds the

@@ -7,10 +7,10 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from rollout_sched.core.model.roles import Progress
+from rollout_sched.core.model.roles import Freshness, Progress
 
 
-class Unbounded(msgspec.Struct, frozen=True):
+class Unbounded(Freshness, msgspec.Struct, frozen=True):
     """Any age is allowed; only the batching bounds what is in flight."""
 
     def room(self, progress: Progress) -> int:
@@ -23,7 +23,7 @@ class Unbounded(msgspec.Struct, frozen=True):
         return False
 
 
-class Paced(msgspec.Struct, frozen=True):
+class Paced(Freshness, msgspec.Struct, frozen=True):
     """A bounded number of groups between two weight updates, including those still in flight.
 
     verl's fully async mode: with B groups a batch (its require_batches * ppo_mini_batch_size), at
@@ -51,7 +51,7 @@ class Paced(msgspec.Struct, frozen=True):
         return False
 
 
-class Bounded(msgspec.Struct, frozen=True):
+class Bounded(Freshness, msgspec.Struct, frozen=True):
     """No delivered sample holds a token more than `max_staleness` versions old.
 
     Admission is paced: with B groups a batch, S the bound, i the trainer's version, p the places

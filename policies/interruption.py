@@ -6,22 +6,21 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from rollout_sched.core.model.roles import Request
+from rollout_sched.core.model.roles import Interruption, Request
 
 
-class Never(msgspec.Struct, frozen=True):
+class Never(Interruption, msgspec.Struct, frozen=True):
     """No request is interrupted: an instance finishes its requests before it gets weights."""
 
     keeps_partial = False
     keeps_kv = False
-    budgeted = False
     at_update: Literal["drain"] = "drain"
 
     def limit(self, request: Request) -> int | None:
         return None
 
 
-class Partial(msgspec.Struct, frozen=True):
+class Partial(Interruption, msgspec.Struct, frozen=True):
     """Partial rollout: a request may be interrupted and goes on from its tokens under newer
     weights.
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 
 from rollout_sched.core.model.model import InstanceStatus
-from rollout_sched.core.model.roles import FleetView, Instance, Progress
+from rollout_sched.core.model.roles import FleetView, Instance, Lending, Progress
 from rollout_sched.policies.load_estimate import WEIGHTS_TOKENS, LoadEstimate, decode_step
 
 Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
@@ -18,7 +18,7 @@ AtLeastOne = Annotated[float, msgspec.Meta(ge=1)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 
 
-class Keep(msgspec.Struct, frozen=True):
+class Keep(Lending, msgspec.Struct, frozen=True):
     """No instance: the trainer waits until its batch is whole, and then takes all GPUs."""
 
     lends = False
@@ -27,7 +27,7 @@ class Keep(msgspec.Struct, frozen=True):
         return ()
 
 
-class StageFusion(msgspec.Struct, frozen=True):
+class StageFusion(Lending, msgspec.Struct, frozen=True):
     """A share of the instances makes way once most groups of the batch are whole.
 
     The inter-stage fusion of RLHFuse (arXiv 2409.13221, NSDI'25), which moves the long tail
@@ -47,7 +47,6 @@ class StageFusion(msgspec.Struct, frozen=True):
     fill: Share = 0.8
     slowdown: AtLeastOne = 1.2
     weights_tokens: Positive = WEIGHTS_TOKENS
-    lends = True
     tunable = ("whole", "lent", "slowdown")
 
     def choose(self, fleet: FleetView, progress: Progress) -> Sequence[Instance]:

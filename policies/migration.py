@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 
 from rollout_sched.core.model.model import InstanceStatus, RequestState
-from rollout_sched.core.model.roles import Attempt, FleetView, Instance, Migrant
+from rollout_sched.core.model.roles import Attempt, FleetView, Instance, Migrant, Migration
 from rollout_sched.policies.load_estimate import WEIGHTS_TOKENS, LoadEstimate, decode_step
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
@@ -16,7 +16,7 @@ Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
 
 
-class Stay(msgspec.Struct, frozen=True):
+class Stay(Migration, msgspec.Struct, frozen=True):
     """No migration: a request ends on the instance where it was sent."""
 
     interval_s = float("inf")
@@ -25,7 +25,7 @@ class Stay(msgspec.Struct, frozen=True):
         return ()
 
 
-class ByCost(msgspec.Struct, frozen=True):
+class ByCost(Migration, msgspec.Struct, frozen=True):
     """From the fullest instances to the emptiest, as long as it saves more than it costs.
 
     A decode step takes `context_s` longer for each token in the KV cache (the scenario's cost
@@ -83,7 +83,7 @@ class ByCost(msgspec.Struct, frozen=True):
         return saved - self.margin * prefill
 
 
-class Repack(msgspec.Struct, frozen=True):
+class Repack(Migration, msgspec.Struct, frozen=True):
     """Empties instances past their plateau onto others, so that they get weights and prompts.
 
     Laminar (arXiv 2510.12633). An instance is past its plateau when nothing waits for it and its KV

@@ -6,17 +6,17 @@ from typing import Annotated
 
 import msgspec
 
-from rollout_sched.core.model.roles import Request
+from rollout_sched.core.model.roles import Ordering, Request
 
 
-class Fifo(msgspec.Struct, frozen=True):
+class Fifo(Ordering, msgspec.Struct, frozen=True):
     """In order of launch."""
 
     def key(self, request: Request) -> int:
         return 0
 
 
-class LongestFirst(msgspec.Struct, frozen=True):
+class LongestFirst(Ordering, msgspec.Struct, frozen=True):
     """The longest expected remainder first, so that the tail starts early (StreamRL).
 
     Before them go the first `probes` samples of every group: once one of them has finished, the
@@ -30,14 +30,14 @@ class LongestFirst(msgspec.Struct, frozen=True):
         return request.index >= self.probes, -remaining
 
 
-class ShortestFirst(msgspec.Struct, frozen=True):
+class ShortestFirst(Ordering, msgspec.Struct, frozen=True):
     """The shortest expected remainder first, for early updates (SortedRL)."""
 
     def key(self, request: Request) -> int:
         return request.expected_tokens - request.response_tokens
 
 
-class ResumedFirst(msgspec.Struct, frozen=True):
+class ResumedFirst(Ordering, msgspec.Struct, frozen=True):
     """Interrupted requests before new ones (APRIL, slime): they are the oldest."""
 
     def key(self, request: Request) -> bool:

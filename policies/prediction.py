@@ -8,10 +8,10 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from rollout_sched.core.model.roles import Request, Siblings
+from rollout_sched.core.model.roles import Prediction, Request, Siblings
 
 
-class Unknown(msgspec.Struct, frozen=True):
+class Unknown(Prediction, msgspec.Struct, frozen=True):
     """No prediction: only tokens that exist already count."""
 
     def estimate(self, siblings: Siblings) -> None:
@@ -21,7 +21,7 @@ class Unknown(msgspec.Struct, frozen=True):
         return request.known_tokens
 
 
-class Oracle(msgspec.Struct, frozen=True):
+class Oracle(Prediction, msgspec.Struct, frozen=True):
     """The true length. Only a replay knows it: it is a reference, not a policy for real runs."""
 
     lengths: Callable[[str, int], int]
@@ -33,7 +33,7 @@ class Oracle(msgspec.Struct, frozen=True):
         return self.lengths(request.siblings.id, request.index)
 
 
-class GroupHistory(msgspec.Struct, frozen=True):
+class GroupHistory(Prediction, msgspec.Struct, frozen=True):
     """A quantile of the lengths of finished siblings; the limit until one has finished (Seer).
 
     In public traces the other samples of a group predict a response within a factor of 1.2-1.3,
@@ -73,7 +73,7 @@ class GroupHistory(msgspec.Struct, frozen=True):
         return siblings.max_tokens
 
 
-class PromptHistory(msgspec.Struct, frozen=True):
+class PromptHistory(Prediction, msgspec.Struct, frozen=True):
     """A quantile of the lengths of finished siblings, or else of the prompt's earlier responses.
 
     Without either it is the length the trainer expects, or else the limit (RhymeRL, arXiv

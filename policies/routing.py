@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from rollout_sched.core.model.roles import Dice, FleetView, Instance, Request
+from rollout_sched.core.model.roles import Dice, FleetView, Instance, Request, Routing
 from rollout_sched.policies.affinity import (
     MARGIN,
     PREFILL_TOKENS_PER_S,
@@ -18,7 +18,7 @@ from rollout_sched.policies.affinity import (
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 
 
-class RoundRobin(msgspec.Struct, frozen=True):
+class RoundRobin(Routing, msgspec.Struct, frozen=True):
     """The instance whose last request was sent longest ago, whatever its load."""
 
     weighs_tokens = False
@@ -30,7 +30,7 @@ class RoundRobin(msgspec.Struct, frozen=True):
         return fleet.least()
 
 
-class StaticSplit(msgspec.Struct, frozen=True):
+class StaticSplit(Routing, msgspec.Struct, frozen=True):
     """Each instance gets a contiguous share of the prompts launched together, with all samples.
 
     What trainers without a router do: the batch is cut into as many pieces as there are ranks, and
@@ -53,7 +53,7 @@ class StaticSplit(msgspec.Struct, frozen=True):
         return fleet.open_instance(mine.id) or fleet.least()
 
 
-class Random(msgspec.Struct, frozen=True):
+class Random(Routing, msgspec.Struct, frozen=True):
     """A random open instance, by seeded chance."""
 
     dice: Dice
@@ -66,7 +66,7 @@ class Random(msgspec.Struct, frozen=True):
         return fleet.open[self.dice.randrange(len(fleet.open))] if fleet.open else None
 
 
-class PowerOfTwo(msgspec.Struct, frozen=True):
+class PowerOfTwo(Routing, msgspec.Struct, frozen=True):
     """Of two instances drawn by seeded chance, the one with fewer requests (Mitzenmacher 2001)."""
 
     dice: Dice
@@ -85,7 +85,7 @@ class PowerOfTwo(msgspec.Struct, frozen=True):
         return min(pair, key=lambda instance: (instance.in_flight, instance.serial))
 
 
-class LeastRequests(msgspec.Struct, frozen=True):
+class LeastRequests(Routing, msgspec.Struct, frozen=True):
     """The instance with the fewest requests in flight."""
 
     weighs_tokens = False
@@ -97,7 +97,7 @@ class LeastRequests(msgspec.Struct, frozen=True):
         return fleet.least()
 
 
-class LeastTokens(msgspec.Struct, frozen=True):
+class LeastTokens(Routing, msgspec.Struct, frozen=True):
     """The instance with the fewest tokens: resident in KV plus expected by the prediction.
 
     The imbalance of rollouts is one of tokens, not of requests (verl issue 658: about 30 % more
@@ -111,7 +111,7 @@ class LeastTokens(msgspec.Struct, frozen=True):
         return fleet.least()
 
 
-class LengthSplit(msgspec.Struct, frozen=True):
+class LengthSplit(Routing, msgspec.Struct, frozen=True):
     """Requests expected to be long go to instances that run fewer at once, so that each is faster.
 
     StreamRL's skewness-aware dispatch (arXiv 2504.15930): the latency of a long response is its
@@ -148,7 +148,7 @@ class LengthSplit(msgspec.Struct, frozen=True):
         return bool(known) and request.expected_tokens >= self.long * of.max_tokens
 
 
-class VllmInternalLb(msgspec.Struct, frozen=True):
+class VllmInternalLb(Routing, msgspec.Struct, frozen=True):
     """vLLM's internal load balancing: the least of 4 x waiting + running, as last reported.
 
     The counts are as old as the last report; each request sent since then counts as a waiting one
@@ -168,7 +168,7 @@ class VllmInternalLb(msgspec.Struct, frozen=True):
         return fleet.least()
 
 
-class GroupTokens(msgspec.Struct, frozen=True):
+class GroupTokens(Routing, msgspec.Struct, frozen=True):
     """The instance with the fewest tokens; the samples of a long prompt go there together.
 
     A prompt of `shared_tokens` or more is prefilled and kept once for all its samples if they are
@@ -194,7 +194,7 @@ class GroupTokens(msgspec.Struct, frozen=True):
         return there
 
 
-class SessionAffinity(msgspec.Struct, frozen=True):
+class SessionAffinity(Routing, msgspec.Struct, frozen=True):
     """The instance that holds the request's KV, unless leaving it is worth the re-prefill.
 
     A request without KV goes to the instance with the fewest sessions (prime-rl's sticky routing,

@@ -8,13 +8,13 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from rollout_sched.core.model.roles import Group
+from rollout_sched.core.model.roles import Group, Selection
 from rollout_sched.policies.prediction import length_before
 
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
-class InOrder(msgspec.Struct, frozen=True):
+class InOrder(Selection, msgspec.Struct, frozen=True):
     """In order of arrival."""
 
     window = 0
@@ -25,7 +25,7 @@ class InOrder(msgspec.Struct, frozen=True):
         return window[:wanted]
 
 
-class LikeLengths(msgspec.Struct, frozen=True):
+class LikeLengths(Selection, msgspec.Struct, frozen=True):
     """Rounds of prompts of similar expected length, so that no round waits for a few long ones.
 
     A round lasts as long as its longest response, so the expected length of a prompt is a high

@@ -7,10 +7,10 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from rollout_sched.core.model.roles import Instance, Progress
+from rollout_sched.core.model.roles import Instance, Progress, Weights
 
 
-class Rolling(msgspec.Struct, frozen=True):
+class Rolling(Weights, msgspec.Struct, frozen=True):
     """`at_once` instances at a time; the others go on with the weights they have.
 
     The fleet never stops as a whole, but has mixed versions for longer, and staleness counts the
@@ -24,7 +24,7 @@ class Rolling(msgspec.Struct, frozen=True):
         return outdated[: max(0, self.at_once - progress.updating)]
 
 
-class AllAtOnce(msgspec.Struct, frozen=True):
+class AllAtOnce(Weights, msgspec.Struct, frozen=True):
     """Every instance at the same time.
 
     `when` = "now" waits only for what the interruption role asks for; "between_batches" waits until

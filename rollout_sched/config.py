@@ -13,7 +13,7 @@ import math
 import random
 import tomllib
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
@@ -162,11 +162,11 @@ class PolicyFile(msgspec.Struct, frozen=True):
         """
         roles = Roles(**{role: self._role(role, seed, lengths) for role in self.roles})
         for role in (roles.batching, roles.weights):
-            made = getattr(role, "least_staleness", 0)
-            if roles.freshness.oldest_allowed(made) > 0:
+            least = role.least_staleness
+            if roles.freshness.oldest_allowed(least) > 0:
                 raise ConfigError(
                     f"{self.name}: freshness.max_staleness: {type(role).__name__} makes samples "
-                    f"{made} version(s) old that could not be delivered; allow at least {made}"
+                    f"{least} version(s) old that could not be delivered; allow at least {least}"
                 )
         return roles
 
@@ -323,7 +323,81 @@ def _find_class(name: str, role: str, use: Any) -> Any:
             f"{name}: {role}.use: unknown {role} {use!r}{nearest(use, REGISTRY[role])} "
             f"(allowed: {', '.join(REGISTRY[role])}, or package.module:Class)"
         )
-    return imported(f"{name}: {role}.use", use, "class")
+    path = f"{name}: {role}.use"
+    cls = imported(path, use, "class")
+    mistakes = "; ".join(_mistakes(cls, _BASES[role]))
+    if mistakes:
+        raise ConfigError(f"{path}: {use!r} cannot be a {role} policy: {mistakes}")
+    return cls
+
+
+#: The class of each role, which its policies inherit from.
+_BASES: dict[str, type[Any]] = typing.get_type_hints(Roles)
+
+
+def _mistakes(cls: Any, base: type[Any]) -> Iterator[str]:
+    """Says why a class of the user's own does not do for a role."""
+    if not isinstance(cls, type) or not issubclass(cls, base):
+        yield f"it must inherit from {base.__name__} (from rollout_sched.core import roles)"
+        return
+    asked = _asked(cls)
+    for name, definition in asked.items():
+        answer = inspect.getattr_static(cls, name)
+        if _is_abstract(answer):
+            yield f"it lacks {_written(name, definition)}"
+        elif inspect.isfunction(definition):
+            if not _takes(cls, name, len(_arguments(definition))):
+                yield f"it must have a method {_written(name, definition)}"
+        elif inspect.isroutine(answer):
+            yield f"{name} must be a value or a property, not a method"
+    optional = [name for name, definition in asked.items() if not _is_abstract(definition)]
+    extensions = [one for one in base.__subclasses__() if one.__module__ == base.__module__]
+    for name in dir(cls):
+        if name.startswith("_") or name in asked:
+            continue
+        for near in get_close_matches(name, optional, n=1, cutoff=0.8):
+            yield f"nobody reads {name}; did you mean {near}?"
+        for extension in extensions:
+            if name in _asked(extension):
+                yield f"{name} is asked only of a class that inherits from {extension.__name__}"
+
+
+def _asked(cls: type) -> dict[str, Any]:
+    """What the roles that a class inherits from ask for: names and their definitions there."""
+    return {
+        name: definition
+        for kind in cls.__mro__
+        if kind.__module__ == Roles.__module__
+        for name, definition in vars(kind).items()
+        if not name.startswith("_")
+    }
+
+
+def _is_abstract(definition: Any) -> bool:
+    return getattr(definition, "__isabstractmethod__", False)
+
+
+def _arguments(method: Any) -> list[str]:
+    return list(inspect.signature(method).parameters)[1:]
+
+
+def _written(name: str, definition: Any) -> str:
+    """The name of a fact, or a method as it is called."""
+    if not inspect.isfunction(definition):
+        return name
+    return f"{name}({', '.join(_arguments(definition))})"
+
+
+def _takes(cls: type, name: str, arguments: int) -> bool:
+    """Whether a method can be called with that many arguments on an instance."""
+    static = isinstance(inspect.getattr_static(cls, name), staticmethod | classmethod)
+    try:
+        inspect.signature(getattr(cls, name)).bind(*range(arguments + (not static)))
+    except TypeError:  # not callable, or with another number of arguments
+        return False
+    except ValueError:  # written in C, without a signature
+        return True
+    return True
 
 
 def imported(path: str, use: str, noun: str = "function") -> Any:

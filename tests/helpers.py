@@ -22,7 +22,14 @@ from rollout_sched.core.model.model import (
     Siblings,
 )
 from rollout_sched.core.model.records import DeliveredGroup, Launch
-from rollout_sched.core.model.roles import Capacity, FleetView, Migrant, Progress
+from rollout_sched.core.model.roles import (
+    Capacity,
+    FleetView,
+    Lending,
+    Migrant,
+    Migration,
+    Progress,
+)
 from rollout_sched.core.scheduler import Scheduler
 from rollout_sched.core.state.fleet import Fleet
 from rollout_sched.simulators import traces
@@ -139,7 +146,7 @@ class Loads:
             self.fleet.send(make_request(context=context), self[number], 1000)
 
 
-class Restless(msgspec.Struct, frozen=True):
+class Restless(Migration, msgspec.Struct, frozen=True):
     """A migration without sense: what runs goes to the next open instance, three times each."""
 
     interval_s: float = 0.0
@@ -156,10 +163,8 @@ class Restless(msgspec.Struct, frozen=True):
         ]
 
 
-class Generous(msgspec.Struct, frozen=True):
+class Generous(Lending, msgspec.Struct, frozen=True):
     """A lending without sense: all but one make way at the first occasion."""
-
-    lends = True
 
     def choose(self, fleet: FleetView, progress: Progress) -> list[Instance]:
         serving = [

@@ -25,6 +25,7 @@ from rollout_sched.config import PolicyFile, shipped
 from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.live.live_scheduler import settings_of
 from rollout_sched.live.settings import RunOptions, Settings
+from rollout_sched.policies.routing import LeastRequests
 from rollout_sched.simulators.replay import runs
 from rollout_sched.simulators.replay.report import at
 from rollout_sched.simulators.replay.scenario import Scenario
@@ -215,8 +216,8 @@ class TestReplay:
         tiny_trace: Path,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        class Refuses:
-            def __init__(self) -> None:
+        class Refuses(LeastRequests, frozen=True):
+            def __post_init__(self) -> None:
                 raise ValueError("not today")
 
         module: Any = ModuleType("users_module")
@@ -439,6 +440,19 @@ class TestCheck:
         assert 'mine: live.stal_s: unknown key; did you mean "stall_s"?' in err
         code, _, err = run(capsys, "replay", SMALL, "--policy", path)
         assert (code, "live.stal_s" in err) == (2, True)
+
+    def test_class_without_the_methods_of_its_role(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "users_policy.py").write_text(
+            "from rollout_sched.core import roles\n\nclass Empty(roles.Routing):\n    pass\n"
+        )
+        monkeypatch.syspath_prepend(tmp_path)
+        path = tmp_path / "mine.toml"
+        path.write_text('[routing]\nuse = "users_policy:Empty"\n')
+        code, out, err = run(capsys, "check", path)
+        assert (code, out) == (2, "")
+        assert "mine: routing.use: 'users_policy:Empty' cannot be a routing policy: it lacks" in err
 
     def test_the_oracle_is_valid(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         path = tmp_path / "oracle.toml"

@@ -11,16 +11,24 @@ import msgspec
 import pytest
 
 from rollout_sched import config
-from rollout_sched.config import ConfigError, load_policy, parse_policy
+from rollout_sched.config import REGISTRY, ConfigError, load_policy, parse_policy
 from rollout_sched.core.model.errors import CallerError
-from rollout_sched.core.model.roles import FleetView, Instance, Request
+from rollout_sched.core.model.roles import (
+    Admission,
+    Batching,
+    FleetView,
+    Instance,
+    Request,
+    Routing,
+    SessionAdmission,
+)
 from rollout_sched.live.live_scheduler import settings_of
 from rollout_sched.live.settings import Settings
 from rollout_sched.policies import batching, freshness, interruption, ordering, prediction, routing
 from tests.helpers import Loads, make_request
 
 
-class Newest(msgspec.Struct, frozen=True):
+class Newest(Routing, msgspec.Struct, frozen=True):
     """A user's own routing: the open instance that joined last."""
 
     margin: Annotated[int, msgspec.Meta(ge=0)] = 3
@@ -32,7 +40,21 @@ class Newest(msgspec.Struct, frozen=True):
         return fleet.least()
 
 
-class Plain:
+class FirstOpen(Routing):
+    """What the following classes answer."""
+
+    def load(self, instance: Instance) -> int:
+        return 0
+
+    def choose(self, request: Request, fleet: FleetView) -> Instance | None:
+        return fleet.least()
+
+
+def at_once(self: Any, asked: Any) -> bool:
+    return True
+
+
+class Plain(FirstOpen):
     """A user's own class without msgspec, which needs a parameter and dice."""
 
     def __init__(self, weight: float, dice: Any) -> None:
@@ -41,7 +63,7 @@ class Plain:
         self.weight, self.dice = weight, dice
 
 
-class Unresolved:
+class Unresolved(FirstOpen):
     """Its annotations cannot be evaluated, as with names imported for type checkers only."""
 
     def __init__(self, weight: NoSuchName = 1) -> None:  # noqa: F821
@@ -222,6 +244,93 @@ class TestUsersOwn:
     def test_annotations_that_cannot_be_evaluated_are_not_checked(self, mine: str) -> None:
         policy = parse_policy("p", {"routing": {"use": f"{mine}:Unresolved", "weight": 4}})
         assert policy.build().routing.weight == 4
+
+    @pytest.mark.parametrize(
+        ("role", "cls", "says"),
+        [
+            ("routing", type("Empty", (), {}), "it must inherit from Routing"),
+            ("routing", lambda: None, "it must inherit from Routing"),
+            ("admission", Plain, "it must inherit from Admission"),
+            (
+                "routing",
+                type("Empty", (Routing,), {}),
+                "it lacks load(instance); it lacks choose(request, fleet)",
+            ),
+            (
+                "batching",
+                type("One", (Batching,), {"launch": at_once}),
+                "it lacks stops_at_delivery",
+            ),
+            ("admission", type("One", (SessionAdmission,), {"admits": at_once}), "it lacks begins"),
+            (
+                "routing",
+                type("Long", (FirstOpen,), {"load": lambda self, instance, fleet: 0}),
+                "it must have a method load(instance)",
+            ),
+            (
+                "routing",
+                type("Short", (FirstOpen,), {"load": lambda instance: 0}),
+                "it must have a method load(instance)",
+            ),
+            (
+                "routing",
+                type("No", (FirstOpen,), {"load": 7}),
+                "it must have a method load(instance)",
+            ),
+            (
+                "routing",
+                type("Typo", (FirstOpen,), {"weigh_tokens": False}),
+                "nobody reads weigh_tokens; did you mean weighs_tokens?",
+            ),
+            (
+                "routing",
+                type("Typo", (FirstOpen,), {"keep_sessions": True}),
+                "nobody reads keep_sessions; did you mean keeps_sessions?",
+            ),
+            (
+                "routing",
+                type("Asks", (FirstOpen,), {"keeps_sessions": lambda self: True}),
+                "keeps_sessions must be a value or a property, not a method",
+            ),
+            (
+                "admission",
+                type("Half", (Admission,), {"admits": at_once, "begins": at_once}),
+                "begins is asked only of a class that inherits from SessionAdmission",
+            ),
+        ],
+    )
+    def test_class_that_does_not_answer_its_role_is_refused(
+        self, mine: str, role: str, cls: Any, says: str
+    ) -> None:
+        sys.modules[mine].Own = cls  # type: ignore[attr-defined]
+        text = refusal({role: {"use": f"{mine}:Own"}})
+        assert text.startswith(
+            f"mine.toml: {role}.use: 'users_own:Own' cannot be a {role} policy: "
+        )
+        assert says in text
+
+    @pytest.mark.parametrize(
+        "own",
+        [
+            {"load": lambda self, instance, more=1: 0},
+            {"load": staticmethod(lambda instance: 0)},
+            {"load": lambda self, *what: 0},
+            {"weighs_tokens": property(lambda self: False)},
+            {"weight": 3, "loads": 4, "chosen": 5},
+        ],
+    )
+    def test_class_that_answers_in_its_own_way_is_taken(
+        self, mine: str, own: dict[str, Any]
+    ) -> None:
+        sys.modules[mine].Own = type("Own", (FirstOpen,), own)  # type: ignore[attr-defined]
+        parse_policy("p", {"routing": {"use": f"{mine}:Own"}}).build()
+
+    @pytest.mark.parametrize(
+        ("role", "cls"),
+        [(role, cls) for role, classes in REGISTRY.items() for cls in classes.values()],
+    )
+    def test_our_own_classes_are_taken_by_their_full_names(self, role: str, cls: type) -> None:
+        parse_policy("p", {role: {"use": f"{cls.__module__}:{cls.__name__}"}})
 
     @pytest.mark.parametrize(
         "use",

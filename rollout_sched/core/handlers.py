@@ -64,7 +64,7 @@ class TrainerEvents:
         self._updater = decider.updater
         self._lender = decider.lender
         self._freshness = roles.freshness
-        self._masks = roles.masks
+        self._masks = roles.freshness.masks
         self._serials = books.serials
         self._history = books.prompt_lengths
 

@@ -33,7 +33,7 @@ class Books:
             roles.routing.load,
             roles.admission.admits,
             roles.sessions,
-            counts_finished=roles.counts_finished,
+            counts_finished=roles.admission.counts_finished,
         )
         self.groups = Groups()
         self.sample_buffer = SampleBuffer()
@@ -43,7 +43,7 @@ class Books:
             self.fleet,
             self.groups,
             self.sample_buffer,
-            keeps_recent=getattr(roles.batching, "uses_recent", False),
+            keeps_recent=roles.batching.uses_recent,
         )
         self.selection_window = SelectionWindow(roles.selection, self.groups, prompts_per_step)
         self.sessions = Sessions()

@@ -78,7 +78,7 @@ def neighbours(policy: PolicyFile, setting: Setting) -> Iterator[Parameters]:
     for role in TUNABLE_ROLES:
         cls, given = policy.roles[role]
         for name, values in _values(role, cls, setting).items():
-            if name not in getattr(cls, "tunable", ()):
+            if name not in cls.tunable:
                 continue
             own = given.get(name, _default(cls, name))
             others = sorted({value for value in values if value != own})

@@ -14,7 +14,7 @@ from rollout_sched import load_policy
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.core.model.events import GroupSubmitted, InstanceLost, TokensArrived
 from rollout_sched.core.model.model import DeliveredSample, Instance, Request
-from rollout_sched.core.model.roles import FleetView
+from rollout_sched.core.model.roles import FleetView, Routing
 from rollout_sched.link.front import RemoteFront
 from rollout_sched.link.host import LOSING, Hub
 from rollout_sched.link.protocol import Recipes, read_welcome
@@ -288,7 +288,7 @@ def test_what_a_dead_front_had_is_made_at_another_and_its_clients_are_gone() -> 
     run(scene)
 
 
-class BlockedByTheFirst:
+class BlockedByTheFirst(Routing):
     """A routing that blocks all requests until the first one is dispatched."""
 
     weighs_tokens = False

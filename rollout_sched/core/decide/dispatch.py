@@ -108,7 +108,7 @@ class Dispatcher:
         out: list[Action],
     ) -> None:
         self._roles = roles
-        self._asks_affinity = not roles.routing_keeps_sessions and roles.affinity.keeps_sessions
+        self._asks_affinity = not roles.routing.keeps_sessions and roles.affinity.keeps_sessions
         self._fleet = fleet
         self._requests = requests
         self._migrator = migrator

@@ -36,10 +36,9 @@ def check_parameters(roles: Roles, parameters: Parameters) -> None:
 
 def tuned(role: str, policy: Any, values: dict[str, int | float]) -> Any:
     """The same policy with these values. Raises CallerError."""
-    tunable = getattr(policy, "tunable", ())
     for name in values:
-        if name not in tunable:
-            known = ", ".join(tunable) or "none"
+        if name not in policy.tunable:
+            known = ", ".join(policy.tunable) or "none"
             raise CallerError(
                 f"{role}.{name} of {type(policy).__name__} cannot change during a run; "
                 f"parameters that can: {known}"

@@ -6,8 +6,9 @@ of its own; a policy that needs randomness is given a seeded `Dice`.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import msgspec
 
@@ -110,45 +111,75 @@ class Progress(Protocol):
     def capacity(self) -> Capacity: ...
 
 
-class Routing(Protocol):
+# ------------------------------------------------------------------------------------------
+# The roles. A policy inherits from its role and answers what is abstract. Attributes with a default
+# are what the scheduler must know of the policy itself; a policy for which the default is wrong
+# declares the attribute.
+
+
+class Routing:
     """Which instance takes this request?"""
 
+    __slots__ = ()
+
+    weighs_tokens: ClassVar[bool] = True
+    """False if `load` does not read `Instance.tokens`. If no role does, running requests get no
+    new prediction each time an estimate changes."""
+
+    keeps_sessions: ClassVar[bool] = False
+    """True if it handles sessions itself, so that affinity is not asked."""
+
+    @abstractmethod
     def load(self, instance: Instance) -> Any:
         """A sortable load; `FleetView.least` finds its minimum."""
 
+    @abstractmethod
     def choose(self, request: Request, fleet: FleetView) -> Instance | None:
         """An open instance, or None to let the request wait."""
 
 
-class Affinity(Protocol):
+class Affinity:
     """Does a request of a session return to its KV, even if other instances have less to do?
 
-    A *session* here is a conversation of direct requests, as named by the client. If a routing
-    handles sessions itself, its attribute `keeps_sessions` is true and affinity is not asked.
+    A *session* here is a conversation of direct requests, as named by the client.
     """
 
-    @property
-    def keeps_sessions(self) -> bool:
-        """False: the role is never asked."""
+    __slots__ = ()
 
+    keeps_sessions: ClassVar[bool] = True
+    """False: the role is never asked."""
+
+    @abstractmethod
     def stays(self, request: Request, home: Instance, elsewhere: Instance) -> bool:
         """`home` is the session's last instance, `elsewhere` the routing's choice; both open."""
 
 
-class Ordering(Protocol):
+class Ordering:
     """Which waiting request goes first?"""
 
+    __slots__ = ()
+
+    @abstractmethod
     def key(self, request: Request) -> Any:
         """A sortable key, lowest first; equal keys go in order of launch."""
 
 
-class Admission(Protocol):
+class Admission:
     """May this instance take one more request, given its own load?"""
 
+    __slots__ = ()
+
+    weighs_tokens: ClassVar[bool] = True
+    """False if it does not read `Instance.tokens`, as for a routing."""
+
+    counts_finished: ClassVar[bool] = False
+    """True if it reads `Instance.finished`, which is not counted otherwise."""
+
+    @abstractmethod
     def admits(self, instance: Instance) -> bool: ...
 
 
-class SessionAdmission(Admission, Protocol):
+class SessionAdmission(Admission):
     """An admission that also bounds the sessions whose KV an instance keeps between turns.
 
     A *session* of an instance is a request in flight there, or one between two turns whose last
@@ -156,20 +187,31 @@ class SessionAdmission(Admission, Protocol):
     all others.
     """
 
+    __slots__ = ()
+
+    @abstractmethod
     def observe(self, instance: Instance, report: InstanceReported) -> Any:
         """A summary of a poll, which the scheduler keeps as `instance.observed`. When asked,
         `instance.report` and `instance.observed` are still those of the poll before."""
 
+    @abstractmethod
     def begins(self, instance: Instance) -> bool:
         """May it take a request whose KV is elsewhere? True for an instance without sessions."""
 
+    @abstractmethod
     def continues(self, instance: Instance) -> bool:
         """May a request whose KV is there go on? If not, it waits with those that have no KV."""
 
 
-class Prediction(Protocol):
+class Prediction:
     """How many response tokens will this request have in the end?"""
 
+    __slots__ = ()
+
+    uses_history: ClassVar[bool] = False
+    """True if it reads `Siblings.history`, which is not kept otherwise."""
+
+    @abstractmethod
     def estimate(self, siblings: Siblings) -> int | None:
         """An estimate from the lengths of siblings; asked whenever one of them makes progress.
 
@@ -177,26 +219,43 @@ class Prediction(Protocol):
         `expect` again for every unfinished sibling. None: no estimate.
         """
 
+    @abstractmethod
     def expect(self, request: Request) -> int: ...
 
 
-class Batching(Protocol):
-    """When do groups start, and when is a batch ready?
+class Batching:
+    """When do groups start, and when is a batch ready?"""
 
-    A batching that makes every sample some versions old declares a class attribute
-    `least_staleness`, so that a tighter bound is refused before a run.
-    """
-
-    @property
-    def stops_at_delivery(self) -> bool:
-        """True if a whole batch ends the round and what still runs is set back."""
+    __slots__ = ()
 
     @property
     def part_prompts(self) -> int:
         """The least groups in a part of a batch, except the last part; 0: no parts."""
+        return 0
 
+    @property
+    def least_staleness(self) -> int:
+        """How many versions old it makes every sample, so that a tighter bound is refused before a
+        run."""
+        return 0
+
+    @property
+    def uses_recent(self) -> bool:
+        """True if it reads `Progress.recent`, which is not kept otherwise."""
+        return False
+
+    tunable: ClassVar[Sequence[str]] = ()
+    """The parameters that may change during a run (see `core.decide.tuning`)."""
+
+    @property
+    @abstractmethod
+    def stops_at_delivery(self) -> bool:
+        """True if a whole batch ends the round and what still runs is set back."""
+
+    @abstractmethod
     def launch(self, progress: Progress) -> Launch | None: ...
 
+    @abstractmethod
     def batch(self, progress: Progress) -> int:
         """Complete groups to deliver now, 0 for not yet. Asked only while the trainer waits.
 
@@ -204,15 +263,25 @@ class Batching(Protocol):
         """
 
 
-class Selection(Protocol):
+class Selection:
     """Which fresh groups start together?"""
 
+    __slots__ = ()
+
+    uses_history: ClassVar[bool] = False
+    """True if it reads `Siblings.history`, which is not kept otherwise."""
+
+    tunable: ClassVar[Sequence[str]] = ()
+    """As of a batching."""
+
     @property
+    @abstractmethod
     def window(self) -> int:
         """Number of rounds whose groups it chooses from; all of these start before the next window
         is looked at. 0: groups start in order of arrival, and the role is not asked.
         """
 
+    @abstractmethod
     def choose(
         self, window: Sequence[Group], wanted: int, beside: Sequence[Group]
     ) -> Sequence[Group]:
@@ -224,15 +293,25 @@ class Selection(Protocol):
         """
 
 
-class Freshness(Protocol):
+class Freshness:
     """How old may a delivered sample be, and which groups wait for others?"""
 
+    __slots__ = ()
+
+    @property
+    def masks(self) -> bool:
+        """True if tokens that are too old are delivered, but not trained."""
+        return False
+
+    @abstractmethod
     def room(self, progress: Progress) -> int:
         """How many more groups may be launched."""
 
+    @abstractmethod
     def oldest_allowed(self, version: int) -> int:
         """The oldest version a sample delivered at trainer version `version` may hold."""
 
+    @abstractmethod
     def must_wait(self, progress: Progress, remaining: Mapping[int, int], places: int) -> bool:
         """True if delivering now would leave groups behind that would then become too old.
 
@@ -241,37 +320,52 @@ class Freshness(Protocol):
         """
 
 
-class Interruption(Protocol):
+class Interruption:
     """What happens to a running request when its instance gets weights, or its round ends?
 
     If requests are verified before they go on, the policy has an attribute `verifies` and the
     `leniency` of the test (see `core.verification`); it keeps partial responses, and no KV.
     """
 
-    @property
-    def keeps_partial(self) -> bool:
-        """True if an interrupted request goes on from its tokens, False if it starts over."""
-
-    @property
-    def keeps_kv(self) -> bool:
-        """True if it goes on from KV made by older weights, False if KV is recomputed."""
-
-    @property
-    def at_update(self) -> Literal["drain", "in_place", "resubmit"]:
-        """Finish first, freeze in place, or return to be dispatched again."""
+    __slots__ = ()
 
     @property
     def budgeted(self) -> bool:
         """If a request used up its limit: True if it waits for the next round, where the batching
         works in rounds; False if it returns to the waiting queue at once."""
+        return False
 
+    @property
+    @abstractmethod
+    def keeps_partial(self) -> bool:
+        """True if an interrupted request goes on from its tokens, False if it starts over."""
+
+    @property
+    @abstractmethod
+    def keeps_kv(self) -> bool:
+        """True if it goes on from KV made by older weights, False if KV is recomputed."""
+
+    @property
+    @abstractmethod
+    def at_update(self) -> Literal["drain", "in_place", "resubmit"]:
+        """Finish first, freeze in place, or return to be dispatched again."""
+
+    @abstractmethod
     def limit(self, request: Request) -> int | None:
         """The largest number of new tokens in one attempt; None for no limit."""
 
 
-class Weights(Protocol):
+class Weights:
     """Which instances with old weights start their update now?"""
 
+    __slots__ = ()
+
+    @property
+    def least_staleness(self) -> int:
+        """How many versions it lets the fleet fall behind, which no sample can be fresher than."""
+        return 0
+
+    @abstractmethod
     def choose(self, outdated: Sequence[Instance], progress: Progress) -> Sequence[Instance]: ...
 
 
@@ -282,7 +376,7 @@ class Migrant(msgspec.Struct, frozen=True):
     instance: Instance
 
 
-class Migration(Protocol):
+class Migration:
     """Which running requests go on elsewhere, and where?
 
     A migrant keeps its tokens. It costs an interruption, and a prefill of its whole context on the
@@ -290,24 +384,36 @@ class Migration(Protocol):
     that is SERVING or DRAINING), and only to an open instance of the same version.
     """
 
+    __slots__ = ()
+
+    tunable: ClassVar[Sequence[str]] = ()
+    """As of a batching."""
+
     @property
+    @abstractmethod
     def interval_s(self) -> float:
         """Least seconds between two calls; asked only while nothing waits. Infinity: never."""
 
+    @abstractmethod
     def choose(self, fleet: FleetView) -> Sequence[Migrant]: ...
 
 
-class Lending(Protocol):
+class Lending:
     """Which instances make way for a trainer on their GPUs, before its batch is whole?
 
     Their requests go on elsewhere, as migrants do. A lent instance returns at the end of the
     training step.
     """
 
-    @property
-    def lends(self) -> bool:
-        """False: the role is never asked."""
+    __slots__ = ()
 
+    lends: ClassVar[bool] = True
+    """False: the role is never asked."""
+
+    tunable: ClassVar[Sequence[str]] = ()
+    """As of a batching."""
+
+    @abstractmethod
     def choose(self, fleet: FleetView, progress: Progress) -> Sequence[Instance]:
         """Serving instances, but not all of them. Asked while nothing waits and no weights are on
         their way, if the trainer waits and shares the instances' GPUs."""
@@ -336,11 +442,6 @@ class Roles(msgspec.Struct):
         return bool(getattr(self.interruption, "verifies", False))
 
     @property
-    def masks(self) -> bool:
-        """Whether tokens that are too old are delivered, but not trained."""
-        return bool(getattr(self.freshness, "masks", False))
-
-    @property
     def carries_over(self) -> bool:
         """Whether a round leaves tokens behind that could become stale. It does not if they are
         thrown away or verified before they go on."""
@@ -354,41 +455,23 @@ class Roles(msgspec.Struct):
 
     @property
     def uses_history(self) -> bool:
-        """True if selection or prediction reads `Siblings.history`.
-
-        They declare it by a class attribute `uses_history = True`; else it is not kept.
-        """
-        return any(getattr(r, "uses_history", False) for r in (self.selection, self.prediction))
+        """True if selection or prediction reads `Siblings.history`."""
+        return self.selection.uses_history or self.prediction.uses_history
 
     @property
     def weigh_tokens(self) -> bool:
-        """False if neither routing nor admission reads `Instance.tokens`.
-
-        They declare it by a class attribute `weighs_tokens = False`, which saves new predictions
-        for running requests each time an estimate changes.
-        """
-        return any(getattr(r, "weighs_tokens", True) for r in (self.routing, self.admission))
-
-    @property
-    def counts_finished(self) -> bool:
-        """True if the admission reads `Instance.finished`; it declares it by a class attribute."""
-        return bool(getattr(self.admission, "counts_finished", False))
-
-    @property
-    def routing_keeps_sessions(self) -> bool:
-        """True if the routing handles sessions itself, so that affinity is not asked."""
-        return bool(getattr(self.routing, "keeps_sessions", False))
+        """False if neither routing nor admission reads `Instance.tokens`."""
+        return self.routing.weighs_tokens or self.admission.weighs_tokens
 
     @property
     def keeps_sessions(self) -> bool:
         """Whether naming a session has any effect."""
-        return self.routing_keeps_sessions or self.affinity.keeps_sessions
+        return self.routing.keeps_sessions or self.affinity.keeps_sessions
 
     @property
     def sessions(self) -> SessionAdmission | None:
         """The admission, if it bounds sessions."""
-        admission: Any = self.admission
-        return admission if hasattr(admission, "begins") else None
+        return self.admission if isinstance(self.admission, SessionAdmission) else None
 
 
 __all__ = [

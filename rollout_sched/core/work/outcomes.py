@@ -47,7 +47,7 @@ class FinishedSamples:
         self, roles: Roles, progress: RunProgress, serials: Serials, out: list[Action]
     ) -> None:
         self._freshness = roles.freshness
-        self._masks = roles.masks
+        self._masks = roles.freshness.masks
         self._progress = progress
         self._serials = serials
         self._out = out
@@ -250,7 +250,7 @@ class GroupOutcomes:
         took longer than its tokens may wait."""
         if group.state is DEFERRED:
             return True
-        if self._roles.masks:
+        if self._roles.freshness.masks:
             return False
         oldest = self._roles.freshness.oldest_allowed(self._progress.version)
         return any(segment.version < oldest for segment in request.segments)

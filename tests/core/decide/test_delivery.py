@@ -23,7 +23,7 @@ from rollout_sched.core.model.events import (
 )
 from rollout_sched.core.model.model import DeliveredSample
 from rollout_sched.core.model.records import Launch
-from rollout_sched.core.model.roles import Progress
+from rollout_sched.core.model.roles import Batching, Progress
 from tests.core.told import (
     BIG,
     FULLY_ASYNC,
@@ -250,9 +250,8 @@ class TestLastBatch:
 
 
 def test_a_batch_of_more_than_there_is() -> None:
-    class Greedy:
+    class Greedy(Batching):
         stops_at_delivery = False
-        part_prompts = 0
 
         def launch(self, progress: Progress) -> Launch | None:
             return None

@@ -22,7 +22,7 @@ from rollout_sched.core.model.events import (
     TurnFinished,
 )
 from rollout_sched.core.model.model import RequestState
-from rollout_sched.core.model.roles import FleetView, Migrant
+from rollout_sched.core.model.roles import FleetView, Migrant, Migration, Routing
 from tests.core.told import (
     BIG,
     FULLY_ASYNC,
@@ -105,7 +105,7 @@ def test_routing_to_a_closed_instance() -> None:
     told.submit("a")
     full = told.instance("i0")
 
-    class Stubborn:
+    class Stubborn(Routing):
         def load(self, instance: Any) -> int:
             return 0
 
@@ -118,7 +118,7 @@ def test_routing_to_a_closed_instance() -> None:
 
 
 def test_routing_may_let_a_request_wait() -> None:
-    class Patient:
+    class Patient(Routing):
         def load(self, instance: Any) -> int:
             return 0
 
@@ -137,7 +137,7 @@ def test_routing_may_let_a_request_wait() -> None:
 PARTIAL: dict[str, Any] = {"use": "partial", "at_update": "in_place"}
 
 
-class Scripted:
+class Scripted(Migration):
     """A migration that does as it is told: request -> where it is to go on."""
 
     interval_s = 10.0

@@ -11,14 +11,12 @@ from rollout_sched.core.model import actions as act
 from rollout_sched.core.model import events as ev
 from rollout_sched.core.model.errors import PolicyError
 from rollout_sched.core.model.model import InstanceStatus
-from rollout_sched.core.model.roles import FleetView, Instance, Progress
+from rollout_sched.core.model.roles import FleetView, Instance, Lending, Progress
 from tests.core.told import Told, thrown
 
 
-class Scripted:
+class Scripted(Lending):
     """A lending that does as it is told."""
-
-    lends = True
 
     def __init__(self) -> None:
         self.plan: list[str] = []

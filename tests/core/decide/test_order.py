@@ -26,7 +26,7 @@ from rollout_sched.core.model.events import (
     Woke,
 )
 from rollout_sched.core.model.records import Launch
-from rollout_sched.core.model.roles import Progress
+from rollout_sched.core.model.roles import Batching, Progress
 from rollout_sched.core.restart.facts import state_of
 from tests.core.told import BIG, FULLY_ASYNC, LIMIT, PROMPT, Told, delivered, with_roles
 
@@ -48,12 +48,10 @@ def test_weights_go_before_work() -> None:
     assert [type(action) for action in told(WeightsUpdated("i0", 1))] == [Dispatch]
 
 
-class Counting:
+class Counting(Batching):
     """A batching that keeps count of how often it is asked; one group is a batch."""
 
     stops_at_delivery = False
-
-    part_prompts = 0
 
     def __init__(self) -> None:
         self.asked: Counter[str] = Counter()

@@ -11,6 +11,7 @@ from rollout_sched.core.decide.weights import WeightUpdater
 from rollout_sched.core.model.actions import Action, Pause, Resume, UpdateWeights
 from rollout_sched.core.model.errors import PolicyError
 from rollout_sched.core.model.model import Attempt, Instance, InstanceStatus
+from rollout_sched.core.model.roles import Weights
 from rollout_sched.core.state.fleet import Fleet
 from rollout_sched.core.state.groups import LAUNCH, SET_BACK, Groups, SampleBuffer
 from rollout_sched.core.state.progress import RunProgress
@@ -21,7 +22,7 @@ from tests.core.told import make_group, make_request
 SERVING, DRAINING, PAUSING, UPDATING, GATED, _LENDING, _LENT, LOST = InstanceStatus
 
 
-class OneByOne:
+class OneByOne(Weights):
     """The next only when the one before serves again."""
 
     def choose(self, outdated: Sequence[Instance], progress: Any) -> Sequence[Instance]:
@@ -394,7 +395,7 @@ def test_who_moves_on_to_another_cohort_waits_for_that_one() -> None:
 
 
 def test_weights_may_choose_only_what_is_outdated() -> None:
-    class Everybody:
+    class Everybody(Weights):
         def choose(self, outdated: Sequence[Instance], progress: Any) -> Sequence[Instance]:
             return [stranger]
 

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from rollout_sched.core.model.events import InstanceReported
 from rollout_sched.core.model.model import Attempt, Instance, InstanceStatus
+from rollout_sched.core.model.roles import SessionAdmission
 from rollout_sched.core.state.fleet import Fleet, KvSizes, OpenInstances, SessionRoom
 from tests.core.told import make_request
 
@@ -272,7 +273,7 @@ class BruteForce(RuleBasedStateMachine):
 TestBruteForce = BruteForce.TestCase
 
 
-class TwoSessions:
+class TwoSessions(SessionAdmission):
     """At most two, none if the last poll says that the cache is full."""
 
     def admits(self, instance: Instance) -> bool:
@@ -457,8 +458,11 @@ def test_what_fits_nowhere_goes_where_most_fits() -> None:
 # -- Where another session may begin: as many as the admission says, at open instances --
 
 
-class OfTwo:
+class OfTwo(SessionAdmission):
     """Two sessions at once."""
+
+    def admits(self, instance: Instance) -> bool:
+        return True
 
     def begins(self, instance: Instance) -> bool:
         return instance.sessions < 2

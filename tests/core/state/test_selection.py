@@ -8,13 +8,16 @@ import pytest
 
 from rollout_sched.core.model.errors import PolicyError
 from rollout_sched.core.model.model import Group
+from rollout_sched.core.model.roles import Selection
 from rollout_sched.core.state.groups import FRESH, LAUNCH, Groups
 from rollout_sched.core.state.selection import SelectionWindow
 from tests.core.told import make_group
 
 
-class Newest:
+class Newest(Selection):
     """Prefers whoever came last, and remembers what it was shown."""
+
+    window: int = 2
 
     def __init__(self, window: int = 2) -> None:
         self.window = window

@@ -12,7 +12,7 @@ from rollout_sched.config import shipped
 from rollout_sched.core.model import actions as act
 from rollout_sched.core.model import events as ev
 from rollout_sched.core.model.errors import CallerError, PolicyError
-from rollout_sched.core.model.roles import FleetView, Instance, Request
+from rollout_sched.core.model.roles import FleetView, Instance, Request, Routing
 from rollout_sched.simulators.replay.closed_loop import ClosedLoop
 from rollout_sched.simulators.replay.faults import (
     Failing,
@@ -331,7 +331,7 @@ class TestFusion:
         assert ran.said(ev.WeightsPublished)[0][0] == pytest.approx(20.0 + 3.25 + 24.0 + 10.0)
 
 
-class Nowhere(msgspec.Struct, frozen=True):
+class Nowhere(Routing, msgspec.Struct, frozen=True):
     """A routing that never decides."""
 
     def load(self, instance: Instance) -> int:
