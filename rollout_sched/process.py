@@ -105,10 +105,6 @@ class JsonLines(logging.Formatter):
         return msgspec.json.encode(line, enc_hook=str).decode()
 
 
-# ------------------------------------------------------------------------------------------
-# Files that are written completely or not at all.
-
-
 @contextmanager
 def whole_file(path: Path) -> Iterator[IO[bytes]]:
     """A file to write, which replaces `path` at the end of the block, after all of it is on the

@@ -169,12 +169,9 @@ async def _look_at(client: FrontInstance, looked: asyncio.Event) -> None:
         wait_s = min(2 * wait_s, most_s)
 
 
-# ------------------------------------------------------------------------------------------
-# Prometheus metrics of one front; the scheduler's process has the rest.
-
-
 class FrontMetrics(Collector):
-    """Metrics have the gateway's metric names where those exist; `page` answers /metrics."""
+    """Prometheus metrics of one front; the scheduler's process has the rest. Metrics have the
+    gateway's metric names where those exist; `page` answers /metrics."""
 
     def __init__(self, calls: FrontCalls, data_plane: DataPlane) -> None:
         self._calls = calls

@@ -86,12 +86,9 @@ def described(supervisor: InstanceSupervisor) -> list[str]:
     return [line, *(f"  {note}" for note in notes_of(supervisor))]
 
 
-# ------------------------------------------------------------------------------------------
-# A Unix socket for administrators: the permission to open its file replaces a key.
-
-
 class AdminSocket:
-    """The socket is created at `path` and removed from there when it is closed."""
+    """A Unix socket for administrators: the permission to open its file replaces a key. The socket
+    is created at `path` and removed from there when it is closed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

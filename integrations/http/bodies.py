@@ -190,12 +190,9 @@ def _join(parts: list[bytes]) -> bytes:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-# ------------------------------------------------------------------------------------------
-# Counts the bytes of request bodies in memory, over all connections of a server.
-
-
 class BodyBudget:
-    """`used` bytes of at most `most`, of bodies that are being read or processed.
+    """Counts the bytes of request bodies in memory, over all connections of a server. `used` bytes
+    of at most `most`, of bodies that are being read or processed.
 
     Code that keeps bytes of a body adds them to `used` and subtracts them afterwards. `refused`
     counts the bodies for which there was no room.

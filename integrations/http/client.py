@@ -18,15 +18,13 @@ from rollout_sched.integrations.http.client_connection import (
 from rollout_sched.integrations.http.errors import AnswerBroken, NotConnected
 from rollout_sched.integrations.http.heads import Headers, is_request_line, write_fields
 
-# ------------------------------------------------------------------------------------------
-# The server to which the requests of a pool go.
-
 #: Request lines that are cached; a gateway uses only a few targets.
 MAX_OPENINGS: Final = 256
 
 
 class Origin:
-    """Scheme, host and port of a base URL, and the path that is prepended to every target.
+    """The server to which the requests of a pool go. Scheme, host and port of a base URL, and the
+    path that is prepended to every target.
 
     `ssl` is for https; None: the system's trusted authorities. Raises ValueError if `url` is not a
     base URL.
@@ -62,10 +60,6 @@ class Origin:
         opening = b"%b\r\nhost: %b\r\n" % (line, self._authority.encode())
         self._openings[method, target] = opening
         return opening
-
-
-# ------------------------------------------------------------------------------------------
-# The idle connections of a pool, which are reused.
 
 
 class IdleConnections:
@@ -127,12 +121,9 @@ class IdleConnections:
             oldest.drop()
 
 
-# ------------------------------------------------------------------------------------------
-# Opens new connections, each for the exchange that it carries first.
-
-
 class Dialler:
-    """Connections to an origin that are being opened, for up to `connect_s` seconds.
+    """Opens new connections, each for the exchange that it carries first. Connections to an origin
+    that are being opened, for up to `connect_s` seconds.
 
     Opened connections join `owner`. `on_done` is called whenever an attempt succeeds or fails.
     """

@@ -8,9 +8,6 @@ from typing import Final, Protocol
 
 from rollout_sched.integrations.http.errors import report
 
-# ------------------------------------------------------------------------------------------
-# The limits of a server: sizes, counts and times.
-
 #: Default limit for the bytes of a request's body.
 MAX_BODY: Final = 64 * 2**20
 
@@ -177,10 +174,6 @@ class Connections:
                 report("ending a connection that has waited too long", error)
 
 
-# ------------------------------------------------------------------------------------------
-# The data sent to a client that it has not read yet.
-
-
 class Backlog:
     """Unread data of one client, at most `most` bytes. `throttled`: it does not read for now."""
 
@@ -211,16 +204,14 @@ class Backlog:
         return self.throttled and self._unsent < before
 
 
-# ------------------------------------------------------------------------------------------
-# A connection that has sent its last answer and is about to be closed.
-
 #: Seconds for which a client may continue to send before its connection is closed. If closed at
 #: once, the kernel would answer further data with a reset, which can overtake our answer.
 LINGER_S = 2.0
 
 
 class Lingering(asyncio.Protocol):
-    """Drops further data, until the client has had time to read its answer.
+    """A connection that has sent its last answer and is about to be closed. Drops further data,
+    until the client has had time to read its answer.
 
     `deadline` is the loop time until which the server waits for the client.
     """

@@ -199,9 +199,6 @@ def has_body(status: int) -> bool:
     return status >= 200 and status != 204 and status != 304
 
 
-# ------------------------------------------------------------------------------------------
-# Buffers bytes from a client, and finds the heads of requests in them.
-
 _AUTHORITY = re.compile(rb"(?i)https?://[^/?]*")
 
 
@@ -288,9 +285,6 @@ class HeadBuffer:
         return Malformed(f"the head is longer than {self._most} bytes", status=431)
 
 
-# ------------------------------------------------------------------------------------------
-# Reads the head of an answer, and skips interim answers (1xx) before it.
-
 #: Longest head of an answer, in bytes, with the empty line that ends it.
 MAX_HEAD: Final = 64 * 1024
 
@@ -299,7 +293,8 @@ MAX_INTERIM: Final = 16
 
 
 class AnswerHeads:
-    """The heads of the answers on one connection, one after the other.
+    """Reads the head of an answer, and skips interim answers (1xx) before it. The heads of the
+    answers on one connection, one after the other.
 
     status, head  of the last answer whose head was read
     rest          the bytes received after that head; the caller takes them

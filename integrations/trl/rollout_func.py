@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     import torch
 
 
-# ------------------------------------------------------------------------------------------
-# Makes groups for the scheduler from the prompts of a TRL trainer.
-
 #: Sampling fields of GRPOConfig and AsyncGRPOConfig that have vLLM's names.
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 

@@ -17,9 +17,6 @@ from rollout_sched.integrations.http import Headers
 from rollout_sched.integrations.vllm.protocol.refusals import AnswerRefused, refusal
 from rollout_sched.live.ports import InstanceError
 
-# ------------------------------------------------------------------------------------------
-# Limits the rate of calls to an instance.
-
 
 class Throttle(Throttler):
     """At most `rate` calls in any second. Raises CallerError for a rate below one.

@@ -263,12 +263,9 @@ async def _vllm_version(control: ServerControl) -> tuple[int, ...]:
     return tuple(int(part) for part in parts) if known else ()
 
 
-# ------------------------------------------------------------------------------------------
-# Settings of an engine beyond what a scheduler needs, as far as the server reports them.
-
-
 class EngineLimits(msgspec.Struct, frozen=True):
-    """None for what is not reported; sizes in tokens.
+    """Settings of an engine beyond what a scheduler needs, as far as the server reports them. None
+    for what is not reported; sizes in tokens.
 
     block_size              block size of the KV cache
     prefix_caching          whether prefix caching is on

@@ -41,12 +41,10 @@ from rollout_sched.live.ports import (
     Output,
 )
 
-# ------------------------------------------------------------------------------------------
-# Sends several aborts, as at the end of a step, to the instance in one call.
-
 
 class AbortBatch:
-    """Collects ids for one iteration of the event loop and until the throttle permits a call."""
+    """Sends several aborts, as at the end of a step, to the instance in one call. Collects ids for
+    one iteration of the event loop and until the throttle permits a call."""
 
     def __init__(self, throttle: Throttle, send: Callable[[list[str]], Awaitable[None]]) -> None:
         self._throttle = throttle
@@ -91,9 +89,6 @@ class AbortBatch:
         if not call.cancelled():
             call.exception()  # retrieved, as its callers may have been cancelled
 
-
-# ------------------------------------------------------------------------------------------
-# Checks the URL of a vLLM server.
 
 #: No user, query or fragment, and no characters that URL parsers drop silently.
 _URL = re.compile(r"https?://([\w.-]+|\[[0-9a-fA-F:.]+\])(:\d{1,5})?(/[\w.~%/-]*)?", re.ASCII)

@@ -23,12 +23,10 @@ from rollout_sched.live.ports import (
     RequestRejected,
 )
 
-# ------------------------------------------------------------------------------------------
-# The load of an in-process engine, which the engine pushes after every step, without polling.
-
 
 class EngineGauges:
-    """Pass `logger_factory()` to `AsyncLLM.from_engine_args(..., stat_loggers=[...])`.
+    """The load of an in-process engine, which the engine pushes after every step, without polling.
+    Pass `logger_factory()` to `AsyncLLM.from_engine_args(..., stat_loggers=[...])`.
 
     Sums over the engines of one AsyncLLM (data-parallel ranks); `kv_usage` is their mean.
     """

@@ -27,9 +27,6 @@ from rollout_sched.integrations.vllm.weights import ReloadFromDisk
 from rollout_sched.live.ports import Description, InstanceClient, InstanceError
 from rollout_sched.simulators.instance import Fit, MeasuredSpan, fit_spans
 
-# ------------------------------------------------------------------------------------------
-# The measured times of bursts, and the figures computed from them.
-
 
 class Measurements:
     """Times of bursts, each measured several times."""

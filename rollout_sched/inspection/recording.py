@@ -103,12 +103,9 @@ def _policy_of(header: JournalHeader, path: Path, policy: str | None) -> PolicyF
     return load_policy(header.policy)
 
 
-# ------------------------------------------------------------------------------------------
-# Makes a trace from a journal, so that the recorded run can be replayed under other policies.
-
-
 class TraceFold:
-    """Gathers the delivered and answered samples; a group is a prompt and its samples.
+    """Makes a trace from a journal, so that the recorded run can be replayed under other policies.
+    Gathers the delivered and answered samples; a group is a prompt and its samples.
 
     The tokens of a turn are those that were kept. Discarded tokens are not in the trace, and
     neither are samples that were incomplete when the journal ended. A direct request is a sample of

@@ -46,10 +46,6 @@ def metrics_of(slots: Mapping[str, int]) -> Metrics:
     return Metrics(max(slots.values(), default=1))
 
 
-# ------------------------------------------------------------------------------------------
-# Formats the figures of a journal as labelled text.
-
-
 def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     """A label and a text for each figure; an indented label is part of the one above."""
     idle = found["idle_bubble_by_cause"]

@@ -180,10 +180,6 @@ class TimelineFold:
         self._events.append({"ph": "C", "name": name, "pid": pid, "ts": now * 1e6, "args": args})
 
 
-# ------------------------------------------------------------------------------------------
-# Draws a journal as a page for a browser.
-
-
 def journal_page(recording: Recording) -> bytes:
     """A page with the figures and the timeline of the run."""
     metrics, drawn = metrics_of(recording.slots()), RunFold(recording.waiting)

@@ -124,9 +124,6 @@ class RemoteAttempts:
         return attempt
 
 
-# ------------------------------------------------------------------------------------------
-# The attempts that a front was ordered to make, from the order to their checked end.
-
 Ended = RequestFinished | TurnFinished | RequestInterrupted
 
 

@@ -240,10 +240,6 @@ class RemoteFront:
         self._send(encode(Reports(self._epoch, self._sent, reports)))
 
 
-# ------------------------------------------------------------------------------------------
-# A front's requests, across the successive schedulers that it is connected to.
-
-
 class NoScheduler(RolloutError, RuntimeError):
     """No scheduler has connected yet."""
 

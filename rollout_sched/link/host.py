@@ -144,13 +144,10 @@ class SharedFleetAttempts:
             self.relinquished(front, instance)
 
 
-# ------------------------------------------------------------------------------------------
-# The host: the scheduler's process, with several fronts; knows which front owns which request.
-
-
 class Host:
-    """Sends the driver's orders to the owner of their request: a connected front, or the front in
-    this process. Create it before anything is submitted.
+    """The host: the scheduler's process, with several fronts; knows which front owns which request.
+    Sends the driver's orders to the owner of their request: a connected front, or the front in this
+    process. Create it before anything is submitted.
 
     The front that received a client's request owns it; a group is owned by the front that it was
     given to. The tokens of a group are also kept here, attempt by attempt, so that another front

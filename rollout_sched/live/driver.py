@@ -60,12 +60,9 @@ from rollout_sched.live.settings import DEFAULTS, Settings
 log = logging.getLogger(__name__)
 
 
-# ------------------------------------------------------------------------------------------
-# Passes the scheduler's orders for instances to their supervisors, and reports lent instances.
-
-
 class FleetOrders:
-    """`orders`: the function that carries out an action, by its type. `on_lent` is called with an
+    """Passes the scheduler's orders for instances to their supervisors, and reports lent instances.
+    `orders`: the function that carries out an action, by its type. `on_lent` is called with an
     instance that is paused, so that the trainer may use its GPUs; `on_reclaimed` with one that the
     trainer must give back. `afterwards` calls a function when the current event was handled."""
 
@@ -118,13 +115,9 @@ class FleetOrders:
         return self._fleet.supervisor(instance).orders
 
 
-# ------------------------------------------------------------------------------------------
-# A front: holds requests and carries out the scheduler's orders for them.
-
-
 class Front:
-    """The payloads of its requests, their running attempts, and their tools. Create it inside a
-    running event loop.
+    """A front: holds requests and carries out the scheduler's orders for them. The payloads of its
+    requests, their running attempts, and their tools. Create it inside a running event loop.
 
     `orders`: the function that carries out an action, by its type. `run_id`: prefix of the name of
     every order to an instance.

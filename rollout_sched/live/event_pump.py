@@ -17,12 +17,9 @@ from rollout_sched.core.scheduler import Scheduler
 log = logging.getLogger(__name__)
 
 
-# ------------------------------------------------------------------------------------------
-# The clock of a run: its seconds continue from where an earlier scheduler of the run ended.
-
-
 class RunClock:
-    """Counts seconds since its creation, by the clock of the running event loop."""
+    """The clock of a run: its seconds continue from where an earlier scheduler of the run ended.
+    Counts seconds since its creation, by the clock of the running event loop."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()

@@ -68,12 +68,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 DEFAULTS = Settings()
 
 
-# ------------------------------------------------------------------------------------------
-# The options of a live run besides its policy, in Python or as flags.
-
-
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """One run of a policy.
+    """The options of a live run besides its policy, in Python or as flags. One run of a policy.
 
     prompts_per_step  groups in a batch of the trainer
     start_version     the trainer's version at the start; auto: the version that the instances

@@ -346,10 +346,6 @@ def _add(totals: dict[str, float], cause: str, amount: float) -> None:
         totals[cause] = totals.get(cause, 0.0) + amount
 
 
-# ------------------------------------------------------------------------------------------
-# Folds events of instances and attempts into what the fleet adds to its bubbles.
-
-
 class FleetFold:
     """Keeps `shares` up to date. It uses `attempts`, which must be folded first.
 
@@ -435,10 +431,6 @@ class FleetFold:
         if self.shares.acting:
             for sample in action.samples:
                 self.shares.tool_over(sample.request)  # its last turn left no room for another
-
-
-# ------------------------------------------------------------------------------------------
-# How the instances spend their time, sampled with every poll and every order to them.
 
 
 class FleetTimes:

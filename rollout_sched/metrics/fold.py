@@ -22,12 +22,9 @@ class Fold(Protocol):
         """The handlers by type of event and action."""
 
 
-# ------------------------------------------------------------------------------------------
-# Runs additional folds, which are not part of `Metrics`, together over a journal.
-
-
 class Folded:
-    """Passes each event and action to the folds that use it, in order."""
+    """Runs additional folds, which are not part of `Metrics`, together over a journal. Passes each
+    event and action to the folds that use it, in order."""
 
     def __init__(self, *folds: Fold) -> None:
         self._handlers: dict[type[Any], tuple[Handler, ...]] = {}

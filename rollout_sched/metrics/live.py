@@ -106,12 +106,9 @@ class LiveSteps:
             self._on_step(self._ended, step)
 
 
-# ------------------------------------------------------------------------------------------
-# How long clients wait for their responses: a fold whose memory does not grow with time.
-
-
 class ClientTimes:
-    """Times of direct requests.
+    """How long clients wait for their responses: a fold whose memory does not grow with time. Times
+    of direct requests.
 
     wait      seconds from submission to the first dispatch
     duration  seconds from submission to the answer
@@ -162,12 +159,9 @@ class ClientTimes:
         self._sent.clear()
 
 
-# ------------------------------------------------------------------------------------------
-# How long the trainer's samples take: a fold whose memory does not grow with time.
-
-
 class SampleTimes:
-    """Times of groups and their samples.
+    """How long the trainer's samples take: a fold whose memory does not grow with time. Times of
+    groups and their samples.
 
     wait      seconds from a group's submission to its first dispatch
     duration  seconds from a sample's first dispatch to its end
@@ -234,15 +228,14 @@ class SampleTimes:
             times.clear()
 
 
-# ------------------------------------------------------------------------------------------
-# How long new weights take to reach one instance and all instances.
-
 #: Called with a version, the number of instances that have it, and seconds since its publication.
 OnLoaded = Callable[[int, int, float], object]
 
 
 class WeightTimes:
-    """load   seconds from the order to load weights until an instance reports that it has them
+    """How long new weights take to reach one instance and all instances.
+
+    load   seconds from the order to load weights until an instance reports that it has them
     sync   seconds from a publication until every current instance has the version
 
     `on_loaded` is called when every instance has it.

@@ -105,10 +105,6 @@ class OutageFold:
         self._here.clear()
 
 
-# ------------------------------------------------------------------------------------------
-# Results of direct requests, whose clients wait for one response each.
-
-
 class DirectFigures(msgspec.Struct, frozen=True):
     """Direct requests of a whole run.
 

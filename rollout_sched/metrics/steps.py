@@ -247,15 +247,13 @@ class Steps:
         return share(tokens, seconds) if seconds else None
 
 
-# ------------------------------------------------------------------------------------------
-# Delivered samples: their staleness, their length, and whether long ones were left out.
-
 #: Upper bounds of staleness, in versions.
 STALENESS = (0, 1, 2, 3, 4, 6, 8, 12, 16)
 
 
 class Trained:
-    """Figures of delivered samples.
+    """Delivered samples: their staleness, their length, and whether long ones were left out.
+    Figures of delivered samples.
 
     staleness  in versions
     tokens     of the responses

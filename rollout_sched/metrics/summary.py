@@ -126,10 +126,6 @@ def _bubbles(
     return idle, vacant, capacity + rest
 
 
-# ------------------------------------------------------------------------------------------
-# All folds together: they turn a journal into steps and a summary.
-
-
 class Metrics:
     """Folds (now, event, actions), in order, into steps and a summary.
 

@@ -118,9 +118,6 @@ class LiveAttempts:
         self._ended.append((self.serial, ended))
 
 
-# ------------------------------------------------------------------------------------------
-# Describes the latest changes in a live run as text.
-
 #: How many changes are kept.
 CHANGES = 50
 
@@ -195,9 +192,6 @@ class ChangeLog:
             self._note(now, "info", "delivered", f"batch {action.batch} delivered")
 
 
-# ------------------------------------------------------------------------------------------
-# Gathers attempts, steps, staleness, waste and changes of a live run while it is watched.
-
 #: How many of the last steps are reported.
 STEPS = 20
 
@@ -206,7 +200,8 @@ MOST_STEPS = 1000
 
 
 class LiveFold:
-    """Starts in the middle of a run, with the attempts that are in flight then.
+    """Gathers attempts, steps, staleness, waste and changes of a live run while it is watched.
+    Starts in the middle of a run, with the attempts that are in flight then.
 
     began_s    when the fold started; `step_began_s`: when the current step started, but not before
                `began_s`

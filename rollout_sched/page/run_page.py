@@ -258,9 +258,6 @@ def _tables() -> dict[str, _Table]:
     }
 
 
-# ------------------------------------------------------------------------------------------
-# Records a level over time in a bounded number of buckets, however long the run is.
-
 #: Buckets of a series; when all are used, pairs of them are merged.
 MAX_BUCKETS = 512
 
@@ -269,7 +266,8 @@ FINEST_S = 0.125
 
 
 class LevelSeries:
-    """The mean and the peak of a level in each bucket of time.
+    """Records a level over time in a bounded number of buckets, however long the run is. The mean
+    and the peak of a level in each bucket of time.
 
     The level is 0 until it is set. `width_s` is the current width of a bucket.
     """
@@ -327,10 +325,6 @@ class LevelSeries:
         self._peaks = [max(a, b) for a, b in zip(peaks[::2], peaks[1::2], strict=True)]
 
 
-# ------------------------------------------------------------------------------------------
-# Records how busy a fleet is over time.
-
-
 class FleetLevels:
     """Requests in flight, waiting in the scheduler and queued in the instances; KV usage."""
 
@@ -370,10 +364,6 @@ class FleetLevels:
             self._series["queued"].set(now, sum(report.waiting for report in reports))
             self._series["kv"].set(now, sum(usages) / len(usages))
             self._series["kv_most"].set(now, max(usages))
-
-
-# ------------------------------------------------------------------------------------------
-# Folds a journal to the record that a page draws.
 
 
 class RunFold:

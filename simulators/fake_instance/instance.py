@@ -39,9 +39,6 @@ from rollout_sched.simulators.instance import (
     SimRequest,
 )
 
-# ------------------------------------------------------------------------------------------
-# The pauses of a realtime instance: who waits for one, and gauges that freeze during it.
-
 
 class Pauses:
     """The pauses of one instance. As in vLLM, a paused instance shows its earlier gauges."""
@@ -100,10 +97,6 @@ def _look(engine: SimInstance) -> Gauges:
         gauges.reprefilled_tokens,
         gauges.generated_tokens,
     )
-
-
-# ------------------------------------------------------------------------------------------
-# Simulated time on the clock of an event loop.
 
 
 class RealtimeClock:
@@ -181,12 +174,9 @@ class Alarm:
             self._timer = None
 
 
-# ------------------------------------------------------------------------------------------
-# A simulated instance on the clock of an event loop: inputs count now, outputs come when due.
-
-
 class ClockedInstance:
-    """Calls `on_outcome` with each outcome of a `SimInstance` (see its docstrings) when it happens.
+    """A simulated instance on the clock of an event loop: inputs count now, outputs come when due.
+    Calls `on_outcome` with each outcome of a `SimInstance` (see its docstrings) when it happens.
 
     `speed` simulated seconds pass per second of the running loop.
     """

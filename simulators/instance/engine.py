@@ -27,9 +27,6 @@ from rollout_sched.simulators.instance.scheduler import (
     StepScheduler,
 )
 
-# ------------------------------------------------------------------------------------------
-# Inputs of a simulated instance that take effect at the next boundary between two steps.
-
 
 class Inbox:
     """The inputs in the order of arrival; `due` is the time of the first, infinite if none.

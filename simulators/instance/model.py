@@ -100,12 +100,9 @@ class InstanceSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return int(self.watermark * (self.kv_blocks + 1))
 
 
-# ------------------------------------------------------------------------------------------
-# The duration of one engine step, and of many at once: the formulas of the cost model.
-
-
 class StepTime:
-    """The formulas of `cost_model` with the constants of one instance type. All in seconds."""
+    """The duration of one engine step, and of many at once: the formulas of the cost model. The
+    formulas of `cost_model` with the constants of one instance type. All in seconds."""
 
     __slots__ = (
         "_attention_s",

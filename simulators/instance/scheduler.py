@@ -147,12 +147,8 @@ class SimWaitingQueue:
         self.size -= 1
 
 
-# ------------------------------------------------------------------------------------------
-# Counters of a simulated instance since it started.
-
-
 class SimCounters:
-    """All except the first two are in tokens.
+    """Counters of a simulated instance since it started. All except the first two are in tokens.
 
     prefill_tokens      context tokens that were computed, including re-prefill
     cached_tokens       context tokens that were found in the prefix cache instead

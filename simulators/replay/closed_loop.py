@@ -54,12 +54,10 @@ from rollout_sched.simulators.replay.scenario import Conversation, Scenario, Tra
 from rollout_sched.simulators.replay.sim_trainer import SimTrainer
 from rollout_sched.simulators.replay.workload import Workload
 
-# ------------------------------------------------------------------------------------------
-# The simulated clients: they ask, wait, ask again after an answer, and leave.
-
 
 class SimClients:
-    """All conversations of a run, each from its arrival to its last answer.
+    """The simulated clients: they ask, wait, ask again after an answer, and leave. All
+    conversations of a run, each from its arrival to its last answer.
 
     left  conversations that are not over, including those that have not started
     """
@@ -136,10 +134,6 @@ class SimClients:
             self._tell(SessionEnded(conversation.session))
 
 
-# ------------------------------------------------------------------------------------------
-# What the scheduler sees of running requests: polls and streams at their intervals.
-
-
 class Telemetry:
     """Polls every instance and reads every stream at fixed intervals.
 
@@ -190,12 +184,9 @@ class Telemetry:
         self._queue.after(seconds, again)
 
 
-# ------------------------------------------------------------------------------------------
-# Restarts of the scheduler in a replay: one dies, and another continues.
-
-
 class Restarts:
-    """Records what a scheduler must remember, and makes the next one from that alone.
+    """Restarts of the scheduler in a replay: one dies, and another continues. Records what a
+    scheduler must remember, and makes the next one from that alone.
 
     `make`: makes a fresh scheduler of the same policy. `anomalies` are those of the schedulers that
     have died.

@@ -398,10 +398,6 @@ class SimFleet:
                 self._tell(TokensArrived(self._attempts.request_of(attempt), attempt, tokens))
 
 
-# ------------------------------------------------------------------------------------------
-# Membership of the simulated fleet: instances join, are lost, leave, and return.
-
-
 class SimMembership:
     """Adds instances to the fleet, removes them, and reports both to the scheduler."""
 

@@ -534,13 +534,9 @@ def footnote(report: dict[str, Any], width: int) -> str:
     return "\n".join(part for line in lines for part in wrapped(line, width))
 
 
-# ------------------------------------------------------------------------------------------
-# The report of a replay as a page for a browser.
-
-
 def report_page(report: dict[str, Any], runs: Sequence[Sequence[Run]], workload: Workload) -> bytes:
-    """`runs`: as in the report, the first of each policy with its record; `workload`: what they
-    replay."""
+    """The report of a replay as a page for a browser. `runs`: as in the report, the first of each
+    policy with its record; `workload`: what they replay."""
     offered = [length for group in workload.groups for length in workload.offered(group)]
     several = report["seeds"] > 1
     return run_page(

@@ -23,12 +23,10 @@ from rollout_sched.simulators.replay.fleet import SharedGpus
 from rollout_sched.simulators.replay.scenario import TrainerModel
 from rollout_sched.simulators.replay.workload import Workload
 
-# ------------------------------------------------------------------------------------------
-# The work of a training step that begins before its batch is whole, on any share of the GPUs.
-
 
 class PartTraining:
-    """Work in seconds (the time on all GPUs) that arrives in parts and is done as it arrives.
+    """The work of a training step that begins before its batch is whole, on any share of the GPUs.
+    Work in seconds (the time on all GPUs) that arrives in parts and is done as it arrives.
 
     Gradients accumulate, so the order of the parts and their boundaries do not matter.
 

@@ -124,15 +124,13 @@ def _number(value: object) -> float:
         return math.nan
 
 
-# ------------------------------------------------------------------------------------------
-# Importers of foreign formats: how a format is recognised and its rows become samples.
-
 #: Samples, each with its place for error messages.
 Placed = Iterator[tuple[SamplePlace, SampleRecord]]
 
 
 class Importer(NamedTuple):
-    """columns: the columns that identify a file of this format.
+    """Importers of foreign formats: how a format is recognised and its rows become samples.
+    columns: the columns that identify a file of this format.
 
     convert: keeps lengths, counts and times, turns further columns into labels, and raises
         TraceError at the first row that it cannot use. Rows may be of several files, in order.

@@ -228,10 +228,6 @@ class Search:
         return found
 
 
-# ------------------------------------------------------------------------------------------
-# Standings: candidates measured in the same cases, and which of them wins.
-
-
 class Ranking(msgspec.Struct, frozen=True):
     """Candidates and cases; the book has each candidate in every case."""
 

@@ -14,14 +14,12 @@ from rollout_sched.integrations.gateway.data_plane.body import (
 )
 from rollout_sched.integrations.vllm.protocol.endpoints import Endpoint
 
-# ------------------------------------------------------------------------------------------
-# A client's HTTP request, as the hot path's server passes it (integrations.http.server).
-
 Headers = Sequence[tuple[bytes, bytes]]
 
 
 class HttpRequest(Protocol):
-    """Its body is complete. Call `answer` once, or `begin`, then `write`, then `end`."""
+    """A client's HTTP request, as the hot path's server passes it (integrations.http.server). Its
+    body is complete. Call `answer` once, or `begin`, then `write`, then `end`."""
 
     @property
     def method(self) -> bytes: ...

@@ -20,12 +20,9 @@ from rollout_sched.live.ports import Outcome, Over, Payload
 log = logging.getLogger(__name__)
 
 
-# ------------------------------------------------------------------------------------------
-# The limits on what clients may have in the gateway at once.
-
-
 class Limits(msgspec.Struct, frozen=True):
-    """A call beyond a limit is refused: for now, or permanently if it could never fit.
+    """The limits on what clients may have in the gateway at once. A call beyond a limit is refused:
+    for now, or permanently if it could never fit.
 
     requests    responses that clients wait for
     body_bytes  bytes of the bodies that are sent to instances for them
@@ -99,9 +96,6 @@ class Pacer:
                 log.exception("a call could not be ended")
 
 
-# ------------------------------------------------------------------------------------------
-# Counts how calls ended, by status, and optionally logs a line for each.
-
 log = logging.getLogger("rollout_sched.access")
 
 #: nginx's status for a client that disconnected before it had its answer.
@@ -109,8 +103,9 @@ CLIENT_LEFT = 499
 
 
 class Responses:
-    """`by_status` counts ended calls. 4xx are the client's fault, 5xx are not. A stream counts with
-    the status that it would have had if its end had been known at its beginning.
+    """Counts how calls ended, by status, and optionally logs a line for each. `by_status` counts
+    ended calls. 4xx are the client's fault, 5xx are not. A stream counts with the status that it
+    would have had if its end had been known at its beginning.
 
     `logs`: write a line per call to the access log, without the query, which may contain keys.
     """
@@ -202,12 +197,9 @@ class OpenCalls:
             )
 
 
-# ------------------------------------------------------------------------------------------
-# The interface to which the data plane submits the requests of clients' calls.
-
-
 class Scheduling(Protocol):
-    """The driver in this process (`live.driver`), or a front's link to a driver in another process
+    """The interface to which the data plane submits the requests of clients' calls. The driver in
+    this process (`live.driver`), or a front's link to a driver in another process
     (`link.front_calls`)."""
 
     def max_model_len(self) -> int:

@@ -33,14 +33,12 @@ from rollout_sched.integrations.vllm.protocol.answers import (
 from rollout_sched.integrations.vllm.protocol.endpoints import Endpoint, names_another
 from rollout_sched.live.ports import AnswerUntrue, InstanceError, Outcome, RequestRejected
 
-# ------------------------------------------------------------------------------------------
-# The single stream that a client receives, from all attempts of its request.
-
 EVENT_STREAM = (b"content-type", b"text/event-stream; charset=utf-8")
 
 
 class ClientStream:
-    """What the client has received.
+    """The single stream that a client receives, from all attempts of its request. What the client
+    has received.
 
     prompt_ids  the prompt's token ids, as an instance sent them
     envelope    the fields of the first event that describe the response; None before it

@@ -32,9 +32,6 @@ from rollout_sched.core.state.progress import RunProgress
 from rollout_sched.core.state.selection import SelectionWindow
 from rollout_sched.core.work.outcomes import FinishedSamples, GroupOutcomes, Outcomes
 
-# ------------------------------------------------------------------------------------------
-# Launches: which groups start or go on, and when.
-
 
 class Launcher:
     """Asks the batching how many groups to launch, the freshness how many may be launched, and the

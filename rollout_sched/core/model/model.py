@@ -552,9 +552,6 @@ class DirectSiblings:
             del self._open[key]
 
 
-# ------------------------------------------------------------------------------------------
-# Sessions: the last instance of each conversation of direct requests, which has its KV cache.
-
 #: Clients that never end their sessions must not fill the memory.
 LIMIT = 100_000
 

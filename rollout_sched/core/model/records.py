@@ -42,10 +42,6 @@ class DeliveredSample(msgspec.Struct, frozen=True, gc=False):
     masked_tokens: int = 0
 
 
-# ------------------------------------------------------------------------------------------
-# What a round starts with, and the lengths in a delivered group. Frozen, compared by value.
-
-
 class Launch(msgspec.Struct, frozen=True):
     """Start generating: `deferred` deferred groups, then `fresh` fresh ones.
 
@@ -225,12 +221,9 @@ class RunState(msgspec.Struct, frozen=True, omit_defaults=True):
     recent: tuple[DeliveredGroup, ...] = ()
 
 
-# ------------------------------------------------------------------------------------------
-# Serial numbers: the order in which groups and requests came, which breaks ties.
-
-
 class Serials:
-    """Numbers from 1. `last` is the last one given out; a restored run continues from it."""
+    """Serial numbers: the order in which groups and requests came, which breaks ties. Numbers from
+    1. `last` is the last one given out; a restored run continues from it."""
 
     def __init__(self) -> None:
         self.last = 0

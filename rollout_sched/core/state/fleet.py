@@ -78,12 +78,9 @@ class OpenInstances:
         moved.clear()
 
 
-# ------------------------------------------------------------------------------------------
-# Which instances may take a new session, if the admission bounds sessions.
-
-
 class SessionRoom:
-    """`taking` counts the open instances that take new sessions (`Instance.takes_new`).
+    """Which instances may take a new session, if the admission bounds sessions. `taking` counts the
+    open instances that take new sessions (`Instance.takes_new`).
 
     bound    the admission that bounds sessions; None if there is none
     """
@@ -114,12 +111,9 @@ class SessionRoom:
         instance.takes_new = takes_new
 
 
-# ------------------------------------------------------------------------------------------
-# The KV cache sizes of the instances in tokens, and so which request fits where.
-
-
 class KvSizes:
-    """Sizes in tokens.
+    """The KV cache sizes of the instances in tokens, and so which request fits where. Sizes in
+    tokens.
 
     largest  of the current instances; None if there are none
     most     of all instances so far

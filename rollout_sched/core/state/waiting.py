@@ -119,10 +119,6 @@ class WaitingQueue:
         self._new.clear()
 
 
-# ------------------------------------------------------------------------------------------
-# The replay buffer: interrupted requests that wait to go on, with the tokens they have.
-
-
 class ReplayBuffer:
     """Parked requests in the order they came; they leave group by group (Kimi k1.5, 2.6.2)."""
 

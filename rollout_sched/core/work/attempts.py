@@ -182,9 +182,6 @@ def _failed_on(request: Request, instances: Mapping[str, Instance]) -> list[Inst
     return [instances[name] for name in request.failed_on if name in instances]
 
 
-# ------------------------------------------------------------------------------------------
-# Rests after failures: which instances and requests rest, and until when.
-
 #: Each failure in a row doubles the rest, at most this many times.
 MOST_DOUBLINGS = 6
 

@@ -36,12 +36,10 @@ from rollout_sched.core.work import attempts as blame
 from rollout_sched.core.work.requests import Requests
 from rollout_sched.core.work.verification import Verification
 
-# ------------------------------------------------------------------------------------------
-# Finished requests as they are handed out: to the trainer, to a client, or to be judged.
-
 
 class FinishedSamples:
-    """Builds samples when they go out, because their age depends on the trainer's version."""
+    """Finished requests as they are handed out: to the trainer, to a client, or to be judged.
+    Builds samples when they go out, because their age depends on the trainer's version."""
 
     def __init__(
         self, roles: Roles, progress: RunProgress, serials: Serials, out: list[Action]
@@ -90,10 +88,6 @@ class FinishedSamples:
         return tuple(
             [replace(one, masked=True) if one.version < oldest else one for one in segments]
         )
-
-
-# ------------------------------------------------------------------------------------------
-# The moves of groups: launched, set back, started over, whole, delivered or lost.
 
 
 class GroupOutcomes:

@@ -15,9 +15,6 @@ from rollout_sched.core.state.waiting import ReplayBuffer, WaitingQueue
 from rollout_sched.core.work import attempts as blame
 from rollout_sched.core.work.attempts import AttemptLedger, discard
 
-# ------------------------------------------------------------------------------------------
-# Expected lengths of requests, and the order in which they wait, which may depend on these.
-
 
 class Expectations:
     """Asks the prediction for lengths, and the ordering for the keys of waiting requests. It asks

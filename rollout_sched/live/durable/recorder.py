@@ -37,9 +37,6 @@ from rollout_sched.store.transaction import Transaction
 log = logging.getLogger(__name__)
 
 
-# ------------------------------------------------------------------------------------------
-# Collects the changes that are written to the store next, over several turns of the loop.
-
 #: Seconds for which events are collected that need no durability promise, so that facts that change
 #: with each event are written once.
 GATHER_S = 0.02
@@ -101,12 +98,9 @@ class OpenTransaction:
         self._loop.call_soon_threadsafe(self._on_broken, error)
 
 
-# ------------------------------------------------------------------------------------------
-# The trainers' part of a store: what they have submitted, and what must be delivered to them.
-
-
 class StoredSession:
-    """Prompts and samples stay until their batch is acknowledged, and so do the losses that it
+    """The trainers' part of a store: what they have submitted, and what must be delivered to them.
+    Prompts and samples stay until their batch is acknowledged, and so do the losses that it
     reports.
 
     `groups`: the scheduler's. Await `promise` before an answer to a caller: it is done when all

@@ -250,10 +250,6 @@ def _with_every_part(found: list[Deliver], run: RunFacts) -> list[Deliver]:
     return every
 
 
-# ------------------------------------------------------------------------------------------
-# Payloads that continue with the tokens that the store has of them.
-
-
 class RestoredPayloads:
     """The payloads of an earlier run. `make(prompt, index)` creates one without tokens.
 

@@ -30,13 +30,9 @@ from rollout_sched.store.transaction import Transaction
 log = logging.getLogger(__name__)
 
 
-# ------------------------------------------------------------------------------------------
-# Aborts attempts of an earlier run that an instance may still work on.
-
-
 class StaleAttempts:
-    """Aborts them when their instance joins. No attempt of this run has their numbers, so their
-    answers would be ignored.
+    """Aborts attempts of an earlier run that an instance may still work on. Aborts them when their
+    instance joins. No attempt of this run has their numbers, so their answers would be ignored.
 
     `running`: (instance, attempt); `run_id`: of the earlier run (see `live.driver`).
     """

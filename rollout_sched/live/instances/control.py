@@ -169,10 +169,6 @@ class ControlOrders:
             await ask(order.carry_out(), order.timeout_s)
 
 
-# ------------------------------------------------------------------------------------------
-# Pauses and resumes an instance on an administrator's order, and records whose pause it is.
-
-
 class PauseControl:
     """Holds and releases one instance, for administrators and for code that forwards their calls.
 

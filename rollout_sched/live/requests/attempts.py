@@ -42,12 +42,9 @@ from rollout_sched.live.timeouts import unquoted
 log = logging.getLogger(__name__)
 
 
-# ------------------------------------------------------------------------------------------
-# The book of running attempts: reports the end of each to the scheduler, once.
-
-
 class RunningAttempts:
-    """Holds each attempt from its order to its end."""
+    """The book of running attempts: reports the end of each to the scheduler, once. Holds each
+    attempt from its order to its end."""
 
     def __init__(self, link: SchedulerLink, payloads: PayloadBook, tools: ToolCalls) -> None:
         self._link = link
@@ -199,15 +196,13 @@ def may_be_restarted(error: Exception) -> bool:
     return isinstance(error, ConnectionBroken | OSError | WeightsUnknown)
 
 
-# ------------------------------------------------------------------------------------------
-# The running attempts, as supervisors of instances see and stop them.
-
 #: Seconds for attempts that a pause aborted to answer; the others count as not reached by it.
 OVERTAKEN_S = 0.5
 
 
 class AttemptTable:
-    """Carries out Interrupt; aborts attempts that are no longer of use."""
+    """The running attempts, as supervisors of instances see and stop them. Carries out Interrupt;
+    aborts attempts that are no longer of use."""
 
     def __init__(self, running: RunningAttempts, settings: Settings) -> None:
         self._running = running

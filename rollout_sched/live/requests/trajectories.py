@@ -122,13 +122,10 @@ class TrajectoryPayload(TokenPayload):
         return most - len(self.prompt_ids) - len(self.response_ids) if most else None
 
 
-# ------------------------------------------------------------------------------------------
-# Runs the tools of trajectories, each between two turns.
-
-
 class ToolCalls:
-    """One coroutine for each trajectory whose turn is over; its result is reported to the
-    scheduler. If a trajectory is discarded or starts over, its tool call is cancelled."""
+    """Runs the tools of trajectories, each between two turns. One coroutine for each trajectory
+    whose turn is over; its result is reported to the scheduler. If a trajectory is discarded or
+    starts over, its tool call is cancelled."""
 
     def __init__(self, link: SchedulerLink, payloads: PayloadBook) -> None:
         self._link = link

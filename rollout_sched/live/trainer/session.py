@@ -30,9 +30,6 @@ from rollout_sched.live.trainer.samples import Batch, NamedTools, Prompt, batch_
 from rollout_sched.live.trainer.stored import EarlierPayloads, Recovered, TrainerStore
 from rollout_sched.live.trainer.submissions import SamplePayloads, Submissions
 
-# ------------------------------------------------------------------------------------------
-# Publishes new weights for a trainer, and waits until the fleet has loaded them.
-
 #: In these states no update is running.
 _LOADED = (InstanceStatus.SERVING, InstanceStatus.GATED)
 
@@ -43,8 +40,9 @@ _FLEET_EVENTS = (InstanceJoined, InstanceLost, WeightsUpdated)
 
 
 class WeightPublisher:
-    """One sequence of versions for all trainers. `stored`: the store that each version is written
-    to before `publish` returns."""
+    """Publishes new weights for a trainer, and waits until the fleet has loaded them. One sequence
+    of versions for all trainers. `stored`: the store that each version is written to before
+    `publish` returns."""
 
     def __init__(self, driver: Driver, stored: TrainerStore | None) -> None:
         self._driver = driver

@@ -33,13 +33,11 @@ from rollout_sched.live.trainer.samples import (
 )
 from rollout_sched.live.trainer.stored import Recovered, TrainerStore
 
-# ------------------------------------------------------------------------------------------
-# Creates the payloads of a trainer's samples.
-
 
 class SamplePayloads:
-    """`stream_every`: tokens between partial results; `test`: the test of drafts, if old tokens are
-    verified; `max_model_len`: tokens that every instance accepts, 0 if unknown."""
+    """Creates the payloads of a trainer's samples. `stream_every`: tokens between partial results;
+    `test`: the test of drafts, if old tokens are verified; `max_model_len`: tokens that every
+    instance accepts, 0 if unknown."""
 
     def __init__(
         self, stream_every: int, test: DraftTest | None, max_model_len: Callable[[], int]
@@ -73,12 +71,9 @@ class SamplePayloads:
         )
 
 
-# ------------------------------------------------------------------------------------------
-# Holds the rewards of a trainer's samples from their computation to their delivery.
-
-
 class RewardBook:
-    """A judge of samples (`live.ports.SampleJudge`) by a reward function.
+    """Holds the rewards of a trainer's samples from their computation to their delivery. A judge of
+    samples (`live.ports.SampleJudge`) by a reward function.
 
     `prompts`: of the open groups, by uid. `stored`: the store that each reward is written to as
     soon as it is known, so that a continued run does not compute it again.
