@@ -51,7 +51,7 @@ class KvTokens(Admission, msgspec.Struct, frozen=True):
 class KvGrowth(Admission, msgspec.Struct, frozen=True):
     """As many as there are slots, while their grown contexts fit `fill` of the KV cache.
 
-    Each request is expected to grow to the mean final context of those that finished there before
+    Each request is expected to grow to the mean final context of those that finished on it before
     (llm-d's admission of rollouts by estimated KV growth); a better prediction counts through
     `Instance.tokens`. An idle instance always takes one.
     """
@@ -73,7 +73,7 @@ class Concurrency(msgspec.Struct, frozen=True):
     """The state that `AimdConcurrency` keeps of an instance between reports.
 
     limit     on its sessions
-    finished  how many requests had finished there when the limit was last changed
+    finished  how many requests had finished on it when the limit was last changed
     rest      reports until the limit may change again
     queued    reports in a row with a long queue
     cut       whether the last change was a cut

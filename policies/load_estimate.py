@@ -23,7 +23,7 @@ class LoadEstimate:
     """The load of an instance now, and after the requests that `add` and `take` move.
 
     tokens    in its KV cache, or in the queue for it; `found` is their number before any move
-    requests  that run there, or wait in it
+    requests  that run on it, or wait in it
     """
 
     def __init__(self, instance: Instance) -> None:

@@ -35,8 +35,8 @@ class StaticSplit(Routing, msgspec.Struct, frozen=True):
 
     What trainers without a router do: the batch is cut into as many pieces as there are ranks, and
     each engine keeps its piece to the end (`DataProto.chunk` in verl; HybridFlow, arXiv
-    2409.19256). Unlike the ranks there, the fleet here may change: a share whose instance takes no
-    new work goes to the least busy one, as do direct requests.
+    2409.19256). Unlike the ranks in HybridFlow, the fleet may change: a share whose instance takes
+    no new work goes to the least busy one, as do direct requests.
     """
 
     weighs_tokens = False
@@ -117,10 +117,10 @@ class LengthSplit(Routing, msgspec.Struct, frozen=True):
     StreamRL's skewness-aware dispatch (arXiv 2504.15930): the latency of a long response is its
     length times the time per token, which grows with the batch. One instance in `every`, by order
     of joining, is reserved for requests expected to reach at least `long` times their limit of
-    response tokens. A request there counts `weight` times one elsewhere, so that other requests
-    come only if the other instances are more crowded. A request without any prediction is not long.
-    Because the batches drain anyway, in the replay this costs more than it gains (docs/zoo.md);
-    Seer (arXiv 2511.14617) found 0.94-0.99x with true lengths.
+    response tokens. A request on one of them counts `weight` times one elsewhere, so that other
+    requests come only if the other instances are more crowded. A request without any prediction is
+    not long. Because the batches drain anyway, in the replay this costs more than it gains
+    (docs/zoo.md); Seer (arXiv 2511.14617) found 0.94-0.99x with true lengths.
     """
 
     long: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.4
@@ -152,8 +152,8 @@ class VllmInternalLb(Routing, msgspec.Struct, frozen=True):
     """vLLM's internal load balancing: the least of 4 x waiting + running, as last reported.
 
     The counts are as old as the last report; each request sent since then counts as a waiting one
-    (vllm/v1/engine/core_client.py: the coordinator publishes every 100 ms; here a scenario's
-    `poll_s` is that interval). It sees neither KV nor requests that have finished since.
+    (vllm/v1/engine/core_client.py: the coordinator publishes every 100 ms; in a replay it is a
+    scenario's `poll_s` is that interval). It sees neither KV nor requests that have finished since.
     """
 
     weighs_tokens = False
@@ -169,7 +169,7 @@ class VllmInternalLb(Routing, msgspec.Struct, frozen=True):
 
 
 class GroupTokens(Routing, msgspec.Struct, frozen=True):
-    """The instance with the fewest tokens; the samples of a long prompt go there together.
+    """The instance with the fewest tokens; the samples of a long prompt go to it together.
 
     A prompt of `shared_tokens` or more is prefilled and kept once for all its samples if they are
     together. They are split when that instance holds more than the emptiest by `margin` such

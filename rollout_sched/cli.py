@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _write_to_nowhere() -> None:
-    """Send standard output nowhere from here on, so that its flush at exit does not fail again."""
+    """Send standard output nowhere from now on, so that its flush at exit does not fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

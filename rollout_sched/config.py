@@ -425,7 +425,7 @@ def _parameters(cls: Any) -> dict[str, inspect.Parameter]:
 
 
 def _hints(of: Any) -> dict[str, Any]:
-    """Its annotations, or none if they use names that exist only for type checkers."""
+    """The annotations of a class, or none if they use names that exist only for type checkers."""
     try:
         return typing.get_type_hints(of, include_extras=True)
     except (NameError, TypeError):

@@ -20,7 +20,7 @@ _T = TypeVar("_T")
 
 
 def run(main: Coroutine[Any, Any, _T]) -> _T:
-    """Like `asyncio.run`, on uvloop if the platform has it."""
+    """Run a coroutine in a new event loop, on uvloop if the platform has it."""
     make_loop: Callable[[], asyncio.AbstractEventLoop] | None = None
     with contextlib.suppress(ImportError):  # uvloop does not exist for Windows
         import uvloop

@@ -69,7 +69,7 @@ def read_endpoints(path: Path) -> list[Endpoint]:
 
 
 def parse_endpoints(path: Path, text: bytes) -> list[Endpoint]:
-    """Raises CallerError with the file, the position and what is expected there."""
+    """Raises CallerError with the file, the position and what is expected at it."""
     decode = msgspec.json.decode if path.suffix == ".json" else _decode_yaml
     try:
         endpoints = decode(text, type=_File, strict=False).endpoints

@@ -1,7 +1,7 @@
 """A front in its own process: it takes clients' calls for a scheduler in another process.
 
 It is the data plane with a `link.FrontCalls` in place of a driver: no scheduler, no store, no
-control plane. It asks an instance to describe itself at the first request that it sends there;
+control plane. It asks an instance to describe itself at the first request that it sends to it;
 other paths are answered with 307 and the scheduler's URL.
 """
 
@@ -310,7 +310,7 @@ class FrontService:
 
     @property
     def scheduler_url(self) -> str:
-        """See `FrontOptions`; it changes when the scheduler starts on another address."""
+        """The scheduler's base URL; it changes when the scheduler starts on another address."""
         return self._app.scheduler_url
 
     @scheduler_url.setter
@@ -415,7 +415,8 @@ def _access_control(options: FrontOptions) -> AccessControl:
 
 
 def _client_maker(options: FrontOptions) -> Callable[[str, str], FrontInstance]:
-    """The scheduler's process added these instances, so they are trusted as if configured here."""
+    """The scheduler's process added these instances, so they are trusted as if this front were
+    configured with them."""
     keys = read_instance_keys(options.instance_api_key_file, ())
 
     def make(url: str, key: str) -> FrontInstance:

@@ -20,10 +20,10 @@ class Options(RunOptions, frozen=True, kw_only=True):
 
     policy, instances  a preset or a TOML file; URLs of vLLM servers
     endpoints          a file that lists instances; it is watched for changes (`endpoints_file`)
-    max_requests       responses that may be here at once, waiting or running
+    max_requests       responses that may be open at once, waiting or running
     max_body           bytes of one request's body
     max_bodies         bytes of all bodies that are held at once
-    max_samples        samples of the trainer's API that may be here at once
+    max_samples        samples of the trainer's API that may be open at once
     slots, kv_tokens   requests that an instance runs at once and the size of its KV cache, used
                        where the instance does not report them
     api_key_file, trainer_key_file, admin_key_file

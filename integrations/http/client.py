@@ -253,10 +253,10 @@ class Pool:
     ) -> Exchange:
         """Send a request; every callback comes after this has returned.
 
-        Host and Content-Length are written here, so `headers` must not have them; `headers` as
-        bytes are lines, each with its CRLF. `most`: bytes of body that the answer may have; an
-        answer that announces or has more is broken. Raises ValueError for a target or header with
-        a line break, RuntimeError after `close`.
+        The client writes Host and Content-Length itself, so `headers` must not have them; `headers`
+        as bytes are lines, each with its CRLF. `most`: bytes of body that the answer may have; an
+        answer that announces or has more is broken. Raises ValueError for a target or header with a
+        line break, RuntimeError after `close`.
         """
         if self._closed:
             raise RuntimeError(f"{self.url}: the pool is closed")

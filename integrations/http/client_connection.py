@@ -220,7 +220,7 @@ class ClientConnection:
         """Does nothing: requests are written as a whole."""
 
     def resume_writing(self) -> None:
-        """See `pause_writing`."""
+        """Does nothing: requests are written as a whole."""
 
     def usable(self) -> bool:
         """Whether an idle connection can carry an exchange: it is open and has no data to read.

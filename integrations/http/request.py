@@ -31,7 +31,8 @@ class Outlet(Protocol):
     def send(self, data: bytes) -> None: ...
 
     def send_both(self, head: bytes, body: bytes) -> None:
-        """As `send`, for a body that is cheaper to write separately than to copy."""
+        """Send a head and a body with two writes, for a body that is cheaper to write separately
+        than to copy."""
 
     def complete(self) -> None:
         """The answer is complete."""
@@ -93,7 +94,7 @@ class ReceivedRequest:
 
     @property
     def fields(self) -> Mapping[bytes, bytes]:
-        """The same by lower-case name; repeated ones are joined with commas."""
+        """The header fields by lower-case name; repeated ones are joined with commas."""
         return self._head.fields
 
     def answer(
@@ -101,7 +102,7 @@ class ReceivedRequest:
     ) -> None:
         """Send the whole answer.
 
-        Content-Length and Connection are written here, so `headers` must not have them, nor
+        The server writes Content-Length and Connection itself, so `headers` must not have them, nor
         Transfer-Encoding; `headers` as bytes are lines, each with its CRLF.
         """
         head = status_line(status) + write_fields(headers)

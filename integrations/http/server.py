@@ -54,7 +54,7 @@ class HttpServer:
     limits    limits of the connections. They also apply to connections of the fallback, which are
               closed without an answer if they break one: only the fallback knows what it has sent
     bodies    how much of `max_bodies` is in use
-    turned_away  number of requests that were refused here, unread, by status
+    turned_away  number of requests that the server refused, unread, by status
     """
 
     def __init__(

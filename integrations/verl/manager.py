@@ -106,7 +106,8 @@ class ScheduledClient(LLMServerClient):
     async def generate(
         self, request_id: str, *, prompt_ids: Any, sampling_params: Any, **others: Any
     ) -> TokenOutput:
-        """Like verl's. Raises what `SessionGroup.sample` raises."""
+        """The answer to one call of an agent loop, in the form of verl's
+        `LLMServerClient.generate`. Raises what `SessionGroup.sample` raises."""
         session = _session.get()
         if session is None:
             return await self._validating.generate(

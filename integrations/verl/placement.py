@@ -32,8 +32,8 @@ class Placement:
     slots      requests that a server runs at the same time
     kv_tokens  size of a server's KV cache
 
-    The caller returns a server with `release`. The generated tokens are not visible here: a request
-    counts with its prompt and its limit until it is released.
+    The caller returns a server with `release`. The generated tokens pass it by: a request counts
+    with its prompt and its limit until it is released.
     """
 
     def __init__(self, scheduler: Scheduler, slots: int, kv_tokens: int) -> None:
@@ -102,7 +102,7 @@ class Placement:
                 self._pump.tell(InstanceJoined(server, self._slots, self._kv_tokens))
 
     def remove(self, servers: Iterable[str]) -> None:
-        """Remove servers; they get no more requests. Clients repeat the requests that ran there."""
+        """Remove servers; they get no more requests. Clients repeat the requests that ran on it."""
         for server in set(servers).intersection(self.servers):
             for at, session in [key for key in self._placed if key[0] == server]:
                 for dispatch in self._placed.pop((at, session)):

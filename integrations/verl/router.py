@@ -117,7 +117,7 @@ class RequestRouter:
         }
 
     async def clear_sticky_cache(self) -> dict[str, Any]:
-        """See `Placement.forget_sessions`."""
+        """Forget which server each session used last."""
         forgotten = self._placement.forget_sessions()
         return {"cleared_entries": forgotten, "server_loads": self._loads()}
 

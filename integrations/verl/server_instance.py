@@ -61,7 +61,7 @@ def facts_of(server: Any) -> ServerFacts:
 class ServerInstance:
     """`live.ports.InstanceClient` for the handle of a server.
 
-    verl pauses the server for its weight updates, so our pause only aborts our own requests there.
+    verl pauses the server for its weight updates, so our pause only aborts our own requests on it.
     The progress of requests is not visible: the gauges count the requests that we wait for, and Ray
     reports if the server has died.
     """

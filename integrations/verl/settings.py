@@ -56,7 +56,7 @@ class RoomSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def trainer_key(self) -> str | None:
-        """Like `api_key`."""
+        """Raises ConfigError if the file cannot be read."""
         return _key_of(self.trainer_key_file, "trainer_key_file")
 
 

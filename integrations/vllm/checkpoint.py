@@ -27,7 +27,7 @@ class _Tensor(msgspec.Struct):
 def check_checkpoint(folder: Path) -> None:
     """Raises CallerError if `folder` has no weights that vLLM can load, or truncated files.
 
-    Reads the header of each safetensors file: the data that it declares must be there. This takes
+    Reads the header of each safetensors file: the data that it declares must be in it. This takes
     time, and blocks forever on a mount that does not answer, so do not call it on an event loop.
     """
     if not folder.is_dir():

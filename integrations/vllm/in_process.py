@@ -195,7 +195,8 @@ class InProcessInstance:
     async def weight_transfer(
         self, step: str, body: Mapping[str, Any], limit_s: float | None = None
     ) -> None:
-        """A step of vLLM's weight transfer, by the name of its endpoint; `body` as there."""
+        """A step of vLLM's weight transfer, by the name of its endpoint; `body` as that endpoint
+        takes it."""
         await self.collective_rpc(step, body, limit_s)
 
     async def world_size(self) -> int:

@@ -34,7 +34,7 @@ async def post(
     """The answer, of at most `largest` bytes, within `limit_s` seconds; else InstanceError.
 
     If `receive` is given, it gets the body of a 200 as it arrives, and its exceptions are raised
-    here. Cancelling closes the connection.
+    from this call. Cancelling closes the connection.
     """
     answer = _Answer(target, largest, receive)
     exchange = pool.send("POST", target, header_lines, body, answer)
@@ -157,7 +157,7 @@ class OrderCalls:
     async def make_cuttable(
         self, order: Order, dialect: Dialect, model: str, assembly: Assembly
     ) -> Output:
-        """As `make`, for a server without abort: `cut` ends it with the tokens so far."""
+        """Make an order at a server without abort: `cut` ends the answer with the tokens so far."""
         call = asyncio.create_task(self.make(order, dialect, model, assembly))
         self._cuttable[order.id] = call
         try:

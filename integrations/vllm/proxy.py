@@ -125,7 +125,7 @@ class ProxyCall:
         receiver.on_error(InstanceError("it offers no abort, so the connection was closed"))
 
     def pause(self) -> None:
-        """As `pause` of an exchange."""
+        """Stop reading the answer for now."""
         self._paused = True
         if self._exchange is not None:
             self._exchange.pause()

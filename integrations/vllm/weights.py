@@ -114,7 +114,7 @@ _BEGINNINGS = ("/", "~", "file:")
 
 
 class OutsideRoots(CallerError):
-    """This path lies in no folder that --weights-root gives."""
+    """The path lies in no folder that --weights-root gives."""
 
 
 class WeightRoots:
@@ -146,7 +146,8 @@ class WeightRoots:
             raise self._outside(path, led)
 
     def check_folder(self, folder: Path) -> None:
-        """As `check`, for a folder and its entries, if this machine sees it."""
+        """Raises OutsideRoots if a folder, or an entry of it that this machine sees, lies outside
+        the roots."""
         self.check(folder)
         if self._roots and folder.is_dir():
             for entry in folder.iterdir():

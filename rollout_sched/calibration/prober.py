@@ -171,7 +171,8 @@ async def _unless_forgotten(instance: InstanceClient, answers: Coroutine[Any, An
 
 
 async def _all(calls: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
-    """Like asyncio.gather, but if one call fails, the others are cancelled and awaited."""
+    """Wait for all calls. If one fails, the others are cancelled and awaited, and its error is
+    raised."""
     tasks = [asyncio.ensure_future(call) for call in calls]
     try:
         return list(await asyncio.gather(*tasks))

@@ -1,6 +1,6 @@
 """What each event changes, by sender. The scheduler decides on the consequences afterwards.
 
-`validation.py` has already raised any CallerError: events that arrive here are applied.
+`validation.py` has already raised any CallerError: every event that gets this far is applied.
 """
 
 from __future__ import annotations
@@ -92,11 +92,11 @@ class TrainerEvents:
 
     def weights_published(self, event: WeightsPublished, now: float) -> None:
         """Groups that are too old start over. If an instance that was not told to update yet is too
-        old itself, groups that could still be sent there start over too.
+        old itself, groups that could still be sent to it start over too.
 
         After that, no group is too old: nothing is launched before the fleet is young enough, and
-        the fleet only gets younger. Paced groups never start over here if every version has taken a
-        batch. If old tokens are masked, groups stay.
+        the fleet only gets younger. Paced groups never start over for this if every version has
+        taken a batch. If old tokens are masked, groups stay.
         """
         self._progress.version = event.version
         self._progress.dirty = True

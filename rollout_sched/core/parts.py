@@ -55,7 +55,8 @@ class Books:
 
 
 class Work:
-    """These parts, on top of the books of a run. They append actions to `out`."""
+    """The parts that move requests and groups, on top of the books of a run. They append actions to
+    `out`."""
 
     def __init__(
         self, roles: Roles, books: Books, max_failures: int, backoff_s: float, out: list[Action]

@@ -81,7 +81,7 @@ class SchedulerView:
 
     @property
     def has_begun(self) -> bool:
-        """Whether a group of the trainer's is here, or was delivered."""
+        """Whether a group of the trainer's is known, or was delivered."""
         return len(self._books.groups) > 0 or self._books.progress.delivered > 0
 
     def groups(self, state: GroupState) -> int:

@@ -45,7 +45,8 @@ class _Attempt(msgspec.Struct):
     spans: Spans = ()
 
     def segments(self) -> list[Segment]:
-        """As the scheduler's book has them (`core.attempts`)."""
+        """The tokens of this attempt by version, in the form of the scheduler's ledger
+        (`core.work.attempts`)."""
         if not self.tokens:
             return []
         if sum(tokens for _, tokens in self.spans) != self.tokens:
@@ -169,7 +170,8 @@ class ClientCalls:
         session: str = "",
         priority: int = 0,
     ) -> str:
-        """Like `Driver.submit`; a refusal by the scheduler is reported to the responder."""
+        """Submit a request and return its id. A refusal by the scheduler is reported to the
+        responder."""
         if self._link.broken is not None:
             raise self._link.broken
         request = self._new_id()
@@ -193,8 +195,8 @@ class ClientCalls:
     # -- from one scheduler to the next ----------------------------------------------------
 
     def lose_scheduler(self) -> None:
-        """From now on a complete response is answered here. A withdrawn request ends now: the old
-        scheduler may not know of the withdrawal, and the next one need not."""
+        """From now on the front answers a complete response itself. A withdrawn request ends now:
+        the old scheduler may not know of the withdrawal, and the next one need not."""
         self._alone = True
         for call in self.every():
             if call.withdrawn:

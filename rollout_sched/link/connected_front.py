@@ -128,8 +128,8 @@ Ended = RequestFinished | TurnFinished | RequestInterrupted
 
 
 class OrderedAttempts:
-    """The attempts of one front. Their reported ends are checked here, where the instances are
-    supervised, before the scheduler is told.
+    """The attempts of one front. Their reported ends are checked by the host, where the instances
+    are supervised, before the scheduler is told.
 
     attempts  the running ones
     turns     of trajectories whose tools run at the front: the attempt that made the turn
@@ -235,7 +235,7 @@ class OrderedAttempts:
         return RequestInterrupted(request, number, kept)
 
     def lose(self, instance: str) -> None:
-        """The front has reported everything about a lost instance: end the attempts there."""
+        """The front has reported everything about a lost instance: end the attempts on it."""
         for attempt in self.attempts.on(instance):
             if attempt.answer is not None:  # its instance cannot be asked any more
                 error = AnswerUntrue("its instance was lost before it could be asked")

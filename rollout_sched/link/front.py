@@ -280,7 +280,7 @@ class FrontCalls:
     # -- its clients -----------------------------------------------------------------------
 
     def max_model_len(self) -> int:
-        """Like `Driver.max_model_len`; 0 without a scheduler."""
+        """Tokens of prompt and response that every instance accepts; 0 without a scheduler."""
         return 0 if self._remote is None else self._remote.max_model_len
 
     def submit(
@@ -292,7 +292,8 @@ class FrontCalls:
         session: str = "",
         priority: int = 0,
     ) -> str:
-        """Like `Driver.submit`. Raises NoScheduler before the first scheduler has connected."""
+        """Submit a request, which is answered when it finishes, and return its id. Raises
+        NoScheduler before the first scheduler has connected."""
         remote = self._remote
         if remote is None:
             raise NoScheduler("no scheduler has connected yet")

@@ -70,7 +70,7 @@ class SharedFleetAttempts:
         return [*self._local.on(instance), *remote]
 
     async def answered(self, instance: str) -> None:
-        """See `AttemptTable.answered`."""
+        """Wait after a pause that aborts, until every attempt on the instance has ended."""
         await asyncio.gather(self._local.answered(instance), self._answered(instance))
 
     async def _answered(self, instance: str) -> None:
@@ -150,8 +150,8 @@ class Host:
     process. Create it before anything is submitted.
 
     The front that received a client's request owns it; a group is owned by the front that it was
-    given to. The tokens of a group are also kept here, attempt by attempt, so that another front
-    can continue. Instances are supervised here, whichever front sends them requests.
+    given to. The host also keeps the tokens of a group, attempt by attempt, so that another front
+    can continue. The host supervises the instances, whichever front sends them requests.
     """
 
     def __init__(self, driver: Driver) -> None:
@@ -195,8 +195,8 @@ class Host:
         return front
 
     def disconnect(self, front: ConnectedFront) -> None:
-        """The front and its clients are gone; its groups continue elsewhere with the tokens kept
-        here."""
+        """The front and its clients are gone; its groups continue elsewhere with the tokens that
+        the host has."""
         if self.fronts.get(front.name) is not front:
             return
         del self.fronts[front.name]
@@ -225,8 +225,8 @@ class Host:
     # -- groups ----------------------------------------------------------------------------
 
     def submit_group(self, submitted: GroupSubmitted, make: PayloadFactory, recipe: bytes) -> None:
-        """Like `Driver.submit_group`, for the front with the fewest groups, which makes the
-        payloads from `recipe`."""
+        """Submit a group to the front with the fewest groups, which makes the payloads from
+        `recipe`."""
         self._give(submitted.group, recipe)
         try:
             self._driver.submit_group(submitted, make)
@@ -235,7 +235,7 @@ class Host:
             raise
 
     def _give(self, group: str, recipe: bytes) -> None:
-        """Give a group to a front, with its tokens; to the front here if there is no other."""
+        """Give a group and its tokens to a front; to the host's own if there is no other."""
         front = min(self.fronts.values(), key=lambda front: len(front.groups), default=None)
         if front is None:
             self._owners.pop(group, None)
@@ -316,7 +316,7 @@ class Hub:
     """Makes a live scheduler the host of fronts. Create it before prompts are submitted.
 
     The trainer's groups are given to the connected fronts. Groups with a tool, which runs in this
-    process, and groups restored from a store are made here.
+    process, and groups restored from a store are made by the host itself.
     """
 
     def __init__(self, live: LiveScheduler) -> None:
@@ -353,8 +353,8 @@ class Hub:
             front.receive(frame)
 
     def disconnect(self, name: str) -> None:
-        """The front and its clients are gone; its groups continue elsewhere with the tokens kept
-        here."""
+        """The front and its clients are gone; its groups continue elsewhere with the tokens that
+        the host has."""
         front = self._host.fronts.get(name)
         if front is not None:
             self._host.disconnect(front)

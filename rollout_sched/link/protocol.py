@@ -96,8 +96,8 @@ class Streamed(_Message, frozen=True):
 
 
 class TakeGroup(_Message, frozen=True):
-    """This front now owns a group's requests. `recipe`: what their payloads are made from;
-    `pieces`: the tokens that were made elsewhere."""
+    """The front that gets this now owns a group's requests. `recipe`: what their payloads are made
+    from; `pieces`: the tokens that were made elsewhere."""
 
     group: str
     recipe: bytes
@@ -105,7 +105,8 @@ class TakeGroup(_Message, frozen=True):
 
 
 class ReleaseGroup(_Message, frozen=True):
-    """A group is over: delivered, failed, or not accepted; `requests`: those still held here."""
+    """A group is over: delivered, failed, or not accepted; `requests`: those that the front still
+    holds."""
 
     group: str
     requests: tuple[str, ...] = ()
@@ -119,7 +120,7 @@ class Refused(_Message, frozen=True):
 
 
 class Reach(_Message, frozen=True):
-    """An instance has joined, perhaps again; sent before the first Dispatch there, so that the
+    """An instance has joined, perhaps again; sent before the first Dispatch to it, so that the
     front detects its capabilities. `key`: its API key; "": as in the front's own settings."""
 
     instance: str
@@ -127,7 +128,7 @@ class Reach(_Message, frozen=True):
 
 
 class Departed(_Message, frozen=True):
-    """A reached instance is gone; nothing is sent there until another Reach."""
+    """A reached instance is gone; nothing is sent to it until another Reach."""
 
     instance: str
 

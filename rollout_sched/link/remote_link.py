@@ -27,7 +27,7 @@ class Clients(Protocol):
 
     def leave(self, instance: str) -> None:
         """Called once for each `reach`: nothing more is sent to the instance, and no attempt runs
-        there."""
+        on it."""
 
     def unverified(self, instance: str) -> asyncio.Event | None:
         """None if work may be sent to the instance; else the event to wait for."""
@@ -36,8 +36,8 @@ class Clients(Protocol):
 class RemoteLink:
     """Sends events out; what a local scheduler would return at once comes back as an order.
 
-    Answers are checked at the host, where the instances are supervised, so all are accepted here;
-    an order discards those that turn out to be untrue.
+    Answers are checked at the host, where the instances are supervised, so all are accepted at the
+    front; an order discards those that turn out to be untrue.
     """
 
     def __init__(

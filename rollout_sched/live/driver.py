@@ -214,7 +214,7 @@ class Driver:
         return self.fleet.supervisors
 
     def tell(self, event: Event) -> None:
-        """See `EventPump.tell`."""
+        """Handle an event. Raises CallerError, and changes nothing, if it is invalid."""
         self.pump.tell(event)
 
     def restore(self, event: Restored, paused: set[str], model: str) -> None:

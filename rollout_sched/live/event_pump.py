@@ -186,7 +186,7 @@ class EventPump:
 
 
 def _named(event: Event) -> str:
-    """Its type and subject, without its reason, which may quote a prompt."""
+    """The type and subject of an event, without its reason, which may quote a prompt."""
     names = ("instance", "group", "request", "attempt")
     about = [f"{name} {getattr(event, name)}" for name in names if hasattr(event, name)]
     return " ".join([type(event).__name__, *about])

@@ -29,8 +29,8 @@ log = logging.getLogger(__name__)
 
 
 def scheduler_state(view: SchedulerView) -> dict[str, Any]:
-    """The state of a scheduler, for people and programs that ask. Its queues, versions and
-    anomalies. `joined` are the instances that belong to the fleet."""
+    """The state of a scheduler, for people and programs that ask. Queues, versions and anomalies.
+    `joined` are the instances that belong to the fleet."""
     run = view.run
     return {
         "version": run.version,
@@ -110,7 +110,7 @@ def _fleet(driver: Driver) -> str:
 
 class RunRecords:
     """The records of a run: its journal, its store, and the response lengths of its prompts. Each
-    record only if `run` has the option; a run in a store has a journal there, too.
+    record only if `run` has the option; a run in a store has a journal in it, too.
 
     Order of use, as for `StoredRun`: create it before the driver, call `begin` between the driver
     and the trainer's session, and `go_on` after both. Create it inside a running event loop. Raises

@@ -279,7 +279,7 @@ class Responder(Protocol):
         """A direct request is finished; give its transcript to the waiting client."""
 
     def fail(self, reason: str, error: Exception | None) -> None:
-        """It ended without an answer: "failed", with the last error, or "withdrawn"."""
+        """The request ended without an answer: "failed", with the last error, or "withdrawn"."""
 
 
 class Payload(Protocol):
@@ -294,7 +294,8 @@ class Payload(Protocol):
         """Start a dispatch; `over` is not called before this has returned.
 
         An InstanceError that it raises, or passes to `over`, ends the attempt. Any other error that
-        it raises ends the request: what cannot be sent here cannot be sent elsewhere."""
+        it raises ends the request: what cannot be sent to one instance cannot be sent elsewhere.
+        """
 
 
 #: Called with the number of leading tokens of a draft that passed; returns the dispatch that the

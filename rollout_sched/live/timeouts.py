@@ -28,7 +28,7 @@ def said(error: Exception) -> str:
 
 
 def unquoted(error: Exception) -> str:
-    """The same without the instance's own words, which may quote a prompt."""
+    """The error as one line, without the instance's own words, which may quote a prompt."""
     words = getattr(error, "unquoted", None)
     return said(error) if words is None else printable(words)
 

@@ -168,7 +168,7 @@ class FleetShares:
     # -- what an instance does ---------------------------------------------------------------
 
     def load(self, instance: str, by: int) -> None:
-        """`by` more requests are in flight there."""
+        """`by` more requests are in flight on the instance."""
         self._load(self._gauges[instance], by)
 
     def set_queued(self, instance: str, queued: int) -> None:
@@ -185,7 +185,7 @@ class FleetShares:
             self._change(gauge)
 
     def tool_begins(self, request: str, instance: str) -> None:
-        """A request in flight there now waits for its tool."""
+        """A request in flight on the instance now waits for its tool."""
         gauge = self._gauges[instance]
         self._load(gauge, -1)
         gauge.acting += 1
@@ -434,7 +434,7 @@ class FleetFold:
 
 
 class FleetTimes:
-    """Instance-seconds by state, as `state_of` names that of an instance ("" if it is not here).
+    """Instance-seconds by state, as `state_of` names that of an instance ("" if it has left).
 
     A state that begins between two samples counts from the second one on, so at most one poll late.
     """

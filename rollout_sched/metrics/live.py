@@ -65,7 +65,7 @@ class LiveSteps:
         return () if self._metrics is None else self._metrics.steps
 
     def begin(self, now: float) -> None:
-        """Count from now on: a trainer is here already."""
+        """Count from now on: a trainer has submitted groups already."""
         self._metrics = self._begin(now)
 
     def observe(self, now: float, event: Event, actions: Sequence[Action]) -> None:
@@ -79,7 +79,7 @@ class LiveSteps:
             self._step_ended(metrics.steps[self._ended])
 
     def _begins(self, event: Event) -> bool:
-        """Whether a trainer is here."""
+        """Whether the event shows that there is a trainer."""
         if isinstance(event, InstanceJoined):
             self._joined[event.instance] = event
         elif isinstance(event, InstanceLost):

@@ -134,7 +134,7 @@ class OpenAnswers:
         return self._numbers.get(order_id, [])
 
     def stop_writing(self, answer: OpenAnswer) -> None:
-        """It was aborted: another request may continue its text, unless one does already."""
+        """The attempt was aborted: another may continue its text, unless one does already."""
         if self._writing.get(answer.stream) is answer:
             del self._writing[answer.stream]
 

@@ -125,7 +125,7 @@ def _vocabulary(size: int) -> Vocabulary:
 
 
 def _startable(spec: InstanceSpec) -> InstanceSpec:
-    """Like vLLM, refuse to start if a request of max_model_len does not fit into the KV cache."""
+    """Refuse to start, like vLLM, if a request of max_model_len does not fit the KV cache."""
     fits = min(spec.max_model_len, spec.kv_blocks * spec.block_size)
     return msgspec.structs.replace(spec, max_model_len=fits)
 

@@ -120,7 +120,7 @@ class RealtimeClock:
         self._speed = speed
 
     def reach(self, at: float) -> float:
-        """Like `tick`, but at least `at`."""
+        """Go to the present simulated time, but at least to `at`."""
         self.now = max(self.now, at)
         return self.tick()
 

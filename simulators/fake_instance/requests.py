@@ -45,7 +45,7 @@ class Message(msgspec.Struct):
 
     @property
     def text(self) -> str:
-        """Its text, including calls."""
+        """The text of the message, including calls."""
         content = self.content or ""
         if not isinstance(content, str):
             content = " ".join(str(part.get("text", "")) for part in content)
@@ -257,7 +257,7 @@ def prompts_of(
 
 
 def sampling_of(body: OpenAIBody, max_tokens: int | None, logprobs: bool) -> dict[str, Any]:
-    """The SamplingParams that such a request stands for, as far as they matter here."""
+    """The SamplingParams that such a request stands for, as far as the server reads them."""
     told = {
         "n": body.n,
         "max_tokens": max_tokens,

@@ -261,7 +261,7 @@ def _repeat(request: web.Request, body: bytes) -> None:
 
 
 async def _all(jobs: Sequence[Coroutine[Any, Any, Output]]) -> list[Output]:
-    """Like gather, but if one fails the others are cancelled."""
+    """Wait for all of them. If one fails, the others are cancelled and its error is raised."""
     tasks = [asyncio.ensure_future(job) for job in jobs]
     try:
         return await asyncio.gather(*tasks)

@@ -81,7 +81,7 @@ class Inbox:
 
 
 class EngineCore:
-    """The scheduler of one instance with all attempts here, as of the last boundary.
+    """The scheduler of one instance with all its attempts, as of the last boundary.
 
     requests  by number, in order of arrival
     at        time of the last boundary, in seconds
@@ -105,7 +105,7 @@ class EngineCore:
         return bool(self._pauses)
 
     def accept(self, request: SimRequest, last_token: int, reason: Reason) -> SimAttempt:
-        """A new attempt, not queued yet. Raises ValueError if its stream has one here already."""
+        """A new attempt, not queued yet. Raises ValueError if its stream has an attempt already."""
         kv, number = self.scheduler.kv, request.attempt
         blocks = request.shared_tokens // self.scheduler.spec.block_size
         shared = kv.chain((request.salt, request.prompt_stream))

@@ -283,8 +283,8 @@ def check_pause_mode(mode: str) -> None:
 
 
 def last_token(request: SimRequest, spec: InstanceSpec) -> tuple[int, Reason]:
-    """Tokens at the end of a request, and the reason why it ends there. Raises ValueError with the
-    limit if it can never run."""
+    """Tokens at the end of a request, and the reason for its end. Raises ValueError with the limit
+    if it can never run."""
     context, wanted, most = request.context_tokens, request.new_tokens, request.max_new_tokens
     if context < 1 or wanted < 1 or most < 1:
         raise ValueError(

@@ -88,7 +88,7 @@ class SimAttempt(Table):
         return self.shift + step if self.state == DECODING else self.tokens
 
     def close_span(self, tokens: int, version: int) -> None:
-        """This version made all tokens up to `tokens` that have no version yet."""
+        """The present version made all tokens up to `tokens` that have no version yet."""
         made = tokens - self.span_start
         if not made:
             return
@@ -142,7 +142,8 @@ class SimWaitingQueue:
             self._deque.popleft()
 
     def discard(self, attempt: SimAttempt) -> None:
-        """It has ended while waiting. It is skipped at the head of the queue, so this is free."""
+        """The attempt has ended while waiting. It is skipped at the head of the queue, so this is
+        free."""
         attempt.state = OVER
         self.size -= 1
 
@@ -200,7 +201,7 @@ class DecodeBatch:
         self._ends: list[tuple[int, int, SimAttempt]] = []
 
     def join(self, attempt: SimAttempt, step: int) -> None:
-        """It gains its first token in the step after boundary `step`."""
+        """The attempt gains its first token in the step after boundary `step`."""
         attempt.state = DECODING
         attempt.shift = shift = attempt.tokens - step
         self.count += 1
@@ -216,8 +217,8 @@ class DecodeBatch:
         self._needs[(1 - shift) % self._size] -= 1
 
     def delay(self, attempt: SimAttempt, step: int) -> None:
-        """It was left out of the step that ended with boundary `step`, so everything happens one
-        step later for it."""
+        """The attempt was left out of the step that ended with boundary `step`, so everything
+        happens one step later for it."""
         self.leave(attempt, step - 1)
         self.join(attempt, step)
 
@@ -276,7 +277,7 @@ class DecodeBatch:
         raise AssertionError("a full cycle needs as many blocks as there are attempts")
 
     def check_invariants(self, attempts: list[SimAttempt]) -> None:
-        """Compare with the attempts that should be here. Raises AssertionError."""
+        """Compare with the attempts that it should have. Raises AssertionError."""
         assert self.count == len(attempts), "decoding attempts are miscounted"
         assert self._shifts == sum(a.shift for a in attempts), "contexts are summed up wrongly"
         for residue, count in enumerate(self._needs):
@@ -357,7 +358,7 @@ class StepScheduler:
             self.blocked = False
 
     def remove(self, attempt: SimAttempt, lost: int = 0) -> None:
-        """It has ended, wherever it was; `lost` of its newest tokens do not count."""
+        """The attempt has ended, running or waiting; `lost` of its newest tokens do not count."""
         if attempt.state == WAITING:
             self.queue.discard(attempt)
             self.blocked = False

@@ -137,8 +137,8 @@ class SimInstance:
     def submit(self, request: SimRequest, now: float) -> None:
         """Send an attempt.
 
-        Raises ValueError if it could never run (naming the limit), if its number is in use, or
-        if its stream already has an attempt here.
+        Raises ValueError if it could never run (naming the limit), if its number is in use, or if
+        its stream already has an attempt on the instance.
         """
         end, reason = last_token(request, self.spec)
         if request.attempt in self._core.requests:
@@ -274,7 +274,7 @@ class SimInstance:
     # -- steps, for whoever follows single tokens --------------------------------------------
 
     def progress(self, now: float) -> dict[int, int]:
-        """New tokens so far of every attempt here, at a time not after next_at."""
+        """New tokens so far of every attempt, at a time not after next_at."""
         core = self._core
         step = core.scheduler.step + self._steps_by(now)
         return {number: a.tokens_at(step) - a.context for number, a in core.requests.items()}
@@ -315,7 +315,7 @@ class SimInstance:
         return self._core.scheduler.gate != RUN_ALL
 
     def gauges(self) -> SimGauges:
-        """As of the last call of advance."""
+        """Load and counters, as of the last call of `advance`."""
         core, now = self._core, self._inbox.now
         scheduler, counters = core.scheduler, core.scheduler.counters
         batch, steps = scheduler.batch, self._steps_by(now)
@@ -342,5 +342,5 @@ class SimInstance:
         return self._core.scheduler.kv.eviction_order()
 
     def check_invariants(self) -> None:
-        """Raises AssertionError with the first violated invariant. Costs O(all attempts here)."""
+        """Raises AssertionError with the first violated invariant. Costs O(all attempts)."""
         self._core.check_invariants(self._step)

@@ -173,14 +173,14 @@ class SimAttempts:
         return RequestFinished(request, ended.attempt, tokens, spans, reason), None
 
     def drop(self, attempts: Iterable[int]) -> None:
-        """They have failed: ignore whatever their instance still reports of them."""
+        """The attempts have failed: ignore whatever their instance still reports of them."""
         for attempt in attempts:
             dispatch, _, stream = self._in_flight.pop(attempt)
             if dispatch.group:
                 self._streams[dispatch.request] = stream  # it may continue
 
     def forget(self, requests: Iterable[str]) -> None:
-        """They will not continue."""
+        """The requests will not continue."""
         if self._streams:
             for request in requests:
                 self._streams.pop(request, None)

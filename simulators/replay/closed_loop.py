@@ -3,9 +3,9 @@ that waits for batches, clients that wait for answers.
 
 This is a driver like the live one: it carries out actions and reports facts. Through it the
 scheduler sees only what a real fleet reports: answers, polls, streams, confirmations. All events of
-the scheduler can occur here: those of clients if the scenario has [traffic], those of leaving
-instances and of failing attempts and tools if it has [[faults]]. TrajectoryEnded is reported only
-for tools that fail: a recorded trajectory is over when its last turn is.
+the scheduler can occur: those of clients if the scenario has [traffic], those of leaving instances
+and of failing attempts and tools if it has [[faults]]. TrajectoryEnded is reported only for tools
+that fail: a recorded trajectory is over when its last turn is.
 """
 
 from __future__ import annotations
@@ -297,7 +297,7 @@ class ClosedLoop:
 
     @property
     def anomalies(self) -> dict[str, int]:
-        """Those of all schedulers of this run."""
+        """The anomalies of all schedulers of this run."""
         earlier = Counter[str]() if self._restarts is None else self._restarts.anomalies
         return dict(Counter(self.scheduler.view.anomalies) + earlier)
 

@@ -57,7 +57,7 @@ class Failing(_Fault, frozen=True, tag="failing"):
     instance  every instance if not given
     at_s      from this time ...
     for_s     ... for this long; 0: to the end
-    share     of the attempts sent there in that time, by seeded chance
+    share     of the attempts sent to it in that time, by seeded chance
     after_s   seconds from its dispatch until an attempt fails, if it has not ended before
     blame     as the driver would report it: "instance" if it was never reached, "request" if no
               instance would take it, "unclear" for everything between

@@ -60,7 +60,8 @@ class SimLinks:
             self._tell(event)
 
     def down(self, carry_out: Callable[[Any], None]) -> Callable[[Any], None]:
-        """The same for what the scheduler orders for a request."""
+        """Wraps an order of the scheduler for a request: it reaches the front with a delay, in
+        order."""
 
         def order(action: Any) -> None:
             arrival = self._arrival(self._down, _owner(action.request), self._queue.now)

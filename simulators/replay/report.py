@@ -373,7 +373,7 @@ def tables(report: dict[str, Any], width: int, *, equal_bias: bool = False) -> s
 
 
 def cells(report: dict[str, Any]) -> list[dict[str, Any]]:
-    """The same tables as data: titles, columns with their explanations, rows of texts."""
+    """The tables of the report as data: titles, columns with their explanations, rows of texts."""
     return [
         {
             "title": title,

@@ -57,8 +57,8 @@ def call_each(
     """`call(*shared, *each)` for each of the arguments, in `jobs` processes; returns the results in
     the order of the arguments. Calls `done(number, result)` as each finishes.
 
-    Everything must be picklable. An exception of a call is raised here, and calls that have not
-    started are cancelled.
+    Everything must be picklable. An exception of a call is raised to the caller, and calls that
+    have not started are cancelled.
     """
     processes = min(jobs, len(arguments))
     # Spawn, because a fork would copy the locks of the thread that shows progress.

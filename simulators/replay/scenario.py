@@ -376,7 +376,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     faults: tuple[Fault, ...] = ()
 
     def with_job(self, given: Mapping[str, Any]) -> Scenario:
-        """The same scenario with another job. Values of 0, and names that are not of a job, are
+        """This scenario with another job. Values of 0, and names that are not of a job, are
         ignored."""
         changed = {name: given[name] for name in Job.__struct_fields__ if given.get(name)}
         return msgspec.structs.replace(self, job=msgspec.structs.replace(self.job, **changed))
@@ -474,7 +474,8 @@ def _check_faults(name: str, faults: Any) -> None:
 
 
 def _check_keys(name: str, path: str, table: Any, kind: Any) -> None:
-    """Checked here because msgspec reports an unknown field without suggesting similar names."""
+    """Checked in a pass of its own, because msgspec reports an unknown field without suggesting
+    similar names."""
     if not isinstance(table, dict):
         raise ConfigError(f"{name}: {path.rstrip('.')}: expected a table")
     fields = {field.name: field.type for field in msgspec.structs.fields(kind)}

@@ -47,7 +47,7 @@ class PartTraining:
         self._work_s += seconds
 
     def set_share(self, share: float, now: float) -> None:
-        """This share of the GPUs trains from now on."""
+        """From now on this share of the GPUs trains."""
         self._settle(now)
         self._share = share
 

@@ -170,7 +170,7 @@ LESS = (("staleness.mean.mean", 0.1), ("comparison.step_ks_excess", 0.02), ("gpu
 
 
 def document(reports: Sequence[Mapping[str, Any]], worlds: Sequence[World]) -> dict[str, Any]:
-    """The report of each world, as a single `replay` would give it, and what was changed there;
+    """The report of each world, as a single `replay` would give it, and what was changed in it;
     also which of their policies are on the frontier."""
     rows = [
         {**policy, "world": world.said, "gpus": _gpus(report, world)}

@@ -127,7 +127,7 @@ class SampleRecord(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=
         return self.prompt_tokens + sum([turn.observation_tokens for turn in self.turns])
 
     def cut_at(self, response_tokens: int) -> SampleRecord:
-        """This sample under a cap on its response, at least 1 token."""
+        """The sample under a cap on its response, at least 1 token."""
         if self.response_tokens <= response_tokens:
             return self
         kept: list[Turn] = []
@@ -185,7 +185,7 @@ class Trace(msgspec.Struct, frozen=True):
         return max((sample.response_tokens for sample in self.samples()), default=0)
 
     def head(self, groups: int) -> Trace:
-        """The same trace with only its first `groups` groups."""
+        """The trace with only its first `groups` groups."""
         return msgspec.structs.replace(self, groups=dict(islice(self.groups.items(), groups)))
 
 

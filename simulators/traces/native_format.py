@@ -168,7 +168,7 @@ def _explained(
     found: Any,
     error: msgspec.ValidationError,
 ) -> TraceError:
-    """A TraceError from msgspec's `Expected ... - at $.path`, with the value found there."""
+    """A TraceError from msgspec's `Expected ... - at $.path`, with the value found at that path."""
     wanted, _, path = str(error).partition(" - at `$")
     keys = re.findall(r"\.(\w+)|\[(\d+)\]", path)
     named = re.search(r"field `(.+)`", wanted)

@@ -88,8 +88,8 @@ def draw(setting: Setting, dice: random.Random) -> Candidate:
 
 
 def neighbour(of: Candidate, setting: Setting, dice: random.Random) -> Candidate:
-    """The same policy with one or two changed keys: the next value of a parameter, or another
-    policy of a role.
+    """The policy with one or two changed keys: the next value of a parameter, or another policy of
+    a role.
 
     Keys that no longer fit are drawn again.
     """

@@ -71,7 +71,7 @@ class HardLimits(msgspec.Struct, frozen=True):
     max_step_bias: float
 
     def tightened(self, share: float) -> HardLimits:
-        """The same with bias reduced by `share`; staleness does not depend on chance."""
+        """The limits with bias reduced by `share`; staleness does not depend on chance."""
         return HardLimits(
             self.max_staleness,
             (1 - share) * self.max_length_bias,
@@ -284,7 +284,7 @@ def bench_of(trace: Trace, scenario: Scenario, *, seed: int) -> Bench:
 
 
 def _part(trace: Trace, prompts: set[str]) -> Trace:
-    """These prompts of the trace, in its order."""
+    """The trace with these prompts only, in its order."""
     groups = {name: of for name, of in trace.groups.items() if name in prompts}
     return msgspec.structs.replace(trace, groups=groups)
 

@@ -73,7 +73,8 @@ class EventChoice(msgspec.Struct):
 
     @property
     def ids(self) -> bytes:
-        """Its token ids as "1,2"; b"" if it gives none. Raises AnswerUntrue if they are invalid."""
+        """The token ids of the choice as "1,2"; b"" if it gives none. Raises AnswerUntrue if they
+        are invalid."""
         return _ids(self.token_ids)[1:-1]
 
     @property
@@ -108,7 +109,7 @@ class Event(msgspec.Struct):
 
     @property
     def prompt_ids(self) -> bytes:
-        """As `EventChoice.prompt_ids`."""
+        """The prompt's token ids as a JSON list; b"" if it gives none."""
         return _prompt_ids(self.prompt_token_ids)
 
 

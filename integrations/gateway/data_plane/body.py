@@ -42,7 +42,7 @@ Priority = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class SamplingFields(msgspec.Struct):
-    """The part of vLLM's SamplingParams that matters here."""
+    """The part of vLLM's SamplingParams that the gateway reads."""
 
     max_tokens: int | None = None
     n: int | None = None

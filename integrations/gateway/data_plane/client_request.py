@@ -18,8 +18,8 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 
 class HttpRequest(Protocol):
-    """A client's HTTP request, as the hot path's server passes it (integrations.http.server). Its
-    body is complete. Call `answer` once, or `begin`, then `write`, then `end`."""
+    """A client's HTTP request, as the hot path's server passes it (integrations.http.server). It
+    has a complete body. Call `answer` once, or `begin`, then `write`, then `end`."""
 
     @property
     def method(self) -> bytes: ...

@@ -149,7 +149,8 @@ _OBJECT = {
 
 
 def envelope(endpoint: Endpoint, kind: str) -> dict[str, Any]:
-    """The fields around the choices of an answer made here: `kind` "whole", or "event"."""
+    """The fields around the choices of an answer that the gateway makes: `kind` "whole", or
+    "event"."""
     if endpoint == "generate":
         return {"request_id": "", "model": "", "created": 0}
     return {"id": "", "object": _OBJECT[endpoint, kind], "created": 0, "model": ""}

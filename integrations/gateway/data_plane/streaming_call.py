@@ -6,7 +6,7 @@ versions. The client already has the earlier events, so only their token ids are
 from.
 
 Every stream ends with a finish_reason, the usage if the client asked for it, and [DONE], or with an
-error. Closing events that no instance has sent are made here.
+error. The gateway makes the closing events that no instance has sent.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ _LONGEST_ERROR = 2**20
 class StreamTranscript:
     """The streams of the attempts so far (`live.ports.Transcript`), which hold the token ids.
 
-    `disbelieved`: the client has received tokens that were dropped here, so it cannot be resumed.
+    `disbelieved`: the client has received tokens that the gateway has dropped, so it cannot be
+    resumed.
     """
 
     def __init__(self) -> None:
@@ -195,7 +196,7 @@ class StreamResponder:
             self._client.reply.end()
 
     def _ending(self, sample: DeliveredSample) -> list[bytes]:
-        """The last events; those that no instance has sent are made here."""
+        """The last events; the gateway makes those that no instance has sent."""
         said = self._client.envelope or dialects.envelope(self._call.endpoint, "event")
         final = usage = b""
         complete = False

@@ -39,7 +39,7 @@ class Gathering:
         self._out = out
 
     def begin(self, instances: int, now: float) -> None:
-        """Begin to wait for as many instances as were here before."""
+        """Begin to wait for as many instances as had joined before."""
         if instances:
             self.expected = instances
             self._until = now + PATIENCE_S

@@ -232,8 +232,8 @@ class InstancePaused(_Event, frozen=True):
 
 
 class WeightsUpdated(_Event, frozen=True):
-    """An instance now computes with `version`: an UpdateWeights ordered it, or we found it there
-    because another party loaded it."""
+    """An instance now computes with `version`: an UpdateWeights ordered it, or it was found because
+    another party loaded it."""
 
     instance: str
     version: int

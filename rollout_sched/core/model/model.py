@@ -176,11 +176,11 @@ class Instance:
 
     `tokens` is the sum over its attempts of the context sent and the tokens still expected: the
     load that `least_tokens` balances. `serial` is the order of joining and breaks ties. `suspects`
-    are the requests that failed here since its last answer and may be at fault themselves; `faults`
-    counts those of them that succeeded elsewhere; `rests` counts its rests since then (see
+    are the requests that failed on it since its last answer and may be at fault themselves;
+    `faults` counts those of them that succeeded elsewhere; `rests` counts its rests since then (see
     `blame.py`). `report` is its last poll, however old, `report_before` the one before that;
     `unreported` counts the attempts sent since the last poll, and `observed` is what the admission
-    derived from the polls. `kept` are the requests between two turns whose KV is here. `finished`
+    derived from the polls. `kept` are the requests between two turns whose KV it has. `finished`
     counts the requests that finished here, `finished_tokens` the tokens of their contexts, if the
     admission needs them. While `gate_closed` is set, another party controls the instance, and
     nothing new is sent there. `open_index`, `heap_version` and `takes_new` belong to the fleet.
@@ -247,7 +247,7 @@ class Instance:
 
     @property
     def sessions(self) -> int:
-        """Requests whose KV is here: those in flight and those between two turns."""
+        """Requests whose KV the instance has: those in flight and those between two turns."""
         return len(self.attempts) + len(self.kept)
 
     def __repr__(self) -> str:
@@ -535,7 +535,7 @@ class DirectSiblings:
         return list(self._open.values())
 
     def join(self, name: str, prompt_tokens: int, max_tokens: int) -> Siblings:
-        """The siblings that the request joins; it is counted there."""
+        """The siblings that the request joins; it is counted among them."""
         key = (name, prompt_tokens, max_tokens)
         siblings = self._open.get(key)
         if siblings is None or siblings.joined >= MOST_SIBLINGS:

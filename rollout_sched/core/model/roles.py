@@ -141,7 +141,7 @@ class Routing:
 class Affinity:
     """Does a request of a session return to its KV, even if other instances have less to do?
 
-    A *session* here is a conversation of direct requests, as named by the client.
+    A *session* is a conversation of direct requests, as named by the client.
     """
 
     __slots__ = ()
@@ -182,9 +182,9 @@ class Admission:
 class SessionAdmission(Admission):
     """An admission that also bounds the sessions whose KV an instance keeps between turns.
 
-    A *session* of an instance is a request in flight there, or one between two turns whose last
-    turn was made there. With such an admission, requests that go on where their KV is pass before
-    all others.
+    A *session* of an instance is a request in flight on it, or one between two turns whose last
+    turn it made. With such an admission, requests that go on where their KV is pass before all
+    others.
     """
 
     __slots__ = ()
@@ -200,7 +200,8 @@ class SessionAdmission(Admission):
 
     @abstractmethod
     def continues(self, instance: Instance) -> bool:
-        """May a request whose KV is there go on? If not, it waits with those that have no KV."""
+        """May a request whose KV the instance has go on? If not, it waits with those that have no
+        KV."""
 
 
 class Prediction:

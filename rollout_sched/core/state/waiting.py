@@ -141,7 +141,7 @@ class ReplayBuffer:
         del self._parked[request.id]
 
     def discard(self, request: Request) -> None:
-        """Remove it if it is here."""
+        """Remove the request if the buffer has it."""
         self._parked.pop(request.id, None)
 
     def of(self, group: Group) -> list[Request]:

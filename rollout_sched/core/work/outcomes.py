@@ -314,7 +314,7 @@ class Outcomes:
             self._requests.park(request)
 
     def end_segment(self, request: Request) -> None:
-        """It used up the tokens of one attempt; the next round renews a budget."""
+        """The request has used up an attempt's tokens; the next round renews a budget."""
         request.ends = False  # it continued after its end
         if self._budgeted and request.group is not None:
             self._requests.park(request)
@@ -368,7 +368,7 @@ class Outcomes:
         self._leave(request)
 
     def _leave(self, request: Request) -> None:
-        """Its length updates the prediction for its remaining siblings."""
+        """Remove a finished request from its siblings, whose prediction learns its length."""
         self._siblings.leave(request)
         if request.siblings.requests:
             self._requests.expectations.learn(request.siblings)

@@ -325,7 +325,8 @@ class StoreKeeper:
     # -- what is put down at once ----------------------------------------------------------
 
     def _deliver(self, action: Deliver) -> None:
-        """Its payloads leave the book at once, so their last tokens are written now."""
+        """The payloads of a delivered batch leave the book at once, so their last tokens are
+        written now."""
         self.session.delivered(action)
         for sample in action.samples:
             self._touched.pop(sample.request, None)

@@ -187,7 +187,7 @@ class InstanceAdmission:
             self._join(description, self._settle_version(description))
 
     def refuse(self, error: Exception) -> None:
-        """It stays away because of `error`."""
+        """The instance stays away because of `error`."""
         before = self._membership.reason
         self._membership.move(MembershipMove.REFUSE, said(error))
         self.awaits_weights = isinstance(error, VersionRefused | JoinsLater)

@@ -120,7 +120,8 @@ class LiveFleet:
         return RequiredModel(next(filter(None, known), ""))
 
     async def add(self, client: InstanceClient, *, patient: bool) -> Description | None:
-        """See `Driver.add_instance`."""
+        """Add an instance (`Driver.add_instance`): it joins once it may, or stays away with a
+        reason."""
         if client.name in self.supervisors:
             raise CallerError(f"instance {client.name!r} is here already")
         supervisor = InstanceSupervisor(client, self)
@@ -135,7 +136,7 @@ class LiveFleet:
             raise
 
     async def remove(self, name: str, *, drain: bool) -> None:
-        """See `Driver.remove_instance`."""
+        """Remove an instance at once, or with `drain` when its requests have finished."""
         supervisor = self.supervisor(name)
         if drain and supervisor.joined:
             self.tell(InstanceLeaving(name))
@@ -153,7 +154,7 @@ class LiveFleet:
         await supervisor.remove()
 
     def join(self, name: str, description: Description, version: int) -> None:
-        """Its supervisor lets it join with weights of this version."""
+        """The supervisor of the instance lets it join with weights of this version."""
         self.versions.adopt(version)
         if description.model and description.model != self.model:
             self.model = description.model

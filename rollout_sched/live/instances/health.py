@@ -5,8 +5,8 @@ although requests run. Its streamed tokens are kept; the rest is made again else
 
 Forgotten requests are found by aborting them: vLLM cannot list its requests, but its gauges count
 them. If poll after poll they count fewer than we wait for, the oldest are aborted one after the
-other. One that is still there comes back with its tokens and goes on from them; a forgotten one
-gives no answer and is made again elsewhere. A wrong suspicion costs a prefill, never a token.
+other. One that still runs comes back with its tokens and goes on from them; a forgotten one gives
+no answer and is made again elsewhere. A wrong suspicion costs a prefill, never a token.
 """
 
 from __future__ import annotations
@@ -79,11 +79,11 @@ class Liveness:
     def _forgotten(
         self, now: float, gauges: Gauges, attempts: Sequence[InFlight]
     ) -> list[tuple[InFlight, str]]:
-        """The instance has fewer requests than we wait for there: some will never be answered.
+        """The instance has fewer requests than we wait for: some will never be answered.
 
         It does not say which, so the oldest are stopped one after the other. A request that still
-        runs there returns its tokens and continues from them; a lost one does not answer, and is
-        made again elsewhere.
+        runs returns its tokens and continues from them; a lost one does not answer, and is made
+        again elsewhere.
         """
         here = gauges.running + gauges.waiting
         missing = self._shortfall.note(now, len(attempts) - here)
@@ -123,7 +123,7 @@ class Liveness:
 
 
 class Movement:
-    """Since when an instance has made no progress, though requests run there.
+    """Since when an instance has made no progress, though requests run on it.
 
     vLLM counts the tokens of a prompt only when its prefill is done, but its KV cache fills step by
     step, so a change of KV usage counts as progress too.
@@ -227,7 +227,7 @@ class HealthChecks:
         self.forget_progress()
 
     def joined(self, started_at: float) -> None:
-        """It has joined; `started_at` as it reported."""
+        """The instance has joined and reported when it was started (`started_at`)."""
         self._started_at = started_at
         self._misses = 0
         self.gauges = None
@@ -235,11 +235,11 @@ class HealthChecks:
         self.verified.set()
 
     def forget_progress(self) -> None:
-        """It starts, or is resumed after a pause: its earlier gauges prove nothing."""
+        """The instance starts, or is resumed after a pause: its earlier gauges prove nothing."""
         self._liveness = Liveness(self._settings, asyncio.get_running_loop().time())
 
     def check_now(self) -> None:
-        """An attempt failed there: poll now and send nothing until the answer."""
+        """An attempt failed on the instance: poll now and send nothing until the answer."""
         self._failures += 1
         self.verified.clear()
         self._at_once.set()
@@ -271,7 +271,7 @@ class HealthChecks:
             self.verified.set()
 
     def judge(self, gauges: Gauges, attempts: Sequence[InFlight]) -> Verdict:
-        """See `Liveness.judge`."""
+        """Judge the instance from a poll and the attempts that run on it (`Liveness`)."""
         return self._liveness.judge(asyncio.get_running_loop().time(), gauges, attempts)
 
     def _missed(self, error: Exception) -> str:

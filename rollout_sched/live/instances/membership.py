@@ -60,7 +60,7 @@ class Membership:
     """The membership of one instance.
 
     reason   why it has not joined; "" while it has
-    drained  set when the scheduler has no work there: not joined, or all its work is finished
+    drained  set when the scheduler has no work on it: not joined, or all its work is finished
     """
 
     def __init__(self, name: str) -> None:

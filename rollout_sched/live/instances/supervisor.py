@@ -91,7 +91,7 @@ class InstanceSupervisor:
 
     @property
     def description(self) -> Description | None:
-        """Its description when it last joined; None before."""
+        """The instance's description when it last joined; None before."""
         return self.admission.description
 
     @property
@@ -198,8 +198,8 @@ class InstanceSupervisor:
             self._owner.attempts.stop(running.dispatch.attempt, reason)
 
     def _under_way(self) -> list[InFlight]:
-        """The attempts sent there, except streams that we do not read because their clients do not:
-        those may already have ended on the instance."""
+        """The attempts sent to the instance, except streams that we do not read because their
+        clients do not: those may already have ended on the instance."""
         return [running for running in self._owner.attempts.on(self.name) if running.reads]
 
     # -- losing it -------------------------------------------------------------------------
@@ -216,8 +216,8 @@ class InstanceSupervisor:
         self._leave_fleet(MembershipMove.LOSE, reason, reason)
 
     def _lose_disbelieved(self, reason: str) -> None:
-        """It has other weights than the known ones, so what its streams have brought is labelled
-        wrongly: drop it, and lose the instance."""
+        """The instance has other weights than the known ones, so what its streams have brought is
+        labelled wrongly: drop it, and lose the instance."""
         for running in self._under_way():
             self._owner.attempts.disbelieve(running.dispatch.attempt)
         self._lose(reason)

@@ -87,7 +87,7 @@ class FleetVersions:
 
     adopts          the trainer's version is the one that the instances report, until the trainer
                     publishes one itself
-    contradictions  number of answers with other versions than were known here, by kind
+    contradictions  number of answers with other versions than were known, by kind
     """
 
     def __init__(self, pump: Told, view: SchedulerView, *, adopts: bool = False) -> None:
@@ -113,8 +113,8 @@ class FleetVersions:
         return ", and ".join(why for why in self._gates.get(instance, ()) if why != besides)
 
     def close_gate(self, instance: str, why: str) -> None:
-        """Send no new work there until every reason `why` for closing is gone; running requests
-        continue. An instance that is away does not join meanwhile."""
+        """Send the instance no new work until every reason `why` for closing is gone; running
+        requests continue. An instance that is away does not join meanwhile."""
         reasons = self._gates.setdefault(instance, [])
         if why in reasons:
             return

@@ -76,7 +76,8 @@ class LiveAttempt:
         return TokensArrived(dispatch.request, dispatch.attempt, tokens)
 
     def keep_streamed(self) -> None:
-        """Its stream broke: keep the tokens that the core was told of; no more will come."""
+        """The stream of the attempt broke: keep the tokens that the core was told of; no more will
+        come."""
         if self.told:
             attempt, transcript = self.dispatch.attempt, self.payload.transcript
             transcript.keep(attempt, self.told, transcript.partial(attempt, self.told))

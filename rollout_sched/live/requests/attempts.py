@@ -158,8 +158,8 @@ class RunningAttempts:
         )
 
     def lose(self, instance: str) -> None:
-        """Their instance is gone: keep what their streams brought. The loss must be reported to the
-        scheduler next; the ends of the attempts are not reported."""
+        """The instance is gone: keep what the streams of its attempts brought. The loss must be
+        reported to the scheduler next; the ends of the attempts are not reported."""
         for running in self.on(instance):
             self.take(running)
             running.cancel()
@@ -280,8 +280,9 @@ class AttemptTable:
             self._running.failed(running, restarted)
 
     def lose(self, instance: str, tell: Callable[[], None]) -> None:
-        """Their instance is gone: keep what their streams brought, then call `tell`, which reports
-        the loss to the scheduler. What the scheduler sent there meanwhile is made elsewhere."""
+        """The instance is gone: keep what the streams of its attempts brought, then call `tell`,
+        which reports the loss to the scheduler. What the scheduler sent to it meanwhile is made
+        elsewhere."""
         self._running.lose(instance)
         tell()
         self._running.forget(instance)

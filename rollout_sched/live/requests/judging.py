@@ -76,7 +76,7 @@ class Judging:
             self._begin(sample)
 
     def _look_at_all(self, event: Restored) -> None:
-        """Judge samples that finished in an earlier epoch of the run and were not judged there."""
+        """Judge samples that finished in an earlier epoch of the run and were not judged in it."""
         for group in event.state.groups:
             waits = group.judged and group.state != "complete"
             for request in group.requests if waits else ():

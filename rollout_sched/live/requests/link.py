@@ -1,7 +1,8 @@
 """A front's interface to its scheduler, and the implementation for a scheduler in this process.
 
-No other part of a front knows where the scheduler is. The link answers what the front would have to
-look up there: how an attempt continues, whether to call a tool, whether an answer is valid.
+No other part of a front knows where the scheduler is. The link answers what the front would
+otherwise look up in it: how an attempt continues, whether to call a tool, whether an answer is
+valid.
 """
 
 from __future__ import annotations

@@ -44,12 +44,12 @@ class PayloadBook:
         self._factories[group] = make
 
     def get(self, request: str) -> Payload | None:
-        """None if it was never dispatched here, or has ended."""
+        """The payload of a request; None if it was never dispatched by this front, or has ended."""
         return self._payloads.get(request)
 
     def of(self, it: Dispatch | Discard | DeliveredSample) -> Payload:
         """The payload of a request, created at the first call: a request that finished in an
-        earlier epoch of the run was never dispatched here.
+        earlier epoch of the run was never dispatched by this process.
 
         Raises what its factory raises.
         """
@@ -57,7 +57,7 @@ class PayloadBook:
         return self.of_sample(it.group, it.index, it.request) if payload is None else payload
 
     def of_sample(self, group: str, index: int, request: str) -> Payload:
-        """The same, for the sample that the request makes."""
+        """The payload of a sample of a group, created at the first call."""
         payload = self._payloads.get(request)
         if payload is None:
             payload = self._payloads[request] = self._factories[group](index)

@@ -339,7 +339,7 @@ class BatchDelivery:
     def restore(
         self, parts: list[Batch], asked: bool | None, leases: Mapping[int, LeaseFacts]
     ) -> None:
-        """Take over from an earlier run: the parts not acknowledged there, their leases, and
+        """Take over from an earlier run: the parts not acknowledged in it, their leases, and
         whether a batch was requested (`asked`: in parts or whole; None: no request)."""
         kept = {batch.number for batch in parts}
         known = {n: lease for n, lease in leases.items() if n in kept or lease.acknowledged}

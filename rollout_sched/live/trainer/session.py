@@ -58,7 +58,8 @@ class WeightPublisher:
     async def publish(
         self, version: int, apply: WeightLoader, said: bytes | None, *, wait: bool
     ) -> None:
-        """See `TrainerSession.publish_weights`."""
+        """Publish a version that `apply` loads into one instance, and with `wait` wait until the
+        fleet has it. `said`: its encoded form, for the store."""
         if self._stored is not None and said is None:
             raise CallerError(
                 "with a store, weights must be loadable after a restart, and a coroutine cannot "
@@ -191,7 +192,7 @@ class TrainerSession:
         self._telling_before = found.telling
 
     def unknown(self, uids: Iterable[str]) -> list[str]:
-        """Those of these groups that are neither open nor in an unacknowledged batch."""
+        """The groups of these uids that are neither open nor in an unacknowledged batch."""
         known = {group.uid for group in self.submissions.lost} | self.batches.uids
         return [uid for uid in uids if uid not in known and self.submissions.known(uid) is None]
 

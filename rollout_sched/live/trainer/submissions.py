@@ -255,7 +255,7 @@ class Submissions:
             driver.judge_by(self._rewards)
 
     def submit(self, prompts: Iterable[Prompt], tool: Tool | None) -> None:
-        """See `TrainerSession.submit`."""
+        """Submit each prompt as a group, once. Raises CallerError at the first invalid one."""
         if self._stored is not None:
             self._stored.check_room()
         for prompt in prompts:

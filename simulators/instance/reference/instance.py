@@ -53,7 +53,7 @@ class ReferenceCore:
         self._pauses: list[Pause] = []
 
     def _here(self, numbers: Iterable[int]) -> list[ReferenceAttempt]:
-        """Those of them that have arrived and not ended."""
+        """The attempts that have arrived and not ended."""
         here = {a.number: a for a in (*self.scheduler.running, *self.scheduler.waiting)}
         return [here[number] for number in numbers if number in here]
 
@@ -111,7 +111,7 @@ class ReferenceCore:
 
 
 class ReferenceInstance:
-    """The same as `SimInstance`, whose docstrings apply here; `last_step` is the last decision.
+    """Does what `SimInstance` does, whose docstrings hold for it; `last_step` is the last decision.
     `next_at` includes every step."""
 
     def __init__(self, spec: InstanceSpec, version: int = 0) -> None:

@@ -87,7 +87,7 @@ class ReferenceScheduler:
         self.admits = self.runs = True
 
     def remove(self, attempt: ReferenceAttempt) -> None:
-        """It has ended, wherever it was."""
+        """The attempt has ended, running or waiting."""
         (self.running if attempt in self.running else self.waiting).remove(attempt)
         self.pool.release(attempt.blocks)
 
