@@ -15,7 +15,7 @@ BIN = $(VENV)/bin
 NEIGHBOURS ?= $(patsubst tests/neighbours/%/requirements.txt,%,$(wildcard tests/neighbours/*/requirements.txt))
 SOURCES = pyproject.toml setup.py $(shell find rollout_sched policies simulators integrations -name '*.py')
 
-.PHONY: environments demo demo-vllm example example-trl example-ray test test-compiled test-vllm test-neighbours test-browser test-prometheus test-ray check format bench bench-live bench-prediction bench-ray zoo reproduction fuzz simulate soak clean
+.PHONY: environments demo demo-vllm example example-trl example-ray test test-compiled test-vllm test-neighbours test-browser test-prometheus test-ray check format bench bench-live bench-prediction zoo reproduction fuzz simulate soak clean
 
 # First what the policies would do, with intervals, then three of them at work in front of
 # simulated servers; and what happened, drawn.
@@ -99,20 +99,12 @@ bench: $(VENV)/.ready $(COMPILED_VENV)/.ready $(NEIGHBOUR_VENVS)/transfer_queue/
 	  $$python benchmarks/replay_speed.py || missed=1; \
 	  $$python benchmarks/store_speed.py --peers $(NEIGHBOUR_VENVS)/transfer_queue/bin/python || missed=1; \
 	done; \
-	$(BIN)/python -m benchmarks.metrics_cost || missed=1; \
 	exit $$missed
 
 # Side by side with what users have in front of a fleet today, installed for this alone (65 MB).
-# About 28 minutes after that; `make bench-live QUICK=--quick` takes about four.
+# About 15 minutes after that; `make bench-live QUICK=--quick` takes about two.
 bench-live: $(VENV)/.ready $(COMPILED_VENV)/.ready $(PEERS_VENV)/.ready
-	PEERS=$(PEERS_VENV) COMPILED=$(COMPILED_VENV) $(BIN)/python -m benchmarks.live $(QUICK)
-
-# What scheduler and fronts on Ray cost, beside verl's own balancer (its package: 1 GB); on fewer than six cores its processes wait for each other.
-bench-ray: $(RAY_VENV)/.ready $(NEIGHBOUR_VENVS)/verl/.ready
-	@missed=0; \
-	$(RAY_VENV)/bin/python -m benchmarks.ray_link || missed=1; \
-	$(NEIGHBOUR_VENVS)/verl/bin/python -m benchmarks.verl_balancer || missed=1; \
-	exit $$missed
+	PEERS=$(PEERS_VENV) COMPILED=$(COMPILED_VENV) $(BIN)/python -m benchmarks.live.router_overhead $(QUICK)
 
 # What a replay says of real vLLM servers (CPU) beside what they do: 25 minutes on a quiet machine.
 bench-prediction: $(VLLM_VENV)/.ready

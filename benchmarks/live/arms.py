@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,18 +117,18 @@ def _start_one(
     return Running(arm, [port], process)
 
 
-def interpreted(policy: str = "dplb") -> Arm:
+def interpreted() -> Arm:
     """Ours, interpreted, from the checkout."""
-    return ours(f"{OURS}-interpreted", policy, program=script("rollout-sched"))
+    return ours(f"{OURS}-interpreted", script("rollout-sched"))
 
 
-def ours(name: str = OURS, policy: str = "dplb", *, program: str = COMPILED_PROGRAM) -> Arm:
-    """The gateway with its scheduler, under a preset or a policy file; compiled."""
+def ours(name: str = OURS, program: str = COMPILED_PROGRAM) -> Arm:
+    """The gateway with its scheduler, under `dplb`; compiled."""
 
     def command(place: Place) -> list[str]:
         instances = [word for address in place.urls for word in ("--instance", address)]
         port = str(place.port)
-        return [program, "serve", "--policy", policy, *instances, "--port", port]
+        return [program, "serve", "--policy", "dplb", *instances, "--port", port]
 
     return Arm(name, command)
 
@@ -138,7 +137,7 @@ def before() -> list[Arm]:
     """The version of ours in BEFORE, if set."""
     if not BEFORE:
         return []
-    return [ours(f"{OURS}-before", program=str(Path(BEFORE).absolute() / "bin/rollout-sched"))]
+    return [ours(f"{OURS}-before", str(Path(BEFORE).absolute() / "bin/rollout-sched"))]
 
 
 def vllm_router(name: str = REFERENCE, policy: str = "round_robin") -> Arm:
@@ -190,16 +189,6 @@ def _nginx_conf(place: Place) -> str:
     ):
         text = text.replace(f"@{mark}@", value)
     return text
-
-
-def relay() -> Arm:
-    """A bare pipe in Python: the cost of the transport alone, without any decision."""
-
-    def command(place: Place) -> list[str]:
-        instances = [str(port) for port in place.instances]
-        return [sys.executable, str(HERE / "relay.py"), str(place.port), *instances]
-
-    return Arm("bare-relay", command)
 
 
 def direct() -> Arm:

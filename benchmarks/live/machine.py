@@ -6,20 +6,15 @@ started as the leader of its own session and counts as all processes of that ses
 
 from __future__ import annotations
 
-import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 CORES = os.cpu_count() or 1
-
-#: Above this share of the machine in any second, the figures depend on the machine, not the arms.
-SATURATED = 0.85
 
 
 @dataclass(frozen=True)
@@ -83,59 +78,6 @@ class Instant:
 def instant(sessions: Iterable[int] = ()) -> Instant:
     """A reading now. Ours are this process and the given sessions."""
     return Instant(time.monotonic(), busy_s(), time.process_time() + usage(sessions).cpu_s)
-
-
-@dataclass
-class Load:
-    """How busy the machine was over some time, in shares of it, 0 to 1.
-
-    busiest: in the busiest second; busy: on average; foreign: by others, on average.
-    """
-
-    busy: float = 0.0
-    busiest: float = 0.0
-    foreign: float = 0.0
-
-
-@asynccontextmanager
-async def watched(sessions: Sequence[int]) -> AsyncIterator[Load]:
-    """Observe the machine while the block runs; the yielded value is filled in at the end.
-
-    Ours are this process and the given sessions.
-    """
-    load = Load()
-    before = instant(sessions)
-    watch = asyncio.create_task(_keep_busiest_second(load))
-    try:
-        yield load
-    finally:
-        watch.cancel()
-        after = instant(sessions)
-        load.busy = before.busy_share(after)
-        load.busiest = max(load.busiest, load.busy)
-        load.foreign = before.foreign_share(after)
-
-
-async def _keep_busiest_second(load: Load) -> None:
-    """Runs until it is cancelled."""
-    while True:
-        before = instant()
-        await asyncio.sleep(1.0)
-        load.busiest = max(load.busiest, before.busy_share(instant()))
-
-
-def verdict(measured: Sequence[tuple[float, float]]) -> str:
-    """A line on the shares (busiest second, foreign) of all measurements: are they valid?"""
-    busiest = max(busy for busy, _ in measured)
-    return (
-        f"the machine was at most {busiest:.0%} busy in any second, others took at most "
-        f"{max(foreign for _, foreign in measured):.0%} of it: "
-        + (
-            "TOO BUSY, wait for other load to end or use a lower --speed"
-            if busiest > SATURATED
-            else "it was no bottleneck"
-        )
-    )
 
 
 class Patience:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 import msgspec
 
 from benchmarks.live.arms import OURS, REFERENCE
-from benchmarks.live.figures import markdown, spread
 
 
 class Measurement(msgspec.Struct, frozen=True):
@@ -110,9 +110,8 @@ def judge(target: Target, measurements: Sequence[Measurement]) -> Verdict:
     found = ratios(measurements, target.shape, OURS, target.field)
     if not found:
         return Verdict(target.shape, target.what, target.limit)
-    median = spread(found).median
     low, high = interval(found) or (None, None)
-    return Verdict(target.shape, target.what, target.limit, median, low, high, len(found))
+    return Verdict(target.shape, target.what, target.limit, median(found), low, high, len(found))
 
 
 def interval(values: Sequence[float]) -> tuple[float, float] | None:
@@ -185,7 +184,12 @@ def table(measurements: Sequence[Measurement], shape: str, shown: Sequence[Colum
     rows = [["arm", *(column.title for column in shown)]]
     for arm in dict.fromkeys(m.arm for m in measurements if m.shape == shape):
         rows.append([arm, *(_cell(measurements, shape, arm, column) for column in shown)])
-    return markdown(rows)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    ruled = [rows[0], ["-" * width for width in widths], *rows[1:]]
+    return [
+        "| " + " | ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) + " |"
+        for row in ruled
+    ]
 
 
 def _cell(measurements: Sequence[Measurement], shape: str, arm: str, column: Column) -> str:
@@ -193,6 +197,9 @@ def _cell(measurements: Sequence[Measurement], shape: str, arm: str, column: Col
     if not any(m.answered for m in rows):
         return "refuses these" if column.title == "errors" else "-"
     values = [column.field(m) for m in rows]
-    text = spread(values).show(column.decimals)
+    middle, least, most = (
+        f"{value:,.{column.decimals}f}" for value in (median(values), min(values), max(values))
+    )
+    text = middle if least == most else f"{middle} ({least}-{most})"
     found = ratios(measurements, shape, arm, column.field) if column.relative else []
-    return f"{text} {spread(found).median:.2f}x" if any(found) else text
+    return f"{text} {median(found):.2f}x" if any(found) else text

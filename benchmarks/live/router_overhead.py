@@ -17,7 +17,7 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,6 @@ import msgspec
 
 from benchmarks.live import arms, machine, overhead_verdict, request_shapes
 from benchmarks.live.arms import Arm, Running
-from benchmarks.live.figures import names
 from benchmarks.live.machine import Patience
 from benchmarks.live.overhead_verdict import Measurement
 from benchmarks.live.processes import Processes, StartError, free_port, pin, url
@@ -45,7 +44,6 @@ ARMS: dict[str, Arm] = {
         arms.vllm_router(),
         arms.vllm_router("vllm-router-cache-aware", "cache_aware"),
         arms.sglang_router(),
-        arms.relay(),
         arms.ours(),
         arms.interpreted(),
         *arms.before(),
@@ -241,6 +239,20 @@ def write(
     result = {"cores": machine.CORES, "targets": verdicts, "measurements": measurements}
     path.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=1))
     print(f"written: {path}")
+
+
+def names(known: Iterable[str]) -> Callable[[str], list[str]]:
+    """An argument type: some of the known names, separated by commas."""
+    known = list(known)
+
+    def convert(text: str) -> list[str]:
+        chosen = text.split(",")
+        for name in chosen:
+            if name not in known:
+                raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(known)}")
+        return chosen
+
+    return convert
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 import sys
 import time
@@ -82,25 +81,3 @@ def test_without_patience_one_second_is_given(monkeypatch):
     monkeypatch.setattr(machine.time, "sleep", lambda seconds: None)
     Patience(0.0).wait_until_quiet([], limit=0.1, most_s=20)
     assert next(busy, None) is None
-
-
-def test_a_watched_block_knows_its_load(monkeypatch):
-    readings = iter([Instant(0, 0, 0), Instant(10, 5 * CORES, 2 * CORES)])
-    monkeypatch.setattr(machine, "instant", lambda sessions=(): next(readings))
-
-    async def scene():
-        async with machine.watched([]) as load:
-            pass
-        return load
-
-    load = asyncio.run(scene())
-    assert load.busy == load.busiest == pytest.approx(0.5)
-    assert load.foreign == pytest.approx(0.3)
-
-
-def test_the_verdict_names_the_busiest_second_and_the_most_that_others_took():
-    said = machine.verdict([(0.4, 0.1), (0.6, 0.0)])
-    assert "60% busy" in said
-    assert "10% of it" in said
-    assert "no bottleneck" in said
-    assert "TOO BUSY" in machine.verdict([(0.4, 0.0), (0.9, 0.0)])

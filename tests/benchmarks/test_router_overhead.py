@@ -18,6 +18,8 @@ pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or not shutil.which("cc"), reason="needs Linux and a C compiler"
 )
 
+GATEWAY = arms.interpreted().name
+
 
 def small(name, marks="@t=16;", **more):
     body = {"model": "fake", "prompt": f"{marks} {request_shapes.FRESH}", "max_tokens": 16}
@@ -49,7 +51,11 @@ def bench():
 @pytest.fixture(scope="module")
 def running(bench):
     found = arms.start(
-        [arms.relay(), arms.direct()], bench.instances, bench.processes, None, request_shapes.MODEL
+        [arms.interpreted(), arms.direct()],
+        bench.instances,
+        bench.processes,
+        None,
+        request_shapes.MODEL,
     )
     return {one.arm.name: one for one in found}
 
@@ -77,26 +83,26 @@ def test_rounds_after_the_first_are_for_those_that_are_judged(monkeypatch, once)
     assert set(bench.taken) == (first if once else first | more)
 
 
-@pytest.mark.parametrize("arm", ["bare-relay", "direct"])
+@pytest.mark.parametrize("arm", [GATEWAY, "direct"])
 def test_short_requests_are_counted_and_spread(bench, running, arm):
     found = bench.measure(small("short"), running[arm], 0)
     assert found.errors == 0
     assert found.answered > 20
     assert 1 <= found.balance < 2
     assert 0 < found.added_p50 <= found.added_p99
-    assert (found.rss_mb > 1) is (arm == "bare-relay")
+    assert (found.rss_mb > 1) is (arm == GATEWAY)
 
 
 def test_what_is_added_is_beyond_what_the_instance_held(bench, running):
     shape = small("held", "@d=200;@t=16;", hold_us=200_000)
-    found = bench.measure(shape, running["bare-relay"], 0)
+    found = bench.measure(shape, running[GATEWAY], 0)
     assert found.errors == 0
     assert 0 < found.added_p50 < 200_000
 
 
 def test_events_of_streams_are_counted_and_timed(bench, running):
     shape = small("stream", "@n=10;@i=5000;", streams=True)
-    found = bench.measure(shape, running["bare-relay"], 0)
+    found = bench.measure(shape, running[GATEWAY], 0)
     assert found.errors == 0
     assert 0 < found.transit_p50 <= found.transit_p99 < 1e6
     # a fifth of a second at least for four streams of 200 events a second each
@@ -105,7 +111,7 @@ def test_events_of_streams_are_counted_and_timed(bench, running):
 
 def test_answers_that_are_not_200_are_errors(bench, running, monkeypatch):
     monkeypatch.setattr(request_shapes, "PATH", "/nowhere")
-    found = bench.measure(small("lost"), running["bare-relay"], 0)
+    found = bench.measure(small("lost"), running[GATEWAY], 0)
     assert found.answered == 0
     assert found.errors > 0
 
