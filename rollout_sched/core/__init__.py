@@ -2,7 +2,7 @@
 
 from rollout_sched.core import scheduler
 from rollout_sched.core.decide.tuning import TUNABLE_ROLES, Parameters
-from rollout_sched.core.model import actions, errors, events, model, records, roles
+from rollout_sched.core.model import actions, errors, events, model, records, request_ids, roles
 from rollout_sched.core.restart.facts import FactRecorder, FoldedFacts
 from rollout_sched.core.state import groups
 from rollout_sched.core.view import SchedulerView
@@ -19,6 +19,7 @@ __all__ = [
     "groups",
     "model",
     "records",
+    "request_ids",
     "roles",
     "scheduler",
 ]

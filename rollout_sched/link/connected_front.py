@@ -23,7 +23,8 @@ from rollout_sched.core.model.events import (
     TurnFinished,
 )
 from rollout_sched.core.model.model import Instance
-from rollout_sched.link.pieces import group_of, keep, keep_streamed
+from rollout_sched.core.model.request_ids import group_of
+from rollout_sched.link.pieces import keep, keep_streamed
 from rollout_sched.link.protocol import (
     CallTool,
     ContinueAttempt,

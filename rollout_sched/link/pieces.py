@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
+from rollout_sched.core.model.request_ids import group_of, parse_request_id
 from rollout_sched.link.protocol import PieceMade, ReleaseGroup, Streamed, TakeGroup
 from rollout_sched.live.requests import PayloadBook
 from rollout_sched.live.requests.token_payload import Piece, TokenTranscript
@@ -108,14 +109,9 @@ def pieces_of(payloads: PayloadBook, request: str) -> list[PieceMade]:
     return pieces
 
 
-def group_of(request: str) -> str:
-    """The group of a request, if it has one (`core.outcomes` makes the names)."""
-    return request.rpartition("/")[0]
-
-
 def _transcript(payloads: PayloadBook, made: PieceMade | Streamed) -> TokenTranscript:
-    group, _, index = made.request.rpartition("/")
-    payload = payloads.of_sample(group, int(index), made.request)
+    group, index = parse_request_id(made.request)
+    payload = payloads.of_sample(group, index, made.request)
     return cast(TokenTranscript, payload.transcript)
 
 

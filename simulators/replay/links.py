@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import msgspec
 
 from rollout_sched.core.model.events import Event, InstancePaused
+from rollout_sched.core.model.request_ids import group_of
 from rollout_sched.simulators.replay.event_queue import EventQueue
 
 
@@ -88,4 +89,4 @@ class SimLinks:
 
 def _owner(request: str) -> str:
     """The request's group, or the request itself if it has none."""
-    return request.rpartition("/")[0] or request
+    return group_of(request) or request

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from rollout_sched.link.pieces import GroupPieces, group_of, keep, keep_streamed, pieces_of
+from rollout_sched.link.pieces import GroupPieces, keep, keep_streamed, pieces_of
 from rollout_sched.link.protocol import PieceMade, ReleaseGroup, TakeGroup
 from rollout_sched.live.requests.payloads import PayloadBook
 from rollout_sched.live.requests.token_payload import Piece, TokenPayload, TokenTranscript
@@ -124,11 +124,6 @@ def test_of_clients_and_of_groups_that_are_over_nothing_is_said() -> None:
         assert front.pieces.of("g/0", 3) is None
 
     asyncio.run(scene())
-
-
-def test_names() -> None:
-    assert group_of("a/b/12") == "a/b"
-    assert group_of("run.f0.1") == ""
 
 
 def test_of_a_group_that_is_filtered_or_failed_nothing_stays() -> None:

@@ -27,6 +27,7 @@ from rollout_sched.core.model.model import (
     Siblings,
 )
 from rollout_sched.core.model.records import GroupFacts, RequestFacts, RequestStands, RunState
+from rollout_sched.core.model.request_ids import request_id
 from rollout_sched.core.parts import Books, Work
 from rollout_sched.core.state.groups import COMPLETE, JUDGING
 from rollout_sched.core.state.lifecycle import ACTING, FINISHED, INTERRUPTING, PARKED
@@ -135,7 +136,7 @@ class Restorer:
         return going_on
 
     def _request(self, facts: RequestFacts, group: Group) -> Request:
-        name, siblings = f"{group.id}/{facts.index}", group.siblings
+        name, siblings = request_id(group.id, facts.index), group.siblings
         request = Request(name, siblings, group, facts.index, facts.serial, 0)
         request.state = _STATES[facts.state]
         request.segments = facts.segments

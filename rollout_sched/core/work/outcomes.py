@@ -13,6 +13,7 @@ from rollout_sched.core.model.actions import Action, Answer, Judge
 from rollout_sched.core.model.events import GroupJudged
 from rollout_sched.core.model.model import DirectSiblings, Group, Request
 from rollout_sched.core.model.records import DeliveredSample, Segment, Serials
+from rollout_sched.core.model.request_ids import request_id
 from rollout_sched.core.model.roles import Roles
 from rollout_sched.core.state.fleet import Fleet
 from rollout_sched.core.state.groups import (
@@ -125,7 +126,7 @@ class GroupOutcomes:
         index = 0
         while len(group.requests) < wanted:
             if index not in used:
-                self._requests.create(group.siblings, group, index, f"{group.id}/{index}")
+                self._requests.create(group.siblings, group, index, request_id(group.id, index))
             index += 1
         whole: list[Request] = []
         for request in self._requests.replay_buffer.of(group):

@@ -16,6 +16,7 @@ from rollout_sched.core.model.records import (
     RunFacts,
     RunState,
 )
+from rollout_sched.core.model.request_ids import group_of, request_id
 from rollout_sched.live.durable import records as facts
 from rollout_sched.live.durable.records import (
     ONE,
@@ -160,7 +161,7 @@ class _Recovery:
         if uid not in self._found.prompts:
             self._fail(uid, _DAMAGED)
             return None
-        names = [f"{uid}/{request.index}" for request in group.requests]
+        names = [request_id(uid, request.index) for request in group.requests]
         made = [self._generated(name) for name in names]
         whole = made == [request.response_tokens for request in group.requests]
         needs_tool = not whole or group.state not in ("judging", "complete")
@@ -214,7 +215,7 @@ class _Recovery:
 
     def _give_up_rewards(self) -> None:
         found = self._found
-        gone = (name for name in found.rewards if name.rpartition("/")[0] not in found.prompts)
+        gone = (name for name in found.rewards if group_of(name) not in found.prompts)
         found.unrewarded = sorted(gone)
         for request in found.unrewarded:
             del found.rewards[request]
@@ -295,5 +296,5 @@ class RestoredPayloads:
 
     def _payload(self, prompt: Prompt, index: int) -> TokenPayload:
         payload = self._make(prompt, index)
-        self._transcripts.read(f"{prompt.uid}/{index}", payload.transcript)
+        self._transcripts.read(request_id(prompt.uid, index), payload.transcript)
         return payload

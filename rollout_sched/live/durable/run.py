@@ -13,6 +13,7 @@ from rollout_sched.core.model.actions import Dispatch
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.core.model.events import InstanceJoined
 from rollout_sched.core.model.records import GroupFacts, RequestFacts
+from rollout_sched.core.model.request_ids import request_id
 from rollout_sched.core.scheduler import Scheduler
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.durable import records as facts
@@ -200,7 +201,7 @@ class StoredRun:
 def _turn(group: GroupFacts, request: RequestFacts) -> Dispatch:
     """The attempt that made the turn for which a tool was running."""
     return Dispatch(
-        f"{group.group}/{request.index}",
+        request_id(group.group, request.index),
         request.last_attempt,
         request.last_instance or "",
         group.prompt_tokens + request.response_tokens + request.observed_tokens,

@@ -23,6 +23,7 @@ from rollout_sched.core.model.events import (
     TurnFinished,
 )
 from rollout_sched.core.model.model import DeliveredSample
+from rollout_sched.core.model.request_ids import request_id
 from rollout_sched.live.event_pump import EventPump
 from rollout_sched.live.ports import SampleJudge
 from rollout_sched.live.requests.payloads import PayloadBook
@@ -80,7 +81,7 @@ class Judging:
         for group in event.state.groups:
             waits = group.judged and group.state != "complete"
             for request in group.requests if waits else ():
-                sample = self._view.to_judge(f"{group.group}/{request.index}")
+                sample = self._view.to_judge(request_id(group.group, request.index))
                 if sample is not None:
                     self._begin(sample)
 

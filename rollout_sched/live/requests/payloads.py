@@ -9,6 +9,7 @@ from typing import Protocol
 from rollout_sched.core.model.actions import Answer, Deliver, Discard, Dispatch
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.core.model.model import DeliveredSample
+from rollout_sched.core.model.request_ids import group_of
 from rollout_sched.live.ports import Payload, RequestRejected
 from rollout_sched.live.timeouts import unquoted
 
@@ -19,10 +20,15 @@ PayloadFactory = Callable[[int], Payload]
 
 
 class PayloadBook:
-    """The payloads of requests, the payload factories of groups, and the last error of each."""
+    """The payloads of requests, the payload factories of groups, and the last error of each.
+
+    A group's payloads are found without looking at those of others: a front that is lost may leave
+    hundreds of groups, and each is given to another front with its tokens.
+    """
 
     def __init__(self) -> None:
         self._payloads: dict[str, Payload] = {}
+        self._requests: dict[str, dict[str, None]] = {}  # group -> its requests with a payload
         self._factories: dict[str, PayloadFactory] = {}
         self._errors: dict[str, Exception] = {}  # of requests
         self._group_errors: dict[str, Exception] = {}
@@ -61,11 +67,12 @@ class PayloadBook:
         payload = self._payloads.get(request)
         if payload is None:
             payload = self._payloads[request] = self._factories[group](index)
+            self._requests.setdefault(group, {})[request] = None
         return payload
 
     def of_group(self, group: str) -> list[str]:
         """The requests of a group that have a payload, by name."""
-        return [name for name in self._payloads if name.rpartition("/")[0] == group]
+        return list(self._requests.get(group, ()))
 
     # -- what has failed -------------------------------------------------------------------
 
@@ -94,13 +101,20 @@ class PayloadBook:
         """Remove everything; return all payloads and the names of all groups."""
         payloads, groups = list(self._payloads.values()), list(self._factories)
         self._payloads.clear()
+        self._requests.clear()
         self._factories.clear()
         return payloads, groups
 
     def forget(self, request: str) -> Exception | None:
         """Remove a request that has ended or was not accepted; returns its last error if it belongs
         to no group."""
-        self._payloads.pop(request, None)
+        if self._payloads.pop(request, None) is not None:
+            group = group_of(request)
+            siblings = self._requests.get(group)
+            if siblings is not None:
+                siblings.pop(request, None)
+                if not siblings:
+                    del self._requests[group]
         return self._errors.pop(request, None)
 
     def has_group(self, group: str) -> bool:

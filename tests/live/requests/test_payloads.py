@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import timeit
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from rollout_sched.core.model.actions import Answer, Deliver, Discard, Dispatch
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.core.model.events import Woke
 from rollout_sched.core.model.model import DeliveredSample
+from rollout_sched.core.model.request_ids import request_id
 from rollout_sched.live.event_pump import EventPump
 from rollout_sched.live.ports import RequestRejected
 from rollout_sched.live.requests.payloads import Endings, PayloadBook
@@ -45,6 +47,40 @@ def test_a_payload_is_made_once() -> None:
     assert book.get("a/0") is payload
     assert book.of_group("a") == ["a/0"]
     assert len(book) == 1
+
+
+def test_payloads_of_group_are_those_that_were_made_and_have_not_ended() -> None:
+    book = with_group("a")
+    book.add_group("a/b", made)
+    book.add("client", made(0))
+    for group, index in (("a", 2), ("a/b", 0), ("a", 0)):
+        book.of_sample(group, index, request_id(group, index))
+    assert [book.of_group(name) for name in ("a", "a/b", "", "c")] == [
+        ["a/2", "a/0"],
+        ["a/b/0"],
+        [],
+        [],
+    ]
+    book.forget("a/2")
+    book.forget("client")
+    assert book.of_group("a") == ["a/0"]
+    book.take(sample("a", 0))
+    assert book.of_group("a") == []
+    book.take_all()
+    assert book.of_group("a/b") == []
+
+
+def test_payloads_of_group_are_found_without_a_search_through_all() -> None:
+    def seconds(groups: int) -> float:
+        book = PayloadBook()
+        for number in range(groups):
+            book.add_group(f"g{number}", made)
+            for index in range(8):
+                book.of_sample(f"g{number}", index, request_id(f"g{number}", index))
+        return min(timeit.repeat(lambda: book.of_group("g0"), number=100, repeat=9))
+
+    few = seconds(100)
+    assert seconds(1000) < 3 * few, "ten times as many payloads"
 
 
 def test_a_group_is_here_once() -> None:

@@ -1,0 +1,19 @@
+"""Ids of requests: sample i of a group is `group/i`. A client names its own request, without a
+slash."""
+
+from __future__ import annotations
+
+
+def request_id(group: str, index: int) -> str:
+    return f"{group}/{index}"
+
+
+def group_of(request: str) -> str:
+    """The group of a request; empty for a client's own request."""
+    return request.rpartition("/")[0]
+
+
+def parse_request_id(request: str) -> tuple[str, int]:
+    """The group and the index of a sample's request. Raises ValueError for another request."""
+    group, _, index = request.rpartition("/")
+    return group, int(index)
