@@ -2,6 +2,7 @@
 
 A flag has the field's name, type and default. Its help is the field's line in the struct's
 docstring: `name  what it means`, with two or more spaces between, and the indented lines after it.
+What differs from that stands at the field: `Annotated[list[str], Flag("--instance", "URL")]`.
 """
 
 from __future__ import annotations
@@ -9,40 +10,56 @@ from __future__ import annotations
 import argparse
 import math
 import re
+import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 _LINE = re.compile(r"(\w+)\s{2,}(\S.*)")
 
 
-def add_flags(to: argparse._ActionsContainer, kind: type[msgspec.Struct]) -> None:
-    """Add a flag for each field; a flag that is not given sets no attribute."""
+class Flag(NamedTuple):
+    """name     if it is not the field's, such as the singular of a list
+    metavar  the value in the help
+    unit     by which the flag's number is multiplied
+    """
+
+    name: str = ""
+    metavar: str = ""
+    unit: int = 1
+
+
+def add_flags(
+    to: argparse._ActionsContainer, kind: type[msgspec.Struct], names: Iterable[str] | None = None
+) -> None:
+    """Add a flag for each of the fields `names`, or for all; a flag that is not given sets no
+    attribute. One for a list may be repeated."""
     hints = typing.get_type_hints(kind, include_extras=True)
     about = meanings(kind)
-    for field in msgspec.structs.fields(kind):
-        flag = "--" + field.name.replace("_", "-")
-        text = about[field.name]
-        if field.default is not None:
-            text += f" (default: {_shown(field.default)})"
-        name: dict[str, Any] = {
-            "dest": _dest(kind, field.name),
+    fields = {field.name: field for field in msgspec.structs.fields(kind)}
+    for name in fields if names is None else names:
+        field, (flag, hint) = fields[name], _flag(hints[name])
+        text = about[name]
+        if field.default not in (None, "", msgspec.NODEFAULT):
+            text += f" (default: {_shown(field.default, flag.unit)})"
+        options: dict[str, Any] = {
+            "dest": _dest(kind, name),
             "default": argparse.SUPPRESS,
             "help": text.replace("%", "%%"),
         }
-        if isinstance(field.default, bool):
-            to.add_argument(flag, action=argparse.BooleanOptionalAction, **name)
-        elif hints[field.name] == Path | None:
-            to.add_argument(flag, type=Path, metavar="PATH", **name)
+        if field.required:
+            options["required"] = True
+        if hint is bool:
+            options["action"] = argparse.BooleanOptionalAction
         else:
-            hint = hints[field.name]
-            metavar = "SECONDS" if field.name.endswith("_s") else "N"
-            if typing.get_origin(hint) is typing.Literal:
-                metavar = "|".join(typing.get_args(hint))
-            to.add_argument(flag, type=_reader(hint), metavar=metavar, **name)
+            if typing.get_origin(hint) is list:
+                options["action"], (hint,) = "append", typing.get_args(hint)
+            options["type"] = _reader(hint, flag.unit)
+            options["metavar"] = flag.metavar or _metavar(name, hint)
+        to.add_argument(flag.name or "--" + name.replace("_", "-"), **options)
 
 
 def given_flags(options: argparse.Namespace, kind: type[msgspec.Struct]) -> dict[str, Any]:
@@ -52,19 +69,20 @@ def given_flags(options: argparse.Namespace, kind: type[msgspec.Struct]) -> dict
 
 
 def meanings(kind: type[msgspec.Struct]) -> dict[str, str]:
-    """The text of each field in the docstring."""
+    """The text of each field in the docstring, or in that of a struct that it inherits from."""
     known = {field.name for field in msgspec.structs.fields(kind)}
     said: dict[str, str] = {}
-    name = ""
-    for line in (kind.__doc__ or "").splitlines()[1:]:
-        begun = _LINE.fullmatch(line.strip())
-        if begun and begun[1] in known:
-            name = begun[1]
-            said[name] = begun[2]
-        elif name and line.strip():
-            said[name] += " " + line.strip()
-        else:
-            name = ""
+    for each in reversed(kind.__mro__):
+        name = ""
+        for line in (vars(each).get("__doc__") or "").splitlines()[1:]:
+            begun = _LINE.fullmatch(line.strip())
+            if begun and begun[1] in known:
+                name = begun[1]
+                said[name] = begun[2]
+            elif name and line.strip():
+                said[name] += " " + line.strip()
+            else:
+                name = ""
     return said
 
 
@@ -72,13 +90,37 @@ def _dest(kind: type[msgspec.Struct], name: str) -> str:
     return f"{kind.__name__}.{name}"
 
 
-def _shown(default: Any) -> str:
+def _flag(hint: Any) -> tuple[Flag, Any]:
+    """What is said at the field, and the type of a value that is given."""
+    said = getattr(hint, "__metadata__", ())
+    flag = next((each for each in said if isinstance(each, Flag)), Flag())
+    plain = typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else hint
+    if typing.get_origin(plain) in (types.UnionType, typing.Union):
+        given = tuple(each for each in typing.get_args(plain) if each is not types.NoneType)
+        return flag, typing.Union[given]  # noqa: UP007 (of one or more)
+    return flag, plain if plain in (bool, Path) or typing.get_origin(plain) is list else hint
+
+
+def _metavar(name: str, hint: Any) -> str:
+    if typing.get_origin(hint) is typing.Literal:
+        return "|".join(typing.get_args(hint))
+    if hint is Path:
+        return "PATH"
+    return "SECONDS" if name.endswith("_s") else "NAME" if hint is str else "N"
+
+
+def _shown(default: Any, unit: int) -> str:
     if isinstance(default, bool):
         return "yes" if default else "no"
+    if isinstance(default, int):
+        return str(default // unit)
     return f"{default:g}" if isinstance(default, float) else str(default)
 
 
-def _reader(wanted: Any) -> Callable[[str], Any]:
+def _reader(wanted: Any, unit: int) -> Callable[[str], Any]:
+    if wanted is Path:
+        return Path
+
     def read(text: str) -> Any:
         try:
             value = msgspec.convert(text, wanted, strict=False)
@@ -86,7 +128,7 @@ def _reader(wanted: Any) -> Callable[[str], Any]:
             raise argparse.ArgumentTypeError(f"{text!r}: {error}") from error
         if isinstance(value, float) and not math.isfinite(value):
             raise argparse.ArgumentTypeError(f"{text!r}: expected a finite number")
-        return value
+        return value if unit == 1 else value * unit
 
     return read
 

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from rollout_sched.flags import (
+    Flag,
     add_flags,
     given_flags,
     meanings,
@@ -20,6 +21,8 @@ from rollout_sched.flags import (
     seconds,
     share,
 )
+from rollout_sched.integrations.gateway.options import Options
+from rollout_sched.integrations.ray.deployment import Deployment
 from rollout_sched.live.settings import Settings
 
 
@@ -31,6 +34,7 @@ class Patience(msgspec.Struct):
     tries    how often
     give_up  whether to give up
     log      where to complain
+    sizes    in thousands
 
     Not about a field:  this.
     """
@@ -39,6 +43,9 @@ class Patience(msgspec.Struct):
     tries: Annotated[int, msgspec.Meta(ge=1)] = 3
     give_up: bool = False
     log: Path | None = None
+    sizes: Annotated[list[int], Flag("--size", "K", unit=1000)] = msgspec.field(
+        default_factory=list
+    )
 
 
 def parsed(*arguments: str) -> dict[str, object]:
@@ -53,6 +60,7 @@ def test_only_what_is_given_counts() -> None:
     assert parsed("--log", "a/b") == {"log": Path("a/b")}
     assert parsed("--give-up") == {"give_up": True}
     assert parsed("--no-give-up") == {"give_up": False}
+    assert parsed("--size", "1", "--size", "2") == {"sizes": [1000, 2000]}
 
 
 @pytest.mark.parametrize(
@@ -83,8 +91,9 @@ def test_the_help_is_the_docstring_s(capsys: pytest.CaptureFixture[str]) -> None
     assert "Not about" not in said
 
 
-def test_every_setting_is_explained() -> None:
-    assert set(meanings(Settings)) == set(Settings.__struct_fields__)
+@pytest.mark.parametrize("kind", [Settings, Options, Deployment])
+def test_every_option_is_explained(kind: type[msgspec.Struct]) -> None:
+    assert set(meanings(kind)) == set(kind.__struct_fields__)
 
 
 # -- Types of arguments: what they take, and what they say of what they do not --

@@ -13,6 +13,7 @@ import pytest
 import rollout_sched
 from rollout_sched.cli import _parser
 from rollout_sched.integrations.gateway.endpoints_file import read_endpoints
+from rollout_sched.integrations.gateway.options import given_options
 
 SCRIPT = Path(rollout_sched.__file__).parents[1] / "docs/slurm/rollout.sbatch"
 PATIENCE_S = 30.0
@@ -77,8 +78,9 @@ def cluster(tmp_path: Path) -> Cluster:
 
 def test_it_names_a_server_for_each_gpu_and_drains_at_the_time_limit(cluster: Cluster) -> None:
     job = cluster.start()
-    options = _parser().parse_args(cluster.wait_for("serve").splitlines())
-    assert getattr(options, "RunOptions.store") == cluster.run / "store"
+    options = given_options(_parser().parse_args(cluster.wait_for("serve").splitlines()))
+    assert options.store == cluster.run / "store"
+    assert options.endpoints is not None
     urls = [endpoint.url for endpoint in read_endpoints(options.endpoints)]
     assert urls == [f"http://node{node}:{port}" for node in (1, 2) for port in (8000, 8001)]
     told = cluster.wait_for("srun")

@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from rollout_sched.flags import Flag
+
 #: The Ray namespace of all our actors.
 NAMESPACE = "rollout_sched"
 
@@ -27,27 +29,28 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     """Options of one scheduler and its fronts.
 
     name            of the deployment; a cluster may have several
-    fronts          "per-node": one on each node, including nodes that join later; or a number of
+    fronts          per-node: one on each node, including nodes that join later; or a number of
                     fronts, on any nodes
-    shared_store    the store is on a disk that every node can open, so the scheduler may restart on
-                    another node when its own is lost
+    shared_store    every node can open the folder --store, so the scheduler may restart on another
+                    node when its own is lost
     scheduler_node  id of the scheduler's node; "": the node where it is started
-    scheduler_port  port of its control plane; 0: any
+    scheduler_port  port of its control plane; --port is the port of the fronts. 0: any
     front_cpus      cores that Ray reserves for each front; 0: none
-    servers         pattern of named actors that are vLLM servers: "vllm-*"; "": none
-    serve_apps      pattern of Ray Serve applications, or of APPLICATION/DEPLOYMENT, whose replicas
-                    are vLLM servers; "": none
+    servers         pattern of named actors that are vLLM servers, such as 'vllm-*'; each joins when
+                    it appears
+    serve_apps      pattern of Ray Serve applications, or APPLICATION/DEPLOYMENT, whose replicas are
+                    vLLM servers; each joins with its own address
     server_method   method of these actors and replicas that returns the URL or (address, port)
     """
 
     name: str = NAME
-    fronts: FrontCount = "per-node"
+    fronts: Annotated[FrontCount, Flag(metavar="per-node|N")] = "per-node"
     shared_store: bool = False
     scheduler_node: str = ""
-    scheduler_port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 0
+    scheduler_port: Annotated[int, msgspec.Meta(ge=0, le=65535), Flag(metavar="PORT")] = 0
     front_cpus: Annotated[float, msgspec.Meta(ge=0)] = 0
-    servers: str = ""
-    serve_apps: str = ""
+    servers: Annotated[str, Flag(metavar="PATTERN")] = ""
+    serve_apps: Annotated[str, Flag(metavar="PATTERN")] = ""
     server_method: str = "url"
 
     @property

@@ -15,9 +15,11 @@ import pytest
 import yaml
 
 from rollout_sched.cli import _parser, main
+from rollout_sched.flags import given_flags
 from rollout_sched.integrations.gateway.endpoints_file import parse_endpoints
-from rollout_sched.integrations.gateway.options import Options
+from rollout_sched.integrations.gateway.options import Options, given_options
 from rollout_sched.integrations.gateway.serve import LAST_WORDS_S
+from rollout_sched.integrations.ray.deployment import Deployment
 from tests.integrations.gateway.house import House, Upstream
 from tests.kubernetes.manifests import (
     FOLDER,
@@ -92,19 +94,20 @@ def ray_up() -> list[str]:
 
 
 def test_the_head_starts_what_our_command_knows() -> None:
-    options = _parser().parse_args(ray_up())
+    given = _parser().parse_args(ray_up())
+    options, deployment = given_options(given), given_flags(given, Deployment)
     found = objects("ray")
     job, cluster = of_kind("RayJob", found), of_kind("RayCluster", found)
     (name,) = cluster
     assert job["rollout-sched-up"]["spec"]["clusterSelector"] == {"ray.io/cluster": name}
-    assert options.fronts == "per-node"
+    assert deployment["fronts"] == "per-node"
     head, *workers = (next(containers(t)) for _, t in pod_templates(cluster[name]))
     for arg in ray_up():
         path = arg.partition("=")[2]
         if path.startswith("/"):
             assert "subPath" not in mount_of(head, path)
     ports = {port["name"]: port["containerPort"] for port in head["ports"]}
-    assert ports == {"http": options.port, "control": options.scheduler_port}
+    assert ports == {"http": options.port, "control": deployment["scheduler_port"]}
     for worker in workers:
         assert worker["ports"] == [{"name": "http", "containerPort": options.port}]
         assert worker["image"] == head["image"]
@@ -230,7 +233,7 @@ def test_the_servers_probes_ask_what_vllm_answers() -> None:
 def test_a_pod_is_given_the_time_to_drain() -> None:
     container, spec = gateway(), templates("gateway")["rollout-sched"]["spec"]
     unheard = container["lifecycle"]["preStop"]["sleep"]["seconds"]
-    grace = options(container).grace_s
+    grace = given_options(options(container)).grace_s
     assert grace > Options(policy="").grace_s, "long answers take longer than by default"
     margin = 10.0  # to write what remains
     least = unheard + grace + LAST_WORDS_S + margin
@@ -240,7 +243,7 @@ def test_a_pod_is_given_the_time_to_drain() -> None:
 def test_the_port_is_the_services() -> None:
     container = gateway()
     (port,) = container["ports"]
-    assert options(container).port == port["containerPort"]
+    assert given_options(options(container)).port == port["containerPort"]
     (served,) = of_kind("Service", objects("gateway"))["rollout-sched"]["spec"]["ports"]
     assert served["targetPort"] == port["name"]
 
