@@ -16,7 +16,7 @@ HOT = {
     "core/model": "model",
     "core/state": "fleet groups lifecycle progress selection waiting",
     "core/work": "attempts outcomes requests verification",
-    "core/decide": "delivery dispatch lending order tuning weights",
+    "core/decide": "delivery dispatch lending order weights",
     "core/restart": "facts restore",
     "metrics": "waste",
     "simulators/instance": "engine kv_blocks scheduler sim_instance",

@@ -62,7 +62,6 @@ class Sync(Batching, msgspec.Struct, frozen=True):
     over_prompts: AtLeastOne = 1.0
     part_prompts: PartPrompts = 0
     stops_at_delivery = True
-    tunable = ("over_prompts",)
 
     def launch(self, progress: Progress) -> Launch | None:
         if not progress.trainer_waiting:
@@ -100,7 +99,6 @@ class TailBatching(Batching, msgspec.Struct, frozen=True):
     least_gain: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0
     part_prompts: PartPrompts = 0
     stops_at_delivery = True
-    tunable = ("over_prompts", "long_round_share")
 
     @property
     def uses_recent(self) -> bool:
@@ -192,7 +190,6 @@ class FullyAsync(Batching, msgspec.Struct, frozen=True):
     max_ahead: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     part_prompts: PartPrompts = 0
     stops_at_delivery = False
-    tunable = ("max_groups", "max_ahead")
 
     def __post_init__(self) -> None:
         if 0 < self.max_ahead < 1:

@@ -47,7 +47,6 @@ class StageFusion(Lending, msgspec.Struct, frozen=True):
     fill: Share = 0.8
     slowdown: AtLeastOne = 1.2
     weights_tokens: Positive = WEIGHTS_TOKENS
-    tunable = ("whole", "lent", "slowdown")
 
     def choose(self, fleet: FleetView, progress: Progress) -> Sequence[Instance]:
         size = progress.in_batch + progress.missing

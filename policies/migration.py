@@ -47,7 +47,6 @@ class ByCost(Migration, msgspec.Struct, frozen=True):
     fill: Share = 0.9
     most: AtLeastOne = 2
     interval_s: Positive = 2.0
-    tunable = ("margin", "fill", "most", "interval_s")
 
     def choose(self, fleet: FleetView) -> Sequence[Migrant]:
         return [
@@ -99,7 +98,6 @@ class Repack(Migration, msgspec.Struct, frozen=True):
     weights_tokens: Positive = WEIGHTS_TOKENS
     most: AtLeastOne = 2
     interval_s: Positive = 5.0
-    tunable = ("fill", "slowdown", "most", "interval_s")
 
     def choose(self, fleet: FleetView) -> Sequence[Migrant]:
         migrants: list[Migrant] = []

@@ -53,7 +53,6 @@ class LikeLengths(Selection, msgspec.Struct, frozen=True):
     order: Literal["shortest_first", "longest_first"] = "shortest_first"
 
     uses_history = True
-    tunable = ("quantile",)
 
     def choose(
         self, window: Sequence[Group], wanted: int, beside: Sequence[Group]

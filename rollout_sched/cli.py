@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 
-from rollout_sched import __version__, config, retuner
+from rollout_sched import __version__, config
 from rollout_sched.calibration import command as calibrate
 from rollout_sched.core.model.errors import CallerError, RolloutError
 from rollout_sched.inspection import command as inspection
@@ -88,7 +88,6 @@ def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         argument_default=argparse.SUPPRESS,  # Options has the defaults
     )
     flags.add_gateway_flags(parser)
-    retuner.add_flags(parser)
     parser.set_defaults(run=_serve)
 
 
@@ -128,7 +127,7 @@ def _serve(options: argparse.Namespace) -> None:
     given = flags.given_options(options)
     if not (given.instances or given.endpoints):
         raise CallerError("no instance is named: use --instance URL or --endpoints FILE")
-    serve(given, retuner.attachment(options))
+    serve(given)
 
 
 def _check(options: argparse.Namespace) -> None:

@@ -515,7 +515,7 @@ class TestServe:
         from rollout_sched.integrations.gateway import serve
 
         told: list[Any] = []
-        monkeypatch.setattr(serve, "serve", lambda options, attach: told.append(options))
+        monkeypatch.setattr(serve, "serve", lambda options: told.append(options))
         needed = ("serve", "--policy", "dplb", "--instance", "http://a:1")
         assert main([*needed, *arguments]) == 0
         return told[0]
@@ -554,7 +554,7 @@ class TestServe:
         from rollout_sched.integrations.gateway import serve
 
         told: list[Options] = []
-        monkeypatch.setattr(serve, "serve", lambda options, attach: told.append(options))
+        monkeypatch.setattr(serve, "serve", lambda options: told.append(options))
         assert main(["serve", "--policy", "dplb", "--endpoints", "fleet.yaml"]) == 0
         assert told[0].endpoints == Path("fleet.yaml")
         assert main(["serve", "--policy", "dplb"]) == 2

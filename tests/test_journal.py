@@ -54,7 +54,6 @@ EVENTS: list[ev.Event] = [
     ev.InstanceLeaving("i0"),
     ev.InstanceLost("i0", "gone"),
     ev.Restored(STATE),
-    ev.Retuned({"batching": {"over_prompts": 1.25}}),
     ev.GroupJudged("g", 1, "kept"),
 ]
 

@@ -7,7 +7,7 @@ import gc
 import logging
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -140,22 +140,17 @@ LAST_WORDS_S = 1.0
 _STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 
-#: Observes a running scheduler; returns a function that is called when the scheduler stops.
-Attach = Callable[[LiveScheduler], Callable[[], Awaitable[None]]]
-
-
-def serve(options: Options, attach: Attach | None = None) -> None:
+def serve(options: Options) -> None:
     """Run until SIGTERM or SIGINT. Raises CallerError, or OSError if the port is taken."""
     log_lines.set_up(options.log_level, options.log_format)
     say: Say = log.info if options.log_format == "json" else partial(print, flush=True)
-    event_loop.run(_serve(options, say, attach))
+    event_loop.run(_serve(options, say))
 
 
-async def _serve(options: Options, say: Say, attach: Attach | None) -> None:
+async def _serve(options: Options, say: Say) -> None:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     service = Service(options, say)
-    detach = None if attach is None else attach(service.live)
     for number in _STOPPING:
         loop.add_signal_handler(number, stop.set)
 
@@ -177,8 +172,6 @@ async def _serve(options: Options, say: Say, attach: Attach | None) -> None:
         stop_at_once_from_now_on()
         opening.cancel()
         await asyncio.wait({opening})
-        if detach is not None:
-            await detach()
         await service.close()
 
 

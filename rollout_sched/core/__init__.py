@@ -1,17 +1,14 @@
 """core"""
 
 from rollout_sched.core import scheduler
-from rollout_sched.core.decide.tuning import TUNABLE_ROLES, Parameters
 from rollout_sched.core.model import actions, errors, events, model, records, request_ids, roles
 from rollout_sched.core.restart.facts import FactRecorder, FoldedFacts
 from rollout_sched.core.state import groups
 from rollout_sched.core.view import SchedulerView
 
 __all__ = [
-    "TUNABLE_ROLES",
     "FactRecorder",
     "FoldedFacts",
-    "Parameters",
     "SchedulerView",
     "actions",
     "errors",

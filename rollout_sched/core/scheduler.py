@@ -11,7 +11,6 @@ from typing import Any
 
 from rollout_sched.core import invariants
 from rollout_sched.core.decide.order import Decider
-from rollout_sched.core.decide.tuning import Tuning
 from rollout_sched.core.handlers import AttemptEvents, ClientEvents, InstanceEvents, TrainerEvents
 from rollout_sched.core.model import events as ev
 from rollout_sched.core.model.actions import Action
@@ -30,7 +29,7 @@ Handlers = dict[type[Any], Callable[[Any, float], None]]
 
 
 def event_table(
-    roles: Roles, books: Books, work: Work, decider: Decider, tuning: Tuning, out: list[Action]
+    roles: Roles, books: Books, work: Work, decider: Decider, out: list[Action]
 ) -> Handlers:
     """Handlers by event type. They append actions to `out`."""
     trainer = TrainerEvents(roles, books, work, decider)
@@ -40,7 +39,7 @@ def event_table(
     judgement = Judgement(
         books.groups, books.sample_buffer, work.group_outcomes, books.progress, books.anomalies
     )
-    restorer = Restorer(books, work, decider, tuning)
+    restorer = Restorer(books, work, decider)
     return {
         ev.GroupSubmitted: trainer.group_submitted,
         ev.GroupJudged: judgement.judged,
@@ -69,7 +68,6 @@ def event_table(
         ev.RequestInterrupted: attempt.interrupted,
         ev.RequestFailed: attempt.failed,
         ev.Restored: restorer.restored,
-        ev.Retuned: tuning.retuned,
     }
 
 
@@ -101,9 +99,8 @@ class Scheduler:
         self.books = books = Books(roles, prompts_per_step, version)
         self.work = work = Work(roles, books, max_failures, backoff_s, out)
         self.decider = decider = Decider(roles, books, work, out)
-        tuning = Tuning(roles, decider.migrator, decider.lender, books.selection_window)
-        self.view = SchedulerView(roles, books, work, decider.updater, tuning)
-        self._apply = event_table(roles, books, work, decider, tuning, out)
+        self.view = SchedulerView(roles, books, work, decider.updater)
+        self._apply = event_table(roles, books, work, decider, out)
         self._out = out
 
     def handle(self, event: ev.Event, now: float) -> list[Action]:

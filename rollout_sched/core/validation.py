@@ -7,14 +7,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from rollout_sched.core.decide.tuning import check_parameters
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.core.model.events import (
     GroupSubmitted,
     InstanceJoined,
     RequestSubmitted,
     Restored,
-    Retuned,
     WeightsPublished,
 )
 
@@ -112,10 +110,6 @@ def _restored(scheduler: Scheduler, event: Restored) -> None:
         )
 
 
-def _retuned(scheduler: Scheduler, event: Retuned) -> None:
-    check_parameters(scheduler.roles, event.parameters)
-
-
 def _check_fits(what: str, tokens: int, kv_tokens: int | None) -> None:
     if kv_tokens is not None and tokens > kv_tokens:
         raise CallerError(
@@ -131,6 +125,5 @@ CHECKS: Final[dict[type[Any], Callable[[Scheduler, Any], None]]] = {
     RequestSubmitted: _request_submitted,
     InstanceJoined: _instance_joined,
     Restored: _restored,
-    Retuned: _retuned,
     WeightsPublished: _weights_published,
 }

@@ -7,7 +7,6 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from rollout_sched.core.decide.tuning import Parameters, Tuning
 from rollout_sched.core.decide.weights import WeightUpdater
 from rollout_sched.core.model.actions import Dispatch
 from rollout_sched.core.model.model import GroupState, Instance
@@ -36,9 +35,7 @@ class SchedulerView:
     keeps_sessions  whether naming a session has any effect
     """
 
-    def __init__(
-        self, roles: Roles, books: Books, work: Work, updater: WeightUpdater, tuning: Tuning
-    ) -> None:
+    def __init__(self, roles: Roles, books: Books, work: Work, updater: WeightUpdater) -> None:
         self.keeps_partial = roles.interruption.keeps_partial
         self.leniency = roles.leniency
         self.keeps_sessions = roles.keeps_sessions
@@ -48,12 +45,6 @@ class SchedulerView:
         self._requests = work.requests
         self._finished = work.finished
         self._updater = updater
-        self._tuning = tuning
-
-    @property
-    def tuned(self) -> Parameters:
-        """Parameters of the policy that have changed since the run began."""
-        return self._tuning.told
 
     @property
     def run(self) -> RunView:

@@ -145,14 +145,6 @@ class TraceFold:
             max_response_tokens=self._most or None,
         )
 
-    def successor(self) -> TraceFold:
-        """A fold that continues from the state of this one, without its samples."""
-        after = TraceFold(self._where)
-        after._asked_s, after._first_s = self._asked_s, self._first_s
-        after._turns, after._dispatched = self._turns, self._dispatched
-        after._ended_s, after._direct, after._most = self._ended_s, self._direct, self._most
-        return after
-
     def _submitted(self, now: float, event: GroupSubmitted) -> None:
         self._most = max(self._most, event.max_tokens)
 

@@ -17,7 +17,6 @@ from rollout_sched.core.model.events import (
     RequestFailed,
     RequestFinished,
     Restored,
-    Retuned,
     WeightsPublished,
     WeightsUpdated,
     Woke,
@@ -147,7 +146,6 @@ class ChangeLog:
             WeightsPublished: self._published,
             WeightsUpdated: self._updated,
             Restored: self._restored,
-            Retuned: self._retuned,
         }
 
     def _note(self, now: float, level: str, kind: str, text: str) -> None:
@@ -173,14 +171,6 @@ class ChangeLog:
 
     def _restored(self, now: float, event: Restored) -> None:
         self._note(now, "warning", "restarted", "the scheduler continues an earlier run")
-
-    def _retuned(self, now: float, event: Retuned) -> None:
-        said = ", ".join(
-            f"{role}.{name} = {value}"
-            for role, parameters in event.parameters.items()
-            for name, value in parameters.items()
-        )
-        self._note(now, "info", "retuned", f"policy parameters changed: {said}")
 
     def _failed(self, now: float, event: RequestFailed) -> None:
         self._note(

@@ -31,7 +31,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from rollout_sched.config import parse_policy
-from rollout_sched.core.decide.tuning import TUNABLE_ROLES
 from rollout_sched.core.model import actions as act
 from rollout_sched.core.model import events as ev
 from rollout_sched.core.model.errors import CallerError
@@ -138,23 +137,6 @@ POLICIES = st.fixed_dictionaries(
 )
 
 
-#: Values to which a parameter may change while a policy runs.
-OTHER_VALUES = {
-    "over_prompts": [1.0, 1.5, 2.0],
-    "long_round_share": [0.5, 1.0],
-    "max_groups": [0, 1, 3],
-    "max_ahead": [0.0, 1.0, 2.0],
-    "quantile": [0.5, 1.0],
-    "whole": [0.5, 0.8],
-    "lent": [0.25, 0.5],
-    "slowdown": [1.0, 2.0],
-    "margin": [0.1, 2.0],
-    "fill": [0.5, 1.0],
-    "most": [1, 3],
-    "interval_s": [0.5, 5.0],
-}
-
-
 class World(RuleBasedStateMachine):
     """Everything outside the scheduler, with its own books."""
 
@@ -173,11 +155,6 @@ class World(RuleBasedStateMachine):
         self.bound = policy["freshness"].get("max_staleness")
         self.prompts_per_step = prompts_per_step
         self.scheduler = self.policy.scheduler(prompts_per_step, version=version, seed=1)
-        self.tunable = [
-            (role, name)
-            for role in TUNABLE_ROLES
-            for name in getattr(getattr(self.scheduler.roles, role), "tunable", ())
-        ]
         self.journal = []
         self.now = 0.0
         self.running: dict[int, act.Dispatch] = {}
@@ -452,15 +429,6 @@ class World(RuleBasedStateMachine):
         self.version += 1
         self.tell(ev.WeightsPublished(self.version))
         self.request(parts)
-
-    @precondition(lambda self: self.tunable)
-    @rule(data=st.data())
-    def retune(self, data):
-        role, name = data.draw(st.sampled_from(self.tunable))
-        value = data.draw(st.sampled_from(OTHER_VALUES[name]))
-        self.tell(ev.Retuned({role: {name: value}}))
-        assert getattr(getattr(self.scheduler.roles, role), name) == value
-        assert self.scheduler.view.tuned[role][name] == value
 
     @precondition(lambda self: not self.training and not self.in_batch)
     @rule(by=st.integers(1, 2))

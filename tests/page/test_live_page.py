@@ -14,7 +14,6 @@ from rollout_sched.core.model.events import (
     InstanceLost,
     RequestFailed,
     RequestFinished,
-    Retuned,
     WeightsPublished,
     Woke,
 )
@@ -172,13 +171,11 @@ def test_each_has_its_level_and_is_in_words() -> None:
     folded.observe(2.0, RequestFailed("a", 1, "500"), [])
     folded.observe(3.0, InstanceLost("i", "gone"), [])
     folded.observe(4.0, InstanceLost("j", "drained", asked=True), [])
-    folded.observe(5.0, Retuned({"freshness": {"max_staleness": 2}}), [])
     assert [change[1:] for change in changes.last] == [
         ("info", "joined", "i joined with version 7"),
         ("warning", "failed", "an attempt of a failed: 500"),
         ("error", "lost", "i was lost: gone"),
         ("info", "left", "j was drained"),
-        ("info", "retuned", "policy parameters changed: freshness.max_staleness = 2"),
     ]
 
 

@@ -34,14 +34,13 @@ DRAINING: Final = InstanceStatus.DRAINING
 class Migrator:
     """Asks the migration role, and remembers the targets of interrupted requests.
 
-    migration  the role that is asked
-    due_at     when to ask it next, in seconds: every `interval_s`, at most once per event,
-               however large the fleet
+    due_at  when to ask it next, in seconds: every `interval_s`, at most once per event, however
+            large the fleet
     """
 
     def __init__(self, migration: Migration, fleet: Fleet, requests: Requests) -> None:
         self.due_at = migration.interval_s  # at 0 there is nothing to move; infinity: never asked
-        self.migration = migration
+        self._migration = migration
         self._fleet = fleet
         self._requests = requests
         self._meant: dict[int, str] = {}  # attempt that was interrupted -> instance
@@ -51,13 +50,13 @@ class Migrator:
 
         Asked while nothing waits, so a migrant that is not in flight will not be dispatched.
         """
-        self.due_at = now + self.migration.interval_s
+        self.due_at = now + self._migration.interval_s
         if self._meant:
             attempts = self._fleet.attempts
             self._meant = {n: where for n, where in self._meant.items() if n in attempts}
             if self._meant:
                 return
-        for migrant in self.migration.choose(self._fleet):
+        for migrant in self._migration.choose(self._fleet):
             attempt, instance = migrant.attempt, migrant.instance
             self._check(attempt, instance)
             if not self._fleet.sessions.may_begin(attempt.request, instance):

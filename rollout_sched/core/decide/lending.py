@@ -55,7 +55,7 @@ class Lender:
         out: list[Action],
     ) -> None:
         self.lends = lending.lends
-        self.lending = lending
+        self._lending = lending
         self._fleet = fleet
         self._updater = updater
         self._requests = requests
@@ -84,7 +84,7 @@ class Lender:
         """Ask the role, and empty the instances that it names."""
         if self._batch == self._progress.batches:
             return
-        chosen = self.lending.choose(self._fleet, self._progress)
+        chosen = self._lending.choose(self._fleet, self._progress)
         if not chosen:
             return
         serving = [i for i in self._fleet.instances.values() if i.status is SERVING]

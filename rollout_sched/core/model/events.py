@@ -239,13 +239,6 @@ class WeightsUpdated(_Event, frozen=True):
     version: int
 
 
-class Retuned(_Event, frozen=True):
-    """Policy parameters have new values from now on: role -> parameter -> value (see
-    `core.tuning`)."""
-
-    parameters: dict[str, dict[str, int | float]]
-
-
 class GateClosed(_Event, frozen=True):
     """Another party controls an instance: it continues its attempts and gets nothing new until
     GateOpened."""
@@ -316,6 +309,5 @@ Event = (
     | Restored
     | GateClosed
     | GateOpened
-    | Retuned
     | GroupJudged
 )

@@ -168,7 +168,6 @@ class RunFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     instances     how many are here and not leaving, or are waited for (`core.gathering`)
     most_kv_tokens  size of the largest instance so far
     tested, rejected  results of drafts (`core.verification`)
-    tuned         parameters that have been changed (`core.tuning`)
     lost          groups that the round has lost and that are not made up for yet
     """
 
@@ -192,7 +191,6 @@ class RunFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     most_kv_tokens: int = 0
     tested: int = 0
     rejected: int = 0
-    tuned: dict[str, dict[str, int | float]] = {}
     lost: int = 0
 
     def after_losses(self, written: Iterable[GroupFacts], kept: Iterable[GroupFacts]) -> RunFacts:

@@ -245,9 +245,6 @@ class Batching:
         """True if it reads `Progress.recent`, which is not kept otherwise."""
         return False
 
-    tunable: ClassVar[Sequence[str]] = ()
-    """The parameters that may change during a run (see `core.decide.tuning`)."""
-
     @property
     @abstractmethod
     def stops_at_delivery(self) -> bool:
@@ -271,9 +268,6 @@ class Selection:
 
     uses_history: ClassVar[bool] = False
     """True if it reads `Siblings.history`, which is not kept otherwise."""
-
-    tunable: ClassVar[Sequence[str]] = ()
-    """As of a batching."""
 
     @property
     @abstractmethod
@@ -387,9 +381,6 @@ class Migration:
 
     __slots__ = ()
 
-    tunable: ClassVar[Sequence[str]] = ()
-    """As of a batching."""
-
     @property
     @abstractmethod
     def interval_s(self) -> float:
@@ -411,9 +402,6 @@ class Lending:
     lends: ClassVar[bool] = True
     """False: the role is never asked."""
 
-    tunable: ClassVar[Sequence[str]] = ()
-    """As of a batching."""
-
     @abstractmethod
     def choose(self, fleet: FleetView, progress: Progress) -> Sequence[Instance]:
         """Serving instances, but not all of them. Asked while nothing waits and no weights are on
@@ -421,8 +409,7 @@ class Lending:
 
 
 class Roles(msgspec.Struct):
-    """One policy for every role, as assembled from a policy file. Only `core.tuning` replaces them,
-    by copies with other parameters."""
+    """One policy for every role, as assembled from a policy file."""
 
     routing: Routing
     affinity: Affinity

@@ -97,7 +97,6 @@ def run_facts(scheduler: Scheduler, now: float) -> RunFacts:
         fleet.kv.most,
         verification.tested,
         verification.rejected,
-        scheduler.view.tuned,
         progress.lost,
     )
 

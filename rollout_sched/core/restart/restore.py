@@ -15,7 +15,6 @@ from __future__ import annotations
 from typing import Final
 
 from rollout_sched.core.decide.order import Decider
-from rollout_sched.core.decide.tuning import Tuning
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.core.model.events import Restored
 from rollout_sched.core.model.model import (
@@ -44,7 +43,7 @@ _STATES: Final[dict[RequestStands, RequestState]] = {
 class Restorer:
     """Puts the facts of a run back into the books."""
 
-    def __init__(self, books: Books, work: Work, decider: Decider, tuning: Tuning) -> None:
+    def __init__(self, books: Books, work: Work, decider: Decider) -> None:
         self._fleet = books.fleet
         self._groups = books.groups
         self._requests = work.requests
@@ -57,7 +56,6 @@ class Restorer:
         self._window = books.selection_window
         self._migrator = decider.migrator
         self._gathering = decider.gathering
-        self._tuning = tuning
         self._serials = books.serials
         self._lengths = books.prompt_lengths
 
@@ -89,7 +87,6 @@ class Restorer:
         self._serials.last = run.serials
         self._migrator.due_at = now
         self._gathering.begin(run.instances, now)
-        self._tuning.restore(run.tuned)
         if self._lengths is not None:
             for prompt in state.prompts:
                 _remember(self._lengths.of(prompt.prompt), prompt.deliveries)

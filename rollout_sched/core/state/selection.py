@@ -27,13 +27,13 @@ class SelectionWindow:
 
     def __init__(self, selection: Selection, groups: Groups, prompts_per_step: int) -> None:
         self.left = 0
-        self.selection = selection
+        self._selection = selection
         self._groups = groups
         self._prompts_per_step = prompts_per_step
 
     def take(self, wanted: int, beside: Sequence[Group]) -> list[Group]:
         """`wanted` fresh groups (there are enough) to start now; `beside` start with them."""
-        rounds = self.selection.window
+        rounds = self._selection.window
         if not rounds:
             return self._groups.front(FRESH, wanted)
         overdue: list[Group] = []
@@ -49,7 +49,7 @@ class SelectionWindow:
     def _choose(self, window: Sequence[Group], wanted: int, beside: Sequence[Group]) -> list[Group]:
         if wanted >= len(window):
             return list(window)
-        chosen = list(self.selection.choose(window, wanted, beside))
+        chosen = list(self._selection.choose(window, wanted, beside))
         known = {group.id for group in window}
         names = {group.id for group in chosen}
         if len(chosen) != wanted or len(names) != wanted or not names <= known:

@@ -118,7 +118,6 @@ WHOLE: list[ev.Event] = [
     ev.Restored(STATE),
     ev.GateClosed("i0"),
     ev.GateOpened("i0"),
-    ev.Retuned({"batching": {"over_prompts": 1.25}}),
     ev.GroupJudged("a", 3, "filtered"),
 ]
 

@@ -597,8 +597,7 @@ def test_every_event_can_come_to_pass() -> None:
     ran = watch(policy, Trace("t", gather(samples)), scenario)
     only_on_shared_gpus = {ev.InstanceReturned}
     where_others_load_weights = {ev.GateClosed, ev.GateOpened}
-    where_somebody_retunes = {ev.Retuned}
-    elsewhere = only_on_shared_gpus | where_others_load_weights | where_somebody_retunes
+    elsewhere = only_on_shared_gpus | where_others_load_weights
     assert ran.kinds == set(get_args(ev.Event)) - elsewhere
     assert len(ran.kinds) == 24
     assert not ran.loop.anomalies
