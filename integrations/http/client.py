@@ -359,7 +359,7 @@ class Pool:
 
 
 class WholeAnswer:
-    """A receiver that assembles an answer of at most `most` bytes (exchange.Receiver).
+    """A receiver that assembles an answer of at most `most` bytes (`client_connection.Receiver`).
 
     At the end exactly one of `arrived` and `on_error` is called, which a subclass defines. An
     answer that is too long ends the exchange.

@@ -50,7 +50,7 @@ async def post(
 
 
 class _Answer:
-    """A receiver (`integrations.http.exchange.Receiver`) with a size limit."""
+    """A receiver (`integrations.http.client_connection.Receiver`) with a size limit."""
 
     def __init__(self, target: str, largest: int, receive: Callable[[bytes], None] | None) -> None:
         self.whole: asyncio.Future[ControlAnswer] = asyncio.get_running_loop().create_future()

@@ -18,7 +18,7 @@ from rollout_sched.live.ports import (
 
 
 class UpstreamExchange(Protocol):
-    """The exchange of a pool (`integrations.http.exchange`)."""
+    """The exchange of a pool (`integrations.http.client_connection`)."""
 
     def cancel(self) -> None: ...
     def pause(self) -> None: ...
@@ -43,7 +43,7 @@ _NO_DATA = _NOBODY.on_data
 
 
 class ProxyCall:
-    """Sits between an exchange and its receiver (`integrations.http.exchange.Receiver`).
+    """Sits between an exchange and its receiver (`integrations.http.client_connection.Receiver`).
 
     Limits the rate of such calls, keeps the id that an abort needs, and turns errors into
     InstanceErrors. `register` has it under its order's id until its end, its error or `cancel`.

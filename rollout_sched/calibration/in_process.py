@@ -21,7 +21,7 @@ _BURST_S = 1.0
 
 
 class MeasuredEngine(Protocol):
-    """The used part of `integrations.vllm.stepped_engine.SteppedEngine`."""
+    """The used part of `integrations.vllm.in_process.SteppedEngine`."""
 
     @property
     def slots(self) -> int: ...

@@ -1,7 +1,7 @@
 """The scheduler: events in, actions out. All decisions are made by it and the policies.
 
-`handle` checks one event (`validation`), applies it (`event_table`), and then lets the roles decide
-(`decider`). It uses no clock, no coroutine, no randomness and no I/O.
+`handle` checks one event (`validation`), applies it (`handlers`), and then lets the roles decide
+(`decide.order`). It uses no clock, no coroutine, no randomness and no I/O.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ log = logging.getLogger(__name__)
 
 
 class RemoteAttempt:
-    """A dispatch that a front carries out (`live.attempts.InFlight`).
+    """A dispatch that a front carries out (`live.ports.InFlight`).
 
     begun     when it was ordered, in seconds of the host's clock
     reads     whether it was sent to its front

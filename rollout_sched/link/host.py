@@ -38,9 +38,6 @@ from rollout_sched.live.ports import InFlight
 from rollout_sched.live.requests import OF_GROUP, OVERTAKEN_S, AttemptTable, PayloadFactory
 from rollout_sched.live.trainer.samples import Prompt
 
-# ------------------------------------------------------------------------------------------
-# The running attempts on each instance, of all fronts, as the instance's supervisor sees them.
-
 #: Why the gate of a lost instance is closed until all fronts have reported their streamed tokens.
 LOSING = "it is lost, and its streamed tokens are being collected"
 
@@ -54,8 +51,8 @@ class _Loss:
 
 
 class SharedFleetAttempts:
-    """The attempts of all fronts (`live.live_fleet.FleetAttempts`); `local`: of the front in this
-    process."""
+    """The attempts of all fronts (`live.instances.fleet.FleetAttempts`); `local`: those of the
+    front in this process."""
 
     def __init__(
         self, local: AttemptTable, fronts: Collection[ConnectedFront], versions: FleetVersions
@@ -145,7 +142,8 @@ class SharedFleetAttempts:
 
 
 class Host:
-    """The host: the scheduler's process, with several fronts; knows which front owns which request.
+    """The running attempts on each instance, of all fronts, as the instance's supervisor sees them.
+    The host: the scheduler's process, with several fronts; knows which front owns which request.
     Sends the driver's orders to the owner of their request: a connected front, or the front in this
     process. Create it before anything is submitted.
 
@@ -332,7 +330,7 @@ class Hub:
 
     def connect(self, name: str, send: Callable[[bytes], None]) -> bytes:
         """A front has connected; it replaces one of the same name. `send` takes the frames for it,
-        in order. Returns the welcome frame (`recipe.Welcome`)."""
+        in order. Returns the welcome frame (`protocol.Welcome`)."""
         live = self._live
         payloads = live.trainer.submissions.payloads
         welcome = Welcome(

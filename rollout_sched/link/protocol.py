@@ -74,7 +74,7 @@ class Lose(_Message, frozen=True):
 
 
 class PieceMade(_Message, frozen=True):
-    """The tokens of an attempt of a group's request, as `store.tokens` encodes them, from token
+    """The tokens of an attempt of a group's request, encoded by `store.transaction`, from token
     `start` on: those before it were Streamed. `verified`: the log-probabilities of the request's
     leading tokens that newer weights have verified."""
 
@@ -87,7 +87,7 @@ class PieceMade(_Message, frozen=True):
 
 class Streamed(_Message, frozen=True):
     """The streamed tokens of an attempt of a group's request from token `start` on, as
-    `store.tokens` encodes them; sent before the TokensArrived that counts them."""
+    `store.transaction` encodes them; sent before the TokensArrived that counts them."""
 
     request: str
     attempt: int

@@ -1,4 +1,4 @@
-"""A front's link to a scheduler in another process (`live.scheduler_link`)."""
+"""A front's link to a scheduler in another process (`live.requests.link`)."""
 
 from __future__ import annotations
 

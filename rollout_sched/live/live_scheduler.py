@@ -55,10 +55,6 @@ def scheduler_state(view: SchedulerView) -> dict[str, Any]:
     }
 
 
-# ------------------------------------------------------------------------------------------
-# Says in one line what is missing when a trainer waits for something that needs its action.
-
-
 def batch(driver: Driver) -> str:
     """What the next batch lacks; "" if it is being made, or there is nothing left to make."""
     view, run = driver.view, driver.view.run
@@ -109,7 +105,8 @@ def _fleet(driver: Driver) -> str:
 
 
 class RunRecords:
-    """The records of a run: its journal, its store, and the response lengths of its prompts. Each
+    """Says in one line what is missing when a trainer waits for something that needs its action.
+    The records of a run: its journal, its store, and the response lengths of its prompts. Each
     record only if `run` has the option; a run in a store has a journal in it, too.
 
     Order of use, as for `StoredRun`: create it before the driver, call `begin` between the driver
@@ -261,7 +258,7 @@ class LiveScheduler:
         filtered groups likewise.
         "leases": the leases of unacknowledged batches.
         "loaded": whether all joined instances, and at least one, have loaded the newest version.
-        "fronts": the connected fronts and what each holds (`link.hub`); empty in one process.
+        "fronts": the connected fronts and what each holds (`link.host`); empty in one process.
         "waits_for": what the next batch and "loaded" wait for; "" if no action is needed.
         """
         driver, trainer = self.driver, self.trainer

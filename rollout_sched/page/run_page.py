@@ -44,7 +44,7 @@ class RunRecord(msgspec.Struct):
     groups     names; for a request without a group the request's name
     requests   group, index (ALONE: without a group)
     attempts   request, instance, place (from 1), context and earlier response tokens, turn, seconds
-               waited, since what and why (of `metrics.waits`), outcome (of `metrics.attempt_spans`)
+               waited, since what and why (of `metrics.waits`), outcome (of `metrics.attempts`)
     spans      attempt, start, length, version, tokens
     fleet      width_s: width of a time bucket; by name: the level in each bucket
     marks      (seconds, kind, text): versions, batches, instances that joined and left
@@ -139,9 +139,6 @@ def _fitting(runs: Sequence[DrawnRun]) -> tuple[Sequence[DrawnRun], str]:
     thinned = [msgspec.structs.replace(run, record=run.record.thinned(each)) for run in runs]
     return thinned, f"One request in {each} is drawn; figures and curves include all requests."
 
-
-# ------------------------------------------------------------------------------------------
-# Gathers the attempts of a run in growing columns.
 
 _OUTCOME = {outcome: place for place, outcome in enumerate(OUTCOMES)}
 
@@ -266,8 +263,9 @@ FINEST_S = 0.125
 
 
 class LevelSeries:
-    """Records a level over time in a bounded number of buckets, however long the run is. The mean
-    and the peak of a level in each bucket of time.
+    """Gathers the attempts of a run in growing columns. Records a level over time in a bounded
+    number of buckets, however long the run is. The mean and the peak of a level in each bucket of
+    time.
 
     The level is 0 until it is set. `width_s` is the current width of a bucket.
     """

@@ -58,7 +58,7 @@ class PresentStep(msgspec.Struct, frozen=True):
 
 
 class PastStep(msgspec.Struct, frozen=True):
-    """A past step; fields as in `metrics.step.Step`."""
+    """A past step; fields as in `metrics.steps.Step`."""
 
     version: int
     rollout_s: float

@@ -268,7 +268,7 @@ class RealtimeInstance:
     another version gives another text, in a share `drift` of the tokens. `vocabulary`: the token
     ids.
 
-    KV identity is derived from the tokens (see `synthetic_tokens`): requests with equal prompts
+    KV identity is derived from the tokens (see `tokens`): requests with equal prompts
     share their KV, and a context that contains one of our responses finds the KV of that response's
     line if the salt is the same. Two limits: prompts that are equal only in part share nothing, and
     the tokens after a response (an observation) count as equal whenever the response is. If two

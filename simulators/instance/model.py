@@ -102,7 +102,7 @@ class InstanceSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class StepTime:
     """The duration of one engine step, and of many at once: the formulas of the cost model. The
-    formulas of `cost_model` with the constants of one instance type. All in seconds."""
+    formulas of `CostModel` with the constants of one instance type. All in seconds."""
 
     __slots__ = (
         "_attention_s",

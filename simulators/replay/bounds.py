@@ -1,7 +1,7 @@
 """Lower bounds on the time that a fleet needs to generate given samples, under any scheduler.
 
 The cost of one engine step that processes n tokens, decodes B sequences whose contexts add up
-to C tokens and prefills chunks of attention work A is (cost_model.py)
+to C tokens and prefills chunks of attention work A is (`instance/model.py`)
 
     t = t0 + G(n) + c_b B + k C + a A,      G(n) = (t_w^p + (s n)^p)^(1/p),  p >= 1.
 

@@ -79,7 +79,7 @@ class Instance(Scripted):
         return exchange
 
     def _answer(self, asked: Asked, exchange: _Exchange) -> None:
-        """Like `integrations.http.exchange`: silent once cancelled, and exactly one end."""
+        """Like `http.client_connection`: silent once cancelled, and exactly one end."""
         status, parts, breaks = self._says(asked)
         receiver = asked.receiver
         if not exchange.cancelled:
@@ -96,7 +96,7 @@ class Instance(Scripted):
 
 
 class Client:
-    """A client's request (`data_plane.HttpRequest`), which must be answered at most once."""
+    """A client's request (`client_request.HttpRequest`), which must be answered at most once."""
 
     def __init__(self, target: str, body: bytes, headers: Mapping[bytes, bytes]) -> None:
         self.method = b"POST"

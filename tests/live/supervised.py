@@ -16,7 +16,7 @@ from tests.core.told import make_scheduler
 
 
 class Attempts:
-    """All on the one instance (`control_orders.Attempts`); what is ordered for them is done."""
+    """All on the one instance (`instances.control.Attempts`); what is ordered for them is done."""
 
     def __init__(self) -> None:
         self.running: list[LiveAttempt] = []
@@ -32,7 +32,7 @@ class Attempts:
 
 
 class Fleet:
-    """Of one instance (`instance_supervisor.Owner`). Make it inside a running event loop.
+    """Of one instance (`instances.supervisor.Owner`). Make it inside a running event loop.
 
     `joined`: it has joined, and was not lost; `updating`: from a pause for an update until its
     resume has been ordered, or the instance is lost.

@@ -38,15 +38,13 @@ from rollout_sched.live.ports import InstanceError
 log = logging.getLogger(__name__)
 
 
-# ------------------------------------------------------------------------------------------
-# The scheduler's routes that administrators and trainers share, each under their own path.
-
 #: The root of the administrators' paths.
 ADMIN = "/admin"
 
 
 class SchedulerRoutes:
-    """Routes for new weights and for the state."""
+    """The scheduler's routes that administrators and trainers share, each under their own path.
+    Routes for new weights and for the state."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -67,12 +65,8 @@ class SchedulerRoutes:
         return reply(request, {"version": update.version}, 200 if update.wait else 202)
 
 
-# ------------------------------------------------------------------------------------------
-# The routes that every client may call: health, version, models and metrics.
-
-
 class Public:
-    """Read-only routes."""
+    """The routes that every client may call: health, version, models and metrics. Read-only routes."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway

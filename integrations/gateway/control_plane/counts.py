@@ -23,14 +23,12 @@ from rollout_sched.metrics import FleetTimes, Step, Trained
 from rollout_sched.metrics.fold import Folded, Handler, Histogram
 from rollout_sched.metrics.live import ClientTimes, LiveSteps, SampleTimes, WeightTimes
 
-# ------------------------------------------------------------------------------------------
-# Logs what happens in a run: steps, weights, instances that drain.
-
 log = logging.getLogger("rollout_sched.run")
 
 
 class RunLog:
-    """Observes a driver. `serve` logs instances that join, the driver logs instances it loses."""
+    """Logs what happens in a run: steps, weights, instances that drain. Observes a driver. `serve`
+    logs instances that join, the driver logs instances it loses."""
 
     def __init__(self, driver: Driver) -> None:
         driver.pump.watch(self._published, WeightsPublished)
@@ -77,13 +75,11 @@ def _say(line: str, **fields: Any) -> None:
     log.info("%s", line, extra={"fields": fields})
 
 
-# ------------------------------------------------------------------------------------------
-# Counters for the metrics: a fold over the driver's events, with a size independent of the number
-# of requests.
-
-
 class Counters:
-    """outcomes    ended requests: "answered", "delivered", or the reason of their discard
+    """Counters for the metrics: a fold over the driver's events, with a size independent of the number
+    of requests.
+
+    outcomes    ended requests: "answered", "delivered", or the reason of their discard
     tokens      response tokens by outcome, as above, with every discard counted
     attempts    dispatches; `resumed` counts those that resumed from tokens
     failed      attempts without an answer, by blame
@@ -149,9 +145,6 @@ class Counters:
         self.tokens[outcome] += sample.response_tokens
 
 
-# ------------------------------------------------------------------------------------------
-# Measures how late the event loop runs callbacks that are due; every call waits at least this.
-
 #: Seconds between two measurements; each costs a timer.
 EVERY_S = 0.25
 
@@ -160,7 +153,8 @@ BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0
 
 
 class LoopLag:
-    """`seconds`: histogram of how late a timer fired."""
+    """Measures how late the event loop runs callbacks that are due; every call waits at least this.
+    `seconds`: histogram of how late a timer fired."""
 
     def __init__(self) -> None:
         self.seconds = Histogram(BOUNDS)

@@ -150,9 +150,6 @@ class LiveWatch:
         return {name: value for name, value in told.items() if name not in _STATIC}
 
 
-# ------------------------------------------------------------------------------------------
-# The live page at `/`, and the route for its data.
-
 EVENT_STREAM = "text/event-stream"
 
 #: Streams that may be open at once.
@@ -170,7 +167,8 @@ _HEADERS = {
 
 
 class LiveRoutes:
-    """The page itself has no data and is open to everybody; its data is for administrators."""
+    """The live page at `/`, and the route for its data. The page itself has no data and is open to
+    everybody; its data is for administrators."""
 
     def __init__(self, watch: LiveWatch) -> None:
         self._watch = watch

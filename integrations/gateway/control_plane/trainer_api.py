@@ -1,4 +1,4 @@
-"""The routes of /rollout/v1: `live.trainer_session` for a trainer in another process."""
+"""The routes of /rollout/v1: `live.trainer.session` for a trainer in another process."""
 
 from __future__ import annotations
 

@@ -46,12 +46,9 @@ from rollout_sched.live.instances import THROUGH_US, InstanceSupervisor
 log = logging.getLogger(__name__)
 
 
-# ------------------------------------------------------------------------------------------
-# Finds the version of a trainer's weights: the one that it names, or else the next one.
-
-
 class VersionLabels:
-    """Reads the version from a trainer's calls, labels instances with it, and publishes it."""
+    """Finds the version of a trainer's weights: the one that it names, or else the next one. Reads
+    the version from a trainer's calls, labels instances with it, and publishes it."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver

@@ -35,7 +35,7 @@ class WholeReply(Reply, Protocol):
 class Fanout:
     """Gathers the responses of one call; the first error ends the call.
 
-    For the reply it is the single upstream (`upstream.UpstreamCall`) of all its streams.
+    For the reply it is the single upstream (`call.UpstreamCall`) of all its streams.
     """
 
     def __init__(self, reply: WholeReply, count: int, samples: int) -> None:

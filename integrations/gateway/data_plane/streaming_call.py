@@ -95,7 +95,7 @@ class StreamTranscript:
 class StreamingCall:
     """Passes events through, from as many attempts as needed.
 
-    For the reply it is the single `upstream.UpstreamCall`, whichever attempt is in flight. An
+    For the reply it is the single `call.UpstreamCall`, whichever attempt is in flight. An
     attempt that begins while the client does not read begins paused.
     """
 

@@ -5,7 +5,7 @@ passes on. The gateway chooses the path, the method and the key, so a 401, 403, 
 that gateway and instance do not fit together: another instance may accept the request, and a client
 that got this status would look for the fault in its own key. A proxy in between that answers 403
 because of something in a client's request does so on every instance. By that the request is found
-to be at fault (`core.blame`), which costs no instance anything.
+to be at fault (`core.work.attempts`), which costs no instance anything.
 """
 
 from __future__ import annotations

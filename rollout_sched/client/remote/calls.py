@@ -139,9 +139,6 @@ def error_of(where: str, status: int, body: bytes) -> RolloutError:
     return GatewayError(f"{where} answered {status}: {text}", status)
 
 
-# ------------------------------------------------------------------------------------------
-# A trainer's calls to a gateway over HTTP.
-
 CONNECT_S = 10.0
 
 #: Seconds without a byte of an answer after which the gateway counts as gone: without this limit, a

@@ -203,7 +203,7 @@ class RequestFailed(_Event, frozen=True):
     """The attempt gave no answer.
 
     blame   who is at fault: the "request" (no instance would answer it), the "instance" (it could
-            not be reached), or "unclear" (see `core.blame`)
+            not be reached), or "unclear" (see `core.work.attempts`)
     usable  False if the streamed tokens cannot be true, so that the request does not keep them
     """
 

@@ -152,7 +152,7 @@ class GroupState(StrEnum):
 
 
 class InstanceStatus(StrEnum):
-    """What an instance may do; `updater.py` and `lender.py` define how it moves."""
+    """What an instance may do; `decide/weights.py` and `decide/lending.py` say how it moves."""
 
     SERVING = "serving"
     DRAINING = "draining"  # takes nothing new, finishes its attempts, then gets its weights
@@ -178,12 +178,13 @@ class Instance:
     load that `least_tokens` balances. `serial` is the order of joining and breaks ties. `suspects`
     are the requests that failed on it since its last answer and may be at fault themselves;
     `faults` counts those of them that succeeded elsewhere; `rests` counts its rests since then (see
-    `blame.py`). `report` is its last poll, however old, `report_before` the one before that;
-    `unreported` counts the attempts sent since the last poll, and `observed` is what the admission
-    derived from the polls. `kept` are the requests between two turns whose KV it has. `finished`
-    counts the requests that finished here, `finished_tokens` the tokens of their contexts, if the
-    admission needs them. While `gate_closed` is set, another party controls the instance, and
-    nothing new is sent there. `open_index`, `heap_version` and `takes_new` belong to the fleet.
+    `core.work.attempts`). `report` is its last poll, however old, `report_before` the one before
+    that; `unreported` counts the attempts sent since the last poll, and `observed` is what the
+    admission derived from the polls. `kept` are the requests between two turns whose KV it has.
+    `finished` counts the requests that finished on it, `finished_tokens` the tokens of their
+    contexts, if the admission needs them. While `gate_closed` is set, another party controls the
+    instance, and nothing new is sent to it. `open_index`, `heap_version` and `takes_new` belong to
+    the fleet.
     """
 
     __slots__ = (

@@ -63,10 +63,10 @@ class DeliveredGroup(msgspec.Struct, frozen=True):
 # ------------------------------------------------------------------------------------------
 # What must outlive the scheduler of a run: facts, not the events that led to them.
 #
-# A `RunState` is all that a fresh scheduler needs to go on (see `restorer`). It holds counts and
-# names, no tokens and no instances: the driver has the tokens, and instances join again. A request
-# in flight is recorded as if its instance were lost now: with its streamed tokens and without its
-# attempt. Direct requests are not included, because their clients are gone.
+# A `RunState` is all that a fresh scheduler needs to go on (see `restart.restore`). It holds counts
+# and names, no tokens and no instances: the driver has the tokens, and instances join again. A
+# request in flight is recorded as if its instance were lost now: with its streamed tokens and
+# without its attempt. Direct requests are not included, because their clients are gone.
 #
 # So to the core a restart is the loss of every instance, a case that it handles already: no state
 # is "restored", and no event has a special rule for it. Rests, failures and suspicions are
@@ -152,20 +152,20 @@ class PromptFacts(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     deliveries: tuple[tuple[int, ...], ...]
 
 
-#: Groups that the round makes up for if it loses them (`core.progress.RunProgress.group_lost`).
+#: Groups that the round makes up for if it loses them (`RunProgress.group_lost`).
 _OF_THE_ROUND: Final = frozenset({"active", "judging", "complete"})
 
 
 class RunFacts(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The counters of a run; most are `core.progress.RunProgress`'s.
+    """The counters of a run; most are `core.state.progress.RunProgress`'s.
 
     now           time of the last event, in seconds of the run
-    loads         the newest version is ours to load (`core.updater`)
+    loads         the newest version is ours to load (`core.decide.weights`)
     whole_at      the version that took the last whole batch
     window        groups of the selection's window that have not started
     serials       the last serial number
     attempts      the id of the last attempt
-    instances     how many are here and not leaving, or are waited for (`core.gathering`)
+    instances     how many are here and not leaving, or are waited for (`core.decide.order`)
     most_kv_tokens  size of the largest instance so far
     tested, rejected  results of drafts (`core.verification`)
     lost          groups that the round has lost and that are not made up for yet

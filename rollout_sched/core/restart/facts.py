@@ -46,7 +46,7 @@ from rollout_sched.core.state.groups import ACTIVE, COMPLETE, DEFERRED, FRESH, H
 from rollout_sched.core.state.lifecycle import ACTING, FINISHED, PARKED
 
 # ------------------------------------------------------------------------------------------
-# A scheduler's present state as facts (see `run_state`).
+# A scheduler's present state as facts (see `records.RunState`).
 
 _STANDS: Final[dict[GroupState, GroupStands]] = {
     FRESH: "fresh",

@@ -78,7 +78,7 @@ class Groups:
     """Every group that is neither delivered nor lost; groups of one state in order of arrival.
 
     `touched` are the groups that arrived, moved or finished a request since the follower
-    (`core.facts`) last looked; None while there is no follower.
+    (`core.restart.facts`) last looked; None while there is no follower.
     """
 
     def __init__(self) -> None:

@@ -234,7 +234,7 @@ class StoredSession:
 
 
 class StoredPayloads(Protocol):
-    """The part of the payloads that this uses (`live.payload_book`)."""
+    """The part of the payloads that this uses (`live.requests.payloads`)."""
 
     def get(self, request: str) -> Payload | None: ...
 

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class Attempts(Protocol):
-    """The running attempts on instances (`live.attempt_table`)."""
+    """The running attempts on instances (`live.requests.attempts`)."""
 
     def on(self, instance: str) -> Sequence[InFlight]: ...
     async def answered(self, instance: str) -> None: ...

@@ -35,7 +35,7 @@ class FleetAttempts(Attempts, Protocol):
 
 
 class FleetRecord(Protocol):
-    """Records what the next process must know of the instances (`live.store_keeper`)."""
+    """Records what the next process must know of the instances (`live.durable.recorder`)."""
 
     async def pausing(self, instance: str) -> None:
         """The instance is about to be paused."""
@@ -83,12 +83,12 @@ class LiveFleet:
         return self._view.run.version
 
     async def pausing(self, instance: str) -> None:
-        """See `control_orders.OrdersOwner`."""
+        """The instance is about to be paused by us; returns once that is stored."""
         if self.record is not None:
             await self.record.pausing(instance)
 
     def resumed(self, name: str) -> None:
-        """See `instance_supervisor.Owner`."""
+        """The instance was resumed: no pause of ours has to be undone any more."""
         if self.record is not None:
             self.record.resumed(name)
 

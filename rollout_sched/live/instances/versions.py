@@ -215,7 +215,7 @@ Kind = Literal["", "newer", "older", "disordered"]
 
 
 class AnswerSource(Protocol):
-    """The instance an answer came from (`live.instance_supervisor`)."""
+    """The instance an answer came from (`live.instances.supervisor`)."""
 
     @property
     def client(self) -> InstanceClient: ...

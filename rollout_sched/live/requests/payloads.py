@@ -159,7 +159,7 @@ OF_GROUP = ("failed", "filtered")
 
 
 class Afterwards(Protocol):
-    """The part of the link to the scheduler that this uses (`live.scheduler_link`)."""
+    """The part of the link to the scheduler that this uses (`live.requests.link`)."""
 
     @property
     def afterwards(self) -> Callable[..., None]: ...

@@ -304,7 +304,7 @@ class NoMoreBatches(NamedTuple):
 
 class BatchDelivery:
     """One batch is made at a time: it is requested, comes whole or in parts, is taken by a trainer
-    (`live.leases` records which), and is acknowledged.
+    (`Leases` records which), and is acknowledged.
 
     Each call says what has been received and gets what follows it, so a broken connection or wait
     loses nothing and delivers nothing twice. All parts of a batch are kept until the whole batch is

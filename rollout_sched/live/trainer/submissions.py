@@ -412,6 +412,6 @@ def _differences(one: Prompt, other: Prompt) -> list[str]:
 
 def _why(error: Exception | None) -> str:
     """Why a group has failed, from its last error."""
-    if error is None:  # no error ended it (see `core.event_handlers.interrupted`)
+    if error is None:  # no error ended it (see `core.handlers`)
         return "instances aborted it repeatedly, although we did not request that"
     return str(error) if isinstance(error, RolloutError) else f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""The rules of `step_scheduler` as in vLLM's `schedule()`: two loops over lists."""
+"""The rules of `instance.scheduler` as in vLLM's `schedule()`: two loops over lists."""
 
 from __future__ import annotations
 

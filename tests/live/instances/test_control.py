@@ -50,7 +50,7 @@ class Controlled:
 
 
 class Stage:
-    """Orders at work (`control_orders.OrdersOwner`), and what came of them."""
+    """Orders at work (`instances.control.OrdersOwner`), and what came of them."""
 
     settings = SETTINGS
 

@@ -36,7 +36,7 @@ DISPATCH = Dispatch("r", 1, "i0", 3, 9, 0)
 
 
 class Link:
-    """Notes what is told (`live.scheduler_link.SchedulerLink`); a test says what answers are worth,
+    """Notes what is told (`live.requests.link.SchedulerLink`); a test says what answers are worth,
     and whether the instance may be sent something."""
 
     broken = None
