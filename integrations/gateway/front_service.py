@@ -38,6 +38,9 @@ from rollout_sched.live.ports import InstanceError, OnTokens, Order, Output
 log = logging.getLogger(__name__)
 
 
+# ------------------------------------------------------------------------------------------
+# A front's own connections to the instances, opened when the front first needs them.
+
 #: Seconds until an instance that did not describe itself is asked again: first wait, longest wait.
 _AGAIN_S = (0.5, 30.0)
 
@@ -167,8 +170,7 @@ async def _look_at(client: FrontInstance, looked: asyncio.Event) -> None:
 
 
 class FrontMetrics(Collector):
-    """A front's own connections to the instances, opened when the front first needs them.
-    Prometheus metrics of one front; the scheduler's process has the rest. Metrics have the
+    """Prometheus metrics of one front; the scheduler's process has the rest. Metrics have the
     gateway's metric names where those exist; `page` answers /metrics."""
 
     def __init__(self, calls: FrontCalls, data_plane: DataPlane) -> None:

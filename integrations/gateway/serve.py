@@ -52,6 +52,11 @@ from rollout_sched.live.ports import InstanceClient
 log = logging.getLogger(__name__)
 
 
+# ------------------------------------------------------------------------------------------
+# The lines that a gateway prints at start and when an instance joins: one line for each thing that
+# the operator may want to change.
+
+
 def startup_report(
     policy: PolicyFile, auth: AccessControl, host: str, *, keeps_sessions: bool
 ) -> Iterator[str]:
@@ -82,10 +87,8 @@ def described(supervisor: InstanceSupervisor) -> list[str]:
 
 
 class AdminSocket:
-    """The lines that a gateway prints at start and when an instance joins: one line for each thing
-    that the operator may want to change. A Unix socket for administrators: the permission to open
-    its file replaces a key. The socket is created at `path` and removed from there when it is
-    closed."""
+    """A Unix socket for administrators: the permission to open its file replaces a key. The socket
+    is created at `path` and removed from there when it is closed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -142,8 +142,7 @@ class SharedFleetAttempts:
 
 
 class Host:
-    """The running attempts on each instance, of all fronts, as the instance's supervisor sees them.
-    The host: the scheduler's process, with several fronts; knows which front owns which request.
+    """The host: the scheduler's process, with several fronts; knows which front owns which request.
     Sends the driver's orders to the owner of their request: a connected front, or the front in this
     process. Create it before anything is submitted.
 

@@ -55,6 +55,10 @@ def scheduler_state(view: SchedulerView) -> dict[str, Any]:
     }
 
 
+# ------------------------------------------------------------------------------------------
+# Says in one line what is missing when a trainer waits for something that needs its action.
+
+
 def batch(driver: Driver) -> str:
     """What the next batch lacks; "" if it is being made, or there is nothing left to make."""
     view, run = driver.view, driver.view.run
@@ -105,8 +109,7 @@ def _fleet(driver: Driver) -> str:
 
 
 class RunRecords:
-    """Says in one line what is missing when a trainer waits for something that needs its action.
-    The records of a run: its journal, its store, and the response lengths of its prompts. Each
+    """The records of a run: its journal, its store, and the response lengths of its prompts. Each
     record only if `run` has the option; a run in a store has a journal in it, too.
 
     Order of use, as for `StoredRun`: create it before the driver, call `begin` between the driver

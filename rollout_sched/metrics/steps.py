@@ -60,6 +60,9 @@ class Step(msgspec.Struct):
         return share(sum(self.vacant_s.values()), self.capacity_s)
 
 
+# ------------------------------------------------------------------------------------------
+# Steps: from one delivery of a batch to the next, with their times, tokens and staleness.
+
 #: Shares of a batch, evenly from 0 to 1.
 CURVE = tuple([n / 50 for n in range(51)])
 
@@ -249,9 +252,8 @@ STALENESS = (0, 1, 2, 3, 4, 6, 8, 12, 16)
 
 
 class Trained:
-    """Steps: from one delivery of a batch to the next, with their times, tokens and staleness.
-    Delivered samples: their staleness, their length, and whether long ones were left out. Figures
-    of delivered samples.
+    """Delivered samples: their staleness, their length, and whether long ones were left out.
+    Figures of delivered samples.
 
     staleness  in versions
     tokens     of the responses

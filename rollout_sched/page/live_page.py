@@ -34,6 +34,9 @@ def live_page() -> bytes:
     return page("rollout_sched, live", "live", {"words": words}, connects=True)
 
 
+# ------------------------------------------------------------------------------------------
+# Gathers the attempts of a live run: those in flight and the last ended ones.
+
 #: How many ended attempts are kept.
 ENDED = 10_000
 
@@ -187,9 +190,8 @@ MOST_STEPS = 1000
 
 
 class LiveFold:
-    """Gathers the attempts of a live run: those in flight and the last ended ones. Gathers
-    attempts, steps, staleness, waste and changes of a live run while it is watched. Starts in the
-    middle of a run, with the attempts that are in flight then.
+    """Gathers attempts, steps, staleness, waste and changes of a live run while it is watched.
+    Starts in the middle of a run, with the attempts that are in flight then.
 
     began_s    when the fold started; `step_began_s`: when the current step started, but not before
                `began_s`

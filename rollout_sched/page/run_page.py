@@ -140,6 +140,9 @@ def _fitting(runs: Sequence[DrawnRun]) -> tuple[Sequence[DrawnRun], str]:
     return thinned, f"One request in {each} is drawn; figures and curves include all requests."
 
 
+# ------------------------------------------------------------------------------------------
+# Gathers the attempts of a run in growing columns.
+
 _OUTCOME = {outcome: place for place, outcome in enumerate(OUTCOMES)}
 
 
@@ -263,9 +266,8 @@ FINEST_S = 0.125
 
 
 class LevelSeries:
-    """Gathers the attempts of a run in growing columns. Records a level over time in a bounded
-    number of buckets, however long the run is. The mean and the peak of a level in each bucket of
-    time.
+    """Records a level over time in a bounded number of buckets, however long the run is. The mean
+    and the peak of a level in each bucket of time.
 
     The level is 0 until it is set. `width_s` is the current width of a bucket.
     """

@@ -25,6 +25,9 @@ from typing import Final
 from rollout_sched.simulators.instance.kv_blocks import Chain, KvBlocks, Table
 from rollout_sched.simulators.instance.model import InstanceSpec, Reason, SimRequest, StepTime
 
+# ------------------------------------------------------------------------------------------
+# The attempts on a simulated instance, and its queue of waiting ones.
+
 # Final, so that compiled code does not look them up.
 ARRIVING: Final = 0
 WAITING: Final = 1
@@ -146,8 +149,7 @@ class SimWaitingQueue:
 
 
 class SimCounters:
-    """The attempts on a simulated instance, and its queue of waiting ones. Counters of a simulated
-    instance since it started. All except the first two are in tokens.
+    """Counters of a simulated instance since it started. All except the first two are in tokens.
 
     prefill_tokens      context tokens that were computed, including re-prefill
     cached_tokens       context tokens that were found in the prefix cache instead

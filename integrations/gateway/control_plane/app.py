@@ -66,7 +66,7 @@ class SchedulerRoutes:
 
 
 class Public:
-    """The routes that every client may call: health, version, models and metrics. Read-only routes."""
+    """The routes that every client may call: health, version, models, metrics."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway

@@ -76,8 +76,8 @@ def _say(line: str, **fields: Any) -> None:
 
 
 class Counters:
-    """Counters for the metrics: a fold over the driver's events, with a size independent of the number
-    of requests.
+    """Counters for the metrics: a fold over the driver's events whose size does not grow with the
+    number of requests.
 
     outcomes    ended requests: "answered", "delivered", or the reason of their discard
     tokens      response tokens by outcome, as above, with every discard counted

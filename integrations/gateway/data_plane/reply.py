@@ -132,6 +132,10 @@ class Responses:
         log.info("%s %s %d %.3f s", method, path, status, seconds, extra={"fields": fields})
 
 
+# ------------------------------------------------------------------------------------------
+# The open calls of clients, counted against the limits.
+
+
 class Unavailable(Exception):
     """The call cannot be accepted at present; the text says why."""
 
@@ -194,9 +198,9 @@ class OpenCalls:
 
 
 class Scheduling(Protocol):
-    """The open calls of clients, counted against the limits. The interface to which the data plane
-    submits the requests of clients' calls. The driver in this process (`live.driver`), or a front's
-    link to a driver in another process (`link.front`)."""
+    """The interface to which the data plane submits the requests of clients' calls. The driver in
+    this process (`live.driver`), or a front's link to a driver in another process
+    (`link.front`)."""
 
     def max_model_len(self) -> int:
         """Tokens of prompt and response that every instance accepts; 0 without instances."""
