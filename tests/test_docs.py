@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -81,3 +82,15 @@ def test_a_loop_that_accumulates_gradients(run: Callable[[str], list[str]]) -> N
     assert said[-1] == steps[-1]
     prompts = sorted(line.split()[2] for line in said if line not in steps)
     assert prompts == [f"prompt-{number}" for number in range(8)]
+
+
+def test_each_link_leads_to_a_file():
+    """The links of all documents, READMEs of rooms included, within the repository."""
+    root, broken = CLIENT.parent.parent, []
+    listed = subprocess.run(["git", "ls-files", "*.md"], cwd=root, capture_output=True, text=True)
+    for name in listed.stdout.split():
+        text = (root / name).read_text("utf-8")
+        for link in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text):
+            if "://" not in link and not (root / name).parent.joinpath(link).exists():
+                broken.append((name, link))
+    assert broken == []
