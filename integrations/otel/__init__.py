@@ -1,5 +1,5 @@
 """Spans of a live run for OpenTelemetry: an observer of the driver."""
 
-from rollout_sched.integrations.otel.export import export
+from rollout_sched.integrations.otel.tracing import export
 
 __all__ = ["export"]

@@ -14,13 +14,20 @@ trainer submitted its group. The instance gets the attempt's span as the parent 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from aiohttp import web
 from opentelemetry import context, propagate, trace
 from opentelemetry.context import Context
-from opentelemetry.trace import Span, Status, StatusCode, TracerProvider
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider as SdkProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.trace import Link, Span, Status, StatusCode, Tracer, TracerProvider
 
+from rollout_sched import __version__
+from rollout_sched.core import SchedulerView
 from rollout_sched.core.model.actions import Answer, Deliver, Discard, Dispatch, UpdateWeights
 from rollout_sched.core.model.events import (
     GroupSubmitted,
@@ -35,7 +42,6 @@ from rollout_sched.core.model.events import (
     WeightsUpdated,
 )
 from rollout_sched.core.model.model import DeliveredSample
-from rollout_sched.integrations.otel.generations import Generations
 from rollout_sched.integrations.vllm import TRACE_LINE
 from rollout_sched.live import Driver
 from rollout_sched.metrics.fold import Folded, Handler
@@ -204,3 +210,129 @@ def _named_in(payload: Any) -> Context | None:
     named = TRACE_LINE.findall(call.request.header_lines)
     carrier = {key.decode().lower(): value.decode("latin-1") for key, value in named}
     return propagate.extract(carrier)
+
+
+# ------------------------------------------------------------------------------------------
+# The spans of attempts; the parent of each is the span of its sample.
+
+
+class Generations:
+    """The open spans by attempt number, and the last span and instance of each request."""
+
+    def __init__(self, tracer: Tracer, view: SchedulerView) -> None:
+        self._tracer = tracer
+        self._view = view
+        self._open: dict[int, tuple[Span, str]] = {}
+        self._last: dict[str, tuple[Span, str]] = {}
+
+    def begin(self, action: Dispatch, sample: Span) -> None:
+        known = self._view.instance(action.instance)
+        about: dict[str, Any] = {
+            "gen_ai.operation.name": "text_completion",
+            "gen_ai.usage.input_tokens": action.context_tokens,
+            "server.address": action.instance,
+            "rl.attempt": action.attempt,
+            "rl.policy.version": action.salt if known is None else known.version,
+        }
+        links = []
+        before = self._last.get(action.request)
+        if before is not None and action.response_tokens:
+            about["rl.resumed_tokens"] = action.response_tokens
+            about["rl.resumed_from"] = before[1]
+            links.append(Link(before[0].get_span_context()))
+        span = self._tracer.start_span(
+            "text_completion",
+            context=trace.set_span_in_context(sample),
+            attributes=about,
+            links=links,
+        )
+        self._open[action.attempt] = self._last[action.request] = span, action.instance
+
+    def lines(self, attempt: int) -> bytes:
+        """The header lines that name the attempt's span to an instance; empty if the span has
+        ended."""
+        found = self._open.get(attempt)
+        if found is None:
+            return b""
+        carrier: dict[str, str] = {}
+        propagate.inject(carrier, context=trace.set_span_in_context(found[0]))
+        return b"".join(f"{name}: {value}\r\n".encode() for name, value in carrier.items())
+
+    def end(self, event: Any) -> None:
+        """End the span of an attempt that was answered or has failed."""
+        found = self._open.pop(event.attempt, None)
+        if found is None:
+            return
+        span, _ = found
+        if isinstance(event, RequestFailed):
+            # The reason is left out, because it may quote a prompt.
+            span.set_attribute("error.type", event.blame)
+            span.set_status(Status(StatusCode.ERROR))
+        else:
+            span.set_attribute("gen_ai.usage.output_tokens", event.tokens)
+            span.set_attribute("gen_ai.response.finish_reasons", [_finish(event)])
+        span.end()
+
+    def lose(self, instance: str) -> None:
+        """End the spans of all attempts on a lost instance."""
+        lost = [attempt for attempt, (_, where) in self._open.items() if where == instance]
+        for attempt in lost:
+            span, _ = self._open.pop(attempt)
+            span.set_attribute("error.type", "instance")
+            span.set_status(Status(StatusCode.ERROR, "the instance was lost"))
+            span.end()
+
+    def forget(self, request: str) -> None:
+        """Drop the last span of a request that has ended."""
+        self._last.pop(request, None)
+
+    def close(self) -> None:
+        for span, _ in self._open.values():
+            span.end()
+
+
+def _finish(event: Any) -> str:
+    if isinstance(event, RequestFinished):
+        return event.reason
+    return "tool_call" if isinstance(event, TurnFinished) else "interrupted"
+
+
+# ------------------------------------------------------------------------------------------
+# Exports spans to a collector, with OTLP over HTTP.
+
+WebHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def export(driver: Driver, app: web.Application, url: str) -> Callable[[], None]:
+    """Trace a gateway's driver; a separate thread sends finished spans to `url`/v1/traces. Returns
+    a function that stops the tracing and waits until all spans are sent or given up.
+
+    Environment variables (OTEL_*) configure the exporter and the resource further.
+    """
+    provider = SdkProvider(resource=_resource(driver.epoch))
+    exporter = OTLPSpanExporter(endpoint=f"{url.rstrip('/')}/v1/traces")
+    provider.add_span_processor(BatchSpanProcessor(exporter))
+    tracing = Tracing(driver, provider)
+    app.middlewares.append(in_named_context)
+
+    def end() -> None:
+        tracing.close()
+        provider.shutdown()
+
+    return end
+
+
+@web.middleware
+async def in_named_context(request: web.Request, handler: WebHandler) -> web.StreamResponse:
+    """Run the handler in the trace that the request's headers name, so that groups which a trainer
+    submits belong to it."""
+    token = context.attach(propagate.extract(request.headers))
+    try:
+        return await handler(request)
+    finally:
+        context.detach(token)
+
+
+def _resource(run_id: str) -> Resource:
+    about = {"service.name": "rollout-sched", "service.version": __version__, "rl.run.id": run_id}
+    return Resource.create(about)

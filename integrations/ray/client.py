@@ -110,7 +110,7 @@ class ActorCalls(TrainerCalls):
 
 class MicroBatches(NamedTuple):
     """batch  the batch's metadata, without its samples
-    refs   an object reference for each micro-batch (`integrations.ray.micro_batches`)
+    refs   an object reference for each micro-batch (`integrations.token_columns.micro_batches`)
     """
 
     batch: Batch

@@ -1,4 +1,4 @@
-"""Decides which fronts a deployment has, and starts the missing ones."""
+"""Decides which fronts a deployment has, and starts the missing ones, each an actor."""
 
 from __future__ import annotations
 
@@ -7,12 +7,17 @@ import logging
 from collections.abc import Awaitable
 from typing import Any
 
+from rollout_sched import process as log_lines
+from rollout_sched.integrations.gateway import FrontOptions, FrontService
+from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.integrations.ray.deployment import (
     CALLS_AT_ONCE,
     FOR_EVER,
     NAMESPACE,
     Deployment,
+    end_if_failed,
 )
+from rollout_sched.link import LinkDialler, SchedulerPlace
 
 log = logging.getLogger(__name__)
 
@@ -78,8 +83,6 @@ class Fronts:
     def _start(self, name: str, strategy: Any) -> Any:
         import ray
 
-        from rollout_sched.integrations.ray.front_actor import FrontActor
-
         actor = ray.remote(FrontActor).options(
             name=name,
             namespace=NAMESPACE,
@@ -123,3 +126,64 @@ async def _told(answer: Awaitable[Any], within_s: float = ANSWER_S) -> Any:
     except Exception as error:
         log.warning("a front does not answer: %s", error)
         return None
+
+
+# ------------------------------------------------------------------------------------------
+# A front as a Ray actor: takes clients' calls on a port of its node for a remote scheduler.
+
+
+class FrontActor:
+    """Started as `ray.remote(FrontActor)`; Ray restarts it with the same arguments when its process
+    dies. It looks up its scheduler by the name of its actor whenever the link is lost.
+
+    `options`: those of the deployment; their host is for the scheduler, a front listens at the
+    address of its node.
+    """
+
+    def __init__(self, name: str, scheduler: str, options: Options) -> None:
+        log_lines.set_up(options.log_level, options.log_format)
+        self._scheduler = scheduler
+        self._front: FrontService
+        self._dialler: LinkDialler
+        self._starting = asyncio.get_running_loop().create_task(self._start(name, options))
+        end_if_failed(self._starting)
+
+    async def url(self) -> str:
+        """The URL for clients. Raises OSError if the port is in use."""
+        await self._starting
+        return self._front.url
+
+    async def close(self) -> None:
+        """Let running requests finish within the grace period, then stop."""
+        await self._starting
+        await self._front.close()
+        await self._dialler.close()
+
+    async def _start(self, name: str, options: Options) -> None:
+        import ray
+
+        front_options = front_options_of(options, ray.util.get_node_ip_address())
+        self._front = FrontService(name, front_options, on_broken=self._broken)
+        self._dialler = LinkDialler(self._front, name, self._locate)
+        await self._front.open()
+        self._dialler.open()
+        log.info("%s listens on %s", name, self._front.url)
+
+    async def _locate(self) -> SchedulerPlace:
+        """Raises ValueError if there is no scheduler, RayError while it is unreachable."""
+        import ray
+
+        actor = await asyncio.to_thread(ray.get_actor, self._scheduler, NAMESPACE)
+        place, url = await actor.place.remote()
+        self._front.scheduler_url = url
+        found: SchedulerPlace = place
+        return found
+
+    def _broken(self, error: Exception) -> None:
+        self._dialler.hang_up()
+
+
+def front_options_of(options: Options, address: str) -> FrontOptions:
+    """The options that both structs have, with `address` as the host."""
+    both = set(FrontOptions.__struct_fields__) & set(Options.__struct_fields__)
+    return FrontOptions(**{**{n: getattr(options, n) for n in both}, "host": address})

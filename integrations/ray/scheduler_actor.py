@@ -18,11 +18,10 @@ from rollout_sched.client.remote import EPOCH, MSGPACK, NextBatch
 from rollout_sched.integrations.gateway.control_plane import NewInstance
 from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.integrations.gateway.serve import Service
-from rollout_sched.integrations.ray.deployment import Deployment, PolicyText
-from rollout_sched.integrations.ray.failed_start import end_if_failed
+from rollout_sched.integrations.ray.deployment import Deployment, PolicyText, end_if_failed
 from rollout_sched.integrations.ray.fronts import Fronts
-from rollout_sched.integrations.ray.micro_batches import micro_batches
 from rollout_sched.integrations.ray.servers import Cluster, NamedServers, ServeReplicas, pattern_of
+from rollout_sched.integrations.token_columns import micro_batches
 from rollout_sched.link import Hub, LinkListener, SchedulerPlace
 from rollout_sched.live.trainer import NotReady
 from rollout_sched.live.trainer.samples import Batch

@@ -1,4 +1,7 @@
-"""Converts samples to TransferQueue's columns, keys and tags, with the names that verl reads."""
+"""Converts samples to TransferQueue's columns, keys and tags, with the names that verl reads.
+
+In a module of its own because `writer` imports TransferQueue and torch.
+"""
 
 from __future__ import annotations
 

@@ -1,22 +1,22 @@
-"""Generates GRPOTrainer's completions in groups with a scheduler."""
+"""Generates GRPOTrainer's completions in groups with a scheduler, and sends it weights."""
 
 from __future__ import annotations
 
 import hashlib
 import random
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import wait
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rollout_sched.client import Batch, BlockingRollouts, Sample, Tool
+from rollout_sched.client import Batch, BlockingRollouts, Reload, Sample, Tool
 from rollout_sched.core.model.errors import CallerError
-from rollout_sched.integrations.trl.checkpoint_transfer import CheckpointTransfer
+from rollout_sched.integrations.torch import Checkpoints
 from rollout_sched.live.trainer.samples import Prompt
 
 if TYPE_CHECKING:
     import torch
-
 
 #: Sampling fields of GRPOConfig and AsyncGRPOConfig that have vLLM's names.
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -247,3 +247,37 @@ def _whole_parameters(trainer: Any) -> dict[str, torch.Tensor]:
     whole = trainer.accelerator.get_state_dict(trainer.model)
     first = {tensor.data_ptr(): name for name, tensor in reversed(whole.items())}
     return {name: tensor for name, tensor in whole.items() if first[tensor.data_ptr()] == name}
+
+
+# ------------------------------------------------------------------------------------------
+# Sends a trainer's weights to the fleet through a shared disk.
+
+
+class CheckpointTransfer:
+    """The `weight_transfer` of AsyncGRPOTrainer (`WeightTransferProtocol`) and the `weights` of
+    `RolloutFunc`.
+
+    It publishes each new version as a folder in `root`, which every instance can read. The
+    scheduler's policy decides when and how an instance pauses, loads and resumes, so `pause` and
+    `resume` do nothing.
+    """
+
+    def __init__(self, rollouts: BlockingRollouts, root: str | Path) -> None:
+        self._rollouts = rollouts
+        self._checkpoints = Checkpoints(root)
+
+    def init_weight_transfer(self) -> None: ...
+
+    def pause(self) -> None: ...
+
+    def send_weights(self, iterator: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Write `(name, tensor)` pairs and publish them. Raises OSError, CallerError."""
+        state = self._rollouts.state()
+        version = state["version"] + 1
+        folder = self._checkpoints.write(version, iterator)
+        self._rollouts.publish_weights(version, Reload(str(folder)))
+        self._checkpoints.delete_before(state["fleet_version"])
+
+    def resume(self) -> None: ...
+
+    def destroy(self) -> None: ...

@@ -21,7 +21,7 @@ from verl.workers.rollout.replica import TokenOutput
 
 from rollout_sched.client import RolloutScheduler
 from rollout_sched.integrations.ray import on_ray
-from rollout_sched.integrations.verl.coordinator import Coordinator
+from rollout_sched.integrations.verl.coordinator import Coordinator, Tags
 from rollout_sched.integrations.verl.gateway_client import (
     GatewayClient,
     check_text,
@@ -29,9 +29,8 @@ from rollout_sched.integrations.verl.gateway_client import (
     room_settings,
 )
 from rollout_sched.integrations.verl.groups import MASK, SessionGroup, token_output, trained
-from rollout_sched.integrations.verl.pacing import Tags
+from rollout_sched.integrations.verl.server_instance import VerlServers
 from rollout_sched.integrations.verl.settings import RoomSettings
-from rollout_sched.integrations.verl.verl_servers import VerlServers
 from rollout_sched.live.trainer.samples import Prompt, Sample
 
 #: verl's training partition of TransferQueue.

@@ -22,7 +22,7 @@ from rollout_sched.client import (
     Sample,
     rollout_scheduler,
 )
-from rollout_sched.client.remote import calls as trainer_calls
+from rollout_sched.client.remote import calls
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.live.ports import InstanceError
 from tests.integrations.gateway.house import House, Upstream, run
@@ -263,7 +263,7 @@ def test_many_prompts_go_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_gateway_that_is_away_for_a_while(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(trainer_calls, "RETRY_S", 0.1)
+    monkeypatch.setattr(calls, "RETRY_S", 0.1)
 
     async def scene() -> None:
         async with House(Upstream(NAME)) as house:

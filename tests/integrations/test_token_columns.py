@@ -8,7 +8,7 @@ import pytest
 
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.token_columns import columns, lengths
-from tests.integrations.ray.test_micro_batches import batch
+from tests.integrations.test_micro_batches import batch
 
 
 def test_one_entry_for_each_token_and_the_prompts_are_filled() -> None:

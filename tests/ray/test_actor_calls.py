@@ -11,7 +11,7 @@ from ray.cluster_utils import Cluster
 
 from rollout_sched.client.remote.calls import GatewayError
 from rollout_sched.core.model.errors import CallerError
-from rollout_sched.integrations.ray import client as actor_calls
+from rollout_sched.integrations.ray import client
 from rollout_sched.integrations.ray.client import ActorCalls
 from rollout_sched.integrations.ray.deployment import NAMESPACE, Deployment
 from tests.ray.conftest import PATIENCE_S
@@ -63,7 +63,7 @@ def test_what_is_answered_and_what_is_not(
         assert type(caught.value) is CallerError
         with pytest.raises(GatewayError, match="Session is closed"):
             await calls.send("GET", "/closing")
-        monkeypatch.setattr(actor_calls, "ANSWER_S", 0.05)
+        monkeypatch.setattr(client, "ANSWER_S", 0.05)
         with pytest.raises(GatewayError, match="has not answered"):
             await calls.send("GET", "/silent")
         monkeypatch.undo()

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from rollout_sched.client.remote import calls as trainer_client
+from rollout_sched.client.remote import calls
 from rollout_sched.integrations.gateway.data_plane.data_plane import DataPlane
 from rollout_sched.integrations.gateway.data_plane.reply import OpenCalls
 from rollout_sched.live.durable.recorder import StoredSession
@@ -285,7 +285,7 @@ def test_weights_around_us(weights):
 
 
 def test_who_waits_for_ever_is_seen_and_the_plan_made_smaller(monkeypatch):
-    monkeypatch.setattr(trainer_client, "ANSWER_S", None)
+    monkeypatch.setattr(calls, "ANSWER_S", None)
     slow = faults.InstanceIsSlow(at_s=1.0, for_s=0.5, instance=0, by=3.0)
     outcome = shrunk(with_faults(slow, GONE))
     assert "everything ends" in outcome.broken

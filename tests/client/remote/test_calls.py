@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.client.remote import calls as trainer_calls
+from rollout_sched.client.remote import calls
 from rollout_sched.client.remote.calls import (
     GatewayError,
     TrainerCalls,
@@ -46,8 +46,8 @@ AWAY = GatewayError("nobody is there")
 
 @pytest.fixture(autouse=True)
 def in_haste(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainer_calls, "RETRY_S", 0.001)
-    monkeypatch.setattr(trainer_calls, "TRIES", 3)
+    monkeypatch.setattr(calls, "RETRY_S", 0.001)
+    monkeypatch.setattr(calls, "TRIES", 3)
 
 
 def test_only_what_is_safe_to_repeat_is_sent_again(caplog: pytest.LogCaptureFixture) -> None:

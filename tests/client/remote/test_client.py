@@ -16,7 +16,7 @@ from rollout_sched.client import (
     Prompt,
     RolloutScheduler,
 )
-from rollout_sched.client.remote import calls as trainer_calls
+from rollout_sched.client.remote import calls
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.simulators.fake_instance.engine import EngineSettings
 from rollout_sched.simulators.fake_instance.server import FakeServer
@@ -75,7 +75,7 @@ def test_what_does_not_speak_http() -> None:
 
 
 def test_nobody_there(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(trainer_calls, "RETRY_S", 0.001)
+    monkeypatch.setattr(calls, "RETRY_S", 0.001)
 
     async def scene() -> None:
         with pytest.raises(GatewayError) as caught:
@@ -110,7 +110,7 @@ class TestRestarts:
     def test_what_it_has_forgotten_is_named_and_may_be_submitted_again(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(trainer_calls, "RETRY_S", 0.05)
+        monkeypatch.setattr(calls, "RETRY_S", 0.05)
 
         async def scene() -> None:
             first, second = Upstream(NAME), Upstream(NAME)
@@ -141,7 +141,7 @@ class TestRestarts:
     def test_where_nothing_was_waited_for_nothing_is_forgotten(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        monkeypatch.setattr(trainer_calls, "RETRY_S", 0.05)
+        monkeypatch.setattr(calls, "RETRY_S", 0.05)
 
         async def scene() -> None:
             second = Upstream(NAME)
@@ -199,7 +199,7 @@ class TestSeveralTrainers:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Who submits is not told to submit again what another trainer has taken."""
-        monkeypatch.setattr(trainer_calls, "RETRY_S", 0.05)
+        monkeypatch.setattr(calls, "RETRY_S", 0.05)
 
         async def scene() -> None:
             first, second = Upstream(NAME), Upstream(NAME)

@@ -7,7 +7,7 @@ import threading
 import time
 from typing import Any
 
-from rollout_sched.client.remote import client as heartbeat
+from rollout_sched.client.remote import client
 from rollout_sched.client.remote.calls import GatewayError, Renewal
 from rollout_sched.client.remote.client import Heartbeat
 from tests import virtual_loop
@@ -72,7 +72,7 @@ def test_two_that_nobody_answers_leave_time_for_another_before_the_lease_ends() 
 
     async def scene() -> None:
         gateway = Deaf()
-        beating = asyncio.create_task(Heartbeat(gateway, "t1")._beat(12.0 / heartbeat.BEATS))
+        beating = asyncio.create_task(Heartbeat(gateway, "t1")._beat(12.0 / client.BEATS))
         await asyncio.sleep(11.9)
         beating.cancel()
         assert len(gateway.asked) == 3
@@ -99,5 +99,5 @@ def test_it_beats_so_often_within_a_lease() -> None:
     begun = time.monotonic()
     beating.every(0.3)
     assert gateway.beats.acquire(timeout=LONG_S)
-    assert time.monotonic() - begun >= 0.3 / heartbeat.BEATS
+    assert time.monotonic() - begun >= 0.3 / client.BEATS
     beating.close()

@@ -11,8 +11,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from rollout_sched.client.remote import MSGPACK
-from rollout_sched.client.remote import calls as trainer_client
+from rollout_sched.client.remote import MSGPACK, calls
 from rollout_sched.client.remote.calls import (
     GatewayError,
     TrainerClient,
@@ -85,7 +84,7 @@ def test_an_error_that_is_no_errors_body_is_quoted() -> None:
 
 def test_a_gateway_that_has_vanished_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that is gone closes no connection."""
-    monkeypatch.setattr(trainer_client, "ANSWER_S", 0.05)
+    monkeypatch.setattr(calls, "ANSWER_S", 0.05)
 
     async def handler(request: web.Request) -> web.Response:
         await asyncio.sleep(60)

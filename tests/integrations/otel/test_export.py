@@ -78,9 +78,7 @@ def test_without_the_extra_the_remedy_is_said(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     async def scene() -> None:
-        monkeypatch.setitem(
-            __import__("sys").modules, "rollout_sched.integrations.otel.export", None
-        )
+        monkeypatch.setitem(__import__("sys").modules, "rollout_sched.integrations.otel", None)
         with pytest.raises(CallerError, match=r"rollout-sched\[otel\]"):
             Service(Options(policy="dplb", instances=[], otlp="http://127.0.0.1:1"), print)
 

@@ -12,7 +12,7 @@ from opentelemetry.trace import StatusCode
 
 from rollout_sched.core.model import actions as act
 from rollout_sched.core.model import events as ev
-from rollout_sched.integrations.otel.generations import Generations
+from rollout_sched.integrations.otel.tracing import Generations
 
 
 class View:

@@ -19,8 +19,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from rollout_sched.client import Prompt, Reload, RolloutScheduler
 from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.integrations.gateway.serve import Service
-from rollout_sched.integrations.otel.export import in_named_context
-from rollout_sched.integrations.otel.tracing import Tracing
+from rollout_sched.integrations.otel.tracing import Tracing, in_named_context
 from rollout_sched.simulators.fake_instance.engine import EngineSettings
 from rollout_sched.simulators.fake_instance.server import FakeServer
 from rollout_sched.simulators.replay.scenario import load_scenario

@@ -6,13 +6,13 @@ import asyncio
 
 import pytest
 
-from rollout_sched.integrations.ray import failed_start
+from rollout_sched.integrations.ray import deployment
 
 
 def test_what_could_not_start_ends_and_what_has_started_does_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(failed_start, "AGAIN_S", 0.0)
+    monkeypatch.setattr(deployment, "AGAIN_S", 0.0)
 
     async def fails() -> None:
         raise OSError("address already in use")
@@ -23,7 +23,7 @@ def test_what_could_not_start_ends_and_what_has_started_does_not(
         for start in (starts, fails):
             ended = asyncio.get_running_loop().create_future()
             starting = asyncio.ensure_future(start())
-            failed_start.end_if_failed(starting, ended.set_result)
+            deployment.end_if_failed(starting, ended.set_result)
             await asyncio.wait([starting])
             if start is fails:
                 assert await asyncio.wait_for(ended, 5) == 1

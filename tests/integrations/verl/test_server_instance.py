@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from rollout_sched.core.model.errors import CallerError
-from rollout_sched.integrations.verl.server_instance import ServerInstance
-from rollout_sched.integrations.verl.verl_servers import VerlServers, servers_of
+from rollout_sched.integrations.verl.server_instance import ServerInstance, VerlServers, servers_of
 from rollout_sched.live.ports import InstanceError
 
 #: Seconds that anything here may take, on a machine that does much else besides.

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rollout_sched.core.model.errors import CallerError
-from rollout_sched.integrations.ray.micro_batches import micro_batches
+from rollout_sched.integrations.token_columns import micro_batches
 from rollout_sched.live.trainer.samples import Batch, Sample, Span
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rollout_sched.integrations.verl.pacing import asks_for_more, still_given
+from rollout_sched.integrations.verl.coordinator import asks_for_more, still_given
 
 
 def group(status: str) -> dict[str, object]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rollout_sched.integrations.gateway.front_service import FrontOptions
 from rollout_sched.integrations.gateway.options import Options
-from rollout_sched.integrations.ray.front_actor import front_options_of
+from rollout_sched.integrations.ray.fronts import front_options_of
 
 
 def test_of_the_options_those_that_both_have_at_its_node() -> None:
