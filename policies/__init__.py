@@ -1,4 +1,4 @@
-"""policies"""
+"""The classes that answer the roles of `core.roles`, one module for each role."""
 
 from rollout_sched.policies import (
     admission,

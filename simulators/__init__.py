@@ -1,0 +1,1 @@
+"""Runs without a GPU: replays, a simulated instance, a simulated server, traces, tuning."""

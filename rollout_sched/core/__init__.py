@@ -1,4 +1,4 @@
-"""core"""
+"""The scheduler: events in, actions out, and nothing else."""
 
 from rollout_sched.core import scheduler
 from rollout_sched.core.model import actions, errors, events, model, records, request_ids, roles

@@ -1,4 +1,4 @@
-"""link"""
+"""Several fronts, each in its own process, before one scheduler."""
 
 from rollout_sched.link.front import FrontCalls
 from rollout_sched.link.host import Hub

@@ -1,4 +1,4 @@
-"""live"""
+"""The asyncio driver: a scheduler in front of a fleet, and a trainer in front of the scheduler."""
 
 from rollout_sched.live import ports
 from rollout_sched.live.driver import Driver, Front

@@ -1,0 +1,1 @@
+"""The three generating routes: clients' calls become requests of the scheduler."""

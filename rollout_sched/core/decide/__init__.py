@@ -1,0 +1,1 @@
+"""What follows from an event: asks the roles, in a fixed order."""

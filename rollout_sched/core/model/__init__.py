@@ -1,0 +1,1 @@
+"""The nouns: events, actions, roles, and the data classes."""

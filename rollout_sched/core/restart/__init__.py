@@ -1,0 +1,1 @@
+"""What outlives a scheduler, and how the next one goes on from it."""

@@ -1,4 +1,4 @@
-"""instances"""
+"""The instances of a fleet, each with its supervisor."""
 
 from rollout_sched.live.instances.supervisor import InstanceSupervisor
 from rollout_sched.live.instances.versions import THROUGH_US, FleetVersions

@@ -1,4 +1,4 @@
-"""requests"""
+"""Requests and their running attempts: payloads, transcripts, tools."""
 
 from rollout_sched.live.requests import token_payload
 from rollout_sched.live.requests.attempt import LiveAttempt

@@ -1,4 +1,4 @@
-"""trainer"""
+"""The trainers' side: submissions, batches, rewards, new weights."""
 
 from rollout_sched.live.trainer import samples
 from rollout_sched.live.trainer.delivery import TRAINER, LeaseEnded, NotReady, TrainerName
