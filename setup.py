@@ -1,4 +1,4 @@
-"""Compiles the hot path with mypyc where ROLLOUT_SCHED_COMPILE=1 asks for it; see docs/speed.md.
+"""Compiles the hot path with mypyc where ROLLOUT_SCHED_COMPILE=1 asks for it; see DESIGN.md, Speed.
 
 The sources are the same and so is what they do; without it, as in a checkout that is worked on,
 everything is plain Python.
@@ -18,16 +18,13 @@ HOT = {
     "core/work": "attempts outcomes requests verification",
     "core/decide": "delivery dispatch lending order weights",
     "core/restart": "facts restore",
-    "metrics": "waste",
-    "simulators/instance": "engine kv_blocks scheduler sim_instance",
-    "simulators/replay": "attempts event_queue fleet sim_trainer workload",
-    "live": "driver event_pump",
-    "live/durable": "recorder",
-    "live/instances": "fleet",
-    "live/requests": "attempt attempts link payloads",
-    "integrations/http": "bodies client client_connection heads request server",
-    "integrations/vllm": "proxy",
-    "integrations/gateway/data_plane": "data_plane fanout resume stream streaming_call unary_call",
+    "metrics": "attempts bubbles fold live metrics steps waste",
+    "simulators/instance": "engine kv_blocks scheduler sim_instance step_time",
+    "simulators/replay": "attempts closed_loop event_queue fleet sim_trainer workload",
+    "integrations/http": "bodies client client_connection connections heads request server "
+    "server_connection",
+    "integrations/gateway/data_plane": "body call client_request data_plane fanout reply resume "
+    "stream streaming_call unary_call",
 }
 
 

@@ -209,7 +209,7 @@ class Backlog:
 LINGER_S = 2.0
 
 
-class Lingering(asyncio.Protocol):
+class Lingering:
     """A connection that has sent its last answer and is about to be closed. Drops further data,
     until the client has had time to read its answer.
 
@@ -236,6 +236,12 @@ class Lingering(asyncio.Protocol):
                 self._transport.write_eof()
         else:
             self._transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        """Drops it."""
+
+    def eof_received(self) -> bool | None:
+        return None
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.leave(self)

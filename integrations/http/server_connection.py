@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 # - the time to make the answer is not limited, the client's time to read it is.
 
 
-class HandedConnection(asyncio.Protocol):
+class HandedConnection:
     """Passes the events of a connection on to `fallback`. `length`: of the request's body.
 
     `deadline` is the loop time until which the server waits for the client.
@@ -440,7 +440,7 @@ class ServerConnection:
         handed = HandedConnection(server, server.fallback(), self._transport, self._backlog, length)
         head, rest = self._buffer.last_head(), self._buffer.rest()
         server.connections.hand_over(self, handed)
-        self._transport.set_protocol(handed)
+        self._transport.set_protocol(cast(asyncio.Protocol, handed))
         handed.begin(head, rest)
 
     def _release_body(self) -> None:
@@ -467,7 +467,7 @@ class ServerConnection:
             return
         last = Lingering(server.connections, server.limits, self._transport, self._backlog)
         server.connections.replace(self, last)
-        self._transport.set_protocol(last)
+        self._transport.set_protocol(cast(asyncio.Protocol, last))
         last.begin()
 
 

@@ -28,8 +28,8 @@ from rollout_sched.core.model.events import (
     WeightsUpdated,
 )
 from rollout_sched.metrics.fold import SECONDS, TOKENS, Handler, Histogram
-from rollout_sched.metrics.steps import Step
-from rollout_sched.metrics.summary import Metrics
+from rollout_sched.metrics.metrics import Metrics
+from rollout_sched.metrics.results import Step
 
 #: Events that are used before there is a trainer.
 _LOOKED_AT = frozenset((InstanceJoined, InstanceLost, GroupSubmitted, BatchRequested))

@@ -1,12 +1,10 @@
-"""The figures of one step."""
+"""Steps: from one delivery of a batch to the next, with their times, tokens and staleness."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
-
-import msgspec
 
 from rollout_sched.core.model.actions import Answer, Deliver, Discard, Dispatch
 from rollout_sched.core.model.events import (
@@ -18,50 +16,7 @@ from rollout_sched.core.model.events import (
 from rollout_sched.metrics.attempts import AttemptIndex
 from rollout_sched.metrics.bubbles import Bubbles
 from rollout_sched.metrics.fold import TOKENS, Handler, Histogram, quantile, share
-
-
-class Step(msgspec.Struct):
-    """One batch: from the delivery before it to its own (seconds, tokens, instance-seconds). Its
-    delivery is that of its last part.
-
-    `rollout_s` is how long anything was in flight; `t50_s`, `t90_s` and `t99_s` are from the step's
-    first moment in flight until that share of the batch is finished; `span_s` is from the first
-    dispatch of any of the batch's groups, which may be in an earlier step, to its delivery.
-    `tokens` are to be trained; `masked_tokens` were delivered with them and are not trained.
-    """
-
-    version: int
-    start_s: float
-    end_s: float = 0.0
-    rollout_s: float = 0.0
-    span_s: float = 0.0
-    t50_s: float = 0.0
-    t90_s: float = 0.0
-    t99_s: float = 0.0
-    trainer_wait_s: float = 0.0
-    samples: int = 0
-    tokens: int = 0
-    fresh_tokens: int = 0
-    verified_tokens: int = 0
-    masked_tokens: int = 0
-    generated_tokens: int = 0
-    discarded_tokens: int = 0
-    max_staleness: int = 0
-    capacity_s: float = 0.0
-    idle_s: dict[str, float] = msgspec.field(default_factory=dict)
-    vacant_s: dict[str, float] = msgspec.field(default_factory=dict)
-
-    @property
-    def idle_bubble(self) -> float:
-        return share(sum(self.idle_s.values()), self.capacity_s)
-
-    @property
-    def occupancy_bubble(self) -> float:
-        return share(sum(self.vacant_s.values()), self.capacity_s)
-
-
-# ------------------------------------------------------------------------------------------
-# Steps: from one delivery of a batch to the next, with their times, tokens and staleness.
+from rollout_sched.metrics.results import Step
 
 #: Shares of a batch, evenly from 0 to 1.
 CURVE = tuple([n / 50 for n in range(51)])

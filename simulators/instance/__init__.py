@@ -8,9 +8,9 @@ from rollout_sched.simulators.instance.model import (
     Outcome,
     PauseMode,
     SimRequest,
-    StepTime,
 )
 from rollout_sched.simulators.instance.sim_instance import SimInstance
+from rollout_sched.simulators.instance.step_time import StepTime
 
 __all__ = [
     "CostModel",

@@ -23,7 +23,8 @@ from heapq import heappop, heappush
 from typing import Final
 
 from rollout_sched.simulators.instance.kv_blocks import Chain, KvBlocks, Table
-from rollout_sched.simulators.instance.model import InstanceSpec, Reason, SimRequest, StepTime
+from rollout_sched.simulators.instance.model import InstanceSpec, Reason, SimRequest
+from rollout_sched.simulators.instance.step_time import StepTime
 
 # ------------------------------------------------------------------------------------------
 # The attempts on a simulated instance, and its queue of waiting ones.

@@ -14,15 +14,13 @@ import math
 from collections.abc import Hashable, Iterator
 from typing import Final
 
-from rollout_sched.simulators.instance.engine import EngineCore, Inbox
+from rollout_sched.simulators.instance.engine import EngineCore, Inbox, check_pause_mode, last_token
 from rollout_sched.simulators.instance.model import (
     InstanceSpec,
     Outcome,
     PauseMode,
     SimGauges,
     SimRequest,
-    check_pause_mode,
-    last_token,
 )
 from rollout_sched.simulators.instance.scheduler import (
     DECODING,

@@ -19,6 +19,7 @@ from rollout_sched.live import settings_of
 from rollout_sched.live.trainer import reward_settings_of
 from rollout_sched.process import whole_file
 from rollout_sched.simulators.replay import report as reports
+from rollout_sched.simulators.replay.closed_loop import Progress as Deliveries
 from rollout_sched.simulators.replay.comparison import verdict
 from rollout_sched.simulators.replay.report import footnote, heading, report_page, tables, wrapped
 from rollout_sched.simulators.replay.runs import (
@@ -28,7 +29,6 @@ from rollout_sched.simulators.replay.runs import (
     replay,
     replay_resampled,
 )
-from rollout_sched.simulators.replay.runs import Progress as Deliveries
 from rollout_sched.simulators.replay.scenario import Scenario
 from rollout_sched.simulators.replay.sweep import (
     Axis,

@@ -16,8 +16,7 @@ import msgspec
 
 from rollout_sched import journal
 from rollout_sched.config import PolicyFile
-from rollout_sched.core.model.actions import Action, Deliver, Lend
-from rollout_sched.core.model.errors import PolicyError
+from rollout_sched.core.model.actions import Action
 from rollout_sched.core.model.events import Event
 from rollout_sched.core.model.roles import Freshness
 from rollout_sched.core.scheduler import Scheduler
@@ -32,10 +31,10 @@ from rollout_sched.simulators.replay.bounds import (
     rollout_bound,
     run_bound,
 )
-from rollout_sched.simulators.replay.closed_loop import ClosedLoop, Observer
+from rollout_sched.simulators.replay.closed_loop import ClosedLoop, Observer, Progress, RunNotes
 from rollout_sched.simulators.replay.scenario import Scenario
 from rollout_sched.simulators.replay.workload import Workload
-from rollout_sched.simulators.traces.model import SampleRecord, Trace
+from rollout_sched.simulators.traces.model import Trace
 from rollout_sched.simulators.traces.synthetic import resampled
 
 # ------------------------------------------------------------------------------------------
@@ -87,48 +86,6 @@ def _call(call: Callable[..., T], arguments: tuple[Any, ...]) -> T:
 
 # ------------------------------------------------------------------------------------------
 # Collect what a replay reports in addition to its metrics.
-
-#: Called at each delivery with the number of groups delivered.
-Progress = Callable[[int], None]
-
-
-class RunNotes:
-    """An observer of one run.
-
-    delivered  the samples of each batch, as recorded
-    in_parts   training overlaps with the generation of its own batch
-    events     the number of events
-    """
-
-    def __init__(
-        self, policy: str, workload: Workload, progress: Progress | None, give_up_s: float
-    ) -> None:
-        self.delivered: list[list[SampleRecord]] = []
-        self.in_parts = False
-        self.events = 0
-        self._policy = policy
-        self._workload = workload
-        self._progress = progress
-        self._give_up_s = give_up_s
-
-    def observe(self, now: float, event: Event, actions: list[Action]) -> None:
-        """Raises PolicyError if the run lasts longer than `give_up_s`."""
-        self.events += 1
-        if now > self._give_up_s:
-            raise PolicyError(f"{self._policy}: run not finished after {self._give_up_s:.0f} s")
-        for action in actions:
-            if type(action) is Lend:
-                self.in_parts = True
-            elif type(action) is Deliver:
-                self._deliver(action)
-
-    def _deliver(self, action: Deliver) -> None:
-        self.in_parts |= not action.last
-        if action.part == 0:
-            self.delivered.append([])
-        self.delivered[-1] += [self._workload.sample(s.group, s.index) for s in action.samples]
-        if self._progress is not None:
-            self._progress(len({sample.group for sample in action.samples}))
 
 
 class Run(msgspec.Struct):

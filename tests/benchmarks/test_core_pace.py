@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import core_pace
 from benchmarks.core_pace import CorePaces, PacedTime, PaceSample, factor, felt, sampled, scaled
-from rollout_sched.simulators.instance.model import StepTime
+from rollout_sched.simulators.instance.step_time import StepTime
 from tests.calibration.virtual import COST
 
 FAST = [PaceSample(float(at), 0.001) for at in range(60)]

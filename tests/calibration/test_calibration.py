@@ -12,7 +12,8 @@ from rollout_sched.calibration.calibration import Calibration, Calibrator, Measu
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.vllm.detection import EngineLimits
 from rollout_sched.live.ports import OnTokens, Order, Output
-from rollout_sched.simulators.instance.model import CostModel, InstanceSpec, StepTime
+from rollout_sched.simulators.instance.model import CostModel, InstanceSpec
+from rollout_sched.simulators.instance.step_time import StepTime
 from tests.calibration import virtual
 from tests.calibration.virtual import COST, LIMITS, SPEC
 

@@ -29,7 +29,8 @@ from rollout_sched.integrations.vllm.protocol import endpoints as gauges
 from rollout_sched.simulators.fake_instance.engine import EngineSettings
 from rollout_sched.simulators.fake_instance.server import FakeServer
 from rollout_sched.simulators.instance.cost_fit import Fit
-from rollout_sched.simulators.instance.model import CostModel, InstanceSpec, StepTime
+from rollout_sched.simulators.instance.model import CostModel, InstanceSpec
+from rollout_sched.simulators.instance.step_time import StepTime
 from rollout_sched.simulators.replay.links import Links
 from rollout_sched.simulators.replay.scenario import Scenario, load_scenario, parse_scenario
 

@@ -12,7 +12,7 @@ from rollout_sched.calibration.in_process import StepCalibrator
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.vllm.detection import EngineLimits
 from rollout_sched.integrations.vllm.in_process import EngineStep
-from rollout_sched.simulators.instance.model import StepTime
+from rollout_sched.simulators.instance.step_time import StepTime
 from tests.calibration.virtual import COST
 
 

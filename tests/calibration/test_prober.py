@@ -13,7 +13,7 @@ from rollout_sched.calibration.prober import IDS, Prober
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.live.ports import InstanceError, Order, Output, RequestRejected
 from rollout_sched.simulators.fake_instance.instance import RealtimeInstance
-from rollout_sched.simulators.instance.model import StepTime
+from rollout_sched.simulators.instance.step_time import StepTime
 from tests.calibration import virtual
 from tests.calibration.virtual import COST
 

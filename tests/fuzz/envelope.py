@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 from rollout_sched.integrations.gateway.data_plane import body as envelopes
-from rollout_sched.integrations.gateway.data_plane.body import BadRequest
+from rollout_sched.integrations.gateway.data_plane.fields import BadRequest
 from rollout_sched.integrations.vllm.protocol.endpoints import ENDPOINTS
 from tests.fuzz.json_words import WORDS, made_body
 from tests.fuzz.laws import Unreadable, hold, plain_json

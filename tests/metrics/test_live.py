@@ -17,8 +17,8 @@ from rollout_sched.core.model.events import (
 )
 from rollout_sched.core.model.records import RunState
 from rollout_sched.metrics.live import ClientTimes, LiveSteps, SampleTimes, WeightTimes
-from rollout_sched.metrics.steps import Step
-from rollout_sched.metrics.summary import Metrics
+from rollout_sched.metrics.metrics import Metrics
+from rollout_sched.metrics.results import Step
 from tests.helpers import make_scenario, make_trace, watch
 from tests.metrics.told import Entry, sample, tell
 

@@ -10,8 +10,9 @@ import msgspec
 from rollout_sched.core.model.actions import Dispatch
 from rollout_sched.core.model.model import DeliveredSample
 from rollout_sched.integrations.gateway.data_plane import body as envelopes
-from rollout_sched.integrations.gateway.data_plane.body import BadRequest, One, Values
+from rollout_sched.integrations.gateway.data_plane.body import One, Values
 from rollout_sched.integrations.gateway.data_plane.client_request import ClientRequest, Headers
+from rollout_sched.integrations.gateway.data_plane.fields import BadRequest
 from rollout_sched.integrations.gateway.data_plane.resume import RESUME_PATH, Part, resume
 from rollout_sched.integrations.http import Receiver
 from rollout_sched.integrations.vllm.protocol.endpoints import ENDPOINTS, INPUT, engine_id

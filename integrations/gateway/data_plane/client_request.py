@@ -6,12 +6,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from rollout_sched.integrations.gateway.data_plane.body import (
-    BadRequest,
-    ClientBody,
-    Envelope,
-    check_name,
-)
+from rollout_sched.integrations.gateway.data_plane.body import ClientBody, Envelope, check_name
+from rollout_sched.integrations.gateway.data_plane.fields import BadRequest
 from rollout_sched.integrations.vllm.protocol.endpoints import Endpoint
 
 Headers = Sequence[tuple[bytes, bytes]]

@@ -11,7 +11,7 @@ from typing import Any
 
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.gateway.data_plane import body as envelopes
-from rollout_sched.integrations.gateway.data_plane.body import BadRequest, ClientBody, One, split
+from rollout_sched.integrations.gateway.data_plane.body import ClientBody, One, split
 from rollout_sched.integrations.gateway.data_plane.call import JSON, Call, Reply, error_body
 from rollout_sched.integrations.gateway.data_plane.client_request import (
     ClientRequest,
@@ -20,6 +20,7 @@ from rollout_sched.integrations.gateway.data_plane.client_request import (
     read_client_request,
 )
 from rollout_sched.integrations.gateway.data_plane.fanout import Fanout
+from rollout_sched.integrations.gateway.data_plane.fields import BadRequest
 from rollout_sched.integrations.gateway.data_plane.reply import (
     HttpReply,
     Limits,

@@ -7,20 +7,20 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-import msgspec
-
-from rollout_sched.integrations.gateway.data_plane.body import BadRequest
 from rollout_sched.integrations.gateway.data_plane.call import JSON, UpstreamCall, Write, error_body
 from rollout_sched.integrations.gateway.data_plane.client_request import Headers, HttpRequest
+from rollout_sched.integrations.gateway.data_plane.fields import BadRequest
 from rollout_sched.integrations.vllm.protocol.answers import as_event
 from rollout_sched.live.ports import Outcome, Over, Payload
 
 log = logging.getLogger(__name__)
 
 
-class Limits(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class Limits:
     """The limits on what clients may have in the gateway at once. A call beyond a limit is refused:
     for now, or permanently if it could never fit.
 

@@ -584,3 +584,15 @@ class Sessions:
     def end(self, session: str) -> bool:
         """False if the session is unknown."""
         return self._instances.pop(session, None) is not None
+
+
+class Serials:
+    """Serial numbers: the order in which groups and requests came, which breaks ties. Numbers from
+    1. `last` is the last one given out; a restored run continues from it."""
+
+    def __init__(self) -> None:
+        self.last = 0
+
+    def next(self) -> int:
+        self.last += 1
+        return self.last

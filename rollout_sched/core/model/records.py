@@ -217,15 +217,3 @@ class RunState(msgspec.Struct, frozen=True, omit_defaults=True):
     groups: tuple[GroupFacts, ...] = ()
     prompts: tuple[PromptFacts, ...] = ()
     recent: tuple[DeliveredGroup, ...] = ()
-
-
-class Serials:
-    """Serial numbers: the order in which groups and requests came, which breaks ties. Numbers from
-    1. `last` is the last one given out; a restored run continues from it."""
-
-    def __init__(self) -> None:
-        self.last = 0
-
-    def next(self) -> int:
-        self.last += 1
-        return self.last

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from rollout_sched.core.model.actions import Action, Answer, Judge
 from rollout_sched.core.model.events import GroupJudged
-from rollout_sched.core.model.model import DirectSiblings, Group, Request
-from rollout_sched.core.model.records import DeliveredSample, Segment, Serials
+from rollout_sched.core.model.model import DirectSiblings, Group, Request, Serials
+from rollout_sched.core.model.records import DeliveredSample, Segment
 from rollout_sched.core.model.request_ids import request_id
 from rollout_sched.core.model.roles import Roles
 from rollout_sched.core.state.fleet import Fleet

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from rollout_sched.core.model.actions import Action, Interrupt
-from rollout_sched.core.model.model import Group, Request, Siblings
-from rollout_sched.core.model.records import Serials
+from rollout_sched.core.model.model import Group, Request, Serials, Siblings
 from rollout_sched.core.model.roles import Roles
 from rollout_sched.core.state.fleet import Fleet
 from rollout_sched.core.state.lifecycle import END, INTERRUPT, PARK, PARKED, RETURN, WAITING, move

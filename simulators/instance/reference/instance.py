@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from rollout_sched.simulators.instance.engine import Inbox
+from rollout_sched.simulators.instance.engine import Inbox, check_pause_mode, last_token
 from rollout_sched.simulators.instance.model import (
     Ended,
     InstanceSpec,
@@ -16,8 +16,6 @@ from rollout_sched.simulators.instance.model import (
     Reason,
     SimGauges,
     SimRequest,
-    check_pause_mode,
-    last_token,
 )
 from rollout_sched.simulators.instance.reference.blocks import BlockName
 from rollout_sched.simulators.instance.reference.scheduler import (

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from rollout_sched.simulators.instance.model import InstanceSpec, Reason, SimRequest, StepTime
+from rollout_sched.simulators.instance.model import InstanceSpec, Reason, SimRequest
 from rollout_sched.simulators.instance.reference.blocks import Block, BlockName, BlockPool
 from rollout_sched.simulators.instance.scheduler import SimCounters
+from rollout_sched.simulators.instance.step_time import StepTime
 
 
 class ReferenceAttempt:

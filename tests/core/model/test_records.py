@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from rollout_sched.core.model.model import Serials
 from rollout_sched.core.model.records import (
     DeliveredGroup,
     DeliveredSample,
@@ -16,7 +17,6 @@ from rollout_sched.core.model.records import (
     RunFacts,
     RunState,
     Segment,
-    Serials,
 )
 
 SAMPLE = DeliveredSample(

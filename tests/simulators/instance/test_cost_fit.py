@@ -13,7 +13,8 @@ from rollout_sched.simulators.instance.cost_fit import (
     fit,
     fit_spans,
 )
-from rollout_sched.simulators.instance.model import CostModel, StepTime
+from rollout_sched.simulators.instance.model import CostModel
+from rollout_sched.simulators.instance.step_time import StepTime
 from tests.simulators.instance.by_hand import H100_7B
 
 

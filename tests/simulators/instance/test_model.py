@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_sched.simulators.instance.model import CostModel, SimRequest, StepTime, last_token
+from rollout_sched.simulators.instance.engine import last_token
+from rollout_sched.simulators.instance.model import CostModel, SimRequest
+from rollout_sched.simulators.instance.step_time import StepTime
 from tests.simulators.instance.by_hand import H100_7B, instance, request
 
 

@@ -21,16 +21,9 @@ from rollout_sched.core.model.events import Woke
 from rollout_sched.simulators.instance.model import CostModel
 from rollout_sched.simulators.instance.reference.instance import ReferenceInstance
 from rollout_sched.simulators.instance.sim_instance import SimInstance
-from rollout_sched.simulators.replay.closed_loop import ClosedLoop
+from rollout_sched.simulators.replay.closed_loop import ClosedLoop, RunNotes
 from rollout_sched.simulators.replay.faults import Failing
-from rollout_sched.simulators.replay.runs import (
-    Run,
-    RunNotes,
-    call_each,
-    figures,
-    replay,
-    run_policy,
-)
+from rollout_sched.simulators.replay.runs import Run, call_each, figures, replay, run_policy
 from rollout_sched.simulators.replay.scenario import Job, Scenario, TrafficModel, load_scenario
 from rollout_sched.simulators.replay.workload import Workload
 from rollout_sched.simulators.traces.model import SampleRecord, Trace, Turn, gather

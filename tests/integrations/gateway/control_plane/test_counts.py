@@ -26,7 +26,7 @@ from rollout_sched.integrations.gateway.control_plane.counts import (
     LoopLag,
     RunLog,
 )
-from rollout_sched.metrics.steps import Step
+from rollout_sched.metrics.results import Step
 from tests.integrations.gateway.control_plane.test_prometheus import BODY
 from tests.integrations.gateway.house import House, Upstream, run
 from tests.integrations.gateway.scripted import completion

@@ -14,16 +14,13 @@ from hypothesis import strategies as st
 from msgspec import UNSET
 
 from rollout_sched.integrations.gateway.data_plane import body as envelopes
-from rollout_sched.integrations.gateway.data_plane.body import (
+from rollout_sched.integrations.gateway.data_plane.body import ClientBody, Envelope, One, split
+from rollout_sched.integrations.gateway.data_plane.fields import (
     NOTHING,
     BadRequest,
     Changeable,
-    ClientBody,
-    Envelope,
     Fields,
-    One,
     Seed,
-    split,
 )
 from rollout_sched.integrations.vllm.protocol.endpoints import Endpoint
 

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from rollout_sched.integrations.gateway.data_plane import body as envelopes
-from rollout_sched.integrations.gateway.data_plane.body import BadRequest, ClientBody
+from rollout_sched.integrations.gateway.data_plane.body import ClientBody
 from rollout_sched.integrations.gateway.data_plane.client_request import (
     ClientRequest,
     HttpRequest,
     check_head,
     read_client_request,
 )
+from rollout_sched.integrations.gateway.data_plane.fields import BadRequest
 from rollout_sched.integrations.http.request import ReceivedRequest
 from tests.integrations.gateway.scripted import Call, fields_of
 

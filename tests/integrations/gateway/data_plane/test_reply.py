@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from rollout_sched.integrations.gateway.data_plane.body import BadRequest
+from rollout_sched.integrations.gateway.data_plane.fields import BadRequest
 from rollout_sched.integrations.gateway.data_plane.reply import (
     MOST_WAITING,
     HttpReply,

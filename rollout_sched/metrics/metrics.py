@@ -1,11 +1,9 @@
-"""The figures of a whole run."""
+"""All folds together: they turn a journal into steps and a summary."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
-
-import msgspec
 
 from rollout_sched.core.model.actions import Action
 from rollout_sched.core.model.events import Event
@@ -13,54 +11,9 @@ from rollout_sched.metrics.attempts import AttemptIndex
 from rollout_sched.metrics.bubbles import CAUSES, Bubbles, FleetFold, FleetTime
 from rollout_sched.metrics.fold import Fold, Handler, mean, share
 from rollout_sched.metrics.length_bias import LengthBias, LengthFold
-from rollout_sched.metrics.steps import Step, Steps
+from rollout_sched.metrics.results import Step, Summary
+from rollout_sched.metrics.steps import Steps
 from rollout_sched.metrics.waste import Waste
-
-
-class Summary(msgspec.Struct, frozen=True):
-    """All steps together. Rates are per second of the whole run.
-
-    A run begins with an empty fleet and ends with a draining one. So its seconds are also split:
-    `first_step_s` until the first delivery, `steady_s` until that of the last step that launched a
-    group, `drain_s` for the rest; `steady_*` is about the steps between.
-    `equal_length_tokens_per_s` are the delivered tokens per second, counted as no more than the
-    trainer had asked for: a policy that trains longer samples gains nothing by it, and one that
-    trains shorter samples has fewer tokens to count.
-    """
-
-    total_s: float
-    first_step_s: float
-    steady_s: float
-    drain_s: float
-    rollout_s: float
-    t50_s: float
-    t90_s: float
-    t99_s: float
-    tokens_per_s: float
-    accepted_tokens_per_s: float
-    equal_length_tokens_per_s: float
-    fresh_tokens_per_s: float
-    steady_accepted_tokens_per_s: float | None
-    idle_bubble: float
-    idle_bubble_by_cause: dict[str, float]
-    occupancy_bubble: float
-    occupancy_bubble_by_cause: dict[str, float]
-    preemptions: int
-    resumed_attempts: int
-    reprefilled_tokens: int
-    verified_tokens: int
-    masked_tokens: int
-    discarded_tokens: int
-    discarded_tokens_by_cause: dict[str, int]
-    filtered_groups: int
-    trainer_wait_s: float
-    staleness_mean: float
-    staleness_max: int
-    staleness_histogram: dict[int, int]
-    length_bias: LengthBias
-    oldest_prompt_age_steps: int
-    samples_delivered: int
-    steps: int
 
 
 def summarize(
