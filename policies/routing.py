@@ -199,7 +199,7 @@ class SessionAffinity(Routing, msgspec.Struct, frozen=True):
 
     A request without KV goes to the instance with the fewest sessions (prime-rl's sticky routing,
     PR 3563), because those between two turns will return. Samples of a prompt of `shared_tokens` or
-    more go where the first of them is, because it is prefilled and kept once there, until that
+    more go where the first of them is, because it is prefilled and kept once on it, until that
     instance is ahead by a whole group. A request leaves home only if that is worth the re-prefill
     (`policies.affinity`); it leaves a home that is full or not serving at once. So this routing
     keeps sessions, and affinity is not asked.

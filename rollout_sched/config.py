@@ -363,7 +363,7 @@ def _mistakes(cls: Any, base: type[Any]) -> Iterator[str]:
 
 
 def _asked(cls: type) -> dict[str, Any]:
-    """What the roles that a class inherits from ask for: names and their definitions there."""
+    """What the roles that a class inherits from ask for: names, and how the roles define them."""
     return {
         name: definition
         for kind in cls.__mro__

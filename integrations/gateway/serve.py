@@ -88,7 +88,7 @@ def described(supervisor: InstanceSupervisor) -> list[str]:
 
 class AdminSocket:
     """A Unix socket for administrators: the permission to open its file replaces a key. The socket
-    is created at `path` and removed from there when it is closed."""
+    is created at `path` and removed when it is closed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -1,14 +1,11 @@
 """An HTTP/1.1 server for the hot requests, which passes other requests to a fallback server.
 
-Invariants:
-- requests of one connection are handled one at a time, in order; pipelined ones wait, up to a
-  limit;
-- a request is passed to the app, or the connection to the fallback, only with its complete head, so
-  that slow or endless heads are handled here;
-- no byte of a body is kept for a request that the app does not admit, and all bodies that are being
-  read or processed share one limit;
-- every state that waits for the client has a deadline; only the app's time is not limited;
-- an exception of the app or the fallback ends only the request that it concerns.
+Invariants: - requests of one connection are handled one at a time, in order; pipelined ones wait,
+up to a limit; - a request is passed to the app, or the connection to the fallback, only with its
+complete head, so that slow or endless heads cost the app nothing; - no byte of a body is kept for a
+request that the app does not admit, and all bodies that are being read or processed share one
+limit; - every state that waits for the client has a deadline; only the app's time is not limited; -
+an exception of the app or the fallback ends only the request that it concerns.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ class BlockingRollouts:
     state = _blocking(RolloutScheduler.state)
 
     def acknowledge(self, batch: int) -> None:
-        """See `RolloutScheduler.acknowledge`."""
+        """Continue from a checkpoint that was trained up to this batch number."""
         self._rollouts.acknowledge(batch)
 
     def start(self, work: Callable[[RolloutScheduler], Coroutine[Any, Any, R]]) -> Future[R]:
@@ -135,11 +135,11 @@ class BlockingRollouts:
         return self._thread.start(work(self._rollouts))
 
     def batches(self) -> Iterator[Batch]:
-        """See `RolloutScheduler.batches`."""
+        """Yields each batch once, until submissions are closed and nothing is left."""
         while (batch := self.next_batch()) is not None:
             yield batch
 
     def parts(self) -> Iterator[Batch]:
-        """See `RolloutScheduler.parts`."""
+        """Yields the batches in parts, as their groups complete (`RolloutScheduler.parts`)."""
         while (part := self.next_batch(parts=True)) is not None:
             yield part

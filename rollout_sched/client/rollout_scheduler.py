@@ -135,7 +135,7 @@ class RolloutScheduler(ABC):
         return Remote(partial(TrainerClient, url, key), trainer)
 
     def blocking(self) -> BlockingRollouts:
-        """The same interface without coroutines, for a trainer without an event loop; use it in a
+        """This interface without coroutines, for a trainer without an event loop; use it in a
         `with` block."""
         from rollout_sched.client.blocking import BlockingRollouts  # it calls this class's methods
 
@@ -248,8 +248,8 @@ class RolloutScheduler(ABC):
             yield batch
 
     async def parts(self) -> AsyncIterator[Batch]:
-        """The same batches in parts, as their groups complete: accumulate gradients over the parts
-        and do the optimiser step at the `last` one. Do not publish weights before that."""
+        """The batches in parts, as their groups complete: accumulate gradients over the parts and
+        do the optimiser step at the `last` one. Do not publish weights before that."""
         while (part := await self.next_batch(parts=True)) is not None:
             yield part
 

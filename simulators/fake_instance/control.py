@@ -250,7 +250,7 @@ class Status:
         return reply({"vllm_config": config if as_json else str(config), "vllm_env": {}})
 
     async def is_paused(self, _: web.Request) -> web.Response:
-        """As in vLLM the engine is asked, so a dead engine gives an error."""
+        """The engine is asked, as in vLLM, so a dead engine gives an error."""
         return reply({"is_paused": self._engine.paused})
 
     async def weight_info(self, _: web.Request) -> web.Response:

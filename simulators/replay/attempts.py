@@ -27,7 +27,7 @@ class SimAttempts:
 
     A text is named by the number of the attempt that began it. An attempt with a draft makes two
     requests to its instance: the first prefills the draft, which decides how much of it is kept
-    (its generated token is dropped); the second continues from there. `drift`: None if nothing is
+    (its generated token is dropped); the second continues after it. `drift`: None if nothing is
     verified. `is_stopping`: whether an attempt is no longer wanted.
 
     asking  the direct requests that are not finished, with their conversations

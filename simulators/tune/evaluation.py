@@ -293,7 +293,7 @@ def lasting(part: Trace, prompts: int, seed: int) -> Trace:
     """`prompts` prompts of the part, drawn by `seed`; all of them before any is repeated.
 
     A repeated prompt gets another name, so that a history of prompts does not contain what the
-    user's job, with its number of epochs, would not have put there.
+    user's job, with its number of epochs, would not have added.
     """
     names = list(part.groups)
     random.Random(f"{seed}/order").shuffle(names)

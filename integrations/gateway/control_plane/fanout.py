@@ -322,7 +322,8 @@ async def to_each(
 
 
 def multi_status(answer: Answer) -> int:
-    """As in smg: 200, 207 if some failed, 502 if all failed, 503 if there was no instance."""
+    """The status of an answer for all, as in smg: 200, 207 if some failed, 502 if all failed, 503
+    if there was no instance."""
     if answer["failed"]:
         return 207 if answer["results"] else 502
     return 200 if answer["total"] or answer.get("done_before") else 503

@@ -22,7 +22,7 @@ AT_ONCE = 64
 
 
 class TrainerApi:
-    """Routes for the trainer; at most `max_samples` samples may be here at once."""
+    """Routes for the trainer; at most `max_samples` samples may be open at once."""
 
     def __init__(self, gateway: Gateway, max_samples: int) -> None:
         self._gateway = gateway
@@ -43,9 +43,8 @@ class TrainerApi:
         says.
 
         If they are too many, none is queued: 413 if they exceed the limit, 503 if they do not fit
-        in addition to the samples that are here.
-        A repeated submission, for example after a lost answer, is answered like the first.
-        507: the store has no room for them.
+        in addition to the samples that are open. A repeated submission, for example after a lost
+        answer, is answered like the first. 507: the store has no room for them.
         """
         prompts = await read(request, list[Prompt])
         known = self._gateway.trainer.submissions.known

@@ -161,7 +161,7 @@ class TrainerUpdates:
     # -- pauses ----------------------------------------------------------------------------
 
     def held(self, names: Iterable[str]) -> None:
-        """These instances are paused, and get no new requests."""
+        """Instances with these names are paused, and get no new requests."""
         for name in names:
             self._driver.versions.close_gate(name, HELD)
 
@@ -174,7 +174,7 @@ class TrainerUpdates:
             )
 
     def released(self, names: Iterable[str]) -> None:
-        """These instances were told to resume; `names` leaves out those that could not be told."""
+        """Instances were told to resume; `names` leaves out those that could not be told."""
         for name in names:
             self._driver.versions.open_gate(name, HELD)
 

@@ -13,7 +13,7 @@ weights. Two calls lead out of this: a new begin, or a whole update after the be
 
 A call that failed on some is remembered by its whole body, with the instances that did it, so
 sending it again is safe, and no call can be done twice on one instance and never on another. The
-instances that were there when an update began take part in it: one that joins or restarts in the
+instances that had joined when an update began take part in it: one that joins or restarts in the
 middle has nothing half loaded, and would refuse a load that it has not begun.
 """
 
@@ -91,7 +91,7 @@ class PartialUpdate(msgspec.Struct, frozen=True):
     failed: frozenset[Member]
 
     def without(self, name: str) -> PartialUpdate:
-        """The same without the instance of this name."""
+        """The partial update without the instance of this name."""
         done = frozenset(member for member in self.done if member.name != name)
         failed = frozenset(member for member in self.failed if member.name != name)
         return PartialUpdate(self.call, self.what, done, failed)

@@ -211,8 +211,8 @@ class TrainerSession:
         part: int | None = None,
         parts: bool = False,
     ) -> Batch | None:
-        """This trainer's batch after the one with the number `acknowledged`; None when submissions
-        are closed and nothing is left.
+        """The batch of this trainer after the one with the number `acknowledged`; None when
+        submissions are closed and nothing is left.
 
         With `parts`, returns the groups that are complete, if the policy delivers in parts; call it
         again until a part is the last. `part`: of the batch `acknowledged` only the parts up to
