@@ -360,11 +360,16 @@ class SimFleet:
     def break_off(self) -> None:
         """Stop every attempt, and drop every order that is not carried out yet; report what was
         streamed first. Paused instances resume, and lent ones are taken back."""
-        for node in list(self.nodes.values()):
+        nodes = list(self.nodes.values())
+        # Each report may bring orders to any node, so nothing is stopped before the last report.
+        for node in nodes:
             self.catch_up(node)
+        for node in nodes:
+            for attempt in self._attempts.on(node.name):
+                self.tell_streamed(node, attempt)
+        for node in nodes:
             held = self._attempts.on(node.name)
             for attempt in held:
-                self.tell_streamed(node, attempt)
                 node.instance.abort(attempt, self._queue.now)
             self._attempts.drop(held)
             node.pausing = deque([EARLIER if by == SCHEDULER else by for by in node.pausing])

@@ -34,6 +34,7 @@ from tests.helpers import Watched, watch
 from tests.simulators.replay.test_runs import (
     EXTRA,
     PRESETS,
+    assert_no_anomaly,
     assert_sound,
     scenarios,
     small_traces,
@@ -150,7 +151,11 @@ def assert_lawful(ran: Watched, bound: float) -> None:
     assert not whole.keys() & failed
     assert whole.keys() | failed == submitted.keys()
     assert all(count == submitted[group] for group, count in whole.items())
-    assert ran.loop.anomalies.keys() <= {"unknown_turn", "unknown_session"}
+    assert_no_anomaly(
+        ran.loop.anomalies,
+        discarded_tokens=sum(action.tokens for _, action in ran.said(act.Discard)),
+        restarts=len(ran.said(ev.Restored)),
+    )
     assert not ran.scheduler.work.requests
 
 

@@ -535,6 +535,30 @@ class TestRestarts:
         assert set(answered) < set(asked)
         assert len(answered) == len(ran.loop._clients._traffic or ())
 
+    def test_no_attempt_outlives_the_scheduler_that_dispatched_it(self) -> None:
+        """As the second one dies, an interrupted attempt ends on the second instance, and goes on
+        on the first."""
+        policy = make_policy("m", migration={"use": "tests.helpers:Restless", "interval_s": 3.0})
+        faults = [SchedulerRestarts(at_s=1.0), SchedulerRestarts(at_s=1.0)]
+        scenario = make_scenario(instances=2, slots=2, prompts_per_step=1, faults=faults)
+        ran = watch(policy, make_trace({"a": [5, 5]}), scenario)
+        log = [word for _, event, actions in ran.log for word in (event, *actions)]
+        assert sum(isinstance(word, ev.Restored) for word in log) == 2
+        last = max(at for at, word in enumerate(log) if isinstance(word, ev.Restored))
+        before, after = log[:last], log[last:]
+        dead = {word.attempt for word in before if isinstance(word, act.Dispatch)}
+        assert not [word for word in after if getattr(word, "attempt", 0) in dead]
+        assert ran.loop.anomalies == {}
+
+    def test_conversation_that_ends_after_a_restart_is_unknown(self) -> None:
+        """The client has an answer, asks again, and gives up before the next scheduler, which knows
+        no earlier conversations, could send its request anywhere."""
+        trace = trajectories((Turn(5, 1, 3.0), Turn(60)))
+        traffic = TrafficModel(rate=0.3, for_s=60.0, patience_s=40.0)
+        for faults, anomalies in ([], {}), ([SchedulerRestarts(at_s=11.0)], {"unknown_session": 1}):
+            scenario = make_scenario(slots=1, prompts_per_step=1, traffic=traffic, faults=faults)
+            assert watch(SYNC, trace, scenario).loop.anomalies == anomalies
+
     def test_who_was_to_go_goes(self) -> None:
         faults = [Leaving(at_s=2.0, instance=1), SchedulerRestarts(at_s=3.0)]
         trace = make_trace({"a": [9, 9], "b": [3, 3]})
