@@ -8,8 +8,7 @@ from rollout_sched.simulators.instance.model import CostModel
 
 
 class StepTime:
-    """The duration of one engine step, and of many at once: the formulas of the cost model. The
-    formulas of `CostModel` with the constants of one instance type. All in seconds."""
+    """The formulas of `CostModel` with the constants of one instance type. All in seconds."""
 
     __slots__ = (
         "_attention_s",
