@@ -15,7 +15,7 @@ HOT = {
     "core": "handlers parts scheduler validation",
     "core/model": "model",
     "core/state": "fleet groups lifecycle progress selection waiting",
-    "core/work": "attempts outcomes requests verification",
+    "core/work": "attempts outcomes requests",
     "core/decide": "delivery dispatch lending order weights",
     "core/restart": "facts restore",
     "metrics": "attempts bubbles fold live metrics steps waste",

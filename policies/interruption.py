@@ -25,13 +25,9 @@ class Partial(Interruption, msgspec.Struct, frozen=True):
     weights.
 
     `kv` = "retain" goes on from the KV cache that older weights made (PipelineRL, Magistral),
-    "recompute" computes it again (AReaL). "verify" computes it again and keeps, of the tokens that
-    older weights made, the longest prefix that the new weights pass: token i passes with
-    probability min(1, e^leniency p_new / p_old), which with `leniency` 0 is the test of speculative
-    decoding (Leviathan et al., arXiv 2211.17192; SPEC-RL, arXiv 2509.23232, uses leniency 0.5).
-    `at_update` = "in_place" freezes requests where they are, "resubmit" returns them to be
-    dispatched again, "drain" lets them finish. A frozen request never comes back to be verified, so
-    "verify" resubmits unless told to drain.
+    "recompute" computes it again (AReaL). `at_update` = "in_place" freezes requests where they are,
+    "resubmit" returns them to be dispatched again, "drain" lets them finish.
+
     `segment_tokens` bounds the tokens of one attempt; 0 for no bound. With `segment` = "budget" a
     request that used it up waits for the next round, and other groups start meanwhile (Kimi k1.5's
     output budget per iteration, arXiv 2501.12599 section 2.6.2). With "chunk" it returns to the
@@ -39,28 +35,11 @@ class Partial(Interruption, msgspec.Struct, frozen=True):
     prefill unless it goes on where its KV is.
     """
 
-    kv: Literal["retain", "recompute", "verify"] = "recompute"
-    at_update: Literal["drain", "in_place", "resubmit"] = ""  # type: ignore[assignment]
+    kv: Literal["retain", "recompute"] = "recompute"
+    at_update: Literal["drain", "in_place", "resubmit"] = "in_place"
     segment_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
     segment: Literal["budget", "chunk"] = "budget"
-    leniency: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     keeps_partial = True
-
-    def __post_init__(self) -> None:
-        if not self.at_update:
-            usual = "resubmit" if self.verifies else "in_place"
-            msgspec.structs.force_setattr(self, "at_update", usual)
-        if self.verifies and self.at_update == "in_place":
-            raise ValueError(
-                'kv = "verify" needs at_update = "resubmit" or "drain": requests frozen in place '
-                "go on without being verified"
-            )
-        if self.leniency and not self.verifies:
-            raise ValueError('leniency needs kv = "verify"')
-
-    @property
-    def verifies(self) -> bool:
-        return self.kv == "verify"
 
     @property
     def keeps_kv(self) -> bool:

@@ -48,7 +48,6 @@ EVENTS: list[ev.Event] = [
     ev.WeightsUpdated("i0", 3),
     ev.InstanceReturned("i0"),
     ev.Woke(),
-    ev.PrefixVerified("a/0", 5, 6),
     ev.GateClosed("i0"),
     ev.GateOpened("i0"),
     ev.InstanceLeaving("i0"),

@@ -51,17 +51,10 @@ def ragged(samples: Sequence[Sample]) -> dict[str, list[list[int]]]:
 
 
 def log_probs(samples: Sequence[Sample]) -> dict[str, list[list[float]]]:
-    """The columns of log-probabilities, one for each response token. A column is left out unless
-    every sample has it."""
-    columns = {
-        "rollout_log_probs": [sample.rollout_log_probs for sample in samples],
-        "drawn_log_probs": [sample.drawn_log_probs for sample in samples],
-    }
-    return {
-        name: [values for values in column if values is not None]
-        for name, column in columns.items()
-        if None not in column
-    }
+    """The column of log-probabilities, one for each response token; left out unless every sample
+    has them."""
+    values = [one.rollout_log_probs for one in samples if one.rollout_log_probs is not None]
+    return {"rollout_log_probs": values} if len(values) == len(samples) else {}
 
 
 def scores(samples: Sequence[Sample]) -> dict[str, list[list[float]]]:

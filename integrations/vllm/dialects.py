@@ -6,7 +6,6 @@ every vLLM, but does not report which weights made a token.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Any, Protocol, TypeVar
 
 import msgspec
@@ -33,28 +32,22 @@ from rollout_sched.live.ports import (
     OnTokens,
     Order,
     Output,
-    PromptToken,
     RequestRejected,
 )
 
 # ------------------------------------------------------------------------------------------
 # Joins the chunks of an answer into an Output and rejects answers that are inconsistent.
 
-#: The log-probs for one position of a prompt, by token id: of its token, and perhaps of others.
-ById = dict[int, PromptToken]
-
 
 class Chunk(msgspec.Struct):
-    """One chunk of a stream, or a whole answer. `versions` come with the last chunk, if at all,
-    `prompt` with the first: one entry for each token of the context except the first. `id`: the id
-    of the request that it claims to answer, "" if none. `made`: the number of tokens that it claims
-    to have made so far; None if not reported."""
+    """One chunk of a stream, or a whole answer. `versions` come with the last chunk, if at all.
+    `id`: the id of the request that it claims to answer, "" if none. `made`: the number of tokens
+    that it claims to have made so far; None if not reported."""
 
     token_ids: list[int]
     logprobs: list[float] | None = None
     finish: str | None = None
     versions: list[VersionSpan] | None = None
-    prompt: list[ById] | None = None
     id: str = ""
     made: int | None = None
 
@@ -71,8 +64,6 @@ class Assembly:
     ) -> None:
         self._id = order.id
         self._limit = order.max_new_tokens
-        self._context = order.token_ids
-        self._wants_prompt = order.sampling.get("prompt_logprobs") is not None
         self._wants_logprobs = order.sampling.get("logprobs") is not None
         self._on_tokens = on_tokens
         self._labelled = labelled
@@ -80,7 +71,6 @@ class Assembly:
         self._logprobs: list[float] = []
         self._finish: Finish | None = None
         self._versions: list[VersionSpan] | None = None
-        self._prompt: list[PromptToken] | None = None
 
     def add(self, chunk: Chunk) -> None:
         tokens = len(chunk.token_ids)
@@ -98,8 +88,6 @@ class Assembly:
         logprobs = chunk.logprobs if chunk.logprobs is not None else []
         if self._wants_logprobs and len(logprobs) != tokens:
             raise AnswerUntrue(f"it sent {len(logprobs)} log-probs with {tokens} tokens")
-        if chunk.prompt is not None and self._wants_prompt:
-            self._prompt = _of_the_context(self._context, chunk.prompt)
         if chunk.finish is not None:
             self._finish = finish_of(chunk.finish)
             self._versions = chunk.versions
@@ -123,21 +111,7 @@ class Assembly:
 
     def _as_output(self, finish: Finish, spans: Spans) -> Output:
         logprobs = self._logprobs if self._wants_logprobs else None
-        return Output(self._token_ids, logprobs, finish, spans, self._prompt)
-
-
-def _of_the_context(token_ids: Sequence[int], told: Sequence[ById]) -> list[PromptToken]:
-    """The log-probs of the tokens of a context. Raises AnswerUntrue if they are of other tokens."""
-    if len(told) != len(token_ids) - 1:
-        raise AnswerUntrue(
-            f"it sent {len(told) + 1} log-probs for a prompt of {len(token_ids)} tokens"
-        )
-    found = [by_id.get(token) for token, by_id in zip(token_ids[1:], told, strict=True)]
-    thought = [token for token in found if token is not None]
-    if len(thought) != len(found):
-        place = found.index(None) + 1
-        raise AnswerUntrue(f"it sent no log-prob for token {place} of its prompt")
-    return thought
+        return Output(self._token_ids, logprobs, finish, spans)
 
 
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
@@ -180,15 +154,6 @@ class _TokenLogprob(msgspec.Struct):
     token_id: int | None = None  # since vLLM 0.32
 
 
-class _PromptLogprob(msgspec.Struct):
-    logprob: Logprob
-    rank: Annotated[int, msgspec.Meta(ge=1)]
-
-
-#: For each token of a prompt (None for the first): log-probs of it and of others, by token id.
-_PromptLogprobs = list[dict[int, _PromptLogprob] | None] | None
-
-
 class _GenerateLogprobs(msgspec.Struct):
     content: list[_TokenLogprob]
 
@@ -202,7 +167,6 @@ class _GenerateChoice(msgspec.Struct):
 
 class _GenerateAnswer(msgspec.Struct):
     choices: list[_GenerateChoice]
-    prompt_logprobs: _PromptLogprobs = None
     request_id: str | None = None
     usage: _Usage | None = None
 
@@ -251,8 +215,8 @@ class Generate:
             named = [entry.token_id for entry in content if entry.token_id is not None]
             if named and named != choice.token_ids:
                 raise AnswerUntrue("its log-probs have other token ids than its answer")
-        versions, prompt = choice.weight_versions, _prompt_tokens(answer.prompt_logprobs)
-        return Chunk(choice.token_ids, logprobs, choice.finish_reason, versions, prompt, told, made)
+        versions = choice.weight_versions
+        return Chunk(choice.token_ids, logprobs, choice.finish_reason, versions, told, made)
 
 
 class _CompletionLogprobs(msgspec.Struct):
@@ -264,7 +228,6 @@ class _CompletionChoice(msgspec.Struct):
     finish_reason: str | None = None
     logprobs: _CompletionLogprobs | None = None
     weight_versions: list[VersionSpan] | None = None
-    prompt_logprobs: _PromptLogprobs = None
 
 
 class _CompletionAnswer(msgspec.Struct):
@@ -318,18 +281,8 @@ class Completions:
         if choice.token_ids is None:
             raise AnswerUntrue("its answer has no token ids; use vLLM 0.10.2 or newer")
         logprobs = None if choice.logprobs is None else choice.logprobs.token_logprobs
-        versions, prompt = choice.weight_versions, _prompt_tokens(choice.prompt_logprobs)
-        return Chunk(choice.token_ids, logprobs, choice.finish_reason, versions, prompt, told, made)
-
-
-def _prompt_tokens(told: _PromptLogprobs) -> list[ById] | None:
-    """The log-probs for each token of a prompt except the first, which has none."""
-    if told is None:
-        return None
-    return [
-        {token: PromptToken(t.logprob, t.rank) for token, t in (by_id or {}).items()}
-        for by_id in told[1:]
-    ]
+        versions = choice.weight_versions
+        return Chunk(choice.token_ids, logprobs, choice.finish_reason, versions, told, made)
 
 
 def _encoded(request: dict[str, Any]) -> bytes:

@@ -19,7 +19,6 @@ from rollout_sched.live.ports import (
     OnTokens,
     Order,
     Output,
-    PromptToken,
     RequestRejected,
 )
 
@@ -139,7 +138,7 @@ class InProcessInstance:
         wants_logprobs = order.sampling.get("logprobs") is not None
         async with aclosing(self._answers(order)) as answers:
             async for answer in answers:
-                assembly.add(_chunk(answer.outputs[0], wants_logprobs, answer.prompt_logprobs))
+                assembly.add(_chunk(answer.outputs[0], wants_logprobs))
         return assembly.output()
 
     async def _answers(self, order: Order) -> AsyncGenerator[Any, None]:
@@ -239,7 +238,7 @@ def _sampling_params(order: Order) -> Any:
         raise RequestRejected(f"sampling: {error}", body=str(error).encode()) from error
 
 
-def _chunk(choice: Any, wants_logprobs: bool, prompt_logprobs: Any = None) -> Chunk:
+def _chunk(choice: Any, wants_logprobs: bool) -> Chunk:
     token_ids = list(choice.token_ids)
     logprobs = None
     if wants_logprobs and choice.logprobs is not None:
@@ -247,13 +246,7 @@ def _chunk(choice: Any, wants_logprobs: bool, prompt_logprobs: Any = None) -> Ch
         logprobs = [_bounded(entry[token].logprob) for token, entry in pairs]
     spans = choice.weight_versions
     versions = None if spans is None else [VersionSpan(s.version, s.start, s.end) for s in spans]
-    prompt = None
-    if prompt_logprobs:
-        prompt = [
-            {token: PromptToken(_bounded(t.logprob), t.rank) for token, t in by_id.items()}
-            for by_id in list(prompt_logprobs)[1:]
-        ]
-    return Chunk(token_ids, logprobs, choice.finish_reason, versions, prompt)
+    return Chunk(token_ids, logprobs, choice.finish_reason, versions)
 
 
 def _bounded(logprob: float) -> float:

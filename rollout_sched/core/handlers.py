@@ -18,7 +18,6 @@ from rollout_sched.core.model.events import (
     InstancePaused,
     InstanceReported,
     InstanceReturned,
-    PrefixVerified,
     RequestFailed,
     RequestFinished,
     RequestInterrupted,
@@ -286,7 +285,6 @@ class AttemptEvents:
         self._ledger = work.ledger
         self._requests = work.requests
         self._outcomes = work.outcomes
-        self._verification = work.verification
         self._progress = books.progress
         self._backoff = work.backoff
         self._anomalies = books.anomalies
@@ -296,8 +294,7 @@ class AttemptEvents:
         attempt = self._ledger.find(event)
         if attempt is None:
             return
-        most = 0 if attempt.draft_tokens else attempt.max_new_tokens
-        if not attempt.tokens <= event.tokens <= most:
+        if not attempt.tokens <= event.tokens <= attempt.max_new_tokens:
             self._anomalies["tokens_out_of_range"] += 1
             return
         attempt.tokens = event.tokens
@@ -305,16 +302,6 @@ class AttemptEvents:
             return
         self._requests.expectations.learn(attempt.request.siblings)
         self._requests.expectations.expect_running(attempt.request)
-
-    def verified(self, event: PrefixVerified, now: float) -> None:
-        attempt = self._ledger.find(event)
-        if attempt is None or attempt.abandoned:
-            return
-        if not attempt.draft_tokens:
-            self._anomalies["verified_unasked"] += 1
-            return
-        self._verification.passed(attempt, event.tokens)
-        self._progress.dirty = True  # a batch may have waited for this group to become younger
 
     def finished(self, event: RequestFinished, now: float) -> None:
         attempt = self._close(event, now)
@@ -348,7 +335,6 @@ class AttemptEvents:
         if event.observation_tokens < 0:
             self._anomalies["tokens_out_of_range"] += 1
         request.context_tokens += max(0, event.observation_tokens)
-        request.settled_tokens = request.response_tokens
         self._outcomes.go_on(request)
 
     def trajectory_ended(self, event: TrajectoryEnded, now: float) -> None:
@@ -382,8 +368,6 @@ class AttemptEvents:
                 return
             self._backoff.rest(request, 0, now)
         self._outcomes.go_on(request)
-        if self._verification.on and request.group is not None:
-            self._verification.renew(request.group)
         self._check_age(attempt, event.spans)
 
     def _check_age(self, attempt: Attempt, spans: Spans) -> None:
@@ -442,22 +426,11 @@ class AttemptEvents:
         if attempt.abandoned:
             self._ledger.waste(attempt, attempt.abandoned)
             return None
-        if attempt.draft_tokens and (tokens or not isinstance(event, RequestInterrupted)):
-            self._unverified(attempt)
-            return None
         if attempt.request.failed_on:
             for at_fault in blame.succeed(attempt.request, self._fleet.instances):
                 self._rest(at_fault, now)
         self._ledger.keep(attempt, event.spans)
         return attempt
-
-    def _unverified(self, attempt: Attempt) -> None:
-        """The attempt continued from an unverified draft: throw away what it made."""
-        self._anomalies["draft_not_verified"] += 1
-        self._ledger.waste(attempt, "untrue")
-        attempt.tokens = 0
-        self._ledger.keep(attempt, ())
-        self._outcomes.go_on(attempt.request)
 
     def _free(self, attempt: Attempt) -> None:
         """The instance no longer holds the attempt."""

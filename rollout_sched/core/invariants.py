@@ -87,7 +87,7 @@ def _check_groups(scheduler: Scheduler) -> None:
         for request in group.requests:
             assert requests.get(request.id) is request, f"{request!r} is not in the books"
             assert request.group is group, f"{request!r} is listed in {group!r}"
-            for segment in () if _is_draft(scheduler, request) else request.segments:
+            for segment in request.segments:
                 oldest = segment.version if group.oldest_version is None else group.oldest_version
                 assert oldest <= segment.version, f"{group!r} holds older tokens"
     assert sum(groups.count(state) for state in HERE) == len(groups), "groups by state"
@@ -118,16 +118,6 @@ def _check_budgets(scheduler: Scheduler) -> None:
 def _can_go_on(request: Request) -> bool:
     parked = request.state is RequestState.PARKED and not request.rests_until
     return not parked and request.state is not RequestState.FINISHED
-
-
-def _is_draft(scheduler: Scheduler, request: Request) -> bool:
-    """Whether its tokens will be verified before it goes on, or are about to be."""
-    if not scheduler.work.verification.on:
-        return False
-    attempt = request.attempt
-    if attempt is not None:
-        return attempt.draft_tokens > 0
-    return request.state in (RequestState.WAITING, RequestState.PARKED)
 
 
 def _check_no_idle_capacity(scheduler: Scheduler) -> None:

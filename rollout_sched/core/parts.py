@@ -14,7 +14,6 @@ from rollout_sched.core.state.selection import SelectionWindow
 from rollout_sched.core.work.attempts import AttemptLedger, Backoff
 from rollout_sched.core.work.outcomes import FinishedSamples, GroupOutcomes, Outcomes
 from rollout_sched.core.work.requests import Requests
-from rollout_sched.core.work.verification import Verification
 
 
 class Books:
@@ -64,10 +63,9 @@ class Work:
         self.backoff = Backoff(backoff_s, out)
         self.ledger = AttemptLedger(fleet, samples, books.anomalies, out)
         self.requests = requests = Requests(roles, fleet, self.ledger, books.serials, out)
-        self.verification = Verification(roles.verifies, fleet, samples, books.anomalies, out)
         self.finished = finished = FinishedSamples(roles, progress, books.serials, out)
         self.group_outcomes = GroupOutcomes(
-            roles, books.groups, requests, samples, finished, self.verification, progress
+            roles, books.groups, requests, samples, finished, progress
         )
         self.outcomes = Outcomes(
             self.group_outcomes,
@@ -75,7 +73,6 @@ class Work:
             requests,
             books.siblings,
             finished,
-            self.verification,
             max_failures,
             out,
         )

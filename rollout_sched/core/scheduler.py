@@ -60,7 +60,6 @@ def event_table(
         ev.GateOpened: instance.gate_opened,
         ev.Woke: instance.woke,
         ev.TokensArrived: attempt.tokens_arrived,
-        ev.PrefixVerified: attempt.verified,
         ev.RequestFinished: attempt.finished,
         ev.TurnFinished: attempt.turn_finished,
         ev.ToolReturned: attempt.tool_returned,

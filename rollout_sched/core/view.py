@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Protocol
 
-from msgspec.structs import replace
-
 from rollout_sched.core.decide.weights import WeightUpdater
-from rollout_sched.core.model.actions import Dispatch
 from rollout_sched.core.model.model import GroupState, Instance
 from rollout_sched.core.model.records import DeliveredSample
 from rollout_sched.core.model.roles import Progress, Roles
@@ -31,13 +28,11 @@ class SchedulerView:
 
     anomalies       counts, by kind, of events that cannot be true or came too late
     keeps_partial   whether an interrupted request goes on from its tokens
-    leniency        of the test of drafts (see `core.verification`); None: nothing is verified
     keeps_sessions  whether naming a session has any effect
     """
 
     def __init__(self, roles: Roles, books: Books, work: Work, updater: WeightUpdater) -> None:
         self.keeps_partial = roles.interruption.keeps_partial
-        self.leniency = roles.leniency
         self.keeps_sessions = roles.keeps_sessions
         self.anomalies: Mapping[str, int] = books.anomalies
         self._books = books
@@ -105,20 +100,6 @@ class SchedulerView:
         if found is None or found.abandoned:
             return True
         return found.request.state is INTERRUPTING
-
-    def going_on(self, dispatch: Dispatch) -> Dispatch:
-        """The dispatch of an attempt in flight as it continues after its draft was verified."""
-        attempt = self._fleet.attempts[dispatch.attempt]
-        return replace(
-            dispatch,
-            context_tokens=attempt.context_tokens,
-            max_new_tokens=attempt.max_new_tokens,
-            response_tokens=attempt.request.response_tokens,
-            computed_tokens=attempt.request.computed_tokens,
-            turn=attempt.request.turn,
-            draft=(),
-            ends=attempt.request.ends,
-        )
 
     def is_acting(self, request: str, attempt: int) -> bool:
         """Whether the request waits for the tool that follows the turn made by this attempt."""

@@ -18,7 +18,6 @@ from rollout_sched.core.model.events import (
     InstanceJoined,
     InstanceLost,
     InstanceReported,
-    PrefixVerified,
     WeightsPublished,
     WeightsUpdated,
 )
@@ -58,7 +57,6 @@ class TimelineFold:
     def handlers(self) -> Mapping[type[Any], Handler]:
         return {
             Dispatch: self._begun,
-            PrefixVerified: self._verified,
             InstanceJoined: self._joined,
             InstanceLost: self._lost,
             InstanceReported: self._reported,
@@ -95,12 +93,6 @@ class TimelineFold:
             event = {"ph": phase, "id": self._arrows, "name": "goes on", "cat": "resume"}
             end = {"bp": "e"} if phase == "f" else {}
             self._events.append({**event, **end, "pid": pid, "tid": tid, "ts": at_s * 1e6})
-
-    def _verified(self, now: float, event: PrefixVerified) -> None:
-        running = self.spans.running.get(event.attempt)
-        if running is not None:
-            pid = self._process(running.dispatch.instance)
-            self._instant("verified", now, pid, running.place, {"tokens": event.tokens})
 
     def _closed(self, closed: Closed) -> None:
         running = closed.attempt

@@ -10,7 +10,6 @@ from typing import Any, Protocol
 from rollout_sched.core.model.actions import Discard, Dispatch, Interrupt
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.core.model.events import (
-    PrefixVerified,
     RequestFailed,
     RequestFinished,
     RequestInterrupted,
@@ -27,7 +26,6 @@ from rollout_sched.core.model.request_ids import group_of
 from rollout_sched.link.pieces import keep, keep_streamed
 from rollout_sched.link.protocol import (
     CallTool,
-    ContinueAttempt,
     Departed,
     FrameSequence,
     Order,
@@ -148,7 +146,6 @@ class OrderedAttempts:
         self.turns: dict[str, int] = {}
         self.heard: dict[type[Any], Callable[[Any], None]] = {
             TokensArrived: self._arrived,
-            PrefixVerified: self._passed,
             RequestFinished: self._ended,
             RequestInterrupted: self._ended,
             TurnFinished: self._ended,
@@ -251,15 +248,6 @@ class OrderedAttempts:
         if attempt is not None:
             attempt.streamed = event.tokens
             self._tell(event)
-
-    def _passed(self, event: PrefixVerified) -> None:
-        attempt, view = self.attempts.get(event.attempt), self._driver.view
-        if attempt is None or view.is_stopping(event.attempt):
-            self._order(ContinueAttempt(event.attempt, None))
-            return
-        self._tell(event)
-        attempt.dispatch = view.going_on(attempt.dispatch)
-        self._order(ContinueAttempt(event.attempt, attempt.dispatch))
 
     def restart_suspected(self, instance: str) -> None:
         """An attempt has failed in a way that suggests a restart of its instance."""

@@ -21,7 +21,6 @@ from rollout_sched.link.client_calls import ClientCall, ClientCalls, OfAttempt
 from rollout_sched.link.pieces import GroupPieces
 from rollout_sched.link.protocol import (
     CallTool,
-    ContinueAttempt,
     Departed,
     FleetChanged,
     FrameSequence,
@@ -98,7 +97,6 @@ class RemoteFront:
             Dispatch: self._dispatch,
             Answer: self.calls.answer,
             Discard: self._discard,
-            ContinueAttempt: self._link.continue_attempt,
             CallTool: self._link.call_tool,
             StopAttempt: self._stop_attempt,
             RejectStreamed: self._reject_streamed,

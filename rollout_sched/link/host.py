@@ -331,15 +331,8 @@ class Hub:
         """A front has connected; it replaces one of the same name. `send` takes the frames for it,
         in order. Returns the welcome frame (`protocol.Welcome`)."""
         live = self._live
-        payloads = live.trainer.submissions.payloads
-        welcome = Welcome(
-            self.epoch,
-            live.driver.settings,
-            live.driver.view.keeps_partial,
-            payloads.stream_every,
-            live.driver.view.leniency,
-            live.seed,
-        )
+        driver, stream_every = live.driver, live.trainer.submissions.payloads.stream_every
+        welcome = Welcome(self.epoch, driver.settings, driver.view.keeps_partial, stream_every)
         self._host.connect(name, send)
         return encoded(welcome)
 

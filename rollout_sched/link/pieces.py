@@ -6,7 +6,6 @@ can be delivered without asking the front.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import cast
 
 from rollout_sched.core.model.request_ids import group_of, parse_request_id
@@ -21,24 +20,22 @@ class GroupPieces:
 
     def __init__(self, payloads: PayloadBook) -> None:
         self._payloads = payloads
-        # By group and request: the log-probabilities of verified tokens that the scheduler has.
-        self._verified: dict[str, dict[str, Sequence[float]]] = {}
+        self._groups: set[str] = set()
         self._streamed: dict[int, int] = {}  # tokens of running attempts that it has
 
     def take(self, order: TakeGroup) -> None:
-        verified = self._verified[order.group] = {}
+        self._groups.add(order.group)
         for piece in order.pieces:
             keep(self._payloads, piece)
-            verified[piece.request] = _transcript(self._payloads, piece).verified_logprobs
 
     def release(self, order: ReleaseGroup) -> None:
-        self._verified.pop(order.group, None)
+        self._groups.discard(order.group)
 
     def streamed(self, request: str, attempt: int, tokens: int) -> Streamed | None:
         """The new ones of the first `tokens` tokens of a stream; None if the request is a
         client's."""
         payload = self._payloads.get(request)
-        if payload is None or group_of(request) not in self._verified:
+        if payload is None or group_of(request) not in self._groups:
             return None
         piece = cast(TokenTranscript, payload.transcript).partial(attempt, tokens)
         start = self._streamed.get(attempt, 0)
@@ -50,38 +47,28 @@ class GroupPieces:
         request is a client's."""
         start = self._streamed.pop(attempt, 0)
         payload = self._payloads.get(request)
-        had = self._verified.get(group_of(request))
-        if payload is None or had is None:
+        if payload is None or group_of(request) not in self._groups:
             return None
-        transcript = cast(TokenTranscript, payload.transcript)
-        verified = transcript.verified_logprobs
-        passed: Sequence[float] = ()
-        if verified is not had.get(request):
-            had[request] = passed = verified
-        piece = transcript.piece(attempt)
-        if piece is None and not passed:
+        piece = cast(TokenTranscript, payload.transcript).piece(attempt)
+        if piece is None:
             return None
-        if piece is not None:
-            start = min(start, len(piece.token_ids))
-            piece = _slice(piece, start, len(piece.token_ids))
-        return PieceMade(request, attempt, _encoded(piece), tuple(passed), start)
+        start = min(start, len(piece.token_ids))
+        new = _slice(piece, start, len(piece.token_ids))
+        return PieceMade(request, attempt, _encoded(new), start)
 
 
 def keep(payloads: PayloadBook, made: PieceMade) -> None:
     """Add a piece to the transcript of its request. Raises PieceDamaged."""
     transcript = _transcript(payloads, made)
-    if made.tokens:
-        tokens = decode(made.tokens)
-        piece = _begun(transcript, made)
-        ids = [*piece.token_ids, *tokens.ids]
-        logprobs = None
-        if tokens.logprobs is not None and piece.logprobs is not None:
-            logprobs = [*piece.logprobs, *tokens.logprobs]
-        transcript.keep(made.attempt, len(ids), Piece(ids, logprobs))
-        if tokens.observed is not None:
-            transcript.observe(made.attempt, tokens.observed)
-    if made.verified:
-        transcript.verified(made.verified)
+    tokens = decode(made.tokens)
+    piece = _begun(transcript, made)
+    ids = [*piece.token_ids, *tokens.ids]
+    logprobs = None
+    if tokens.logprobs is not None and piece.logprobs is not None:
+        logprobs = [*piece.logprobs, *tokens.logprobs]
+    transcript.keep(made.attempt, len(ids), Piece(ids, logprobs))
+    if tokens.observed is not None:
+        transcript.observe(made.attempt, tokens.observed)
 
 
 def keep_streamed(payloads: PayloadBook, said: Streamed) -> None:
@@ -103,10 +90,7 @@ def pieces_of(payloads: PayloadBook, request: str) -> list[PieceMade]:
     if payload is None:
         return []
     transcript = cast(TokenTranscript, payload.transcript)
-    pieces = [PieceMade(request, number, _encoded(piece)) for number, piece in transcript.pieces]
-    if transcript.verified_logprobs:
-        pieces.append(PieceMade(request, 0, b"", tuple(transcript.verified_logprobs)))
-    return pieces
+    return [PieceMade(request, number, _encoded(piece)) for number, piece in transcript.pieces]
 
 
 def _transcript(payloads: PayloadBook, made: PieceMade | Streamed) -> TokenTranscript:
@@ -120,7 +104,5 @@ def _slice(piece: Piece, start: int, end: int) -> Piece:
     return Piece(piece.token_ids[start:end], logprobs, piece.observed)
 
 
-def _encoded(piece: Piece | None) -> bytes:
-    if piece is None:
-        return b""
+def _encoded(piece: Piece) -> bytes:
     return encode(Tokens(piece.token_ids, piece.logprobs, piece.observed))

@@ -14,7 +14,6 @@ import msgspec
 from rollout_sched.core.model.actions import Answer, Discard, Dispatch, Interrupt
 from rollout_sched.core.model.errors import RolloutError
 from rollout_sched.core.model.events import (
-    PrefixVerified,
     RequestFailed,
     RequestFinished,
     RequestInterrupted,
@@ -28,7 +27,6 @@ from rollout_sched.core.model.events import (
 )
 from rollout_sched.live import Settings
 from rollout_sched.live.requests import PayloadFactory
-from rollout_sched.live.requests.token_payload import DraftTest
 from rollout_sched.live.trainer import SamplePayloads
 from rollout_sched.live.trainer.samples import Prompt
 
@@ -38,13 +36,6 @@ class _Message(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 # -- from the scheduler ----------------------------------------------------------------------
-
-
-class ContinueAttempt(_Message, frozen=True):
-    """The answer to a PrefixVerified: the dispatch to continue with, or None: stop."""
-
-    attempt: int
-    dispatch: Dispatch | None
 
 
 class CallTool(_Message, frozen=True):
@@ -75,13 +66,11 @@ class Lose(_Message, frozen=True):
 
 class PieceMade(_Message, frozen=True):
     """The tokens of an attempt of a group's request, encoded by `store.transaction`, from token
-    `start` on: those before it were Streamed. `verified`: the log-probabilities of the request's
-    leading tokens that newer weights have verified."""
+    `start` on: those before it were Streamed."""
 
     request: str
     attempt: int
     tokens: bytes
-    verified: tuple[float, ...] = ()
     start: int = 0
 
 
@@ -151,7 +140,6 @@ Order = (
     | Interrupt
     | Answer
     | Discard
-    | ContinueAttempt
     | CallTool
     | StopAttempt
     | RejectStreamed
@@ -181,14 +169,7 @@ class Relinquished(_Message, frozen=True):
 
 
 #: A front's reports about one attempt.
-OfAttempt = (
-    TokensArrived
-    | PrefixVerified
-    | RequestFinished
-    | TurnFinished
-    | RequestInterrupted
-    | RequestFailed
-)
+OfAttempt = TokensArrived | RequestFinished | TurnFinished | RequestInterrupted | RequestFailed
 
 Report = (
     RequestSubmitted
@@ -252,16 +233,12 @@ class Welcome(msgspec.Struct, frozen=True):
     settings      of its driver, also used by the front
     keeps_partial whether the tokens of an interrupted response are kept
     stream_every  tokens between partial results of an instance
-    leniency      of the test of drafts; None: none are tested
-    seed          of the random test of drafts
     """
 
     epoch: str
     settings: Settings
     keeps_partial: bool
     stream_every: int
-    leniency: float | None
-    seed: int
 
 
 def encoded(told: Welcome | Prompt) -> bytes:
@@ -277,9 +254,7 @@ class Recipes:
     """Makes the payloads of groups from their recipes, for one epoch."""
 
     def __init__(self, welcome: Welcome) -> None:
-        leniency = welcome.leniency
-        test = None if leniency is None else DraftTest(leniency, welcome.seed)
-        self._payloads = SamplePayloads(welcome.stream_every, test, lambda: 0)
+        self._payloads = SamplePayloads(welcome.stream_every, lambda: 0)
 
     def factory(self, recipe: bytes) -> PayloadFactory:
         """The factory of a group's payloads. Raises msgspec.DecodeError."""

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from rollout_sched.core.model.actions import Dispatch
-from rollout_sched.core.model.events import Event, PrefixVerified
-from rollout_sched.link.protocol import CallTool, ContinueAttempt, Reach, RestartSuspected
+from rollout_sched.core.model.events import Event
+from rollout_sched.link.protocol import CallTool, Reach, RestartSuspected
 from rollout_sched.live.ports import InstanceClient, Outcome
 from rollout_sched.live.requests import Verdict
 
@@ -53,7 +53,6 @@ class RemoteLink:
         self._on_broken = on_broken
         self._reached: set[str] = set()
         self._later: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
-        self._going_on: dict[int, asyncio.Future[Dispatch | None]] = {}
         self._turns: dict[str, tuple[int, Callable[[], None]]] = {}
 
     def fail(self, error: Exception) -> None:
@@ -91,23 +90,6 @@ class RemoteLink:
         return None
 
     # -- what is answered by an order ------------------------------------------------------
-
-    async def passed(self, dispatch: Dispatch, tokens: int, *, stopped: bool) -> Dispatch | None:
-        if stopped or self.broken is not None:
-            return None
-        answer = asyncio.get_running_loop().create_future()
-        self._going_on[dispatch.attempt] = answer
-        try:
-            self._say(PrefixVerified(dispatch.request, dispatch.attempt, tokens))
-            rest: Dispatch | None = await answer
-            return rest
-        finally:
-            del self._going_on[dispatch.attempt]
-
-    def continue_attempt(self, order: ContinueAttempt) -> None:
-        answer = self._going_on.get(order.attempt)
-        if answer is not None and not answer.done():
-            answer.set_result(order.dispatch)
 
     def when_acting(self, dispatch: Dispatch, begin: Callable[[], None]) -> None:
         self._turns[dispatch.request] = (dispatch.attempt, begin)

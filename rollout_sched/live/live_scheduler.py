@@ -232,7 +232,6 @@ class LiveScheduler:
             _warn_of_lending(policy)
         self.policy = policy.name
         self.fronts: Callable[[], dict[str, Any]] = dict
-        self.seed = run.seed
         header = JournalHeader(SCHEMA, policy.name, run.prompts_per_step, version, run.seed)
         self.records = records = RunRecords(
             run, header, settings.durable, named_tools, judges=rewards is not None
@@ -244,7 +243,6 @@ class LiveScheduler:
         self.trainer = TrainerSession(
             self.driver,
             stream_every=run.stream_every,
-            seed=run.seed,
             lengths=records.lengths,
             borrower=borrower,
             stored=None if stored is None else stored.keeper.session,

@@ -102,27 +102,18 @@ class Order(msgspec.Struct, frozen=True):
     session: str = ""
 
 
-class PromptToken(msgspec.Struct, frozen=True, gc=False):
-    """A prompt token under the model's weights: its log-probability, and its rank from 1."""
-
-    logprob: float
-    rank: int
-
-
 class Output(msgspec.Struct):
     """The result of an attempt.
 
     `logprobs` has one entry for each of `token_ids`; None if not requested. `finish` "abort" means
     stopped from outside, with everything made so far. `spans` as in `core.events`, with the
-    versions that the instance reports; empty if it reports none. `prompt` has one entry for each
-    token of the context except the first, if sampling has "prompt_logprobs"; else it is None.
+    versions that the instance reports; empty if it reports none.
     """
 
     token_ids: list[int]
     logprobs: list[float] | None
     finish: Literal["stop", "length", "abort"]
     spans: Spans = ()
-    prompt: list[PromptToken] | None = None
 
 
 class Description(msgspec.Struct, frozen=True):
@@ -266,10 +257,6 @@ class Transcript(Protocol):
     def detach(self) -> None:
         """Detach the kept tokens from attempt numbers: another scheduler numbers its own."""
 
-    def cut(self, tokens: int) -> None:
-        """Forget the last `tokens` generated tokens, or everything if a tool has answered one of
-        those. Called only for verified requests."""
-
 
 class Responder(Protocol):
     """The receiver of a request's result. Exactly one of the two methods is called, once, unless
@@ -296,21 +283,6 @@ class Payload(Protocol):
         An InstanceError that it raises, or passes to `over`, ends the attempt. Any other error that
         it raises ends the request: what cannot be sent to one instance cannot be sent elsewhere.
         """
-
-
-#: Called with the number of leading tokens of a draft that passed; returns the dispatch that the
-#: attempt continues with, or None if it must stop.
-Passed = Callable[[int], Awaitable[Dispatch | None]]
-
-
-class Verifying(Payload, Protocol):
-    """A payload whose old tokens can be verified (see `core.verification`)."""
-
-    def begin_verified(
-        self, client: Any, dispatch: Dispatch, order_id: str, passed: Passed, over: Over
-    ) -> Attempting:
-        """Like `begin`, for a dispatch with a draft: calls `passed` with the number of kept tokens,
-        then continues after them."""
 
 
 #: The payload of a finished sample, with its tokens.

@@ -46,7 +46,6 @@ def summarize(
         preemptions=waste.preemptions,
         resumed_attempts=waste.resumed_attempts,
         reprefilled_tokens=waste.reprefilled_tokens,
-        verified_tokens=sum(step.verified_tokens for step in steps),
         masked_tokens=sum(step.masked_tokens for step in steps),
         discarded_tokens=sum(step.discarded_tokens for step in steps) + current.discarded_tokens,
         discarded_tokens_by_cause=dict(sorted((+waste.discarded).items())),

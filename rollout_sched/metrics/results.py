@@ -30,7 +30,6 @@ class Step(msgspec.Struct):
     samples: int = 0
     tokens: int = 0
     fresh_tokens: int = 0
-    verified_tokens: int = 0
     masked_tokens: int = 0
     generated_tokens: int = 0
     discarded_tokens: int = 0
@@ -79,7 +78,6 @@ class Summary(msgspec.Struct, frozen=True):
     preemptions: int
     resumed_attempts: int
     reprefilled_tokens: int
-    verified_tokens: int
     masked_tokens: int
     discarded_tokens: int
     discarded_tokens_by_cause: dict[str, int]

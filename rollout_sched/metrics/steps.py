@@ -175,7 +175,6 @@ class Steps:
         step.samples += len(samples)
         step.tokens += sum([sample.response_tokens for sample in samples]) - masked
         step.masked_tokens += masked
-        step.verified_tokens += sum([sample.verified_tokens for sample in samples])
         for sample in samples:
             for segment in sample.segments:
                 if segment.version == version:

@@ -10,14 +10,12 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from rollout_sched.live.ports import OnTokens, Order, Output, PromptToken, RequestRejected
+from rollout_sched.live.ports import OnTokens, Order, Output, RequestRejected
 from rollout_sched.simulators.fake_instance import tokens as text
 from rollout_sched.simulators.instance import Ended, SimInstance, SimRequest
 from rollout_sched.simulators.instance.reference import ReferenceInstance
 
 Stream = tuple[int, ...]
-#: What vLLM's server sends for a log-probability of minus infinity.
-_NEVER = -9999.0
 
 #: The argument that sets the ids of responses (`said_on_demand`).
 _IDS = "fake_response_ids"
@@ -41,7 +39,6 @@ class OpenAnswer:
 
     __slots__ = (
         "answer",
-        "context",
         "id",
         "logprobs",
         "name",
@@ -57,9 +54,6 @@ class OpenAnswer:
         self.name = name
         self.start = start  # tokens of this response that are in the context
         self.logprobs = order.sampling.get("logprobs") is not None
-        # Log-probabilities of the prompt are only reported on request.
-        asked = order.sampling.get("prompt_logprobs") is not None
-        self.context = order.token_ids if asked else ()
         self.on_tokens = on_tokens
         self.said: Sequence[int] | None = None  # the whole response, if the request sets it
         self.streamed = 0
@@ -70,20 +64,18 @@ class OpenAnswer:
 class OpenAnswers:
     """All answers in flight of one instance, by attempt number in order of arrival.
 
-    With `versioned_text`, another version gives another text, in a share `drift` of the tokens.
+    With `versioned_text`, another version gives another text.
     """
 
     def __init__(
         self,
         lengths: Lengths,
         versioned_text: bool,
-        drift: float = 1.0,
         vocabulary: text.Vocabulary = text.LARGEST,
     ) -> None:
         self.by_number: dict[int, OpenAnswer] = {}
         self._lengths = lengths
         self._versioned = versioned_text
-        self._drift = drift
         self._vocabulary = vocabulary
         self._attempts = 0
         self._numbers: dict[str, list[int]] = {}
@@ -157,32 +149,14 @@ class OpenAnswers:
 
     def output(self, answer: OpenAnswer, ended: Ended) -> Output:
         ids, logprobs = self._text(answer, 0, ended.spans)
-        prompt = None
-        if answer.context and ended.spans:
-            prompt = self._thoughts(answer.context, ended.spans[0][0])
-        return Output(ids, logprobs, ended.reason, ended.spans, prompt)
-
-    def _thoughts(self, context: Sequence[int], version: int) -> list[PromptToken]:
-        """Log-probabilities of a context under this version: each response token is either the one
-        it would generate, or impossible. Tokens outside of responses get a fixed value."""
-        thoughts = [PromptToken(-1.0, 2)] * len(context)
-        for name, first, count in text.responses(context, self._vocabulary):
-            version = version if self._versioned else 0
-            would = text.tokens(name, 0, [(version, count)], self._drift, self._vocabulary)
-            values = text.logprobs(name, 0, count)
-            said = context[first : first + count]
-            thoughts[first : first + count] = [
-                PromptToken(value, 1) if token == own else PromptToken(_NEVER, 100)
-                for token, own, value in zip(said, would, values, strict=True)
-            ]
-        return thoughts[1:]
+        return Output(ids, logprobs, ended.reason, ended.spans)
 
     def _text(self, answer: OpenAnswer, skip: int, spans: text.Spans) -> IdsAndLogprobs:
         start = answer.start + skip
         if not self._versioned:
             spans = [(0, sum(count for _, count in spans))]
         if answer.said is None:
-            ids = text.tokens(answer.name, start, spans, self._drift, self._vocabulary)
+            ids = text.tokens(answer.name, start, spans, self._vocabulary)
         else:
             ids = list(answer.said[start : start + sum(count for _, count in spans)])
         return ids, text.logprobs(answer.name, start, len(ids)) if answer.logprobs else None

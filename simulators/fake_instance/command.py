@@ -48,7 +48,6 @@ def add(commands: Any) -> None:
     option("--vocab-size", type=int, default=0, metavar="N", help="token ids are less than N")
     _setting(parser, "--weight-version", str, "label of the initial weights")
     option("--versioned-text", action="store_true", help="other weights give another text")
-    _setting(parser, "--drift", float, "share of the tokens that other weights change")
     option("--fault", action="append", default=[], metavar="KIND[=PROBABILITY]", help="repeatable")
     parser.set_defaults(run=run)
 
@@ -111,7 +110,6 @@ def _settings(options: argparse.Namespace) -> EngineSettings:
         max_queued=options.max_queued,
         weight_version=options.weight_version,
         versioned_text=options.versioned_text,
-        drift=options.drift,
         world_size=options.world_size,
         vocabulary=_vocabulary(options.vocab_size),
     )

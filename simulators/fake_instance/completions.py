@@ -14,7 +14,6 @@ from rollout_sched.simulators.fake_instance.requests import (
     ParsedRequest,
     RequestLimits,
     parsed,
-    prompt_logprobs,
     prompts_of,
     request_id,
     sampling_of,
@@ -37,10 +36,7 @@ class CompletionsDialect:
             limits,
             answer_id,
             {f"{answer_id}-{i}": prompt for i, prompt in enumerate(prompts)},
-            {
-                **sampling_of(body, body.max_tokens, body.logprobs is not None),
-                "prompt_logprobs": body.prompt_logprobs,
-            },
+            sampling_of(body, body.max_tokens, body.logprobs is not None),
             ids_for_words=bool(body.return_tokens_as_token_ids),
         )
 
@@ -56,7 +52,7 @@ class CompletionsDialect:
     def _choice(self, asked: ParsedRequest, chunk: ChoiceChunk) -> Json:
         choice = openai.choice(asked, chunk, self._logprobs(asked, chunk))
         choice["text"] = text.decode(chunk.token_ids)
-        choice["prompt_logprobs"] = prompt_logprobs(asked.prompts[chunk.choice // asked.n], chunk)
+        choice["prompt_logprobs"] = None
         if asked.return_token_ids and chunk.first:
             choice["prompt_token_ids"] = asked.prompts[chunk.choice // asked.n]
         return choice

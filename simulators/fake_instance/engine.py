@@ -261,8 +261,7 @@ class EngineSettings(msgspec.Struct, frozen=True):
     sigma              ... with this standard deviation of the logarithm
     stream_interval    tokens in a streamed chunk, if a request does not set it
     max_queued         with this many unanswered requests, more get a 503; 0: no limit
-    versioned_text     other weights, identified by their label, give another text ...
-    drift              ... in this share of the tokens
+    versioned_text     other weights, identified by their label, give another text
     world_size         workers, each a rank of weight transfers
     vocabulary         the token ids
     weight_version     the label of the initial weights
@@ -278,7 +277,6 @@ class EngineSettings(msgspec.Struct, frozen=True):
     stream_interval: int = 1
     max_queued: int = 0
     versioned_text: bool = False
-    drift: float = 1.0
     world_size: int = 1
     vocabulary: text.Vocabulary = text.LARGEST
     weight_version: str = FIRST_LABEL
@@ -309,7 +307,6 @@ class Engine:
             speed=settings.speed,
             version=number_of(label),
             versioned_text=settings.versioned_text,
-            drift=settings.drift,
             vocabulary=settings.vocabulary,
         )
         load_s = settings.update_s / settings.speed

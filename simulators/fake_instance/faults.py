@@ -7,7 +7,6 @@ another        answers under the id of another request
 unfinished     closes the connection just before the end of the answer: before a stream's [DONE],
                or before the last bytes of a whole answer
 wrong_version  answers with another version than it has
-short_prompt   omits the last token of a prompt whose log-probabilities were requested
 reset          closes the connection instead of answering
 cut            closes the connection in the middle of the answer
 slow           answers `seconds` later
@@ -30,7 +29,6 @@ Kind = Literal[
     "another",
     "unfinished",
     "wrong_version",
-    "short_prompt",
     "reset",
     "cut",
     "slow",

@@ -15,7 +15,6 @@ from rollout_sched.simulators.fake_instance.requests import (
     ParsedRequest,
     RequestLimits,
     parsed,
-    prompt_logprobs,
     request_id,
 )
 
@@ -47,7 +46,7 @@ class GenerateDialect:
     def whole(self, asked: ParsedRequest, chunks: Sequence[ChoiceChunk], usage: Json) -> Json:
         return {
             **self._answer(asked, chunks, usage),
-            "prompt_logprobs": prompt_logprobs(asked.prompts[0], chunks[0]),
+            "prompt_logprobs": None,
             "prompt_token_ids": asked.prompts[0] if asked.return_token_ids else None,
             "kv_transfer_params": None,
             "output_mode": "tokens",

@@ -265,7 +265,7 @@ class RealtimeInstance:
     """One simulated instance; `speed` simulated seconds pass per second of the running loop.
 
     `clocked` is that instance, without tokens. `version` is the initial one. With `versioned_text`,
-    another version gives another text, in a share `drift` of the tokens. `vocabulary`: the token
+    another version gives another text. `vocabulary`: the token
     ids.
 
     KV identity is derived from the tokens (see `tokens`): requests with equal prompts
@@ -284,7 +284,6 @@ class RealtimeInstance:
         speed: float = 1.0,
         version: int = 0,
         versioned_text: bool = False,
-        drift: float = 1.0,
         vocabulary: text.Vocabulary = text.LARGEST,
     ) -> None:
         self._name = name
@@ -301,7 +300,7 @@ class RealtimeInstance:
         )
         self.clocked = ClockedInstance(self._simulated, speed, self._hear)
         self._closed = False
-        self._answers = OpenAnswers(lengths, versioned_text, drift, vocabulary)
+        self._answers = OpenAnswers(lengths, versioned_text, vocabulary)
         self._pauses = Pauses(self._simulated)
 
     @property

@@ -10,7 +10,7 @@ from typing import Annotated, Any, NamedTuple, Protocol
 
 import msgspec
 
-from rollout_sched.live.ports import Order, Output, PromptToken
+from rollout_sched.live.ports import Order, Output
 from rollout_sched.simulators.fake_instance import tokens as text
 from rollout_sched.simulators.fake_instance.protocol import Refusal
 
@@ -134,7 +134,6 @@ class CompletionBody(OpenAIBody, kw_only=True):
     prompt: str | list[int | str | Tokens]
     max_tokens: int | None = 16
     logprobs: int | None = None
-    prompt_logprobs: int | None = None
 
 
 class ChatBody(OpenAIBody, kw_only=True):
@@ -327,7 +326,6 @@ class ChoiceChunk(NamedTuple):
     finish    None if more tokens follow
     versions  set with the finish, if known
     first     whether this is the first chunk of the choice
-    prompt    log-probabilities of the prompt's tokens, if requested
     """
 
     choice: int
@@ -336,7 +334,6 @@ class ChoiceChunk(NamedTuple):
     finish: str | None
     versions: list[Json] | None
     first: bool
-    prompt: Sequence[PromptToken] | None = None
 
 
 class EndpointDialect(Protocol):
@@ -373,14 +370,3 @@ def versions(output: Output, label: Any) -> list[Json]:
         spans.append({"version": label(version), "start": start, "end": start + count})
         start += count
     return spans
-
-
-def prompt_logprobs(prompt: Sequence[int], chunk: ChoiceChunk) -> list[Json | None] | None:
-    """The log-probability of each token of a prompt, by its id; None for the first."""
-    if chunk.prompt is None:
-        return None
-    told: list[Json | None] = [None]
-    for token, thought in zip(prompt[1:], chunk.prompt, strict=False):
-        entry = {"logprob": thought.logprob, "rank": thought.rank, "decoded_token": None}
-        told.append({str(token): entry})
-    return told

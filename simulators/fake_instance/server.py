@@ -189,10 +189,7 @@ class _Answering:
         if output is None:
             return ChoiceChunk(index, token_ids, logprobs, None, None, first)
         spans = versions(output, self._label)
-        prompt = output.prompt
-        if prompt is not None and self.fault == "short_prompt":
-            prompt = prompt[:-1]
-        return ChoiceChunk(index, token_ids, logprobs, output.finish, spans, first, prompt)
+        return ChoiceChunk(index, token_ids, logprobs, output.finish, spans, first)
 
     def _label(self, version: int) -> str:
         label = self.engine.weights.label_of(version)
@@ -428,7 +425,7 @@ class FakeServer:
                 raise self.engine.weights.tear("the weights could not be loaded, as ordered")
             case "slow":
                 await asyncio.sleep(fault.seconds)
-            case "twice" | "cut" | "another" | "unfinished" | "wrong_version" | "short_prompt":
+            case "twice" | "cut" | "another" | "unfinished" | "wrong_version":
                 if request.path in self.dialects:
                     return await self._generate(request, fault.fault)
         return await handler(request)

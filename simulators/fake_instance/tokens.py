@@ -122,19 +122,14 @@ def tokens(
     response: int,
     start: int,
     spans: Spans,
-    drift: float = 1.0,
     vocabulary: Vocabulary = LARGEST,
 ) -> list[int]:
     """Ids of a response from its token `start` on: (version, tokens) in order. Another version
-    gives another text except for the name, or differs in a share `drift` of the tokens; version 0
-    gives the plain text."""
+    gives another text except for the name."""
     ids: list[int] = []
     for version, count in spans:
         place = start + len(ids)
         words = _mixed(response, place, count, version)
-        if drift < 1:
-            differs = (words & np.uint64(0xFFFFF)) < np.uint64(int(drift * (1 << 20)))
-            words = np.where(differs, words, _mixed(response, place, count, 0))
         places = (words >> np.uint64(40)) % np.uint64(vocabulary.words)
         ids += (vocabulary.first_word + places).tolist()
     if ids and not start:
@@ -146,18 +141,6 @@ def logprobs(response: int, start: int, count: int) -> list[float]:
     """One for each of the tokens, between -4 and 0."""
     words = _mixed(response, start, count, _LOGPROBS)
     return [word / -1024 for word in (words >> np.uint64(52)).tolist()]
-
-
-def responses(
-    token_ids: Sequence[int], vocabulary: Vocabulary = LARGEST
-) -> Iterable[tuple[int, int, int]]:
-    """(name, first place, tokens) of every response in a context."""
-    ids = np.array(token_ids, dtype=np.int64)
-    names = np.flatnonzero(vocabulary.are_names(ids)).tolist()
-    ours = vocabulary.are_ours(ids)
-    for first, after in zip(names, [*names[1:], len(ids)], strict=True):
-        others = np.flatnonzero(~ours[first:after])
-        yield int(ids[first]), first, int(others[0]) if len(others) else after - first
 
 
 def encode(text: str, vocabulary: Vocabulary = LARGEST) -> list[int]:

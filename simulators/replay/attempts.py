@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Literal
-
-from msgspec.structs import replace
 
 from rollout_sched.core.model.actions import Dispatch
 from rollout_sched.core.model.events import (
     Event,
-    PrefixVerified,
     RequestFinished,
     RequestInterrupted,
     ToolReturned,
     TurnFinished,
 )
 from rollout_sched.simulators.instance import Ended, SimRequest
-from rollout_sched.simulators.replay.scenario import Conversation, PolicyDrift
+from rollout_sched.simulators.replay.scenario import Conversation
 from rollout_sched.simulators.replay.workload import Workload
 from rollout_sched.simulators.traces.model import SampleRecord
 
@@ -25,32 +22,18 @@ from rollout_sched.simulators.traces.model import SampleRecord
 class SimAttempts:
     """The attempts in flight, and the names of the texts of requests between two attempts.
 
-    A text is named by the number of the attempt that began it. An attempt with a draft makes two
-    requests to its instance: the first prefills the draft, which decides how much of it is kept
-    (its generated token is dropped); the second continues after it. `drift`: None if nothing is
-    verified. `is_stopping`: whether an attempt is no longer wanted.
+    A text is named by the number of the attempt that began it.
 
     asking  the direct requests that are not finished, with their conversations
     """
 
-    __slots__ = ("_drift", "_in_flight", "_is_stopping", "_streams", "_workload", "asking")
+    __slots__ = ("_in_flight", "_streams", "_workload", "asking")
 
-    def __init__(
-        self,
-        workload: Workload,
-        drift: PolicyDrift | None = None,
-        is_stopping: Callable[[int], bool] | None = None,
-    ) -> None:
+    def __init__(self, workload: Workload) -> None:
         self.asking: dict[str, Conversation] = {}
-        self._drift = drift
-        self._is_stopping = is_stopping
         self._workload = workload
         self._in_flight: dict[int, tuple[Dispatch, SampleRecord, int]] = {}
         self._streams: dict[str, int] = {}
-
-    @property
-    def verifies(self) -> bool:
-        return self._drift is not None
 
     def __contains__(self, attempt: int) -> bool:
         return attempt in self._in_flight
@@ -71,16 +54,13 @@ class SimAttempts:
         else:
             sample = load.begin(action.group, action.index)
             stream = action.attempt  # a new text starts here
-        return self._request(action, sample, stream)
-
-    def _request(self, action: Dispatch, sample: SampleRecord, stream: int) -> SimRequest:
         self._in_flight[action.attempt] = (action, sample, stream)
-        made = action.response_tokens - _settled(action, sample)
+        made = action.response_tokens - _in_earlier_turns(action, sample)
         return SimRequest(
             action.attempt,
             action.context_tokens,
-            1 if action.draft else sample.turns[action.turn].output_tokens - made,
-            1 if action.draft else action.max_new_tokens,
+            sample.turns[action.turn].output_tokens - made,
+            action.max_new_tokens,
             prompt_stream=action.group,
             shared_tokens=self._workload.prompt_tokens(action.group),
             stream=stream,
@@ -105,44 +85,6 @@ class SimAttempts:
             salt=action.salt,
         )
 
-    def verified(self, ended: Ended) -> tuple[PrefixVerified, SimRequest | RequestFinished] | None:
-        """The result of its draft, and how it continues or ends; None if it has no draft or is to
-        stop."""
-        found = self._in_flight.get(ended.attempt)
-        if found is None or not found[0].draft or ended.reason == "abort":
-            return None
-        assert self._drift is not None, "a draft without verification"
-        if self._is_stopping is not None and self._is_stopping(ended.attempt):
-            return None
-        dispatch, sample, stream = found
-        draft = sum([tokens for _, tokens in dispatch.draft])
-        settled = _settled(dispatch, sample)
-        kept = self._drift.kept(dispatch, settled, self._workload.seed)
-        event = PrefixVerified(dispatch.request, dispatch.attempt, kept)
-        if dispatch.ends and kept == draft:
-            del self._in_flight[ended.attempt]
-            self._streams[dispatch.request] = stream
-            return event, RequestFinished(dispatch.request, dispatch.attempt, 0)
-        context, response, turn = dispatch.context_tokens, dispatch.response_tokens, dispatch.turn
-        if kept < draft:
-            context, response = context - response + kept, kept
-            sample = self._workload.go_on(dispatch.group, dispatch.index, kept)
-            if not kept:
-                stream = dispatch.attempt  # a new text starts here
-                if settled:
-                    context, turn = self._workload.prompt_tokens(dispatch.group), 0
-        dispatch = replace(
-            dispatch,
-            context_tokens=context,
-            response_tokens=response,
-            computed_tokens=context,
-            max_new_tokens=dispatch.max_new_tokens + dispatch.response_tokens - response,
-            turn=turn,
-            draft=(),
-            ends=False,
-        )
-        return event, self._request(dispatch, sample, stream)
-
     def end(self, ended: Ended) -> tuple[Event, tuple[float, ToolReturned] | None] | None:
         """The event for its end, and the tool that returns, with its delay in seconds. None if the
         attempt is not in flight any more."""
@@ -152,11 +94,9 @@ class SimAttempts:
         dispatch, sample, stream = found
         request, tokens, spans, turns = dispatch.request, ended.tokens, ended.spans, sample.turns
         stopped = ended.reason == "stop"
-        may_go_on = not stopped or len(turns) > 1 or self._drift is not None
+        may_go_on = not stopped or len(turns) > 1
         if may_go_on and dispatch.group:
             self._streams[request] = stream
-        if dispatch.draft:
-            return RequestInterrupted(request, ended.attempt, 0), None
         if ended.reason == "abort":
             return RequestInterrupted(request, ended.attempt, tokens, spans), None
         made = dispatch.response_tokens + tokens
@@ -186,8 +126,8 @@ class SimAttempts:
                 self._streams.pop(request, None)
 
 
-def _settled(dispatch: Dispatch, sample: SampleRecord) -> int:
-    """Response tokens of the turns before this one, which tools have answered."""
+def _in_earlier_turns(dispatch: Dispatch, sample: SampleRecord) -> int:
+    """Response tokens of the turns before this one."""
     if not dispatch.turn:
         return 0
     return sum([turn.output_tokens for turn in sample.turns[: dispatch.turn]])

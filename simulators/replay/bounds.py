@@ -394,8 +394,7 @@ def on_policy_bound(
     for the next batch. So neither period overlaps with a round (`bounds.rounds`). A trainer that
     takes parts overlaps with its own round, but it trains only whole groups, and its step ends with
     `fixed_s`. The joint work of the fleet has only the time of the rounds, and only the GPU time
-    that the trainer leaves on shared GPUs. Verified tokens were generated earlier and are not too
-    old, so a policy that verifies may beat this bound.
+    that the trainer leaves on shared GPUs.
     """
     if not batches:
         return OnPolicyBound(0.0, 0.0)

@@ -243,8 +243,7 @@ class ClosedLoop:
         self._inbox: deque[Event] = deque()
         self._telling = False
         self._queue = queue = EventQueue()
-        drift = scenario.policy_drift if scheduler.work.verification.on else None
-        self._attempts = attempts = SimAttempts(workload, drift, self._is_stopping)
+        self._attempts = attempts = SimAttempts(workload)
         self._links: SimLinks | None = None
         tell: Callable[[Event], None] = self._tell
         if scenario.links is not None:
@@ -346,9 +345,6 @@ class ClosedLoop:
 
     def _view(self) -> SchedulerView:
         return self.scheduler.view
-
-    def _is_stopping(self, attempt: int) -> bool:
-        return self.scheduler.view.is_stopping(attempt)
 
     def _is_acting(self, request: str, attempt: int) -> bool:
         return self.scheduler.view.is_acting(request, attempt)

@@ -22,13 +22,12 @@ from rollout_sched.core.model.events import (
     InstancePaused,
     InstanceReported,
     RequestFailed,
-    RequestFinished,
     TokensArrived,
     ToolReturned,
     TrajectoryEnded,
     WeightsUpdated,
 )
-from rollout_sched.simulators.instance import Ended, PauseMode, SimInstance, SimRequest
+from rollout_sched.simulators.instance import Ended, PauseMode, SimInstance
 from rollout_sched.simulators.instance.reference import ReferenceInstance
 from rollout_sched.simulators.replay.attempts import SimAttempts
 from rollout_sched.simulators.replay.event_queue import EventQueue
@@ -240,7 +239,6 @@ class SimFleet:
         self._tool_after_s = 0.0  # a tool starts after a round trip to the scheduler
         if scenario.links is not None:
             self._tool_after_s = scenario.links.round_trip_s
-        self._verifies = attempts.verifies
         self._schedulers = 1  # how many there have been
 
     def is_here(self, node: SimNode) -> bool:
@@ -290,16 +288,6 @@ class SimFleet:
             self.gpus.stopped(node)
 
     def _answer(self, node: SimNode, ended: Ended) -> None:
-        if self._verifies:
-            verified = self._attempts.verified(ended)
-            if verified is not None:
-                passed, rest = verified
-                if isinstance(rest, SimRequest):
-                    node.instance.submit(rest, self._queue.now)  # first, so that it can be stopped
-                self._tell(passed)
-                if isinstance(rest, RequestFinished):
-                    self._tell(rest)
-                return
         answer = self._attempts.end(ended)
         if answer is None:
             return

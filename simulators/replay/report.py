@@ -280,7 +280,6 @@ TABLES: dict[str, Sequence[Column]] = {
             count,
             "trained tokens that the trainer's current version generated",
         ),
-        Column("verified", "verified_tokens", count, "older tokens that newer weights accepted"),
         Column("masked", "masked_tokens", count, "too old: delivered, but not trained"),
         Column(
             "length ratio", "length_bias.mean_ratio", number, "mean length trained over offered"

@@ -94,7 +94,7 @@ class Run(msgspec.Struct):
     `max_staleness` is what the policy allows, None if it has no limit. `bound_s` is a lower bound
     on `summary.total_s` for the samples that this run delivered, `offered_bound_s` for those that
     the trainer requested; both are 0 without training. `on_policy_bound_s` is the bound of this
-    run's samples at staleness 0, None for a policy that allows more or verifies. `step_gaps`: how
+    run's samples at staleness 0, None for a policy that allows more. `step_gaps`: how
     far each batch's span (first dispatch to delivery) is above the bound of its own samples.
     `direct` is set if the scenario has traffic, `outages` if it has faults, `record` if requested.
     """
@@ -265,7 +265,7 @@ class _Watch:
 
     def _on_policy_bound_s(self, demand: Demand, restarts: int) -> float | None:
         roles, notes = self.loop.scheduler.roles, self._notes
-        if staleness_bound(roles.freshness) != 0 or roles.verifies:
+        if staleness_bound(roles.freshness) != 0:
             return None
         step, batches = self._workload.prompts_per_step, len(notes.delivered)
         bound = on_policy_bound(demand, step, batches, self._scenario, restarts)

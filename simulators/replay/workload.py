@@ -119,31 +119,13 @@ class Workload:
             times = self._begun[group, index]
             self._begun[group, index] += 1
             if times:
-                self._redraw(group, index, f"{group}#{times}", 0)
+                self._redraw(group, index, f"{group}#{times}")
         return self.sample(group, index)
 
-    def go_on(self, group: str, index: int, kept: int) -> SampleRecord:
-        """What the sample replays after it was cut and continues from its first `kept` tokens.
-
-        With `redraws`, a recorded sample longer than that. A trajectory with tools, and a sample
-        than which none is longer, replays the same as before.
-        """
-        if not kept:
-            return self.begin(group, index)
-        if self._redraws and len(self.sample(group, index).turns) == 1:
-            self._redraw(group, index, f"{group}#{kept}+", kept)
-        return self.sample(group, index)
-
-    def _redraw(self, group: str, index: int, name: str, beyond: int) -> None:
-        recorded = self._ever_recorded[self.prompt(group)]
-        members = [
-            sample
-            for sample in recorded
-            if not beyond or (len(sample.turns) == 1 and sample.response_tokens > beyond)
-        ]
-        if members:
-            drawn = draw_extra(members, name, index, self.seed).cut_at(self.max_tokens)
-            self._redrawn[group, index] = msgspec.structs.replace(drawn, group=group)
+    def _redraw(self, group: str, index: int, name: str) -> None:
+        members = self._ever_recorded[self.prompt(group)]
+        drawn = draw_extra(members, name, index, self.seed).cut_at(self.max_tokens)
+        self._redrawn[group, index] = msgspec.structs.replace(drawn, group=group)
 
     def sample(self, group: str, index: int) -> SampleRecord:
         """What the sample replays, cut at `max_tokens`."""

@@ -249,7 +249,6 @@ class Bench(msgspec.Struct, frozen=True):
             weights_tokens=max(1, round(cost.weights_s / max(cost.context_s, 1e-12))),
             prefill_tokens_per_s=round(1 / max(cost.token_s, 1e-9)),
             remembers=job.epochs > 1 or job.known_samples > 0,
-            drifts=self.scenario.policy_drift.rejection_per_token > 0,
         )
 
 

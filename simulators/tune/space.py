@@ -32,7 +32,6 @@ class Setting(msgspec.Struct, frozen=True):
     prefill_tokens_per_s  of an instance
     weights_tokens  tokens of context that take as long to read as the weights
     remembers       prompts are repeated, so that their earlier lengths are known
-    drifts          the scenario says how many old tokens newer weights reject
     """
 
     prompts_per_step: int
@@ -47,7 +46,6 @@ class Setting(msgspec.Struct, frozen=True):
     prefill_tokens_per_s: float
     weights_tokens: float
     remembers: bool
-    drifts: bool
 
 
 class Condition(msgspec.Struct, frozen=True):
@@ -71,11 +69,6 @@ MOVES = Condition(
     lambda s: s.multi_turn or s.max_staleness >= 1,
 )
 REMEMBERS = Condition("prompts come again", lambda s: s.remembers)
-DRIFTS = Condition("the scenario says what verification rejects", lambda s: s.drifts)
-CARRYING = Condition(
-    "staleness is allowed, or the scenario says what verification rejects",
-    lambda s: s.max_staleness >= 1 or s.drifts,
-)
 SEVERAL_SAMPLES = Condition("prompts have several samples", lambda s: s.samples_per_prompt >= 2)
 STALE_AND_SEVERAL = Condition(
     "staleness is allowed and there are several instances",
@@ -113,19 +106,10 @@ class FixedSetting(msgspec.Struct, frozen=True):
         return [getattr(setting, self.of)]
 
 
-class Each(msgspec.Struct, frozen=True):
-    """Values, each with a condition of its own."""
-
-    of: tuple[tuple[Any, Condition], ...]
-
-    def values(self, setting: Setting) -> list[Any]:
-        return [value for value, condition in self.of if condition.holds(setting)]
-
-
 class Parameter(msgspec.Struct, frozen=True):
     """Values to try, similar ones adjacent. If `when` does not hold, it keeps its default."""
 
-    of: tuple[Any, ...] | Times | UpTo | Each | FixedSetting
+    of: tuple[Any, ...] | Times | UpTo | FixedSetting
     when: Condition = ALWAYS
 
     def values(self, setting: Setting) -> list[Any]:
@@ -236,14 +220,12 @@ SPACE: dict[str, tuple[Option, ...]] = {
         Option(
             "partial",
             {
-                "kv": Parameter(
-                    Each((("recompute", STALENESS), ("retain", STALENESS), ("verify", DRIFTS)))
-                ),
+                "kv": Parameter(("recompute", "retain")),
                 "at_update": Parameter(("resubmit", "in_place", "drain")),
                 "segment_tokens": Parameter(Times("max_tokens", (0, 0.125, 0.25, 0.5))),
                 "segment": Parameter(("budget", "chunk")),
             },
-            CARRYING,
+            STALENESS,
         ),
     ),
     "freshness": (
@@ -428,7 +410,6 @@ LEFT_OUT: dict[str, str] = {
     "affinity.by_cost": "trained requests have no sessions, only clients' direct requests have",
     "affinity.none": "for the same reason",
     "admission.aimd_concurrency.most": "a safety limit that no trace reaches",
-    "interruption.partial.leniency": "a replay rejects as the scenario says, for any leniency",
     "interruption.none.at_update": "it has only one value",
     "routing.power_of_two": "least_requests sees the whole fleet at the same cost",
     "routing.random": "round_robin spreads similar requests at least as evenly as chance",

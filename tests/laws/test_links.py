@@ -27,7 +27,7 @@ from rollout_sched.link.host import Host
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.ports import InstanceClient, Order
 from rollout_sched.live.requests.payloads import PayloadFactory
-from rollout_sched.live.requests.token_payload import DraftTest, TokenPayload
+from rollout_sched.live.requests.token_payload import TokenPayload
 from rollout_sched.live.settings import Settings
 from rollout_sched.simulators.fake_instance.answers import OrderedResponse
 from rollout_sched.simulators.fake_instance.instance import RealtimeInstance
@@ -57,8 +57,6 @@ POLICIES = (
     "async_in_place",
     "async_resubmit",
     "async_in_parts",
-    "verify_in_rounds",
-    "verify_async",
     "async_migration",
 )
 
@@ -108,8 +106,6 @@ class Run:
         self.scheduler, self.again = policy.scheduler(STEP), policy.scheduler(STEP)
         self.journal: list[tuple[float, Event, list[Action]]] = []
         self.bound = staleness_bound(self.scheduler.roles.freshness)
-        leniency = self.scheduler.view.leniency
-        self.test = None if leniency is None else DraftTest(leniency, 0)
         self.batches: asyncio.Queue[tuple[Deliver, list[Any]]] = asyncio.Queue()
         self.failed: list[str] = []
         self.driver = Driver(
@@ -141,7 +137,7 @@ class Run:
         """The payload factory of a group, by the number in its recipe."""
         prompt = prompt_of(int(recipe))
         sampling = {"temperature": 0.0, "logprobs": 0}
-        return lambda index: TokenPayload(prompt, sampling, stream_every=2, test=self.test)
+        return lambda index: TokenPayload(prompt, sampling, stream_every=2)
 
     async def add(self, name: str) -> None:
         self.instances[name] = RealtimeInstance(name, SPEC, length_of, speed=SPEED)

@@ -107,11 +107,6 @@ POLICIES = st.fixed_dictionaries(
                     {"segment_tokens": 7, "segment": "chunk"},
                 )
             ]
-            + [
-                {"use": "partial", "kv": "verify", "at_update": at, "segment_tokens": segment}
-                for at in ("resubmit", "drain")
-                for segment in (0, 7)
-            ]
         ),
         "weights": st.sampled_from(
             [{"use": "all_at_once"}, {"use": "all_at_once", "when": "between_batches"}]
@@ -185,7 +180,7 @@ class World(RuleBasedStateMachine):
         self.training = False
         self.version = self.first_version = version
         # Rounds that keep nothing may have more complete groups than their batch takes.
-        keeps = policy["interruption"].get("kv", "verify") != "verify"
+        keeps = policy["interruption"]["use"] == "partial"
         self.waits = policy["freshness"].get("when_stale") != "drop" and (
             policy["batching"]["use"] == "fully_async" or keeps
         )
@@ -494,50 +489,11 @@ class World(RuleBasedStateMachine):
     @rule(data=st.data(), share=st.floats(0, 1), kind=st.sampled_from(["stop", "turn", "length"]))
     def answer(self, data, share, kind):
         attempt = data.draw(st.sampled_from(sorted(self.running)))
-        dispatch = self.verify(attempt, data.draw(st.floats(0, 1)))
+        dispatch = self.running[attempt]
         tokens = max(1, round(share * dispatch.max_new_tokens))
         if kind == "length":
             tokens = dispatch.max_new_tokens
         self.finish(attempt, tokens, kind)
-
-    def verify(self, attempt, share=1.0):
-        """Report that a share of an unverified draft passes, if there is one, and the rest of the
-        attempt."""
-        dispatch = self.running[attempt]
-        draft = sum(tokens for _, tokens in dispatch.draft)
-        if draft:
-            self.tell(ev.PrefixVerified(dispatch.request, attempt, round(share * draft)))
-            self.running[attempt] = self.scheduler.view.going_on(dispatch)
-        return self.running[attempt]
-
-    @precondition(lambda self: any(dispatch.ends for dispatch in self.running.values()))
-    @rule(data=st.data())
-    def passes_whole(self, data):
-        ending = sorted(attempt for attempt, sent in self.running.items() if sent.ends)
-        attempt = data.draw(st.sampled_from(ending))
-        self.verify(attempt)
-        self.finish(attempt, 0, "stop")
-
-    @precondition(lambda self: any(dispatch.draft for dispatch in self.running.values()))
-    @rule(data=st.data(), share=st.floats(0, 1))
-    def verify_first(self, data, share):
-        drafts = sorted(attempt for attempt, sent in self.running.items() if sent.draft)
-        self.verify(data.draw(st.sampled_from(drafts)), share)
-
-    @precondition(lambda self: self.running)
-    @rule(data=st.data(), tokens=st.sampled_from([-5, 0, 3, 10_000]))
-    def verify_wrongly(self, data, tokens):
-        attempt = data.draw(st.sampled_from(sorted(self.running)))
-        dispatch = self.running[attempt]
-        self.tell(ev.PrefixVerified(dispatch.request, attempt, tokens))
-        if dispatch.draft:
-            self.running[attempt] = self.scheduler.view.going_on(dispatch)
-
-    @precondition(lambda self: any(dispatch.draft for dispatch in self.running.values()))
-    @rule(data=st.data(), kind=st.sampled_from(["stop", "turn", "interrupted"]))
-    def go_on_unverified(self, data, kind):
-        drafts = sorted(attempt for attempt, sent in self.running.items() if sent.draft)
-        self.finish(data.draw(st.sampled_from(drafts)), 1, kind)
 
     def finish(self, attempt, tokens, kind):
         dispatch = self.take(attempt)
@@ -563,10 +519,6 @@ class World(RuleBasedStateMachine):
     @rule(data=st.data(), share=st.floats(0, 1))
     def stop(self, data, share):
         attempt = data.draw(st.sampled_from(sorted(self.told_to_stop)))
-        if share:
-            self.verify(attempt, share)
-        if attempt not in self.told_to_stop:
-            return
         most = self.running[attempt].max_new_tokens - 1
         self.finish(attempt, round(share * most), "interrupted")
 
@@ -576,11 +528,8 @@ class World(RuleBasedStateMachine):
         attempt = data.draw(st.sampled_from(sorted(self.running)))
         dispatch = self.running[attempt]
         tokens = round(share * dispatch.max_new_tokens)
-        # Tokens after an unverified draft do not count; tokens of an abandoned attempt are
-        # discarded when it ends.
-        believed = not self.scheduler.books.fleet.attempts[attempt].draft_tokens
-        if believed and tokens > self.streamed[attempt]:
-            self.streamed[attempt] = tokens
+        # Tokens of an abandoned attempt are discarded when it ends.
+        self.streamed[attempt] = max(tokens, self.streamed[attempt])
         self.tell(ev.TokensArrived(dispatch.request, attempt, tokens))
 
     @precondition(lambda self: self.acting)
@@ -804,7 +753,6 @@ class World(RuleBasedStateMachine):
                 self.say(min(self.judging), "kept")
             elif self.running and (turn % 3 or not self.training):
                 oldest = min(self.running)
-                self.verify(oldest)
                 # Each up to its limit, which may be that of a segment.
                 kind = "length" if turn % 2 else "stop"
                 self.finish(oldest, self.running[oldest].max_new_tokens, kind)

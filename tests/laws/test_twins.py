@@ -26,7 +26,6 @@ from rollout_sched.core.model.events import (
     InstanceLeaving,
     InstanceLost,
     InstanceReported,
-    PrefixVerified,
     RequestFailed,
     RequestFinished,
     RequestInterrupted,
@@ -44,9 +43,7 @@ from rollout_sched.live.ports import (
     InstanceUnreached,
     Order,
     Outcome,
-    Passed,
     PayloadOf,
-    PromptToken,
     RequestRejected,
     Responder,
 )
@@ -68,7 +65,6 @@ from rollout_sched.simulators.replay.faults import (
 from rollout_sched.simulators.replay.rewards import RewardModel
 from rollout_sched.simulators.replay.scenario import (
     Conversation,
-    PolicyDrift,
     Scenario,
     Traffic,
     TrafficModel,
@@ -143,15 +139,6 @@ PRESETS: dict[str, dict[str, Any]] = {
         "interruption": {"use": "partial", "kv": "retain", "at_update": "in_place"},
         "freshness": {"use": "bounded", "max_staleness": 1},
     },
-    "verify_in_rounds": {
-        "batching": {"use": "sync", "over_prompts": 1.5},
-        "interruption": {"use": "partial", "kv": "verify"},
-    },
-    "verify_async": {
-        "batching": {"use": "fully_async"},
-        "interruption": {"use": "partial", "kv": "verify"},
-        "freshness": {"use": "bounded", "max_staleness": 2},
-    },
     "migration": {"migration": {"use": "tests.helpers:Restless", "interval_s": 0.07131}},
     "async_migration": {
         "batching": {"use": "fully_async"},
@@ -200,7 +187,6 @@ def scenario(
         ),
         trainer=change(base.trainer, fixed_s=1.7, seconds_per_token=1e-4),
         visibility=change(base.visibility, poll_s=0.0, stream_s=NEVER if streams else 0.0),
-        policy_drift=PolicyDrift(0.02),
         job=change(base.job, prompts_per_step=3),
         rewards=rewards,
         faults=tuple(faults),
@@ -236,27 +222,10 @@ class Payload(TokenPayload):
         super().__init__(prompt_ids, {"temperature": 1}, stream_every=every, responder=responder)
         self.world = world
         self.length = length
-        self.verifying = False
 
     async def attempt(self, client: Any, dispatch: Dispatch, order_id: str) -> Outcome:
         self.sampling = {"temperature": 1, "length": self.length - dispatch.response_tokens}
-        attempt = super().attempt(client, dispatch, order_id)
-        return await (attempt if self.verifying else self.befall(dispatch, attempt))
-
-    async def attempt_verified(
-        self, client: Any, dispatch: Dispatch, order_id: str, passed: Passed
-    ) -> Outcome:
-        self.sampling = {"temperature": 1, "length": 1}
-        self.verifying = True
-        attempt = super().attempt_verified(client, dispatch, order_id, passed)
-        try:
-            return await self.befall(dispatch, attempt)
-        finally:
-            self.verifying = False
-
-    def kept(self, dispatch: Dispatch, thought: Sequence[PromptToken]) -> int:
-        drift, seed = self.world.scenario.policy_drift, self.world.workload.seed
-        return drift.kept(dispatch, self.transcript.joined.settled, seed)
+        return await self.befall(dispatch, super().attempt(client, dispatch, order_id))
 
     async def befall(self, dispatch: Dispatch, attempt: Coroutine[Any, Any, Outcome]) -> Outcome:
         """Run the attempt, unless it is to break off."""
@@ -491,7 +460,7 @@ class Live:
 
 
 #: An instance's answers about an attempt.
-ANSWERS = (PrefixVerified, RequestFinished, RequestInterrupted, TurnFinished)
+ANSWERS = (RequestFinished, RequestInterrupted, TurnFinished)
 
 
 def ambiguous(journal: list[Any]) -> bool:

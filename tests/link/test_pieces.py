@@ -89,26 +89,12 @@ def test_what_a_tool_has_returned_follows_its_turn() -> None:
     assert payload.transcript.token_ids in ([7, 8], [7, 8, 9])
 
 
-def test_what_newer_weights_think_of_it_is_said_when_it_changes() -> None:
-    front, host = Front(), book()
-    front.transcript().keep(3, 2, Piece([7, 8], [-0.5, -0.25]))
-    front.transcript().verified([-1.0, -2.0])
-    first, second = front.pieces.of("g/0", 3), front.pieces.of("g/0", 3)
-    assert first is not None
-    assert second is not None
-    assert (first.verified, second.verified) == ((-1.0, -2.0), ())
-    keep(host, first)
-    payload: Any = host.get("g/0")
-    assert payload.transcript.logprobs == [-1.0, -2.0]
-
-
 def test_another_front_goes_on_from_all_of_it() -> None:
     front = Front()
     front.transcript().keep(3, 2, Piece([7, 8], [-0.5, -0.25]))
-    front.transcript().verified([-1.0, -2.0])
     other = Front(*pieces_of(front.payloads, "g/0"))
     assert other.transcript().pieces == front.transcript().pieces
-    assert other.transcript().logprobs == [-1.0, -2.0]
+    assert other.transcript().logprobs == [-0.5, -0.25]
     assert pieces_of(front.payloads, "g/1") == []
 
 
@@ -131,4 +117,4 @@ def test_of_a_group_that_is_filtered_or_failed_nothing_stays() -> None:
     front.transcript().keep(3, 1, Piece([7], [-0.5]))
     assert front.pieces.of("g/0", 3) is not None
     front.pieces.release(ReleaseGroup("g"))
-    assert not front.pieces._verified
+    assert not front.pieces._groups

@@ -9,7 +9,6 @@ from rollout_sched.core.model.actions import Answer, Discard, Dispatch, Interrup
 from rollout_sched.core.model.events import RequestFinished, RequestSubmitted, TokensArrived
 from rollout_sched.core.model.model import DeliveredSample, Segment
 from rollout_sched.link.protocol import (
-    ContinueAttempt,
     FrameMissing,
     FrameSequence,
     Orders,
@@ -26,26 +25,24 @@ from rollout_sched.link.protocol import (
     read_reports,
     read_welcome,
 )
-from rollout_sched.live.requests.token_payload import DraftTest, TokenPayload
+from rollout_sched.live.requests.token_payload import TokenPayload
 from rollout_sched.live.settings import Settings
 from rollout_sched.live.trainer.samples import Prompt
 
-DISPATCH = Dispatch("g/0", 3, "i0", 10, 20, 1, 4, draft=((0, 4),))
+DISPATCH = Dispatch("g/0", 3, "i0", 10, 20, 1, 4)
 
 
 def test_orders() -> None:
     sample = DeliveredSample("r", "r", 0, 3, 2, (Segment(1, 2, "i0"),), 0, "stop")
-    piece = PieceMade("g/0", 2, b"\x00\x01", (-0.5,))
+    piece = PieceMade("g/0", 2, b"\x00\x01")
     frame = Orders(
         "run",
         3,
         [
             DISPATCH,
             Interrupt("g/0", 3, "i0"),
-            Discard("g/0", 4, "rejected", group="g"),
+            Discard("g/0", 4, "stale", group="g"),
             Answer(sample),
-            ContinueAttempt(3, DISPATCH),
-            ContinueAttempt(3, None),
             TakeGroup("g", b"recipe", (piece,)),
         ],
     )
@@ -84,7 +81,7 @@ def test_an_event_carries_no_tokens() -> None:
 
 # -- A front decodes a recipe unchanged, and makes the same samples from it as the host would --
 
-WELCOME = Welcome("run", Settings(stream_s=0.5), True, 8, 0.25, 7)
+WELCOME = Welcome("run", Settings(stream_s=0.5), True, 8)
 
 
 def test_a_welcome_is_read_as_it_was_written() -> None:
@@ -97,16 +94,14 @@ def test_what_is_no_welcome(frame: bytes) -> None:
         read_welcome(frame)
 
 
-@pytest.mark.parametrize("leniency", [None, 0.25])
-def test_samples_are_made_of_their_prompt(leniency: float | None) -> None:
-    recipes = Recipes(msgspec.structs.replace(WELCOME, leniency=leniency))
+def test_samples_are_made_of_their_prompt() -> None:
+    recipes = Recipes(WELCOME)
     prompt = Prompt("a", [4, 5], 2, 9, sampling={"temperature": 0.5, "seed": 3})
     payload = recipes.factory(encoded(prompt))(1)
     assert isinstance(payload, TokenPayload)
     assert payload.prompt_ids == [4, 5]
     assert payload.stream_every == 8
-    assert payload.sampling.items() >= prompt.sampling_of(1).items()
-    assert payload.test == (None if leniency is None else DraftTest(leniency, 7))
+    assert payload.sampling == prompt.sampling_of(1)
 
 
 def test_what_is_no_prompt() -> None:

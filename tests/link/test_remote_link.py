@@ -6,8 +6,7 @@ import asyncio
 from typing import Any
 
 from rollout_sched.core.model.actions import Dispatch
-from rollout_sched.core.model.events import PrefixVerified
-from rollout_sched.link.protocol import CallTool, ContinueAttempt, RestartSuspected
+from rollout_sched.link.protocol import CallTool, RestartSuspected
 from rollout_sched.link.remote_link import RemoteLink
 from rollout_sched.live.ports import InstanceError, Outcome
 from tests.link.wires import Shared
@@ -20,22 +19,6 @@ class Stage:
         self.said: list[Any] = []
         self.broken: list[Exception] = []
         self.link = RemoteLink(self.said.append, Shared({}), self.broken.append)
-
-
-def test_how_an_attempt_goes_on() -> None:
-    async def scene() -> None:
-        stage = Stage()
-        passed = asyncio.ensure_future(stage.link.passed(DISPATCH, 4, stopped=False))
-        await asyncio.sleep(0)
-        assert stage.said == [PrefixVerified("g/0", 3, 4)]
-        stage.link.continue_attempt(ContinueAttempt(2, None))
-        stage.link.continue_attempt(ContinueAttempt(3, DISPATCH))
-        stage.link.continue_attempt(ContinueAttempt(3, None))
-        assert await passed == DISPATCH
-        stage.link.continue_attempt(ContinueAttempt(3, None))
-        assert await stage.link.passed(DISPATCH, 4, stopped=True) is None
-
-    asyncio.run(scene())
 
 
 def test_a_tool_begins_when_it_is_wanted_and_not_for_a_turn_that_is_gone() -> None:
@@ -68,7 +51,6 @@ def test_a_failure_ends_the_front_once() -> None:
         stage.link.fail(InstanceError("two"))
         assert stage.broken == [first]
         assert stage.link.broken is first
-        assert await stage.link.passed(DISPATCH, 1, stopped=False) is None
 
     asyncio.run(scene())
 

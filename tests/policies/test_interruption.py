@@ -23,24 +23,8 @@ def test_partial_keeps_tokens_always_and_kv_if_told(kv: Any, kept: bool) -> None
     policy = Partial(kv=kv)
     assert policy.keeps_partial
     assert policy.keeps_kv is kept
-
-
-def test_what_is_verified_comes_back_for_it_and_keeps_no_kv() -> None:
-    policy = Partial(kv="verify", leniency=0.5)
-    assert policy.verifies
-    assert policy.keeps_partial
-    assert not policy.keeps_kv
-    assert policy.at_update == "resubmit"
-    assert Partial(kv="verify", at_update="drain").at_update == "drain"
-    assert Partial().at_update == "in_place"
-    assert not Partial().verifies
-
-
-def test_what_is_frozen_in_place_cannot_be_verified() -> None:
-    with pytest.raises(ValueError, match="frozen in place"):
-        Partial(kv="verify", at_update="in_place")
-    with pytest.raises(ValueError, match="leniency"):
-        Partial(kv="recompute", leniency=0.5)
+    assert policy.at_update == "in_place"
+    assert policy.at_update == "in_place"
 
 
 @pytest.mark.parametrize(("segment", "limit"), [(0, None), (1, 1), (8192, 8192)])

@@ -33,12 +33,11 @@ LIES: tuple[fake.Kind, ...] = (
     "another",
     "unfinished",
     "wrong_version",
-    "short_prompt",
+    "error_503",
     "reset",
     "cut",
     "slow",
     "error_500",
-    "error_503",
 )
 
 Moment = Literal["received", "trained", "published", "asking"]

@@ -53,8 +53,7 @@ class Instance:
             update_s=LOAD_S,
             median_tokens=MEDIAN_TOKENS,
             stream_interval=4,
-            versioned_text=plan.drift > 0,
-            drift=plan.drift or 1.0,
+            versioned_text=plan.versioned,
             weight_version=label,
             vocabulary=models.WORDS[model or MODEL],
         )

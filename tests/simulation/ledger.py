@@ -51,7 +51,7 @@ class Ledger:
         self,
         prompts: Iterable[Prompt],
         bound: int | None,
-        drift: float,
+        versioned: bool,
         *,
         in_place: bool = False,
         restarts: bool = False,
@@ -70,7 +70,7 @@ class Ledger:
         self._received: dict[int, dict[str, Receipt]] = {}  # by batch and trainer
         self._whose: dict[int, str] = {}  # acknowledged batch -> trainer
         self._bound = bound
-        self._drift = drift
+        self._versioned = versioned
         self._in_place = in_place
         self._restarts = restarts
         self._lease_s = lease_s
@@ -186,11 +186,11 @@ class Ledger:
         """The true response of a model, or an exception to it if that is what the sample has."""
         ids, labels = sample.response_ids, sample.versions
         oldest = min(label for label in labels if label != OBSERVED)
-        true = said(sample, labels, self._drift, words)
+        true = said(sample, labels, self._versioned, words)
         others = range(oldest + 1, version + 1) if self._in_place else range(0)
         for other in [FIRST, *others] if self._restarts else others:
             by = [other if other == FIRST else max(other, label) for label in labels]
-            may_be = said(sample, by, self._drift, words)
+            may_be = said(sample, by, self._versioned, words)
             last = sample.segments[-1].start if other == FIRST else len(ids)
             true = [
                 a if a == made or place >= last else b
@@ -291,7 +291,7 @@ def turns(versions: list[int]) -> Iterable[tuple[int, int, bool]]:
         start = end
 
 
-def said(sample: Sample, versions: list[int], drift: float, words: text.Vocabulary) -> list[int]:
+def said(sample: Sample, versions: list[int], versioned: bool, words: text.Vocabulary) -> list[int]:
     """The greedy response of a model to the sample's prompt, with each token made by its
     version."""
     ids: list[int] = []
@@ -299,8 +299,8 @@ def said(sample: Sample, versions: list[int], drift: float, words: text.Vocabula
         made = sample.response_ids[start:end]
         if generated:
             name = text.name(text.read([*sample.prompt_ids, *sample.response_ids[:start]]))
-            by = versions[start:end] if drift else [0] * len(made)
+            by = versions[start:end] if versioned else [0] * len(made)
             spans = [(version, len(list(each))) for version, each in groupby(by)]
-            made = text.tokens(name, 0, spans, drift or 1.0, words)
+            made = text.tokens(name, 0, spans, words)
         ids += made
     return ids

@@ -39,8 +39,7 @@ EVERYTHING = 2**31
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """A world, its work and its faults.
 
-    drift        share of positions at which another version generates another token; 0: all
-                 versions generate the same
+    versioned    each version generates other tokens
     train_s      seconds of a training step
     latency_s    least latency of a packet
     calls        calls of well-behaved clients
@@ -68,7 +67,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     instances: int
     slots: int
     kv_blocks: int
-    drift: float
+    versioned: bool
     train_s: float
     latency_s: float
     calls: int
@@ -140,7 +139,7 @@ def _basis(seed: int) -> Plan:
         instances=instances,
         slots=dice.choice([1, 2, 4, 16]),
         kv_blocks=dice.choice([100, 400, 4000]),
-        drift=dice.choice([0.0, 0.0, 0.03, 1.0]),
+        versioned=dice.choice([False, False, True, True]),
         train_s=dice.choice([0.0, 0.3, 3.0]),
         latency_s=dice.choice([0.0001, 0.002, 0.03]),
         calls=dice.choice([0, 0, 5, 15]),

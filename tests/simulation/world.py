@@ -128,7 +128,7 @@ class World:
         self.ledger = Ledger(
             prompts,
             staleness_bound(roles.freshness),
-            plan.drift,
+            plan.versioned,
             in_place=roles.interruption.at_update == "in_place" or plan.weights in AROUND_US,
             restarts=any(isinstance(fault, RESTARTING) for fault in plan.faults),
             lease_s=plan.lease_s,

@@ -101,23 +101,6 @@ def test_an_interrupted_order_goes_on(runner: asyncio.Runner, instance: InProces
     runner.run(use())
 
 
-def test_what_it_thinks_of_a_prompt_is_what_it_thought_when_it_made_it(
-    runner: asyncio.Runner, instance: InProcessInstance
-) -> None:
-    async def use() -> None:
-        made = await instance.generate(order(40, salt="thought"))
-        asked = {**GREEDY, "prompt_logprobs": 0}
-        again = order(1, [*PROMPT, *made.token_ids], salt="thought", sampling=asked)
-        thought = (await instance.generate(again)).prompt
-        assert thought is not None
-        assert len(thought) == len(PROMPT) + 39
-        response = thought[len(PROMPT) - 1 :]
-        assert [token.logprob for token in response] == pytest.approx(made.logprobs, abs=1e-4)
-        assert {token.rank for token in response} == {1}
-
-    runner.run(use())
-
-
 def test_what_was_streamed_is_the_answer_but_for_its_last_tokens(
     runner: asyncio.Runner, instance: InProcessInstance
 ) -> None:

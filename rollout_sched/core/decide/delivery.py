@@ -30,7 +30,7 @@ from rollout_sched.core.state.groups import (
 )
 from rollout_sched.core.state.progress import RunProgress
 from rollout_sched.core.state.selection import SelectionWindow
-from rollout_sched.core.work.outcomes import FinishedSamples, GroupOutcomes, Outcomes
+from rollout_sched.core.work.outcomes import FinishedSamples, GroupOutcomes
 
 
 class Launcher:
@@ -44,7 +44,7 @@ class Launcher:
         samples: SampleBuffer,
         window: SelectionWindow,
         progress: RunProgress,
-        outcomes: Outcomes,
+        outcomes: GroupOutcomes,
     ) -> None:
         self._roles = roles
         self._carries_over = roles.carries_over

@@ -6,14 +6,12 @@ from typing import Final
 
 from rollout_sched.core.model.actions import Action, Dispatch
 from rollout_sched.core.model.errors import PolicyError
-from rollout_sched.core.model.events import Spans
 from rollout_sched.core.model.model import Attempt, Instance, InstanceStatus, Request, Sessions
 from rollout_sched.core.model.roles import Migration, Roles
 from rollout_sched.core.state.fleet import Fleet
 from rollout_sched.core.state.groups import SampleBuffer
 from rollout_sched.core.state.lifecycle import DISPATCH, RUNNING, move
 from rollout_sched.core.work.requests import Requests
-from rollout_sched.core.work.verification import Verification
 
 # ------------------------------------------------------------------------------------------
 # Migration: a running request is interrupted on one instance to go on on another.
@@ -101,7 +99,6 @@ class Dispatcher:
         fleet: Fleet,
         requests: Requests,
         migrator: Migrator,
-        verification: Verification,
         samples: SampleBuffer,
         sessions: Sessions,
         out: list[Action],
@@ -111,7 +108,6 @@ class Dispatcher:
         self._fleet = fleet
         self._requests = requests
         self._migrator = migrator
-        self._verification = verification
         self._sample_buffer = samples
         self._sessions = sessions
         self._out = out
@@ -167,8 +163,6 @@ class Dispatcher:
 
     def _send(self, request: Request, instance: Instance) -> None:
         interruption = self._roles.interruption
-        if self._verification.on:
-            self._verification.trim(request, instance.version)
         limit = interruption.limit(request)
         max_new_tokens = self._requests.room_for(request) or 1
         if limit is not None and limit < max_new_tokens:
@@ -179,10 +173,6 @@ class Dispatcher:
         request.last_instance = instance.id
         if request.salt is None or not interruption.keeps_kv:
             request.salt = instance.version
-        draft: Spans = ()
-        if self._verification.on:
-            draft = self._verification.draft(request, instance.version)
-            attempt.draft_tokens = sum([tokens for _, tokens in draft])
         group = request.group
         if group is not None:
             self._sample_buffer.note_version(group, instance.version)
@@ -201,7 +191,5 @@ class Dispatcher:
                 request.turn,
                 "" if group is None else group.id,
                 0 if group is None else request.index,
-                draft,
-                request.ends,
             )
         )

@@ -66,7 +66,7 @@ class Decider:
             roles.lending, fleet, self.updater, work.requests, progress, out
         )
         self._launcher = launcher = Launcher(
-            roles, books.groups, samples, books.selection_window, progress, work.outcomes
+            roles, books.groups, samples, books.selection_window, progress, work.group_outcomes
         )
         self._deliverer = Deliverer(
             roles, samples, work.finished, progress, work.group_outcomes, launcher, lender, out
@@ -76,7 +76,6 @@ class Decider:
             fleet,
             work.requests,
             self.migrator,
-            work.verification,
             samples,
             books.sessions,
             out,
@@ -84,15 +83,14 @@ class Decider:
         self._fleet = fleet
         self._progress = progress
         self._requests = work.requests
-        self._verifies = work.verification.on
         self._out = out
 
     def decide(self, now: float) -> None:
         """Ask the roles. It asks the group-level roles only if something changed: asking them
         costs more than most events do."""
         progress, fleet, waiting = self._progress, self._fleet, self._requests.waiting
-        changed = again = progress.dirty
-        while again:
+        changed = progress.dirty
+        if changed:
             progress.dirty = False
             if progress.trainer_waiting:
                 self._deliverer.deliver()
@@ -101,8 +99,6 @@ class Decider:
             self._launcher.launch()
             if progress.spent:
                 self._launcher.renew_budgets()
-            # A launched group may be whole at once, if none of it has to be verified any more.
-            again = progress.dirty and self._verifies
         gathering = self.gathering
         if fleet.open and waiting.size and not (gathering.expected and gathering.holds(now)):
             self._dispatcher.dispatch()

@@ -6,7 +6,6 @@ from typing import Literal
 
 import msgspec
 
-from rollout_sched.core.model.events import Spans
 from rollout_sched.core.model.records import DeliveredSample
 
 
@@ -22,11 +21,6 @@ class Dispatch(_Action, frozen=True):
     `response_tokens` of the context were generated in earlier attempts, `computed_tokens` were
     already processed by an instance; `turn` counts the finished turns of a trajectory. `group` and
     `index` name the group and the sample within it; `group` is "" for a direct request.
-
-    `draft` is the leading response tokens to verify first, as ordered (version, tokens) pairs: a
-    PrefixVerified arrives before any other event of the attempt. The instance may regenerate
-    rejected tokens in addition to `max_new_tokens`. `ends`: the draft is a whole response; if all
-    of it passes, a RequestFinished follows at once.
     """
 
     request: str
@@ -40,8 +34,6 @@ class Dispatch(_Action, frozen=True):
     turn: int = 0
     group: str = ""
     index: int = 0
-    draft: Spans = ()
-    ends: bool = False
 
 
 class Interrupt(_Action, frozen=True):
@@ -130,12 +122,10 @@ class Answer(_Action, frozen=True):
 class Discard(_Action, frozen=True):
     """Throw away `tokens` tokens of a request. `ends`: the request itself is over.
 
-    `attempt`: throw away only the tokens of that attempt. 0 means all tokens kept so far; but for
-    reason "rejected" the last `tokens` generated ones, or all if a tool has answered one of those.
-    Reasons: "rejected" (newer weights reject them), "surplus" (more samples than the group needs),
-    "deferred" (set back to a later round), "stale" (older than allowed), "untrue" (the report
-    cannot be true), "oversized" (no instance so far could hold the request), "filtered" (judged,
-    and not to be trained), "failed", "withdrawn".
+    `attempt`: throw away only the tokens of that attempt; 0: all tokens kept so far. Reasons:
+    "surplus" (more samples than the group needs), "deferred" (set back to a later round), "stale"
+    (older than allowed), "untrue" (the report cannot be true), "oversized" (no instance so far
+    could hold the request), "filtered" (judged, and not to be trained), "failed", "withdrawn".
     """
 
     request: str

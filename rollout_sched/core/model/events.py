@@ -139,15 +139,6 @@ class TokensArrived(_Event, frozen=True):
     tokens: int
 
 
-class PrefixVerified(_Event, frozen=True):
-    """The first `tokens` tokens of the draft that the attempt's Dispatch named have passed, and the
-    attempt continues from there. If that position is before a tool's answer, none have passed."""
-
-    request: str
-    attempt: int
-    tokens: int
-
-
 class RequestFinished(_Event, frozen=True):
     """The attempt ended by itself: "stop", or "length" when it used up its token limit."""
 
@@ -305,7 +296,6 @@ Event = (
     | InstanceReturned
     | BatchRequested
     | Woke
-    | PrefixVerified
     | Restored
     | GateClosed
     | GateOpened

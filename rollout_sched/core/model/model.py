@@ -368,19 +368,16 @@ class Request:
     everything generated and everything observed. `response_tokens` is what was generated.
     `expected_tokens` is the predicted total response. `computed_tokens` leading tokens of the
     context were already processed by an instance. `home` is the instance that keeps its KV between
-    two turns, otherwise None. `settled_tokens` of the response were made before a tool last
-    returned. `ends`: its tokens are a whole response if newer weights accept them. `rank` is its
-    entry in the waiting queue, None if it does not wait. `failures` counts the attempts that failed
-    in a row, on the instances `failed_on`; after one it may rest. `priority`: of the waiting
-    requests the lowest goes first, whatever the ordering says. `migrations` counts how often it was
-    interrupted to go on elsewhere.
+    two turns, otherwise None. `rank` is its entry in the waiting queue, None if it does not wait.
+    `failures` counts the attempts that failed in a row, on the instances `failed_on`; after one it
+    may rest. `priority`: of the waiting requests the lowest goes first, whatever the ordering says.
+    `migrations` counts how often it was interrupted to go on elsewhere.
     """
 
     __slots__ = (
         "attempt",
         "computed_tokens",
         "context_tokens",
-        "ends",
         "expected_tokens",
         "failed_on",
         "failures",
@@ -400,7 +397,6 @@ class Request:
         "segments",
         "serial",
         "session",
-        "settled_tokens",
         "siblings",
         "state",
         "turn",
@@ -428,8 +424,6 @@ class Request:
         self.response_tokens = 0
         self.expected_tokens = 0
         self.computed_tokens = 0
-        self.settled_tokens = 0
-        self.ends = False
         self.turn = 0
         self.last_attempt = 0
         self.last_instance: str | None = None
@@ -474,13 +468,12 @@ class Attempt:
     """One dispatch of a request to one instance; its id is the fencing token of every answer.
 
     `abandoned` is the reason why its tokens are no longer wanted; the instance still holds the slot
-    until it has answered. `draft_tokens` must be verified before it makes new ones.
+    until it has answered.
     """
 
     __slots__ = (
         "abandoned",
         "context_tokens",
-        "draft_tokens",
         "expected_tokens",
         "id",
         "instance",
@@ -508,7 +501,6 @@ class Attempt:
         self.max_new_tokens = max_new_tokens
         self.expected_tokens = expected_tokens
         self.tokens = 0
-        self.draft_tokens = 0
         self.abandoned = ""
 
 

@@ -11,14 +11,12 @@ import msgspec
 class Segment(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """Tokens of one request made under one version on one instance.
 
-    `verified`: older versions made the tokens, and this one has accepted them (see `verification`).
     `masked`: the tokens are too old to be trained, and serve only as context for the others.
     """
 
     version: int
     tokens: int
     instance: str
-    verified: bool = False
     masked: bool = False
 
 
@@ -27,7 +25,6 @@ class DeliveredSample(msgspec.Struct, frozen=True, gc=False):
 
     `staleness` is the trainer's version at delivery minus the oldest version in the `segments` that
     are trained. `masked_tokens` of the response are not trained. `finish` is "stop" or "length".
-    `verified_tokens` of the response were not made but verified by the version that they count as.
     """
 
     request: str
@@ -38,7 +35,6 @@ class DeliveredSample(msgspec.Struct, frozen=True, gc=False):
     segments: tuple[Segment, ...]
     staleness: int
     finish: str
-    verified_tokens: int = 0
     masked_tokens: int = 0
 
 
@@ -92,9 +88,7 @@ class RequestFacts(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     segments: tuple[Segment, ...] = ()
     observed_tokens: int = 0
     computed_tokens: int = 0
-    settled_tokens: int = 0
     turn: int = 0
-    ends: bool = False
     finish: str = ""
     salt: int | None = None
     last_attempt: int = 0
@@ -167,7 +161,6 @@ class RunFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     attempts      the id of the last attempt
     instances     how many are here and not leaving, or are waited for (`core.decide.order`)
     most_kv_tokens  size of the largest instance so far
-    tested, rejected  results of drafts (`core.verification`)
     lost          groups that the round has lost and that are not made up for yet
     """
 
@@ -189,8 +182,6 @@ class RunFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     attempts: int = 0
     instances: int = 0
     most_kv_tokens: int = 0
-    tested: int = 0
-    rejected: int = 0
     lost: int = 0
 
     def after_losses(self, written: Iterable[GroupFacts], kept: Iterable[GroupFacts]) -> RunFacts:

@@ -316,11 +316,7 @@ class Freshness:
 
 
 class Interruption:
-    """What happens to a running request when its instance gets weights, or its round ends?
-
-    If requests are verified before they go on, the policy has an attribute `verifies` and the
-    `leniency` of the test (see `core.verification`); it keeps partial responses, and no KV.
-    """
+    """What happens to a running request when its instance gets weights, or its round ends?"""
 
     __slots__ = ()
 
@@ -425,21 +421,9 @@ class Roles(msgspec.Struct):
     lending: Lending
 
     @property
-    def verifies(self) -> bool:
-        """Whether tokens of older weights are verified before their request goes on."""
-        return bool(getattr(self.interruption, "verifies", False))
-
-    @property
     def carries_over(self) -> bool:
-        """Whether a round leaves tokens behind that could become stale. It does not if they are
-        thrown away or verified before they go on."""
-        keeps_old = self.interruption.keeps_partial and not self.verifies
-        return keeps_old or not self.batching.stops_at_delivery
-
-    @property
-    def leniency(self) -> float | None:
-        """The leniency of the test of drafts; None if drafts are not verified."""
-        return float(getattr(self.interruption, "leniency", 0.0)) if self.verifies else None
+        """Whether a round leaves tokens behind that could become stale."""
+        return self.interruption.keeps_partial or not self.batching.stops_at_delivery
 
     @property
     def uses_history(self) -> bool:

@@ -19,7 +19,6 @@ from rollout_sched.core.model.actions import Action, Deliver, Discard, Dispatch,
 from rollout_sched.core.model.events import (
     Event,
     GroupSubmitted,
-    PrefixVerified,
     RequestFailed,
     RequestFinished,
     RequestInterrupted,
@@ -70,11 +69,7 @@ def state_of(scheduler: Scheduler, now: float) -> RunState:
 
 
 def run_facts(scheduler: Scheduler, now: float) -> RunFacts:
-    progress, fleet, verification = (
-        scheduler.books.progress,
-        scheduler.books.fleet,
-        scheduler.work.verification,
-    )
+    progress, fleet = scheduler.books.progress, scheduler.books.fleet
     staying = sum([not instance.leaving for instance in fleet.instances.values()])
     return RunFacts(
         now,
@@ -95,8 +90,6 @@ def run_facts(scheduler: Scheduler, now: float) -> RunFacts:
         fleet.dispatched,
         max(staying, scheduler.decider.gathering.expected),
         fleet.kv.most,
-        verification.tested,
-        verification.rejected,
         progress.lost,
     )
 
@@ -148,9 +141,7 @@ def _request_facts(request: Request) -> RequestFacts:
         segments,
         observed_tokens,
         computed_tokens,
-        request.settled_tokens,
         request.turn,
-        request.ends,
         request.finish,
         request.salt,
         request.last_attempt,
@@ -172,7 +163,6 @@ def _stands(request: Request) -> RequestStands:
 
 OfRequest = (
     TokensArrived
-    | PrefixVerified
     | RequestFinished
     | TurnFinished
     | ToolReturned

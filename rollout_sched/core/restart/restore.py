@@ -52,7 +52,6 @@ class Restorer:
         self._finished = work.finished
         self._progress = books.progress
         self._updater = decider.updater
-        self._verification = work.verification
         self._window = books.selection_window
         self._migrator = decider.migrator
         self._gathering = decider.gathering
@@ -80,7 +79,6 @@ class Restorer:
         run = state.run
         self._progress.restore(run, state.recent)
         self._updater.publish(run.version, loads=run.loads)
-        self._verification.tested, self._verification.rejected = run.tested, run.rejected
         self._fleet.dispatched = run.attempts
         self._fleet.kv.most = run.most_kv_tokens
         self._window.left = run.window
@@ -142,9 +140,7 @@ class Restorer:
             siblings.prompt_tokens + facts.response_tokens + facts.observed_tokens
         )
         request.computed_tokens = facts.computed_tokens
-        request.settled_tokens = facts.settled_tokens
         request.turn = facts.turn
-        request.ends = facts.ends
         request.finish = facts.finish
         request.salt = facts.salt
         request.last_attempt = facts.last_attempt

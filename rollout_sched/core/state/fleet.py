@@ -286,14 +286,6 @@ class Fleet:
         instance.unreported = 0
         self.touch(instance)
 
-    def shrink(self, attempt: Attempt, context_tokens: int, rejected: int) -> None:
-        """Remove `context_tokens` tokens from the attempt's context, tool output included. The
-        attempt may make `rejected` tokens more, and is expected to."""
-        attempt.context_tokens -= context_tokens
-        attempt.max_new_tokens += rejected
-        attempt.instance.tokens -= context_tokens
-        self.expect(attempt, attempt.expected_tokens + rejected)
-
     def expect(self, attempt: Attempt, expected_tokens: int) -> None:
         """A new prediction of how many tokens the attempt will make."""
         expected = min(attempt.max_new_tokens, max(0, expected_tokens))

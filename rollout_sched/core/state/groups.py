@@ -199,7 +199,7 @@ class SampleBuffer:
 
     def remove(self, group: Group) -> None:
         """The group was delivered or starts over: it no longer ages."""
-        self._started.pop(group.id, None)  # a group of drafts is not started, but may fail too
+        del self._started[group.id]
         self._complete.discard(group)
         self.set_version(group, None)
 

@@ -54,7 +54,7 @@ FINISH: Final = Move.FINISH
 END: Final = Move.END
 
 MOVES: Final[dict[RequestState, dict[Move, RequestState]]] = {
-    # A whole response that waits to be verified may turn out to need no verification.
+    # A direct request may come with its whole response, from under an earlier scheduler.
     PARKED: {RETURN: WAITING, FINISH: FINISHED, END: ENDED},
     WAITING: {DISPATCH: RUNNING, PARK: PARKED, END: ENDED},
     RUNNING: {

@@ -8,7 +8,6 @@ from heapq import heappop, heappush
 
 from rollout_sched.core.model.actions import Action, Discard, Interrupt, Wake
 from rollout_sched.core.model.events import (
-    PrefixVerified,
     RequestFailed,
     RequestFinished,
     RequestInterrupted,
@@ -22,14 +21,7 @@ from rollout_sched.core.state.fleet import Fleet
 from rollout_sched.core.state.groups import SampleBuffer
 from rollout_sched.core.state.lifecycle import RUNNING
 
-OfAttempt = (
-    RequestFinished
-    | TurnFinished
-    | RequestInterrupted
-    | RequestFailed
-    | TokensArrived
-    | PrefixVerified
-)
+OfAttempt = RequestFinished | TurnFinished | RequestInterrupted | RequestFailed | TokensArrived
 
 
 class AttemptLedger:
@@ -70,9 +62,8 @@ class AttemptLedger:
             return
         for version, tokens in self._true_spans(attempt, spans):
             request.segments += (Segment(version, tokens, attempt.instance.id),)
-            group = request.group
-            if group is not None and group in self._samples:
-                self._samples.note_version(group, version)
+            if request.group is not None:
+                self._samples.note_version(request.group, version)
         request.response_tokens += attempt.tokens
         request.context_tokens += attempt.tokens
         request.computed_tokens = request.context_tokens

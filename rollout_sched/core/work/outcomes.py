@@ -35,7 +35,6 @@ from rollout_sched.core.state.lifecycle import FINISH, FINISHED, PARKED, RUNNING
 from rollout_sched.core.state.progress import RunProgress
 from rollout_sched.core.work import attempts as blame
 from rollout_sched.core.work.requests import Requests
-from rollout_sched.core.work.verification import Verification
 
 
 class FinishedSamples:
@@ -57,10 +56,8 @@ class FinishedSamples:
             segments = self._masked(segments)
         newest = self._progress.version
         oldest: int | None = None
-        verified = masked = 0
+        masked = 0
         for segment in segments:
-            if segment.verified:
-                verified += segment.tokens
             if segment.masked:
                 masked += segment.tokens
             elif oldest is None or segment.version < oldest:
@@ -74,7 +71,6 @@ class FinishedSamples:
             segments,
             0 if oldest is None else newest - oldest,
             request.finish,
-            verified,
             masked,
         )
 
@@ -104,7 +100,6 @@ class GroupOutcomes:
         requests: Requests,
         samples: SampleBuffer,
         finished: FinishedSamples,
-        verification: Verification,
         progress: RunProgress,
     ) -> None:
         self.budgeted = roles.batching.stops_at_delivery and roles.interruption.budgeted
@@ -113,12 +108,10 @@ class GroupOutcomes:
         self._requests = requests
         self._samples = samples
         self._finished = finished
-        self._verification = verification
         self._progress = progress
 
-    def launch(self, group: Group, oversample: float) -> list[Request]:
-        """Create the missing requests of a group and let them be dispatched. Returns those whose
-        response is whole already and needs no verification, because there are no newer weights."""
+    def launch(self, group: Group, oversample: float) -> None:
+        """Create the missing requests of a group, and let all that are parked be dispatched."""
         self._groups.move(group, LAUNCH)
         self._samples.add(group)
         wanted = ceil(group.samples * oversample - 1e-9)
@@ -128,18 +121,11 @@ class GroupOutcomes:
             if index not in used:
                 self._requests.create(group.siblings, group, index, request_id(group.id, index))
             index += 1
-        whole: list[Request] = []
         for request in self._requests.replay_buffer.of(group):
-            if request.ends and _oldest(request) >= self._progress.fleet_version:
-                whole.append(request)
-            else:
-                self._requests.wait(request)
-        return whole
+            self._requests.wait(request)
 
     def finished(self, request: Request, group: Group) -> None:
         """One sample of the group is finished."""
-        if self._verification.on:
-            self._verification.renew(group)
         self._groups.touch(group)
         group.finished.append(request)
         if len(group.finished) >= group.samples:
@@ -151,7 +137,7 @@ class GroupOutcomes:
 
     def set_back(self, group: Group) -> None:
         """The round ended without this group: keep its partial requests, or start it over."""
-        if self._verification.on or not self._roles.interruption.keeps_partial:
+        if not self._roles.interruption.keeps_partial:
             self.start_over(group, "deferred")
             return
         self._groups.move(group, SET_BACK)
@@ -159,8 +145,7 @@ class GroupOutcomes:
             self._stop(request)
 
     def start_over(self, group: Group, reason: str = "stale") -> None:
-        """Queue a group for a later launch and throw away all its tokens. If the policy verifies,
-        the tokens stay as drafts, those of finished samples included."""
+        """Queue a group for a later launch, and throw away all its tokens."""
         self._progress.dirty = True
         self._groups.touch(group)
         if reason == "stale":
@@ -173,10 +158,7 @@ class GroupOutcomes:
             self._requests.end(request, reason)
         del requests[group.samples :]
         for request in requests:
-            if self._verification.on:
-                self._set_aside(request)
-            else:
-                self._requests.start_over(request, reason)
+            self._requests.start_over(request, reason)
         group.finished.clear()
         group.siblings.lengths.clear()
         group.siblings.estimate = None
@@ -186,7 +168,7 @@ class GroupOutcomes:
         """Some tokens of the group are older than expected: start it over if they are too old."""
         oldest = self._roles.freshness.oldest_allowed(self._progress.version)
         known = group.oldest_version
-        if group in self._samples and known is not None and known < oldest:
+        if known is not None and known < oldest:
             self.start_over(group)
 
     def deliver(self, group: Group) -> None:
@@ -215,8 +197,8 @@ class GroupOutcomes:
             return
         for request in group.requests:
             parked = request.state is PARKED and not request.rests_until
-            if request.state is not FINISHED and (request.ends or not parked):
-                return  # this request goes on, or is whole and about to finish
+            if request.state is not FINISHED and not parked:
+                return  # this request goes on
         self._progress.dirty = True
         self._groups.move(group, SPEND)
 
@@ -238,43 +220,12 @@ class GroupOutcomes:
         group.siblings.requests.clear()
         group.finished.clear()
 
-    # -- tokens that are too old, if the policy verifies -----------------------------------
-
-    def too_early(self, request: Request, group: Group) -> bool:
-        """Whether the request would be too old at delivery: its round is over, or its last tool
-        took longer than its tokens may wait."""
-        if group.state is DEFERRED:
-            return True
-        if self._roles.freshness.masks:
-            return False
-        oldest = self._roles.freshness.oldest_allowed(self._progress.version)
-        return any(segment.version < oldest for segment in request.segments)
-
-    def hold(self, request: Request, reason: str) -> None:
-        """The request has finished, but too early: park it until its response is verified."""
-        if self._verification.hold(request, reason, self._requests.room_for(request)):
-            request.finish = ""
-            self._requests.park(request)
-        else:
-            self._requests.start_over(request, "rejected")
-
-    def _set_aside(self, request: Request) -> None:
-        """The tokens of the request are a draft from now on."""
-        if request.state is FINISHED:
-            self.hold(request, request.finish)
-        else:
-            self._stop(request)
-
     def _stop(self, request: Request) -> None:
         """Stop the request; it goes on in a later round."""
         if request.state is WAITING:
             self._requests.park(request)
         elif request.state is RUNNING:
             self._requests.interrupt(request)
-
-
-def _oldest(request: Request) -> int:
-    return min([segment.version for segment in request.segments])
 
 
 class Outcomes:
@@ -291,7 +242,6 @@ class Outcomes:
         requests: Requests,
         siblings: DirectSiblings,
         finished: FinishedSamples,
-        verification: Verification,
         max_failures: int,
         out: list[Action],
     ) -> None:
@@ -302,7 +252,6 @@ class Outcomes:
         self._requests = requests
         self._siblings = siblings
         self._finished = finished
-        self._verification = verification
         self._out = out
 
     def go_on(self, request: Request) -> None:
@@ -316,7 +265,6 @@ class Outcomes:
 
     def end_segment(self, request: Request) -> None:
         """The request has used up an attempt's tokens; the next round renews a budget."""
-        request.ends = False  # it continued after its end
         if self._budgeted and request.group is not None:
             self._requests.park(request)
             self.groups.spend(request.group)
@@ -325,14 +273,8 @@ class Outcomes:
 
     def finish(self, request: Request, reason: str) -> None:
         group = request.group
-        if self._verification.on and group is not None and self.groups.too_early(request, group):
-            self.groups.hold(request, reason)
-            if group.state is not DEFERRED:
-                self._requests.wait(request)
-            return
         move(request, FINISH)
         request.finish = reason
-        request.ends = False
         self._fleet.finished(request)
         if request.failed_on:
             blame.forget(request, self._fleet.instances)
@@ -341,14 +283,6 @@ class Outcomes:
             self._answer(request)
             return
         self.groups.finished(request, group)
-
-    def launch(self, group: Group, oversample: float) -> None:
-        """Launch a group: let its requests be dispatched, and finish those that are whole."""
-        for request in self.groups.launch(group, oversample):
-            self._requests.replay_buffer.remove(request)
-            self.finish(request, "stop")
-        if self._verification.on:
-            self._verification.renew(group)  # a tool may still be at work on old tokens
 
     def end_direct(self, request: Request, reason: str) -> None:
         """A direct request ends without an answer."""

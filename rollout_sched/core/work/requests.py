@@ -180,10 +180,9 @@ class Requests:
             self._out.append(discard(request, request.response_tokens, reason))
         request.context_tokens = request.siblings.prompt_tokens
         request.response_tokens = request.computed_tokens = 0
-        request.settled_tokens = request.turn = request.migrations = 0
+        request.turn = request.migrations = 0
         request.salt = request.last_instance = None
         request.finish = ""
-        request.ends = False
         request.segments = ()
         if request.state is not PARKED:
             self.park(request)

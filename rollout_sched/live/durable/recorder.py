@@ -335,7 +335,7 @@ class StoreKeeper:
     def _discard(self, action: Discard) -> None:
         if not action.group:
             return  # a direct request's
-        if action.ends or not (action.attempt or action.reason == "rejected"):
+        if action.ends or not action.attempt:
             # At once: the same event may dispatch it again.
             self.session.forget(action.request)
         if not action.ends:

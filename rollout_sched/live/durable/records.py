@@ -107,9 +107,6 @@ def lost_group(name: str) -> str:
 #: that pieces are read in order.
 _PORTIONS: Final = 2**24
 
-#: The ordinal of the log-probabilities of verified tokens: no attempt has number 0.
-_VERIFIED: Final = 0
-
 T = TypeVar("T")
 
 
@@ -134,7 +131,6 @@ class StoredTranscripts:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._held: dict[str, dict[int, _Held]] = {}
-        self._verified: dict[str, list[float]] = {}
 
     def owners(self) -> set[str]:
         """The names of all transcripts in the store."""
@@ -158,14 +154,9 @@ class StoredTranscripts:
                 _take_back(request, attempt, held.pop(attempt), changes)
         for attempt, piece in wanted:
             _write_piece(request, attempt, piece, held, changes)
-        verified = transcript.verified_logprobs
-        if (verified or request in self._verified) and verified is not self._verified.get(request):
-            self._verified[request] = verified
-            changes.append(_owner(request), _VERIFIED, Tokens([0] * len(verified), verified))
 
     def forget(self, request: str, changes: Transaction) -> None:
         """Remove the whole transcript."""
-        self._verified.pop(request, None)
         if self._held.pop(request, None) is not None:
             changes.clear(_owner(request))
 
@@ -175,9 +166,6 @@ class StoredTranscripts:
         held = self._held.setdefault(request, {})
         generated = observed = 0
         for ordinal, head in self._store.heads(_owner(request), HEAD).items():
-            if ordinal == _VERIFIED:
-                self._verified[request] = []  # differs in identity from any later list
-                continue
             attempt, portion = divmod(ordinal, _PORTIONS)
             made, returned, answered = counts(head)
             found = held.setdefault(attempt, _Held())
@@ -193,16 +181,12 @@ class StoredTranscripts:
     def read(self, request: str, transcript: TokenTranscript) -> None:
         """Read the stored tokens into a new transcript. Raises PieceDamaged."""
         pieces: dict[int, Piece] = {}
-        verified: list[float] = []
         held = self._held.get(request, {})
         for ordinal, data in self._store.pieces(_owner(request)).items():
-            tokens = decode(data)
             attempt = ordinal // _PORTIONS
-            if ordinal == _VERIFIED:
-                verified = self._verified[request] = list(tokens.logprobs or ())
-            elif attempt in held:  # else it was dropped, and its removal is not written yet
-                _join(pieces.setdefault(attempt, Piece([], [])), tokens)
-        transcript.restore(pieces, verified)
+            if attempt in held:  # else it was dropped, and its removal is not written yet
+                _join(pieces.setdefault(attempt, Piece([], [])), decode(data))
+        transcript.restore(pieces)
 
 
 def _write_piece(

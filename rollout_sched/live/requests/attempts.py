@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from rollout_sched.core.model.actions import Dispatch, Interrupt
 from rollout_sched.core.model.events import (
@@ -23,13 +23,11 @@ from rollout_sched.core.model.events import (
 )
 from rollout_sched.live.ports import (
     AnswerUntrue,
-    Attempting,
     ConnectionBroken,
     InstanceError,
     InstanceUnreached,
     Outcome,
     RequestRejected,
-    Verifying,
     WeightsUnknown,
 )
 from rollout_sched.live.requests.attempt import LiveAttempt
@@ -359,28 +357,15 @@ class AttemptStarter:
             give_up = self._table.give_up
             running.timer = self._loop.call_later(self._patience_s, give_up, running, reason)
         try:
-            running.attempting = self._attempting(running)
+            running.attempting = running.payload.begin(
+                running.client, running.dispatch, running.order_id, partial(self._over, running)
+            )
         except (InstanceError, RequestRejected, OSError) as error:
             self._running.failed(running, error)
         except Exception as error:
             log.exception("attempt %d failed: order %s", running.dispatch.attempt, running.order_id)
             rejected = RequestRejected(f"the request cannot be sent: {error!r}", 500)
             self._running.failed(running, rejected)
-
-    def _attempting(self, running: LiveAttempt) -> Attempting:
-        payload, dispatch, over = running.payload, running.dispatch, partial(self._over, running)
-        if not dispatch.draft:
-            return payload.begin(running.client, dispatch, running.order_id, over)
-        verifying = cast(Verifying, payload)
-        passed = partial(self._passed, running)
-        return verifying.begin_verified(running.client, dispatch, running.order_id, passed, over)
-
-    async def _passed(self, running: LiveAttempt, tokens: int) -> Dispatch | None:
-        """`tokens` of its draft passed: returns the dispatch to continue with, None to stop."""
-        rest = await self._link.passed(running.dispatch, tokens, stopped=running.stopped)
-        if rest is not None:
-            running.dispatch = rest
-        return rest
 
     def _over(self, running: LiveAttempt, result: Outcome | Exception) -> None:
         if isinstance(result, Exception):

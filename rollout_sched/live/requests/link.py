@@ -1,8 +1,7 @@
 """A front's interface to its scheduler, and the implementation for a scheduler in this process.
 
 No other part of a front knows where the scheduler is. The link answers what the front would
-otherwise look up in it: how an attempt continues, whether to call a tool, whether an answer is
-valid.
+otherwise look up in it: whether to call a tool, whether an answer is valid.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any, Protocol
 
 from rollout_sched.core import SchedulerView
 from rollout_sched.core.model.actions import Dispatch
-from rollout_sched.core.model.events import Event, PrefixVerified
+from rollout_sched.core.model.events import Event
 from rollout_sched.live.event_pump import EventPump
 from rollout_sched.live.instances.supervisor import InstanceSupervisor
 from rollout_sched.live.instances.versions import AnswerSource, Contradictions
@@ -87,9 +86,6 @@ class SchedulerLink(Protocol):
     def judge(self, dispatch: Dispatch, outcome: Outcome, *, stopped: bool) -> Verdict:
         """Whether an attempt's answer is accepted; `stopped`: we have aborted it ourselves."""
 
-    async def passed(self, dispatch: Dispatch, tokens: int, *, stopped: bool) -> Dispatch | None:
-        """`tokens` of its draft are kept: returns the dispatch to continue with, None to stop."""
-
     def when_acting(self, dispatch: Dispatch, begin: Callable[[], None]) -> None:
         """Call `begin` after the end of the turn was reported, if the tool must be called."""
 
@@ -132,12 +128,6 @@ class DirectLink:
 
     def judge(self, dispatch: Dispatch, outcome: Outcome, *, stopped: bool) -> Verdict:
         return self._checks.judge(dispatch, outcome, stopped=stopped)
-
-    async def passed(self, dispatch: Dispatch, tokens: int, *, stopped: bool) -> Dispatch | None:
-        if stopped or self._view.is_stopping(dispatch.attempt) or self._pump.broken is not None:
-            return None
-        self._pump.tell(PrefixVerified(dispatch.request, dispatch.attempt, tokens))
-        return self._view.going_on(dispatch)
 
     def when_acting(self, dispatch: Dispatch, begin: Callable[[], None]) -> None:
         self._pump.afterwards(self._begin_if_acting, dispatch, begin)

@@ -202,10 +202,7 @@ class Endings:
     def discard(self, action: Discard) -> None:
         """Discard an attempt's tokens, all tokens of a request, or the request itself."""
         payload = self._payloads.get(action.request)
-        if action.reason == "rejected":
-            # A request begun in an earlier epoch has tokens, but was never dispatched here.
-            self._payloads.of(action).transcript.cut(action.tokens)
-        elif payload is not None:
+        if payload is not None:
             drop(payload, action.attempt)
         if not action.ends:
             return

@@ -22,7 +22,7 @@ from rollout_sched.core.model.events import ToolReturned, TrajectoryEnded
 from rollout_sched.live.ports import Acting, InstanceClient, Outcome, Payload
 from rollout_sched.live.requests.link import SchedulerLink
 from rollout_sched.live.requests.payloads import PayloadBook
-from rollout_sched.live.requests.token_payload import DraftTest, TokenPayload
+from rollout_sched.live.requests.token_payload import TokenPayload
 
 log = logging.getLogger(__name__)
 
@@ -75,9 +75,8 @@ class TrajectoryPayload(TokenPayload):
         *,
         stream_every: int = 0,
         extra: dict[str, Any] | None = None,
-        test: DraftTest | None = None,
     ) -> None:
-        super().__init__(prompt_ids, sampling, stream_every=stream_every, test=test)
+        super().__init__(prompt_ids, sampling, stream_every=stream_every)
         self._uid = uid
         self._index = index
         self._tool = tool

@@ -144,15 +144,13 @@ class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 class Span(msgspec.Struct, frozen=True):
     """Response tokens [start, end) made by one version on one instance.
 
-    `verified`: older versions made them, and this version verified them. `masked`: they are older
-    than the policy allows, and must not be trained.
+    `masked`: they are older than the policy allows, and must not be trained.
     """
 
     version: int
     instance: str
     start: int
     end: int
-    verified: bool = False
     masked: bool = False
 
 
@@ -171,9 +169,7 @@ class Sample(msgspec.Struct, frozen=True):
                        than the policy allows (`when_stale = "mask"`)
     rollout_log_probs  under the version in `versions`; 0.0 for tokens that a tool returned; None if
                        not requested
-    versions           policy version that made or verified the token; -1 if a tool returned it
-    drawn_log_probs    under the version that drew the token, which differs if a newer version has
-                       verified it; None if no token was verified
+    versions           policy version that made the token; -1 if a tool returned it
     segments           of generated tokens only
     staleness          the trainer's version at delivery minus the oldest version of a token to be
                        trained
@@ -196,7 +192,6 @@ class Sample(msgspec.Struct, frozen=True):
     status: Literal["COMPLETED", "TRUNCATED"]
     num_interruptions: int
     extra: dict[str, Any] = {}
-    drawn_log_probs: list[float] | None = None
     reward: float | None = None
     rewards: dict[str, float] = {}
 
@@ -317,7 +312,6 @@ def sample_of(
         status="TRUNCATED" if counted.finish == "length" else "COMPLETED",
         num_interruptions=max(0, transcript.attempts - joined.turns - 1),
         extra=prompt.extra,
-        drawn_log_probs=joined.drawn_logprobs if counted.verified_tokens else None,
         reward=None if reward is None else reward.total,
         rewards={} if reward is None else reward.named,
     )
@@ -337,9 +331,7 @@ def _spans(segments: Sequence[model.Segment], mask: Sequence[int]) -> list[Span]
             end = at
             while end < at + todo and end < len(mask) and mask[end]:
                 end += 1
-            spans.append(
-                Span(segment.version, segment.instance, at, end, segment.verified, segment.masked)
-            )
+            spans.append(Span(segment.version, segment.instance, at, end, segment.masked))
             todo -= end - at
             at = end
     return spans

@@ -21,7 +21,6 @@ from rollout_sched.core.model.events import (
 from rollout_sched.core.model.model import InstanceStatus
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.ports import WeightLoader
-from rollout_sched.live.requests.token_payload import DraftTest
 from rollout_sched.live.requests.trajectories import Tool
 from rollout_sched.live.trainer.delivery import TRAINER, BatchDelivery, Leases
 from rollout_sched.live.trainer.lengths import LengthStore
@@ -110,11 +109,11 @@ class TrainerSession:
     batches.
 
     `stream_every`: tokens between partial results of an instance, which survive its death; 0: no
-    streaming, which is faster, but loses unfinished tokens if the instance dies. `seed`: of the
-    random test of drafts. `lengths`: lengths of prompts from earlier runs, which also learns from
-    this one. `borrower`: the trainer, if it shares the instances' GPUs. `stored`: the store, which
-    has everything before it is delivered. `rewards`: computes rewards and decides which groups are
-    kept. `tools`: by name, so that trajectories survive this process.
+    streaming, which is faster, but loses unfinished tokens if the instance dies. `lengths`: lengths
+    of prompts from earlier runs, which also learns from this one. `borrower`: the trainer, if it
+    shares the instances' GPUs. `stored`: the store, which has everything before it is delivered.
+    `rewards`: computes rewards and decides which groups are kept. `tools`: by name, so that
+    trajectories survive this process.
     """
 
     def __init__(
@@ -122,7 +121,6 @@ class TrainerSession:
         driver: Driver,
         *,
         stream_every: int = 0,
-        seed: int = 0,
         lengths: LengthStore | None = None,
         borrower: Borrower | None = None,
         stored: TrainerStore | None = None,
@@ -134,11 +132,9 @@ class TrainerSession:
         self._shares_gpus = borrower is not None
         if borrower is not None:
             driver.lending.on_lent, driver.lending.on_reclaimed = borrower.lent, borrower.reclaimed
-        leniency = driver.view.leniency
-        test = None if leniency is None else DraftTest(leniency, seed)
         self.submissions = Submissions(
             driver,
-            SamplePayloads(stream_every, test, driver.max_model_len),
+            SamplePayloads(stream_every, driver.max_model_len),
             lengths=lengths,
             stored=stored,
             rewards=rewards,

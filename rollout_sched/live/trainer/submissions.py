@@ -19,7 +19,7 @@ from rollout_sched.core.model.events import GroupSubmitted
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.ports import PayloadOf
 from rollout_sched.live.requests.payloads import PayloadFactory
-from rollout_sched.live.requests.token_payload import DraftTest, TokenPayload, untestable
+from rollout_sched.live.requests.token_payload import TokenPayload
 from rollout_sched.live.requests.trajectories import Tool, TrajectoryPayload
 from rollout_sched.live.trainer.lengths import LengthStore
 from rollout_sched.live.trainer.rewards import RewardFunction
@@ -36,28 +36,17 @@ from rollout_sched.live.trainer.stored import Recovered, TrainerStore
 
 class SamplePayloads:
     """Creates the payloads of a trainer's samples. `stream_every`: tokens between partial results;
-    `test`: the test of drafts, if old tokens are verified; `max_model_len`: tokens that every
-    instance accepts, 0 if unknown."""
+    `max_model_len`: tokens that every instance accepts, 0 if unknown."""
 
-    def __init__(
-        self, stream_every: int, test: DraftTest | None, max_model_len: Callable[[], int]
-    ) -> None:
+    def __init__(self, stream_every: int, max_model_len: Callable[[], int]) -> None:
         self.stream_every = stream_every
-        self._test = test
         self._max_model_len = max_model_len
-
-    @property
-    def verified(self) -> bool:
-        """Whether their old tokens may be verified."""
-        return self._test is not None
 
     def new(self, prompt: Prompt, index: int, tool: Tool | None = None) -> TokenPayload:
         """The payload of the sample with this index of a prompt."""
         sampling, stream_every = prompt.sampling_of(index), self.stream_every
         if tool is None:
-            return TokenPayload(
-                prompt.prompt_ids, sampling, stream_every=stream_every, test=self._test
-            )
+            return TokenPayload(prompt.prompt_ids, sampling, stream_every=stream_every)
         return TrajectoryPayload(
             prompt.uid,
             index,
@@ -67,7 +56,6 @@ class SamplePayloads:
             self._max_model_len,
             stream_every=stream_every,
             extra=prompt.extra,
-            test=self._test,
         )
 
 
@@ -174,16 +162,15 @@ SAMPLING = frozenset(
 _OURS = {"n": "Prompt.samples", "max_tokens": "Prompt.max_tokens"}
 
 
-def check_prompt(prompt: Prompt, *, max_model_len: int, turns: bool, verified: bool) -> None:
+def check_prompt(prompt: Prompt, *, max_model_len: int, turns: bool) -> None:
     """Raises CallerError with the group, the error and the remedy.
 
     max_model_len  tokens of prompt and response that every instance accepts; 0 if unknown
     turns          a tool answers its turns: the response ends when there is no more room
-    verified       its old tokens may be verified (see `core.verification`)
     """
     wrong = _length(prompt, max_model_len, turns)
     for index in range(max(1, len(prompt.each))):
-        wrong = wrong or _sampling(prompt.sampling_of(index), verified)
+        wrong = wrong or _sampling(prompt.sampling_of(index))
     if wrong:
         raise CallerError(f"group {prompt.uid!r}: {wrong}")
 
@@ -200,14 +187,12 @@ def _length(prompt: Prompt, most: int, turns: bool) -> str:
     )
 
 
-def _sampling(sampling: Mapping[str, Any], verified: bool) -> str:
+def _sampling(sampling: Mapping[str, Any]) -> str:
     for name in sampling:
         if name in _OURS:
             return f"sampling: {name} is not allowed there; set {_OURS[name]}"
         if name not in SAMPLING:
             return f"sampling: vLLM has no parameter {name!r}{nearest(str(name), SAMPLING)}"
-    if verified and (problem := untestable(sampling)):
-        return f'sampling: {problem}; or set interruption.kv to "recompute" (no verification)'
     return ""
 
 
@@ -360,7 +345,6 @@ class Submissions:
             prompt,
             max_model_len=self._driver.max_model_len(),
             turns=tool is not None,
-            verified=self.payloads.verified,
         )
         self.prompts[prompt.uid] = prompt
 

@@ -11,7 +11,6 @@ from rollout_sched.core.model.events import (
     GroupSubmitted,
     InstanceJoined,
     InstancePaused,
-    PrefixVerified,
     RequestFailed,
     RequestFinished,
     RequestInterrupted,
@@ -87,16 +86,15 @@ class TestStaleness:
             sent("a/1", 5, salt=1),
         ]
 
-    @pytest.mark.parametrize("kv", ["recompute", "verify"])
-    def test_nothing_is_sent_where_it_would_be_too_old_at_once(self, kv: str) -> None:
+    def test_nothing_is_sent_where_it_would_be_too_old_at_once(self) -> None:
         """b had begun on an instance that was young enough, and went on where none of it could
-        count: it was delivered too old, or verified again and again by weights as old."""
+        count: it was delivered too old."""
         told = Told(
             2,
             slots=1,
             batching="fully_async",
             freshness={"use": "bounded", "max_staleness": 1},
-            interruption={"use": "partial", "kv": kv, "at_update": "resubmit"},
+            interruption={"use": "partial", "at_update": "resubmit"},
             weights={"use": "all_at_once", "when": "between_batches"},
         )
         told.submit("a")
@@ -113,10 +111,7 @@ class TestStaleness:
             attempt = next(iter(told.scheduler.books.fleet.attempts.values()), None)
             if attempt is None:
                 break
-            name, draft = attempt.request.id, attempt.draft_tokens
-            if draft:
-                told(PrefixVerified(name, attempt.id, draft))
-            actions = told(RequestFinished(name, attempt.id, 7))
+            actions = told(RequestFinished(attempt.request.id, attempt.id, 7))
             samples += [s for a in actions if isinstance(a, Deliver) for s in a.samples]
         assert {(s.request, s.staleness) for s in samples} == {("a/0", 0), ("b/0", 0), ("b/1", 0)}
 

@@ -46,7 +46,7 @@ def test_it_survives_json(what: Launch | DeliveredGroup) -> None:
 
 # -- The facts of a run survive JSON, and a group may be taken back to what was asked for --
 
-SEGMENTS = (Segment(1, 4, "i0"), Segment(2, 3, "i1", verified=True))
+SEGMENTS = (Segment(1, 4, "i0"), Segment(2, 3, "i1", masked=True))
 GROUP = GroupFacts(
     "a",
     1,

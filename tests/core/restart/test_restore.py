@@ -123,8 +123,6 @@ def test_counters_go_on() -> None:
         serials=30,
         attempts=20,
         most_kv_tokens=BIG,
-        tested=9,
-        rejected=2,
     )
     waits = GroupFacts("a", 1, 1, PROMPT, LIMIT, state="active", started=True)
     waits = msgspec.structs.replace(waits, requests=(RequestFacts(0, 2, "waiting"),))

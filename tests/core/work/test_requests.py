@@ -46,7 +46,7 @@ def test_starting_over_forgets_all_that_was_made() -> None:
     here.submit("a")
     scheduler = here.scheduler
     group = scheduler.books.groups["a"]
-    scheduler.work.outcomes.launch(group, 1.0)
+    scheduler.work.group_outcomes.launch(group, 1.0)
     (request,) = group.requests
     request.response_tokens, request.context_tokens = 7, PROMPT + 7
     scheduler.work.requests.start_over(request, "stale")

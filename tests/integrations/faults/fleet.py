@@ -100,12 +100,11 @@ async def house(
     prompts_per_step: int = 4,
     speed: float = 1000.0,
     spec: Any = SPEC,
-    drift: float = 1.0,
     labels: Sequence[str] = (),
     start_version: int | Literal["auto"] = 0,
 ) -> AsyncIterator[House]:
-    """At the usual speed a token takes a millisecond. The text tells which version made it, in a
-    share `drift` of its places. `labels` are those that the first servers are started with."""
+    """At the usual speed a token takes a millisecond. The text tells which version made it.
+    `labels` are those that the first servers are started with."""
     (folder / "policy.toml").write_text(policy)
     async with AsyncExitStack() as stack:
         servers, clients = [], []
@@ -116,7 +115,6 @@ async def house(
                 seed=number,
                 stream_interval=4,
                 versioned_text=True,
-                drift=drift,
                 weight_version=labels[number] if number < len(labels) else FIRST_LABEL,
             )
             server = FakeServer(engine)

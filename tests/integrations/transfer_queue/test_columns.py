@@ -8,14 +8,14 @@ from rollout_sched.integrations.transfer_queue import columns
 from rollout_sched.live.trainer.samples import Batch, Sample, Span
 
 
-def sample(index: int, response: list[int], *, drawn: list[float] | None = None) -> Sample:
+def sample(index: int, response: list[int], *, logprob: float | None = -1.0) -> Sample:
     return Sample(
         uid="a",
         index=index,
         prompt_ids=[1, 2],
         response_ids=response,
         response_mask=[1] * len(response),
-        rollout_log_probs=[-1.0] * len(response),
+        rollout_log_probs=None if logprob is None else [logprob] * len(response),
         versions=[4] * len(response),
         segments=[Span(4, "http://a", 0, len(response))],
         staleness=1,
@@ -23,7 +23,6 @@ def sample(index: int, response: list[int], *, drawn: list[float] | None = None)
         status="TRUNCATED",
         num_interruptions=0,
         extra={"answer": 42},
-        drawn_log_probs=drawn,
     )
 
 
@@ -53,12 +52,9 @@ def test_every_column_has_a_row_for_each_sample():
 
 
 def test_log_probs_are_there_where_every_sample_has_them():
-    both = [sample(0, [5], drawn=[-2.0]), sample(1, [7], drawn=[-3.0])]
-    assert columns.log_probs(both) == {
-        "rollout_log_probs": [[-1.0], [-1.0]],
-        "drawn_log_probs": [[-2.0], [-3.0]],
-    }
-    assert "drawn_log_probs" not in columns.log_probs([*both, sample(2, [8])])
+    both = [sample(0, [5], logprob=-2.0), sample(1, [7])]
+    assert columns.log_probs(both) == {"rollout_log_probs": [[-2.0], [-1.0]]}
+    assert columns.log_probs([*both, sample(2, [8], logprob=None)]) == {}
 
 
 def test_a_reward_stands_at_the_last_token_where_every_sample_has_one():

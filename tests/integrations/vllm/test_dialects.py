@@ -14,7 +14,7 @@ from rollout_sched.integrations.vllm.dialects import (
     Generate,
 )
 from rollout_sched.integrations.vllm.protocol.answers import VersionSpan
-from rollout_sched.live.ports import AnswerUntrue, InstanceError, PromptToken, RequestRejected
+from rollout_sched.live.ports import AnswerUntrue, InstanceError, RequestRejected
 from tests.integrations.vllm.scripted import an_order, completed, generated
 
 #: Each event says how many tokens were made by then.
@@ -168,24 +168,6 @@ def test_sampling_that_is_no_json_is_the_requests_fault(dialect, value):
 
 
 @pytest.mark.parametrize("dialect", [Generate(), Completions()])
-def test_log_probs_of_the_prompt_are_read_where_they_stand(dialect):
-    told = [None, {"6": {"logprob": -0.5, "rank": 2, "decoded_token": None}}, None]
-    if isinstance(dialect, Generate):
-        answer = {**generated([10], "length"), "prompt_logprobs": told}
-    else:
-        answer = completed([10], "length")
-        answer["choices"][0]["prompt_logprobs"] = told
-    assert dialect.read(encoded(answer)).prompt == [{6: PromptToken(-0.5, 2)}, {}]
-
-
-@pytest.mark.parametrize("thought", [{"logprob": None, "rank": 1}, {"logprob": -1.0, "rank": 0}])
-def test_what_is_no_log_prob_of_a_prompt(thought):
-    answer = {**generated([10], "length"), "prompt_logprobs": [None, {"6": thought}]}
-    with pytest.raises(InstanceError, match="is not valid"):
-        Generate().read(encoded(answer))
-
-
-@pytest.mark.parametrize("dialect", [Generate(), Completions()])
 def test_how_many_tokens_it_says_to_have_made(dialect):
     choice = {"token_ids": [1], "finish_reason": None}
     told = [{"choices": [choice], "usage": usage} for usage in ({"completion_tokens": 7}, None)]
@@ -277,36 +259,6 @@ def test_what_had_ended_when_it_was_cut_has_ended():
 
 def test_the_usage_may_follow_the_end():
     assert assembled([Chunk([1], [-1.0], "stop"), Chunk([])]).finish == "stop"
-
-
-def thought_of(told):
-    """Of the context 5, 6, 7."""
-    assembly = Assembly(an_order(sampling={"prompt_logprobs": 0}))
-    assembly.add(Chunk([1], None, "length", prompt=told))
-    return assembly.output().prompt
-
-
-SIX, SEVEN = PromptToken(-0.5, 1), PromptToken(-9999.0, 40)
-
-
-def test_what_is_thought_of_a_prompt_is_that_of_its_own_tokens():
-    assert thought_of([{6: SIX, 3: SEVEN}, {7: SEVEN}]) == [SIX, SEVEN]
-    assert thought_of(None) is None
-    assert assembled([Chunk([1], [-1.0], "stop", prompt=[{6: SIX}, {7: SEVEN}])]).prompt is None
-
-
-@pytest.mark.parametrize(
-    ("told", "text"),
-    [
-        ([{6: SIX}], "2 log-probs for a prompt of 3"),
-        ([{6: SIX}, {7: SEVEN}, {8: SIX}], "4 log-probs for a prompt of 3"),
-        ([{6: SIX}, {8: SIX}], "token 2 of its prompt"),
-        ([{}, {7: SIX}], "token 1 of its prompt"),
-    ],
-)
-def test_what_is_thought_of_another_prompt_is_not_believed(told, text):
-    with pytest.raises(AnswerUntrue, match=text):
-        thought_of(told)
 
 
 def test_what_comes_twice_is_not_handed_on_twice():

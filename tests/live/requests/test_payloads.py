@@ -276,20 +276,6 @@ def test_everybody_who_waits_is_told_when_nothing_can_go_on() -> None:
     run(scene)
 
 
-def test_what_an_earlier_epoch_has_begun_may_be_cut_before_it_is_dispatched() -> None:
-    def restored(index: int) -> TokenPayload:
-        payload = TokenPayload([1], {})
-        payload.transcript.restore({1: Piece([5, 6, 7], None)}, [])
-        return payload
-
-    def scene(it: Book) -> None:
-        it.book.add_group("a", restored)
-        it.endings.discard(Discard("a/0", 2, "rejected", group="a", index=0))
-        assert it.book.of(dispatch("a", 0)).response_ids == [5]
-
-    run(scene)
-
-
 def test_a_group_that_is_filtered_has_not_failed() -> None:
     filtered: list[str] = []
 

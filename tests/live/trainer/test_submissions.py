@@ -11,7 +11,7 @@ import pytest
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.core.model.events import SubmissionsClosed
 from rollout_sched.live.driver import Driver
-from rollout_sched.live.requests.token_payload import DraftTest, TokenPayload
+from rollout_sched.live.requests.token_payload import TokenPayload
 from rollout_sched.live.requests.trajectories import TrajectoryPayload
 from rollout_sched.live.trainer.samples import LostGroup, NamedTools, Prompt
 from rollout_sched.live.trainer.submissions import SamplePayloads, Submissions, check_prompt
@@ -47,7 +47,7 @@ class Stored:
 @asynccontextmanager
 async def submissions(stored=None):
     driver = Driver(make_scheduler(1))
-    payloads = SamplePayloads(0, None, driver.max_model_len)
+    payloads = SamplePayloads(0, driver.max_model_len)
     tools = NamedTools({"search": search})
     try:
         yield Submissions(driver, payloads, lengths=None, stored=stored, rewards=None, tools=tools)
@@ -147,13 +147,9 @@ def test_a_group_that_fails_again_is_known_to_be_lost_until_each_batch_has_arriv
 # -- What of a prompt could never be made --
 
 
-def check(
-    *, max_model_len: int = 0, turns: bool = False, verified: bool = False, **fields: Any
-) -> None:
+def check(*, max_model_len: int = 0, turns: bool = False, **fields: Any) -> None:
     given: dict[str, Any] = {"uid": "a", "prompt_ids": [1] * 60, "samples": 2, "max_tokens": 50}
-    check_prompt(
-        Prompt(**(given | fields)), max_model_len=max_model_len, turns=turns, verified=verified
-    )
+    check_prompt(Prompt(**(given | fields)), max_model_len=max_model_len, turns=turns)
 
 
 @pytest.mark.parametrize("most", [0, 110])
@@ -190,12 +186,6 @@ def test_sampling_that_nobody_would_heed(sampling: dict[str, Any], says: str) ->
         assert says in str(caught.value)
 
 
-def test_what_cannot_be_verified_is_refused_only_where_it_would_be() -> None:
-    check(sampling={"top_p": 0.9})
-    with pytest.raises(CallerError, match=r'top_p = 0.9 .*interruption.kv to "recompute"'):
-        check(sampling={"top_p": 0.9}, verified=True)
-
-
 # -- Payloads of a trainer's samples --
 
 PROMPT_SAMPLE_PAYLOADS = Prompt(
@@ -208,17 +198,14 @@ async def tool(trajectory):
 
 
 def test_each_sample_is_drawn_as_its_prompt_says():
-    payloads = SamplePayloads(4, None, lambda: 0)
+    payloads = SamplePayloads(4, lambda: 0)
     payload = payloads.new(PROMPT_SAMPLE_PAYLOADS, 1)
     assert type(payload) is TokenPayload
     assert payload.sampling == {"temperature": 1.0, "seed": 2}
-    assert (payload.prompt_ids, payload.stream_every, payload.test) == ([1, 2], 4, None)
-    assert not payloads.verified
+    assert (payload.prompt_ids, payload.stream_every) == ([1, 2], 4)
 
 
 def test_what_a_tool_answers_is_a_trajectory():
-    payloads = SamplePayloads(0, DraftTest(0.0, 1), lambda: 0)
-    assert payloads.verified
+    payloads = SamplePayloads(0, lambda: 0)
     payload = payloads.new(PROMPT_SAMPLE_PAYLOADS, 0, tool)
     assert isinstance(payload, TrajectoryPayload)
-    assert payload.sampling["logprobs"] == 0, "drafts are tested by them"

@@ -8,11 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from rollout_sched.live.ports import Order, Output, PromptToken
+from rollout_sched.live.ports import Order, Output
 from rollout_sched.simulators.fake_instance import tokens as text
 from rollout_sched.simulators.fake_instance.protocol import Refusal
 from rollout_sched.simulators.fake_instance.requests import (
-    ChoiceChunk,
     Function,
     Message,
     OfFunction,
@@ -21,7 +20,6 @@ from rollout_sched.simulators.fake_instance.requests import (
     called,
     demanded,
     output_limit,
-    prompt_logprobs,
     prompt_text,
     prompts_of,
     siblings,
@@ -82,17 +80,6 @@ def test_spans_follow_each_other_under_their_labels():
         {"version": "v4", "start": 0, "end": 2},
         {"version": "v5", "start": 2, "end": 3},
     ]
-
-
-def test_nothing_is_thought_of_the_first_token_of_a_prompt():
-    thought = (PromptToken(-0.5, 1), PromptToken(-2.0, 9))
-    chunk = ChoiceChunk(0, [1], None, None, None, True, thought)
-    assert prompt_logprobs([7, 8, 9], chunk) == [
-        None,
-        {"8": {"logprob": -0.5, "rank": 1, "decoded_token": None}},
-        {"9": {"logprob": -2.0, "rank": 9, "decoded_token": None}},
-    ]
-    assert prompt_logprobs([7, 8, 9], chunk._replace(prompt=None)) is None
 
 
 # -- Which tool is called, and how a conversation goes on after it --

@@ -81,7 +81,7 @@ class TestVocabulary:
         vocabulary = text.Vocabulary.of(size)
         prompt = text.encode("What is w1 and w999999999 ?", vocabulary)
         name = text.name(text.read(prompt, vocabulary), "x", vocabulary)
-        response = text.tokens(name, 0, [(0, 300), (1, 300)], 1.0, vocabulary)
+        response = text.tokens(name, 0, [(0, 300), (1, 300)], vocabulary)
         assert all(0 <= token < size for token in [*prompt, *response])
         assert len(set(response)) > 10
 
@@ -89,11 +89,10 @@ class TestVocabulary:
     def test_a_response_goes_on_wherever_it_was_cut(self, size: int) -> None:
         vocabulary = text.Vocabulary.of(size)
         name = text.name(text.read(PROMPT, vocabulary), "", vocabulary)
-        whole = text.tokens(name, 0, [(0, 30)], 1.0, vocabulary)
+        whole = text.tokens(name, 0, [(0, 30)], vocabulary)
         for cut in (1, 2, 29):
             read = text.read(PROMPT + whole[:cut], vocabulary)
             assert (read.name, read.made_tokens, read.prompt_tokens) == (name, cut, len(PROMPT))
-        assert list(text.responses(PROMPT + whole, vocabulary)) == [(name, len(PROMPT), 30)]
 
     def test_an_id_beyond_it_is_none(self) -> None:
         with pytest.raises(ValueError, match="512 is out of vocabulary"):

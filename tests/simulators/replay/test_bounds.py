@@ -427,10 +427,6 @@ class TestOnPolicy:
         policy = make_policy(batching="fully_async", freshness={"max_staleness": 1})
         assert run_policy(policy, self.trace, self.scenario()).on_policy_bound_s is None
 
-    def test_nor_is_one_that_has_new_weights_approve_of_old_tokens(self) -> None:
-        policy = make_policy(interruption={"use": "partial", "kv": "verify"})
-        assert run_policy(policy, self.trace, self.scenario()).on_policy_bound_s is None
-
     def test_nothing_to_train_takes_no_time(self) -> None:
         assert on_policy_bound(Demand.of_samples([]), 2, 0, self.scenario()) == OnPolicyBound(
             0.0, 0.0

@@ -22,7 +22,7 @@ from rollout_sched.simulators.replay.faults import (
     ToolsFailing,
 )
 from rollout_sched.simulators.replay.rewards import RewardModel
-from rollout_sched.simulators.replay.scenario import PolicyDrift, TrafficModel
+from rollout_sched.simulators.replay.scenario import TrafficModel
 from rollout_sched.simulators.replay.workload import Workload
 from rollout_sched.simulators.traces.model import SampleRecord, Trace, Turn, gather
 from tests.helpers import Watched, make_policy, make_scenario, make_trace, watch
@@ -421,70 +421,6 @@ def test_predictions_learn_from_streams() -> None:
     assert expected == [3, 50, 50]
 
 
-class TestVerifiedResume:
-    """a is delivered at 3 s, b set back with 3 of its 8 tokens, and sent again at 15 s."""
-
-    POLICY = make_policy(
-        "p",
-        batching={"use": "sync", "over_prompts": 2.0},
-        interruption={"use": "partial", "kv": "verify"},
-        weights={"when": "between_batches"},
-    )
-    TRACE = make_trace({"a": [3], "b": [8]})
-
-    def ran(self, rejection: float, trace: Trace = TRACE, **other: Any) -> Watched:
-        scenario = make_scenario(**other)
-        drift = PolicyDrift(rejection_per_token=rejection)
-        return watch(self.POLICY, trace, msgspec.structs.replace(scenario, policy_drift=drift))
-
-    def test_what_passes_is_not_made_again(self) -> None:
-        ran = self.ran(0.0)
-        # One step to hear what is thought of the 3 tokens, then 5 more.
-        assert ran.deliveries == [(3.0, ["a"]), (21.0, ["b"])]
-        assert ran.said(ev.PrefixVerified) == [(16.0, ev.PrefixVerified("b/0", 3, 3))]
-        sample = ran.samples[1]
-        assert (sample.staleness, sample.verified_tokens) == (0, 3)
-        assert [(s.version, s.tokens, s.verified) for s in sample.segments] == [
-            (1, 3, True),
-            (1, 5, False),
-        ]
-
-    def test_what_is_rejected_is(self) -> None:
-        ran = self.ran(1.0)
-        assert ran.deliveries == [(3.0, ["a"]), (24.0, ["b"])]
-        assert segments(ran, "b") == [(1, 8)]
-        rejected = [action for _, action in ran.said(act.Discard)]
-        assert [(action.tokens, action.reason) for action in rejected] == [(3, "rejected")]
-
-    def test_a_finished_sample_of_a_group_that_is_set_back_is_verified_too(self) -> None:
-        ran = self.ran(0.0, make_trace({"a": [3, 3], "b": [2, 8]}))
-        (_, b) = ran.deliveries
-        assert b == (21.0, ["b"])
-        verified = {s.request: s.verified_tokens for s in ran.samples}
-        assert verified == {"a/0": 0, "a/1": 0, "b/0": 2, "b/1": 3}
-        # It is whole, all of it passed: nothing was made again, and nothing thrown away.
-        assert ran.said(act.Discard) == []
-
-    def test_a_trajectory_is_cut_in_its_last_turn_or_starts_over(self) -> None:
-        trace = trajectories((Turn(3),), (Turn(1, 2, 0.5), Turn(8)))
-        kept = self.ran(0.0, trace)
-        assert [s.verified_tokens for s in kept.samples] == [0, 2]
-        over = self.ran(1.0, trace)
-        assert segments(over, "g1") == [(1, 1), (1, 8)]
-        assert len(over.said(ev.TurnFinished)) == 2
-
-    def test_streams_tell_nothing_of_a_draft_that_is_being_verified(self) -> None:
-        ran = self.ran(0.0, stream_s=0.75)
-        assert ran.scheduler.books.anomalies == {}
-        assert ran.deliveries[-1] == (21.0, ["b"])
-
-    def test_an_attempt_may_break_off_while_its_draft_is_verified(self) -> None:
-        failing = Failing(at_s=14.0, for_s=1.5, after_s=0.5, blame="instance")
-        ran = self.ran(0.0, faults=[failing])
-        assert len(ran.said(ev.RequestFailed)) == 1
-        assert ran.samples[1].verified_tokens == 3
-
-
 class TestRestarts:
     def test_what_was_made_is_kept_as_far_as_it_was_streamed(self) -> None:
         restart = [SchedulerRestarts(at_s=4.0)]
@@ -594,7 +530,7 @@ def test_every_event_can_come_to_pass() -> None:
         "all",
         batching="fully_async",
         freshness={"max_staleness": 3},
-        interruption={"use": "partial", "kv": "verify"},
+        interruption="partial",
     )
     samples = [
         SampleRecord(
@@ -623,7 +559,7 @@ def test_every_event_can_come_to_pass() -> None:
     where_others_load_weights = {ev.GateClosed, ev.GateOpened}
     elsewhere = only_on_shared_gpus | where_others_load_weights
     assert ran.kinds == set(get_args(ev.Event)) - elsewhere
-    assert len(ran.kinds) == 24
+    assert len(ran.kinds) == 23
     assert not ran.loop.anomalies
 
 

@@ -37,7 +37,6 @@ FIGURES = (
     "occupancy_bubble",
     "discarded_tokens",
     "reprefilled_tokens",
-    "verified_tokens",
     "preemptions",
     "trainer_wait_s",
     "staleness.max",

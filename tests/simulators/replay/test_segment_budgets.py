@@ -34,7 +34,7 @@ BATCHINGS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("kv", ["retain", "recompute", "verify"])
+@pytest.mark.parametrize("kv", ["retain", "recompute"])
 @pytest.mark.parametrize(
     "batching", BATCHINGS, ids=lambda table: "-".join(map(str, table.values()))
 )

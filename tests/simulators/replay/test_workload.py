@@ -207,18 +207,9 @@ class TestRedraws:
         load = self.load(max_tokens=5)
         assert max(load.begin("g", 50).response_tokens for _ in range(20)) == 5
 
-    def test_what_was_cut_comes_to_a_length_beyond_the_cut(self) -> None:
-        load = self.load()
-        lengths = [load.go_on("g", 7, kept).response_tokens for kept in range(1, 100)]
-        assert all(length > kept for kept, length in enumerate(lengths, start=1))
-        assert len(set(lengths)) > 20
-        assert load.length("g", 7) == lengths[-1] == 100
-        assert load.go_on("g", 7, 100).response_tokens == 100, "none is longer"
-
     def test_without_it_nothing_changes(self) -> None:
         load = Workload(TRACE, Job())
         assert {load.begin("g1", 0).response_tokens for _ in range(9)} == {11}
-        assert {load.go_on("g1", 0, kept).response_tokens for kept in range(9)} == {11}
 
 
 class TestKnownSamples:

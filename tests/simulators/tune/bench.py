@@ -26,7 +26,6 @@ def setting(**changes: Any) -> Setting:
         "prefill_tokens_per_s": 40_000.0,
         "weights_tokens": 250_000.0,
         "remembers": False,
-        "drifts": False,
     }
     return Setting(**{**usual, **changes})
 

@@ -30,7 +30,6 @@ SETTINGS = st.builds(
     instances=st.sampled_from([1, 8]),
     samples_per_prompt=st.sampled_from([1, 8]),
     remembers=st.booleans(),
-    drifts=st.booleans(),
 )
 DICE = st.integers(0, 10_000).map(random.Random)
 

@@ -88,7 +88,7 @@ def test_needs_and_bars_name_roles_that_were_chosen_before(role: str, option: Op
     ("role", "option"), EVERY_OPTION, ids=lambda value: getattr(value, "use", value)
 )
 def test_every_value_is_one_the_policy_takes(role: str, option: Option, most: int) -> None:
-    here = setting(max_staleness=most, multi_turn=True, remembers=True, drifts=True)
+    here = setting(max_staleness=most, multi_turn=True, remembers=True)
     for key, values in option.keys(here).items():
         assert len(values) == len(set(values)) > 0
         for value in values:
@@ -128,18 +128,6 @@ def test_affinity_is_for_what_comes_back() -> None:
     assert "session_affinity" not in {one.use for one in options("routing", here, {})}
     here = setting(max_staleness=0, multi_turn=True)
     assert "session_affinity" in {one.use for one in options("routing", here, {})}
-
-
-def test_verification_is_tried_where_the_scenario_says_what_it_rejects() -> None:
-    def kept(most: int, drifts: bool) -> list[str]:
-        here = setting(max_staleness=most, drifts=drifts)
-        partial = [one for one in options("interruption", here, {}) if one.use == "partial"]
-        return partial[0].keys(here)["kv"] if partial else []
-
-    assert kept(0, False) == []
-    assert kept(0, True) == ["verify"]
-    assert kept(1, False) == ["recompute", "retain"]
-    assert kept(1, True) == ["recompute", "retain", "verify"]
 
 
 def test_values_that_depend_on_the_setting() -> None:
