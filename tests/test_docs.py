@@ -1,4 +1,4 @@
-"""The programs that the documentation shows run as they stand there, before simulated servers."""
+"""The documents: their programs run, in front of simulated servers; what they refer to exists."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import rollout_sched
 from rollout_sched.simulators.fake_instance.engine import EngineSettings
 from rollout_sched.simulators.fake_instance.server import FakeServer
 from rollout_sched.simulators.replay.scenario import load_scenario
+from tests import doors
 
 CLIENT = Path(rollout_sched.__file__).parents[1] / "docs/client.md"
 WHOLE, IN_PARTS = (
@@ -94,3 +95,18 @@ def test_each_link_leads_to_a_file():
             if "://" not in link and not (root / name).parent.joinpath(link).exists():
                 broken.append((name, link))
     assert broken == []
+
+
+def test_modules_that_docstrings_name_are_there():
+    """Such as `core.restart.facts`, or a name at a door: `live.LiveScheduler`."""
+    known = {module.removeprefix("rollout_sched.") for module in doors.modules()}
+    gone = []
+    for module, path in doors.modules().items():
+        for name in re.findall(r"`((?:core|live|link)\.[a-z_A-Z.]+)`", path.read_text("utf-8")):
+            house, _, first = name.partition(".")
+            first = first.partition(".")[0]
+            if f"{house}.{first}" not in known and first not in doors.door(
+                f"rollout_sched.{house}"
+            ):
+                gone.append((module, name))
+    assert gone == []
