@@ -41,8 +41,8 @@ from benchmarks import core_pace, prediction_record
 from benchmarks.core_pace import scaled
 from benchmarks.prediction_record import Arm, Record, TimedMeasurements
 from benchmarks.prediction_table import Cell, Figures, Pair, table
+from rollout_sched import Prompt, Reload, RolloutScheduler
 from rollout_sched.calibration.calibration import Calibration, Calibrator, Measurements
-from rollout_sched.client import Prompt, Reload, RolloutScheduler
 from rollout_sched.config import load_policy
 from rollout_sched.core.model.actions import Deliver, Dispatch
 from rollout_sched.inspection import TraceFold

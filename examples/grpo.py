@@ -21,7 +21,7 @@ import msgspec
 import torch
 from transformers import AutoModelForCausalLM
 
-from rollout_sched.client import Batch
+from rollout_sched import Batch
 from rollout_sched.integrations.advantages import GroupAdvantages
 from rollout_sched.integrations.torch import padded
 

@@ -26,7 +26,7 @@ from trl import GRPOConfig, GRPOTrainer
 from examples.grpo_tiny import STOP, Job, share
 from examples.learning_curves import Point, table
 from examples.tiny_servers import Fleet, servers
-from rollout_sched.client import RolloutScheduler
+from rollout_sched import RolloutScheduler
 from rollout_sched.core.model.errors import RolloutError
 from rollout_sched.integrations.trl import CheckpointTransfer, RolloutFunc
 

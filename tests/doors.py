@@ -57,21 +57,28 @@ def house(module: str) -> str:
 
 @cache
 def door(room: str) -> frozenset[str]:
-    """What the room's `__init__` names in `__all__`."""
+    """What the room's `__init__` names in `__all__`, without a `__version__`."""
     for node in ast.parse(modules()[room].read_text("utf-8")).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
-            return frozenset(ast.literal_eval(node.value))
+            return frozenset(ast.literal_eval(node.value)) - {"__version__"}
     return frozenset()
 
 
 def public_modules() -> Iterator[str]:
     """The modules that doors name."""
     for room in filter(is_room, modules()):
-        for node in ast.parse(modules()[room].read_text("utf-8")).body:
-            if isinstance(node, ast.ImportFrom) and node.module:
-                for alias in node.names:
-                    if alias.name in door(room) and f"{node.module}.{alias.name}" in modules():
-                        yield f"{node.module}.{alias.name}"
+        for module, name in named_at(room):
+            if name in door(room) and f"{module}.{name}" in modules():
+                yield f"{module}.{name}"
+
+
+def named_at(room: str) -> Iterator[tuple[str, str]]:
+    """Module and name of each import of the room's `__init__`, also of those that only a type
+    checker follows: a lazy door names there what it imports when it is asked."""
+    for node in ast.walk(ast.parse(modules()[room].read_text("utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module in modules():
+            for alias in node.names:
+                yield node.module, alias.name
 
 
 def imports() -> Iterator[Import]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import GetSetDescriptorType, MemberDescriptorType
@@ -307,3 +309,10 @@ def watch(
 
     loop = ClosedLoop(make_scheduler(), workload, scenario, [note], successor=make_scheduler)
     return Watched(loop, loop.run(), log)
+
+
+def loaded_by(statements: str) -> set[str]:
+    """The modules that a fresh interpreter has loaded after the statements."""
+    code = f"import sys\n{statements}\nprint(*sys.modules)"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(shown.stdout.splitlines()[-1].split())

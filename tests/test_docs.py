@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import re
 import subprocess
@@ -18,12 +19,16 @@ from rollout_sched.simulators.fake_instance.server import FakeServer
 from rollout_sched.simulators.replay.scenario import load_scenario
 from tests import doors
 
-CLIENT = Path(rollout_sched.__file__).parents[1] / "docs/client.md"
-WHOLE, IN_PARTS = (
-    block
-    for block in re.findall(r"```python\n(.*?)```", CLIENT.read_text(), re.DOTALL)
-    if "asyncio.run(" in block
-)
+ROOT = Path(rollout_sched.__file__).parents[1]
+README, CLIENT = ROOT / "README.md", ROOT / "docs/client.md"
+
+
+def programs(document: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", document.read_text(), re.DOTALL)
+
+
+(IN_SHORT,) = programs(README)
+WHOLE, IN_PARTS = (program for program in programs(CLIENT) if "asyncio.run(" in program)
 PORTS = (8101, 8102)
 
 
@@ -71,6 +76,22 @@ def run(capsys: pytest.CaptureFixture[str]) -> Callable[[str], list[str]]:
     return lines
 
 
+def test_the_loop_of_the_readme(tmp_path: Path) -> None:
+    """It has no `async def` around it; what it does not define is the trainer's."""
+    checkpoint = tmp_path / "1"
+    checkpoint.mkdir()
+    (checkpoint / "weights.pt").touch()
+    trained: list[rollout_sched.Batch] = []
+    prompts = [rollout_sched.Prompt(f"p{number}", [1, 2], 2, 64) for number in range(3)]
+    program = IN_SHORT.replace("/ckpt", str(tmp_path))
+    code = compile(program, str(README), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    with servers() as ports:
+        instances = [f"http://127.0.0.1:{port}" for port in ports]
+        given = {"instances": instances, "prompts": prompts, "train": trained.append}
+        asyncio.run(eval(code, given))
+    assert [sorted(batch.groups()) for batch in trained] == [["p0", "p1", "p2"]]
+
+
 def test_the_training_loop(run: Callable[[str], list[str]]) -> None:
     said = sorted(line.split()[1] for line in run(WHOLE))
     assert said == [f"prompt-{number}" for number in range(6)]
@@ -87,12 +108,12 @@ def test_a_loop_that_accumulates_gradients(run: Callable[[str], list[str]]) -> N
 
 def test_each_link_leads_to_a_file():
     """The links of all documents, READMEs of rooms included, within the repository."""
-    root, broken = CLIENT.parent.parent, []
-    listed = subprocess.run(["git", "ls-files", "*.md"], cwd=root, capture_output=True, text=True)
+    broken = []
+    listed = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True)
     for name in listed.stdout.split():
-        text = (root / name).read_text("utf-8")
+        text = (ROOT / name).read_text("utf-8")
         for link in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text):
-            if "://" not in link and not (root / name).parent.joinpath(link).exists():
+            if "://" not in link and not (ROOT / name).parent.joinpath(link).exists():
                 broken.append((name, link))
     assert broken == []
 

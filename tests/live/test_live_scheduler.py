@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from rollout_sched import journal, load_policy, parse_policy
+from rollout_sched import journal
+from rollout_sched.config import load_policy, parse_policy
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.core.model.events import (
     BatchRequested,
