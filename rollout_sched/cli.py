@@ -1,28 +1,63 @@
-"""The command line: the entry point, and the commands that only show what is shipped."""
+"""The command line: the entry point, and the table of commands.
+
+Only the module of the chosen command is imported: all of them together take a second.
+"""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any, Final, NamedTuple
 
-from rollout_sched import __version__, config
-from rollout_sched.calibration import command as calibrate
-from rollout_sched.core.model.errors import CallerError, RolloutError
-from rollout_sched.inspection import command as inspection
-from rollout_sched.integrations.gateway import options as flags
-from rollout_sched.integrations.ray import command as ray
-from rollout_sched.live import settings_of
-from rollout_sched.live.trainer import reward_settings_of
-from rollout_sched.simulators.fake_instance import command as fake_instance
-from rollout_sched.simulators.guess import command as guess
-from rollout_sched.simulators.replay import command as replay
-from rollout_sched.simulators.traces import TraceError
-from rollout_sched.simulators.traces import command as trace
-from rollout_sched.simulators.tune import command as tune
-from rollout_sched.store import salvage as store
-from rollout_sched.top import command as top
+import rollout_sched
+
+
+class Command(NamedTuple):
+    """name      as it is typed
+    about     its line in `rollout-sched --help`
+    module    in the package
+    function  adds arguments to the command's parser, and sets `run`
+    """
+
+    name: str
+    about: str
+    module: str
+    function: str = "add_arguments"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        getattr(import_module(f"rollout_sched.{self.module}"), self.function)(parser)
+
+
+COMMANDS: Final = (
+    Command("replay", "compare policies on a recorded workload", "simulators.replay.command"),
+    Command("tune", "search for the policy that suits a workload best", "simulators.tune.command"),
+    Command("journal", "inspect the journal of a run", "inspection.command"),
+    Command(
+        "serve", "an OpenAI-compatible gateway to a fleet of vLLM", "integrations.gateway.command"
+    ),
+    Command("ray", "run a scheduler and its fronts on a Ray cluster", "integrations.ray.command"),
+    Command("top", "show the live state of a gateway: fleet, queue, steps, waste", "top.command"),
+    Command("fake-instance", "run a simulated vLLM server", "simulators.fake_instance.command"),
+    Command("demo", "a live rollout, with a trainer loop and a summary", "demo"),
+    Command(
+        "check",
+        "say whether a policy file is valid, and if not, why",
+        "policy_files",
+        "add_check_arguments",
+    ),
+    Command("policies", "list the shipped policies", "policy_files", "add_list_arguments"),
+    Command("scenarios", "list, show, check or guess scenarios", "simulators.guess.command"),
+    Command(
+        "calibrate",
+        "measure the engine steps of a running vLLM and write a scenario",
+        "calibration.command",
+    ),
+    Command("store", "maintain the store of a run", "store.salvage"),
+    Command("trace", "inspect recorded workloads", "simulators.traces.command"),
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,7 +66,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns: 0 on success, 2 for unusable input, 130 if interrupted, 141 if the reader of its output
     has gone: the exit codes of a shell.
     """
-    options = _parser().parse_args(arguments)
+    options = parse(sys.argv[1:] if arguments is None else arguments)
+    from rollout_sched.core.model.errors import RolloutError
+
     try:
         options.run(options)
         sys.stdout.flush()
@@ -40,114 +77,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         _write_to_nowhere()
         return 141
-    except (RolloutError, TraceError, OSError) as error:
+    except (RolloutError, OSError) as error:
         print(f"rollout-sched: {error}", file=sys.stderr)
         return 2
     return 0
 
 
-def _write_to_nowhere() -> None:
-    """Send standard output nowhere from now on, so that its flush at exit does not fail again."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _parser() -> argparse.ArgumentParser:
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """The options of the command that the arguments name, and in `run` what runs it."""
     parser = argparse.ArgumentParser(
         prog="rollout-sched", description="Rollout scheduling for RL post-training on vLLM fleets."
     )
-    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    replay.add(commands)
-    tune.add(commands)
-    inspection.add(commands)
-    _add_serve(commands)
-    ray.add(commands)
-    top.add(commands)
-    fake_instance.add(commands)
-    _add_demo(commands)
-
-    check = commands.add_parser("check", help="say whether a policy file is valid, and if not, why")
-    check.add_argument("policy", metavar="POLICY", help="a TOML file, or the name of a preset")
-    check.set_defaults(run=_check)
-
-    commands.add_parser("policies", help="list the shipped policies").set_defaults(
-        run=_list_policies
-    )
-    guess.add(commands)
-    calibrate.add(commands)
-
-    store.add(commands)
-    trace.add(commands)
-    return parser
+    parser.add_argument("--version", action=_ShowVersion, nargs=0, help="show the version and exit")
+    parsers = parser.add_subparsers(required=True, metavar="COMMAND")
+    chosen = next((word for word in arguments if not word.startswith("-")), None)
+    for command in COMMANDS:
+        its_parser = parsers.add_parser(command.name, help=command.about)
+        if command.name == chosen:
+            command.add_arguments(its_parser)
+    return parser.parse_args(arguments)
 
 
-def _add_serve(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "serve",
-        help="an OpenAI-compatible gateway to a fleet of vLLM",
-        argument_default=argparse.SUPPRESS,  # Options has the defaults
-    )
-    flags.add_gateway_flags(parser)
-    parser.set_defaults(run=_serve)
+class _ShowVersion(argparse.Action):
+    """Reads the version only where it is asked for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        print(f"{parser.prog} {rollout_sched.__version__}")
+        parser.exit()
 
 
-def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("demo", help="a live rollout, with a trainer loop and a summary")
-    add = parser.add_argument
-    add("--policy", action="append", dest="policies", metavar="NAME_OR_TOML", help="repeatable")
-    add(
-        "--instance",
-        action="append",
-        dest="instances",
-        default=[],
-        metavar="URL",
-        help="URL of a vLLM server; repeatable (default: two simulated servers)",
-    )
-    add("--weights", default="", metavar="PATH", help="checkpoint to load, {version} in its path")
-    add("--speed", type=float, default=30.0, metavar="X", help="speed of the simulated instances")
-    parser.set_defaults(run=_demo)
-
-
-def _demo(options: argparse.Namespace) -> None:
-    from rollout_sched import demo
-
-    demo.demo(
-        demo.DemoOptions(
-            policies=options.policies or demo.POLICIES,
-            instances=options.instances,
-            weights=options.weights,
-            speed=options.speed,
-        )
-    )
-
-
-def _serve(options: argparse.Namespace) -> None:
-    from rollout_sched.integrations.gateway.serve import serve
-
-    given = flags.given_options(options)
-    if not (given.instances or given.endpoints):
-        raise CallerError("no instance is named: use --instance URL or --endpoints FILE")
-    serve(given)
-
-
-def _check(options: argparse.Namespace) -> None:
-    policy = config.load_policy(options.policy)
-    policy.build(lengths=lambda group, index: 0)
-    settings_of(policy)
-    reward_settings_of(policy)
-    roles = ", ".join(f"{role} {cls.__name__}" for role, (cls, _) in policy.roles.items())
-    print(f"{options.policy}: valid ({roles})")
-    for key in config.PROSE:
-        if getattr(policy, key):
-            print(f"{key}: {getattr(policy, key)}")
-
-
-def _list_policies(options: argparse.Namespace) -> None:
-    _print_list(
-        (name, config.load_policy(name).about) for name in config.shipped("policies/presets")
-    )
-
-
-def _print_list(rows: Iterable[tuple[str, str]]) -> None:
-    for name, about in rows:
-        print(f"{name:32s} {about}")
+def _write_to_nowhere() -> None:
+    """Send standard output nowhere from now on, so that its flush at exit does not fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

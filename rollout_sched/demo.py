@@ -8,6 +8,7 @@ figures; or they are the vLLM servers you name.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import subprocess
 import sys
@@ -54,6 +55,32 @@ class DemoOptions(msgspec.Struct, frozen=True, kw_only=True):
     instances: Sequence[str] = ()
     weights: str = ""
     speed: float = 30.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--policy", action="append", dest="policies", metavar="NAME_OR_TOML", help="repeatable")
+    add(
+        "--instance",
+        action="append",
+        dest="instances",
+        default=[],
+        metavar="URL",
+        help="URL of a vLLM server; repeatable (default: two simulated servers)",
+    )
+    add("--weights", default="", metavar="PATH", help="checkpoint to load, {version} in its path")
+    add("--speed", type=float, default=30.0, metavar="X", help="speed of the simulated instances")
+    parser.set_defaults(run=_run_command)
+
+
+def _run_command(given: argparse.Namespace) -> None:
+    options = DemoOptions(
+        policies=given.policies or POLICIES,
+        instances=given.instances,
+        weights=given.weights,
+        speed=given.speed,
+    )
+    demo(options)
 
 
 class DemoResult(msgspec.Struct):

@@ -20,7 +20,7 @@ import pytest
 
 import rollout_sched
 from rollout_sched import config, journal
-from rollout_sched.cli import main
+from rollout_sched.cli import COMMANDS, Command, main
 from rollout_sched.config import PolicyFile, shipped
 from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.live.live_scheduler import settings_of
@@ -30,6 +30,8 @@ from rollout_sched.simulators.replay import runs
 from rollout_sched.simulators.replay.report import at
 from rollout_sched.simulators.replay.scenario import Scenario
 from rollout_sched.simulators.traces import Trace
+from tests import doors
+from tests.helpers import loaded_by
 from tests.simulators.replay.test_report import FIGURES
 
 SMALL = "lrm_math_open"
@@ -60,6 +62,46 @@ def tiny_trace(tmp_path: Path) -> Path:
     ]
     path.write_text("\n".join(json.dumps(row) for row in [header, *rows]))
     return path
+
+
+class TestCommands:
+    def test_each_has_its_line_in_the_help(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit) as ended:
+            main(["--help"])
+        shown = " ".join(capsys.readouterr().out.split())
+        assert ended.value.code == 0
+        assert [c.name for c in COMMANDS if f" {c.name} {c.about} " not in f"{shown} "] == []
+
+    @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+    def test_each_is_found_in_its_module(
+        self, command: Command, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with pytest.raises(SystemExit) as ended:
+            main([command.name, "--help"])
+        assert ended.value.code == 0
+        assert capsys.readouterr().out.startswith(f"usage: rollout-sched {command.name} ")
+
+    def test_each_is_at_a_door(self) -> None:
+        modules = {f"rollout_sched.{command.module}" for command in COMMANDS}
+        own = {module for module in modules if doors.house(module) == doors.PACKAGE}
+        assert modules - own <= set(doors.public_modules())
+
+    def test_showing_the_version_imports_the_table_of_commands_only(self) -> None:
+        run = "try:\n    main(['--version'])\nexcept SystemExit:\n    pass"
+        loaded = loaded_by(f"from rollout_sched.cli import main\n{run}")
+        assert {module for module in loaded if module.startswith("rollout_sched")} == {
+            "rollout_sched",
+            "rollout_sched.cli",
+        }
+        assert not loaded & {"aiohttp", "msgspec", "numpy", "rich"}
+
+    def test_no_hardware_table_is_read_to_show_the_help(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("rollout_sched.simulators.guess.hardware._table", None)
+        with pytest.raises(SystemExit) as ended, contextlib.redirect_stdout(io.StringIO()):
+            main(["scenarios", "guess", "--help"])
+        assert ended.value.code == 0
 
 
 class TestReplay:

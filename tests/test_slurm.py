@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import rollout_sched
-from rollout_sched.cli import _parser
+from rollout_sched.cli import parse
 from rollout_sched.integrations.gateway.endpoints_file import read_endpoints
 from rollout_sched.integrations.gateway.options import given_options
 
@@ -78,7 +78,7 @@ def cluster(tmp_path: Path) -> Cluster:
 
 def test_it_names_a_server_for_each_gpu_and_drains_at_the_time_limit(cluster: Cluster) -> None:
     job = cluster.start()
-    options = given_options(_parser().parse_args(cluster.wait_for("serve").splitlines()))
+    options = given_options(parse(cluster.wait_for("serve").splitlines()))
     assert options.store == cluster.run / "store"
     assert options.endpoints is not None
     urls = [endpoint.url for endpoint in read_endpoints(options.endpoints)]

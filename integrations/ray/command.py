@@ -23,9 +23,7 @@ _UP = (
 )
 
 
-def add(commands: Any) -> None:
-    """Add the commands and their options to an argparse parser of commands."""
-    parser = commands.add_parser("ray", help="run a scheduler and its fronts on a Ray cluster")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     kinds = parser.add_subparsers(required=True, metavar="COMMAND")
     up = kinds.add_parser(
         "up",

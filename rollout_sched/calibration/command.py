@@ -13,7 +13,6 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from rich.console import Console
@@ -154,11 +153,7 @@ def _quoted(text: str) -> str:
 DEFAULT_MINUTES = 2.0
 
 
-def add(commands: Any) -> None:
-    """Add the command and its options to an argparse parser of commands."""
-    parser = commands.add_parser(
-        "calibrate", help="measure the engine steps of a running vLLM and write a scenario"
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
     option("urls", nargs="*", metavar="URL", help="vLLM server; several must be identical")
     option("--engine", metavar="MODEL", help="instead of URLs: measure an engine in this process")

@@ -18,9 +18,7 @@ from rollout_sched.process import whole_file
 from rollout_sched.simulators import traces
 
 
-def add(commands: Any) -> None:
-    """Add the command and its verbs to an argparse parser of commands."""
-    parser = commands.add_parser("journal", help="inspect the journal of a run")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(required=True, metavar="VERB")
     for name, run, says in (
         ("summary", _summary, "print the figures of the run"),

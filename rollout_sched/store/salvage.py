@@ -119,8 +119,7 @@ def _files(rows: Path) -> list[Path]:
 # `rollout-sched store`: maintenance of a store that is not in use.
 
 
-def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("store", help="maintain the store of a run")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(required=True, metavar="VERB")
     verb = verbs.add_parser("salvage", help="make a damaged store usable with its intact content")
     verb.add_argument("folder", metavar="DIR", type=Path)

@@ -7,7 +7,6 @@ import os
 import time
 import urllib.error
 import urllib.request
-from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
@@ -82,13 +81,8 @@ REST = 24
 LEAST = 5
 
 
-def add(commands: Any) -> None:
-    """Add the command and its options to an argparse parser of commands."""
-    parser = commands.add_parser(
-        "top",
-        help="show the live state of a gateway: fleet, queue, steps, waste",
-        description=f"Uses the administrator's key in the environment variable {KEY}, if set.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = f"Uses the administrator's key in the environment variable {KEY}, if set."
     parser.add_argument("url", metavar="URL", help="URL of the gateway")
     parser.add_argument("--once", action="store_true", help="print one screen and exit")
     parser.add_argument(

@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import signal
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 
@@ -23,9 +22,7 @@ DEFAULT_SCENARIO = "qwen7b-8xh100"
 _DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(EngineSettings)}
 
 
-def add(commands: Any) -> None:
-    """Add the command and its options to argparse subparsers."""
-    parser = commands.add_parser("fake-instance", help="run a simulated vLLM server")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
     option("--host", default="127.0.0.1", help="default: %(default)s")
     option("--port", type=int, default=8000, help="0: any free port; default: %(default)s")

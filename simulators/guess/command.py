@@ -12,7 +12,7 @@ from rollout_sched.core.model.errors import CallerError
 from rollout_sched.flags import natural, number, positive
 from rollout_sched.simulators.guess import formula
 from rollout_sched.simulators.guess.formula import Layout
-from rollout_sched.simulators.guess.hardware import Model, gpu_named, gpus, model_named, models
+from rollout_sched.simulators.guess.hardware import Model, gpu_named, model_named
 from rollout_sched.simulators.instance import StepTime
 from rollout_sched.simulators.replay import Scenario, load_scenario, parse_scenario
 
@@ -20,9 +20,7 @@ _FOLDER = "simulators/replay/scenarios"
 _SHAPE = ("hidden", "heads", "kv_heads", "head_dim", "vocabulary")
 
 
-def add(commands: Any) -> None:
-    """Add the command and its verbs to argparse subparsers."""
-    parser = commands.add_parser("scenarios", help="list, show, check or guess scenarios")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_list)
     verbs = parser.add_subparsers(metavar="VERB")
     verbs.add_parser("list", help="names and descriptions; the default verb").set_defaults(
@@ -42,8 +40,8 @@ def _add_guess(verbs: Any) -> None:
         "guess", help="guess a scenario from a GPU's data sheet and a model's shape"
     )
     option = parser.add_argument
-    option("--gpu", required=True, metavar="NAME", help=", ".join(gpus()))
-    option("--model", metavar="NAME", help=", ".join(models()))
+    option("--gpu", required=True, metavar="NAME", help="such as h100; an unknown one lists all")
+    option("--model", metavar="NAME", help="such as qwen2.5-32b; an unknown one lists all")
     option("--params", type=number, metavar="N", help="such as 14e9; with --layers, not --model")
     option("--layers", type=positive, metavar="N")
     for name in _SHAPE:

@@ -62,9 +62,7 @@ FORMATS = {
 Write = Callable[[dict[str, Any]], bytes]
 
 
-def add(commands: Any) -> None:
-    """Add the command and its options to argparse subparsers."""
-    parser = commands.add_parser("replay", help="compare policies on a recorded workload")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add_trace(parser)
     add(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from rich.console import Console
@@ -16,11 +15,8 @@ from rollout_sched.simulators.traces.statistics import statistics
 from rollout_sched.simulators.traces.store import read, shipped, write
 
 
-def add(commands: Any) -> None:
-    """Add the command and its verbs to argparse subparsers."""
-    verbs = commands.add_parser("trace", help="inspect recorded workloads").add_subparsers(
-        required=True, metavar="VERB"
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(required=True, metavar="VERB")
     stats = verbs.add_parser("stats", help="lengths, tail and similarity within groups")
     add_trace(stats)
     stats.add_argument("--json", action="store_true", help="as JSON")

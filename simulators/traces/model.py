@@ -17,6 +17,8 @@ from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 
+from rollout_sched.core.model.errors import CallerError
+
 Finish = Literal["stop", "length", "abort", "unknown"]
 
 # No context is this long: such a number is a time stamp or an id in the wrong column.
@@ -44,7 +46,7 @@ def brief(text: str) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-class TraceError(ValueError):
+class TraceError(CallerError):
     """A trace that cannot be used: the place, what was found, and the remedy.
 
     The message reads `<where>, line <n>, field '<field>': <found>; <remedy>`.

@@ -6,7 +6,6 @@ import argparse
 import os
 import shlex
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -29,9 +28,7 @@ BUDGET_S = 120.0
 _JOB = ("prompts_per_step", "epochs", "known_samples")
 
 
-def add(commands: Any) -> None:
-    """Add the command and its options to argparse subparsers."""
-    parser = commands.add_parser("tune", help="search for the policy that suits a workload best")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
     add_trace(parser)
     option("--scenario", required=True, metavar="NAME_OR_TOML")

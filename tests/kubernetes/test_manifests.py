@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 import yaml
 
-from rollout_sched.cli import _parser, main
+from rollout_sched.cli import main, parse
 from rollout_sched.flags import given_flags
 from rollout_sched.integrations.gateway.endpoints_file import parse_endpoints
 from rollout_sched.integrations.gateway.options import Options, given_options
@@ -57,7 +57,7 @@ def gateway() -> Object:
 
 
 def options(container: Object) -> Any:
-    return _parser().parse_args(container["args"])
+    return parse(container["args"])
 
 
 def flag(container: Object, name: str) -> str:
@@ -94,7 +94,7 @@ def ray_up() -> list[str]:
 
 
 def test_the_head_starts_what_our_command_knows() -> None:
-    given = _parser().parse_args(ray_up())
+    given = parse(ray_up())
     options, deployment = given_options(given), given_flags(given, Deployment)
     found = objects("ray")
     job, cluster = of_kind("RayJob", found), of_kind("RayCluster", found)
