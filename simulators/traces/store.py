@@ -51,6 +51,7 @@ from rollout_sched.simulators.traces.rows import Importer, Placed, Row, cells, c
 IMPORTERS: tuple[Importer, ...] = (
     grouped.GROUPED,
     ungrouped.SERVING,
+    grouped.COUNTED,
     ungrouped.AZURE,
     ungrouped.VIDUR,
     ungrouped.MOONCAKE,
@@ -71,6 +72,10 @@ def recognised(where: str, line: int, columns: Iterable[str]) -> Importer:
     for importer in IMPORTERS:
         if importer.columns <= present:
             return importer
+    if present >= {"group", "turns"}:
+        found = "looks like a native trace without its header"
+        remedy = f'write {{"schema":"{SCHEMA}"}} as the first line (docs/trace_format.md)'
+        raise TraceError(where, found, remedy, line=line)
     # The nearest: most columns present, and among equals the fewest missing.
     near = max(IMPORTERS, key=lambda i: (len(i.columns & present), -len(i.columns - present)))
     missing = ", ".join(sorted(near.columns - present))

@@ -145,6 +145,8 @@ class TestShipped:
         ("q,input_tokens\n0.5,6\n", 1, "", "quantiles"),
         ("hello\nworld\n", 1, "", "no known trace format"),
         ('{"hello":1}\n', 1, "", "no known trace format"),
+        (GOOD, 1, "", 'write {"schema":"rollout-sched-trace/1"} as the first line'),
+        ('{"group":"a","turns":[[7]]}', 1, "", "native trace without its header"),
         ('{"x', 1, "", "malformed JSON"),
     ],
 )
