@@ -11,6 +11,8 @@ RAY_VENV ?= .venv-ray
 COMPILED_TESTS ?= tests/core tests/policies tests/live tests/integrations tests/laws tests/simulators tests/metrics
 COMPILED_VENV ?= .venv-compiled
 BIN = $(VENV)/bin
+JOBS ?= $(shell nproc)
+PYTEST = $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
 # Each in an environment of its own; `make test-neighbours NEIGHBOURS="trl torch"` takes some of them.
 NEIGHBOURS ?= $(patsubst tests/neighbours/%/requirements.txt,%,$(wildcard tests/neighbours/*/requirements.txt))
 SOURCES = pyproject.toml setup.py $(shell find rollout_sched policies simulators integrations -name '*.py')
@@ -46,7 +48,7 @@ example-ray: $(VLLM_VENV)/.ready-ray
 	$(VLLM_VENV)/bin/python -m examples.grpo_ray
 
 test: $(VENV)/.ready
-	$(BIN)/python -m pytest -q
+	$(PYTEST)
 
 # The same tests on the compiled build, from a folder without the sources beside them.
 test-compiled: $(COMPILED_VENV)/.ready
@@ -124,9 +126,11 @@ fuzz: $(VENV)/.ready
 	$(BIN)/python -m tests.fuzz --keep $(if $(SECONDS),--seconds $(SECONDS),--inputs $(or $(INPUTS),1000000)) \
 	  $(if $(SEED),--seed $(SEED))
 
-# Everything that can go wrong, in virtual time: SEEDS=10000 runs, or MINUTES=5; from SEED on, or from any.
+# Everything that can go wrong, in virtual time: the seeds that have found bugs, then SEEDS=10000 runs, or
+# MINUTES=5; from SEED on, or from any.
 simulate: $(VENV)/.ready
-	$(BIN)/python -m tests.simulation --jobs $(or $(JOBS),$(shell nproc)) \
+	$(PYTEST) tests/simulation
+	$(BIN)/python -m tests.simulation --jobs $(JOBS) \
 	  $(if $(SEEDS),--seeds $(SEEDS),--minutes $(or $(MINUTES),5)) $(if $(SEED),--base $(SEED))
 
 # Half an hour; `make soak REQUESTS=20000` takes about two minutes.
@@ -161,7 +165,7 @@ $(VLLM_VENV)/.ready: pyproject.toml tests/vllm/requirements.txt
 	$(PYTHON) -m venv $(VLLM_VENV)
 	$(VLLM_VENV)/bin/python -m pip install -q --no-compile --no-deps -r tests/vllm/requirements.txt
 	$(VLLM_VENV)/bin/python -m pip install -q --no-deps -e .
-	$(VLLM_VENV)/bin/python -m pip install -q pytest pytest-rerunfailures hypothesis sortedcontainers \
+	$(VLLM_VENV)/bin/python -m pip install -q pytest hypothesis sortedcontainers \
 	  msgspec numpy prometheus-client rich asyncio-throttle
 	touch $@
 
@@ -181,19 +185,19 @@ $(NEIGHBOUR_VENVS)/%/.ready: pyproject.toml tests/neighbours/%/requirements.txt
 	$(call neighbour_python,$*) -m venv $(@D)
 	$(if $(filter trl,$*),$(@D)/bin/python -m pip install -q --no-compile --no-deps -r tests/vllm/requirements.txt)
 	$(@D)/bin/python -m pip install -q $(call neighbour_flags,$*) -r tests/neighbours/$*/requirements.txt
-	$(@D)/bin/python -m pip install -q -e . pytest pytest-rerunfailures hypothesis
+	$(@D)/bin/python -m pip install -q -e . pytest hypothesis
 	touch $@
 
 $(BROWSER_VENV)/.ready: pyproject.toml tests/browser/requirements.txt
 	$(PYTHON) -m venv $(BROWSER_VENV)
 	$(BROWSER_VENV)/bin/python -m pip install -q -r tests/browser/requirements.txt
-	$(BROWSER_VENV)/bin/python -m pip install -q -e . pytest pytest-rerunfailures hypothesis
+	$(BROWSER_VENV)/bin/python -m pip install -q -e . pytest hypothesis
 	touch $@
 
 $(RAY_VENV)/.ready: pyproject.toml tests/ray/requirements.txt
 	$(PYTHON) -m venv $(RAY_VENV)
 	$(RAY_VENV)/bin/python -m pip install -q -r tests/ray/requirements.txt
-	$(RAY_VENV)/bin/python -m pip install -q -e . pytest pytest-rerunfailures hypothesis
+	$(RAY_VENV)/bin/python -m pip install -q -e . pytest hypothesis
 	touch $@
 
 $(PEERS_VENV)/.ready: benchmarks/live/requirements.txt
