@@ -7,11 +7,11 @@ import contextlib
 import logging
 import os
 import sys
-import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from threading import Thread
 from typing import IO, Any, Literal, TextIO, TypeVar
 
 import msgspec
@@ -51,7 +51,7 @@ async def off_loop(work: Callable[[], _T], limit_s: float) -> _T:
         with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits any more
             loop.call_soon_threadsafe(lambda: None if done.done() else settle(what))
 
-    threading.Thread(target=run, name="off-loop", daemon=True).start()
+    Thread(target=run, name="off-loop", daemon=True).start()
     async with asyncio.timeout(limit_s):
         return await done
 

@@ -6,7 +6,7 @@ import pytest
 
 from rollout_sched.client import RolloutScheduler
 from rollout_sched.core.model.errors import CallerError
-from tests.integrations.gateway.house import run
+from tests.virtual_net import run
 
 
 def test_who_is_not_up_yet_is_named(caplog: pytest.LogCaptureFixture) -> None:

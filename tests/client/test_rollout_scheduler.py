@@ -25,9 +25,10 @@ from rollout_sched.client import (
 from rollout_sched.client.remote import calls
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.live.ports import InstanceError
-from tests.integrations.gateway.house import House, Upstream, run
+from tests.integrations.gateway.house import House, Upstream
 from tests.integrations.vllm.scripted import ScriptedVllm
 from tests.live.scripted import Scripted, until
+from tests.virtual_net import run
 
 NAME = "http://a:1"
 WAYS = ["in process", "over HTTP"]

@@ -24,6 +24,7 @@ from rollout_sched.live.driver import Driver
 from rollout_sched.live.ports import InstanceError, RequestRejected
 from rollout_sched.live.requests.token_payload import TokenPayload, TokenTranscript
 from rollout_sched.live.settings import Settings
+from tests import virtual_net
 from tests.core.told import make_scheduler
 from tests.live.scripted import Scripted, until
 
@@ -135,7 +136,7 @@ class Stage:
 
 
 def run(scene: Callable[[], Any]) -> None:
-    asyncio.run(asyncio.wait_for(scene(), 20))
+    virtual_net.run(scene())
 
 
 @pytest.mark.parametrize("breaks", [False, True])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Coroutine
 from itertools import repeat
 from typing import Any
@@ -16,6 +15,7 @@ from rollout_sched.live.ports import InstanceClient
 from rollout_sched.live.requests.payloads import PayloadFactory
 from rollout_sched.live.requests.token_payload import TokenPayload
 from rollout_sched.live.settings import Settings
+from tests import virtual_net
 from tests.core.told import make_scheduler
 from tests.link.wires import Joined
 from tests.live.scripted import Scripted
@@ -93,4 +93,4 @@ def factory(recipe: bytes) -> PayloadFactory:
 
 
 def run(scene: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(asyncio.wait_for(scene(), 20))
+    virtual_net.run(scene())

@@ -14,6 +14,7 @@ from rollout_sched.link.connected_front import RemoteAttempt, RemoteAttempts
 from rollout_sched.link.protocol import Dispatch, FrameMissing, Reach, Reports, Serves, encode
 from rollout_sched.live.ports import ConnectionBroken
 from rollout_sched.live.settings import Settings
+from tests import virtual_net
 from tests.link.stage import PROMPT, Stage, run
 from tests.live.scripted import until
 
@@ -285,4 +286,4 @@ def test_each_ends_once_and_whoever_waits_hears_it() -> None:
         assert attempts.on("i1") == []
         assert len(attempts) == len(attempts.every()) == 1
 
-    asyncio.run(scene())
+    virtual_net.run(scene())

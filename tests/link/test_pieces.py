@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from rollout_sched.link.pieces import GroupPieces, keep, keep_streamed, pieces_of
 from rollout_sched.link.protocol import PieceMade, ReleaseGroup, TakeGroup
 from rollout_sched.live.requests.payloads import PayloadBook
 from rollout_sched.live.requests.token_payload import Piece, TokenPayload, TokenTranscript
+from tests import virtual_net
 
 
 def book() -> PayloadBook:
@@ -109,7 +109,7 @@ def test_of_clients_and_of_groups_that_are_over_nothing_is_said() -> None:
         front.pieces.release(ReleaseGroup("g", ("g/0",)))
         assert front.pieces.of("g/0", 3) is None
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 def test_of_a_group_that_is_filtered_or_failed_nothing_stays() -> None:

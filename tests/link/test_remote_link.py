@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from rollout_sched.core.model.actions import Dispatch
 from rollout_sched.link.protocol import CallTool, RestartSuspected
 from rollout_sched.link.remote_link import RemoteLink
 from rollout_sched.live.ports import InstanceError, Outcome
+from tests import virtual_net
 from tests.link.wires import Shared
 
 DISPATCH = Dispatch("g/0", 3, "i0", 10, 20, 1)
@@ -52,7 +52,7 @@ def test_a_failure_ends_the_front_once() -> None:
         assert stage.broken == [first]
         assert stage.link.broken is first
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 def test_what_comes_afterwards_may_ask_again() -> None:

@@ -119,8 +119,8 @@ class Scripted:
         on_tokens(token_ids, [-0.5] * len(token_ids) if "logprobs" in order.sampling else None)
 
 
-async def until(condition: Callable[[], Any], seconds: float = 5.0) -> None:
+async def until(condition: Callable[[], Any], seconds: float = 60.0) -> None:
     """Let the loop turn until something is so."""
     async with asyncio.timeout(seconds):
         while not condition():
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.001)

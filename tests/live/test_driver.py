@@ -33,6 +33,7 @@ from rollout_sched.live.ports import (
 )
 from rollout_sched.live.requests.token_payload import TokenPayload
 from rollout_sched.live.settings import Settings
+from tests import virtual_net
 from tests.core.told import make_scheduler
 from tests.live.scripted import Scripted, until
 
@@ -97,7 +98,7 @@ class Stage:
 
 
 def run(scene: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(scene, 20))
+    virtual_net.run(scene)
 
 
 def test_who_takes_the_slot_of_one_that_broke_waits_for_a_poll_too() -> None:

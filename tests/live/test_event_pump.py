@@ -12,7 +12,7 @@ from rollout_sched.core.model import events as ev
 from rollout_sched.core.model.actions import Dispatch, Wake
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.live.event_pump import EventPump, RunClock
-from tests import virtual_loop
+from tests import virtual_loop, virtual_net
 from tests.core.told import make_scheduler
 
 JOINED = ev.InstanceJoined("i0", 4, 10_000)
@@ -32,7 +32,7 @@ class Pumped:
 
 
 def run(scene: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(scene, 5))
+    virtual_net.run(scene)
 
 
 def test_what_is_told_within_an_event_comes_after_it() -> None:

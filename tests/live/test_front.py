@@ -16,6 +16,7 @@ from rollout_sched.core.model.model import DeliveredSample, Segment
 from rollout_sched.live.driver import Driver, Front
 from rollout_sched.live.requests.token_payload import TokenPayload
 from rollout_sched.live.settings import Settings
+from tests import virtual_net
 from tests.core.told import make_scheduler
 from tests.live.scripted import Scripted, until
 
@@ -81,7 +82,7 @@ def test_it_carries_out_what_is_ordered_of_requests_and_nothing_else() -> None:
         front = Front(Link(), Settings(), "run")  # type: ignore[arg-type]
         assert set(front.orders) == {Dispatch, Interrupt, Deliver, Answer, Discard}
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 def test_a_request_from_its_dispatch_to_its_answer() -> None:
@@ -97,7 +98,7 @@ def test_a_request_from_its_dispatch_to_its_answer() -> None:
         assert stage.client.answers == [sample]
         assert "r" not in stage.front.payloads
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 def test_one_that_is_interrupted_is_stopped_at_its_instance() -> None:
@@ -108,7 +109,7 @@ def test_one_that_is_interrupted_is_stopped_at_its_instance() -> None:
         await until(lambda: ("abort", "run-1") in stage.link.instance.calls)
         await stage.front.close()
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 def test_one_that_is_discarded_for_good_has_failed() -> None:
@@ -119,7 +120,7 @@ def test_one_that_is_discarded_for_good_has_failed() -> None:
         assert "r" not in stage.front.payloads
         await stage.front.close()
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 def test_when_nothing_will_ever_be_made_whoever_waits_is_told_why() -> None:
@@ -130,7 +131,7 @@ def test_when_nothing_will_ever_be_made_whoever_waits_is_told_why() -> None:
         assert "the scheduler is gone" in stage.client.failures[0]
         await stage.front.close()
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 def test_closing_ends_what_is_under_way_and_tells_nobody() -> None:
@@ -142,7 +143,7 @@ def test_closing_ends_what_is_under_way_and_tells_nobody() -> None:
         assert stage.link.told == []
         assert stage.client.failures == []
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 # -- The scheduler's orders to instances reach their supervisors, and the trainer those it is l --
@@ -159,7 +160,7 @@ def play(scene: Callable[[Driver, Scripted], Any]) -> None:
         finally:
             await driver.close()
 
-    asyncio.run(run())
+    virtual_net.run(run())
 
 
 def test_each_has_its_supervisor_do_it() -> None:

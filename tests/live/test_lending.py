@@ -14,6 +14,7 @@ from rollout_sched.live.driver import Driver
 from rollout_sched.live.settings import Settings
 from rollout_sched.live.trainer.samples import Batch, Prompt
 from rollout_sched.live.trainer.session import TrainerSession
+from tests import virtual_net
 from tests.core.told import make_scheduler
 from tests.live.scripted import Scripted, until
 
@@ -81,7 +82,7 @@ class Stage:
 
 
 def run(scene: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(scene, 10))
+    virtual_net.run(scene)
 
 
 async def load(client: Any, version: int) -> None:

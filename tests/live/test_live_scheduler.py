@@ -25,6 +25,7 @@ from rollout_sched.live.durable import journal as journal_keeper
 from rollout_sched.live.live_scheduler import LiveScheduler, RunRecords, scheduler_state
 from rollout_sched.live.settings import RunOptions
 from rollout_sched.live.trainer.samples import NamedTools, Prompt
+from tests import virtual_net
 from tests.core.told import Told
 from tests.live.durable.test_run import run
 from tests.live.scripted import Scripted, until
@@ -47,7 +48,7 @@ def test_a_policy_that_lends_to_nobody_says_so(caplog: pytest.LogCaptureFixture)
         assert not caplog.records
         await LiveScheduler(policy).close()
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
     assert "policy mine lends instances" in caplog.text
 
 
@@ -70,7 +71,7 @@ def test_the_journal_tells_the_run_again(tmp_path: Path) -> None:
         await live.close()
         return live
 
-    live = asyncio.run(scene())
+    live = virtual_net.run(scene())
     header, entries = journal.read(path)
     assert (header.policy, header.prompts_per_step, header.version) == ("round_robin_sync", 1, 3)
     again = POLICY.scheduler(1, version=3, seed=5)
@@ -96,7 +97,7 @@ def test_what_happened_is_on_disk_before_the_end(
         await until(lambda: b"InstanceJoined" in path.read_bytes())
         await live.close()
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 def test_a_journal_is_never_written_over(tmp_path: Path) -> None:
@@ -107,7 +108,7 @@ def test_a_journal_is_never_written_over(tmp_path: Path) -> None:
         with pytest.raises(CallerError, match="exists; move it away"):
             LiveScheduler(POLICY, RunOptions(prompts_per_step=1, journal=path))
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
     assert path.read_text() == "what is left of a crash"
 
 
@@ -117,7 +118,7 @@ def test_a_journal_of_nothing_does_not_stay(tmp_path: Path) -> None:
     async def scene() -> None:
         await LiveScheduler(POLICY, RunOptions(prompts_per_step=1, journal=path)).close()
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
     assert not path.exists()
 
 
@@ -130,7 +131,7 @@ def test_state() -> None:
         assert (state["instances"], state["joined"], state["broken"]) == (0, 0, None)
         await live.close()
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 # -- What a scheduler says of itself: as its last event has left it --
@@ -174,7 +175,7 @@ def test_what_is_not_asked_for_is_not_kept() -> None:
         assert (kept.run_id, kept.weights) == ("", None)
         await kept.close()
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 def test_each_says_where_it_is(tmp_path: Path) -> None:
@@ -189,7 +190,7 @@ def test_each_says_where_it_is(tmp_path: Path) -> None:
         with pytest.raises(CallerError, match="cannot be read"):
             records(length_history=tmp_path)
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 @pytest.mark.parametrize("named", [True, False])
@@ -206,7 +207,7 @@ def test_a_run_in_a_store_has_a_journal_there_unless_another_is_named(
             assert journal == str(path if named else folder / "journal" / "00000001.jsonl")
             assert live.state()["store"]["epoch"] == 1
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 def test_what_was_recorded_is_read_by_the_policy_that_made_it(tmp_path: Path) -> None:
@@ -216,7 +217,7 @@ def test_what_was_recorded_is_read_by_the_policy_that_made_it(tmp_path: Path) ->
         async with run(tmp_path / "store", Scripted(), journal=path):
             pass
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
     assert load_policy("round_robin_sync").name.encode() in path.read_bytes().splitlines()[0]
 
 

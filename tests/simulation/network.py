@@ -164,7 +164,7 @@ class Network:
         return EPHEMERAL + self._ports[host]
 
 
-class Listener:
+class Listener(asyncio.AbstractServer):
     """The result of `loop.create_server`."""
 
     def __init__(self, network: Network, process: Process, factory: Any, address: Address) -> None:

@@ -44,6 +44,7 @@ def simulated(kernel: Kernel, seed: int, disk_of: Callable[[Path], Any]) -> Iter
         "secrets.token_hex": lambda size=16: dice.randbytes(size).hex(),
         "os.getpid": lambda: 1,
         "socket.gethostname": lambda: "simulated",
+        "rollout_sched.process.Thread": threads.SimulatedThread,
         "rollout_sched.store.writer.Thread": threads.SimulatedThread,
         "rollout_sched.store.writer.Condition": threads.SimulatedCondition,
         "rollout_sched.client.remote.client.LoopThread": threads.SimulatedLoopThread,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from rollout_sched.client.remote.calls import (
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.live.trainer.delivery import LeaseEnded
 from rollout_sched.store.errors import StoreFull
+from tests import virtual_net
 
 
 class Calls(TrainerCalls):
@@ -52,25 +52,25 @@ def in_haste(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_only_what_is_safe_to_repeat_is_sent_again(caplog: pytest.LogCaptureFixture) -> None:
     calls = Calls(AWAY, AWAY, (200, b"here"))
-    assert asyncio.run(calls.send("GET", "/x", repeatable=True)) == (200, b"here")
+    assert virtual_net.run(calls.send("GET", "/x", repeatable=True)) == (200, b"here")
     assert calls.sent == [("GET", "/x", b"")] * 3
     assert caplog.text.count("retrying for") == 1
     calls = Calls(AWAY)
     with pytest.raises(GatewayError):
-        asyncio.run(calls.post("/x"))
+        virtual_net.run(calls.post("/x"))
     assert calls.sent == [("POST", "/x", b"\x80")]
 
 
 def test_it_is_not_asked_for_ever() -> None:
     calls = Calls(AWAY, AWAY, AWAY)
     with pytest.raises(GatewayError, match="nobody is there"):
-        asyncio.run(calls.send("GET", "/x", repeatable=True))
+        virtual_net.run(calls.send("GET", "/x", repeatable=True))
 
 
 def test_what_was_answered_is_not_asked_again() -> None:
     calls = Calls(GatewayError("later", 503))
     with pytest.raises(GatewayError):
-        asyncio.run(calls.send("GET", "/x", repeatable=True))
+        virtual_net.run(calls.send("GET", "/x", repeatable=True))
     assert len(calls.sent) == 1
 
 

@@ -21,8 +21,9 @@ from rollout_sched.core.model.errors import CallerError
 from rollout_sched.simulators.fake_instance.engine import EngineSettings
 from rollout_sched.simulators.fake_instance.server import FakeServer
 from rollout_sched.simulators.replay.scenario import load_scenario
-from tests.integrations.gateway.house import House, Upstream, run
+from tests.integrations.gateway.house import House, Upstream
 from tests.live.scripted import until
+from tests.virtual_net import run
 
 NAME = "http://a:1"
 

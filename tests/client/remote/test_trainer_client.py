@@ -18,6 +18,7 @@ from rollout_sched.client.remote.calls import (
 )
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.gateway.control_plane.codec import refusal
+from tests import virtual_net
 
 Handler = Callable[[web.Request], Awaitable[web.Response]]
 
@@ -34,7 +35,7 @@ def against(handler: Handler, use: Callable[[TrainerClient], Awaitable[Any]]) ->
             finally:
                 await client.close()
 
-    return asyncio.run(asyncio.wait_for(scene(), 10))
+    return virtual_net.run(scene())
 
 
 @pytest.mark.parametrize(
@@ -96,4 +97,4 @@ def test_a_gateway_that_has_vanished_is_not_waited_for(monkeypatch: pytest.Monke
 
 def test_it_has_to_be_opened() -> None:
     with pytest.raises(CallerError, match="async with"):
-        asyncio.run(TrainerClient("http://a", None).post("/x"))
+        virtual_net.run(TrainerClient("http://a", None).post("/x"))

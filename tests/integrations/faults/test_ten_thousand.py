@@ -15,7 +15,7 @@ from rollout_sched.live.settings import Settings
 from rollout_sched.simulators.fake_instance.faults import Kind
 from rollout_sched.simulators.instance.model import CostModel, InstanceSpec
 from tests.integrations.faults.fleet import GREEDY, events, house, response
-from tests.integrations.gateway.house import run
+from tests.virtual_net import run
 
 REQUESTS = 10_000
 AT_ONCE = 256
@@ -84,7 +84,7 @@ def test_ten_thousand(tmp_path: Path) -> None:
         assert choice.finish_reason == "length"
         assert choice.token_ids == response(prompt, [(0, tokens)]), answer.body[-300:]
 
-    run(scene(), 120.0)
+    run(scene())
     assert counted.total() > 50
     assert all(counted[fault] for fault in FAULTS), counted
     kinds = Counter(type(event) for event in events(tmp_path))

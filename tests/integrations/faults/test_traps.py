@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from tests.integrations.faults.fleet import GREEDY, SETTINGS, House, house
-from tests.integrations.gateway.house import run
+from tests.virtual_net import run
 
 PATHS = ("/v1/completions", "/v1/chat/completions", "/inference/v1/generate")
 

@@ -27,7 +27,7 @@ from tests.integrations.faults.test_weights_around_us import (
     versions,
     weights,
 )
-from tests.integrations.gateway.house import run
+from tests.virtual_net import run
 
 
 def test_a_trainer_that_starts_anew_before_a_trained_fleet_is_told_what_to_do(

@@ -19,8 +19,8 @@ from rollout_sched.client import Prompt, Reload, RolloutScheduler
 from rollout_sched.core.model.events import WeightsUpdated
 from rollout_sched.live.instances.versions import AROUND_US, US
 from tests.integrations.faults.fleet import GREEDY, SETTINGS, House, events, house, response
-from tests.integrations.gateway.house import run
 from tests.integrations.gateway.test_fleet import checkpoint
+from tests.virtual_net import run
 
 #: Patient with tokens that stand still: on a busy machine they do.
 PATIENT = msgspec.structs.replace(SETTINGS, stall_s=30.0, forgotten_s=20.0, abort_timeout_s=20.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import aiohttp
@@ -155,7 +155,3 @@ class House:
             if response.content_type == "application/json":
                 return response.status, await response.json()
             return response.status, await response.text()
-
-
-def run(scene: Coroutine[Any, Any, None], limit_s: float = 30.0) -> None:
-    asyncio.run(asyncio.wait_for(scene, limit_s))

@@ -12,7 +12,8 @@ from rollout_sched.integrations.gateway.control_plane.app import ACCESS
 from rollout_sched.integrations.gateway.control_plane.auth import Access
 from rollout_sched.integrations.gateway.control_plane.fanout import shipped
 from rollout_sched.integrations.vllm.protocol.endpoints import ENDPOINTS
-from tests.integrations.gateway.house import House, Upstream, run
+from tests.integrations.gateway.house import House, Upstream
+from tests.virtual_net import run
 
 A, B = "http://a:1", "http://b:1"
 REFUSED = (401, 403)

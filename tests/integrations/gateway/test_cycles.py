@@ -19,6 +19,7 @@ from rollout_sched.integrations.vllm.http_instance import HttpInstance
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.ports import Description, Gauges
 from rollout_sched.live.settings import Settings
+from tests import virtual_net
 
 CALLS = 50
 
@@ -128,5 +129,5 @@ async def garbage(answer: Callable[[dict[str, Any]], bytes], **more: Any) -> Cou
 def test_a_call_leaves_nothing_for_the_collector(
     answer: Callable[[dict[str, Any]], bytes], more: dict[str, Any]
 ) -> None:
-    found = asyncio.run(asyncio.wait_for(garbage(answer, **more), 20))
+    found = virtual_net.run(garbage(answer, **more))
     assert sum(found.values()) < CALLS, found.most_common(12)

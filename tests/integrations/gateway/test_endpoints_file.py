@@ -17,6 +17,7 @@ import pytest
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.gateway import endpoints_file
 from rollout_sched.integrations.gateway.endpoints_file import EndpointsFile, read_endpoints
+from tests import virtual_net
 from tests.integrations.gateway.house import House, Upstream
 from tests.live.scripted import until
 
@@ -232,7 +233,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def run(scene: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(asyncio.wait_for(scene(), 20))
+    virtual_net.run(scene())
 
 
 class TestWatching:
@@ -329,7 +330,7 @@ class TestWatching:
             await until(lambda: len(fleet.here) == 2)
             await fleet.file.close()
 
-        run(scene)
+        asyncio.run(scene())
         assert "not read within 0.01 s" in caplog.text
 
     def test_one_that_comes_again_waits_until_it_has_gone(self, path: Path) -> None:

@@ -15,8 +15,8 @@ import pytest
 from rollout_sched.client import Applied, Prompt, Reload, RolloutScheduler, Transfer
 from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.integrations.gateway.serve import Service
-from tests.integrations.gateway.house import run
 from tests.simulators.fake_instance.served import SPEC, Client, served
+from tests.virtual_net import run
 
 POLICY = """
 [batching]
@@ -110,7 +110,7 @@ def test_the_ranks_of_our_own_transfer_meet(tmp_path: Path) -> None:
             for server in servers:
                 assert (await server.get("/weight_info"))[1] == {"weight_version": "2"}
 
-    run(scene(), 60)
+    run(scene())
 
 
 @pytest.mark.parametrize("trouble", ["an update", "a lost instance", "both"])

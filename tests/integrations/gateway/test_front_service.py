@@ -33,11 +33,12 @@ from rollout_sched.live.trainer.samples import Prompt
 from rollout_sched.simulators.fake_instance.engine import EngineSettings
 from rollout_sched.simulators.fake_instance.server import FakeServer
 from rollout_sched.simulators.replay.scenario import load_scenario
-from tests.integrations.gateway.house import run as run_front_clients
-from tests.integrations.gateway.house import run as run_front_metrics
+from tests import virtual_net
 from tests.integrations.vllm.scripted import ScriptedVllm
 from tests.link.wires import Shared
 from tests.live.scripted import until
+from tests.virtual_net import run as run_front_clients
+from tests.virtual_net import run as run_front_metrics
 
 SPEC = load_scenario("tiny-cpu-2").instance
 SETTINGS = Settings(poll_s=0.2, abort_timeout_s=1.0)
@@ -112,7 +113,7 @@ async def scene(instances: int = 1, store: Path | None = None) -> AsyncIterator[
 
 
 def run(play: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(asyncio.wait_for(play(), 60))
+    virtual_net.run(play())
 
 
 async def post(url: str, path: str, body: Any) -> Any:
@@ -475,7 +476,7 @@ def test_it_is_closed_and_forgotten_when_the_last_that_reached_it_has_left() -> 
         assert not len(clients)
         async with asyncio.timeout(5):
             while closed != ["k", "l"]:
-                await asyncio.sleep(0)
+                await asyncio.sleep(0.001)
         clients.reach(url, "m")
         assert clients.client(url).api_key == "m"
         await clients.close()

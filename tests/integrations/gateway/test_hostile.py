@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from rollout_sched.integrations.gateway.control_plane.gateway import NewInstance
-from tests.integrations.gateway.house import House, Upstream, run
+from tests.integrations.gateway.house import House, Upstream
+from tests.virtual_net import run
 
 A = "http://a:1"
 DEEP = 100_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from rollout_sched.top.command import GatewaySource
-from tests.integrations.gateway.house import House, Upstream, run
+from tests.integrations.gateway.house import House, Upstream
 from tests.top.test_screen import shown
 
 
@@ -21,4 +21,4 @@ def test_a_gateway_s_own_state_is_a_screen() -> None:
         assert "step 1: " in text
         assert document.policy == "round_robin_sync"
 
-    run(scene())
+    asyncio.run(scene())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import logging
 from contextlib import AsyncExitStack
@@ -19,6 +18,7 @@ from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.integrations.gateway.serve import Service
 from rollout_sched.simulators.fake_instance.engine import MODEL, EngineSettings
 from rollout_sched.simulators.fake_instance.server import FakeServer
+from tests import virtual_net
 from tests.integrations.faults.fleet import GREEDY, SETTINGS
 from tests.simulators.fake_instance.served import SPEC
 
@@ -168,7 +168,7 @@ def test_no_key_is_anywhere(
             fields = "\n".join(repr(vars(record)) for record in caplog.records)
             _look_through(life, caplog.text + fields)
 
-    asyncio.run(asyncio.wait_for(scene(), 120))
+    virtual_net.run(scene())
 
 
 def _fails(*about: object) -> str:

@@ -26,10 +26,11 @@ from rollout_sched.client import RolloutScheduler
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.integrations.gateway.serve import Service
-from tests.integrations.gateway.house import House, Upstream, run
+from tests.integrations.gateway.house import House, Upstream
 from tests.integrations.gateway.scripted import completion
 from tests.integrations.vllm.scripted import ScriptedVllm, generated
 from tests.live.scripted import until
+from tests.virtual_net import run
 
 
 def options(**other: Any) -> Options:
@@ -269,7 +270,7 @@ def test_the_official_client() -> None:
             with pytest.raises(openai.BadRequestError, match="prompt"):
                 await client.completions.create(model="tiny", prompt=[], max_tokens=2)
 
-    run(scene())
+    asyncio.run(scene())
 
 
 class TestTheEnd:
@@ -365,7 +366,7 @@ class TestAdminSocket:
                     await rollouts.remove_instance("http://a:1")
             assert not path.exists()
 
-        run(scene())
+        asyncio.run(scene())
 
     def test_with_a_key_file_both_are_open(self, tmp_path: Path) -> None:
         (tmp_path / "keys").write_text("root\n")
@@ -377,7 +378,7 @@ class TestAdminSocket:
                 async with RolloutScheduler.connect(f"unix://{tmp_path / 'admin'}") as rollouts:
                     await rollouts.state()
 
-        run(scene())
+        asyncio.run(scene())
 
     def test_what_a_gateway_left_behind_is_cleared_away(self, tmp_path: Path) -> None:
         path = tmp_path / "admin"
@@ -391,7 +392,7 @@ class TestAdminSocket:
                         pass
                 assert path.exists()
 
-        run(scene())
+        asyncio.run(scene())
 
     def test_a_file_that_is_no_socket_is_left_alone(self, tmp_path: Path) -> None:
         path = tmp_path / "precious"
@@ -402,7 +403,7 @@ class TestAdminSocket:
                 async with House(Upstream(), admin_socket=path):
                     pass
 
-        run(scene())
+        asyncio.run(scene())
         assert path.read_text() == "data"
 
 

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from rollout_sched.integrations.ray import deployment
+from tests import virtual_net
 
 
 def test_what_could_not_start_ends_and_what_has_started_does_not(
@@ -31,4 +32,4 @@ def test_what_could_not_start_ends_and_what_has_started_does_not(
                 await asyncio.sleep(0.01)
                 assert not ended.done()
 
-    asyncio.run(scene())
+    virtual_net.run(scene())

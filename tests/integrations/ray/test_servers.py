@@ -20,6 +20,7 @@ from rollout_sched.integrations.ray.servers import (
     running,
     url_of,
 )
+from tests import virtual_net
 
 
 class Names(Cluster):
@@ -72,7 +73,7 @@ def test_who_appears_joins_and_who_is_gone_goes() -> None:
         await servers.follow()
         assert sorted(book.here) == ["http://b:2", "http://d:4"]
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 def test_who_was_started_again_elsewhere_is_found_there() -> None:
@@ -87,7 +88,7 @@ def test_who_was_started_again_elsewhere_is_found_there() -> None:
         assert sorted(book.here) == ["http://a:7", "http://b:2"]
         assert cluster.methods == ["address"] * 4
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 def test_who_does_not_tell_yet_is_asked_again_and_said_once(
@@ -104,7 +105,7 @@ def test_who_does_not_tell_yet_is_asked_again_and_said_once(
         await servers.follow()
         assert sorted(book.here) == ["http://a:1", "http://b:2"]
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
     assert caplog.text.count("vllm-0") == 1
 
 
@@ -116,7 +117,7 @@ def test_who_is_refused_is_tried_again(caplog: pytest.LogCaptureFixture) -> None
         await servers.follow()
         assert not book.here
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
     assert caplog.text.count("it is no use") == 1
 
 
@@ -133,7 +134,7 @@ def test_it_follows_until_it_is_closed() -> None:
             await here.wait()
         await servers.close()
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from rollout_sched.client import Batch, FailedGroup, GatewayError, Prompt, Sampl
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.verl.coordinator import Coordinator
 from rollout_sched.integrations.verl.groups import GroupFailed
+from tests import virtual_net
 
 RUNNING = {"is_prompt": True, "status": "running"}
 
@@ -96,7 +97,7 @@ def in_a_world(test: Any) -> None:
         finally:
             await world.coordinator.close()
 
-    asyncio.run(main())
+    virtual_net.run(main())
 
 
 def test_groups_get_their_samples_in_the_order_of_their_indices():

@@ -17,6 +17,7 @@ from rollout_sched.integrations.verl.groups import (
     trained,
 )
 from rollout_sched.live.trainer.samples import Prompt, Sample, Span
+from tests import virtual_net
 
 LENGTHS = RolloutLengths(prompt_length=10, response_length=100)
 
@@ -66,7 +67,7 @@ def test_a_group_is_asked_for_once_and_each_session_has_a_sample_of_its_own():
         assert (prompt.uid, prompt.samples, prompt.max_tokens) == ("a", 2, 100)
         assert prompt.sampling == {"logprobs": 0}
 
-    asyncio.run(main())
+    virtual_net.run(main())
 
 
 def test_a_prompt_has_the_same_name_in_every_epoch():
@@ -78,7 +79,7 @@ def test_a_prompt_has_the_same_name_in_every_epoch():
             names.append(maker.asked[0].prompt_key)
         assert names[0] == names[1] != names[2]
 
-    asyncio.run(main())
+    virtual_net.run(main())
 
 
 def test_a_failed_group_fails_every_session():
@@ -89,7 +90,7 @@ def test_a_failed_group_fails_every_session():
         )
         assert [type(result) for result in results] == [GroupFailed, GroupFailed]
 
-    asyncio.run(main())
+    virtual_net.run(main())
 
 
 def test_a_session_that_is_cancelled_takes_nothing_from_the_others():
@@ -100,7 +101,7 @@ def test_a_session_that_is_cancelled_takes_nothing_from_the_others():
         first.cancel()
         assert (await group.sample(1, [1], {})).index == 1
 
-    asyncio.run(main())
+    virtual_net.run(main())
 
 
 def test_a_second_turn_and_a_prompt_of_its_own_are_refused_with_the_remedy():
@@ -112,7 +113,7 @@ def test_a_second_turn_and_a_prompt_of_its_own_are_refused_with_the_remedy():
         with pytest.raises(CallerError, match="another prompt"):
             await group.sample(1, [2], {})
 
-    asyncio.run(main())
+    virtual_net.run(main())
 
 
 def test_what_is_not_to_be_trained_passes_verls_loops():

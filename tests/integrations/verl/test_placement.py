@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from rollout_sched.config import parse_policy
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.verl.placement import NoPlace, Placement
+from tests import virtual_net
 
 SESSIONS = parse_policy("sessions", {"routing": {"use": "session_affinity"}})
 
@@ -28,7 +29,7 @@ async def turns(times: int = 5) -> None:
 
 
 def run(test: Any) -> None:
-    asyncio.run(test())
+    virtual_net.run(test())
 
 
 def test_requests_are_spread_and_what_does_not_fit_waits_for_a_place():

@@ -12,6 +12,7 @@ import pytest
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.verl.server_instance import ServerInstance, VerlServers, servers_of
 from rollout_sched.live.ports import InstanceError
+from tests import virtual_net
 
 #: Seconds that anything here may take, on a machine that does much else besides.
 PATIENCE_S = 60.0
@@ -54,7 +55,7 @@ def test_instances_are_what_the_load_balancer_has():
         await servers.follow()
         assert sorted(rollouts.here) == ["b", "c"]
 
-    asyncio.run(main())
+    virtual_net.run(main())
 
 
 def test_one_that_does_not_answer_is_tried_again():
@@ -73,7 +74,7 @@ def test_one_that_does_not_answer_is_tried_again():
         following.cancel()
         assert rollouts.here == ["a"]
 
-    asyncio.run(main())
+    virtual_net.run(main())
 
 
 def test_a_load_balancer_that_keeps_its_servers_elsewhere_is_refused_with_the_remedy():

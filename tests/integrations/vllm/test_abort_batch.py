@@ -9,6 +9,7 @@ import pytest
 from rollout_sched.integrations.vllm.control import Throttle
 from rollout_sched.integrations.vllm.http_instance import AbortBatch
 from rollout_sched.live.ports import InstanceError, InstanceGone
+from tests import virtual_net
 
 
 def test_aborts_of_one_tick_are_one_call():
@@ -23,7 +24,7 @@ def test_aborts_of_one_tick_are_one_call():
         await batch.add("5")
         return sent
 
-    assert asyncio.run(calls()) == [["0", "1", "2", "3", "4"], ["5"]]
+    assert virtual_net.run(calls()) == [["0", "1", "2", "3", "4"], ["5"]]
 
 
 def test_what_the_call_raised_reaches_all_who_wait():
@@ -34,7 +35,7 @@ def test_what_the_call_raised_reaches_all_who_wait():
         batch = AbortBatch(Throttle(100, "rate"), send)
         return await asyncio.gather(batch.add("a"), batch.add("b"), return_exceptions=True)
 
-    assert [type(error) for error in asyncio.run(errors())] == [InstanceError, InstanceError]
+    assert [type(error) for error in virtual_net.run(errors())] == [InstanceError, InstanceError]
 
 
 def test_who_stops_waiting_stops_nobody_else():
@@ -56,7 +57,7 @@ def test_who_stops_waiting_stops_nobody_else():
         await second
         return calls
 
-    assert asyncio.run(sent()) == [["a", "b"]]
+    assert virtual_net.run(sent()) == [["a", "b"]]
 
 
 def test_a_call_to_one_who_cannot_be_reached_ends_with_its_instance():

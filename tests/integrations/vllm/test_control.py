@@ -11,6 +11,7 @@ from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.vllm import control as control_module
 from rollout_sched.integrations.vllm.control import ControlAnswer, ServerControl, Throttle
 from rollout_sched.live.ports import InstanceError
+from tests import virtual_net
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 
@@ -59,7 +60,7 @@ def test_a_reset_of_a_kept_connection_is_tried_again_on_a_new_one():
             body = await control.call("/resume")
             return body, requests
 
-    assert asyncio.run(calls()) == (b"{}", [b"POST /resume"] * 3)
+    assert virtual_net.run(calls()) == (b"{}", [b"POST /resume"] * 3)
 
 
 def test_it_is_tried_again_only_once():
@@ -69,7 +70,7 @@ def test_it_is_tried_again_only_once():
                 await control.call("/resume")
             return requests
 
-    assert asyncio.run(calls()) == [b"POST /resume"] * 2
+    assert virtual_net.run(calls()) == [b"POST /resume"] * 2
 
 
 def test_what_is_not_safe_is_never_repeated_and_has_its_own_connection():
@@ -80,7 +81,7 @@ def test_what_is_not_safe_is_never_repeated_and_has_its_own_connection():
                 await control.call("/update_weights", {}, repeatable=False)
             return requests
 
-    assert asyncio.run(calls()) == [b"POST /resume", b"POST /update_weights"]
+    assert virtual_net.run(calls()) == [b"POST /resume", b"POST /update_weights"]
 
 
 def test_no_answer_in_time():
@@ -92,7 +93,7 @@ def test_no_answer_in_time():
             with pytest.raises(InstanceError, match="/resume did not answer in time"):
                 await control.call("/resume")
 
-    asyncio.run(call())
+    virtual_net.run(call())
 
 
 @pytest.mark.parametrize(
@@ -112,7 +113,7 @@ def test_what_is_no_http_is_the_instances_fault(answer):
             with pytest.raises(InstanceError, match="/resume"):
                 await control.call("/resume")
 
-    asyncio.run(call())
+    virtual_net.run(call())
 
 
 def test_too_long_an_answer(monkeypatch):
@@ -124,7 +125,7 @@ def test_too_long_an_answer(monkeypatch):
             with pytest.raises(InstanceError, match="more than 10 bytes"):
                 await control.get("/metrics")
 
-    asyncio.run(call())
+    virtual_net.run(call())
 
 
 def test_redirects_are_answers():
@@ -134,7 +135,7 @@ def test_redirects_are_answers():
         async with wire([there]) as (control, _):
             return await control.get("/metrics")
 
-    assert asyncio.run(call()) == ControlAnswer(302, b"")
+    assert virtual_net.run(call()) == ControlAnswer(302, b"")
 
 
 @pytest.mark.parametrize(
@@ -154,7 +155,7 @@ def test_refusals_say_what_to_do(status, says):
             with pytest.raises(InstanceError, match=says):
                 await control.call("/pause")
 
-    asyncio.run(call())
+    virtual_net.run(call())
 
 
 def test_nobody_is_there():
@@ -164,7 +165,7 @@ def test_nobody_is_there():
             with pytest.raises(InstanceError, match="/metrics failed"):
                 await control.get("/metrics")
 
-    asyncio.run(call())
+    virtual_net.run(call())
 
 
 # -- Rates of calls --
@@ -179,7 +180,7 @@ def test_no_more_calls_in_a_second_than_allowed():
             call.cancel()
         return len(done)
 
-    assert asyncio.run(passed()) == 5
+    assert virtual_net.run(passed()) == 5
 
 
 @pytest.mark.parametrize("rate", [0, -1])
@@ -194,4 +195,4 @@ def test_one_that_need_not_wait_counts_as_well():
         await allow.acquire()
         return [allow.take(), allow.take()]
 
-    assert asyncio.run(passed()) == [True, False]
+    assert virtual_net.run(passed()) == [True, False]

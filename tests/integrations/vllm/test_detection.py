@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from rollout_sched.core.model.errors import CallerError
@@ -11,6 +9,7 @@ from rollout_sched.integrations.vllm.control import ControlAnswer, ServerControl
 from rollout_sched.integrations.vllm.detection import EngineLimits, detect, read_limits
 from rollout_sched.integrations.vllm.http_instance import HttpInstance
 from rollout_sched.live.ports import Description, InstanceError
+from tests import virtual_net
 from tests.integrations.vllm.scripted import METRICS, ScriptedVllm
 from tests.simulators.fake_instance.served import served
 
@@ -35,7 +34,7 @@ def describe(server, **settings):
             finally:
                 await instance.close()
 
-    return asyncio.run(described())
+    return virtual_net.run(described())
 
 
 def test_a_server_with_everything():
@@ -274,7 +273,7 @@ def test_when_one_question_fails_none_goes_on():
             finally:
                 await control.close()
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 def test_a_server_of_another_kind():
@@ -296,7 +295,7 @@ def limits(path_of: str = "") -> EngineLimits:
             finally:
                 await instance.close()
 
-    return asyncio.run(read())
+    return virtual_net.run(read())
 
 
 def test_all_of_them_in_the_development_mode() -> None:

@@ -17,6 +17,7 @@ from rollout_sched.live.ports import (
     RequestRejected,
     WeightsUnknown,
 )
+from tests import virtual_net
 from tests.integrations.vllm.scripted import (
     ScriptedVllm,
     an_order,
@@ -56,7 +57,7 @@ def generate_against(script, order=None, **settings):
             script(server)
             return await asyncio.wait_for(instance.generate(order or an_order()), 10)
 
-    return asyncio.run(generate())
+    return virtual_net.run(generate())
 
 
 def test_an_answer():
@@ -78,7 +79,7 @@ def test_the_order_arrives_as_it_was_given():
             await instance.generate(an_order("x", session="s1"))
             return server.seen
 
-    ((path, body),) = asyncio.run(seen())
+    ((path, body),) = virtual_net.run(seen())
     assert (path, body["request_id"], body["cache_salt"]) == (GENERATE, "x", "3")
 
 
@@ -98,7 +99,7 @@ def test_the_session_is_a_header_and_cannot_be_two():
                 await instance.generate(an_order(session="a\r\nX-Evil: 1"))
             return got
 
-    assert asyncio.run(sessions()) == ["s 1", None]
+    assert virtual_net.run(sessions()) == ["s 1", None]
 
 
 def test_a_stream_is_handed_on_as_it_comes():
@@ -125,7 +126,7 @@ def test_a_stream_is_handed_on_as_it_comes():
             )
             return got, output, server.seen[0][1]
 
-    got, output, body = asyncio.run(streamed())
+    got, output, body = virtual_net.run(streamed())
     assert got == [([10], [-0.5]), ([11, 12], [-1.5, -0.5])], "the last come with the end"
     assert output.token_ids == [10, 11, 12, 13]
     assert (output.finish, output.spans) == ("length", ((4, 3), (5, 1)))
@@ -249,10 +250,12 @@ def test_aborts_carry_the_engines_ids_in_one_call():
             return server.seen
 
     path = "/abort_requests"
-    assert asyncio.run(aborts("generate")) == [
+    assert virtual_net.run(aborts("generate")) == [
         (path, {"request_ids": ["generate-tokens-a", "generate-tokens-b"]})
     ]
-    assert asyncio.run(aborts("completions")) == [(path, {"request_ids": ["cmpl-a-0", "cmpl-b-0"]})]
+    assert virtual_net.run(aborts("completions")) == [
+        (path, {"request_ids": ["cmpl-a-0", "cmpl-b-0"]})
+    ]
 
 
 def test_where_nothing_can_be_aborted_the_connection_is_cut():
@@ -274,7 +277,7 @@ def test_where_nothing_can_be_aborted_the_connection_is_cut():
             await instance.abort("a")
             return await asyncio.wait_for(attempt, 10)
 
-    output = asyncio.run(cut())
+    output = virtual_net.run(cut())
     assert (output.token_ids, output.logprobs) == ([10, 11], [-0.5, -1.5])
     assert (output.finish, output.spans) == ("abort", ())
 
@@ -300,7 +303,7 @@ def test_cancelling_an_attempt_closes_its_connection(server):
                 await attempt
             await asyncio.wait_for(gone.wait(), 10)
 
-    asyncio.run(cancelled())
+    virtual_net.run(cancelled())
 
 
 def test_clear_cache_is_always_said():
@@ -312,7 +315,7 @@ def test_clear_cache_is_always_said():
             await instance.set_version(7)
             return server.seen
 
-    assert asyncio.run(seen()) == [
+    assert virtual_net.run(seen()) == [
         ("/pause", {"mode": "keep", "clear_cache": "false"}),
         ("/pause", {"mode": "abort", "clear_cache": "true"}),
         ("/resume", {}),
@@ -329,7 +332,7 @@ def test_a_label_is_left_out_where_it_is_not_offered():
             await instance.set_version(7)
             return server.seen
 
-    assert asyncio.run(seen()) == []
+    assert virtual_net.run(seen()) == []
 
 
 @pytest.mark.parametrize("told", ["default", "0"])
@@ -352,7 +355,7 @@ def test_an_answer_with_the_label_of_a_start_is_not_believed_once_there_is_anoth
             with pytest.raises(WeightsUnknown):
                 await instance.generate(an_order("b", stream_every=stream_every))
 
-    asyncio.run(ask())
+    virtual_net.run(ask())
 
 
 @pytest.mark.parametrize("missing", ["/update_weight_version", "/version"])
@@ -364,7 +367,7 @@ def test_labels_say_nothing_where_they_are_not_offered(missing):
             await instance.set_version(0)
             assert (await instance.generate(an_order())).spans == ()
 
-    asyncio.run(ask())
+    virtual_net.run(ask())
 
 
 def test_weight_calls_pass_their_answer_on():
@@ -376,7 +379,7 @@ def test_weight_calls_pass_their_answer_on():
                 await instance.weight_transfer("update_weights", {"update_info": {"a": 1}})
             return server.seen
 
-    assert asyncio.run(calls()) == [
+    assert virtual_net.run(calls()) == [
         ("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": "w"}}),
         ("/update_weights", {"update_info": {"a": 1}}),
     ]
@@ -391,7 +394,7 @@ def test_load():
                 await instance.gauges()
             return gauges
 
-    gauges = asyncio.run(load())
+    gauges = virtual_net.run(load())
     assert (gauges.running, gauges.waiting, gauges.generated_tokens) == (3, 2, 749)
 
 
@@ -403,13 +406,13 @@ def test_the_key_goes_with_every_order():
         async with joined(server, api_key="secret") as (instance, _):
             return await instance.generate(an_order())
 
-    assert asyncio.run(generate()).finish == "length"
+    assert virtual_net.run(generate()).finish == "length"
 
 
 def test_it_must_be_described_first():
     instance = HttpInstance("http://127.0.0.1:1")
     with pytest.raises(CallerError, match="describe"):
-        asyncio.run(instance.generate(an_order()))
+        virtual_net.run(instance.generate(an_order()))
 
 
 @pytest.mark.parametrize(
@@ -471,7 +474,7 @@ def test_of_several_models_the_one_that_is_wanted_is_named():
             await asked(instance)
             await instance.close()
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
     assert [body["model"] for _, body in server.seen] == ["tiny", "tuned", "tiny"]
 
 
@@ -488,7 +491,7 @@ def test_what_a_server_says_of_an_error_stands_in_one_short_line():
             await instance.close()
             return str(caught.value)
 
-    said = asyncio.run(scene())
+    said = virtual_net.run(scene())
     assert said.isprintable()
     assert len(said) < 400
 
@@ -512,7 +515,7 @@ def test_many_at_once():
             outputs = await asyncio.gather(*(instance.generate(order) for order in orders))
             return [len(output.token_ids) for output in outputs]
 
-    assert asyncio.run(lengths()) == [1 + i % 7 for i in range(100)]
+    assert virtual_net.run(lengths()) == [1 + i % 7 for i in range(100)]
 
 
 def test_connections_are_kept_for_less_long_than_vllm_keeps_them():
@@ -529,7 +532,7 @@ def test_what_the_callers_callback_raises_comes_through():
             await instance.generate(an_order(stream_every=1), on_tokens)
 
     with pytest.raises(ZeroDivisionError):
-        asyncio.run(generate())
+        virtual_net.run(generate())
 
 
 @pytest.mark.parametrize("setting", ["logprobs", "prompt_logprobs"])
@@ -570,7 +573,7 @@ def test_how_many_ranks_it_has(status, body, told):
                 with pytest.raises(InstanceError, match=told):
                     await instance.world_size()
 
-    asyncio.run(ask())
+    virtual_net.run(ask())
 
 
 # -- URLs of servers --

@@ -14,6 +14,7 @@ from rollout_sched.integrations.vllm.dialects import Assembly, Generate
 from rollout_sched.integrations.vllm.orders import OrderCalls, no_trace, post, renamed
 from rollout_sched.integrations.vllm.protocol.endpoints import GENERATE
 from rollout_sched.live.ports import InstanceError, RequestRejected
+from tests import virtual_net
 from tests.integrations.vllm.scripted import ScriptedVllm, an_order, generated
 
 
@@ -30,7 +31,7 @@ def against(server, use, limit_s=None):
             finally:
                 pool.close()
 
-    return asyncio.run(asyncio.wait_for(scene(), 10))
+    return virtual_net.run(scene())
 
 
 def make(calls, order, cuttable=False, on_tokens=None):
@@ -126,7 +127,7 @@ def on_server(use):
             finally:
                 pool.close()
 
-    return asyncio.run(served())
+    return virtual_net.run(served())
 
 
 def test_only_a_good_answer_is_received_as_it_comes():

@@ -15,6 +15,7 @@ from rollout_sched.live.ports import (
     InstanceUnreached,
     RequestRejected,
 )
+from tests import virtual_net
 
 
 class Receiver:
@@ -140,7 +141,7 @@ def test_a_call_that_cannot_be_sent_ends(
             assert not stage.receiver.heard
         assert not stage.register
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 def test_one_that_is_cancelled_says_nothing_one_that_is_cut_says_why() -> None:
@@ -171,7 +172,7 @@ def test_a_call_waits_its_turn() -> None:
         stage.proxy_call.resume()
         assert stage.exchange.calls == ["pause", "resume"]
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 def test_a_call_that_still_waits_its_turn_is_forgotten_when_cancelled() -> None:
@@ -185,4 +186,4 @@ def test_a_call_that_still_waits_its_turn_is_forgotten_when_cancelled() -> None:
         assert not stage.sent
         assert not stage.register
 
-    asyncio.run(scene())
+    virtual_net.run(scene())

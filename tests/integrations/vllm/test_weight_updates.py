@@ -23,8 +23,8 @@ from rollout_sched.integrations.vllm.weight_updates import (
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.settings import Settings
 from tests.core.told import make_scheduler
-from tests.integrations.gateway.house import run
 from tests.live.scripted import Scripted, until
+from tests.virtual_net import run
 
 
 class Loading(Scripted):
@@ -152,7 +152,7 @@ def test_a_checkpoint_on_a_mount_that_hangs_stops_nobody(
         publishing.cancel()
 
     begun = time.monotonic()
-    run(scene())
+    asyncio.run(scene())
     assert time.monotonic() - begun < 5  # nor does the end of the loop wait for it
     hanging.set()
 

@@ -23,6 +23,7 @@ from rollout_sched.integrations.vllm.weights import (
     deal,
 )
 from rollout_sched.live.ports import InstanceError
+from tests import virtual_net
 from tests.integrations.vllm.test_checkpoint import safetensors
 
 
@@ -55,7 +56,7 @@ class Recorder:
 def apply(loader, *versions, client=None):
     client = client or Recorder()
     for version in versions:
-        asyncio.run(loader(client, version))
+        virtual_net.run(loader(client, version))
     return client.calls
 
 
@@ -75,9 +76,9 @@ def test_a_reload_names_the_versions_folder(tmp_path, checkpoint):
 
 def test_a_bad_path_reaches_no_instance(tmp_path, checkpoint):
     loader = ReloadFromDisk(f"{tmp_path}/v{{version}}")
-    asyncio.run(loader.check(7))
+    virtual_net.run(loader.check(7))
     with pytest.raises(CallerError, match="v8: no such folder"):
-        asyncio.run(loader.check(8))
+        virtual_net.run(loader.check(8))
     client = Recorder()
     with pytest.raises(CallerError, match="v8: no such folder"):
         apply(loader, 8, client=client)
@@ -131,7 +132,7 @@ def test_a_disk_that_does_not_answer_is_given_up(checkpoint, monkeypatch):
 )
 def test_a_template_with_other_braces(template):
     with pytest.raises(CallerError, match="braces"):
-        asyncio.run(ReloadFromDisk(template).check(1))
+        virtual_net.run(ReloadFromDisk(template).check(1))
 
 
 def test_a_transfer_begins_once_and_goes_through_its_steps():
@@ -201,7 +202,7 @@ class TestRanks:
         async def scene():
             await asyncio.gather(*(loader(client, 1) for client in clients))
 
-        asyncio.run(scene())
+        virtual_net.run(scene())
         assert self.offsets(clients) == [1, 3]
 
     def test_a_group_of_another_size_is_refused_before_anybody_waits_in_it(self):
@@ -224,7 +225,7 @@ class TestRanks:
             with pytest.raises(InstanceError, match="another init_info"):
                 await loader(clients[0], 1)
 
-        asyncio.run(scene())
+        virtual_net.run(scene())
         assert not late.calls
 
     @pytest.mark.parametrize("info", [{"port": 1}, lambda client, version: {"rank_offset": 7}])

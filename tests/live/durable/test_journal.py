@@ -16,6 +16,7 @@ from rollout_sched.core.model.events import RequestWithdrawn, Woke
 from rollout_sched.journal import SCHEMA, JournalError, JournalHeader
 from rollout_sched.live.durable import journal as journal_keeper
 from rollout_sched.live.durable.journal import JournalKeeper
+from tests import virtual_net
 from tests.live.scripted import until
 
 HEADER = JournalHeader(SCHEMA, "p", 1)
@@ -64,7 +65,7 @@ def test_a_full_disk_leaves_what_is_sound(tmp_path: Path, caplog: pytest.LogCapt
         await keeper.close()
         assert "No space left" in keeper.broken
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
     assert "No space left" in caplog.text
     assert str(path) in caplog.text
     assert path.read_bytes().endswith(b"}\n")
@@ -80,7 +81,7 @@ def test_a_disk_that_is_full_at_the_end(tmp_path: Path) -> None:
         await keeper.close()
         return keeper
 
-    assert "No space left" in asyncio.run(scene()).broken
+    assert "No space left" in virtual_net.run(scene()).broken
 
 
 def test_a_slow_disk_keeps_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +141,7 @@ def test_what_waits_for_the_disk_is_bounded(
         assert "does not keep up" in keeper.broken
         await keeper.close()
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 def test_an_event_that_cannot_be_written_ends_it_too(tmp_path: Path) -> None:
@@ -156,7 +157,7 @@ def test_an_event_that_cannot_be_written_ends_it_too(tmp_path: Path) -> None:
         assert keeper.broken
         await keeper.close()
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
     _, entries = journal.read(path)
     assert [entry.now for entry in entries] == [0.0]
 
@@ -169,7 +170,7 @@ def test_nothing_is_written_over(tmp_path: Path) -> None:
         with pytest.raises(CallerError, match="exists; move it away"):
             JournalKeeper(path, HEADER)
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
     assert path.read_text() == "precious"
 
 
@@ -184,7 +185,7 @@ def bounded(path: Path, bound: int) -> Path:
         await keeper.close()
         assert not keeper.broken
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
     return path
 
 

@@ -24,6 +24,7 @@ from rollout_sched.live.trainer.samples import LostGroup, Prompt, Reward
 from rollout_sched.store.disk import Disk
 from rollout_sched.store.errors import StoreBroken, StoreFull
 from rollout_sched.store.store import Store
+from tests import virtual_net
 from tests.live.scripted import Scripted, until
 from tests.store.simulated_disk import SimulatedDisk
 
@@ -72,7 +73,7 @@ def test_a_group_leaves_nothing_behind_but_counters(tmp_path):
             driver.tell(BatchRequested())
             await instance.answer(0, [5, 6])
             while driver.view.run.batches == 0:
-                await asyncio.sleep(0)
+                await asyncio.sleep(0.001)
             assert await kept.rows() >= {"run", "prompt a", "delivered 0.0"}
             assert sorted(keeper.store.owners()) == ["p:a", "r:a/0"]
             keeper.session.acknowledged(0)
@@ -80,7 +81,7 @@ def test_a_group_leaves_nothing_behind_but_counters(tmp_path):
             assert keeper.store.owners() == []
             assert not kept.broken
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 def test_what_cannot_be_put_down_breaks_the_scheduler(tmp_path):
@@ -90,7 +91,7 @@ def test_what_cannot_be_put_down_breaks_the_scheduler(tmp_path):
                 kept.keeper.observe(0.0, InstanceJoined("i0", 1, 100), [Deliver(0, 0, None)])
             assert kept.broken
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 def test_the_model_is_written_when_it_changes(tmp_path):
@@ -106,7 +107,7 @@ def test_the_model_is_written_when_it_changes(tmp_path):
             (row,) = [f for f in kept.keeper.store._database.facts()[0] if f.kind == facts.MODEL]
             assert row.value == b"m"
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 def test_direct_requests_are_not_stored(tmp_path):
@@ -119,7 +120,7 @@ def test_direct_requests_are_not_stored(tmp_path):
             assert await kept.rows() <= {"run", "recent"}
             assert kept.keeper.store.owners() == []
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 def test_a_version_that_nobody_says_survives_that_the_power_fails(tmp_path):
@@ -142,7 +143,7 @@ def test_a_version_that_nobody_says_survives_that_the_power_fails(tmp_path):
             kept.driver.tell(WeightsPublished(1, loads=False))
             await until(lambda: left() == 1)
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 # -- What is put together over some turns of the loop, and written together --
@@ -189,13 +190,13 @@ def test_what_happens_in_one_turn_is_written_once(tmp_path, durable):
                 it.open.changes.put("run", str(number), b"1")
                 it.open.soon()
             while not it.completed:
-                await asyncio.sleep(0)
+                await asyncio.sleep(0.001)
             await it.open.promise()
             assert it.completed == 2
             assert it.rows() | {"completed": b"2"} == it.rows()
             assert set(map(str, range(10))) <= it.rows().keys()
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 def test_a_promise_is_about_all_that_came_before(tmp_path):
@@ -205,7 +206,7 @@ def test_a_promise_is_about_all_that_came_before(tmp_path):
             await it.open.promise()
             assert it.rows()["a"] == b"1"
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 def test_what_is_left_is_written_at_the_end(tmp_path):
@@ -213,7 +214,7 @@ def test_what_is_left_is_written_at_the_end(tmp_path):
         async with opened(tmp_path) as it:
             it.open.changes.put("run", "a", b"1")
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
     store = Store(tmp_path)
     assert store.facts("run").keys() == {"a", "completed"}
     store.close()
@@ -227,12 +228,12 @@ def test_a_disk_that_breaks_is_told_in_the_loop(tmp_path):
             with pytest.raises(StoreBroken):
                 await it.open.promise()
             while not it.errors:
-                await asyncio.sleep(0)
+                await asyncio.sleep(0.001)
             (error,) = it.errors
             assert isinstance(error, StoreBroken)
             disk.broken = False
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 # -- What trainers have said and were told, as a store holds it --
@@ -271,7 +272,7 @@ def scene(tmp_path):
             finally:
                 await kept.open.close()
 
-        asyncio.run(inside())
+        virtual_net.run(inside())
 
     return run
 

@@ -24,6 +24,7 @@ from rollout_sched.live.trainer.samples import Batch, Prompt
 from rollout_sched.store.errors import StoreBroken, StoreFull
 from rollout_sched.store.store import Store
 from rollout_sched.store.transaction import Transaction
+from tests import virtual_net
 from tests.live.scripted import Scripted, until
 
 SYNC = load_policy("round_robin_sync")
@@ -91,7 +92,7 @@ def test_what_ran_goes_on_from_its_last_piece(tmp_path):
             await until(lambda: ("abort", next(iter(before.orders))) in after.calls)
             assert not live.state()["anomalies"]
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 def test_what_was_delivered_comes_again_until_it_is_acknowledged(tmp_path):
@@ -123,7 +124,7 @@ def test_what_was_delivered_comes_again_until_it_is_acknowledged(tmp_path):
                 await live.trainer.next_batch(second.number, timeout_s=0)
             assert live.records.stored.store.live_bytes == 0
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 def test_finished_siblings_wait_for_their_group(tmp_path):
@@ -142,7 +143,7 @@ def test_finished_siblings_wait_for_their_group(tmp_path):
             assert [sample.response_ids for sample in batch.samples] == [[5], [6]]
             assert len(after.orders) == 1
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 def test_submissions_stay_closed_and_the_end_comes(tmp_path):
@@ -158,7 +159,7 @@ def test_submissions_stay_closed_and_the_end_comes(tmp_path):
             batch = await asking
             assert await live.trainer.next_batch(batch.number) is None
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 def test_the_same_uid_with_another_prompt_is_refused(tmp_path):
@@ -170,7 +171,7 @@ def test_the_same_uid_with_another_prompt_is_refused(tmp_path):
             with pytest.raises(CallerError, match="'a' was already submitted"):
                 live.trainer.submit([Prompt("a", [9], 1, 9)])
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 def test_weights_are_loaded_by_the_next_run(tmp_path):
@@ -194,7 +195,7 @@ def test_weights_are_loaded_by_the_next_run(tmp_path):
             await until(lambda: ("version", 3) in after.calls)
         assert loaded == [("i0", 3), ("i0", 3)]
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 def test_an_instance_that_was_being_updated_is_not_left_paused(tmp_path):
@@ -217,7 +218,7 @@ def test_an_instance_that_was_being_updated_is_not_left_paused(tmp_path):
             assert await live.driver.add_instance(after, patient=True) is not None
             assert "resume" in after.calls
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 def test_a_run_goes_on_with_the_model_that_it_began_with(tmp_path):
@@ -240,7 +241,7 @@ def test_a_run_goes_on_with_the_model_that_it_began_with(tmp_path):
         async with run(unused) as live:
             assert await live.driver.add_instance(serving("other")) is not None
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 def test_an_instance_that_was_to_be_resumed_is_not_left_paused(tmp_path):
@@ -276,7 +277,7 @@ def test_an_instance_that_was_to_be_resumed_is_not_left_paused(tmp_path):
             with pytest.raises(InstanceError, match="not by us"):
                 await live.driver.add_instance(after)
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 def test_whose_the_news_is_that_nothing_comes_is_known_after_a_restart(tmp_path):
@@ -302,7 +303,7 @@ def test_whose_the_news_is_that_nothing_comes_is_known_after_a_restart(tmp_path)
         async with run(rest) as live:
             assert await live.trainer.next_batch() is None
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 def test_a_loader_that_is_no_data_is_refused(tmp_path):
@@ -314,7 +315,7 @@ def test_a_loader_that_is_no_data_is_refused(tmp_path):
                 await live.trainer.publish_weights(1, load)
             assert live.trainer.version == 0
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 def test_a_trajectory_without_its_tool_fails_and_says_so(tmp_path):
@@ -346,7 +347,7 @@ def test_a_trajectory_without_its_tool_fails_and_says_so(tmp_path):
             again = await batch_of(live)
             assert again == batch
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 def test_a_finished_trajectory_without_its_tool_does_not_start_over(tmp_path):
@@ -384,7 +385,7 @@ def test_a_finished_trajectory_without_its_tool_does_not_start_over(tmp_path):
             assert failed.uid == "a"
             assert "its tool was lost with its process" in failed.reason
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 def test_who_had_waited_is_told_that_nothing_is_left_but_a_failure(tmp_path):
@@ -406,7 +407,7 @@ def test_who_had_waited_is_told_that_nothing_is_left_but_a_failure(tmp_path):
             assert [group.uid for group in batch.failed] == ["a"]
             assert await live.trainer.next_batch(batch.number) is None
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 @pytest.mark.parametrize("at_work", [True, False])
@@ -447,7 +448,7 @@ def test_a_trajectory_whose_tool_is_given_again_goes_on_from_its_turns(tmp_path,
         assert [turn for turn, *_ in calls] == ([1, 1, 2] if at_work else [1, 2])
         assert calls[-1][1:] == ([*order.token_ids[4:], 7], sample.response_ids)
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 def test_a_batch_stays_its_trainers_over_a_restart(tmp_path):
@@ -485,7 +486,7 @@ def test_a_batch_stays_its_trainers_over_a_restart(tmp_path):
                 await live.trainer.next_batch(first.number, 0, trainer="t1")
             assert live.records.stored.store.live_bytes == 0
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 def spoil(path: Path, old: bytes) -> None:
@@ -528,7 +529,7 @@ def test_damaged_tokens_cost_their_group_a_start_and_nobody_else(tmp_path):
             batch = await batch_of(live)
             assert {s.uid: s.response_ids for s in batch.samples} == {"a": [2], "b": [88, 2]}
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 def test_a_damaged_delivery_names_what_is_to_be_submitted_again(tmp_path):
@@ -559,7 +560,7 @@ def test_a_damaged_delivery_names_what_is_to_be_submitted_again(tmp_path):
             assert await live.trainer.next_batch(again.number) is None
         assert_nothing_is_left(left)
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 def test_each_loss_of_a_group_is_told_with_its_batch_over_two_restarts(tmp_path):
@@ -597,7 +598,7 @@ def test_each_loss_of_a_group_is_told_with_its_batch_over_two_restarts(tmp_path)
                     await live.trainer.next_batch(batch.number, timeout_s=0, trainer=name)
         assert_nothing_is_left(left)
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 def test_what_a_damaged_row_says_of_a_delivery_is_told_after_the_end(tmp_path):
@@ -636,7 +637,7 @@ def test_what_a_damaged_row_says_of_a_delivery_is_told_after_the_end(tmp_path):
             assert await live.trainer.next_batch(third.number, trainer="t2") is None
         assert_nothing_is_left(left)
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 def test_what_was_damaged_of_a_delivery_does_not_stay(tmp_path):
@@ -661,7 +662,7 @@ def test_what_was_damaged_of_a_delivery_does_not_stay(tmp_path):
             assert await live.trainer.next_batch(batch.number) is None
         assert_nothing_is_left(left)
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 def test_the_journal_of_an_epoch_replays_by_itself(tmp_path):
@@ -680,7 +681,7 @@ def test_the_journal_of_an_epoch_replays_by_itself(tmp_path):
             await batch_of(live)
         return left, live
 
-    left, live = asyncio.run(scene())
+    left, live = virtual_net.run(scene())
     _, entries = journal.read(left / "journal" / "00000002.jsonl")
     again = SYNC.scheduler(1)
     for _ in journal.replay(again, entries):
@@ -695,7 +696,7 @@ def test_journals_of_long_ago_go(tmp_path):
             async with run(tmp_path) as live:
                 live.trainer.close_submissions()
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
     kept = sorted(path.name for path in (tmp_path / "journal").iterdir())
     assert len(kept) == stored_run.JOURNALS + 1
     assert kept[-1] == f"{stored_run.JOURNALS + 3:08d}.jsonl"
@@ -710,7 +711,7 @@ def test_a_full_disk_refuses_new_prompts_with_the_reason(tmp_path):
             live.records.stored.keeper.writer.full = ""
             live.trainer.submit([PROMPT])
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 def test_a_broken_disk_breaks_the_scheduler_and_tells_who_waits(tmp_path, monkeypatch):
@@ -731,4 +732,4 @@ def test_a_broken_disk_breaks_the_scheduler_and_tells_who_waits(tmp_path, monkey
             assert live.state()["broken"]
             monkeypatch.undo()
 
-    asyncio.run(scene())
+    virtual_net.run(scene())

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from rollout_sched import load_policy
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.durable.run import StaleAttempts
 from rollout_sched.live.ports import InstanceError
+from tests import virtual_net
 from tests.live.scripted import Scripted, until
 
 
@@ -31,5 +30,5 @@ def test_each_is_aborted_once_where_it_was(caplog):
         stale.close()
         await driver.close()
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
     assert "old-3 of an earlier run on i0: no" in caplog.text

@@ -24,6 +24,7 @@ from rollout_sched.live.instances.pause import InstancePause, PausedBy, PauseMov
 from rollout_sched.live.instances.versions import FleetVersions
 from rollout_sched.live.ports import Description, InstanceError
 from rollout_sched.live.settings import Settings
+from tests import virtual_net
 from tests.core.told import make_scheduler
 from tests.live.scripted import Scripted
 
@@ -61,10 +62,10 @@ def test_it_joins_paused_if_it_is_held_and_else_not(
     settling = settle_pause(client, description, pause, Settings())
     if asked == "refused":
         with pytest.raises(InstanceError, match=r"not by us.*POST i0/resume.*resume_paused"):
-            asyncio.run(settling)
+            virtual_net.run(settling)
         assert client.calls == []
     else:
-        asyncio.run(settling)
+        virtual_net.run(settling)
         assert client.calls == asked
     assert pause.by is after
 
@@ -72,7 +73,7 @@ def test_it_joins_paused_if_it_is_held_and_else_not(
 def test_what_is_found_paused_is_resumed_where_we_are_told_to() -> None:
     client, pause = Scripted(), InstancePause("i0")
     description = msgspec.structs.replace(PAUSABLE, paused=True)
-    asyncio.run(settle_pause(client, description, pause, Settings(resume_paused=True)))
+    virtual_net.run(settle_pause(client, description, pause, Settings(resume_paused=True)))
     assert (client.calls, pause.by) == ([RESUME], NOBODY)
 
 
@@ -83,9 +84,9 @@ def test_one_that_cannot_be_paused_joins_unless_it_is_held(by: PausedBy) -> None
     settling = settle_pause(client, PLAIN, pause, Settings())
     if by in (ADMINISTRATOR, BOTH):
         with pytest.raises(InstanceError, match=r"held.*release it.*VLLM_SERVER_DEV_MODE"):
-            asyncio.run(settling)
+            virtual_net.run(settling)
     else:
-        asyncio.run(settling)
+        virtual_net.run(settling)
         assert pause.by is NOBODY
     assert client.calls == []
 
@@ -184,7 +185,7 @@ class TestAdmission:
             assert one.membership.state is MembershipState.JOINED
             assert one.admission.description == one.client.description
 
-        asyncio.run(scene())
+        virtual_net.run(scene())
 
     def test_one_with_older_weights_awaits_those_that_nobody_can_load(self) -> None:
         async def scene() -> None:
@@ -201,7 +202,7 @@ class TestAdmission:
             assert not one.admission.awaits_weights
             assert fleet.joined == [("i0", "", 1)]
 
-        asyncio.run(scene())
+        virtual_net.run(scene())
 
     def test_one_that_is_unfit_comes_only_after_a_restart(self) -> None:
         async def scene() -> None:
@@ -216,7 +217,7 @@ class TestAdmission:
             assert one.admission.started_at == 2.0
             assert len(fleet.joined) == 2
 
-        asyncio.run(scene())
+        virtual_net.run(scene())
 
     def test_a_restart_ends_what_paused_it_but_a_hold(self) -> None:
         async def scene() -> None:
@@ -228,7 +229,7 @@ class TestAdmission:
             await one.admission.admit()
             assert one.client.calls == [RESUME, HOLD], "it is paused again before it joins"
 
-        asyncio.run(scene())
+        virtual_net.run(scene())
 
 
 # -- With which version an instance joins, and what is said where it may not --

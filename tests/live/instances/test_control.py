@@ -14,7 +14,7 @@ from rollout_sched.live.instances.membership import JOIN, Membership
 from rollout_sched.live.instances.pause import HOLD, InstancePause, PausedBy
 from rollout_sched.live.ports import InstanceError
 from rollout_sched.live.settings import Settings
-from tests import virtual_loop
+from tests import virtual_loop, virtual_net
 from tests.live.scripted import Scripted
 
 SETTINGS = Settings(control_timeout_s=5.0, update_timeout_s=50.0, abort_timeout_s=10.0)
@@ -352,7 +352,7 @@ class Paused:
 
 
 def run(scene: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(scene)
+    virtual_net.run(scene)
 
 
 def test_it_is_held_until_it_is_released() -> None:

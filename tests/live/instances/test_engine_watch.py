@@ -15,6 +15,7 @@ from rollout_sched.live.instances.pause import InstancePause, PausedBy
 from rollout_sched.live.instances.versions import AROUND_US, FleetVersions
 from rollout_sched.live.ports import Gauges, InstanceError
 from rollout_sched.live.settings import Settings
+from tests import virtual_net
 from tests.live.instances.test_versions import Pump
 from tests.live.scripted import Scripted
 
@@ -58,7 +59,7 @@ class Stage:
 
 
 def play(scene: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 class TestWhenItIsAsked:

@@ -22,6 +22,7 @@ from rollout_sched.live.instances.fleet import FleetAttempts
 from rollout_sched.live.ports import InstanceError
 from rollout_sched.live.requests.token_payload import TokenPayload
 from rollout_sched.live.settings import Settings
+from tests import virtual_net
 from tests.core.told import make_scheduler
 from tests.live.scripted import Scripted, until
 
@@ -63,7 +64,7 @@ def play(scene: Callable[[Stage], Any]) -> None:
         finally:
             await stage.driver.close()
 
-    asyncio.run(run())
+    virtual_net.run(run())
 
 
 def test_one_comes_once_and_goes() -> None:
@@ -95,7 +96,7 @@ def test_one_that_is_removed_twice_goes_once() -> None:
         first = asyncio.ensure_future(stage.fleet.remove("i0", drain=False))
         second = asyncio.ensure_future(stage.fleet.remove("i0", drain=False))
         while len(elsewhere.lost) < 2:
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.001)
         elsewhere.lost[0]()
         await first
         await stage.fleet.add(Scripted(), patient=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -30,6 +29,7 @@ from rollout_sched.live.instances.versions import (
 )
 from rollout_sched.live.ports import AnswerUntrue, InstanceError, WeightsUnknown
 from rollout_sched.live.settings import Settings
+from tests import virtual_net
 from tests.core.told import FULLY_ASYNC, LIMIT, PROMPT, Told
 from tests.live.scripted import Scripted
 
@@ -167,7 +167,7 @@ class Stage:
 
 
 def play(scene: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from rollout_sched.core.model.actions import Dispatch
 from rollout_sched.live.ports import InstanceError, Outcome
 from rollout_sched.live.requests.attempt import AttemptTask, LiveAttempt
 from rollout_sched.live.requests.token_payload import TokenPayload
+from tests import virtual_net
 from tests.live.scripted import Scripted
 
 
@@ -27,7 +28,7 @@ def test_an_end_is_seen_by_who_waited_and_by_who_asks_later() -> None:
         late.end()
         assert late.ended().done()
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 def test_a_coroutine_tells_its_end_once() -> None:
@@ -45,7 +46,7 @@ def test_a_coroutine_tells_its_end_once() -> None:
         await asyncio.sleep(0.01)
         assert [type(result) for result in told] == [Outcome, InstanceError]
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 def test_one_that_is_cancelled_tells_nothing() -> None:
@@ -55,4 +56,4 @@ def test_one_that_is_cancelled_tells_nothing() -> None:
         await asyncio.sleep(0.03)
         assert told == []
 
-    asyncio.run(scene())
+    virtual_net.run(scene())

@@ -30,6 +30,7 @@ from rollout_sched.live.requests.payloads import PayloadBook
 from rollout_sched.live.requests.token_payload import Piece, TokenPayload
 from rollout_sched.live.requests.trajectories import ToolCalls
 from rollout_sched.live.settings import Settings
+from tests import virtual_net
 from tests.live.scripted import Scripted, until
 
 DISPATCH = Dispatch("r", 1, "i0", 3, 9, 0)
@@ -93,7 +94,7 @@ class Stage:
 
 
 def run(scene: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(scene)
+    virtual_net.run(scene)
 
 
 def test_an_attempt_is_begun_and_its_answer_told() -> None:
@@ -273,7 +274,7 @@ def test_what_is_interrupted_is_told_when_it_has_answered() -> None:
         await stage.table.close()
         assert len(stage.told) == 1
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 def test_what_does_not_stop_is_given_up_with_the_reason() -> None:
@@ -288,7 +289,7 @@ def test_what_does_not_stop_is_given_up_with_the_reason() -> None:
         assert "it stands still" in told.reason
         await stage.table.close()
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 def test_only_what_has_brought_something_can_be_disbelieved() -> None:
@@ -307,7 +308,7 @@ def test_only_what_has_brought_something_can_be_disbelieved() -> None:
         assert not told.usable
         await stage.table.close()
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 def test_a_loss_is_told_between_what_streams_brought_and_what_was_sent_meanwhile() -> None:
@@ -325,7 +326,7 @@ def test_a_loss_is_told_between_what_streams_brought_and_what_was_sent_meanwhile
         assert not len(stage.table)
         await stage.table.close()
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 # -- The book of attempts under way: by instance, and each end told once --
@@ -447,4 +448,4 @@ def test_a_payload_that_raises_costs_its_own_attempt() -> None:
         assert [type(told) for told in book.link.told] == [RequestFailed, TokensArrived]
         assert book.running.every() == [good]
 
-    asyncio.run(scene())
+    virtual_net.run(scene())

@@ -16,6 +16,7 @@ from rollout_sched.live.ports import AnswerUntrue, InstanceError, Outcome
 from rollout_sched.live.requests.link import AnswerChecks, DirectLink, Verdict
 from rollout_sched.live.requests.token_payload import TokenPayload
 from rollout_sched.live.settings import Settings
+from tests import virtual_net
 from tests.core.told import LIMIT, PROMPT, make_scheduler
 from tests.live.instances.test_versions import Pump, Source
 from tests.live.scripted import Scripted
@@ -38,7 +39,7 @@ def play(scene: Callable[[Stage], Any]) -> None:
         finally:
             await stage.driver.close()
 
-    asyncio.run(run())
+    virtual_net.run(run())
 
 
 def test_an_instance_that_failed_is_waited_for_until_it_was_looked_at() -> None:
@@ -130,4 +131,4 @@ def test_what_contradicts_what_is_known_is_asked_about() -> None:
         with pytest.raises(AnswerUntrue):
             await settle()
 
-    asyncio.run(scene())
+    virtual_net.run(scene())

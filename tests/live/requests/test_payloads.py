@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import timeit
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +17,7 @@ from rollout_sched.live.event_pump import EventPump
 from rollout_sched.live.ports import RequestRejected
 from rollout_sched.live.requests.payloads import Endings, PayloadBook
 from rollout_sched.live.requests.token_payload import Piece, TokenPayload
+from tests import virtual_net
 from tests.core.told import make_scheduler
 
 
@@ -180,7 +180,7 @@ def run(scene: Callable[[Book], None]) -> None:
     async def inside() -> None:
         scene(Book())
 
-    asyncio.run(inside())
+    virtual_net.run(inside())
 
 
 def test_a_batch_takes_its_payloads_with_it() -> None:

@@ -17,6 +17,7 @@ from rollout_sched.live.requests.token_payload import (
     TokenPayload,
     TokenTranscript,
 )
+from tests import virtual_net
 from tests.live.scripted import Scripted
 
 
@@ -43,7 +44,7 @@ def test_an_order_is_prompt_and_pieces() -> None:
         outcome = await attempt
         assert (outcome.tokens, outcome.finish) == (1, "stop")
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 def test_a_stream_that_breaks_off_leaves_what_it_brought() -> None:
@@ -63,7 +64,7 @@ def test_a_stream_that_breaks_off_leaves_what_it_brought() -> None:
         assert store.response_ids == [5, 6, 7]
         assert store.logprobs == [-0.5] * 3
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 @pytest.mark.parametrize("logprobs", [None, [], [-1.0, -1.0]])
@@ -78,7 +79,7 @@ def test_missing_log_probabilities_are_the_instances_fault(logprobs: list[float]
         with pytest.raises(InstanceError, match="log-probabilities"):
             await attempt
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 # -- Transcripts: the pieces joined are what the core counts --

@@ -19,6 +19,7 @@ from rollout_sched.live.requests.trajectories import ToolCalls, Trajectory
 from rollout_sched.live.settings import Settings
 from rollout_sched.live.trainer.samples import Prompt, Span
 from rollout_sched.live.trainer.session import TrainerSession
+from tests import virtual_net
 from tests.core.told import make_scheduler
 from tests.live.scripted import Scripted, until
 
@@ -82,7 +83,7 @@ def run(scene: Callable[[Stage], Awaitable[None]], **roles: Any) -> None:
         stage.scheduler.check_invariants()
         assert not stage.scheduler.books.anomalies
 
-    asyncio.run(asyncio.wait_for(inside(), 10))
+    virtual_net.run(inside())
 
 
 def test_turns_and_what_the_tool_returned_become_one_sample() -> None:
@@ -374,7 +375,7 @@ def test_what_it_returns_is_kept_and_counted() -> None:
         assert stage.payload.observed == [(1, [5, 6])]
         assert len(stage.tools) == 0
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 def test_it_may_say_that_no_turn_follows() -> None:
@@ -385,7 +386,7 @@ def test_it_may_say_that_no_turn_follows() -> None:
         assert await stage.told() == [TrajectoryEnded("r", 1, "stop")]
         assert stage.payload.observed == []
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 def test_what_it_raises_fails_the_trajectory() -> None:
@@ -395,7 +396,7 @@ def test_what_it_raises_fails_the_trajectory() -> None:
         stage.payload.returns.set_exception(ValueError("no such page"))
         assert await stage.told() == [TrajectoryEnded("r", 1, "failed")]
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 def test_after_the_last_turn_it_is_not_called() -> None:
@@ -405,7 +406,7 @@ def test_after_the_last_turn_it_is_not_called() -> None:
         stage.tools.expect(DISPATCH, stage.payload)
         assert len(stage.tools) == 0
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 def test_tool_calls_one_that_is_thrown_away_takes_its_tool_with_it() -> None:
@@ -423,7 +424,7 @@ def test_tool_calls_one_that_is_thrown_away_takes_its_tool_with_it() -> None:
         assert stage.link.told == []
         assert stage.payload.observed == []
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 def test_one_that_goes_on_although_it_was_cancelled_is_not_heard() -> None:
@@ -441,4 +442,4 @@ def test_one_that_goes_on_although_it_was_cancelled_is_not_heard() -> None:
         assert stage.link.told == []
         assert stage.payload.observed == []
 
-    asyncio.run(scene())
+    virtual_net.run(scene())

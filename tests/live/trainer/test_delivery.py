@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from rollout_sched.live.trainer.delivery import BatchDelivery, LeaseEnded, Leases, NotReady
 from rollout_sched.live.trainer.samples import Batch, FailedGroup
+from tests import virtual_net
 
 
 class Maker:
@@ -47,7 +48,7 @@ class Maker:
 
 
 def run(scene: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(scene, 10))
+    virtual_net.run(scene)
 
 
 def made() -> tuple[Maker, BatchDelivery]:

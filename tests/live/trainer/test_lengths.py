@@ -17,6 +17,7 @@ from rollout_sched.live.settings import RunOptions
 from rollout_sched.live.trainer import lengths as length_store
 from rollout_sched.live.trainer.lengths import LengthStore
 from rollout_sched.live.trainer.samples import Prompt
+from tests import virtual_net
 from tests.live.scripted import Scripted, until
 
 KNOWN = GroupSubmitted("a@1", 2, 10, 100, "a")
@@ -34,7 +35,7 @@ def run(path: Path, *delivered: tuple[GroupSubmitted, list[int]]) -> None:
         await store.close()
         assert not store.broken
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 def known_of(path: Path, submitted: GroupSubmitted) -> tuple[int, ...]:
@@ -44,7 +45,7 @@ def known_of(path: Path, submitted: GroupSubmitted) -> tuple[int, ...]:
         await store.close()
         return found
 
-    return asyncio.run(scene())
+    return virtual_net.run(scene())
 
 
 def test_the_next_run_begins_with_what_this_one_learnt(tmp_path: Path) -> None:
@@ -87,7 +88,7 @@ def test_a_file_of_something_else_is_not_written_over(tmp_path: Path, text: str)
         with pytest.raises(CallerError, match=r"cannot be read.*move it away"):
             LengthStore(path)
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
     assert path.read_text() == text
 
 
@@ -96,7 +97,7 @@ def test_a_place_that_cannot_be_written_is_refused_at_the_start(tmp_path: Path) 
         with pytest.raises(CallerError, match="cannot be written"):
             LengthStore(tmp_path / "nowhere" / "lengths.json")
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 def test_it_is_written_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +110,7 @@ def test_it_is_written_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
         await until(lambda: in_file(path) == {"a": [9]})
         await store.close()
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 def test_a_disk_that_fails_is_tried_again(
@@ -133,7 +134,7 @@ def test_a_disk_that_fails_is_tried_again(
         await until(lambda: not store.broken)
         await store.close()
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
     assert in_file(path) == {"a": [9]}
     assert str(path) in caplog.text
 
@@ -151,7 +152,7 @@ def test_a_disk_that_fails_at_the_end(tmp_path: Path, monkeypatch: pytest.Monkey
         await store.close()
         return store
 
-    assert "No space left" in asyncio.run(scene()).broken
+    assert "No space left" in virtual_net.run(scene()).broken
     assert in_file(path) == {}
 
 
@@ -175,7 +176,7 @@ def test_a_live_run_learns_and_the_next_one_knows(tmp_path: Path) -> None:
         await live.close()
         return submitted[0].history
 
-    assert asyncio.run(scene()) == ()
+    assert virtual_net.run(scene()) == ()
     assert in_file(path) == {"a": [1, 2]}
-    assert asyncio.run(scene()) == (1, 2)
+    assert virtual_net.run(scene()) == (1, 2)
     assert in_file(path) == {"a": [1, 1, 2, 2]}

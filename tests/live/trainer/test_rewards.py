@@ -34,7 +34,7 @@ from rollout_sched.live.trainer.rewards import (
     reward_settings_of,
 )
 from rollout_sched.live.trainer.samples import Reward, Sample
-from tests import virtual_loop
+from tests import virtual_loop, virtual_net
 from tests.core.told import make_scheduler
 from tests.live.scripted import Scripted, until
 
@@ -127,7 +127,7 @@ class Stage:
 
 
 def run(scene: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(scene, 30))
+    virtual_net.run(scene)
 
 
 def test_a_sample_is_judged_as_it_finishes_and_the_group_when_all_are() -> None:
@@ -375,7 +375,7 @@ class TestWhatItReturns:
             return 2.0
 
         function = RewardFunction(plain, settings=settings())
-        assert asyncio.run(function.reward(sample())) == Reward(2.0)
+        assert virtual_net.run(function.reward(sample())) == Reward(2.0)
         assert threads != [threading.main_thread()]
 
 
@@ -490,7 +490,7 @@ class TestBounds:
         async def scene() -> None:
             await asyncio.gather(*(function.reward(sample(index)) for index in range(3)))
 
-        asyncio.run(scene())
+        virtual_net.run(scene())
         first, second, third = calls.called_at
         assert third - first >= 0.9 > second - first
 
@@ -522,8 +522,8 @@ class TestKeep:
             return hard(samples)
 
         function = RewardFunction(score, hard if way == "plain" else also_hard)
-        assert asyncio.run(function.keeps(group(1, 0))) is True
-        assert asyncio.run(function.keeps(group(1, 1))) is False
+        assert virtual_net.run(function.keeps(group(1, 0))) is True
+        assert virtual_net.run(function.keeps(group(1, 1))) is False
 
     @pytest.mark.parametrize("answer", [ValueError("no"), None])
     def test_who_cannot_tell_is_an_error(self, answer: Any) -> None:

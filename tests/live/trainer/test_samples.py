@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 
 import msgspec
@@ -29,6 +28,7 @@ from rollout_sched.live.trainer.samples import (
     batch_of,
     sample_of,
 )
+from tests import virtual_net
 
 PROMPT = Prompt("a", [1, 2, 3], 2, 10, {"logprobs": 0}, extra={"answer": 4})
 
@@ -255,4 +255,4 @@ def test_a_tool_is_known_by_the_name_under_which_it_is_given():
 )
 def test_one_that_is_not_given_again_says_so(name, why):
     with pytest.raises(ToolGone, match=why):
-        asyncio.run(NamedTools({"search": search}).of(name)(None))
+        virtual_net.run(NamedTools({"search": search}).of(name)(None))

@@ -16,6 +16,7 @@ from rollout_sched.live.trainer import session as weight_publisher
 from rollout_sched.live.trainer.delivery import LeaseEnded, NotReady
 from rollout_sched.live.trainer.samples import Batch, FailedGroup, Prompt, Span
 from rollout_sched.live.trainer.session import TrainerSession, WeightPublisher
+from tests import virtual_net
 from tests.core.told import make_scheduler
 from tests.live.scripted import Scripted, until
 
@@ -46,7 +47,7 @@ def prompt(uid: str = "a", samples: int = 1, **other: Any) -> Prompt:
 
 
 def run(scene: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(scene, 10))
+    virtual_net.run(scene)
 
 
 async def load(client: Any, version: int) -> None:
@@ -543,7 +544,7 @@ def test_who_publishes_next_says_what_is_newer_whoever_it_is():
             await weights.publish(1, load_weight_publisher, None, wait=False)
         await driver.close()
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 def test_it_is_in_the_store_before_it_is_answered():
@@ -562,7 +563,7 @@ def test_it_is_in_the_store_before_it_is_answered():
         await publishing
         await driver.close()
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 def test_it_is_loaded_when_all_who_are_here_have_it():
@@ -576,4 +577,4 @@ def test_it_is_loaded_when_all_who_are_here_have_it():
         assert weights.has_loaded(1)
         await driver.close()
 
-    asyncio.run(scene())
+    virtual_net.run(scene())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -16,6 +15,7 @@ from rollout_sched.live.requests.trajectories import TrajectoryPayload
 from rollout_sched.live.trainer.samples import LostGroup, NamedTools, Prompt
 from rollout_sched.live.trainer.submissions import SamplePayloads, Submissions, check_prompt
 from rollout_sched.store.errors import StoreFull
+from tests import virtual_net
 from tests.core.told import make_scheduler
 
 PROMPT = Prompt("a", [1, 2], 3, 9)
@@ -69,7 +69,7 @@ def test_a_uid_is_taken_once_and_stands_for_one_prompt():
             assert here.known("a") == PROMPT
             assert here.known("b") is None
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 def test_what_cannot_be_is_not_here():
@@ -79,7 +79,7 @@ def test_what_cannot_be_is_not_here():
                 here.submit([Prompt("b", [1], 1, 9, {"n": 2})], None)
             assert (here.open_samples, here.prompts) == (0, {})
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 def test_the_store_hears_the_name_of_a_tool():
@@ -92,7 +92,7 @@ def test_the_store_hears_the_name_of_a_tool():
             here.submit([Prompt("b", [1], 1, 9)], nameless)
             assert stored.told == [("a", "search"), ("b", "")]
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 def test_a_full_store_takes_nothing_new():
@@ -104,7 +104,7 @@ def test_a_full_store_takes_nothing_new():
                 here.submit([PROMPT], None)
             assert here.prompts == {}
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 def test_what_is_lost_is_told_once_and_may_be_submitted_again():
@@ -123,7 +123,7 @@ def test_what_is_lost_is_told_once_and_may_be_submitted_again():
             assert stored.told[-2:] == [("a", "ValueError: no", 4), ("b", None, 4)]
             assert here.known("a") is None
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 def test_a_group_that_fails_again_is_known_to_be_lost_until_each_batch_has_arrived():
@@ -141,7 +141,7 @@ def test_a_group_that_fails_again_is_known_to_be_lost_until_each_batch_has_arriv
             with pytest.raises(CallerError, match="closed"):
                 here.submit([PROMPT], None)
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 # -- What of a prompt could never be made --

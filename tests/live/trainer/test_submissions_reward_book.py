@@ -22,6 +22,7 @@ from rollout_sched.live.ports import InstanceError
 from rollout_sched.live.settings import RunOptions, Settings
 from rollout_sched.live.trainer.samples import Batch, FailedGroup, Prompt, Sample
 from rollout_sched.store.store import Store
+from tests import virtual_net
 from tests.live.scripted import Scripted, until
 
 SYNC = load_policy("round_robin_sync")
@@ -83,7 +84,7 @@ async def batch_of(live: LiveScheduler, acknowledged: int | None = None) -> Batc
 
 
 def play(scene: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(scene, 30))
+    virtual_net.run(scene)
 
 
 def rewards(batch: Batch) -> dict[tuple[str, int], float | None]:

@@ -13,6 +13,7 @@ import msgspec
 from rollout_sched.simulators.fake_instance.engine import EngineSettings
 from rollout_sched.simulators.fake_instance.server import FakeServer
 from rollout_sched.simulators.instance.model import CostModel, InstanceSpec
+from tests import virtual_net
 
 #: A step takes a simulated second, so a millisecond at the usual speed of these tests.
 SPEC = InstanceSpec(
@@ -118,4 +119,4 @@ async def served(
 
 
 def play(scene: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(asyncio.wait_for(scene(), 30))
+    virtual_net.run(scene())

@@ -29,7 +29,7 @@ from rollout_sched.simulators.instance.model import (
     SimRequest,
 )
 from rollout_sched.simulators.instance.sim_instance import SimInstance
-from tests import virtual_loop
+from tests import virtual_loop, virtual_net
 from tests.simulators.fake_instance.served import SPEC as SPEC_PAUSES
 
 SECOND = CostModel(step_s=1.0, weights_s=0.0, token_s=0.0)
@@ -315,7 +315,7 @@ def test_a_real_loop_does_too() -> None:
         assert time() - started >= 0.09
         assert len(output.token_ids) == sum(chunks) == 20
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 @pytest.mark.parametrize("preempts", [False, True])
@@ -342,7 +342,7 @@ def test_what_is_told_late_is_what_was_made(preempts: bool) -> None:
         assert [version for version, _ in output.spans] == [1, 2, 3]
         assert streamed == output.token_ids
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 def test_at_another_speed_the_rest_takes_another_time() -> None:
@@ -486,7 +486,7 @@ def test_an_outcome_that_is_due_when_the_cache_is_cleared_is_reported() -> None:
         await asyncio.sleep(1.0)
         assert [attempt for _, attempt, _ in heard.ends] == [1]
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 # -- Simulated time on a loop, and the alarm that rings when it is due --

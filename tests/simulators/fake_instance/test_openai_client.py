@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import openai
 import pytest
 
-from tests.simulators.fake_instance.served import play, served
+from tests.simulators.fake_instance.served import served
 
 HELLO = [{"role": "user", "content": "Hello there"}]
 
@@ -56,4 +58,4 @@ def test_completions_and_chats_whole_and_streamed() -> None:
                 with pytest.raises(openai.AuthenticationError):
                     await wrong.chat.completions.create(model="m", messages=HELLO)
 
-    play(scene)
+    asyncio.run(scene())

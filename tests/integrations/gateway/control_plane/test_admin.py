@@ -13,8 +13,9 @@ import pytest
 
 from rollout_sched.integrations.vllm import weights
 from rollout_sched.live.requests.token_payload import TokenPayload
-from tests.integrations.gateway.house import House, Upstream, run
+from tests.integrations.gateway.house import House, Upstream
 from tests.live.scripted import until
+from tests.virtual_net import run
 
 A, B = "http://a:1", "http://b:1"
 
@@ -198,7 +199,7 @@ def test_a_checkpoint_on_a_mount_that_hangs_holds_up_neither_others_nor_the_end(
             asyncio.get_running_loop().call_later(0.1, asking.cancel)
 
     begun = time.monotonic()
-    run(scene())
+    asyncio.run(scene())
     assert time.monotonic() - begun < 10
     hanging.set()
 
@@ -227,4 +228,4 @@ def test_of_two_checked_at_once_the_older_is_refused(
             _, state = await house.ask("GET", "/admin/state")
             assert state["version"] == 2
 
-    run(scene())
+    asyncio.run(scene())

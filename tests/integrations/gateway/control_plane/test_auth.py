@@ -23,8 +23,9 @@ from rollout_sched.integrations.gateway.control_plane.auth import (
 )
 from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.integrations.gateway.serve import Service
-from tests.integrations.gateway.house import House, Upstream, run
+from tests.integrations.gateway.house import House, Upstream
 from tests.integrations.vllm.scripted import ScriptedVllm
+from tests.virtual_net import run
 
 ADMIN, TRAINER, CLIENT = Access.ADMIN, Access.TRAINER, Access.CLIENT
 KEYS = {CLIENT: ["client", "client-2"], TRAINER: ["trainer"], ADMIN: ["admin", "admin-2"]}

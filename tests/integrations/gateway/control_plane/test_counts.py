@@ -28,10 +28,11 @@ from rollout_sched.integrations.gateway.control_plane.counts import (
 )
 from rollout_sched.metrics.results import Step
 from tests.integrations.gateway.control_plane.test_prometheus import BODY
-from tests.integrations.gateway.house import House, Upstream, run
+from tests.integrations.gateway.house import House, Upstream
 from tests.integrations.gateway.scripted import completion
 from tests.live.scripted import until
 from tests.metrics.told import sample, tell
+from tests.virtual_net import run
 
 A = "http://a:1"
 

@@ -25,9 +25,10 @@ from rollout_sched.integrations.gateway.control_plane.weight_protocol import Pro
 from rollout_sched.integrations.http import Pool
 from rollout_sched.integrations.vllm.protocol import endpoints
 from rollout_sched.live.settings import Settings
-from tests.integrations.gateway.house import House, Upstream, run
+from tests import virtual_net
+from tests.integrations.gateway.house import House, Upstream
 from tests.integrations.gateway.test_hostile import ask_raw, refused, request
-from tests.live.scripted import until
+from tests.virtual_net import run
 
 #: What trainers call that must reach every server (vLLM 0.32, prime-rl 2026-08, SkyRL 0.3.0, AReaL
 #: 1.0.4).
@@ -325,11 +326,17 @@ def test_what_is_unknown_does_not_change_one_of_many() -> None:
 
 def test_an_instance_that_is_removed_meanwhile() -> None:
     async def scene() -> None:
+        asked = asyncio.Event()
+
+        async def hang(request: Any) -> Any:
+            asked.set()
+            await asyncio.Event().wait()
+
         instance: Any = Upstream(A)
-        instance.stream = asyncio.Queue()
+        instance.answering = hang
         async with House(instance) as house:
             asking = asyncio.create_task(house.ask("POST", "/v1/embeddings"))
-            await until(lambda: instance.asked)
+            await asked.wait()
             instance.pool.close()
             assert (await asking)[0] == 502
             assert (await house.ask("POST", "/v1/embeddings"))[0] == 502
@@ -365,7 +372,7 @@ def asked(*outcomes: Any) -> tuple[int, dict[str, Any]]:
         return cast(dict[str, Any], outcome)
 
     everybody = cast(Any, [Named(name) for name in told])
-    return asyncio.run(to_each(everybody, order))
+    return virtual_net.run(to_each(everybody, order))
 
 
 @pytest.mark.parametrize(

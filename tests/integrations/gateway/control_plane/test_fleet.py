@@ -10,9 +10,10 @@ import msgspec
 import pytest
 
 from rollout_sched.integrations.gateway.control_plane.fanout import shipped
-from tests.integrations.gateway.house import House, Upstream, run
+from tests.integrations.gateway.house import House, Upstream
 from tests.integrations.gateway.test_hostile import ask_raw, request
 from tests.live.scripted import until
+from tests.virtual_net import run
 
 A, B = "http://a:1", "http://b:1"
 
@@ -35,7 +36,7 @@ def test_every_call_of_the_table_reaches_whom_its_row_says() -> None:
                 expected = {"all": 2, "rewrite": 2, "one": 1, "refuse": 0}[rule.to]
                 assert (status, asked) == (409 if rule.to == "refuse" else 200, expected), path
 
-    run(scene(), 120)
+    run(scene())
 
 
 def test_what_would_change_one_of_many_is_refused_with_the_remedy() -> None:
@@ -152,7 +153,7 @@ def test_who_was_held_and_went_away_goes_on_when_it_is_back() -> None:
             assert not supervisor.pauses.held
             assert house.driver.versions.gate(B) == ""
 
-    run(scene(), 90)
+    run(scene())
 
 
 def test_where_nobody_has_joined() -> None:

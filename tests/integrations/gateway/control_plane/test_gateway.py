@@ -15,7 +15,8 @@ from rollout_sched.integrations.gateway.control_plane.gateway import (
     notes_of,
 )
 from rollout_sched.integrations.vllm.weight_updates import WeightUpdate
-from tests.integrations.gateway.house import House, Upstream, run
+from tests.integrations.gateway.house import House, Upstream
+from tests.virtual_net import run
 
 A, B = "http://a:1", "http://b:1"
 

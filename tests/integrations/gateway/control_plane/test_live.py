@@ -10,8 +10,9 @@ import pytest
 
 from rollout_sched.integrations.gateway.control_plane import live as live_routes
 from rollout_sched.integrations.gateway.control_plane.app import WATCH
-from tests.integrations.gateway.house import House, Upstream, run
+from tests.integrations.gateway.house import House, Upstream
 from tests.live.scripted import until
+from tests.virtual_net import run
 
 ROOT = Path(__file__).resolve().parents[4]
 STREAM = {"Accept": "text/event-stream"}

@@ -19,10 +19,11 @@ from rollout_sched.core.model.events import InstanceReported, Woke
 from rollout_sched.integrations.gateway.control_plane import prometheus
 from rollout_sched.integrations.gateway.control_plane.gateway import Gateway
 from rollout_sched.integrations.gateway.control_plane.prometheus import GatewayMetrics
-from tests.integrations.gateway.house import House, Upstream, run
+from tests.integrations.gateway.house import House, Upstream
 from tests.integrations.gateway.scripted import completion
 from tests.live.scripted import until
 from tests.metrics.told import sample
+from tests.virtual_net import run
 
 DOC = Path(__file__).resolve().parents[4] / "docs/observability.md"
 OURS = "rollout_sched_"
@@ -274,4 +275,4 @@ def test_the_gateway_goes_on_while_they_are_written(monkeypatch: pytest.MonkeyPa
             went_on.set()
             assert b"rollout_sched_requests" in (await page)[0]
 
-    run(scene())
+    asyncio.run(scene())

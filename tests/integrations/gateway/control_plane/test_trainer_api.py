@@ -15,8 +15,9 @@ from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.live.ports import RequestRejected
 from rollout_sched.live.trainer.samples import Batch, Prompt
 from rollout_sched.store.errors import StoreFull
-from tests.integrations.gateway.house import House, Upstream, run
+from tests.integrations.gateway.house import House, Upstream
 from tests.live.scripted import until
+from tests.virtual_net import run
 
 
 def prompt(uid: str, **other: Any) -> dict[str, Any]:
@@ -435,7 +436,7 @@ def test_a_long_submission_leaves_others_their_turn() -> None:
             assert progress.fresh == 1000
             assert most <= AT_ONCE
 
-    run(scene())
+    asyncio.run(scene())
 
 
 def test_every_answer_says_which_run_of_the_scheduler_gives_it() -> None:

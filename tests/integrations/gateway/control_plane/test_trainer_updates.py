@@ -14,9 +14,10 @@ import pytest
 
 from rollout_sched.integrations.gateway.serve import Service
 from rollout_sched.live.instances.versions import THROUGH_US, US
-from tests.integrations.gateway.house import House, Upstream, run
+from tests.integrations.gateway.house import House, Upstream
 from tests.integrations.gateway.test_fleet import fleet
 from tests.live.scripted import until
+from tests.virtual_net import run
 
 A, B = "http://a:1", "http://b:1"
 START, LOAD, FINISH = "/start_weight_update", "/update_weights", "/finish_weight_update"
@@ -589,7 +590,7 @@ def test_a_trainer_s_update_under_way_in_the_middle_of_answers(
             assert not service.live.driver.view.anomalies
             assert not service.live.driver.pump.scheduler.work.requests
 
-    run(scene(), 120)
+    run(scene())
 
 
 def test_what_is_asked_while_weights_are_loaded_waits_for_them(tmp_path: Path) -> None:
@@ -606,4 +607,4 @@ def test_what_is_asked_while_weights_are_loaded_waits_for_them(tmp_path: Path) -
             answer = await asking
             assert [s["version"] for s in answer["rollout_sched"]["segments"]] == [1]
 
-    run(scene(), 60)
+    run(scene())

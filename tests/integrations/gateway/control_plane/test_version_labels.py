@@ -14,7 +14,8 @@ from rollout_sched.integrations.gateway.control_plane.trainer_updates import (
 from rollout_sched.integrations.gateway.control_plane.weight_protocol import Conflict
 from rollout_sched.live.instances.versions import THROUGH_US
 from rollout_sched.live.ports import InstanceError
-from tests.integrations.gateway.house import House, Upstream, run
+from tests.integrations.gateway.house import House, Upstream
+from tests.virtual_net import run
 
 A, B = "http://a:1", "http://b:1"
 

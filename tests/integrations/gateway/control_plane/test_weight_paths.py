@@ -14,8 +14,9 @@ from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.gateway.control_plane.fanout import shipped
 from rollout_sched.integrations.gateway.control_plane.weight_protocol import ProtocolStep
 from rollout_sched.integrations.vllm.weights import OutsideRoots, WeightRoots
-from tests.integrations.gateway.house import House, Upstream, run
+from tests.integrations.gateway.house import House, Upstream
 from tests.integrations.vllm.test_checkpoint import safetensors
+from tests.virtual_net import run
 
 A = "http://a:1"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import json
 from typing import Any
@@ -27,6 +26,7 @@ from rollout_sched.integrations.gateway.data_plane.resume import Part
 from rollout_sched.integrations.vllm.http_instance import HttpInstance
 from rollout_sched.integrations.vllm.protocol.endpoints import ENDPOINTS
 from rollout_sched.live.ports import RequestRejected
+from tests import virtual_net
 from tests.integrations.gateway.scripted import Instance
 
 PROMPT = [1, 2, 3]
@@ -231,7 +231,7 @@ def test_the_client_has_all_of_it() -> None:
         assert client.labelled is False
         assert callable(client.pool.send)
 
-    asyncio.run(scene())
+    virtual_net.run(scene())
 
 
 @pytest.mark.parametrize("make", [real, Instance])
@@ -244,4 +244,4 @@ def test_a_call_is_passed_on_as_the_port_says_and_can_be_held_back_and_stopped(m
         call.resume()
         call.cancel()
 
-    asyncio.run(scene())
+    virtual_net.run(scene())

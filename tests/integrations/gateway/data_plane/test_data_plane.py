@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
@@ -14,6 +13,7 @@ from rollout_sched.integrations.gateway.data_plane.reply import Limits
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.ports import InstanceError
 from rollout_sched.live.settings import Settings
+from tests import virtual_net
 from tests.core.told import make_scheduler
 from tests.integrations.gateway.scripted import (
     Call,
@@ -74,7 +74,7 @@ class Stage:
 
 
 def run(scene: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(scene, 20))
+    virtual_net.run(scene)
 
 
 class TestPassingThrough:

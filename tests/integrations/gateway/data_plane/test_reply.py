@@ -27,11 +27,13 @@ from rollout_sched.integrations.gateway.data_plane.reply import (
 from rollout_sched.link.front import FrontCalls
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.ports import Outcome
+from tests import virtual_net
 from tests.core.told import make_scheduler
 from tests.integrations.gateway.data_plane.test_data_plane import BODY, Stage
 from tests.integrations.gateway.data_plane.test_data_plane import run as run_limits
-from tests.integrations.gateway.house import House, Upstream, run
+from tests.integrations.gateway.house import House, Upstream
 from tests.integrations.gateway.scripted import Call, Exchange, Instance, chunk, completion
+from tests.virtual_net import run
 
 HEADERS = [(b"x", b"1")]
 
@@ -52,7 +54,7 @@ def in_a_loop(test: Callable[..., None]) -> Callable[..., None]:
         async def scene() -> None:
             test(**arguments)
 
-        asyncio.run(scene())
+        virtual_net.run(scene())
 
     return run
 
@@ -237,7 +239,7 @@ def taken_by_turn(count: int, streams: int, turns: int) -> list[int]:
             seen.append(len(done))
         return seen
 
-    seen = asyncio.run(scene())
+    seen = virtual_net.run(scene())
     assert done == sorted(done)
     return seen
 
@@ -291,7 +293,7 @@ class TestTurns:
             for piece in range(1, after):
                 queue.take(done.append, piece, never)
             while len(done) < max(1, after) or len(failures) < 2:
-                await asyncio.sleep(0)
+                await asyncio.sleep(0.001)
             assert done == list(range(max(1, after)))
             assert [str(error) for error in failures] == ["of its own"] * 2
 
