@@ -1,4 +1,4 @@
-"""The command `rollout-sched serve`: one policy, one fleet, one port."""
+"""What `rollout-sched serve` runs: one policy, one fleet, one port."""
 
 from __future__ import annotations
 
