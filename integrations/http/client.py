@@ -122,8 +122,8 @@ class IdleConnections:
 
 
 class Dialler:
-    """Opens new connections, each for the exchange that it carries first. Connections to an origin
-    that are being opened, for up to `connect_s` seconds.
+    """The connections to an origin that are being opened, for up to `connect_s` seconds, each for
+    the exchange that it carries first.
 
     Opened connections join `owner`. `on_done` is called whenever an attempt succeeds or fails.
     """

@@ -210,7 +210,7 @@ LINGER_S = 2.0
 
 
 class Lingering:
-    """A connection that has sent its last answer and is about to be closed. Drops further data,
+    """A connection that has sent its last answer and is about to be closed. It drops further data
     until the client has had time to read its answer.
 
     `deadline` is the loop time until which the server waits for the client.

@@ -293,8 +293,8 @@ MAX_INTERIM: Final = 16
 
 
 class AnswerHeads:
-    """Reads the head of an answer, and skips interim answers (1xx) before it. The heads of the
-    answers on one connection, one after the other.
+    """Reads the heads of the answers on one connection, one after the other, and skips interim
+    answers (1xx).
 
     status, head  of the last answer whose head was read
     rest          the bytes received after that head; the caller takes them

@@ -142,9 +142,9 @@ class SharedFleetAttempts:
 
 
 class Host:
-    """The host: the scheduler's process, with several fronts; knows which front owns which request.
-    Sends the driver's orders to the owner of their request: a connected front, or the front in this
-    process. Create it before anything is submitted.
+    """The scheduler's process, with several fronts; knows which front owns which request. Sends the
+    driver's orders to the owner of their request: a connected front, or the front in this process.
+    Create it before anything is submitted.
 
     The front that received a client's request owns it; a group is owned by the front that it was
     given to. The host also keeps the tokens of a group, attempt by attempt, so that another front

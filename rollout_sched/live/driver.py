@@ -116,8 +116,8 @@ class FleetOrders:
 
 
 class Front:
-    """A front: holds requests and carries out the scheduler's orders for them. The payloads of its
-    requests, their running attempts, and their tools. Create it inside a running event loop.
+    """Holds requests, their payloads, running attempts and tools, and carries out the scheduler's
+    orders for them. Create it inside a running event loop.
 
     `orders`: the function that carries out an action, by its type. `run_id`: prefix of the name of
     every order to an instance.

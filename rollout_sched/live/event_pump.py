@@ -18,8 +18,8 @@ log = logging.getLogger(__name__)
 
 
 class RunClock:
-    """The clock of a run: its seconds continue from where an earlier scheduler of the run ended.
-    Counts seconds since its creation, by the clock of the running event loop."""
+    """Counts the seconds of a run by the clock of the running event loop, from its creation or from
+    where an earlier scheduler of the run ended."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()

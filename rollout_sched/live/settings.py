@@ -69,7 +69,7 @@ DEFAULTS = Settings()
 
 
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of a live run besides its policy, in Python or as flags. One run of a policy.
+    """The options of a live run besides its policy, in Python or as flags.
 
     prompts_per_step  groups in a batch of the trainer
     start_version     the trainer's version at the start; auto: the version that the instances

@@ -107,8 +107,7 @@ class LiveSteps:
 
 
 class ClientTimes:
-    """How long clients wait for their responses: a fold whose memory does not grow with time. Times
-    of direct requests.
+    """How long clients wait for their responses: a fold whose memory does not grow with time.
 
     wait      seconds from submission to the first dispatch
     duration  seconds from submission to the answer
@@ -160,8 +159,7 @@ class ClientTimes:
 
 
 class SampleTimes:
-    """How long the trainer's samples take: a fold whose memory does not grow with time. Times of
-    groups and their samples.
+    """How long the trainer's samples take: a fold whose memory does not grow with time.
 
     wait      seconds from a group's submission to its first dispatch
     duration  seconds from a sample's first dispatch to its end

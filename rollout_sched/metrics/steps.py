@@ -207,7 +207,6 @@ STALENESS = (0, 1, 2, 3, 4, 6, 8, 12, 16)
 
 class Trained:
     """Delivered samples: their staleness, their length, and whether long ones were left out.
-    Figures of delivered samples.
 
     staleness  in versions
     tokens     of the responses

@@ -266,8 +266,8 @@ FINEST_S = 0.125
 
 
 class LevelSeries:
-    """Records a level over time in a bounded number of buckets, however long the run is. The mean
-    and the peak of a level in each bucket of time.
+    """The mean and the peak of a level in a bounded number of buckets of time, however long the run
+    is.
 
     The level is 0 until it is set. `width_s` is the current width of a bucket.
     """

@@ -57,7 +57,7 @@ from rollout_sched.simulators.traces.model import SampleRecord
 
 
 class SimClients:
-    """The simulated clients: they ask, wait, ask again after an answer, and leave. All
+    """The simulated clients: they ask, wait, ask again after an answer, and leave. Has all
     conversations of a run, each from its arrival to its last answer.
 
     left  conversations that are not over, including those that have not started
@@ -186,8 +186,8 @@ class Telemetry:
 
 
 class Restarts:
-    """Restarts of the scheduler in a replay: one dies, and another continues. Records what a
-    scheduler must remember, and makes the next one from that alone.
+    """Restarts the scheduler of a replay: records what a scheduler must remember, and makes the
+    next one from that alone.
 
     `make`: makes a fresh scheduler of the same policy. `anomalies` are those of the schedulers that
     have died.

@@ -25,8 +25,8 @@ from rollout_sched.simulators.replay.workload import Workload
 
 
 class PartTraining:
-    """The work of a training step that begins before its batch is whole, on any share of the GPUs.
-    Work in seconds (the time on all GPUs) that arrives in parts and is done as it arrives.
+    """A training step that begins before its batch is whole, on any share of the GPUs: work in
+    seconds (the time on all GPUs) that arrives in parts and is done as it arrives.
 
     Gradients accumulate, so the order of the parts and their boundaries do not matter.
 

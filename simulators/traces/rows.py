@@ -129,8 +129,8 @@ Placed = Iterator[tuple[SamplePlace, SampleRecord]]
 
 
 class Importer(NamedTuple):
-    """Importers of foreign formats: how a format is recognised and its rows become samples.
-    columns: the columns that identify a file of this format.
+    """How a foreign format is recognised, and how its rows become samples. columns: the columns
+    that identify a file of this format.
 
     convert: keeps lengths, counts and times, turns further columns into labels, and raises
         TraceError at the first row that it cannot use. Rows may be of several files, in order.

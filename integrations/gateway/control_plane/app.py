@@ -43,8 +43,8 @@ ADMIN = "/admin"
 
 
 class SchedulerRoutes:
-    """The scheduler's routes that administrators and trainers share, each under their own path.
-    Routes for new weights and for the state."""
+    """The routes for new weights and for the state, which administrators and trainers share, each
+    under their own path."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway

@@ -47,8 +47,8 @@ log = logging.getLogger(__name__)
 
 
 class VersionLabels:
-    """Finds the version of a trainer's weights: the one that it names, or else the next one. Reads
-    the version from a trainer's calls, labels instances with it, and publishes it."""
+    """Reads the version of new weights from a trainer's calls, or else takes the next one, labels
+    the instances with it, and publishes it."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver

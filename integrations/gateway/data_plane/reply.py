@@ -103,9 +103,9 @@ CLIENT_LEFT = 499
 
 
 class Responses:
-    """Counts how calls ended, by status, and optionally logs a line for each. `by_status` counts
-    ended calls. 4xx are the client's fault, 5xx are not. A stream counts with the status that it
-    would have had if its end had been known at its beginning.
+    """Counts how calls ended, by status, and optionally logs a line for each. 4xx are the client's
+    fault, 5xx are not. A stream counts with the status that it would have had if its end had been
+    known at its beginning.
 
     `logs`: write a line per call to the access log, without the query, which may contain keys.
     """

@@ -37,8 +37,7 @@ EVENT_STREAM = (b"content-type", b"text/event-stream; charset=utf-8")
 
 
 class ClientStream:
-    """The single stream that a client receives, from all attempts of its request. What the client
-    has received.
+    """The single stream that a client receives, made from all attempts of its request.
 
     prompt_ids  the prompt's token ids, as an instance sent them
     envelope    the fields of the first event that describe the response; None before it

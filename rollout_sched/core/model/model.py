@@ -579,8 +579,8 @@ class Sessions:
 
 
 class Serials:
-    """Serial numbers: the order in which groups and requests came, which breaks ties. Numbers from
-    1. `last` is the last one given out; a restored run continues from it."""
+    """Numbers from 1, the order in which groups and requests came, which breaks ties. `last` is the
+    last one given out; a restored run continues from it."""
 
     def __init__(self) -> None:
         self.last = 0

@@ -112,8 +112,7 @@ class SessionRoom:
 
 
 class KvSizes:
-    """The KV cache sizes of the instances in tokens, and so which request fits where. Sizes in
-    tokens.
+    """The KV cache sizes of the instances in tokens, and so which request fits where.
 
     largest  of the current instances; None if there are none
     most     of all instances so far

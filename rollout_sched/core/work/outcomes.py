@@ -38,8 +38,8 @@ from rollout_sched.core.work.requests import Requests
 
 
 class FinishedSamples:
-    """Finished requests as they are handed out: to the trainer, to a client, or to be judged.
-    Builds samples when they go out, because their age depends on the trainer's version."""
+    """Builds the samples of finished requests when they go to the trainer, to a client, or to be
+    judged: not before, because their age depends on the trainer's version."""
 
     def __init__(
         self, roles: Roles, progress: RunProgress, serials: Serials, out: list[Action]

@@ -32,8 +32,8 @@ log = logging.getLogger(__name__)
 
 
 class StaleAttempts:
-    """Aborts attempts of an earlier run that an instance may still work on. Aborts them when their
-    instance joins. No attempt of this run has their numbers, so their answers would be ignored.
+    """Aborts the attempts of an earlier run that an instance may still work on, when it joins. No
+    attempt of this run has their numbers, so their answers would be ignored.
 
     `running`: (instance, attempt); `run_id`: of the earlier run (see `live.driver`).
     """

@@ -41,8 +41,7 @@ log = logging.getLogger(__name__)
 
 
 class RunningAttempts:
-    """The book of running attempts: reports the end of each to the scheduler, once. Holds each
-    attempt from its order to its end."""
+    """Holds each attempt from its order to its end, which it reports to the scheduler, once."""
 
     def __init__(self, link: SchedulerLink, payloads: PayloadBook, tools: ToolCalls) -> None:
         self._link = link

@@ -122,9 +122,8 @@ class TrajectoryPayload(TokenPayload):
 
 
 class ToolCalls:
-    """Runs the tools of trajectories, each between two turns. One coroutine for each trajectory
-    whose turn is over; its result is reported to the scheduler. If a trajectory is discarded or
-    starts over, its tool call is cancelled."""
+    """Runs a coroutine for each trajectory whose turn is over: its tool. The result is reported to
+    the scheduler. If a trajectory is discarded or starts over, its tool call is cancelled."""
 
     def __init__(self, link: SchedulerLink, payloads: PayloadBook) -> None:
         self._link = link

@@ -60,8 +60,8 @@ class SamplePayloads:
 
 
 class RewardBook:
-    """Holds the rewards of a trainer's samples from their computation to their delivery. A judge of
-    samples (`live.ports.SampleJudge`) by a reward function.
+    """Holds the rewards of a trainer's samples from their computation to their delivery. It judges
+    them (`live.ports.SampleJudge`) by a reward function.
 
     `prompts`: of the open groups, by uid. `stored`: the store that each reward is written to as
     soon as it is known, so that a continued run does not compute it again.
