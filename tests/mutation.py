@@ -6,7 +6,7 @@ returned. Each is written into a copy of a tree, and the tests of its room run a
 files first that speak of it most. A mutant is keyed by what it changes (class, function, statement,
 kind), not by where that stands, and chosen by a hash of its key: so two trees in which the same
 code stands in other files get the same mutants. `--against` leaves out those that the other tree
-does not have.
+does not have; `--renamed` names a file of what is called otherwise there, a line of words each.
 
 A failure counts if it comes again in a second run of the test alone: a test may fall by chance. A
 mutant is stopped, and counts as caught, once it takes several times the CPU or the time of the
@@ -29,7 +29,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,6 +82,16 @@ class Key(msgspec.Struct, frozen=True, order=True):
     kind: str
     number: int
 
+    def called(self, names: Mapping[str, str]) -> Key:
+        """The key in other words."""
+
+        def text(words: str) -> str:
+            return re.sub(r"\w+", lambda word: names.get(word[0], word[0]), words)
+
+        return msgspec.structs.replace(
+            self, function=text(self.function), statement=text(self.statement)
+        )
+
 
 @dataclass(frozen=True)
 class Change:
@@ -132,13 +142,16 @@ class Result(msgspec.Struct, frozen=True):
 # Mutants of a tree.
 
 
-def mutants(tree: Path) -> dict[Key, Mutant]:
-    """All of them, without those of one key: nothing says which of these another tree has."""
+def mutants(tree: Path, names: Mapping[str, str] | None = None) -> dict[Key, Mutant]:
+    """All of them, by their keys in these names.
+
+    Without those of one key, for nothing says which of them is another tree's.
+    """
     found: dict[Key, list[Mutant]] = {}
     for room in TESTS:
         for file in sorted((tree / "rollout_sched" / room).rglob("*.py")):
             for mutant in _of_file(room, file, tree):
-                found.setdefault(mutant.key, []).append(mutant)
+                found.setdefault(mutant.key.called(names or {}), []).append(mutant)
     return {key: one for key, [one, *more] in found.items() if not more}
 
 
@@ -380,14 +393,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tree", type=Path, default=ROOT)
     parser.add_argument("--against", type=Path, help="only mutants that this tree has too")
+    parser.add_argument("--renamed", type=Path, help="names that are one, a line of words each")
     parser.add_argument("--out", type=Path, help="results, a line each; those in it are not run")
     options = parser.parse_args(arguments)
     tree = options.tree.resolve()
-    found = mutants(tree)
-    keys = set(found) & set(mutants(options.against.resolve()) if options.against else found)
+    names = _names(options.renamed)
+    found = mutants(tree, names)
+    keys = set(found) & set(mutants(options.against.resolve(), names) if options.against else found)
     order = chosen(keys, options.count, options.seed)
     print(f"{len(order)} of {len(keys)} mutants ({len(found)} in {tree.name})", flush=True)
-    known = {result.key: result for result in _read(options.out)}
+    known = {result.key.called(names): result for result in _read(options.out)}
     results: list[Result] = []
     with tempfile.TemporaryDirectory(prefix="mutants") as folder:
         tried = Copy(tree, Path(folder))
@@ -397,7 +412,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 mutant = found[key]
                 outcome = tried.outcome(mutant)
                 seconds = round(time.monotonic() - began, 1)
-                result = Result(key, f"{mutant.file}:{mutant.line}", outcome, seconds)
+                result = Result(mutant.key, f"{mutant.file}:{mutant.line}", outcome, seconds)
                 _write(options.out, result)
                 print(f"{len(results) + 1} {result.place} {outcome} {seconds} s", flush=True)
             results.append(result)
@@ -420,6 +435,12 @@ def report(results: Sequence[Result]) -> str:
 def _counts(outcomes: Counter[str]) -> str:
     caught, late, survived = (outcomes[each] for each in ("caught", "timed out", "survived"))
     return f"{caught + late} of {outcomes.total()} caught ({late} timed out), {survived} survived"
+
+
+def _names(file: Path | None) -> dict[str, str]:
+    """The first word of its line for each other word."""
+    lines = [] if file is None else [line.split() for line in file.read_text("utf-8").splitlines()]
+    return {word: first for first, *more in lines for word in more}
 
 
 def _read(file: Path | None) -> list[Result]:

@@ -110,6 +110,15 @@ def test_two_trees_have_the_same_mutants_in_other_files(tmp_path: Path) -> None:
     assert mutation.chosen(set(one), 4, 0) != mutation.chosen(set(one), 4, 1)
 
 
+def test_what_was_renamed_is_the_same_mutant(tmp_path: Path) -> None:
+    one, other = (tree_of(tmp_path / name, "tiny") for name in ("one", "other"))
+    file = other / "rollout_sched/core/tiny.py"
+    file.write_text(TINY.replace("drained", "emptied").replace("rest", "left"), "utf-8")
+    assert mutation.mutants(one).keys() != mutation.mutants(other).keys()
+    names = {"emptied": "drained", "left": "rest"}
+    assert mutation.mutants(one, names).keys() == mutation.mutants(other, names).keys()
+
+
 def test_a_function_has_few_mutants(tmp_path: Path) -> None:
     keys = mutation.chosen(set(mutation.mutants(tree_of(tmp_path, "tiny"))), 100, 0)
     assert [key.function for key in keys].count("drained") == mutation.AT_MOST_OF_A_FUNCTION
