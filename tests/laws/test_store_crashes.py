@@ -203,7 +203,7 @@ def change(store, *, promised=False, **pieces):
     store.apply(changes, promised=promised)
 
 
-def test_what_was_promised_is_not_written_over_before_it_has_gone_for_certain(tmp_path):
+def test_promised_data_is_not_overwritten_before_its_deletion_is_durable(tmp_path):
     """A row that is deleted without a sync may come back after a power failure."""
     disk = SimulatedDisk(tmp_path / "s")
     store = Store(tmp_path / "s", disk=disk, capacity=CAPACITY)
@@ -230,7 +230,7 @@ def test_a_promise_that_writes_nothing_itself_is_about_what_came_before(tmp_path
         assert store.owners() == ["x"]
 
 
-def test_what_was_promised_is_moved_as_it_was_promised(tmp_path):
+def test_promised_data_is_moved_unchanged(tmp_path):
     disk = SimulatedDisk(tmp_path / "s")
     store = Store(tmp_path / "s", disk=disk, capacity=CAPACITY)
     for number in range(12):
