@@ -12,10 +12,10 @@ from setuptools import setup
 #: What every event and every request passes through. Modules whose classes inherit from classes of
 #: the interpreter, as errors do, cannot be compiled, and structs are C already.
 HOT = {
-    "core": "handlers parts scheduler validation",
+    "core": "handlers scheduler validation",
     "core/model": "model",
-    "core/state": "fleet groups lifecycle progress selection waiting",
-    "core/work": "attempts outcomes requests",
+    "core/state": "fleet groups lifecycle progress selection state waiting",
+    "core/work": "attempts outcomes parts requests",
     "core/decide": "delivery dispatch lending order weights",
     "core/restart": "facts restore",
     "metrics": "attempts bubbles fold live metrics steps waste",

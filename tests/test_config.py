@@ -379,7 +379,7 @@ def test_generators_differ_by_seed_and_not_by_build() -> None:
 
 def test_scheduler_takes_version_and_batch() -> None:
     scheduler = parse_policy("p", {}).scheduler(7, version=3)
-    assert (scheduler.books.progress.prompts_per_step, scheduler.books.progress.version) == (7, 3)
+    assert (scheduler.state.progress.prompts_per_step, scheduler.state.progress.version) == (7, 3)
 
 
 @pytest.mark.parametrize(

@@ -159,7 +159,7 @@ class TestDamage:
 
 def dump(scheduler: Scheduler) -> dict[str, Any]:
     """Everything the scheduler knows, as plain data."""
-    progress, fleet = scheduler.books.progress, scheduler.books.fleet
+    progress, fleet = scheduler.state.progress, scheduler.state.fleet
     return {
         "progress": {
             name: getattr(progress, name)
@@ -168,13 +168,13 @@ def dump(scheduler: Scheduler) -> dict[str, Any]:
                 *("batches", "round", "fresh", "deferred", "complete", "started", "update_pending"),
             )
         },
-        "by state": {state: [g.id for g in scheduler.books.groups.of(state)] for state in HERE},
-        "started": [group.id for group in scheduler.books.sample_buffer.groups()],
-        "complete": [group.id for group in scheduler.books.sample_buffer.oldest_first(10**6)],
-        "waiting": [request.id for request in scheduler.work.requests.waiting],
-        "parked": [request.id for request in scheduler.work.requests.replay_buffer],
+        "by state": {state: [g.id for g in scheduler.state.groups.of(state)] for state in HERE},
+        "started": [group.id for group in scheduler.state.sample_buffer.groups()],
+        "complete": [group.id for group in scheduler.state.sample_buffer.oldest_first(10**6)],
+        "waiting": [request.id for request in scheduler.parts.requests.waiting],
+        "parked": [request.id for request in scheduler.parts.requests.replay_buffer],
         "outdated": list(scheduler.decider.updater.outdated),
-        "anomalies": dict(scheduler.books.anomalies),
+        "anomalies": dict(scheduler.state.anomalies),
         "open": [instance.id for instance in fleet.open],
         "groups": {
             group.id: {
@@ -184,7 +184,7 @@ def dump(scheduler: Scheduler) -> dict[str, Any]:
                 "requests": [request.id for request in group.requests],
                 "finished": [request.id for request in group.finished],
             }
-            for group in scheduler.books.groups
+            for group in scheduler.state.groups
         },
         "requests": {
             request.id: {
@@ -192,7 +192,7 @@ def dump(scheduler: Scheduler) -> dict[str, Any]:
                 "attempt": number_of(request.attempt),
                 "rank": request.rank and request.rank[:2],
             }
-            for request in scheduler.work.requests
+            for request in scheduler.parts.requests
         },
         "instances": {
             name: {**fields(instance, "attempts"), "attempts": list(instance.attempts)}
@@ -264,7 +264,7 @@ def test_recovery_in_the_middle_of_a_run(policy: PolicyFile) -> None:
         steady.handle(entry.event, entry.now)
     list(replay(recovered, entries[:half]))
     assert dump(recovered) == dump(steady)
-    assert recovered.books.groups
+    assert recovered.state.groups
     rest = [actions for _, actions in replay(recovered, entries[half:])]
     assert rest == [actions for _, _, actions in ran.log[half:]]
 

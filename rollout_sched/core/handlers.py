@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from rollout_sched.core.decide.order import Decider
-from rollout_sched.core.model.actions import Action, Release
+from rollout_sched.core.model.actions import Release
 from rollout_sched.core.model.events import (
     BatchRequested,
     GateClosed,
@@ -42,10 +42,9 @@ from rollout_sched.core.model.model import (
     Request,
     Siblings,
 )
-from rollout_sched.core.model.roles import Roles
-from rollout_sched.core.parts import Books, Work
 from rollout_sched.core.state.lifecycle import ACT, ACTING, INTERRUPTING, PARKED, RUNNING, move
 from rollout_sched.core.work import attempts as blame
+from rollout_sched.core.work.parts import Parts
 
 #: The scheduler gives up a request that others have stopped this often. A trainer that updates the
 #: weights around us may stop a long request once in each of its steps.
@@ -55,20 +54,14 @@ MOST_UNASKED_ABORTS = 60
 class TrainerEvents:
     """Events from the trainer."""
 
-    def __init__(self, roles: Roles, books: Books, work: Work, decider: Decider) -> None:
-        self._groups = books.groups
-        self._samples = books.sample_buffer
-        self._outcomes = work.group_outcomes
-        self._progress = books.progress
+    def __init__(self, parts: Parts, decider: Decider) -> None:
+        self._state = parts.state
+        self._outcomes = parts.group_outcomes
         self._updater = decider.updater
         self._lender = decider.lender
-        self._freshness = roles.freshness
-        self._masks = roles.freshness.masks
-        self._serials = books.serials
-        self._history = books.prompt_lengths
 
     def group_submitted(self, event: GroupSubmitted, now: float) -> None:
-        history = self._history
+        state, history = self._state, self._state.prompt_lengths
         siblings = Siblings(
             event.group,
             event.prompt_tokens,
@@ -77,17 +70,19 @@ class TrainerEvents:
             None if history is None else history.of(event.prompt, event.history),
             event.expected_tokens,
         )
-        serial, samples = self._serials.next(), event.samples
-        self._groups.add(Group(event.group, serial, samples, siblings, judged=event.judged))
-        self._progress.dirty = True
+        serial, samples = state.serials.next(), event.samples
+        state.groups.add(Group(event.group, serial, samples, siblings, judged=event.judged))
+        state.progress.dirty = True
 
     def submissions_closed(self, event: SubmissionsClosed, now: float) -> None:
-        self._progress.closed = self._progress.dirty = True
+        progress = self._state.progress
+        progress.closed = progress.dirty = True
 
     def batch_requested(self, event: BatchRequested, now: float) -> None:
-        self._progress.trainer_waiting = self._progress.dirty = True
-        self._progress.takes_parts = event.parts
-        self._progress.shares_gpus = event.shares_gpus
+        progress = self._state.progress
+        progress.trainer_waiting = progress.dirty = True
+        progress.takes_parts = event.parts
+        progress.shares_gpus = event.shares_gpus
 
     def weights_published(self, event: WeightsPublished, now: float) -> None:
         """Groups that are too old start over. If an instance that was not told to update yet is too
@@ -97,16 +92,17 @@ class TrainerEvents:
         the fleet only gets younger. Paced groups never start over for this if every version has
         taken a batch. If old tokens are masked, groups stay.
         """
-        self._progress.version = event.version
-        self._progress.dirty = True
-        self._lender.published(event.version, loads=event.loads)
-        self._updater.publish(event.version, loads=event.loads)
-        if self._masks:
+        progress, freshness = self._state.progress, self._state.roles.freshness
+        progress.version, progress.loads = event.version, event.loads
+        progress.dirty = True
+        self._lender.published()
+        self._updater.published()
+        if freshness.masks:
             return
-        oldest = self._freshness.oldest_allowed(event.version)
-        late = self._samples.older_than(oldest)
-        if self._progress.fleet_version < oldest:
-            late += self._samples.unfinished(oldest)
+        oldest = freshness.oldest_allowed(event.version)
+        late = self._state.sample_buffer.older_than(oldest)
+        if progress.fleet_version < oldest:
+            late += self._state.sample_buffer.unfinished(oldest)
         for group in late:
             self._outcomes.start_over(group)
 
@@ -114,23 +110,21 @@ class TrainerEvents:
 class ClientEvents:
     """Events from clients that wait for one response each."""
 
-    def __init__(self, books: Books, work: Work) -> None:
-        self._requests = work.requests
-        self._siblings = books.siblings
-        self._outcomes = work.outcomes
-        self._sessions = books.sessions
-        self._fleet = books.fleet
-        self._anomalies = books.anomalies
+    def __init__(self, parts: Parts) -> None:
+        self._state = parts.state
+        self._requests = parts.requests
+        self._outcomes = parts.outcomes
 
     def request_submitted(self, event: RequestSubmitted, now: float) -> None:
-        siblings = self._siblings.join(event.group, event.prompt_tokens, event.max_tokens)
+        state = self._state
+        siblings = state.siblings.join(event.group, event.prompt_tokens, event.max_tokens)
         request = self._requests.create(siblings, None, siblings.joined - 1, event.request)
         request.session = event.session
         request.priority = event.priority
-        request.last_instance = self._sessions.last_instance(event.session)
-        home = self._fleet.instances.get(request.last_instance or "")
+        request.last_instance = state.sessions.last_instance(event.session)
+        home = state.fleet.instances.get(request.last_instance or "")
         if home is not None:
-            self._fleet.keep(request, home)
+            state.fleet.keep(request, home)
         if not (event.made or event.ends):
             self._requests.wait(request)
             return
@@ -145,43 +139,38 @@ class ClientEvents:
     def request_withdrawn(self, event: RequestWithdrawn, now: float) -> None:
         request = self._requests.get(event.request)
         if request is None or request.group is not None:
-            self._anomalies["unknown_request"] += 1
+            self._state.anomalies["unknown_request"] += 1
         else:
             self._outcomes.end_direct(request, "withdrawn")
 
     def session_ended(self, event: SessionEnded, now: float) -> None:
-        if not self._sessions.end(event.session):
-            self._anomalies["unknown_session"] += 1
+        if not self._state.sessions.end(event.session):
+            self._state.anomalies["unknown_session"] += 1
 
 
 class InstanceEvents:
     """Events from instances, and observations of them."""
 
-    def __init__(self, books: Books, work: Work, decider: Decider, out: list[Action]) -> None:
-        self._fleet = books.fleet
+    def __init__(self, parts: Parts, decider: Decider) -> None:
+        self._parts = parts
+        self._state = parts.state
         self._updater = decider.updater
         self._lender = decider.lender
-        self._ledger = work.ledger
-        self._requests = work.requests
-        self._outcomes = work.outcomes
-        self._progress = books.progress
-        self._backoff = work.backoff
-        self._anomalies = books.anomalies
-        self._out = out
 
     def joined(self, event: InstanceJoined, now: float) -> None:
-        before = self._fleet.instances.get(event.instance)
+        fleet = self._state.fleet
+        before = fleet.instances.get(event.instance)
         if before is not None:
             # It restarted before the loss was noticed: its attempts are gone.
             self._lose(before)
-        instance = self._fleet.join(event.instance, event.slots, event.kv_tokens, event.version)
-        self._updater.joined(instance, self._out)
-        self._progress.dirty = True
+        instance = fleet.join(event.instance, event.slots, event.kv_tokens, event.version)
+        self._updater.joined(instance)
+        self._state.progress.dirty = True
         self._refuse_oversized()
 
     def lost(self, event: InstanceLost, now: float) -> None:
         instance = self._find(event.instance)
-        self._progress.dirty = True
+        self._state.progress.dirty = True
         if instance is not None:
             self._lose(instance)
 
@@ -189,34 +178,34 @@ class InstanceEvents:
         instance = self._find(event.instance)
         if instance is not None and not instance.leaving:
             instance.leaving = True
-            self._fleet.touch(instance)
+            self._state.fleet.touch(instance)
             if not instance.attempts:
-                self._out.append(Release(instance.id))
+                self._state.orders.append(Release(instance.id))
 
     def reported(self, event: InstanceReported, now: float) -> None:
         instance = self._find(event.instance)
         if instance is not None:
-            self._fleet.report(instance, event)
+            self._state.fleet.report(instance, event)
 
     def paused(self, event: InstancePaused, now: float) -> None:
         instance = self._find(event.instance)
-        self._progress.dirty = True
-        if instance is not None and not self._updater.paused(instance, self._out):
-            self._anomalies["pause_not_asked_for"] += 1
+        self._state.progress.dirty = True
+        if instance is not None and not self._updater.paused(instance):
+            self._state.anomalies["pause_not_asked_for"] += 1
 
     def updated(self, event: WeightsUpdated, now: float) -> None:
         instance = self._find(event.instance)
-        self._progress.dirty = True
+        self._state.progress.dirty = True
         if instance is None:
             return
-        if event.version > self._updater.version:
-            self._anomalies["version_never_published"] += 1
-        elif self._updater.updated(instance, event.version, self._out):
+        if event.version > self._state.progress.version:
+            self._state.anomalies["version_never_published"] += 1
+        elif self._updater.updated(instance, event.version):
             pass
         elif self._updater.found(instance, event.version):
             self._lender.found(instance)
         else:
-            self._anomalies["update_not_asked_for"] += 1
+            self._state.anomalies["update_not_asked_for"] += 1
 
     def gate_closed(self, event: GateClosed, now: float) -> None:
         self._set_gate(event.instance, closed=True)
@@ -228,74 +217,71 @@ class InstanceEvents:
         instance = self._find(name)
         if instance is not None:
             instance.gate_closed = closed
-            self._fleet.touch(instance)
+            self._state.fleet.touch(instance)
 
     def returned(self, event: InstanceReturned, now: float) -> None:
         instance = self._find(event.instance)
-        self._progress.dirty = True
+        self._state.progress.dirty = True
         if instance is not None and not self._lender.returned(instance):
-            self._anomalies["instance_not_lent"] += 1
+            self._state.anomalies["instance_not_lent"] += 1
 
     def woke(self, event: Woke, now: float) -> None:
-        for who in self._backoff.wake(now):
+        for who in self._parts.backoff.wake(now):
             if isinstance(who, Instance):
                 if who.status is not InstanceStatus.LOST:
-                    self._fleet.touch(who)
+                    self._state.fleet.touch(who)
             elif who.state is PARKED and who.active:
-                self._requests.rested(who)
+                self._parts.requests.rested(who)
 
     def _find(self, name: str) -> Instance | None:
-        instance = self._fleet.instances.get(name)
+        instance = self._state.fleet.instances.get(name)
         if instance is None:
-            self._anomalies["unknown_instance"] += 1
+            self._state.anomalies["unknown_instance"] += 1
         return instance
 
     def _lose(self, instance: Instance) -> None:
         self._lender.lost(instance)
         self._updater.lost(instance)
         for request in list(instance.kept.values()):
-            self._requests.leave_home(request)
-        lost = self._fleet.lose(instance)
+            self._parts.requests.leave_home(request)
+        lost = self._state.fleet.lose(instance)
         wanted = [attempt for attempt in lost if not attempt.abandoned]
         for attempt in lost:
             if attempt.abandoned:
-                self._ledger.waste(attempt, attempt.abandoned)
+                self._parts.ledger.waste(attempt, attempt.abandoned)
             else:
-                self._ledger.keep(attempt, ())
+                self._parts.ledger.keep(attempt, ())
         for attempt in wanted:
             # The first request that continues may complete its group and end a sibling here.
             if attempt.request.state in (RUNNING, INTERRUPTING):
-                self._outcomes.go_on(attempt.request)
+                self._parts.outcomes.go_on(attempt.request)
 
     def _refuse_oversized(self) -> None:
         """End requests that came before the KV sizes were known and that fit on no instance."""
-        most = self._fleet.kv.most
-        for request in list(self._requests.waiting):
+        most = self._state.fleet.kv.most
+        for request in list(self._parts.requests.waiting):
             if request.group is None and request.context_tokens + request.remaining_tokens > most:
-                self._outcomes.end_direct(request, "oversized")
+                self._parts.outcomes.end_direct(request, "oversized")
 
 
 class AttemptEvents:
     """Events about attempts."""
 
-    def __init__(self, books: Books, work: Work, decider: Decider, out: list[Action]) -> None:
-        self._fleet = books.fleet
+    def __init__(self, parts: Parts, decider: Decider) -> None:
+        self._parts = parts
+        self._state = parts.state
+        self._ledger = parts.ledger
+        self._requests = parts.requests
+        self._outcomes = parts.outcomes
         self._updater = decider.updater
         self._lender = decider.lender
-        self._ledger = work.ledger
-        self._requests = work.requests
-        self._outcomes = work.outcomes
-        self._progress = books.progress
-        self._backoff = work.backoff
-        self._anomalies = books.anomalies
-        self._out = out
 
     def tokens_arrived(self, event: TokensArrived, now: float) -> None:
         attempt = self._ledger.find(event)
         if attempt is None:
             return
         if not attempt.tokens <= event.tokens <= attempt.max_new_tokens:
-            self._anomalies["tokens_out_of_range"] += 1
+            self._state.anomalies["tokens_out_of_range"] += 1
             return
         attempt.tokens = event.tokens
         if attempt.abandoned:  # the tokens are thrown away when the attempt ends
@@ -323,7 +309,7 @@ class AttemptEvents:
         if self._requests.room_for(request):
             move(request, ACT)
             request.turn += 1
-            self._fleet.keep(request, attempt.instance)
+            self._state.fleet.keep(request, attempt.instance)
         else:
             self._outcomes.finish(request, "length")
         self._check_age(attempt, event.spans)
@@ -333,7 +319,7 @@ class AttemptEvents:
         if request is None:
             return
         if event.observation_tokens < 0:
-            self._anomalies["tokens_out_of_range"] += 1
+            self._state.anomalies["tokens_out_of_range"] += 1
         request.context_tokens += max(0, event.observation_tokens)
         self._outcomes.go_on(request)
 
@@ -351,7 +337,7 @@ class AttemptEvents:
         """The request whose turn this attempt made; None if it does not wait for a tool."""
         request = self._requests.get(event.request)
         if request is None or request.state is not ACTING or request.last_attempt != event.attempt:
-            self._anomalies["unknown_turn"] += 1
+            self._state.anomalies["unknown_turn"] += 1
             return None
         return request
 
@@ -366,7 +352,7 @@ class AttemptEvents:
             if request.unasked_aborts > MOST_UNASKED_ABORTS:
                 self._outcomes.give_up(request)
                 return
-            self._backoff.rest(request, 0, now)
+            self._parts.backoff.rest(request, 0, now)
         self._outcomes.go_on(request)
         self._check_age(attempt, event.spans)
 
@@ -401,12 +387,12 @@ class AttemptEvents:
             self._outcomes.give_up(request)
             return
         if event.blame == "unclear" and not self._may_try_elsewhere(request):
-            self._backoff.rest(request, request.failures - 1, now)
+            self._parts.backoff.rest(request, request.failures - 1, now)
         self._outcomes.go_on(request)
 
     def _may_try_elsewhere(self, request: Request) -> bool:
         """Once, and only on an instance where it has not failed; after more failures it waits."""
-        return request.failures == 1 and len(self._fleet.instances) > len(request.failed_on)
+        return request.failures == 1 and len(self._state.fleet.instances) > len(request.failed_on)
 
     def _close(
         self, event: RequestFinished | TurnFinished | RequestInterrupted, now: float
@@ -427,7 +413,7 @@ class AttemptEvents:
             self._ledger.waste(attempt, attempt.abandoned)
             return None
         if attempt.request.failed_on:
-            for at_fault in blame.succeed(attempt.request, self._fleet.instances):
+            for at_fault in blame.succeed(attempt.request, self._state.fleet.instances):
                 self._rest(at_fault, now)
         self._ledger.keep(attempt, event.spans)
         return attempt
@@ -435,16 +421,16 @@ class AttemptEvents:
     def _free(self, attempt: Attempt) -> None:
         """The instance no longer holds the attempt."""
         instance = attempt.instance
-        self._fleet.close(attempt)
+        self._state.fleet.close(attempt)
         if not instance.attempts:
-            self._progress.dirty |= self._updater.emptied(instance, self._out)
+            self._state.progress.dirty |= self._updater.emptied(instance)
             self._lender.emptied(instance)
             if instance.leaving:
-                self._out.append(Release(instance.id))
+                self._state.orders.append(Release(instance.id))
 
     def _rest(self, instance: Instance, now: float) -> None:
         """Let an instance that is at fault rest before it gets more work."""
-        self._backoff.rest(instance, instance.rests, now)
+        self._parts.backoff.rest(instance, instance.rests, now)
         instance.rests += 1
         instance.faults = 0
-        self._fleet.touch(instance)
+        self._state.fleet.touch(instance)

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from rollout_sched.core.decide.order import Decider
 from rollout_sched.core.model.model import GroupState, InstanceStatus, Request, RequestState
 from rollout_sched.core.state.groups import HERE
-
-if TYPE_CHECKING:
-    from rollout_sched.core.scheduler import Scheduler
+from rollout_sched.core.work.parts import Parts
 
 
-def check(scheduler: Scheduler) -> None:
+def check(parts: Parts, decider: Decider) -> None:
     """Raise AssertionError that names the first violated rule. O(everything)."""
-    _check_instances(scheduler)
-    _check_requests(scheduler)
-    _check_groups(scheduler)
-    _check_budgets(scheduler)
-    _check_no_idle_capacity(scheduler)
+    _check_instances(parts)
+    _check_requests(parts)
+    _check_groups(parts)
+    _check_budgets(parts)
+    _check_no_idle_capacity(parts, decider)
 
 
-def _check_instances(scheduler: Scheduler) -> None:
-    fleet = scheduler.books.fleet
+def _check_instances(parts: Parts) -> None:
+    fleet = parts.state.fleet
     attempts = {}
     for instance in fleet.instances.values():
         attempts.update(instance.attempts)
@@ -32,10 +29,10 @@ def _check_instances(scheduler: Scheduler) -> None:
         if is_open:
             assert instance.status is InstanceStatus.SERVING, f"{instance!r} is open"
             assert not instance.gate_closed, f"{instance!r} is open although its gate is closed"
-            assert scheduler.roles.admission.admits(instance), f"{instance!r} is full but open"
+            assert parts.state.roles.admission.admits(instance), f"{instance!r} is full but open"
         for request in instance.kept.values():
             assert request.home is instance, f"{request!r} has left {instance!r}"
-        sessions = scheduler.roles.sessions
+        sessions = parts.state.roles.sessions
         takes_new = is_open and sessions is not None and sessions.begins(instance)
         assert instance.takes_new == takes_new, f"{instance!r}: takes new ones?"
     assert fleet.sessions.taking == sum(i.takes_new for i in fleet.instances.values()), (
@@ -47,8 +44,8 @@ def _check_instances(scheduler: Scheduler) -> None:
         assert (owner is attempt) != bool(attempt.abandoned), f"attempt {attempt.id} has no owner"
 
 
-def _check_requests(scheduler: Scheduler) -> None:
-    requests = scheduler.work.requests
+def _check_requests(parts: Parts) -> None:
+    requests = parts.requests
     for request in requests:
         state = request.state
         assert requests.get(request.id) is request
@@ -67,11 +64,11 @@ def _check_requests(scheduler: Scheduler) -> None:
     assert len(requests.waiting) + len(requests.replay_buffer) <= len(requests)
 
 
-def _check_groups(scheduler: Scheduler) -> None:
+def _check_groups(parts: Parts) -> None:
     groups, buffer, requests = (
-        scheduler.books.groups,
-        scheduler.books.sample_buffer,
-        scheduler.work.requests,
+        parts.state.groups,
+        parts.state.sample_buffer,
+        parts.requests,
     )
     started = listed = 0
     for group in groups:
@@ -93,20 +90,20 @@ def _check_groups(scheduler: Scheduler) -> None:
     assert sum(groups.count(state) for state in HERE) == len(groups), "groups by state"
     complete = groups.count(GroupState.COMPLETE)
     assert complete == buffer.complete, f"{complete} complete groups, counted {buffer.complete}"
-    window, fresh = scheduler.books.selection_window.left, groups.count(GroupState.FRESH)
+    window, fresh = parts.state.selection_window.left, groups.count(GroupState.FRESH)
     assert 0 <= window <= fresh, f"{window} groups of {fresh} fresh ones are in the window"
     assert started == buffer.started, f"{started} started groups, counted {buffer.started}"
     direct = [request for request in requests if request.group is None]
     assert listed + len(direct) == len(requests), "a request belongs to no group"
     for request in direct:
         assert request in request.siblings.requests, f"{request!r} is not among its siblings"
-    for siblings in scheduler.books.siblings.values():
+    for siblings in parts.state.siblings.values():
         assert siblings.requests, f"{siblings!r} is empty but kept"
         assert all(requests.get(r.id) is r for r in siblings.requests), f"{siblings!r}"
 
 
-def _check_budgets(scheduler: Scheduler) -> None:
-    groups, progress = scheduler.books.groups, scheduler.books.progress
+def _check_budgets(parts: Parts) -> None:
+    groups, progress = parts.state.groups, parts.state.progress
     for group in groups.of(GroupState.ACTIVE):
         assert any(map(_can_go_on, group.requests)), f"{group!r}: nothing of it can go on"
     for group in groups.of(GroupState.SPENT):
@@ -120,14 +117,14 @@ def _can_go_on(request: Request) -> bool:
     return not parked and request.state is not RequestState.FINISHED
 
 
-def _check_no_idle_capacity(scheduler: Scheduler) -> None:
-    waiting, fleet = scheduler.work.requests.waiting, scheduler.books.fleet
-    if scheduler.decider.gathering.expected:
+def _check_no_idle_capacity(parts: Parts, decider: Decider) -> None:
+    waiting, fleet = parts.requests.waiting, parts.state.fleet
+    if decider.gathering.expected:
         return
     first = waiting.first()
     held_back = fleet.sessions.bound is not None and not fleet.sessions.taking
     if first is not None and fleet.open and not (held_back and first.home is None):
-        chosen = scheduler.roles.routing.choose(first, fleet)
+        chosen = parts.state.roles.routing.choose(first, fleet)
         assert chosen is None, f"{first!r} waits although {chosen!r} is open"
     for request in waiting.aside:
         fitting = [instance for instance in fleet.open if fleet.may_take(request, instance)]

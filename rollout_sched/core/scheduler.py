@@ -16,11 +16,12 @@ from rollout_sched.core.model import events as ev
 from rollout_sched.core.model.actions import Action
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.core.model.roles import Roles
-from rollout_sched.core.parts import Books, Work
 from rollout_sched.core.restart.restore import Restorer
+from rollout_sched.core.state.state import State
 from rollout_sched.core.validation import CHECKS
 from rollout_sched.core.view import SchedulerView
 from rollout_sched.core.work.outcomes import Judgement
+from rollout_sched.core.work.parts import Parts
 
 # ------------------------------------------------------------------------------------------
 # The table of event handlers. No handler knows the scheduler, so there is no import cycle.
@@ -28,18 +29,14 @@ from rollout_sched.core.work.outcomes import Judgement
 Handlers = dict[type[Any], Callable[[Any, float], None]]
 
 
-def event_table(
-    roles: Roles, books: Books, work: Work, decider: Decider, out: list[Action]
-) -> Handlers:
-    """Handlers by event type. They append actions to `out`."""
-    trainer = TrainerEvents(roles, books, work, decider)
-    client = ClientEvents(books, work)
-    instance = InstanceEvents(books, work, decider, out)
-    attempt = AttemptEvents(books, work, decider, out)
-    judgement = Judgement(
-        books.groups, books.sample_buffer, work.group_outcomes, books.progress, books.anomalies
-    )
-    restorer = Restorer(books, work, decider)
+def event_table(parts: Parts, decider: Decider) -> Handlers:
+    """Handlers by event type. They append actions to `State.orders`."""
+    trainer = TrainerEvents(parts, decider)
+    client = ClientEvents(parts)
+    instance = InstanceEvents(parts, decider)
+    attempt = AttemptEvents(parts, decider)
+    judgement = Judgement(parts.state, parts.group_outcomes)
+    restorer = Restorer(parts, decider)
     return {
         ev.GroupSubmitted: trainer.group_submitted,
         ev.GroupJudged: judgement.judged,
@@ -93,14 +90,12 @@ class Scheduler:
     ) -> None:
         if prompts_per_step < 1:
             raise CallerError(f"prompts_per_step must be at least 1, not {prompts_per_step}")
-        out: list[Action] = []
         self.roles = roles
-        self.books = books = Books(roles, prompts_per_step, version)
-        self.work = work = Work(roles, books, max_failures, backoff_s, out)
-        self.decider = decider = Decider(roles, books, work, out)
-        self.view = SchedulerView(roles, books, work, decider.updater)
-        self._apply = event_table(roles, books, work, decider, out)
-        self._out = out
+        self.state = State(roles, prompts_per_step, version)
+        self.parts = Parts(self.state, max_failures, backoff_s)
+        self.decider = Decider(self.parts)
+        self.view = SchedulerView(self.parts)
+        self._apply = event_table(self.parts, self.decider)
 
     def handle(self, event: ev.Event, now: float) -> list[Action]:
         """Apply `event`, which happened at `now` (seconds), and return the resulting actions.
@@ -109,14 +104,14 @@ class Scheduler:
         """
         kind = type(event)
         if kind in CHECKS:
-            CHECKS[kind](self, event)
+            CHECKS[kind](self.parts, event)
         self._apply[kind](event, now)
         self.decider.decide(now)
-        out = self._out
-        actions = out[:]
-        out.clear()
+        orders = self.state.orders
+        actions = orders[:]
+        orders.clear()
         return actions
 
     def check_invariants(self) -> None:
         """Raise AssertionError, with the reason, if the books do not add up."""
-        invariants.check(self)
+        invariants.check(self.parts, self.decider)

@@ -5,7 +5,7 @@ nothing.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.core.model.events import (
@@ -15,13 +15,11 @@ from rollout_sched.core.model.events import (
     Restored,
     WeightsPublished,
 )
-
-if TYPE_CHECKING:
-    from rollout_sched.core.scheduler import Scheduler
+from rollout_sched.core.work.parts import Parts
 
 
-def _group_submitted(scheduler: Scheduler, event: GroupSubmitted) -> None:
-    if event.group in scheduler.books.groups:
+def _group_submitted(parts: Parts, event: GroupSubmitted) -> None:
+    if event.group in parts.state.groups:
         raise CallerError(f"group {event.group!r} is already here; give each group its own id")
     if event.samples < 1 or event.max_tokens < 1 or event.prompt_tokens < 1:
         raise CallerError(
@@ -33,14 +31,14 @@ def _group_submitted(scheduler: Scheduler, event: GroupSubmitted) -> None:
             f"group {event.group!r}: lengths of responses in history and expected_tokens cannot "
             f"be negative; leave out what is not known"
         )
-    if scheduler.books.progress.closed:
+    if parts.state.progress.closed:
         raise CallerError(f"group {event.group!r} came after submissions were closed")
     needed = event.prompt_tokens + event.max_tokens
-    _check_fits(f"group {event.group!r}", needed, scheduler.books.fleet.kv.largest)
+    _check_fits(f"group {event.group!r}", needed, parts.state.fleet.kv.largest)
 
 
-def _request_submitted(scheduler: Scheduler, event: RequestSubmitted) -> None:
-    if event.request in scheduler.work.requests:
+def _request_submitted(parts: Parts, event: RequestSubmitted) -> None:
+    if event.request in parts.requests:
         raise CallerError(f"request {event.request!r} is already here; ids are used once")
     if event.prompt_tokens < 1 or event.max_tokens < 1:
         raise CallerError(
@@ -54,11 +52,11 @@ def _request_submitted(scheduler: Scheduler, event: RequestSubmitted) -> None:
             f"{event.max_tokens} tokens"
         )
     needed = event.prompt_tokens + event.max_tokens
-    _check_fits(f"request {event.request!r}", needed, scheduler.books.fleet.kv.largest)
+    _check_fits(f"request {event.request!r}", needed, parts.state.fleet.kv.largest)
 
 
-def _instance_joined(scheduler: Scheduler, event: InstanceJoined) -> None:
-    name, newest = event.instance, scheduler.books.progress.version
+def _instance_joined(parts: Parts, event: InstanceJoined) -> None:
+    name, newest = event.instance, parts.state.progress.version
     if event.slots < 1 or event.kv_tokens < 1:
         raise CallerError(
             f"instance {name!r}: slots and kv_tokens must be at least 1, "
@@ -69,24 +67,24 @@ def _instance_joined(scheduler: Scheduler, event: InstanceJoined) -> None:
             f"instance {name!r} joined with version {event.version}, but the trainer is at "
             f"{newest}; start the scheduler with version={event.version}, or reload it"
         )
-    if event.version < newest and not scheduler.decider.updater.loads:
+    if event.version < newest and not parts.state.progress.loads:
         raise CallerError(
             f"instance {name!r} joined with version {event.version}, but the trainer brings "
             f"{newest} to the instances itself; the instance can join once it has that version"
         )
-    others = [i.kv_tokens for i in scheduler.books.fleet.instances.values() if i.id != name]
-    largest = max(scheduler.books.groups, key=lambda group: group.tokens, default=None)
+    others = [i.kv_tokens for i in parts.state.fleet.instances.values() if i.id != name]
+    largest = max(parts.state.groups, key=lambda group: group.tokens, default=None)
     if largest is not None:
         room = max([event.kv_tokens, *others])
         _check_fits(f"group {largest.id!r}", largest.tokens, room)
 
 
-def _weights_published(scheduler: Scheduler, event: WeightsPublished) -> None:
-    newest = scheduler.books.progress.version
-    told_how = event.version == newest and event.loads and not scheduler.decider.updater.loads
+def _weights_published(parts: Parts, event: WeightsPublished) -> None:
+    newest = parts.state.progress.version
+    told_how = event.version == newest and event.loads and not parts.state.progress.loads
     if event.version <= newest and not told_how:
         raise CallerError(f"version {event.version} is not after {newest}; versions must increase")
-    progress = scheduler.books.progress
+    progress = parts.state.progress
     if progress.in_batch and event.loads:
         raise CallerError(
             f"version {event.version} was published while batch {progress.batches} is delivered in "
@@ -94,15 +92,11 @@ def _weights_published(scheduler: Scheduler, event: WeightsPublished) -> None:
         )
 
 
-def _restored(scheduler: Scheduler, event: Restored) -> None:
-    begun = (
-        scheduler.books.progress.dirty
-        or scheduler.books.serials.last
-        or scheduler.books.fleet.instances
-    )
-    if begun or scheduler.books.progress.trainer_waiting or scheduler.books.progress.closed:
+def _restored(parts: Parts, event: Restored) -> None:
+    begun = parts.state.progress.dirty or parts.state.serials.last or parts.state.fleet.instances
+    if begun or parts.state.progress.trainer_waiting or parts.state.progress.closed:
         raise CallerError("only a scheduler without events can be restored; make a new one")
-    here, wanted = event.state.run.in_batch, scheduler.books.progress.prompts_per_step
+    here, wanted = event.state.run.in_batch, parts.state.progress.prompts_per_step
     if here >= wanted:
         raise CallerError(
             f"{here} groups of the current batch were already delivered, but prompts_per_step is "
@@ -120,7 +114,7 @@ def _check_fits(what: str, tokens: int, kv_tokens: int | None) -> None:
 
 
 #: Events that a caller is responsible for, and the checks that refuse them.
-CHECKS: Final[dict[type[Any], Callable[[Scheduler, Any], None]]] = {
+CHECKS: Final[dict[type[Any], Callable[[Parts, Any], None]]] = {
     GroupSubmitted: _group_submitted,
     RequestSubmitted: _request_submitted,
     InstanceJoined: _instance_joined,

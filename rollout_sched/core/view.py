@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Protocol
 
-from rollout_sched.core.decide.weights import WeightUpdater
 from rollout_sched.core.model.model import GroupState, Instance
 from rollout_sched.core.model.records import DeliveredSample
-from rollout_sched.core.model.roles import Progress, Roles
-from rollout_sched.core.parts import Books, Work
+from rollout_sched.core.model.roles import Progress
 from rollout_sched.core.state.lifecycle import ACTING, FINISHED, INTERRUPTING
+from rollout_sched.core.work.parts import Parts
 
 
 class RunView(Progress, Protocol):
@@ -31,29 +30,28 @@ class SchedulerView:
     keeps_sessions  whether naming a session has any effect
     """
 
-    def __init__(self, roles: Roles, books: Books, work: Work, updater: WeightUpdater) -> None:
+    def __init__(self, parts: Parts) -> None:
+        roles = parts.state.roles
         self.keeps_partial = roles.interruption.keeps_partial
         self.keeps_sessions = roles.keeps_sessions
-        self.anomalies: Mapping[str, int] = books.anomalies
-        self._books = books
-        self._fleet = books.fleet
-        self._requests = work.requests
-        self._finished = work.finished
-        self._updater = updater
+        self.anomalies: Mapping[str, int] = parts.state.anomalies
+        self._state = parts.state
+        self._requests = parts.requests
+        self._finished = parts.finished
 
     @property
     def run(self) -> RunView:
-        return self._books.progress
+        return self._state.progress
 
     @property
     def loads_newest(self) -> bool:
         """Whether the newest version is ours to load (see WeightsPublished)."""
-        return self._updater.loads
+        return self._state.progress.loads
 
     @property
     def in_flight(self) -> int:
         """Attempts on instances."""
-        return len(self._fleet.attempts)
+        return len(self._state.fleet.attempts)
 
     @property
     def waiting(self) -> int:
@@ -68,35 +66,36 @@ class SchedulerView:
     @property
     def has_begun(self) -> bool:
         """Whether a group of the trainer's is known, or was delivered."""
-        return len(self._books.groups) > 0 or self._books.progress.delivered > 0
+        return len(self._state.groups) > 0 or self._state.progress.delivered > 0
 
     def groups(self, state: GroupState) -> int:
         """How many groups are in a state."""
-        return self._books.groups.count(state)
+        return self._state.groups.count(state)
 
     @property
     def instances(self) -> Collection[Instance]:
         """The instances that have joined."""
-        return self._fleet.instances.values()
+        return self._state.fleet.instances.values()
 
     def instance(self, name: str) -> Instance | None:
-        return self._fleet.instances.get(name)
+        return self._state.fleet.instances.get(name)
 
     def least_loaded(self) -> Instance | None:
         """The least loaded open instance, or any instance if none is open."""
-        return self._fleet.least() or next(iter(self._fleet.instances.values()), None)
+        fleet = self._state.fleet
+        return fleet.least() or next(iter(fleet.instances.values()), None)
 
     def versions_of(self, attempt: int) -> tuple[int, int] | None:
         """The oldest and the newest version that may have made tokens of an attempt, as far as its
         instance is known; None if the answer is no longer wanted."""
-        found = self._fleet.attempts.get(attempt)
+        found = self._state.fleet.attempts.get(attempt)
         if found is None or found.abandoned:
             return None
         return found.version, found.instance.version
 
     def is_stopping(self, attempt: int) -> bool:
         """Whether the attempt should not go on: it was interrupted, abandoned or is over."""
-        found = self._fleet.attempts.get(attempt)
+        found = self._state.fleet.attempts.get(attempt)
         if found is None or found.abandoned:
             return True
         return found.request.state is INTERRUPTING
@@ -117,18 +116,18 @@ class SchedulerView:
 
     def is_judged(self, group: str, judgement: int) -> bool:
         """Whether the group still waits for the answer to the Judge with this number."""
-        found = self._books.groups.get(group)
+        found = self._state.groups.get(group)
         return found is not None and found.judgement == judgement != 0
 
     @property
     def sessions(self) -> int:
         """Sessions whose last instance is known."""
-        return len(self._books.sessions)
+        return len(self._state.sessions)
 
     @property
     def session_moves(self) -> int:
         """Requests of a session that were sent to another instance than the one before."""
-        return self._books.sessions.moves
+        return self._state.sessions.moves
 
     def knows_session(self, session: str) -> bool:
-        return self._books.sessions.last_instance(session) is not None
+        return self._state.sessions.last_instance(session) is not None

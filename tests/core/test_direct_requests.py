@@ -39,8 +39,8 @@ def test_answered_without_a_trainer() -> None:
     assert isinstance(answer, Answer)
     assert answer.sample.request == "d1"
     assert answer.sample.segments == (Segment(0, 7, "i0"),)
-    assert not told.scheduler.work.requests
-    assert not told.scheduler.books.siblings
+    assert not told.scheduler.parts.requests
+    assert not told.scheduler.state.siblings
 
 
 def test_what_an_earlier_scheduler_had_made_is_gone_on_from() -> None:
@@ -58,7 +58,7 @@ def test_what_an_earlier_scheduler_had_made_is_gone_on_from() -> None:
     (answer,) = told(RequestSubmitted("d3", "g", PROMPT, LIMIT, made=made, ends=True))
     assert isinstance(answer, Answer)
     assert (answer.sample.finish, answer.sample.segments) == ("stop", made)
-    assert not told.scheduler.work.requests
+    assert not told.scheduler.parts.requests
 
 
 @pytest.mark.parametrize("made", [(0,), (3, -1), (LIMIT, 1)])
@@ -67,7 +67,7 @@ def test_what_cannot_have_been_made_is_refused(made: tuple[int, ...]) -> None:
     segments = tuple(Segment(0, tokens, "i0") for tokens in made)
     with pytest.raises(CallerError, match="are not a response of at most"):
         told(RequestSubmitted("d1", "g", PROMPT, LIMIT, made=segments))
-    assert not told.scheduler.work.requests
+    assert not told.scheduler.parts.requests
 
 
 def test_a_batch_leaves_them_alone() -> None:
@@ -75,7 +75,7 @@ def test_a_batch_leaves_them_alone() -> None:
     told.submit("a")
     told(ask(), BatchRequested())
     delivered = told(RequestFinished("a/0", 2, 5))
-    assert "d1" in told.scheduler.work.requests
+    assert "d1" in told.scheduler.parts.requests
     assert not any(isinstance(action, Interrupt | Discard) for action in delivered)
 
 
@@ -113,7 +113,7 @@ def test_one_that_cannot_be_made_fails_alone() -> None:
     told(ask("d1"), ask("d2"))
     (gone,) = told(RequestFailed("d1", 1, "400", blame="request"))
     assert gone == thrown("d1", 0, "failed", ends=True)
-    assert [request.id for request in told.scheduler.work.requests] == ["d2"]
+    assert [request.id for request in told.scheduler.parts.requests] == ["d2"]
 
 
 def test_siblings_teach_each_other() -> None:
@@ -269,7 +269,7 @@ def test_the_impossible_is_refused(event: RequestSubmitted) -> None:
     told(ask("known"))
     with pytest.raises(CallerError):
         told(event)
-    assert [request.id for request in told.scheduler.work.requests] == ["known"]
+    assert [request.id for request in told.scheduler.parts.requests] == ["known"]
 
 
 def test_an_instance_that_comes_late_takes_what_waits() -> None:

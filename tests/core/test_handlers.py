@@ -37,9 +37,9 @@ from tests.core.told import BIG, LIMIT, PROMPT, Told
 def test_only_some_make_the_group_level_roles_look_again(event: Event, asks: bool) -> None:
     told = Told()
     told(RequestSubmitted("d0", "", PROMPT, LIMIT))
-    assert not told.scheduler.books.progress.dirty
+    assert not told.scheduler.state.progress.dirty
     told.scheduler._apply[type(event)](event, 0.0)
-    assert told.scheduler.books.progress.dirty is asks
+    assert told.scheduler.state.progress.dirty is asks
 
 
 def test_the_last_report_stays_with_its_instance() -> None:
@@ -57,7 +57,7 @@ def test_the_last_report_stays_with_its_instance() -> None:
 def test_what_is_known_of_a_prompt_goes_with_its_group() -> None:
     told = Told(prediction="prompt_history")
     told(ev.GroupSubmitted("a@2", 1, PROMPT, LIMIT, "a", (9, 7), 50))
-    group = told.scheduler.books.groups["a@2"]
+    group = told.scheduler.state.groups["a@2"]
     assert group.prompt == "a"
     assert group.siblings.history.ascending == [7, 9]
     assert group.siblings.expected_tokens == 50
@@ -66,7 +66,7 @@ def test_what_is_known_of_a_prompt_goes_with_its_group() -> None:
 def test_what_is_known_of_a_prompt_is_not_kept_where_nobody_asks() -> None:
     told = Told()
     told(ev.GroupSubmitted("a", 1, PROMPT, LIMIT, "a", (9, 7)))
-    assert told.scheduler.books.groups["a"].siblings.history is None
+    assert told.scheduler.state.groups["a"].siblings.history is None
 
 
 class TestGate:
@@ -115,7 +115,7 @@ class TestTheTrainerLoads:
     def test_who_lags_behind_is_known_to(self) -> None:
         told = Told(instances=2)
         told(ev.WeightsPublished(1, loads=False), ev.WeightsUpdated("i0", 1))
-        progress = told.scheduler.books.progress
+        progress = told.scheduler.state.progress
         assert (progress.version, progress.fleet_version) == (1, 0)
         told(ev.WeightsUpdated("i1", 1))
         assert progress.fleet_version == 1
@@ -153,5 +153,5 @@ class TestOlderThanItWasSaidToBe:
     def test_what_is_not_goes_out_as_what_it_is(self) -> None:
         told = self.told(max_staleness=2)
         told(ev.RequestFinished("a/0", 1, 9, ((2, 9),)), ev.RequestFinished("a/1", 2, 9, ((4, 9),)))
-        assert told.scheduler.books.groups["a"].oldest_version == 2
-        assert told.scheduler.books.progress.complete == 1
+        assert told.scheduler.state.groups["a"].oldest_version == 2
+        assert told.scheduler.state.progress.complete == 1

@@ -23,7 +23,7 @@ def told() -> Told:
     told.submit("a", samples=2)
     told.submit("b", "c", "d", "e")
     told(RequestFinished("a/0", 1, 5), RequestFinished("b/0", 3, 5))
-    states = {request.id: str(request.state) for request in told.scheduler.work.requests}
+    states = {request.id: str(request.state) for request in told.scheduler.parts.requests}
     assert states == {
         "a/0": "finished",
         "a/1": "running",
@@ -52,7 +52,7 @@ def load(told: Told) -> None:
 
 @corruption("2 groups of 1 fresh ones are in the window")
 def a_window_of_groups_that_have_started(told: Told) -> None:
-    told.scheduler.books.selection_window.left = 2
+    told.scheduler.state.selection_window.left = 2
 
 
 @corruption("<Instance i0 .*: open\\?")
@@ -62,7 +62,7 @@ def a_place_but_not_in_the_list(told: Told) -> None:
 
 def open_it(told: Told) -> None:
     told.instance("i0").open_index = 0
-    told.scheduler.books.fleet.open.append(told.instance("i0"))
+    told.scheduler.state.fleet.open.append(told.instance("i0"))
 
 
 @corruption("<Instance i0 .* is full but open")
@@ -78,12 +78,12 @@ def pausing_but_open(told: Told) -> None:
 
 @corruption("attempts in flight do not add up")
 def an_attempt_the_fleet_forgot(told: Told) -> None:
-    told.scheduler.books.fleet.attempts.popitem()
+    told.scheduler.state.fleet.attempts.popitem()
 
 
 @corruption("attempt 2 has no owner")
 def a_wanted_attempt_that_is_abandoned(told: Told) -> None:
-    told.scheduler.books.fleet.attempts[2].abandoned = "surplus"
+    told.scheduler.state.fleet.attempts[2].abandoned = "surplus"
 
 
 @corruption("attempt 2 has no owner")
@@ -98,17 +98,17 @@ def ended_but_in_the_books(told: Told) -> None:
 
 @corruption("<Request d/0 waiting")
 def waiting_but_not_in_the_queue(told: Told) -> None:
-    told.scheduler.work.requests.waiting.remove(told.request("d/0"))
+    told.scheduler.parts.requests.waiting.remove(told.request("d/0"))
 
 
 @corruption("<Request a/0 finished")
 def in_the_queue_but_finished(told: Told) -> None:
-    told.scheduler.work.requests.waiting.add(told.request("a/0"), 0)
+    told.scheduler.parts.requests.waiting.add(told.request("a/0"), 0)
 
 
 @corruption("<Request a/0 finished")
 def in_the_replay_buffer_but_finished(told: Told) -> None:
-    told.scheduler.work.requests.replay_buffer.add(told.request("a/0"))
+    told.scheduler.parts.requests.replay_buffer.add(told.request("a/0"))
 
 
 @corruption("<Request c/0 acting")
@@ -130,65 +130,65 @@ def more_tokens_than_allowed(told: Told) -> None:
 
 @corruption("<Group b active 1/1 v0>")
 def complete_but_active(told: Told) -> None:
-    told.scheduler.books.groups["b"].state = GroupState.ACTIVE
+    told.scheduler.state.groups["b"].state = GroupState.ACTIVE
 
 
 @corruption("<Group a active 0/2 v0>")
 def a_finished_request_its_group_forgot(told: Told) -> None:
-    told.scheduler.books.groups["a"].finished.clear()
+    told.scheduler.state.groups["a"].finished.clear()
 
 
 @corruption("<Request d/0 .* is not in the books")
 def a_request_the_books_forgot(told: Told) -> None:
-    del told.scheduler.work.requests._all["d/0"]
-    told.scheduler.work.requests.waiting.remove(told.scheduler.books.groups["d"].requests[0])
+    del told.scheduler.parts.requests._all["d/0"]
+    told.scheduler.parts.requests.waiting.remove(told.scheduler.state.groups["d"].requests[0])
 
 
 @corruption("a request belongs to no group")
 def a_request_its_group_forgot(told: Told) -> None:
-    told.scheduler.books.groups["d"].requests.clear()
+    told.scheduler.state.groups["d"].requests.clear()
 
 
 @corruption("<Group a active 1/2 v3> holds older tokens")
 def a_group_younger_than_its_tokens(told: Told) -> None:
-    told.scheduler.books.groups["a"].oldest_version = 3
+    told.scheduler.state.groups["a"].oldest_version = 3
 
 
 @corruption("<Group a fresh 1/2 v0> is misplaced")
 def fresh_but_launched(told: Told) -> None:
-    told.scheduler.books.groups["a"].state = GroupState.FRESH
+    told.scheduler.state.groups["a"].state = GroupState.FRESH
 
 
 @corruption("1 complete groups, counted 2")
 def complete(told: Told) -> None:
-    told.scheduler.books.sample_buffer.completed(told.scheduler.books.groups["a"])
+    told.scheduler.state.sample_buffer.completed(told.scheduler.state.groups["a"])
 
 
 @corruption("4 started groups, counted 5")
 def started(told: Told) -> None:
-    told.scheduler.books.sample_buffer.add(make_group("nobody"))
+    told.scheduler.state.sample_buffer.add(make_group("nobody"))
 
 
 @corruption("<Group e fresh 0/1 vNone> is misplaced")
 def a_fresh_group_nobody_will_launch(told: Told) -> None:
-    told.scheduler.books.groups._by_state[GroupState.FRESH].clear()
+    told.scheduler.state.groups._by_state[GroupState.FRESH].clear()
 
 
 @corruption("<Group d active .*: nothing of it can go on")
 def active_but_all_parked(told: Told) -> None:
-    told.scheduler.work.requests.park(told.request("d/0"))
+    told.scheduler.parts.requests.park(told.request("d/0"))
 
 
 @corruption("<Group d spent .*: something of it can go on")
 def spent_but_one_waits(told: Told) -> None:
-    told.scheduler.books.groups.move(told.scheduler.books.groups["d"], SPEND)
+    told.scheduler.state.groups.move(told.scheduler.state.groups["d"], SPEND)
 
 
 @corruption("spent groups wait although the batch lacks groups")
 def spent_but_wanted(told: Told) -> None:
-    told.scheduler.work.requests.park(told.request("d/0"))
-    told.scheduler.books.groups.move(told.scheduler.books.groups["d"], SPEND)
-    told.scheduler.books.progress.prompts_per_step = 4
+    told.scheduler.parts.requests.park(told.request("d/0"))
+    told.scheduler.state.groups.move(told.scheduler.state.groups["d"], SPEND)
+    told.scheduler.state.progress.prompts_per_step = 4
 
 
 @corruption("<Request d/0 .*> has left <Instance i0")
@@ -208,13 +208,13 @@ def takes_new_ones_without_a_bound(told: Told) -> None:
 
 @corruption("instances that take new ones")
 def more_take_new_ones_than_there_are(told: Told) -> None:
-    told.scheduler.books.fleet.sessions.taking = 1
+    told.scheduler.state.fleet.sessions.taking = 1
 
 
 @corruption("<Request d/0 .*> waits although <Instance i0 .* is open")
 def idle_capacity(told: Told) -> None:
     told.instance("i0").slots += 1
-    told.scheduler.books.fleet.touch(told.instance("i0"))
+    told.scheduler.state.fleet.touch(told.instance("i0"))
 
 
 @pytest.mark.parametrize("name", CORRUPTIONS)

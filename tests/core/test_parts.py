@@ -56,7 +56,7 @@ def three(**roles: Any) -> Told:
 class TestRound:
     def test_groups_go_as_they_become_whole(self) -> None:
         told = three()
-        progress = told.scheduler.books.progress
+        progress = told.scheduler.state.progress
         assert parts(told(RequestFinished("b/0", 2, 5))) == [(0, 0, False, ["b"])]
         assert (progress.in_batch, progress.missing, progress.delivered) == (1, 2, 1)
         assert progress.trainer_waiting
@@ -109,7 +109,7 @@ class TestRound:
         assert told.running == ["a/0", "c/0"]
         assert parts(told(RequestFinished("a/0", 1, 5))) == [(0, 1, True, ["a"])]
         assert told.running == []
-        assert told.scheduler.books.progress.deferred == 1
+        assert told.scheduler.state.progress.deferred == 1
 
     def test_a_failed_group_is_made_up_for(self) -> None:
         told = three()
@@ -128,10 +128,10 @@ class TestRound:
         told(IN_PARTS)
         told(RequestFinished("a/0", 1, 5), RequestFinished("b/0", 2, 5))
         told(RequestFinished("c/0", 3, 5))  # it outran its interrupt
-        assert told.scheduler.books.progress.complete == 1
+        assert told.scheduler.state.progress.complete == 1
         answer = told(IN_PARTS)
         assert parts(answer) == [(1, 0, False, ["c"])]
-        progress = told.scheduler.books.progress
+        progress = told.scheduler.state.progress
         assert (progress.in_batch, progress.active) == (1, 3), "twice two are on the way"
 
     def test_in_tail_batching_too(self) -> None:
@@ -141,13 +141,13 @@ class TestRound:
         told(IN_PARTS)
         running = {
             name: a.id
-            for a in told.scheduler.books.fleet.attempts.values()
+            for a in told.scheduler.state.fleet.attempts.values()
             for name in [a.request.id]
         }
         for group in "abc":
             told(RequestFinished(f"{group}/0", running[f"{group}/0"], 5))
         told(IN_PARTS)
-        progress = told.scheduler.books.progress
+        progress = told.scheduler.state.progress
         assert (progress.in_batch, progress.active) == (1, 3)
 
 
@@ -167,14 +167,14 @@ class TestTheEnd:
         assert parts(told(RequestFinished("a/0", 1, 5))) == [(0, 0, False, ["a"])]
         failed = told(RequestFailed("b/0", 2, "too long", blame="request"))
         assert parts(failed) == [(0, 1, True, [])]
-        assert told.scheduler.books.progress.batches == 1
+        assert told.scheduler.state.progress.batches == 1
         assert told(IN_PARTS) == [], "nothing is left"
 
     def test_also_when_nobody_submits_what_it_lacks(self) -> None:
         told = Told(2, batching={"use": "fully_async", "part_prompts": 1}, freshness="unbounded")
         told.submit("a")
         told(IN_PARTS, RequestFinished("a/0", 1, 5))
-        assert told.scheduler.books.progress.in_batch == 1
+        assert told.scheduler.state.progress.in_batch == 1
         assert parts(told(SubmissionsClosed())) == [(0, 1, True, [])]
 
     def test_a_failure_makes_the_part_before_the_last(self) -> None:
@@ -196,7 +196,7 @@ class TestWeights:
             told(WeightsPublished(1))
         told(RequestFinished("b/0", 2, 5), RequestFinished("c/0", 3, 5))
         told(WeightsPublished(1))
-        assert told.scheduler.books.progress.version == 1
+        assert told.scheduler.state.progress.version == 1
 
 
 class TestStaleness:
@@ -209,7 +209,7 @@ class TestStaleness:
         told(IN_PARTS)
         for n, group in enumerate("bcdef", 2):
             told(RequestFinished(f"{group}/0", n, 5))
-        assert told.scheduler.books.progress.batches == 1
+        assert told.scheduler.state.progress.batches == 1
         told(WeightsPublished(1), InstancePaused("i0"), WeightsUpdated("i0", 1))
         assert told.running == ["a/0", "g/0", "h/0", "i/0"]
         return told
@@ -231,7 +231,7 @@ class TestStaleness:
         told(WeightsPublished(1), InstancePaused("i0"), WeightsUpdated("i0", 1))
         for attempt, group in enumerate("ijkl", 9):
             told(RequestFinished(f"{group}/0", attempt, 5))
-        assert told.scheduler.books.progress.complete == 7
+        assert told.scheduler.state.progress.complete == 7
         assert parts(told(IN_PARTS)) == [(1, 0, False, ["f", "g", "h"])]
         assert parts(told(RequestFinished("a/0", 1, 50, ((0, 50),)))) == [(1, 1, True, ["a"])]
 
@@ -251,7 +251,7 @@ class TestStaleness:
         answer = told(RequestFinished("a/0", 1, 5, ((0, 5),)))
         assert parts(answer) == [(0, 0, True, ["a"])]
         assert [a.request for a in answer if isinstance(a, Interrupt)] == ["b/0"]
-        assert told.scheduler.books.groups["b"].oldest_version == 1
+        assert told.scheduler.state.groups["b"].oldest_version == 1
 
     def test_a_trainer_that_resumes_at_a_later_version_is_paced_like_any_other(self) -> None:
         """Else more would be launched than can ever go in time, and no batch could."""

@@ -97,8 +97,8 @@ class TestSyncStep:
                 ),
             )
         ]
-        assert not told.scheduler.work.requests
-        assert not told.scheduler.books.groups
+        assert not told.scheduler.parts.requests
+        assert not told.scheduler.state.groups
 
     def test_nothing_starts_before_the_trainer_asks(self) -> None:
         told = Told()
@@ -151,7 +151,7 @@ class TestSurplus:
             Interrupt("a/1", 2, "i0"),
             thrown("a/1", 0, "surplus", ends=True),
         ]
-        assert "a/1" not in told.scheduler.work.requests
+        assert "a/1" not in told.scheduler.parts.requests
 
     def test_the_slot_is_free_only_when_it_has_answered(self) -> None:
         told = self.told()
@@ -306,8 +306,8 @@ class TestFailure:
             Interrupt("a/2", 3, "i0"),
             thrown("a/2", 0, "failed", ends=True),
         ]
-        assert not told.scheduler.books.groups
-        assert not told.scheduler.work.requests
+        assert not told.scheduler.state.groups
+        assert not told.scheduler.parts.requests
         assert told(RequestInterrupted("a/2", 3, 6)) == [thrown("a/2", 6, "failed", attempt=3)]
 
     def test_the_request_is_at_fault_so_the_instance_does_not_rest(self) -> None:
@@ -319,7 +319,7 @@ class TestFailure:
 
     def test_too_many_failures_take_the_group_down(self) -> None:
         told = Told()
-        told.scheduler.work.outcomes.max_failures = 1
+        told.scheduler.parts.outcomes.max_failures = 1
         told.submit("a")
         told(BatchRequested())
         assert told(RequestFailed("a/0", 1)) == [thrown("a/0", 0, "failed", ends=True)]
@@ -401,7 +401,7 @@ class TestLostInstance:
         ]
         assert told(RequestFinished("a/0", 1, 9)) == [], "an answer from its former life"
         assert told.anomalies == {"unknown_attempt": 1}
-        assert list(told.scheduler.books.fleet.attempts) == [2, 3]
+        assert list(told.scheduler.state.fleet.attempts) == [2, 3]
 
     def test_one_that_rejoins_has_had_its_rest(self) -> None:
         told = Told()
@@ -542,13 +542,13 @@ class TestSegmentBudget:
         told.submit("a", "b", "c", samples=2)
         assert dispatched(told(BatchRequested())) == ["a/0", "a/1", "b/0", "b/1"]
         assert told(RequestFinished("a/0", 1, 30, reason="length")) == []
-        assert told.scheduler.books.groups["a"].state is GroupState.ACTIVE, "a/1 runs"
+        assert told.scheduler.state.groups["a"].state is GroupState.ACTIVE, "a/1 runs"
         assert dispatched(told(RequestFinished("a/1", 2, 5))) == ["c/0", "c/1"]
-        assert told.scheduler.books.groups["a"].state is GroupState.SPENT
+        assert told.scheduler.state.groups["a"].state is GroupState.SPENT
         told(RequestFinished("b/0", 3, 5), RequestFinished("b/1", 4, 5))
         told(RequestFinished("c/0", 5, 5))
         assert delivered(told(RequestFinished("c/1", 6, 5))) == ["b/0", "b/1", "c/0", "c/1"]
-        assert told.scheduler.books.groups["a"].state is DEFERRED
+        assert told.scheduler.state.groups["a"].state is DEFERRED
 
     def test_is_renewed_at_once_when_nothing_else_can_fill_the_batch(self) -> None:
         told = Told(2, interruption=BUDGET)
@@ -598,7 +598,7 @@ class TestSegmentBudget:
         while not batch:
             segments += 1
             assert segments <= 9, "a, e and f have four each, three of which are made"
-            attempt = next(iter(told.scheduler.books.fleet.attempts.values()))
+            attempt = next(iter(told.scheduler.state.fleet.attempts.values()))
             made = attempt.max_new_tokens
             name = attempt.request.id
             actions = told(RequestFinished(name, attempt.id, made, reason="length"))
@@ -613,7 +613,7 @@ class TestSegmentBudget:
         told(BatchRequested(), RequestInterrupted("a/0", 1, 5))
         assert told.request("a/0").rests_until
         told(RequestFinished("a/1", 2, 30, reason="length"))
-        assert told.scheduler.books.groups["a"].state is GroupState.ACTIVE
+        assert told.scheduler.state.groups["a"].state is GroupState.ACTIVE
         told.seconds = 100.0
         assert dispatched(told(Woke())) == ["a/0"]
 
@@ -741,7 +741,7 @@ class TestTailBatching:
             thrown("c/0", 5, "deferred"),
             Interrupt("c/1", 8, "i0"),
         ]
-        group = told.scheduler.books.groups["c"]
+        group = told.scheduler.state.groups["c"]
         assert [request.state for request in group.requests] == [RequestState.PARKED] * 2
         assert [request.finish for request in group.requests] == ["", ""]
         assert (group.state, group.oldest_version, group.siblings.lengths) == (DEFERRED, None, [])
@@ -779,9 +779,9 @@ class TestPartialRollout:
             Interrupt("b/0", 2, "i0"),
         ]
         assert told(RequestInterrupted("b/0", 2, 40)) == []
-        states = {request.id: request.state for request in told.scheduler.work.requests}
+        states = {request.id: request.state for request in told.scheduler.parts.requests}
         assert states == {"b/0": RequestState.PARKED, "c/0": RequestState.PARKED}
-        assert sum(r.response_tokens for r in told.scheduler.work.requests.replay_buffer) == 40
+        assert sum(r.response_tokens for r in told.scheduler.parts.requests.replay_buffer) == 40
 
     def test_and_goes_on_first(self) -> None:
         told = self.told(freshness="unbounded", ordering="resumed_first")
@@ -841,9 +841,9 @@ class TestFullyAsync:
             told(BatchRequested())
             for attempt in (ever - 3, ever - 2):
                 told(RequestFinished(f"g{attempt - 1}/0", attempt, 5))
-            assert told.scheduler.books.progress.delivered == 2 * version
+            assert told.scheduler.state.progress.delivered == 2 * version
             told(WeightsPublished(version), InstancePaused("i0"))
-            assert told.scheduler.books.progress.fresh == 20 - ever
+            assert told.scheduler.state.progress.fresh == 20 - ever
             told(WeightsUpdated("i0", version))
 
     def test_the_oldest_version_in_the_fleet_sets_the_pace(self) -> None:
@@ -907,7 +907,7 @@ class TestWeightUpdate:
         told = Told(interruption={"use": "partial", "kv": kv}, **FULLY_ASYNC)
         told(WeightsPublished(1), WeightsUpdated("i0", 1))
         told.submit("a")
-        (attempt,) = told.scheduler.books.fleet.attempts.values()
+        (attempt,) = told.scheduler.state.fleet.attempts.values()
         assert (attempt.version, told.request("a/0").salt) == (1, 1)
 
     def test_frozen_requests_go_on_in_place(self) -> None:
@@ -996,7 +996,7 @@ class TestSpans:
         told = Told(version=3, **FULLY_ASYNC)
         told.submit("a", samples=2)
         told(RequestFinished("a/0", 1, 40, ((2, 40),)))
-        assert told.scheduler.books.groups["a"].oldest_version == 2
+        assert told.scheduler.state.groups["a"].oldest_version == 2
 
 
 class TestAnswersToNobody:
@@ -1018,7 +1018,7 @@ class TestAnswersToNobody:
         before = facts(told.scheduler)
         assert told(event) == []
         assert told.anomalies == {"unknown_attempt": 1}
-        told.scheduler.books.anomalies.clear()
+        told.scheduler.state.anomalies.clear()
         assert facts(told.scheduler) == before
 
     def test_the_same_answer_twice(self) -> None:
@@ -1152,14 +1152,14 @@ class TestPrediction:
         told.submit("a", samples=2)
         told.submit("b")
         told(BatchRequested())
-        assert [request.id for request in told.scheduler.work.requests.waiting] == ["a/1", "b/0"]
+        assert [request.id for request in told.scheduler.parts.requests.waiting] == ["a/1", "b/0"]
         assert dispatched(told(RequestFinished("a/0", 1, 20))) == ["b/0"]
 
     def test_lengths_are_kept_in_order(self) -> None:
         told = Told()
         told.submit("a", samples=3)
         told(BatchRequested(), RequestFinished("a/0", 1, 20), RequestFinished("a/2", 3, 5))
-        assert told.scheduler.books.groups["a"].siblings.lengths == [5, 20]
+        assert told.scheduler.state.groups["a"].siblings.lengths == [5, 20]
 
     def test_what_runs_weighs_what_it_is_expected_to_make(self) -> None:
         told = Told(slots=2, prediction="group_history", routing="least_tokens")
@@ -1179,16 +1179,16 @@ def test_nothing_is_left_behind_after_a_run() -> None:
         told.submit(f"a{step}", f"b{step}", samples=3)
         told(BatchRequested())
         while told.running:
-            attempt = next(iter(told.scheduler.books.fleet.attempts.values()))
+            attempt = next(iter(told.scheduler.state.fleet.attempts.values()))
             told(RequestFinished(attempt.request.id, attempt.id, 5))
     scheduler = told.scheduler
-    assert scheduler.books.progress.delivered == 6
-    assert not scheduler.work.requests
-    assert not scheduler.books.groups
-    assert not scheduler.books.fleet.attempts
-    assert not scheduler.work.requests.waiting
-    assert not scheduler.work.requests.replay_buffer
-    assert scheduler.books.sample_buffer.started == 0
+    assert scheduler.state.progress.delivered == 6
+    assert not scheduler.parts.requests
+    assert not scheduler.state.groups
+    assert not scheduler.state.fleet.attempts
+    assert not scheduler.parts.requests.waiting
+    assert not scheduler.parts.requests.replay_buffer
+    assert scheduler.state.sample_buffer.started == 0
 
 
 class TestFoundByTheLaws:
@@ -1241,7 +1241,7 @@ class TestFoundByReview:
         told(RequestInterrupted("g3/0", 4, 5), WeightsPublished(2), WeightsUpdated("i", 2))
         told(BatchRequested())
         for _ in range(3):
-            oldest = min(told.scheduler.books.fleet.attempts.values(), key=lambda a: a.id)
+            oldest = min(told.scheduler.state.fleet.attempts.values(), key=lambda a: a.id)
             told(RequestFinished(oldest.request.id, oldest.id, 5))
         assert told.request("g3/0").state in (RequestState.WAITING, RequestState.RUNNING)
 
@@ -1262,7 +1262,7 @@ class TestFoundByReview:
 
     def test_failures_count_in_a_row(self) -> None:
         told = Told()
-        told.scheduler.work.outcomes.max_failures = 2
+        told.scheduler.parts.outcomes.max_failures = 2
         told.submit("a")
         told(BatchRequested(), RequestFailed("a/0", 1))
         told.seconds = 100.0

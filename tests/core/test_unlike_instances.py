@@ -47,7 +47,7 @@ def test_one_that_was_passed_over_may_hang_up() -> None:
     told(ask("first"), ask("second"))
     assert told(RequestWithdrawn("second")) == [Discard("second", 0, "withdrawn", ends=True)]
     told(RequestFinished("first", 1, 7))
-    assert len(told.scheduler.work.requests) == 0
+    assert len(told.scheduler.parts.requests) == 0
 
 
 def test_a_smaller_instance_that_joins_cuts_nothing_short() -> None:
@@ -63,7 +63,7 @@ def test_it_waits_for_the_one_instance_that_can_hold_it() -> None:
     assert told(InstanceJoined("big", 1, BIG)) == []
     assert told(ask("large")) == [sent("large", 1, "big")]
     assert told(InstanceLost("big")) == []
-    assert "large" in told.scheduler.work.requests
+    assert "large" in told.scheduler.parts.requests
     assert told(InstanceJoined("big", 1, BIG)) == [sent("large", 2, "big")]
 
 

@@ -39,7 +39,7 @@ def test_it_is_refused_with_a_reason(event: Event, text: str) -> None:
     told.submit("a")
     told(RequestSubmitted("d", "", PROMPT, LIMIT), SubmissionsClosed())
     with pytest.raises(CallerError, match=text):
-        CHECKS[type(event)](told.scheduler, event)
+        CHECKS[type(event)](told.scheduler.parts, event)
 
 
 @pytest.mark.parametrize(("event", "text"), REFUSED)
@@ -63,7 +63,7 @@ def test_the_possible_passes() -> None:
         InstanceJoined("small", 1, 1),
         WeightsPublished(1),
     ):
-        CHECKS[type(event)](told.scheduler, event)
+        CHECKS[type(event)](told.scheduler.parts, event)
 
 
 def test_how_to_load_the_newest_may_be_said_once() -> None:
@@ -80,11 +80,11 @@ def test_what_the_trainer_has_done_cannot_be_refused() -> None:
     told = Told(2, batching={"use": "fully_async", "part_prompts": 1}, freshness="unbounded")
     told.submit("a", "b")
     told(BatchRequested(parts=True), RequestFinished("a/0", 1, 5))
-    assert told.scheduler.books.progress.in_batch == 1
+    assert told.scheduler.state.progress.in_batch == 1
     with pytest.raises(CallerError, match="in part"):
         told(WeightsPublished(1))
     told(WeightsPublished(1, loads=False))
-    assert told.scheduler.books.progress.version == 1
+    assert told.scheduler.state.progress.version == 1
 
 
 def test_who_has_older_weights_than_the_trainer_brings_itself_waits_outside() -> None:

@@ -96,5 +96,5 @@ def test_a_run_has_begun_with_its_first_group() -> None:
     told(GroupSubmitted("g", 1, PROMPT, LIMIT))
     assert view.has_begun
     told(BatchRequested(), RequestFinished("g/0", 2, 5))
-    assert not len(told.scheduler.books.groups), "it was delivered"
+    assert not len(told.scheduler.state.groups), "it was delivered"
     assert view.has_begun

@@ -19,6 +19,8 @@ from rollout_sched.core.model.model import (
     Siblings,
 )
 from rollout_sched.core.scheduler import Scheduler
+from rollout_sched.core.state.state import State
+from rollout_sched.core.work.parts import Parts
 
 PROMPT = 10
 LIMIT = 100
@@ -32,6 +34,21 @@ def make_scheduler(prompts_per_step: int = 1, *, version: int = 0, **roles: Any)
     tables = {role: {"use": of} if isinstance(of, str) else of for role, of in roles.items()}
     policy = parse_policy("test", tables)
     return policy.scheduler(prompts_per_step, version=version, lengths=lambda group, index: 7)
+
+
+def make_parts(
+    prompts_per_step: int = 1,
+    *,
+    version: int = 0,
+    max_failures: int = 5,
+    backoff_s: float = 1.0,
+    **roles: Any,
+) -> Parts:
+    """The parts of a scheduler that has had no event, from policies or role tables."""
+    tables = {role: of for role, of in roles.items() if isinstance(of, dict)}
+    policies = {role: of for role, of in roles.items() if role not in tables}
+    built = msgspec.structs.replace(parse_policy("test", tables).build(), **policies)
+    return Parts(State(built, prompts_per_step, version), max_failures, backoff_s)
 
 
 class Told:
@@ -63,19 +80,19 @@ class Told:
         return self(*(GroupSubmitted(group, samples, PROMPT, LIMIT) for group in groups))
 
     def request(self, name: str) -> Request:
-        return self.scheduler.work.requests[name]
+        return self.scheduler.parts.requests[name]
 
     def instance(self, name: str) -> Instance:
-        return self.scheduler.books.fleet.instances[name]
+        return self.scheduler.state.fleet.instances[name]
 
     @property
     def anomalies(self) -> dict[str, int]:
-        return dict(self.scheduler.books.anomalies)
+        return dict(self.scheduler.state.anomalies)
 
     @property
     def running(self) -> list[str]:
         """Requests with an attempt in flight that is still wanted, by attempt."""
-        attempts = self.scheduler.books.fleet.attempts.values()
+        attempts = self.scheduler.state.fleet.attempts.values()
         return [attempt.request.id for attempt in attempts if not attempt.abandoned]
 
 

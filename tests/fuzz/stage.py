@@ -161,7 +161,7 @@ async def ask(
         open_ = (
             data_plane.calls.requests,
             data_plane.calls.body_bytes,
-            len(scheduler.work.requests),
+            len(scheduler.parts.requests),
         )
         hold("a call leaves nothing behind", open_ == (0, 0, 0), open_)
         hold("the scheduler is not broken", driver.broken is None, driver.broken)

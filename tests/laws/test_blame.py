@@ -65,14 +65,14 @@ class World:
             self.now, _, event = heappop(self.later)
             self.tell(event)
         self.scheduler.check_invariants()
-        assert len(self.scheduler.work.requests) == 0, "a request still waits"
+        assert len(self.scheduler.parts.requests) == 0, "a request still waits"
 
     def tell(self, event: Event) -> None:
         if isinstance(event, RequestSubmitted):
             self.begun[event.request] = self.now
         for action in self.scheduler.handle(event, self.now):
             self.do(action)
-        for instance in self.scheduler.books.fleet.instances.values():
+        for instance in self.scheduler.state.fleet.instances.values():
             if instance.rests_until > self.now:
                 self.rested.add(instance.id)
 
@@ -94,7 +94,7 @@ class World:
 
     @property
     def most_tries(self) -> int:
-        return self.scheduler.work.outcomes.max_failures
+        return self.scheduler.parts.outcomes.max_failures
 
     def waits(self) -> list[float]:
         """How long each innocent request waited for its answer."""

@@ -97,7 +97,7 @@ class Stage:
     def __init__(self, **other: Any) -> None:
         self.instances = [Scripted("i0"), Scripted("i1")]
         self.scheduler = make_scheduler(batching="sync")
-        self.scheduler.work.backoff.first_s = 0.01
+        self.scheduler.parts.backoff.first_s = 0.01
         self.driver = Driver(self.scheduler, settings=SETTINGS, **other)
 
     async def __aenter__(self) -> Stage:
@@ -110,7 +110,7 @@ class Stage:
         self.scheduler.check_invariants()
         assert not len(self.driver.front.payloads)
         assert not len(self.driver.front.attempts)
-        assert not self.scheduler.books.fleet.attempts
+        assert not self.scheduler.state.fleet.attempts
 
     def ask(self, client: Client) -> Client:
         client.request = self.driver.submit(client, len(PROMPT), 100)
@@ -156,7 +156,7 @@ def test_a_payload_that_raises_ends_alone(bad: str, breaks: bool) -> None:
             assert len(guilty.ends) == len(innocent.ends) == 1
             if bad in ("begin", "answer"):
                 assert guilty.ends[0][0] == "failed"
-            assert not any(i.rests_until for i in stage.scheduler.books.fleet.instances.values())
+            assert not any(i.rests_until for i in stage.scheduler.state.fleet.instances.values())
 
     run(scene)
 

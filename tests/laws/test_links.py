@@ -229,8 +229,8 @@ class Run:
         for now, event, actions in self.journal:
             assert self.again.handle(event, now) == actions, "the journal differs"
         assert self.driver.broken is None
-        assert not self.scheduler.books.fleet.attempts
-        assert not self.scheduler.books.anomalies
+        assert not self.scheduler.state.fleet.attempts
+        assert not self.scheduler.state.anomalies
         books = [self.driver.front, *(j.remote.front for j in self.fronts if not j.dead)]
         for front in books:
             assert not len(front.payloads)

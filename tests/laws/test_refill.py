@@ -108,11 +108,11 @@ class World:
     @property
     def plenty(self) -> bool:
         """Whether there are prompts to replace lost groups."""
-        return self.scheduler.books.progress.fresh > 0
+        return self.scheduler.state.progress.fresh > 0
 
     def size(self) -> int | None:
         """The size that must stay constant: that of the round; None without one."""
-        progress = self.scheduler.books.progress
+        progress = self.scheduler.state.progress
         if self.name in ROUNDS:
             return None if progress.round is None else progress.on_the_way
         return None
@@ -199,7 +199,7 @@ class World:
         """Submit no more prompts; everything left is delivered."""
         self.tell(ev.SubmissionsClosed())
         for _ in range(20_000):
-            if not len(self.scheduler.books.groups):
+            if not len(self.scheduler.state.groups):
                 return
             if self.asked:
                 self.judge(0, "kept")
@@ -239,7 +239,7 @@ def test_without_rounds_all_allowed_groups_are_open(
     for what, pick in steps:
         world.step(what, pick)
         if world.plenty:
-            progress, roles = world.scheduler.books.progress, world.scheduler.roles
+            progress, roles = world.scheduler.state.progress, world.scheduler.roles
             launch = roles.batching.launch(progress)
             asked = 0 if launch is None else launch.fresh + launch.deferred
             assert min(asked, roles.freshness.room(progress)) <= 0

@@ -71,7 +71,7 @@ class MortalWorld(World):
     def break_off(self):
         """The results of attempts, orders and clients are lost."""
         for attempt, dispatch in self.running.items():
-            if not self.scheduler.books.fleet.attempts[attempt].abandoned:
+            if not self.scheduler.state.fleet.attempts[attempt].abandoned:
                 self.made[dispatch.request] += self.streamed[attempt]
             self.over.append(ev.RequestFinished(dispatch.request, attempt, 1))
         for name in self.asked:

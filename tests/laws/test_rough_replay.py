@@ -156,7 +156,7 @@ def assert_lawful(ran: Watched, bound: float) -> None:
         discarded_tokens=sum(action.tokens for _, action in ran.said(act.Discard)),
         restarts=len(ran.said(ev.Restored)),
     )
-    assert not ran.scheduler.work.requests
+    assert not ran.scheduler.parts.requests
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))

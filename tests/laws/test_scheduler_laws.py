@@ -367,11 +367,11 @@ class World(RuleBasedStateMachine):
 
     def say(self, group, verdict):
         asked = self.scheduler.view.is_judged(group, self.judging[group])
-        before = self.scheduler.books.anomalies.total()
+        before = self.scheduler.state.anomalies.total()
         if asked and verdict == "kept":
             self.kept.add(group)
         self.tell(ev.GroupJudged(group, self.judging[group], verdict))
-        assert self.scheduler.books.anomalies.total() == before + (not asked)
+        assert self.scheduler.state.anomalies.total() == before + (not asked)
         assert (group in self.filtered) >= (asked and verdict == "filtered")
         assert (group in self.failed) >= (asked and verdict == "failed")
         del self.judging[group]
@@ -382,9 +382,9 @@ class World(RuleBasedStateMachine):
         group = data.draw(st.sampled_from(sorted(self.judging)))
         judgement = self.judging[group] + by
         if by and not self.scheduler.view.is_judged(group, judgement):
-            before = self.scheduler.books.anomalies.total()
+            before = self.scheduler.state.anomalies.total()
             self.tell(ev.GroupJudged(group, judgement, "kept"))
-            assert self.scheduler.books.anomalies.total() == before + 1
+            assert self.scheduler.state.anomalies.total() == before + 1
 
     @rule(
         prompt=st.integers(1, 3),
@@ -401,10 +401,10 @@ class World(RuleBasedStateMachine):
     @rule(data=st.data())
     def hang_up(self, data):
         name = data.draw(st.sampled_from(self.asked))
-        before, ended = self.scheduler.books.anomalies.total(), self.ended[name]
+        before, ended = self.scheduler.state.anomalies.total(), self.ended[name]
         self.tell(ev.RequestWithdrawn(name))
         assert self.ended[name] == 1
-        assert self.scheduler.books.anomalies.total() == before + ended
+        assert self.scheduler.state.anomalies.total() == before + ended
 
     @precondition(lambda self: any(self.asked))
     @rule()
@@ -458,11 +458,11 @@ class World(RuleBasedStateMachine):
         ordered = [action.instance for action in self.updating]
         if name in ordered:
             return
-        if self.scheduler.books.fleet.instances[name].version < self.version:
-            before = self.scheduler.books.anomalies.total()
+        if self.scheduler.state.fleet.instances[name].version < self.version:
+            before = self.scheduler.state.anomalies.total()
             self.tell(ev.WeightsUpdated(name, self.version))
-            assert self.scheduler.books.fleet.instances[name].version == self.version
-            assert self.scheduler.books.anomalies.total() == before
+            assert self.scheduler.state.fleet.instances[name].version == self.version
+            assert self.scheduler.state.anomalies.total() == before
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
@@ -554,7 +554,7 @@ class World(RuleBasedStateMachine):
     def report(self, data, usage, more):
         name = data.draw(st.sampled_from(sorted(self.held)))
         running = len(self.held[name])
-        before = self.scheduler.books.fleet.instances[name].report
+        before = self.scheduler.state.fleet.instances[name].report
         preemptions = more // 2 + (before.preemptions if before else 0)
         self.tell(ev.InstanceReported(name, running, more, usage, preemptions))
 
@@ -640,22 +640,22 @@ class World(RuleBasedStateMachine):
     @precondition(lambda self: self.over)
     @rule(data=st.data())
     def repeat(self, data):
-        before = self.scheduler.books.anomalies.total()
+        before = self.scheduler.state.anomalies.total()
         event = data.draw(st.sampled_from(self.over))
         if isinstance(event, ev.WeightsUpdated | ev.InstancePaused | ev.InstanceReturned):
             return  # it may be true again by now: see `confirm_twice`
         self.tell(event)
-        assert self.scheduler.books.anomalies.total() == before + 1
+        assert self.scheduler.state.anomalies.total() == before + 1
 
     @precondition(lambda self: not self.pausing and not self.updating)
     @rule(data=st.data())
     def confirm_twice(self, data):
-        before = self.scheduler.books.anomalies.total()
+        before = self.scheduler.state.anomalies.total()
         name = data.draw(st.sampled_from([*sorted(self.held), "nobody"]))
         known = self.scheduler.view.instance(name)
         self.tell(ev.InstancePaused(name))
         self.tell(ev.WeightsUpdated(name, self.version if known is None else known.version))
-        assert self.scheduler.books.anomalies.total() == before + 2
+        assert self.scheduler.state.anomalies.total() == before + 2
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), wrong=st.sampled_from(["request", "attempt"]))
@@ -682,8 +682,8 @@ class World(RuleBasedStateMachine):
     @precondition(lambda self: self.groups)
     @rule(data=st.data())
     def ask_the_impossible(self, data):
-        known = sorted(group.id for group in self.scheduler.books.groups)
-        asked = sorted(request.id for request in self.scheduler.work.requests)
+        known = sorted(group.id for group in self.scheduler.state.groups)
+        asked = sorted(request.id for request in self.scheduler.parts.requests)
         wrong = [
             ev.GroupSubmitted("too large", 1, 10_000, MAX_TOKENS),
             ev.GroupSubmitted("empty", 0, 1, MAX_TOKENS),
@@ -712,7 +712,7 @@ class World(RuleBasedStateMachine):
             return
         self.behave()
         self.scheduler.check_invariants()
-        assert not self.scheduler.work.requests
+        assert not self.scheduler.parts.requests
         assert not self.running
         assert all(self.ended[name] for name in self.asked)
         assert self.delivered | self.lost == set(self.groups)
@@ -731,9 +731,9 @@ class World(RuleBasedStateMachine):
             self.close()
         for turn in range(5000):
             over = self.delivered | self.lost == set(self.groups)
-            if over and not self.running and not self.scheduler.work.requests:
+            if over and not self.running and not self.scheduler.parts.requests:
                 return
-            fleet = self.scheduler.books.fleet.instances
+            fleet = self.scheduler.state.fleet.instances
             behind = [name for name in self.held if fleet[name].version < self.version]
             if self.pausing:
                 self.paused()

@@ -138,7 +138,7 @@ def test_answer_to_a_gone_client_is_dropped() -> None:
             await until(lambda: caller.heard)
             stage.fronts[0].remote.calls.withdraw(stage.request)
             await asyncio.sleep(0.01)
-            assert not stage.scheduler.books.anomalies
+            assert not stage.scheduler.state.anomalies
 
     run(scene)
 
@@ -172,7 +172,7 @@ def test_unsent_order_is_interrupted_at_the_host() -> None:
             (before,) = ordered.attempts.every()
             ordered.interrupt(Interrupt(stage.request, before.dispatch.attempt, "i0"))
             assert ordered.attempts.get(before.dispatch.attempt) is None
-            assert not stage.scheduler.books.anomalies
+            assert not stage.scheduler.state.anomalies
             await asyncio.sleep(0.01)
             assert not stage.instance.orders
 

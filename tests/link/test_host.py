@@ -311,7 +311,7 @@ def test_requests_of_a_dead_front_hold_no_slot() -> None:
             stage.ask(0)
             await until(lambda: stage.host.owned == 2)
             stage.host.disconnect(stage.fronts[0].connected)
-            await until(lambda: not stage.scheduler.books.fleet.attempts)
+            await until(lambda: not stage.scheduler.state.fleet.attempts)
             assert not stage.host.owned
 
     run(scene)
@@ -410,7 +410,7 @@ def test_loss_is_reported_after_all_fronts_reported_their_streams() -> None:
             brought = [event.tokens for event in seen if isinstance(event, TokensArrived)]
             assert sorted(brought) == [1, 2]
             assert sum(isinstance(event, InstanceLost) for event in seen) == 1
-            assert not stage.scheduler.books.fleet.attempts
+            assert not stage.scheduler.state.fleet.attempts
 
     run(scene)
 

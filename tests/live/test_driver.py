@@ -112,7 +112,7 @@ def test_slot_of_a_broken_attempt_waits_for_a_poll() -> None:
             await instance.order()
             instance.mute = True
             await instance.fail(0, ConnectionBroken("connection reset"))
-            await until(lambda: stage.scheduler.books.fleet.attempts)
+            await until(lambda: stage.scheduler.state.fleet.attempts)
             await asyncio.sleep(0.02)
             assert len(instance.orders) == 1
             instance.mute = False
@@ -273,8 +273,8 @@ def test_failed_instance_gets_no_requests_until_it_answers_a_poll(error: Excepti
             await instance.order()
             instance.mute = True
             await instance.fail(0, error)
-            await until(lambda: not stage.scheduler.books.fleet.attempts)
-            await until(lambda: stage.scheduler.books.fleet.attempts)  # it has rested
+            await until(lambda: not stage.scheduler.state.fleet.attempts)
+            await until(lambda: stage.scheduler.state.fleet.attempts)  # it has rested
             await asyncio.sleep(0.02)
             assert len(instance.orders) == 1
             instance.mute = False
@@ -364,7 +364,7 @@ def test_payload_error_fails_its_group() -> None:
             stage.driver.submit_group(GroupSubmitted("a", 2, 3, 50), make)
             stage.driver.tell(BatchRequested())
             await until(lambda: stage.failed)
-            assert not stage.scheduler.work.requests
+            assert not stage.scheduler.parts.requests
 
     run(scene())
 
@@ -457,7 +457,7 @@ def test_more_tokens_than_allowed_are_cut() -> None:
             await instance.answer(0, [1, 2, 3, 4], "length")
             await until(lambda: client.sample)
             assert client.response_ids == [1, 2]
-            assert stage.scheduler.books.anomalies == {"tokens_out_of_range": 1}
+            assert stage.scheduler.state.anomalies == {"tokens_out_of_range": 1}
 
     run(scene())
 
@@ -520,7 +520,7 @@ def test_requests_sent_during_a_loss_go_elsewhere() -> None:
             await second.answer(0, [6])
             await second.answer(1, [7])
             await until(lambda: late[0].sample)
-            assert not stage.scheduler.books.anomalies
+            assert not stage.scheduler.state.anomalies
 
     run(scene())
 

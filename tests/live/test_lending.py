@@ -66,7 +66,7 @@ class Stage:
         return asyncio.create_task(self.trainer.next_batch(**arrived, parts=parts))
 
     def status(self, name: str) -> InstanceStatus:
-        return self.scheduler.books.fleet.instances[name].status
+        return self.scheduler.state.fleet.instances[name].status
 
     async def lend(self) -> None:
         """a is whole, and i0 makes way: c goes on on i1 with what it has."""

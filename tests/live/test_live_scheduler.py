@@ -82,7 +82,7 @@ def test_the_journal_tells_the_run_again(tmp_path: Path) -> None:
         if type(action).__name__ == "Deliver"
     ]
     assert len(delivered) == 1
-    assert again.view.run.delivered == live.driver.pump.scheduler.books.progress.delivered == 1
+    assert again.view.run.delivered == live.driver.pump.scheduler.state.progress.delivered == 1
 
 
 def test_events_reach_the_disk_before_the_end(

@@ -254,8 +254,8 @@ class World:
         held = {
             "payloads": len(driver.front.payloads),
             "attempts": len(driver.front.attempts),
-            "slots": len(scheduler.books.fleet.attempts),
-            "requests": len(scheduler.work.requests),
+            "slots": len(scheduler.state.fleet.attempts),
+            "requests": len(scheduler.parts.requests),
             "samples": live.trainer.submissions.open_samples,
             "on instances": sum(instance.busy for instance in self.instances),
         }

@@ -270,7 +270,7 @@ class TestGateway:
                     assert response.status == 202, await response.text()
                 answers = await asyncio.gather(*asking)
                 assert answers == [output.token_ids for output in undisturbed]
-                assert not service.live.driver.pump.scheduler.books.anomalies
+                assert not service.live.driver.pump.scheduler.state.anomalies
 
         play(scene())
 

@@ -15,48 +15,32 @@ whole" is always reported, whatever caused it.
 from __future__ import annotations
 
 from rollout_sched.core.decide.lending import Lender
-from rollout_sched.core.model.actions import Action, Deliver
+from rollout_sched.core.model.actions import Deliver
 from rollout_sched.core.model.errors import PolicyError
 from rollout_sched.core.model.model import Group
-from rollout_sched.core.model.roles import Roles
 from rollout_sched.core.state.groups import (
     ACTIVE,
     COMPLETE,
     DEFERRED,
     JUDGING,
     SPENT,
-    Groups,
-    SampleBuffer,
 )
-from rollout_sched.core.state.progress import RunProgress
-from rollout_sched.core.state.selection import SelectionWindow
-from rollout_sched.core.work.outcomes import FinishedSamples, GroupOutcomes
+from rollout_sched.core.work.parts import Parts
 
 
 class Launcher:
     """Asks the batching how many groups to launch, the freshness how many may be launched, and the
     selection which ones. Groups that were set back come before fresh ones."""
 
-    def __init__(
-        self,
-        roles: Roles,
-        groups: Groups,
-        samples: SampleBuffer,
-        window: SelectionWindow,
-        progress: RunProgress,
-        outcomes: GroupOutcomes,
-    ) -> None:
-        self._roles = roles
-        self._carries_over = roles.carries_over
-        self._groups = groups
-        self._sample_buffer = samples
-        self._selection_window = window
-        self._progress = progress
-        self._outcomes = outcomes
+    def __init__(self, parts: Parts) -> None:
+        self._state = parts.state
+        self._carries_over = parts.state.roles.carries_over
+        self._outcomes = parts.group_outcomes
 
     def launch(self) -> None:
         """Launch what the batching asks for, as far as the freshness has room."""
-        progress, roles, groups = self._progress, self._roles, self._groups
+        state = self._state
+        progress, roles, groups = state.progress, state.roles, state.groups
         launch = roles.batching.launch(progress)
         if launch is None:
             return
@@ -72,7 +56,7 @@ class Launcher:
         while deferred > 0 and progress.deferred:
             group = groups.first(DEFERRED)
             assert group is not None
-            if group not in self._sample_buffer:
+            if group not in state.sample_buffer:
                 if allowed <= 0:
                     break
                 allowed -= 1
@@ -82,7 +66,7 @@ class Launcher:
             deferred -= 1
         fresh = min(fresh, allowed, progress.fresh)
         if fresh > 0:
-            for group in self._selection_window.take(fresh, anew):
+            for group in state.selection_window.take(fresh, anew):
                 self._outcomes.launch(group, launch.oversample)
                 launched.append(group)
         progress.launched(launch, len(launched))
@@ -91,17 +75,18 @@ class Launcher:
 
     def renew_budgets(self) -> None:
         """If nothing else can fill the batch, groups that have spent their budget go on."""
-        progress = self._progress
+        progress = self._state.progress
         while progress.spent and progress.on_the_way < progress.prompts_per_step:
-            group = self._groups.first(SPENT)
+            group = self._state.groups.first(SPENT)
             assert group is not None
             self._outcomes.launch(group, 1.0)
 
     def recall_oldest(self) -> None:
         """The batch may wait for groups that were set back: the oldest of these go on."""
-        groups = self._groups.of(DEFERRED) + self._groups.of(SPENT)
-        set_back = [group for group in groups if group in self._sample_buffer]
-        newest = self._progress.fleet_version
+        state = self._state
+        groups = state.groups.of(DEFERRED) + state.groups.of(SPENT)
+        set_back = [group for group in groups if group in state.sample_buffer]
+        newest = state.progress.fleet_version
         ages = [newest if g.oldest_version is None else g.oldest_version for g in set_back]
         for group, age in zip(set_back, ages, strict=True):
             if age == min(ages):
@@ -114,41 +99,27 @@ class Deliverer:
     round.
     """
 
-    def __init__(
-        self,
-        roles: Roles,
-        samples: SampleBuffer,
-        finished: FinishedSamples,
-        progress: RunProgress,
-        outcomes: GroupOutcomes,
-        launcher: Launcher,
-        lender: Lender,
-        out: list[Action],
-    ) -> None:
-        self._roles = roles
-        self._carries_over = roles.carries_over
-        self._part_prompts = roles.batching.part_prompts
-        self._sample_buffer = samples
-        self._finished = finished
-        self._progress = progress
-        self._outcomes = outcomes
+    def __init__(self, parts: Parts, launcher: Launcher, lender: Lender) -> None:
+        self._state = parts.state
+        self._carries_over = parts.state.roles.carries_over
+        self._finished = parts.finished
+        self._outcomes = parts.group_outcomes
         self._launcher = launcher
         self._lender = lender
-        self._out = out
 
     def deliver(self) -> None:
         """The trainer waits: deliver its batch, or a part of it, if the batching says so and the
         groups that stay behind can still be delivered in time."""
-        progress = self._progress
-        missing = progress.missing
+        state, progress = self._state, self._state.progress
+        batching, missing = state.roles.batching, progress.missing
         if not missing:
             if progress.in_batch:
                 self._hand_over([], last=True)  # the missing groups will never come
             return
-        size = self._roles.batching.batch(progress)
+        size = batching.batch(progress)
         if not size:
             return
-        groups = self._sample_buffer.oldest_first(size)
+        groups = state.sample_buffer.oldest_first(size)
         if len(groups) < size or size > missing:
             raise PolicyError(
                 f"batching asked for {size} of {len(groups)} complete groups, for a batch that "
@@ -161,19 +132,19 @@ class Deliverer:
                 self.deliver()
                 return
             self._launcher.recall_oldest()
-            if not (self._part_prompts and progress.takes_parts):
+            if not (batching.part_prompts and progress.takes_parts):
                 return
             groups = self._fewer(groups)
-            if len(groups) < self._part_prompts:
+            if len(groups) < batching.part_prompts:
                 return
         self._hand_over(groups, last=len(groups) == missing)
 
     def _leaves_too_old(self, groups: list[Group]) -> bool:
         """Whether delivering these groups would leave others that can no longer go in time."""
-        progress = self._progress
-        remaining = self._sample_buffer.remaining(groups, progress.fleet_version)
+        progress = self._state.progress
+        remaining = self._state.sample_buffer.remaining(groups, progress.fleet_version)
         places = progress.missing - len(groups)
-        return self._roles.freshness.must_wait(progress, remaining, places)
+        return self._state.roles.freshness.must_wait(progress, remaining, places)
 
     def _start_late_over(self) -> bool:
         """Start over the groups that cannot be delivered in time, whichever groups wait.
@@ -199,7 +170,8 @@ class Deliverer:
         """
         if not self._too_many_open():
             return False
-        open_groups = self._sample_buffer.older_than(self._progress.version + 1)
+        newer = self._state.progress.version + 1
+        open_groups = self._state.sample_buffer.older_than(newer)
         for group in sorted(open_groups, key=_most_dispensable_first):
             self._outcomes.start_over(group)
             if not self._too_many_open():
@@ -208,9 +180,9 @@ class Deliverer:
 
     def _too_many_open(self) -> bool:
         """Groups that were never dispatched may still get the newest version."""
-        progress = self._progress
-        remaining = self._sample_buffer.remaining([], progress.version)
-        return self._roles.freshness.must_wait(progress, remaining, progress.lacking)
+        progress = self._state.progress
+        remaining = self._state.sample_buffer.remaining([], progress.version)
+        return self._state.roles.freshness.must_wait(progress, remaining, progress.lacking)
 
     def _fewer(self, groups: list[Group]) -> list[Group]:
         """The largest number of these groups that may go, if not all may. Each delivered group
@@ -226,10 +198,10 @@ class Deliverer:
 
     def _hand_over(self, groups: list[Group], *, last: bool) -> None:
         """Deliver a batch, or the next part of it."""
-        progress, sample = self._progress, self._finished.of
+        progress, sample = self._state.progress, self._finished.of
         samples = tuple(sample(request) for group in groups for request in group.finished)
         short = progress.lacking - len(groups) if last else 0
-        self._out.append(
+        self._state.orders.append(
             Deliver(progress.batches, progress.version, samples, progress.parts, last, short)
         )
         for group in groups:
@@ -239,11 +211,11 @@ class Deliverer:
             self._end_round()
 
     def _end_round(self) -> None:
-        progress = self._progress
+        progress = self._state.progress
         progress.batch_delivered()
         self._lender.call_off()
-        if self._roles.batching.stops_at_delivery and progress.active + progress.spent:
-            for group in self._sample_buffer.groups():
+        if self._state.roles.batching.stops_at_delivery and progress.active + progress.spent:
+            for group in self._state.sample_buffer.groups():
                 if group.state is ACTIVE or group.state is SPENT:
                     self._outcomes.set_back(group)
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from rollout_sched.core.model.actions import Action, Dispatch
+from rollout_sched.core.model.actions import Dispatch
 from rollout_sched.core.model.errors import PolicyError
-from rollout_sched.core.model.model import Attempt, Instance, InstanceStatus, Request, Sessions
-from rollout_sched.core.model.roles import Migration, Roles
-from rollout_sched.core.state.fleet import Fleet
-from rollout_sched.core.state.groups import SampleBuffer
+from rollout_sched.core.model.model import Attempt, Instance, InstanceStatus, Request
 from rollout_sched.core.state.lifecycle import DISPATCH, RUNNING, move
-from rollout_sched.core.work.requests import Requests
+from rollout_sched.core.work.parts import Parts
 
 # ------------------------------------------------------------------------------------------
 # Migration: a running request is interrupted on one instance to go on on another.
@@ -36,11 +33,11 @@ class Migrator:
             large the fleet
     """
 
-    def __init__(self, migration: Migration, fleet: Fleet, requests: Requests) -> None:
-        self.due_at = migration.interval_s  # at 0 there is nothing to move; infinity: never asked
-        self._migration = migration
-        self._fleet = fleet
-        self._requests = requests
+    def __init__(self, parts: Parts) -> None:
+        # At 0 there is nothing to move; infinity: never asked.
+        self.due_at = parts.state.roles.migration.interval_s
+        self._state = parts.state
+        self._requests = parts.requests
         self._meant: dict[int, str] = {}  # attempt that was interrupted -> instance
 
     def ask(self, now: float) -> None:
@@ -48,16 +45,17 @@ class Migrator:
 
         Asked while nothing waits, so a migrant that is not in flight will not be dispatched.
         """
-        self.due_at = now + self._migration.interval_s
+        fleet, migration = self._state.fleet, self._state.roles.migration
+        self.due_at = now + migration.interval_s
         if self._meant:
-            attempts = self._fleet.attempts
+            attempts = fleet.attempts
             self._meant = {n: where for n, where in self._meant.items() if n in attempts}
             if self._meant:
                 return
-        for migrant in self._migration.choose(self._fleet):
+        for migrant in migration.choose(fleet):
             attempt, instance = migrant.attempt, migrant.instance
             self._check(attempt, instance)
-            if not self._fleet.sessions.may_begin(attempt.request, instance):
+            if not fleet.sessions.may_begin(attempt.request, instance):
                 continue  # the target has too many sessions: the request would wait instead of run
             attempt.request.migrations += 1
             self._meant[attempt.id] = instance.id
@@ -68,7 +66,7 @@ class Migrator:
         if not self._meant:
             return None
         instance = self._meant.pop(request.last_attempt, "")
-        return self._fleet.open_instance(instance) if instance else None
+        return self._state.fleet.open_instance(instance) if instance else None
 
     def _check(self, attempt: Attempt, instance: Instance) -> None:
         request, source = attempt.request, attempt.instance
@@ -93,28 +91,17 @@ class Dispatcher:
     of a session, the affinity decides whether it returns to its last instance instead. A request
     that no open instance suits is set aside."""
 
-    def __init__(
-        self,
-        roles: Roles,
-        fleet: Fleet,
-        requests: Requests,
-        migrator: Migrator,
-        samples: SampleBuffer,
-        sessions: Sessions,
-        out: list[Action],
-    ) -> None:
-        self._roles = roles
+    def __init__(self, parts: Parts, migrator: Migrator) -> None:
+        roles = parts.state.roles
         self._asks_affinity = not roles.routing.keeps_sessions and roles.affinity.keeps_sessions
-        self._fleet = fleet
-        self._requests = requests
+        self._state = parts.state
+        self._requests = parts.requests
         self._migrator = migrator
-        self._sample_buffer = samples
-        self._sessions = sessions
-        self._out = out
 
     def dispatch(self) -> None:
         """Dispatch until no instance is open or no request can go."""
-        waiting, fleet, routing = self._requests.waiting, self._fleet, self._roles.routing
+        waiting, fleet = self._requests.waiting, self._state.fleet
+        routing = self._state.roles.routing
         capped = fleet.sessions.bound is not None
         waiting.recall()
         while fleet.open:
@@ -143,42 +130,44 @@ class Dispatcher:
         """The last instance of its session, if that is open and the affinity prefers it."""
         if request.last_instance is None:
             return elsewhere
-        home = self._fleet.open_instance(request.last_instance)
+        state = self._state
+        home = state.fleet.open_instance(request.last_instance)
         if home is None or home is elsewhere:
             return elsewhere
-        return home if self._roles.affinity.stays(request, home, elsewhere) else elsewhere
+        return home if state.roles.affinity.stays(request, home, elsewhere) else elsewhere
 
     def _suits(self, request: Request, instance: Instance) -> bool:
         if instance.id in request.failed_on:
             return False
-        return self._fleet.may_take(request, instance)
+        return self._state.fleet.may_take(request, instance)
 
     def _elsewhere(self, request: Request) -> Instance | None:
         """An open instance that the request fits on, if possible one where it has not failed."""
-        load, fleet = self._roles.routing.load, self._fleet
+        fleet, load = self._state.fleet, self._state.roles.routing.load
         fitting = [instance for instance in fleet.open if fleet.may_take(request, instance)]
         return min(
             fitting, key=lambda i: (i.id in request.failed_on, load(i), i.serial), default=None
         )
 
     def _send(self, request: Request, instance: Instance) -> None:
-        interruption = self._roles.interruption
+        state = self._state
+        interruption = state.roles.interruption
         limit = interruption.limit(request)
         max_new_tokens = self._requests.room_for(request) or 1
         if limit is not None and limit < max_new_tokens:
             max_new_tokens = limit
         move(request, DISPATCH)
-        request.attempt = attempt = self._fleet.send(request, instance, max_new_tokens)
+        request.attempt = attempt = state.fleet.send(request, instance, max_new_tokens)
         request.last_attempt = attempt.id
         request.last_instance = instance.id
         if request.salt is None or not interruption.keeps_kv:
             request.salt = instance.version
         group = request.group
         if group is not None:
-            self._sample_buffer.note_version(group, instance.version)
+            state.sample_buffer.note_version(group, instance.version)
         elif request.session:
-            self._sessions.sent(request.session, instance.id)
-        self._out.append(
+            state.sessions.sent(request.session, instance.id)
+        state.orders.append(
             Dispatch(
                 request.id,
                 attempt.id,

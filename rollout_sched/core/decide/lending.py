@@ -24,14 +24,11 @@ from __future__ import annotations
 from typing import Final
 
 from rollout_sched.core.decide.weights import WeightUpdater
-from rollout_sched.core.model.actions import Action, Lend, Reclaim
+from rollout_sched.core.model.actions import Lend, Reclaim
 from rollout_sched.core.model.errors import PolicyError
 from rollout_sched.core.model.model import Instance, InstanceStatus
-from rollout_sched.core.model.roles import Lending
-from rollout_sched.core.state.fleet import Fleet
 from rollout_sched.core.state.lifecycle import RUNNING
-from rollout_sched.core.state.progress import RunProgress
-from rollout_sched.core.work.requests import Requests
+from rollout_sched.core.work.parts import Parts
 
 SERVING: Final = InstanceStatus.SERVING
 LENDING: Final = InstanceStatus.LENDING
@@ -41,26 +38,14 @@ LENT: Final = InstanceStatus.LENT
 class Lender:
     """Asks the lending role, empties the instances it names, and knows which are lent.
 
-    lending  the role that is asked
-    lends    whether the role is asked at all
+    lends  whether the role is asked at all
     """
 
-    def __init__(
-        self,
-        lending: Lending,
-        fleet: Fleet,
-        updater: WeightUpdater,
-        requests: Requests,
-        progress: RunProgress,
-        out: list[Action],
-    ) -> None:
-        self.lends = lending.lends
-        self._lending = lending
-        self._fleet = fleet
+    def __init__(self, parts: Parts, updater: WeightUpdater) -> None:
+        self.lends = parts.state.roles.lending.lends
+        self._state = parts.state
+        self._requests = parts.requests
         self._updater = updater
-        self._requests = requests
-        self._progress = progress
-        self._out = out
         self._batch = -1  # the last batch that instances made way for: they do so once per batch
         self._makes_way: dict[str, Instance] = {}
         self._lent: dict[str, int] = {}  # instance -> the version of the weights it holds
@@ -70,30 +55,31 @@ class Lender:
         """Let instances make way for the trainer, unless work waits or weights are on their way.
         `changed`: something that the role looks at may have changed."""
         if self._requests.waiting.size:
-            if not self._fleet.attempts:
+            if not self._state.fleet.attempts:
                 self._reclaim()
         elif changed and self._may_ask():
             self._ask()
 
     def _may_ask(self) -> bool:
-        progress = self._progress
+        progress = self._state.progress
         wanted = progress.shares_gpus and progress.trainer_waiting
         return wanted and not progress.update_pending
 
     def _ask(self) -> None:
         """Ask the role, and empty the instances that it names."""
-        if self._batch == self._progress.batches:
+        state = self._state
+        if self._batch == state.progress.batches:
             return
-        chosen = self._lending.choose(self._fleet, self._progress)
+        chosen = state.roles.lending.choose(state.fleet, state.progress)
         if not chosen:
             return
-        serving = [i for i in self._fleet.instances.values() if i.status is SERVING]
+        serving = [i for i in state.fleet.instances.values() if i.status is SERVING]
         for instance in chosen:
             if instance.status is not SERVING or instance.leaving:
                 raise PolicyError(f"lending chose {instance!r}, which does not serve")
         if len(set(chosen)) >= len(serving):
             raise PolicyError("lending chose all serving instances; at least one must keep serving")
-        self._batch = self._progress.batches
+        self._batch = state.progress.batches
         for instance in chosen:
             self._begin(instance)
 
@@ -112,14 +98,16 @@ class Lender:
             self._set_status(instance, SERVING)
         self._makes_way.clear()
 
-    def published(self, version: int, *, loads: bool) -> None:
+    def published(self) -> None:
         """If we load the new weights, lent instances get them when they return and never generate
         with older ones. Otherwise they return with the weights they have, and are reclaimed,
         because work may wait until the trainer brings the new ones."""
         self.call_off()
+        fleet, progress = self._state.fleet, self._state.progress
         for name, held in self._lent.items():
-            self._fleet.set_version(self._fleet.instances[name], version if loads else held)
-        if not loads:
+            version = progress.version if progress.loads else held
+            fleet.set_version(fleet.instances[name], version)
+        if not progress.loads:
             self._reclaim()
 
     def found(self, instance: Instance) -> None:
@@ -132,7 +120,7 @@ class Lender:
         for name in self._lent:
             if name not in self._reclaimed:
                 self._reclaimed.add(name)
-                self._out.append(Reclaim(name))
+                self._state.orders.append(Reclaim(name))
 
     def returned(self, instance: Instance) -> bool:
         """The trainer returned an instance. False if it was not lent."""
@@ -140,9 +128,9 @@ class Lender:
             return False
         held = self._forget(instance)
         self._set_status(instance, SERVING)
-        if held < self._updater.version:
-            self._fleet.set_version(instance, held)
-            self._updater.joined(instance, self._out)
+        if held < self._state.progress.version:
+            self._state.fleet.set_version(instance, held)
+            self._updater.joined(instance)
         return True
 
     def lost(self, instance: Instance) -> None:
@@ -163,7 +151,7 @@ class Lender:
     def _lend(self, instance: Instance) -> None:
         self._lent[instance.id] = instance.version
         self._set_status(instance, LENT)
-        self._out.append(Lend(instance.id))
+        self._state.orders.append(Lend(instance.id))
 
     def _forget(self, instance: Instance) -> int:
         self._reclaimed.discard(instance.id)
@@ -171,4 +159,4 @@ class Lender:
 
     def _set_status(self, instance: Instance, status: InstanceStatus) -> None:
         instance.status = status
-        self._fleet.touch(instance)
+        self._state.fleet.touch(instance)

@@ -10,12 +10,10 @@ from rollout_sched.core.decide.delivery import Deliverer, Launcher
 from rollout_sched.core.decide.dispatch import Dispatcher, Migrator
 from rollout_sched.core.decide.lending import Lender
 from rollout_sched.core.decide.weights import WeightUpdater
-from rollout_sched.core.model.actions import Action, Wake
-from rollout_sched.core.model.roles import Roles
-from rollout_sched.core.parts import Books, Work
-from rollout_sched.core.state.fleet import Fleet
+from rollout_sched.core.model.actions import Wake
 from rollout_sched.core.state.lifecycle import INTERRUPT, RUNNING, move
-from rollout_sched.core.state.progress import RunProgress
+from rollout_sched.core.state.state import State
+from rollout_sched.core.work.parts import Parts
 
 # ------------------------------------------------------------------------------------------
 # After a restart, no work is sent until the fleet has gathered: else the first gets all of it.
@@ -31,23 +29,22 @@ PATIENCE_S = 5.0
 class Gathering:
     """`expected`: number of instances that are waited for; 0 when not gathering."""
 
-    def __init__(self, fleet: Fleet, progress: RunProgress, out: list[Action]) -> None:
+    def __init__(self, state: State) -> None:
         self.expected = 0
         self._until = 0.0
-        self._fleet = fleet
-        self._progress = progress
-        self._out = out
+        self._state = state
 
     def begin(self, instances: int, now: float) -> None:
         """Begin to wait for as many instances as had joined before."""
         if instances:
             self.expected = instances
             self._until = now + PATIENCE_S
-            self._out.append(Wake(self._until))
+            self._state.orders.append(Wake(self._until))
 
     def holds(self, now: float) -> bool:
         """Whether work must still wait for more instances; ask only while some are expected."""
-        missing = len(self._fleet.instances) < self.expected or self._progress.updating > 0
+        state = self._state
+        missing = len(state.fleet.instances) < self.expected or state.progress.updating > 0
         if missing and now < self._until:
             return True
         self.expected = 0
@@ -55,40 +52,24 @@ class Gathering:
 
 
 class Decider:
-    """Asks the roles and appends the resulting actions to `out`."""
+    """Asks the roles, in this order, and appends the resulting actions to `State.orders`."""
 
-    def __init__(self, roles: Roles, books: Books, work: Work, out: list[Action]) -> None:
-        fleet, samples, progress = books.fleet, books.sample_buffer, books.progress
-        self.updater = WeightUpdater(fleet, roles.weights, roles.interruption, progress.version)
-        self.migrator = Migrator(roles.migration, fleet, work.requests)
-        self.gathering = Gathering(fleet, progress, out)
-        self.lender = lender = Lender(
-            roles.lending, fleet, self.updater, work.requests, progress, out
-        )
-        self._launcher = launcher = Launcher(
-            roles, books.groups, samples, books.selection_window, progress, work.group_outcomes
-        )
-        self._deliverer = Deliverer(
-            roles, samples, work.finished, progress, work.group_outcomes, launcher, lender, out
-        )
-        self._dispatcher = Dispatcher(
-            roles,
-            fleet,
-            work.requests,
-            self.migrator,
-            samples,
-            books.sessions,
-            out,
-        )
-        self._fleet = fleet
-        self._progress = progress
-        self._requests = work.requests
-        self._out = out
+    def __init__(self, parts: Parts) -> None:
+        self.updater = WeightUpdater(parts.state)
+        self.migrator = Migrator(parts)
+        self.gathering = Gathering(parts.state)
+        self.lender = Lender(parts, self.updater)
+        self._launcher = Launcher(parts)
+        self._deliverer = Deliverer(parts, self._launcher, self.lender)
+        self._dispatcher = Dispatcher(parts, self.migrator)
+        self._fleet = parts.state.fleet
+        self._progress = parts.state.progress
+        self._waiting = parts.requests.waiting
 
     def decide(self, now: float) -> None:
         """Ask the roles. It asks the group-level roles only if something changed: asking them
         costs more than most events do."""
-        progress, fleet, waiting = self._progress, self._fleet, self._requests.waiting
+        progress, fleet, waiting = self._progress, self._fleet, self._waiting
         changed = progress.dirty
         if changed:
             progress.dirty = False
@@ -108,7 +89,7 @@ class Decider:
             self.migrator.ask(now)
 
     def _update_weights(self) -> None:
-        for instance in self.updater.start(self._progress, self._out):
+        for instance in self.updater.start():
             for attempt in instance.attempts.values():
                 if not attempt.abandoned and attempt.request.state is RUNNING:
                     move(attempt.request, INTERRUPT)

@@ -22,11 +22,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rollout_sched.core.model.actions import Action, Pause, Resume, UpdateWeights
+from rollout_sched.core.model.actions import Pause, Resume, UpdateWeights
 from rollout_sched.core.model.errors import PolicyError
 from rollout_sched.core.model.model import Instance, InstanceStatus
-from rollout_sched.core.model.roles import Interruption, Progress, Weights
-from rollout_sched.core.state.fleet import Fleet
+from rollout_sched.core.state.state import State
 
 
 class _Cohort:
@@ -38,41 +37,32 @@ class _Cohort:
 
 
 class WeightUpdater:
-    """Brings every instance to the newest published version.
+    """Brings every instance to the newest published version (`RunProgress.version`), if it is ours
+    to load (`RunProgress.loads`)."""
 
-    loads  the newest version is ours to load
-    """
-
-    def __init__(
-        self, fleet: Fleet, weights: Weights, interruption: Interruption, version: int
-    ) -> None:
-        self.version = version
-        self.loads = True
+    def __init__(self, state: State) -> None:
         self.outdated: dict[str, Instance] = {}
         self._paused: dict[str, Instance] = {}
         self._cohorts: dict[str, _Cohort] = {}
-        self._fleet = fleet
-        self._weights = weights
-        self._interruption = interruption
+        self._state = state
 
-    def publish(self, version: int, *, loads: bool = True) -> None:
-        """`loads` as in WeightsPublished. The newest version may be published again with `loads`:
-        then instances that do not have it get it."""
-        self.version = version
-        self.loads = loads
-        if not loads:
+    def published(self) -> None:
+        """A new version, or the newest one once more, now as ours to load: then instances that do
+        not have it get it."""
+        progress = self._state.progress
+        if not progress.loads:
             self.outdated.clear()
             return
-        for instance in self._fleet.instances.values():
+        for instance in self._state.fleet.instances.values():
             ready = instance.status in (InstanceStatus.SERVING, InstanceStatus.GATED)
-            if ready and instance.version < version:
+            if ready and instance.version < progress.version:
                 self.outdated[instance.id] = instance
 
-    def joined(self, instance: Instance, out: list[Action]) -> None:
+    def joined(self, instance: Instance) -> None:
         """An instance that joins with old weights is updated before it serves."""
-        if self.loads and instance.version < self.version:
+        if self._lacks_ours(instance):
             self._gather([instance])
-            self._load(instance, out)
+            self._load(instance)
 
     def lost(self, instance: Instance) -> None:
         self.outdated.pop(instance.id, None)
@@ -81,40 +71,41 @@ class WeightUpdater:
         self._ready(instance)
         self._cohorts.pop(instance.id, None)
 
-    def start(self, progress: Progress, out: list[Action]) -> list[Instance]:
+    def start(self) -> list[Instance]:
         """Start the updates the weights role asks for; returns the instances told to abort."""
-        chosen = self._weights.choose(tuple(self.outdated.values()), progress)
+        state = self._state
+        chosen = state.roles.weights.choose(tuple(self.outdated.values()), state.progress)
         for instance in chosen:
             if self.outdated.get(instance.id) is not instance:
                 raise PolicyError(f"weights chose {instance!r}, which needs no update")
         if chosen:
             self._gather(chosen)
-        return [instance for instance in chosen if self._begin(instance, out)]
+        return [instance for instance in chosen if self._begin(instance)]
 
-    def paused(self, instance: Instance, out: list[Action]) -> bool:
+    def paused(self, instance: Instance) -> bool:
         """False if this instance was not told to pause."""
         if instance.status is not InstanceStatus.PAUSING:
             return False
         self._paused[instance.id] = instance
-        self._load(instance, out)
+        self._load(instance)
         return True
 
-    def emptied(self, instance: Instance, out: list[Action]) -> bool:
+    def emptied(self, instance: Instance) -> bool:
         """The last attempt in flight has answered; True if the weights can now be loaded."""
         if instance.status is not InstanceStatus.DRAINING:
             return False
-        self._load(instance, out)
+        self._load(instance)
         return True
 
-    def updated(self, instance: Instance, version: int, out: list[Action]) -> bool:
+    def updated(self, instance: Instance, version: int) -> bool:
         """False if no update of this instance was in progress."""
         if instance.status is not InstanceStatus.UPDATING:
             return False
-        self._fleet.set_version(instance, version)
+        self._state.fleet.set_version(instance, version)
         if self._paused.pop(instance.id, None) is not None:
-            out.append(Resume(instance.id))
+            self._state.orders.append(Resume(instance.id))
         self._set_status(instance, InstanceStatus.GATED)
-        if self.loads and version < self.version:
+        if self._lacks_ours(instance):
             self.outdated[instance.id] = instance
         self._ready(instance)
         return True
@@ -124,10 +115,15 @@ class WeightUpdater:
         an instance that returns with older weights was lost before."""
         if version <= instance.version:
             return False
-        self._fleet.set_version(instance, version)
-        if version == self.version:
+        self._state.fleet.set_version(instance, version)
+        if version == self._state.progress.version:
             self.outdated.pop(instance.id, None)
         return True
+
+    def _lacks_ours(self, instance: Instance) -> bool:
+        """Whether the instance lacks the newest version, and we are to load it."""
+        progress = self._state.progress
+        return progress.loads and instance.version < progress.version
 
     def _gather(self, instances: Sequence[Instance]) -> None:
         """Make a cohort; an instance that still waits in another cohort leaves that one."""
@@ -154,36 +150,40 @@ class WeightUpdater:
                 if member.status is InstanceStatus.GATED:
                     self._set_status(member, InstanceStatus.SERVING)
 
-    def _begin(self, instance: Instance, out: list[Action]) -> bool:
+    def _begin(self, instance: Instance) -> bool:
         del self.outdated[instance.id]
-        how = self._interruption.at_update
+        interruption = self._state.roles.interruption
+        how = interruption.at_update
         if not instance.attempts:
-            self._load(instance, out)
+            self._load(instance)
         elif how == "drain":
             self._set_status(instance, InstanceStatus.DRAINING)
         else:
             self._set_status(instance, InstanceStatus.PAUSING)
-            clear = not self._interruption.keeps_kv
-            out.append(Pause(instance.id, "keep" if how == "in_place" else "abort", clear))
+            clear = not interruption.keeps_kv
+            self._state.orders.append(
+                Pause(instance.id, "keep" if how == "in_place" else "abort", clear)
+            )
         return instance.status is InstanceStatus.PAUSING and how == "resubmit"
 
-    def _load(self, instance: Instance, out: list[Action]) -> None:
-        if not self.loads:
-            self._leave_as_it_is(instance, out)
+    def _load(self, instance: Instance) -> None:
+        state, version = self._state, self._state.progress.version
+        if not state.progress.loads:
+            self._leave_as_it_is(instance)
             return
         self._set_status(instance, InstanceStatus.UPDATING)
         if not instance.attempts:
             # It holds no work, so it will never generate with its present weights again.
-            self._fleet.set_version(instance, self.version)
-        out.append(UpdateWeights(instance.id, self.version))
+            state.fleet.set_version(instance, version)
+        state.orders.append(UpdateWeights(instance.id, version))
 
-    def _leave_as_it_is(self, instance: Instance, out: list[Action]) -> None:
+    def _leave_as_it_is(self, instance: Instance) -> None:
         """The instance was stopped for weights that we no longer load."""
         if self._paused.pop(instance.id, None) is not None:
-            out.append(Resume(instance.id))
+            self._state.orders.append(Resume(instance.id))
         self._set_status(instance, InstanceStatus.GATED)
         self._ready(instance)
 
     def _set_status(self, instance: Instance, status: InstanceStatus) -> None:
         instance.status = status
-        self._fleet.touch(instance)
+        self._state.fleet.touch(instance)

@@ -59,22 +59,22 @@ _STANDS: Final[dict[GroupState, GroupStands]] = {
 
 def state_of(scheduler: Scheduler, now: float) -> RunState:
     """All facts of a scheduler whose last event was at `now`. O(everything)."""
-    lengths = scheduler.books.prompt_lengths
+    lengths = scheduler.state.prompt_lengths
     return RunState(
         run_facts(scheduler, now),
-        tuple([group_facts(group, scheduler) for group in scheduler.books.groups]),
+        tuple([group_facts(group, scheduler) for group in scheduler.state.groups]),
         () if lengths is None else tuple([prompt_facts(name, lengths) for name in lengths]),
-        tuple(scheduler.books.progress.recent),
+        tuple(scheduler.state.progress.recent),
     )
 
 
 def run_facts(scheduler: Scheduler, now: float) -> RunFacts:
-    progress, fleet = scheduler.books.progress, scheduler.books.fleet
+    progress, fleet = scheduler.state.progress, scheduler.state.fleet
     staying = sum([not instance.leaving for instance in fleet.instances.values()])
     return RunFacts(
         now,
         progress.version,
-        scheduler.decider.updater.loads,
+        progress.loads,
         progress.closed,
         progress.trainer_waiting,
         progress.takes_parts,
@@ -85,8 +85,8 @@ def run_facts(scheduler: Scheduler, now: float) -> RunFacts:
         progress.in_batch,
         progress.whole_at,
         progress.round,
-        scheduler.books.selection_window.left,
-        scheduler.books.serials.last,
+        scheduler.state.selection_window.left,
+        scheduler.state.serials.last,
         fleet.dispatched,
         max(staying, scheduler.decider.gathering.expected),
         fleet.kv.most,
@@ -101,7 +101,7 @@ def prompt_facts(prompt: str, lengths: LengthHistory) -> PromptFacts:
 
 def group_facts(group: Group, scheduler: Scheduler) -> GroupFacts:
     """Facts of a group that is neither delivered nor lost."""
-    siblings, lengths = group.siblings, scheduler.books.prompt_lengths
+    siblings, lengths = group.siblings, scheduler.state.prompt_lengths
     history: tuple[tuple[int, ...], ...] = ()
     if siblings.history is not None and lengths is not None and siblings.prompt not in lengths:
         history = siblings.history.deliveries
@@ -115,7 +115,7 @@ def group_facts(group: Group, scheduler: Scheduler) -> GroupFacts:
         siblings.expected_tokens,
         history,
         _STANDS[group.state],
-        group in scheduler.books.sample_buffer,
+        group in scheduler.state.sample_buffer,
         group.oldest_version,
         group.launch_place,
         group.launch_size,
@@ -203,7 +203,7 @@ class FactRecorder:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._touched: dict[Group, None] = {}
-        scheduler.books.groups.touched = self._touched
+        scheduler.state.groups.touched = self._touched
         self._prompts: dict[str, None] = {}
         self._delivered: list[Deliver] = []
         self._recent_changed = False
@@ -243,7 +243,7 @@ class FactRecorder:
             groups,
             gone,
             self._prompt_facts(),
-            tuple(self._scheduler.books.progress.recent) if self._recent_changed else None,
+            tuple(self._scheduler.state.progress.recent) if self._recent_changed else None,
             tuple(self._delivered),
         )
         self._delivered.clear()
@@ -252,7 +252,7 @@ class FactRecorder:
 
     def _touch_group_of(self, name: str) -> None:
         """A request that has ended since needs nothing: it moved its group, or it had none."""
-        request = self._scheduler.work.requests.get(name)
+        request = self._scheduler.parts.requests.get(name)
         if request is not None and request.group is not None:
             self._touched[request.group] = None
 
@@ -264,13 +264,13 @@ class FactRecorder:
                 here.append(group_facts(group, self._scheduler))
                 continue
             self._prompts[group.prompt] = None
-            if group.id not in self._scheduler.books.groups:  # else it was submitted again
+            if group.id not in self._scheduler.state.groups:  # else it was submitted again
                 gone.append(group.id)
         self._touched.clear()
         return tuple(here), tuple(gone)
 
     def _prompt_facts(self) -> tuple[PromptFacts, ...]:
-        lengths = self._scheduler.books.prompt_lengths
+        lengths = self._scheduler.state.prompt_lengths
         prompts, self._prompts = list(self._prompts), {}
         if lengths is None:
             return ()

@@ -27,9 +27,9 @@ from rollout_sched.core.model.model import (
 )
 from rollout_sched.core.model.records import GroupFacts, RequestFacts, RequestStands, RunState
 from rollout_sched.core.model.request_ids import request_id
-from rollout_sched.core.parts import Books, Work
 from rollout_sched.core.state.groups import COMPLETE, JUDGING
 from rollout_sched.core.state.lifecycle import ACTING, FINISHED, INTERRUPTING, PARKED
+from rollout_sched.core.work.parts import Parts
 
 #: A request that waited or was in flight is treated as one whose attempt has just ended.
 _STATES: Final[dict[RequestStands, RequestState]] = {
@@ -43,51 +43,40 @@ _STATES: Final[dict[RequestStands, RequestState]] = {
 class Restorer:
     """Puts the facts of a run back into the books."""
 
-    def __init__(self, books: Books, work: Work, decider: Decider) -> None:
-        self._fleet = books.fleet
-        self._groups = books.groups
-        self._requests = work.requests
-        self._outcomes = work.outcomes
-        self._samples = books.sample_buffer
-        self._finished = work.finished
-        self._progress = books.progress
-        self._updater = decider.updater
-        self._window = books.selection_window
-        self._migrator = decider.migrator
-        self._gathering = decider.gathering
-        self._serials = books.serials
-        self._lengths = books.prompt_lengths
+    def __init__(self, parts: Parts, decider: Decider) -> None:
+        self._parts = parts
+        self._state = parts.state
+        self._decider = decider
 
     def restored(self, event: Restored, now: float) -> None:
-        state = event.state
-        if now < state.run.now:
+        stored = event.state
+        if now < stored.run.now:
             raise CallerError(
-                f"the run is already at {state.run.now} s, so it cannot be restored at the earlier "
-                f"time {now} s"
+                f"the run is already at {stored.run.now} s, so it cannot be restored at the "
+                f"earlier time {now} s"
             )
-        self._restore_run(state, now)
+        self._restore_run(stored, now)
         going_on = [
             request
-            for facts in sorted(state.groups, key=_serial)
+            for facts in sorted(stored.groups, key=_serial)
             for request in self._restore_group(facts)
         ]
         for request in going_on:  # an earlier one may complete its group and end a sibling
-            if request.id in self._requests:
-                self._outcomes.go_on(request)
+            if request.id in self._parts.requests:
+                self._parts.outcomes.go_on(request)
 
-    def _restore_run(self, state: RunState, now: float) -> None:
-        run = state.run
-        self._progress.restore(run, state.recent)
-        self._updater.publish(run.version, loads=run.loads)
-        self._fleet.dispatched = run.attempts
-        self._fleet.kv.most = run.most_kv_tokens
-        self._window.left = run.window
-        self._serials.last = run.serials
-        self._migrator.due_at = now
-        self._gathering.begin(run.instances, now)
-        if self._lengths is not None:
-            for prompt in state.prompts:
-                _remember(self._lengths.of(prompt.prompt), prompt.deliveries)
+    def _restore_run(self, stored: RunState, now: float) -> None:
+        run, state = stored.run, self._state
+        state.progress.restore(run, stored.recent)
+        state.fleet.dispatched = run.attempts
+        state.fleet.kv.most = run.most_kv_tokens
+        state.selection_window.left = run.window
+        state.serials.last = run.serials
+        self._decider.migrator.due_at = now
+        self._decider.gathering.begin(run.instances, now)
+        if state.prompt_lengths is not None:
+            for prompt in stored.prompts:
+                _remember(state.prompt_lengths.of(prompt.prompt), prompt.deliveries)
 
     def _restore_group(self, facts: GroupFacts) -> list[Request]:
         """Returns the requests of the group that may go on."""
@@ -102,15 +91,16 @@ class Restorer:
         group = Group(facts.group, facts.serial, facts.samples, siblings, judged=facts.judged)
         group.state = GroupState(facts.state)
         group.launch_place, group.launch_size = facts.launch_place, facts.launch_size
-        self._groups.add(group)
+        self._state.groups.add(group)
         going_on = self._restore_requests(group, facts)
+        samples = self._state.sample_buffer
         if facts.started:
-            self._samples.add(group)
-            self._samples.set_version(group, facts.oldest_version)
+            samples.add(group)
+            samples.set_version(group, facts.oldest_version)
         if group.state is COMPLETE:
-            self._samples.completed(group)
+            samples.completed(group)
         elif group.state is JUDGING:
-            self._finished.judge(group)
+            self._parts.finished.judge(group)
         return going_on
 
     def _restore_requests(self, group: Group, facts: GroupFacts) -> list[Request]:
@@ -118,16 +108,16 @@ class Restorer:
         requests = {known.index: self._request(known, group) for known in facts.requests}
         for known in facts.requests:
             request = requests[known.index]
-            self._requests.take_in(request)
+            self._parts.requests.take_in(request)
             if request.state is PARKED:
-                self._requests.replay_buffer.add(request)
+                self._parts.requests.replay_buffer.add(request)
             elif request.state is INTERRUPTING:
                 going_on.append(request)
         group.finished = [requests[index] for index in facts.finished]
         lengths = [request.response_tokens for request in group.finished]
         group.siblings.lengths = sorted(lengths)
         if lengths:
-            self._requests.expectations.learn(group.siblings)
+            self._parts.requests.expectations.learn(group.siblings)
         return going_on
 
     def _request(self, facts: RequestFacts, group: Group) -> Request:
@@ -149,10 +139,11 @@ class Restorer:
         return request
 
     def _history(self, facts: GroupFacts) -> PromptLengths | None:
-        if self._lengths is None:
+        lengths = self._state.prompt_lengths
+        if lengths is None:
             return None
-        if facts.prompt in self._lengths:
-            return self._lengths.of(facts.prompt)
+        if facts.prompt in lengths:
+            return lengths.of(facts.prompt)
         own = PromptLengths()
         _remember(own, facts.history)
         return own

@@ -33,6 +33,7 @@ RECENT_BATCHES = 12
 class RunProgress:
     """The scheduler's `Progress`: what the trainer said, and values read from the other books.
 
+    loads        the newest version is ours to load (see WeightsPublished)
     dirty        something has changed since the group-level roles were last asked
     takes_parts  the trainer takes the current batch in parts
     shares_gpus  the trainer takes instances that are lent to it
@@ -53,6 +54,7 @@ class RunProgress:
     ) -> None:
         self.prompts_per_step = prompts_per_step
         self.version = version
+        self.loads = True
         self.trainer_waiting = False
         self.shares_gpus = False
         self.closed = False
@@ -103,7 +105,7 @@ class RunProgress:
 
     def restore(self, run: RunFacts, recent: Iterable[DeliveredGroup]) -> None:
         """Go on from where an earlier scheduler of this run ended."""
-        self.version = run.version
+        self.version, self.loads = run.version, run.loads
         self.trainer_waiting, self.takes_parts = run.trainer_waiting, run.takes_parts
         self.shares_gpus = run.shares_gpus
         self.closed = run.closed

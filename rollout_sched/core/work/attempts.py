@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from heapq import heappop, heappush
 
@@ -17,9 +16,8 @@ from rollout_sched.core.model.events import (
 )
 from rollout_sched.core.model.model import Attempt, Instance, Request
 from rollout_sched.core.model.records import Segment
-from rollout_sched.core.state.fleet import Fleet
-from rollout_sched.core.state.groups import SampleBuffer
 from rollout_sched.core.state.lifecycle import RUNNING
+from rollout_sched.core.state.state import State
 
 OfAttempt = RequestFinished | TurnFinished | RequestInterrupted | RequestFailed | TokensArrived
 
@@ -33,25 +31,20 @@ class AttemptLedger:
     has answered, and its tokens count as discarded.
     """
 
-    def __init__(
-        self, fleet: Fleet, samples: SampleBuffer, anomalies: Counter[str], out: list[Action]
-    ) -> None:
-        self._fleet = fleet
-        self._samples = samples
-        self._anomalies = anomalies
-        self._out = out
+    def __init__(self, state: State) -> None:
+        self._state = state
 
     def find(self, event: OfAttempt) -> Attempt | None:
         """The attempt in flight that an event is about; None, and an anomaly, without one."""
-        attempt = self._fleet.attempts.get(event.attempt)
+        attempt = self._state.fleet.attempts.get(event.attempt)
         if attempt is None or attempt.request.id != event.request:
-            self._anomalies["unknown_attempt"] += 1
+            self._state.anomalies["unknown_attempt"] += 1
             return None
         return attempt
 
     def possible(self, attempt: Attempt, tokens: int) -> int:
         """Limit an impossible token count of an attempt to the possible range."""
-        self._anomalies["tokens_out_of_range"] += 1
+        self._state.anomalies["tokens_out_of_range"] += 1
         return min(max(0, tokens), attempt.max_new_tokens)
 
     def keep(self, attempt: Attempt, spans: Spans) -> None:
@@ -63,7 +56,7 @@ class AttemptLedger:
         for version, tokens in self._true_spans(attempt, spans):
             request.segments += (Segment(version, tokens, attempt.instance.id),)
             if request.group is not None:
-                self._samples.note_version(request.group, version)
+                self._state.sample_buffer.note_version(request.group, version)
         request.response_tokens += attempt.tokens
         request.context_tokens += attempt.tokens
         request.computed_tokens = request.context_tokens
@@ -71,7 +64,8 @@ class AttemptLedger:
     def waste(self, attempt: Attempt, reason: str) -> None:
         """Throw away what an attempt made."""
         if attempt.tokens:
-            self._out.append(discard(attempt.request, attempt.tokens, reason, attempt=attempt.id))
+            wasted = discard(attempt.request, attempt.tokens, reason, attempt=attempt.id)
+            self._state.orders.append(wasted)
 
     def abandon(self, request: Request, reason: str) -> None:
         """Drop the future answer of the request's attempt; the slot is free once it answers."""
@@ -81,7 +75,7 @@ class AttemptLedger:
         attempt.abandoned = reason
         request.attempt = None
         if request.state is RUNNING:
-            self._out.append(Interrupt(request.id, attempt.id, attempt.instance.id))
+            self._state.orders.append(Interrupt(request.id, attempt.id, attempt.instance.id))
 
     def _true_spans(self, attempt: Attempt, spans: Spans) -> Spans:
         """The spans that the instance reported; if they cannot be true, all tokens count as made by
@@ -101,10 +95,10 @@ class AttemptLedger:
             or versions != sorted(versions)
             or versions[-1] > attempt.instance.version
         ):
-            self._anomalies["spans_do_not_fit"] += 1
+            self._state.anomalies["spans_do_not_fit"] += 1
             return ((attempt.version, attempt.tokens),)
         if versions[0] < attempt.version:
-            self._anomalies["version_older_than_dispatched"] += 1
+            self._state.anomalies["version_older_than_dispatched"] += 1
         return tuple(span for span in spans if span[1])
 
 
@@ -183,9 +177,9 @@ class Backoff:
     `first_s`: length of the first rest, in seconds.
     """
 
-    def __init__(self, first_s: float, out: list[Action]) -> None:
+    def __init__(self, first_s: float, orders: list[Action]) -> None:
         self.first_s = first_s
-        self._out = out
+        self._orders = orders
         self._rests: list[tuple[float, int, Instance | Request]] = []
         self._serial = 0
         self._wake_at = float("inf")
@@ -217,4 +211,4 @@ class Backoff:
 
     def _wake(self, at: float) -> None:
         self._wake_at = at
-        self._out.append(Wake(at))
+        self._orders.append(Wake(at))

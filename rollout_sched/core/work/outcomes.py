@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections import Counter
 from math import ceil
 from typing import Literal
 
 from msgspec.structs import replace
 
-from rollout_sched.core.model.actions import Action, Answer, Judge
+from rollout_sched.core.model.actions import Answer, Judge
 from rollout_sched.core.model.events import GroupJudged
-from rollout_sched.core.model.model import DirectSiblings, Group, Request, Serials
+from rollout_sched.core.model.model import Group, Request
 from rollout_sched.core.model.records import DeliveredSample, Segment
 from rollout_sched.core.model.request_ids import request_id
-from rollout_sched.core.model.roles import Roles
-from rollout_sched.core.state.fleet import Fleet
 from rollout_sched.core.state.groups import (
     ACTIVE,
     DEFERRED,
@@ -28,11 +25,9 @@ from rollout_sched.core.state.groups import (
     LAUNCH,
     SET_BACK,
     SPEND,
-    Groups,
-    SampleBuffer,
 )
 from rollout_sched.core.state.lifecycle import FINISH, FINISHED, PARKED, RUNNING, WAITING, move
-from rollout_sched.core.state.progress import RunProgress
+from rollout_sched.core.state.state import State
 from rollout_sched.core.work import attempts as blame
 from rollout_sched.core.work.requests import Requests
 
@@ -41,20 +36,14 @@ class FinishedSamples:
     """Builds the samples of finished requests when they go to the trainer, to a client, or to be
     judged: not before, because their age depends on the trainer's version."""
 
-    def __init__(
-        self, roles: Roles, progress: RunProgress, serials: Serials, out: list[Action]
-    ) -> None:
-        self._freshness = roles.freshness
-        self._masks = roles.freshness.masks
-        self._progress = progress
-        self._serials = serials
-        self._out = out
+    def __init__(self, state: State) -> None:
+        self._state = state
 
     def of(self, request: Request) -> DeliveredSample:
         segments = request.segments
-        if self._masks and request.group is not None:
+        if self._state.roles.freshness.masks and request.group is not None:
             segments = self._masked(segments)
-        newest = self._progress.version
+        newest = self._state.progress.version
         oldest: int | None = None
         masked = 0
         for segment in segments:
@@ -76,12 +65,12 @@ class FinishedSamples:
 
     def judge(self, group: Group) -> None:
         """Ask whether a whole group is to be trained."""
-        group.judgement = self._serials.next()
+        group.judgement = self._state.serials.next()
         samples = tuple([self.of(request) for request in group.finished])
-        self._out.append(Judge(group.id, group.judgement, samples))
+        self._state.orders.append(Judge(group.id, group.judgement, samples))
 
     def _masked(self, segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
-        oldest = self._freshness.oldest_allowed(self._progress.version)
+        oldest = self._state.roles.freshness.oldest_allowed(self._state.progress.version)
         return tuple(
             [replace(one, masked=True) if one.version < oldest else one for one in segments]
         )
@@ -93,27 +82,17 @@ class GroupOutcomes:
     budgeted  whether a group has a token budget for each round
     """
 
-    def __init__(
-        self,
-        roles: Roles,
-        groups: Groups,
-        requests: Requests,
-        samples: SampleBuffer,
-        finished: FinishedSamples,
-        progress: RunProgress,
-    ) -> None:
+    def __init__(self, state: State, requests: Requests, finished: FinishedSamples) -> None:
+        roles = state.roles
         self.budgeted = roles.batching.stops_at_delivery and roles.interruption.budgeted
-        self._roles = roles
-        self._groups = groups
+        self._state = state
         self._requests = requests
-        self._samples = samples
         self._finished = finished
-        self._progress = progress
 
     def launch(self, group: Group, oversample: float) -> None:
         """Create the missing requests of a group, and let all that are parked be dispatched."""
-        self._groups.move(group, LAUNCH)
-        self._samples.add(group)
+        self._state.groups.move(group, LAUNCH)
+        self._state.sample_buffer.add(group)
         wanted = ceil(group.samples * oversample - 1e-9)
         used = {request.index for request in group.requests}
         index = 0
@@ -126,7 +105,7 @@ class GroupOutcomes:
 
     def finished(self, request: Request, group: Group) -> None:
         """One sample of the group is finished."""
-        self._groups.touch(group)
+        self._state.groups.touch(group)
         group.finished.append(request)
         if len(group.finished) >= group.samples:
             self._fill(group)
@@ -137,21 +116,21 @@ class GroupOutcomes:
 
     def set_back(self, group: Group) -> None:
         """The round ended without this group: keep its partial requests, or start it over."""
-        if not self._roles.interruption.keeps_partial:
+        if not self._state.roles.interruption.keeps_partial:
             self.start_over(group, "deferred")
             return
-        self._groups.move(group, SET_BACK)
+        self._state.groups.move(group, SET_BACK)
         for request in group.requests:
             self._stop(request)
 
     def start_over(self, group: Group, reason: str = "stale") -> None:
         """Queue a group for a later launch, and throw away all its tokens."""
-        self._progress.dirty = True
-        self._groups.touch(group)
+        self._state.progress.dirty = True
+        self._state.groups.touch(group)
         if reason == "stale":
-            self._progress.group_lost(group)
+            self._state.progress.group_lost(group)
         if group.state is not DEFERRED:
-            self._groups.move(group, SET_BACK)
+            self._state.groups.move(group, SET_BACK)
         group.judgement = 0
         requests = group.requests
         for request in requests[group.samples :]:
@@ -162,19 +141,19 @@ class GroupOutcomes:
         group.finished.clear()
         group.siblings.lengths.clear()
         group.siblings.estimate = None
-        self._samples.remove(group)
+        self._state.sample_buffer.remove(group)
 
     def check_age(self, group: Group) -> None:
         """Some tokens of the group are older than expected: start it over if they are too old."""
-        oldest = self._roles.freshness.oldest_allowed(self._progress.version)
+        oldest = self._state.roles.freshness.oldest_allowed(self._state.progress.version)
         known = group.oldest_version
         if known is not None and known < oldest:
             self.start_over(group)
 
     def deliver(self, group: Group) -> None:
         """The samples of the group go to the trainer."""
-        self._groups.move(group, DELIVER)
-        self._progress.group_delivered(group)
+        self._state.groups.move(group, DELIVER)
+        self._state.progress.group_delivered(group)
         history = group.siblings.history
         if history is not None:
             history.note([request.response_tokens for request in group.finished])
@@ -184,9 +163,9 @@ class GroupOutcomes:
 
     def lose(self, group: Group, why: Literal["failed", "filtered"]) -> None:
         """The group will never be delivered."""
-        self._progress.dirty = True
-        self._progress.group_lost(group)
-        self._groups.move(group, FAIL if why == "failed" else FILTER)
+        self._state.progress.dirty = True
+        self._state.progress.group_lost(group)
+        self._state.groups.move(group, FAIL if why == "failed" else FILTER)
         for request in group.requests:
             self._requests.end(request, why)
         self._let_go(group)
@@ -199,12 +178,12 @@ class GroupOutcomes:
             parked = request.state is PARKED and not request.rests_until
             if request.state is not FINISHED and not parked:
                 return  # this request goes on
-        self._progress.dirty = True
-        self._groups.move(group, SPEND)
+        self._state.progress.dirty = True
+        self._state.groups.move(group, SPEND)
 
     def _fill(self, group: Group) -> None:
-        self._progress.dirty = True
-        self._groups.move(group, JUDGE if group.judged else FILL)
+        self._state.progress.dirty = True
+        self._state.groups.move(group, JUDGE if group.judged else FILL)
         for request in group.requests:
             if request.state is not FINISHED:
                 self._requests.end(request, "surplus")
@@ -212,11 +191,11 @@ class GroupOutcomes:
         if group.judged:
             self._finished.judge(group)
         else:
-            self._samples.completed(group)
+            self._state.sample_buffer.completed(group)
 
     def _let_go(self, group: Group) -> None:
         """Break reference cycles, so that memory is freed without the garbage collector."""
-        self._samples.remove(group)
+        self._state.sample_buffer.remove(group)
         group.siblings.requests.clear()
         group.finished.clear()
 
@@ -237,22 +216,17 @@ class Outcomes:
 
     def __init__(
         self,
-        groups: GroupOutcomes,
-        fleet: Fleet,
+        state: State,
         requests: Requests,
-        siblings: DirectSiblings,
         finished: FinishedSamples,
+        groups: GroupOutcomes,
         max_failures: int,
-        out: list[Action],
     ) -> None:
         self.groups = groups
         self.max_failures = max_failures
-        self._budgeted = groups.budgeted
-        self._fleet = fleet
+        self._state = state
         self._requests = requests
-        self._siblings = siblings
         self._finished = finished
-        self._out = out
 
     def go_on(self, request: Request) -> None:
         """To the waiting queue if the request may run, else to the replay buffer."""
@@ -265,7 +239,7 @@ class Outcomes:
 
     def end_segment(self, request: Request) -> None:
         """The request has used up an attempt's tokens; the next round renews a budget."""
-        if self._budgeted and request.group is not None:
+        if self.groups.budgeted and request.group is not None:
             self._requests.park(request)
             self.groups.spend(request.group)
         else:
@@ -275,9 +249,9 @@ class Outcomes:
         group = request.group
         move(request, FINISH)
         request.finish = reason
-        self._fleet.finished(request)
+        self._state.fleet.finished(request)
         if request.failed_on:
-            blame.forget(request, self._fleet.instances)
+            blame.forget(request, self._state.fleet.instances)
         insort(request.siblings.lengths, request.response_tokens)
         if group is None:
             self._answer(request)
@@ -298,13 +272,13 @@ class Outcomes:
 
     def _answer(self, request: Request) -> None:
         """A direct request is finished: answer it at once."""
-        self._out.append(Answer(self._finished.of(request)))
+        self._state.orders.append(Answer(self._finished.of(request)))
         self._requests.forget(request)
         self._leave(request)
 
     def _leave(self, request: Request) -> None:
         """Remove a finished request from its siblings, whose prediction learns its length."""
-        self._siblings.leave(request)
+        self._state.siblings.leave(request)
         if request.siblings.requests:
             self._requests.expectations.learn(request.siblings)
 
@@ -326,29 +300,19 @@ class Outcomes:
 class Judgement:
     """Takes the answers to Judge; an answer to an earlier question about the group is ignored."""
 
-    def __init__(
-        self,
-        groups: Groups,
-        samples: SampleBuffer,
-        outcomes: GroupOutcomes,
-        progress: RunProgress,
-        anomalies: Counter[str],
-    ) -> None:
-        self._groups = groups
-        self._samples = samples
+    def __init__(self, state: State, outcomes: GroupOutcomes) -> None:
+        self._state = state
         self._outcomes = outcomes
-        self._progress = progress
-        self._anomalies = anomalies
 
     def judged(self, event: GroupJudged, now: float) -> None:
-        group = self._groups.get(event.group)
+        group = self._state.groups.get(event.group)
         if group is None or not event.judgement or group.judgement != event.judgement:
-            self._anomalies["unknown_judgement"] += 1
+            self._state.anomalies["unknown_judgement"] += 1
             return
         group.judgement = 0
         if event.verdict == "kept":
-            self._progress.dirty = True
-            self._groups.move(group, KEEP)
-            self._samples.completed(group)
+            self._state.progress.dirty = True
+            self._state.groups.move(group, KEEP)
+            self._state.sample_buffer.completed(group)
         else:
             self._outcomes.lose(group, event.verdict)

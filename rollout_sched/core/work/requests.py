@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from rollout_sched.core.model.actions import Action, Interrupt
-from rollout_sched.core.model.model import Group, Request, Serials, Siblings
-from rollout_sched.core.model.roles import Roles
-from rollout_sched.core.state.fleet import Fleet
+from rollout_sched.core.model.actions import Interrupt
+from rollout_sched.core.model.model import Group, Request, Siblings
 from rollout_sched.core.state.lifecycle import END, INTERRUPT, PARK, PARKED, RETURN, WAITING, move
+from rollout_sched.core.state.state import State
 from rollout_sched.core.state.waiting import ReplayBuffer, WaitingQueue
 from rollout_sched.core.work import attempts as blame
 from rollout_sched.core.work.attempts import AttemptLedger, discard
@@ -19,13 +18,14 @@ class Expectations:
     """Asks the prediction for lengths, and the ordering for the keys of waiting requests. It asks
     again when the inputs of either change."""
 
-    def __init__(self, roles: Roles, fleet: Fleet, waiting: WaitingQueue) -> None:
+    def __init__(self, state: State, waiting: WaitingQueue) -> None:
+        roles = state.roles
         self._prediction = roles.prediction
         self._ordering = roles.ordering
         self._weigh_tokens = roles.weigh_tokens
         self._sessions = roles.sessions
         self._prioritised = False
-        self._fleet = fleet
+        self._fleet = state.fleet
         self._waiting = waiting
 
     def enqueue(self, request: Request) -> None:
@@ -87,23 +87,15 @@ class Expectations:
 class Requests:
     """Every request that has not ended, by id, with the waiting queue and the replay buffer."""
 
-    def __init__(
-        self,
-        roles: Roles,
-        fleet: Fleet,
-        ledger: AttemptLedger,
-        serials: Serials,
-        out: list[Action],
-    ) -> None:
+    def __init__(self, state: State, ledger: AttemptLedger) -> None:
         self.waiting = WaitingQueue()
-        self.expectations = Expectations(roles, fleet, self.waiting)
+        self.expectations = Expectations(state, self.waiting)
         self.replay_buffer = ReplayBuffer()
         self._all: dict[str, Request] = {}
-        self._sessions = roles.sessions
-        self._fleet = fleet
+        self._sessions = state.roles.sessions
+        self._state = state
+        self._fleet = state.fleet
         self._ledger = ledger
-        self._serials = serials
-        self._out = out
 
     def __len__(self) -> int:
         return len(self._all)
@@ -124,7 +116,7 @@ class Requests:
 
     def create(self, siblings: Siblings, group: Group | None, index: int, name: str) -> Request:
         """A new request, parked until the caller moves it on, within the same event."""
-        serial = self._serials.next()
+        serial = self._state.serials.next()
         request = Request(name, siblings, group, index, serial, siblings.prompt_tokens)
         self.take_in(request)
         return request
@@ -150,7 +142,7 @@ class Requests:
         order.
         """
         if request.group is None and request.failures:
-            request.serial = self._serials.next()
+            request.serial = self._state.serials.next()
         self.wait(request)
 
     def leave_home(self, request: Request) -> None:
@@ -171,13 +163,13 @@ class Requests:
         attempt = request.attempt
         assert attempt is not None
         move(request, INTERRUPT)
-        self._out.append(Interrupt(request.id, attempt.id, attempt.instance.id))
+        self._state.orders.append(Interrupt(request.id, attempt.id, attempt.instance.id))
 
     def start_over(self, request: Request, reason: str) -> None:
         """Throw away all tokens of the request, and park it."""
         self._ledger.abandon(request, reason)
         if request.response_tokens or request.turn:
-            self._out.append(discard(request, request.response_tokens, reason))
+            self._state.orders.append(discard(request, request.response_tokens, reason))
         request.context_tokens = request.siblings.prompt_tokens
         request.response_tokens = request.computed_tokens = 0
         request.turn = request.migrations = 0
@@ -198,7 +190,7 @@ class Requests:
         elif request.state is PARKED:
             self.replay_buffer.remove(request)
         self.forget(request)
-        self._out.append(discard(request, request.response_tokens, reason, ends=True))
+        self._state.orders.append(discard(request, request.response_tokens, reason, ends=True))
 
     def forget(self, request: Request) -> None:
         """The request has ended: delivered, answered or discarded."""

@@ -262,7 +262,7 @@ class StoreKeeper:
         self._on_broken = on_broken
         self._open = OpenTransaction(store, self._complete, on_broken)
         self.writer = self._open.writer
-        self.session = StoredSession(self._open, scheduler.books.groups, transcripts)
+        self.session = StoredSession(self._open, scheduler.state.groups, transcripts)
         self._recorder = FactRecorder(scheduler)
         self._touched: dict[str, None] = {}  # requests whose transcripts may have changed
         self._put_down: dict[type[Any], Callable[[Any], None]] = {
@@ -346,7 +346,7 @@ class StoreKeeper:
     def _complete(self, changes: Transaction) -> None:
         self._put_facts(changes)
         for name in self._touched:
-            request = self._scheduler.work.requests.get(name)
+            request = self._scheduler.parts.requests.get(name)
             if request is not None and request.group is not None:
                 self._write(name, self._streamed(request), changes)
         self._touched.clear()

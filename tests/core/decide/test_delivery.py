@@ -77,7 +77,7 @@ class TestStaleness:
             Interrupt("a/1", 2, "i0"),
             Interrupt("b/0", 3, "i0"),
         ]
-        for group in told.scheduler.books.groups:
+        for group in told.scheduler.state.groups:
             assert group.oldest_version is None
         assert told(RequestInterrupted("a/1", 2, 9)) == [thrown("a/1", 9, "stale", attempt=2)]
         assert told(RequestInterrupted("b/0", 3, 0)) == [UpdateWeights("i0", 1)]
@@ -108,7 +108,7 @@ class TestStaleness:
         assert dispatched(told(WeightsUpdated("i1", 2))) == ["a/0", "b/0"]
         samples: list[DeliveredSample] = []
         for _ in range(5):
-            attempt = next(iter(told.scheduler.books.fleet.attempts.values()), None)
+            attempt = next(iter(told.scheduler.state.fleet.attempts.values()), None)
             if attempt is None:
                 break
             actions = told(RequestFinished(attempt.request.id, attempt.id, 7))
@@ -120,12 +120,12 @@ class TestStaleness:
         told = Told(2, batching="fully_async", freshness=bounded)
         told.submit("a")
         told(RequestFinished("a/0", 1, 5))
-        assert told.scheduler.books.progress.complete == 1
+        assert told.scheduler.state.progress.complete == 1
         assert told(WeightsPublished(1)) == [
             thrown("a/0", 5, "stale"),
             UpdateWeights("i0", 1),
         ]
-        assert told.scheduler.books.progress.complete == 0
+        assert told.scheduler.state.progress.complete == 0
 
     def test_young_enough_is_delivered_with_its_age(self) -> None:
         bounded = {"use": "bounded", "max_staleness": 1, "when_stale": "drop"}
@@ -142,9 +142,9 @@ class TestStaleness:
         told.submit("a", "b")
         assert told.running == ["a/0"]
         told(WeightsPublished(1))
-        assert told.scheduler.books.progress.active == 0, "what is made now would be too old"
+        assert told.scheduler.state.progress.active == 0, "what is made now would be too old"
         told(RequestInterrupted("a/0", 1, 3))
-        assert (told.scheduler.books.progress.active, told.scheduler.books.progress.fresh) == (1, 1)
+        assert (told.scheduler.state.progress.active, told.scheduler.state.progress.fresh) == (1, 1)
 
     def test_starting_over_forgets_the_cache_and_the_turns(self) -> None:
         retain = {"use": "partial", "kv": "retain"}
@@ -241,7 +241,7 @@ class TestLastBatch:
         told = Told()
         told(SubmissionsClosed())
         assert told(BatchRequested()) == []
-        assert told.scheduler.books.progress.trainer_waiting
+        assert told.scheduler.state.progress.trainer_waiting
 
 
 def test_a_batch_of_more_than_there_is() -> None:
@@ -279,10 +279,10 @@ class TestSelection:
             attempt = told.request(request).attempt
             assert attempt is not None
             told(RequestFinished(request, attempt.id, 5))
-        attempts = [a for a in told.scheduler.books.fleet.attempts.values() if a.abandoned]
+        attempts = [a for a in told.scheduler.state.fleet.attempts.values() if a.abandoned]
         for attempt in attempts:
             told(RequestInterrupted(attempt.request.id, attempt.id, 1))
-        version = told.scheduler.books.progress.version + 1
+        version = told.scheduler.state.progress.version + 1
         told(WeightsPublished(version), WeightsUpdated("i0", version), BatchRequested())
         return sorted(told.running)
 
@@ -304,6 +304,6 @@ def test_groups_know_their_place_among_those_launched_with_them() -> None:
     told(BatchRequested())
 
     def places() -> list[tuple[str, int, int]]:
-        return [(g.id, g.launch_place, g.launch_size) for g in told.scheduler.books.groups]
+        return [(g.id, g.launch_place, g.launch_size) for g in told.scheduler.state.groups]
 
     assert places() == [("a", 0, 3), ("b", 1, 3), ("c", 2, 3), ("d", 0, 1)]

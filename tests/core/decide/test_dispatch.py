@@ -308,7 +308,7 @@ class TestWhatComesInBetween:
         world.seconds += 10
         world(ev.Woke())
         world(ev.RequestWithdrawn("d"))
-        attempt = max(world.scheduler.books.fleet.attempts)
+        attempt = max(world.scheduler.state.fleet.attempts)
         (discard,) = world(ev.RequestInterrupted("d", attempt, 4))
         assert discard == act.Discard("d", 4, "withdrawn", attempt=attempt)
 
@@ -329,7 +329,7 @@ class TestWhatComesInBetween:
         (delivered,) = world(ev.RequestFinished("b/0", 2, 5))
         assert isinstance(delivered, act.Deliver)  # and no second Interrupt
         assert world(ev.RequestInterrupted("a/0", 1, 7)) == []
-        assert [r.id for r in world.scheduler.work.requests.replay_buffer] == ["a/0"]
+        assert [r.id for r in world.scheduler.parts.requests.replay_buffer] == ["a/0"]
 
     def test_weights_arrive(self) -> None:
         """It waits like everybody, and goes on under the new ones where it was to go."""

@@ -80,7 +80,7 @@ def test_it_comes_back_and_serves() -> None:
     world.lend("i0")
     assert world(ev.InstanceReturned("i0")) == []
     assert world.status("i0") is InstanceStatus.SERVING
-    assert world.instance("i0") in world.scheduler.books.fleet.open
+    assert world.instance("i0") in world.scheduler.state.fleet.open
 
 
 def test_what_was_not_lent_is_not_taken_back() -> None:
@@ -136,7 +136,7 @@ class TestWhatComesInBetween:
         world(ev.RequestFinished("b/0", 2, 5), ev.RequestFinished("c/0", 3, 5))
         updates = [act.UpdateWeights("i1", 1), act.UpdateWeights("i2", 1)]
         assert world(ev.WeightsPublished(1)) == updates
-        assert not world.scheduler.books.progress.update_pending
+        assert not world.scheduler.state.progress.update_pending
         world(ev.WeightsUpdated("i1", 1), ev.WeightsUpdated("i2", 1))
         actions = world(ev.BatchRequested(shares_gpus=True))
         assert {where for _, where, _ in dispatched(actions)} == {"i1", "i2"}

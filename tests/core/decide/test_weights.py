@@ -12,12 +12,10 @@ from rollout_sched.core.model.actions import Action, Pause, Resume, UpdateWeight
 from rollout_sched.core.model.errors import PolicyError
 from rollout_sched.core.model.model import Attempt, Instance, InstanceStatus
 from rollout_sched.core.model.roles import Weights
-from rollout_sched.core.state.fleet import Fleet
-from rollout_sched.core.state.groups import LAUNCH, SET_BACK, Groups, SampleBuffer
-from rollout_sched.core.state.progress import RunProgress
+from rollout_sched.core.state.groups import LAUNCH, SET_BACK
 from rollout_sched.policies.interruption import Never, Partial
 from rollout_sched.policies.weights import AllAtOnce
-from tests.core.told import make_group, make_request
+from tests.core.told import make_group, make_parts, make_request
 
 SERVING, DRAINING, PAUSING, UPDATING, GATED, _LENDING, _LENT, LOST = InstanceStatus
 
@@ -39,45 +37,56 @@ class Bench:
         interruption: Any = None,
         weights: Any = None,
     ) -> None:
-        self.fleet = Fleet(lambda i: i.in_flight, lambda i: True)
+        self.state = make_parts(
+            weights=weights or AllAtOnce(), interruption=interruption or Never()
+        ).state
+        self.fleet, self.groups = self.state.fleet, self.state.groups
         self.instances = [self.fleet.join(f"i{n}", 4, 100, 0) for n in range(instances)]
         self.attempts = {n: self.send(n) for n in busy}
-        self.groups = Groups()
-        self.progress = RunProgress(1, 0, self.fleet, self.groups, SampleBuffer())
-        self.updater = WeightUpdater(
-            self.fleet, weights or AllAtOnce(), interruption or Never(), version=0
-        )
+        self.updater = WeightUpdater(self.state)
         self.aborted: list[Instance] = []
 
     def send(self, number: int) -> Attempt:
         return self.fleet.send(make_request(), self.instances[number], 10)
 
+    def newest(self, version: int, *, loads: bool = True) -> None:
+        """The trainer publishes; nothing is started yet."""
+        self.state.progress.version, self.state.progress.loads = version, loads
+        self.updater.published()
+
     def publish(self, version: int) -> list[Action]:
-        self.updater.publish(version)
+        self.newest(version)
         return self.start()
 
     def start(self) -> list[Action]:
-        out: list[Action] = []
-        self.aborted = self.updater.start(self.progress, out)
-        return out
+        self.aborted = self.updater.start()
+        return self.orders()
+
+    def join(self, name: str, version: int) -> list[Action]:
+        self.instances.append(self.fleet.join(name, 4, 100, version))
+        self.updater.joined(self.instances[-1])
+        return self.orders()
 
     def answer(self, number: int) -> list[Action]:
         """The attempt of this instance ends, as the scheduler would have it."""
-        out: list[Action] = []
         self.fleet.close(self.attempts.pop(number))
         if not self.instances[number].attempts:
-            self.updater.emptied(self.instances[number], out)
-        return out
+            self.updater.emptied(self.instances[number])
+        return self.orders()
 
     def paused(self, number: int) -> list[Action]:
-        out: list[Action] = []
-        assert self.updater.paused(self.instances[number], out)
-        return out
+        assert self.updater.paused(self.instances[number])
+        return self.orders()
 
     def updated(self, number: int, version: int) -> list[Action]:
-        out: list[Action] = []
-        assert self.updater.updated(self.instances[number], version, out)
-        return out
+        assert self.updater.updated(self.instances[number], version)
+        return self.orders()
+
+    def orders(self) -> list[Action]:
+        """The actions since the last look."""
+        orders = self.state.orders[:]
+        self.state.orders.clear()
+        return orders
 
     @property
     def statuses(self) -> list[InstanceStatus]:
@@ -225,10 +234,7 @@ class TestCohort:
 
 class TestNewcomer:
     def join(self, bench: Bench, version: int) -> list[Action]:
-        out: list[Action] = []
-        bench.instances.append(bench.fleet.join("new", 4, 100, version))
-        bench.updater.joined(bench.instances[-1], out)
-        return out
+        return bench.join("new", version)
 
     def test_with_old_weights_gets_new_ones_first(self) -> None:
         bench = Bench(0)
@@ -337,18 +343,17 @@ class TestLostInTheMiddle:
         bench.publish(1)
         bench.paused(0)
         self.lose(bench, 0)
-        bench.instances = [bench.fleet.join("i0", 4, 100, 0)]
-        bench.updater.joined(bench.instances[0], [])
+        bench.instances.clear()
+        bench.join("i0", 0)
         assert bench.updated(0, 1) == []
 
 
 class TestNotAskedFor:
     def check(self, bench: Bench, *, paused: bool = False, updated: bool = False) -> None:
-        out: list[Action] = []
         before = bench.statuses, bench.instances[0].version, bench.open
-        assert bench.updater.paused(bench.instances[0], out) is paused
-        assert bench.updater.updated(bench.instances[0], 1, out) is updated
-        assert not out
+        assert bench.updater.paused(bench.instances[0]) is paused
+        assert bench.updater.updated(bench.instances[0], 1) is updated
+        assert not bench.orders()
         assert (bench.statuses, bench.instances[0].version, bench.open) == before
 
     def test_while_serving(self) -> None:
@@ -368,13 +373,13 @@ class TestNotAskedFor:
     def test_a_pause_while_updating(self) -> None:
         bench = Bench(1)
         bench.publish(1)
-        assert not bench.updater.paused(bench.instances[0], [])
+        assert not bench.updater.paused(bench.instances[0])
         assert bench.statuses == [UPDATING]
 
     def test_an_update_while_pausing(self) -> None:
         bench = Bench(1, busy=[0], interruption=Partial())
         bench.publish(1)
-        assert not bench.updater.updated(bench.instances[0], 1, [])
+        assert not bench.updater.updated(bench.instances[0], 1)
         assert bench.statuses == [PAUSING]
 
 
@@ -382,15 +387,15 @@ def test_who_moves_on_to_another_cohort_waits_for_that_one() -> None:
     bench = Bench(3)
     a, b, c = bench.instances
     bench.fleet.set_version(c, 1)
-    bench.updater.publish(1)
+    bench.newest(1)
     bench.start()
-    bench.updater.updated(a, 1, [])
+    bench.updater.updated(a, 1)
     bench.publish(2)
     assert (a.status, b.status, c.status) == (UPDATING, UPDATING, UPDATING)
-    bench.updater.updated(a, 2, [])
-    bench.updater.updated(b, 1, [])
+    bench.updater.updated(a, 2)
+    bench.updater.updated(b, 1)
     assert a.status is GATED, "c, of its own cohort, is not ready"
-    bench.updater.updated(c, 2, [])
+    bench.updater.updated(c, 2)
     assert (a.status, c.status) == (SERVING, SERVING)
 
 
@@ -413,7 +418,7 @@ def told(bench: Bench) -> list[int]:
 class TestTheTrainerLoads:
     def test_nothing_is_ordered_and_what_it_has_loaded_is_found(self) -> None:
         bench = Bench(2, busy=[0])
-        bench.updater.publish(3, loads=False)
+        bench.newest(3, loads=False)
         assert bench.start() == []
         assert bench.updater.found(bench.instances[1], 3)
         assert told(bench) == [0, 3]
@@ -422,7 +427,7 @@ class TestTheTrainerLoads:
 
     def test_what_is_no_news_is_not_found(self) -> None:
         bench = Bench(1)
-        bench.updater.publish(3, loads=False)
+        bench.newest(3, loads=False)
         assert not bench.updater.found(bench.instances[0], 0)
         assert told(bench) == [0]
 
@@ -431,7 +436,7 @@ class TestTheTrainerLoads:
         """Our update was under way when the trainer brought newer weights."""
         bench = Bench(1, busy=[0], interruption=how)
         bench.publish(1)
-        bench.updater.publish(2, loads=False)
+        bench.newest(2, loads=False)
         if bench.instances[0].status is PAUSING:
             assert bench.paused(0) == [Resume("i0")]
         else:
@@ -441,15 +446,12 @@ class TestTheTrainerLoads:
 
     def test_a_late_joiner_is_left_to_the_trainer(self) -> None:
         bench = Bench(1)
-        bench.updater.publish(2, loads=False)
-        late = bench.fleet.join("late", 4, 100, 1)
-        out: list[Action] = []
-        bench.updater.joined(late, out)
-        assert out == []
+        bench.newest(2, loads=False)
+        assert bench.join("late", 1) == []
 
     def test_told_how_those_that_lack_it_get_it(self) -> None:
         bench = Bench(2)
-        bench.updater.publish(2, loads=False)
+        bench.newest(2, loads=False)
         bench.updater.found(bench.instances[0], 2)
         assert bench.publish(2) == [UpdateWeights("i1", 2)]
 

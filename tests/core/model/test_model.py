@@ -152,12 +152,12 @@ def test_a_delivery_teaches_the_groups_that_are_here_and_those_that_come() -> No
         BatchRequested(),
         RequestFinished("a/0", 1, 7),
     )
-    here = told.scheduler.books.groups["a@2"].siblings.history
+    here = told.scheduler.state.groups["a@2"].siblings.history
     assert here is not None
     assert here.ascending == [40], "it is not delivered yet"
     told(RequestFinished("a/1", 2, 9), GroupSubmitted("a@3", 1, PROMPT, LIMIT, "p", (40,)))
     assert here.ascending == [7, 9, 40]
-    assert told.scheduler.books.groups["a@3"].siblings.history is here
+    assert told.scheduler.state.groups["a@3"].siblings.history is here
 
 
 # -- Direct siblings: who teaches whom, and for how long anybody is remembered --

@@ -59,7 +59,7 @@ def test_a_policy_has_what_its_role_asks_for(role: str, use: str) -> None:
 )
 def test_views_have_what_policies_may_read(protocol: Any, cls: Any) -> None:
     told = Told()
-    view = told.scheduler.books.progress if cls is RunProgress else told.scheduler.books.fleet
+    view = told.scheduler.state.progress if cls is RunProgress else told.scheduler.state.fleet
     assert isinstance(view, cls)
     for name in questions(protocol):
         assert hasattr(view, name)
@@ -80,7 +80,7 @@ Check = Callable[[Any, Told], bool]
 CHECKS: dict[str, Check] = {
     "routing": lambda p, t: (
         p.load(t.instance("i0")) <= p.load(t.instance("i0"))
-        and isinstance(p.choose(t.request("c/0"), t.scheduler.books.fleet), Instance | None)
+        and isinstance(p.choose(t.request("c/0"), t.scheduler.state.fleet), Instance | None)
     ),
     "affinity": lambda p, t: (
         isinstance(p.keeps_sessions, bool)
@@ -90,11 +90,11 @@ CHECKS: dict[str, Check] = {
     "admission": lambda p, t: isinstance(p.admits(t.instance("i0")), bool),
     "prediction": lambda p, t: (
         isinstance(p.expect(t.request("a/1")), int)
-        and isinstance(p.estimate(t.scheduler.books.groups["a"].siblings), int | None)
+        and isinstance(p.estimate(t.scheduler.state.groups["a"].siblings), int | None)
     ),
     "batching": lambda p, t: (
-        isinstance(p.launch(t.scheduler.books.progress), roles.Launch | None)
-        and isinstance(p.batch(t.scheduler.books.progress), int)
+        isinstance(p.launch(t.scheduler.state.progress), roles.Launch | None)
+        and isinstance(p.batch(t.scheduler.state.progress), int)
         and isinstance(p.stops_at_delivery, bool)
         and isinstance(p.part_prompts, int)
     ),
@@ -104,9 +104,9 @@ CHECKS: dict[str, Check] = {
         in (["x"], ["y"])
     ),
     "freshness": lambda p, t: (
-        isinstance(p.room(t.scheduler.books.progress), int)
+        isinstance(p.room(t.scheduler.state.progress), int)
         and isinstance(p.oldest_allowed(3), int)
-        and isinstance(p.must_wait(t.scheduler.books.progress, {0: 2}, 1), bool)
+        and isinstance(p.must_wait(t.scheduler.state.progress, {0: 2}, 1), bool)
     ),
     "interruption": lambda p, t: (
         isinstance(p.keeps_partial, bool)
@@ -116,16 +116,16 @@ CHECKS: dict[str, Check] = {
         and isinstance(p.limit(t.request("a/1")), int | None)
     ),
     "weights": lambda p, t: (
-        set(p.choose((t.instance("i0"),), t.scheduler.books.progress)) <= {t.instance("i0")}
+        set(p.choose((t.instance("i0"),), t.scheduler.state.progress)) <= {t.instance("i0")}
     ),
     "migration": lambda p, t: (
         p.interval_s > 0
-        and all(isinstance(m, roles.Migrant) for m in p.choose(t.scheduler.books.fleet))
+        and all(isinstance(m, roles.Migrant) for m in p.choose(t.scheduler.state.fleet))
     ),
     "lending": lambda p, t: (
         isinstance(p.lends, bool)
-        and set(p.choose(t.scheduler.books.fleet, t.scheduler.books.progress))
-        < set(t.scheduler.books.fleet.instances.values())
+        and set(p.choose(t.scheduler.state.fleet, t.scheduler.state.progress))
+        < set(t.scheduler.state.fleet.instances.values())
     ),
 }
 

@@ -43,7 +43,7 @@ JOINED = InstanceJoined("i0", 8, BIG, 0)
 def after(told: Told, *, seconds: float = 0.0, **roles: Any) -> Told:
     """The scheduler that follows this one."""
     state = state_of(told.scheduler, told.seconds)
-    size = told.scheduler.books.progress.prompts_per_step
+    size = told.scheduler.state.progress.prompts_per_step
     following = Told(size, instances=0, **roles)
     following.seconds = told.seconds + seconds
     following(Restored(state))
@@ -144,7 +144,7 @@ def test_what_was_learnt_of_prompts_is_known() -> None:
     told(RequestFinished("a/0", 1, 42))
     told(GroupSubmitted("b", 1, PROMPT, LIMIT, "p"))
     told(GroupSubmitted("c", 1, PROMPT, LIMIT, history=(9,)))
-    groups = {g.id: g for g in after(told, prediction=HISTORY).scheduler.books.groups}
+    groups = {g.id: g for g in after(told, prediction=HISTORY).scheduler.state.groups}
     named, own = groups["b"].siblings.history, groups["c"].siblings.history
     assert named is not None
     assert own is not None
@@ -188,9 +188,9 @@ def test_spent_budgets_and_deferred_groups_wait_for_their_round() -> None:
     )
     following = Told(1, instances=0, interruption={"use": "partial", "segment_tokens": 30})
     following(Restored(state))
-    assert len(following.scheduler.work.requests.replay_buffer) + len(
-        following.scheduler.work.requests.waiting
-    ) == len(following.scheduler.work.requests)
+    assert len(following.scheduler.parts.requests.replay_buffer) + len(
+        following.scheduler.parts.requests.waiting
+    ) == len(following.scheduler.parts.requests)
 
 
 def test_time_goes_on() -> None:

@@ -81,7 +81,7 @@ def dispatched(actions: list[object]) -> list[tuple[str, int, str]]:
 def until_given_up(told: Told, name: str) -> tuple[int, list[str]]:
     """Fail every attempt of a request; how many there were, and where."""
     where: list[str] = []
-    while name in told.scheduler.work.requests:
+    while name in told.scheduler.parts.requests:
         attempt = told.request(name).attempt
         if attempt is None:
             told.seconds += 0.5
@@ -127,7 +127,7 @@ def test_poison_never_puts_an_instance_to_rest() -> None:
     for number in range(20):
         told(ask(f"poison{number}"))
         tries, where = until_given_up(told, f"poison{number}")
-        assert tries == told.scheduler.work.outcomes.max_failures
+        assert tries == told.scheduler.parts.outcomes.max_failures
         assert len(set(where)) == 4, "it was tried everywhere before anywhere twice"
         assert not any(told.instance(f"i{i}").rests_until for i in range(4))
         assert not any(told.instance(f"i{i}").suspects for i in range(4))
@@ -244,11 +244,11 @@ def test_siblings_that_never_end_make_no_request_dearer() -> None:
     told = Told(slots=10_000, prediction="group_history")
     for number in range(500):
         told(ask(f"d{number}", "one group for all"))
-    sizes = {len(request.siblings.requests) for request in told.scheduler.work.requests}
+    sizes = {len(request.siblings.requests) for request in told.scheduler.parts.requests}
     assert max(sizes) <= 64
     for number in range(500):
         told(RequestFinished(f"d{number}", number + 1, 5))
-    assert len(told.scheduler.books.siblings) == 0
+    assert len(told.scheduler.state.siblings) == 0
 
 
 def test_an_abort_that_nobody_asked_for_is_not_answered_with_another_attempt_at_once() -> None:
@@ -265,7 +265,7 @@ def test_who_is_always_stopped_by_somebody_else_is_given_up_in_the_end() -> None
     told = Told()
     told(ask("d"))
     stops = 0
-    while "d" in told.scheduler.work.requests:
+    while "d" in told.scheduler.parts.requests:
         attempt = told.request("d").attempt
         assert attempt is not None
         told(RequestInterrupted("d", attempt.id, 0))

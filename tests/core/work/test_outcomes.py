@@ -25,33 +25,33 @@ def launched(samples: int = 2, **roles: object) -> tuple[Told, list[Request]]:
     """A group that is launched, and its requests, all of which run."""
     told = Told(**(FULLY_ASYNC | roles))
     told.submit("a", samples=samples)
-    return told, told.scheduler.books.groups["a"].requests
+    return told, told.scheduler.state.groups["a"].requests
 
 
 def test_a_group_is_full_with_the_last_sample_it_needs() -> None:
     told, (first, second) = launched()
-    outcomes, group = told.scheduler.work.outcomes, told.scheduler.books.groups["a"]
+    outcomes, group = told.scheduler.parts.outcomes, told.scheduler.state.groups["a"]
     for request in (first, second):
         assert group.state is GroupState.ACTIVE
         request.attempt = None
         outcomes.finish(request, "stop")
     assert group.state is GroupState.COMPLETE
-    assert told.scheduler.books.progress.dirty
+    assert told.scheduler.state.progress.dirty
 
 
 def test_a_group_fails_with_one_of_its_requests() -> None:
     told, (first, _) = launched()
-    told.scheduler.work.outcomes.give_up(first)
-    assert "a" not in told.scheduler.books.groups
-    assert len(told.scheduler.work.requests) == 0
+    told.scheduler.parts.outcomes.give_up(first)
+    assert "a" not in told.scheduler.state.groups
+    assert len(told.scheduler.parts.requests) == 0
 
 
 def test_a_direct_request_ends_alone() -> None:
     told = Told()
     told(RequestSubmitted("d1", "p", PROMPT, LIMIT), RequestSubmitted("d2", "p", PROMPT, LIMIT))
-    told.scheduler.work.outcomes.give_up(told.request("d1"))
-    assert [request.id for request in told.scheduler.work.requests] == ["d2"]
-    assert told.scheduler._out[-1] == thrown("d1", 0, "failed", ends=True)
+    told.scheduler.parts.outcomes.give_up(told.request("d1"))
+    assert [request.id for request in told.scheduler.parts.requests] == ["d2"]
+    assert told.scheduler.state.orders[-1] == thrown("d1", 0, "failed", ends=True)
 
 
 def test_a_direct_request_is_answered_when_it_is_finished() -> None:
@@ -60,28 +60,28 @@ def test_a_direct_request_is_answered_when_it_is_finished() -> None:
     request = told.request("d")
     request.attempt = None
     request.segments, request.response_tokens = (Segment(0, 3, "i0"),), 3
-    told.scheduler.work.outcomes.finish(request, "stop")
-    (answer,) = told.scheduler._out
+    told.scheduler.parts.outcomes.finish(request, "stop")
+    (answer,) = told.scheduler.state.orders
     assert isinstance(answer, Answer)
     assert (answer.sample.request, answer.sample.response_tokens) == ("d", 3)
-    assert len(told.scheduler.books.siblings) == 0
+    assert len(told.scheduler.state.siblings) == 0
 
 
 def test_who_rests_is_parked_though_its_group_is_active() -> None:
     told, (first, _) = launched()
     first.attempt = None
     first.rests_until = 9.0
-    told.scheduler.work.outcomes.go_on(first)
+    told.scheduler.parts.outcomes.go_on(first)
     assert first.state is RequestState.PARKED
 
 
 def test_a_sample_is_as_stale_as_its_oldest_segment() -> None:
     told, (first, _) = launched()
     first.segments = (Segment(3, 1, "i0"), Segment(2, 1, "i1"))
-    told.scheduler.books.progress.version = 5
-    assert told.scheduler.work.finished.of(first).staleness == 3
+    told.scheduler.state.progress.version = 5
+    assert told.scheduler.parts.finished.of(first).staleness == 3
     first.segments = ()
-    assert told.scheduler.work.finished.of(first).staleness == 0
+    assert told.scheduler.parts.finished.of(first).staleness == 0
 
 
 # -- What becomes of groups, one law each; the whole is in test_scheduler --
@@ -89,8 +89,8 @@ def test_a_sample_is_as_stale_as_its_oldest_segment() -> None:
 
 def test_a_set_back_group_waits_in_the_line_of_the_deferred() -> None:
     told, requests = launched(interruption="partial")
-    told.scheduler.work.group_outcomes.set_back(told.scheduler.books.groups["a"])
-    assert told.scheduler.books.groups["a"].state is GroupState.DEFERRED
+    told.scheduler.parts.group_outcomes.set_back(told.scheduler.state.groups["a"])
+    assert told.scheduler.state.groups["a"].state is GroupState.DEFERRED
     assert [request.state for request in requests] == [RequestState.INTERRUPTING] * 2
 
 
@@ -98,19 +98,21 @@ def test_what_was_finished_starts_over_too() -> None:
     told, (first, second) = launched()
     first.attempt = None
     move(first, FINISH)
-    told.scheduler.books.groups["a"].finished.append(first)
-    told.scheduler.work.group_outcomes.start_over(told.scheduler.books.groups["a"])
+    told.scheduler.state.groups["a"].finished.append(first)
+    told.scheduler.parts.group_outcomes.start_over(told.scheduler.state.groups["a"])
     assert [first.state, second.state] == [RequestState.PARKED] * 2
-    assert not told.scheduler.books.groups["a"].finished
+    assert not told.scheduler.state.groups["a"].finished
 
 
 def test_a_group_that_fails_ends_all_of_its_requests() -> None:
     told, _ = launched()
-    told.scheduler.work.group_outcomes.lose(told.scheduler.books.groups["a"], "failed")
-    assert "a" not in told.scheduler.books.groups
-    assert len(told.scheduler.work.requests) == 0
+    told.scheduler.parts.group_outcomes.lose(told.scheduler.state.groups["a"], "failed")
+    assert "a" not in told.scheduler.state.groups
+    assert len(told.scheduler.parts.requests) == 0
     ended = [
-        action for action in told.scheduler._out if action == thrown("a/0", 0, "failed", ends=True)
+        action
+        for action in told.scheduler.state.orders
+        if action == thrown("a/0", 0, "failed", ends=True)
     ]
     assert ended
 
@@ -119,13 +121,13 @@ def test_what_is_too_old_starts_over_and_what_is_not_stays() -> None:
     told, (first, second) = launched(freshness={"use": "bounded", "max_staleness": 1})
     for request in (first, second):
         request.segments, request.response_tokens = (Segment(0, 3, "i0"),), 3
-    group = told.scheduler.books.groups["a"]
-    told.scheduler.books.sample_buffer.note_version(group, 0)
-    told.scheduler.books.progress.version = 1
-    told.scheduler.work.group_outcomes.check_age(group)
+    group = told.scheduler.state.groups["a"]
+    told.scheduler.state.sample_buffer.note_version(group, 0)
+    told.scheduler.state.progress.version = 1
+    told.scheduler.parts.group_outcomes.check_age(group)
     assert group.state is GroupState.ACTIVE
-    told.scheduler.books.progress.version = 2
-    told.scheduler.work.group_outcomes.check_age(group)
+    told.scheduler.state.progress.version = 2
+    told.scheduler.parts.group_outcomes.check_age(group)
     assert group.state is GroupState.DEFERRED
     assert first.response_tokens == second.response_tokens == 0
 
@@ -144,15 +146,15 @@ def finished(**roles: object) -> Told:
 def test_a_sample_is_as_old_as_the_trainer_has_come() -> None:
     told = finished(freshness="unbounded")
     first = told.request("a/0")
-    assert told.scheduler.work.finished.of(first).staleness == 0
+    assert told.scheduler.parts.finished.of(first).staleness == 0
     told(WeightsPublished(2))
-    assert told.scheduler.work.finished.of(first).staleness == 2
+    assert told.scheduler.parts.finished.of(first).staleness == 2
 
 
 def test_what_is_too_old_of_it_is_masked() -> None:
     told = finished(freshness={"max_staleness": 1, "when_stale": "mask"})
     told(WeightsPublished(2))
-    sample = told.scheduler.work.finished.of(told.request("a/0"))
+    sample = told.scheduler.parts.finished.of(told.request("a/0"))
     assert (sample.masked_tokens, sample.staleness) == (7, 0)
     assert [segment.masked for segment in sample.segments] == [True]
 
@@ -160,9 +162,9 @@ def test_what_is_too_old_of_it_is_masked() -> None:
 def test_each_question_has_a_number_of_its_own() -> None:
     told = finished(freshness="unbounded")
     (asked,) = (a for a in told(RequestFinished("a/1", 2, 3)) if isinstance(a, Judge))
-    group = told.scheduler.books.groups["a"]
+    group = told.scheduler.state.groups["a"]
     assert group.judgement == asked.judgement > 0
-    told.scheduler.work.finished.judge(group)
+    told.scheduler.parts.finished.judge(group)
     assert group.judgement > asked.judgement
 
 
@@ -230,7 +232,7 @@ class TestAnswers:
         lost, *_ = told(GroupJudged("a", asked.judgement, verdict))
         assert lost == thrown("a/0", 7, verdict, ends=True)
         assert told.running == ["b/0"], "by exactly one more"
-        assert "a" not in told.scheduler.books.groups
+        assert "a" not in told.scheduler.state.groups
 
     def test_an_answer_to_an_earlier_question_is_none(self) -> None:
         told = Told()
@@ -271,7 +273,7 @@ class TestAge:
         asked = whole(told)
         other = whole(told, "b", 2)
         told(GroupJudged("b", other.judgement, "kept"))
-        assert told.scheduler.books.groups["a"].state is GroupState.JUDGING
+        assert told.scheduler.state.groups["a"].state is GroupState.JUDGING
         told(GroupJudged("a", asked.judgement, "kept"))
         (delivered,) = told(BatchRequested())
         assert isinstance(delivered, Deliver)
@@ -309,8 +311,8 @@ def test_who_finishes_too_late_for_its_round_is_judged_all_the_same() -> None:
     told(*judged("a", "b"), BatchRequested())
     other = whole(told, "b", 2)
     told(GroupJudged("b", other.judgement, "kept"))
-    assert told.scheduler.books.groups["a"].state is GroupState.DEFERRED
+    assert told.scheduler.state.groups["a"].state is GroupState.DEFERRED
     asked = whole(told)
-    assert told.scheduler.books.groups["a"].state is GroupState.JUDGING
+    assert told.scheduler.state.groups["a"].state is GroupState.JUDGING
     assert not [a for a in told(GroupJudged("a", asked.judgement, "kept")) if type(a) is Discard]
-    assert told.scheduler.books.groups["a"].state is GroupState.COMPLETE
+    assert told.scheduler.state.groups["a"].state is GroupState.COMPLETE

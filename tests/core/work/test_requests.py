@@ -16,7 +16,7 @@ def told() -> Told:
 
 
 def test_who_is_parked_waits_no_more_and_who_waits_is_not_parked() -> None:
-    requests, request = told().scheduler.work.requests, None
+    requests, request = told().scheduler.parts.requests, None
     request = requests["d2"]
     requests.park(request)
     assert request.state is RequestState.PARKED
@@ -29,7 +29,7 @@ def test_who_is_parked_waits_no_more_and_who_waits_is_not_parked() -> None:
 
 def test_an_end_takes_it_out_of_every_book() -> None:
     here = told()
-    requests, out = here.scheduler.work.requests, here.scheduler._out
+    requests, out = here.scheduler.parts.requests, here.scheduler.state.orders
     requests.end(requests["d2"], "withdrawn")
     requests.end(requests["d1"], "withdrawn")
     assert out == [
@@ -38,28 +38,28 @@ def test_an_end_takes_it_out_of_every_book() -> None:
         thrown("d1", 0, "withdrawn", ends=True),
     ]
     assert len(requests) == len(requests.waiting) == 0
-    assert here.scheduler.books.fleet.attempts[1].abandoned == "withdrawn"
+    assert here.scheduler.state.fleet.attempts[1].abandoned == "withdrawn"
 
 
 def test_starting_over_forgets_all_that_was_made() -> None:
     here = Told(interruption={"use": "partial", "segment_tokens": 7})
     here.submit("a")
     scheduler = here.scheduler
-    group = scheduler.books.groups["a"]
-    scheduler.work.group_outcomes.launch(group, 1.0)
+    group = scheduler.state.groups["a"]
+    scheduler.parts.group_outcomes.launch(group, 1.0)
     (request,) = group.requests
     request.response_tokens, request.context_tokens = 7, PROMPT + 7
-    scheduler.work.requests.start_over(request, "stale")
+    scheduler.parts.requests.start_over(request, "stale")
     assert (request.response_tokens, request.context_tokens, request.segments) == (0, PROMPT, ())
     assert request.state is RequestState.PARKED
-    assert scheduler._out == [thrown("a/0", 7, "stale")]
+    assert scheduler.state.orders == [thrown("a/0", 7, "stale")]
 
 
 def test_room_is_what_the_largest_instance_leaves_beside_the_context() -> None:
     here = told()
-    request, requests = here.request("d2"), here.scheduler.work.requests
+    request, requests = here.request("d2"), here.scheduler.parts.requests
     assert requests.room_for(request) == LIMIT
-    request.context_tokens = here.scheduler.books.fleet.kv.most - 3
+    request.context_tokens = here.scheduler.state.fleet.kv.most - 3
     assert requests.room_for(request) == 3
     request.context_tokens += 10
     assert requests.room_for(request) == 0
@@ -82,14 +82,14 @@ def direct(name: str, prompt: str, priority: int = 0) -> RequestSubmitted:
 
 
 def waiting(told: Told) -> list[str]:
-    return [request.id for request in told.scheduler.work.requests.waiting]
+    return [request.id for request in told.scheduler.parts.requests.waiting]
 
 
 def test_what_one_teaches_the_others_expect_and_their_order_follows() -> None:
     told = Told(slots=2, prediction="group_history", ordering="longest_first")
     told(direct("p1", "p"), direct("q1", "q"), direct("p2", "p"), direct("q2", "q"))
     assert waiting(told) == ["p2", "q2"]
-    told.scheduler.books.fleet.instances["i0"].slots = 0  # nobody follows those that finish
+    told.scheduler.state.fleet.instances["i0"].slots = 0  # nobody follows those that finish
     told(RequestFinished("p1", 1, 7), RequestFinished("q1", 2, 70))
     assert [told.request(name).expected_tokens for name in ("p2", "q2")] == [7, 70]
     assert waiting(told) == ["q2", "p2"]
@@ -101,7 +101,7 @@ def test_what_was_expected_is_not_asked_again_where_nothing_was_learnt() -> None
     told(RequestFinished("p1", 1, 7))
     siblings = told.request("p3").siblings
     told.request("p3").expected_tokens = 5
-    told.scheduler.work.requests.expectations.learn(siblings)
+    told.scheduler.parts.requests.expectations.learn(siblings)
     assert told.request("p3").expected_tokens == 5
 
 
@@ -122,8 +122,8 @@ def test_from_the_first_priority_on_all_stand_by_it() -> None:
 def test_who_has_its_kv_somewhere_goes_first_where_sessions_are_bounded() -> None:
     told = Told(slots=1, admission={"use": "aimd_concurrency", "longest": LIMIT})
     told(direct("a", "a"), direct("b", "b"), direct("c", "c"))
-    request, requests = told.request("c"), told.scheduler.work.requests
-    told.scheduler.books.fleet.keep(request, told.instance("i0"))
+    request, requests = told.request("c"), told.scheduler.parts.requests
+    told.scheduler.state.fleet.keep(request, told.instance("i0"))
     requests.expectations.rerank(request)
     assert waiting(told) == ["c", "b"]
     requests.leave_home(request)

@@ -63,7 +63,7 @@ class House:
 
     @property
     def anomalies(self) -> dict[str, int]:
-        return dict(self.driver.pump.scheduler.books.anomalies)
+        return dict(self.driver.pump.scheduler.state.anomalies)
 
     def name(self, number: int) -> str:
         return f"http://127.0.0.1:{self.clients[number].port}"
@@ -78,7 +78,7 @@ class House:
 
     async def until(self, joined: int) -> None:
         """So many instances are with us."""
-        while len(self.driver.pump.scheduler.books.fleet.instances) != joined:
+        while len(self.driver.pump.scheduler.state.fleet.instances) != joined:
             await asyncio.sleep(0.01)
 
     async def until_streamed(self, number: int) -> None:
@@ -135,7 +135,7 @@ async def house(
         )
         service = Service(options, lambda line: None, settings=settings)
         # An instance that failed rests until a poll has looked at it; a second is long here.
-        service.live.driver.pump.scheduler.work.backoff.first_s = 2 * settings.poll_s
+        service.live.driver.pump.scheduler.parts.backoff.first_s = 2 * settings.poll_s
         try:
             await service.open()
             yield House(service, servers, clients)

@@ -130,7 +130,7 @@ def test_a_fault_of_some_answers(tmp_path: Path, way: Way, fault: str, says: str
         async with house(tmp_path, stream_every=5 * way.streams) as the:
             the.strike(0, fault, times=1 if fault == "restart" else 3, seconds=0.2)
             await way.ask(the)
-            assert not the.driver.pump.scheduler.work.requests
+            assert not the.driver.pump.scheduler.parts.requests
             assert the.anomalies == {}
 
     run(scene())
@@ -142,7 +142,7 @@ def test_answers_that_come_twice(tmp_path: Path, caplog: pytest.LogCaptureFixtur
         async with house(tmp_path) as the:
             the.strike(0, "twice", times=5)
             await WAYS["trainer"].ask(the)
-            assert not the.driver.pump.scheduler.work.requests
+            assert not the.driver.pump.scheduler.parts.requests
 
     run(scene())
     assert "data without a request" in caplog.text
@@ -185,7 +185,7 @@ def test_answers_under_anothers_id_are_not_passed_on(tmp_path: Path, name: str) 
         async with house(tmp_path) as the:
             the.strike(0, "another", times=3)
             await WAYS[name].ask(the)
-            assert not the.driver.pump.scheduler.work.requests
+            assert not the.driver.pump.scheduler.parts.requests
             assert the.anomalies == {}
 
     run(scene())
@@ -201,7 +201,7 @@ def test_answers_that_lack_their_last_bytes(tmp_path: Path) -> None:
         async with house(tmp_path) as the:
             the.strike(0, "unfinished", times=3)
             await WAYS["generate"].ask(the)
-            assert not the.driver.pump.scheduler.work.requests
+            assert not the.driver.pump.scheduler.parts.requests
 
     run(scene())
     assert len(reasons(tmp_path)) >= 3
@@ -215,7 +215,7 @@ def test_streams_that_lack_only_their_done_are_whole(tmp_path: Path) -> None:
             the.strike(0, "unfinished")
             the.strike(1, "unfinished")
             await WAYS["completions, streamed"].ask(the)
-            assert not the.driver.pump.scheduler.work.requests
+            assert not the.driver.pump.scheduler.parts.requests
 
     run(scene())
     assert not reasons(tmp_path)
@@ -380,12 +380,12 @@ def test_weights_that_cannot_be_loaded(tmp_path: Path, way: Way) -> None:
             the.strike(0, "update_500", times=1)
             await loaded(the, tmp_path, 1)
             await asking
-            assert len(the.driver.pump.scheduler.books.fleet.instances) == 1
+            assert len(the.driver.pump.scheduler.state.fleet.instances) == 1
             supervisor = the.driver.supervisors[the.name(0)]
             assert supervisor.membership.state is MembershipState.UNFIT
             assert "the weights could not be loaded, as ordered" in supervisor.reason
             await asyncio.sleep(0.2)  # some polls
-            assert len(the.driver.pump.scheduler.books.fleet.instances) == 1
+            assert len(the.driver.pump.scheduler.state.fleet.instances) == 1
             await the.servers[0].restart(0.0)
             await the.until(2)
             assert the.anomalies == {}
@@ -429,11 +429,11 @@ def test_what_a_restarted_one_makes_before_any_poll_is_not_believed(
 
     async def scene() -> None:
         async with house(tmp_path, stream_every=5 * way.streams, settings=NO_POLLS) as the:
-            the.driver.pump.scheduler.work.backoff.first_s = 0.01
+            the.driver.pump.scheduler.parts.backoff.first_s = 0.01
             await loaded(the, tmp_path, 1)
             await the.servers[0].restart(0.0)
             await way.ask(the)
-            assert not the.driver.pump.scheduler.work.requests
+            assert not the.driver.pump.scheduler.parts.requests
 
     run(scene())
     assert any("'default'" in reason for reason in reasons(tmp_path))

@@ -68,7 +68,7 @@ def test_ten_thousand(tmp_path: Path) -> None:
             finally:
                 pool.close()
             assert pool.unasked == 0
-            assert not the.driver.pump.scheduler.work.requests
+            assert not the.driver.pump.scheduler.parts.requests
             counters = the.service.gateway.figures.counters
             assert counters.outcomes == {"answered": REQUESTS}
             assert counters.tokens["answered"] == sum(lengths)

@@ -116,5 +116,5 @@ def test_a_client_that_goes_is_aborted(
 
 
 async def idle(the: House) -> None:
-    while the.driver.pump.scheduler.work.requests:
+    while the.driver.pump.scheduler.parts.requests:
         await asyncio.sleep(0.005)

@@ -137,7 +137,7 @@ def test_whatever_raises(
         instances = [Willing("i0"), Willing("i1")]
         async with Stage(*instances, interruption=PARTIAL) as stage:
             stage.scheduler.max_failures = 2
-            stage.scheduler.work.backoff.first_s = 0.001
+            stage.scheduler.parts.backoff.first_s = 0.001
             serving = [asyncio.create_task(i.serve(endpoint)) for i in instances]
             monkeypatch.setattr(place, name, fail)
             call = stage.call(body(endpoint, streams, samples), TARGETS[endpoint])

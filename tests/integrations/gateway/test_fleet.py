@@ -147,7 +147,7 @@ def test_clients_do_not_notice(tmp_path: Path, trouble: str) -> None:
             failed, lost = sum(counters.failed.values()), counters.gone["lost"]
             assert counters.interrupted >= (0 if trouble == "a lost instance" else 10)
             assert failed + 5 * lost >= 5 * (trouble != "an update")
-            assert not service.live.driver.pump.scheduler.work.requests
+            assert not service.live.driver.pump.scheduler.parts.requests
 
     run(scene())
 

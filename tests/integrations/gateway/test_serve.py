@@ -325,7 +325,7 @@ class TestTheEnd:
                 async with supervisor.control_lock:  # its update waits for its turn
                     body = {"version": 1, "applied": True, "wait": True}
                     asking = asyncio.create_task(house.ask("POST", "/rollout/v1/weights", body))
-                    await until(lambda: house.driver.pump.scheduler.books.progress.version == 1)
+                    await until(lambda: house.driver.pump.scheduler.state.progress.version == 1)
                     await house.service.close()
                     assert (await asking)[0] == 503
 

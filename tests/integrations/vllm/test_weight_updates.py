@@ -122,7 +122,7 @@ def test_of_two_that_are_checked_together_the_order_of_publishing_decides(tmp_pa
         driver.publish(2, two)
         with pytest.raises(CallerError):
             driver.publish(1, one)
-        assert driver.pump.scheduler.books.progress.version == 2
+        assert driver.pump.scheduler.state.progress.version == 2
 
     run(scene())
 

@@ -739,9 +739,9 @@ class TestWatching:
                 instance.report = Gauges(0, 0, 0.0, started_at=2.0)
                 instance.answering = after
                 await instance.fail(0, ConnectionBroken("connection reset"))
-                await until(lambda: not stage.scheduler.books.fleet.attempts)
+                await until(lambda: not stage.scheduler.state.fleet.attempts)
                 before.set()
-                await until(lambda: stage.scheduler.books.fleet.attempts)  # it has rested
+                await until(lambda: stage.scheduler.state.fleet.attempts)  # it has rested
                 await asyncio.sleep(0.02)
                 assert len(instance.orders) == 1
                 restart(instance)

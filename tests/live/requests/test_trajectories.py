@@ -81,7 +81,7 @@ def run(scene: Callable[[Stage], Awaitable[None]], **roles: Any) -> None:
         await scene(stage)
         await stage.driver.close()
         stage.scheduler.check_invariants()
-        assert not stage.scheduler.books.anomalies
+        assert not stage.scheduler.state.anomalies
 
     virtual_net.run(inside())
 

@@ -385,7 +385,7 @@ def test_publishing_waits_for_the_fleet() -> None:
         async with Stage() as stage:
             await stage.trainer.publish_weights(1, load, wait=True)
             assert stage.trainer.version == 1
-            assert stage.driver.pump.scheduler.books.fleet.version == 1
+            assert stage.driver.pump.scheduler.state.fleet.version == 1
             with pytest.raises(CallerError, match="versions must increase"):
                 await stage.trainer.publish_weights(1, load)
 
@@ -429,7 +429,7 @@ def test_broken_scheduler_fails_every_call() -> None:
                 def estimate(self, siblings: Any) -> Any:
                     raise RuntimeError("a policy of the user's own")
 
-            stage.driver.pump.scheduler.work.requests.expectations._prediction = Exploding()
+            stage.driver.pump.scheduler.parts.requests.expectations._prediction = Exploding()
             await stage.instance.answer(0, [7])
             with pytest.raises(RuntimeError, match="of the user's own"):
                 await asking
@@ -448,7 +448,7 @@ def test_waiting_for_weights_ends_when_they_are_loaded() -> None:
                 await loading.wait()
 
             publishing = asyncio.create_task(stage.trainer.publish_weights(1, slowly, wait=True))
-            await until(lambda: stage.driver.pump.scheduler.books.progress.fleet_version == 1)
+            await until(lambda: stage.driver.pump.scheduler.state.progress.fleet_version == 1)
             await asyncio.sleep(0.01)
             assert not publishing.done()
             assert not stage.trainer.weights.has_loaded(1)

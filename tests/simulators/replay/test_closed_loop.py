@@ -417,7 +417,7 @@ def test_predictions_learn_from_streams() -> None:
     for now, event, _ in ran.log:
         scheduler.handle(event, now)
         if now in (3.0, 20.0, 40.0):
-            expected.append(scheduler.work.requests["a/1"].expected_tokens)
+            expected.append(scheduler.parts.requests["a/1"].expected_tokens)
     assert expected == [3, 50, 50]
 
 
@@ -582,4 +582,4 @@ def test_nothing_is_heard_of_an_attempt_that_has_failed() -> None:
     heard = [(now, event.attempt) for now, event in ran.said(ev.TokensArrived)]
     assert (2.4, 1) in heard
     assert not [attempt for now, attempt in heard if attempt == 1 and now > 2.4]
-    assert not ran.scheduler.books.anomalies
+    assert not ran.scheduler.state.anomalies

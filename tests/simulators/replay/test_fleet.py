@@ -37,7 +37,7 @@ class TestFailing:
         assert (now, event.attempt, event.blame, event.usable) == (2.5, 1, "unclear", True)
         assert instances(ran) == [(0.0, "instance-0"), (2.5, "instance-1")]
         assert ran.deliveries == [(10.5, ["a"])]
-        assert not ran.scheduler.books.anomalies, "the instance's own answer is not heard"
+        assert not ran.scheduler.state.anomalies, "the instance's own answer is not heard"
 
     def test_what_it_streamed_is_gone_on_from(self) -> None:
         ran = self.run(after_s=2.5, stream_s=100.0)
@@ -67,7 +67,7 @@ def test_a_tool_that_fails_takes_its_group_with_it() -> None:
     ran = watch(SYNC, Trace("t", gather(samples)), scenario)
     assert ran.said(ev.TrajectoryEnded) == [(5.0, ev.TrajectoryEnded("g0/0", 1, "failed"))]
     assert [groups for _, groups in ran.deliveries] == [["g1"]]
-    assert not ran.scheduler.books.anomalies
+    assert not ran.scheduler.state.anomalies
 
 
 def test_what_is_thrown_away_takes_its_tools_with_it() -> None:
@@ -78,7 +78,7 @@ def test_what_is_thrown_away_takes_its_tools_with_it() -> None:
     ran = watch(SYNC, Trace("t", gather(samples)), scenario)
     assert ran.said(ev.TrajectoryEnded) == [(5.0, ev.TrajectoryEnded("g/0", 1, "failed"))]
     assert not ran.said(ev.ToolReturned)
-    assert not ran.scheduler.books.anomalies
+    assert not ran.scheduler.state.anomalies
 
 
 # -- Two may pause an instance; it goes on when both let it --
@@ -114,7 +114,7 @@ class TestLost:
         assert ran.said(ev.InstanceLost) == [(3.5, ev.InstanceLost("instance-0", "lost"))]
         assert instances(ran) == [(0.0, "instance-0"), (3.5, "instance-1")]
         assert ran.deliveries == [(11.5, ["a"])]
-        assert not ran.scheduler.books.anomalies
+        assert not ran.scheduler.state.anomalies
 
     def test_what_was_streamed_is_not_lost(self) -> None:
         """Three steps were over by then; the interval at which streams are told does not matter."""
@@ -142,7 +142,7 @@ class TestLost:
         trace = make_trace({"a": [5], "b": [4]})
         ran = watch(SYNC, trace, make_scenario(faults=[fault]))
         assert [now for now, _ in ran.said(ev.WeightsUpdated)] == [18.5]
-        assert not ran.scheduler.books.anomalies
+        assert not ran.scheduler.state.anomalies
 
     def test_what_is_gone_is_not_lost_again(self) -> None:
         again = Lost(at_s=4.0, instance=0)

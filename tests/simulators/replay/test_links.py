@@ -30,7 +30,7 @@ def test_an_order_and_its_answer_take_a_message_each() -> None:
     ran = watch(SYNC, trace, with_links(EVEN, slots=1))
     assert [at for at, _ in plain.said(ev.RequestFinished)] == [4.0, 19.0]
     assert [at for at, _ in ran.said(ev.RequestFinished)] == [4.5, 20.0]
-    assert not ran.scheduler.books.anomalies
+    assert not ran.scheduler.state.anomalies
 
 
 def test_answers_are_written_one_after_the_other() -> None:
@@ -38,7 +38,7 @@ def test_answers_are_written_one_after_the_other() -> None:
     writing = Links(fronts=1, delay_s=0.0, spread=0.0, token_s=0.5)
     ran = watch(SYNC, make_trace({"a": [4, 4, 5]}), with_links(writing, slots=3))
     assert [at for at, _ in ran.said(ev.RequestFinished)] == [6.0, 8.0, 10.5]
-    assert not ran.scheduler.books.anomalies
+    assert not ran.scheduler.state.anomalies
 
 
 def test_none_that_takes_no_time_changes_nothing() -> None:
@@ -57,7 +57,7 @@ def test_every_policy_comes_to_its_end(policy: str) -> None:
     assert sorted(group for _, groups in ran.deliveries for group in groups) == sorted(
         f"g{n}" for n in range(6)
     )
-    assert not ran.scheduler.books.anomalies
+    assert not ran.scheduler.state.anomalies
 
 
 def test_a_tool_begins_when_its_turn_is_known_to_be_over() -> None:

@@ -78,7 +78,7 @@ class TestConversation:
             (4.0 + 2.5, 4 + 3 + 10, "session-0", "session-0/1"),
         ]
         assert ran.said(ev.SessionEnded) == [(8.5, ev.SessionEnded("session-0"))]
-        assert not ran.scheduler.books.anomalies
+        assert not ran.scheduler.state.anomalies
 
     def test_the_next_turn_finds_its_kv_where_the_last_one_was(self) -> None:
         ran = alone(conversation(*self.turns), instances=3, poll_s=1.0)
@@ -111,7 +111,7 @@ class TestPatience:
     def test_a_session_that_never_was_is_not_ended(self) -> None:
         ran = alone(conversation(Turn(50), Turn(3)), patience_s=10.0)
         assert not ran.said(ev.SessionEnded)
-        assert not ran.scheduler.books.anomalies
+        assert not ran.scheduler.state.anomalies
 
     def test_who_is_answered_in_time_does_not_withdraw(self) -> None:
         assert not alone(conversation(Turn(5)), patience_s=5.5).said(ev.RequestWithdrawn)

@@ -188,8 +188,8 @@ def test_any_small_world_is_served_soundly(
     policy: PolicyFile, trace: Trace, scenario: Scenario, seed: int
 ) -> None:
     ran = watch(policy, trace, scenario, seed=seed)  # checks the invariants after every event
-    assert not ran.scheduler.books.groups
-    assert not ran.scheduler.work.requests
+    assert not ran.scheduler.state.groups
+    assert not ran.scheduler.parts.requests
     run = run_policy(policy, trace, scenario, seed=seed)
     assert_sound(run, policy)
     assert run.summary.total_s == ran.total_s

@@ -69,7 +69,7 @@ def test_one_that_drains_finishes_what_it_has() -> None:
             await until(lambda: instance.closed)
             assert payload.response_ids == [7]
             assert (await house.ask("GET", "/admin/instances")) == (200, [])
-            assert not house.driver.pump.scheduler.books.anomalies
+            assert not house.driver.pump.scheduler.state.anomalies
 
     run(scene())
 

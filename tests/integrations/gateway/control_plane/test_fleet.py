@@ -375,7 +375,7 @@ def test_who_is_paused_by_hand_is_watched_as_such() -> None:
 def test_a_session_that_has_ended_is_forgotten() -> None:
     async def scene() -> None:
         async with House(Upstream(A)) as house:
-            sessions = house.driver.pump.scheduler.books.sessions
+            sessions = house.driver.pump.scheduler.state.sessions
             assert await house.ask("POST", "/finish_session?session_id=s") == (
                 200,
                 {"session_id": "s", "finished": False},
@@ -383,7 +383,7 @@ def test_a_session_that_has_ended_is_forgotten() -> None:
             sessions.sent("s", A)
             status, said = await house.ask("POST", "/finish_session?session_id=s")
             assert (status, said["finished"], len(sessions)) == (200, True, 0)
-            assert not house.driver.pump.scheduler.books.anomalies
+            assert not house.driver.pump.scheduler.state.anomalies
             assert (await house.ask("POST", "/finish_session"))[0] == 400
 
     run(scene())

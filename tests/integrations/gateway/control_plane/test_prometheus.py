@@ -150,9 +150,9 @@ def test_sessions_that_moved_and_anomalies_are_told() -> None:
     async def scene() -> None:
         async with House() as house:
             scheduler = house.driver.pump.scheduler
-            scheduler.books.anomalies["late"] += 2
+            scheduler.state.anomalies["late"] += 2
             for name, instance in (("a", "x"), ("a", "y"), ("b", "y")):
-                scheduler.books.sessions.sent(name, instance)
+                scheduler.state.sessions.sent(name, instance)
             exposed = await families(house.service.gateway)
             assert values(exposed["rollout_sched_sessions"]) == {(): 2}
             assert values(exposed["rollout_sched_session_moves_total"]) == {(): 1}

@@ -71,7 +71,7 @@ def test_a_batch_comes_again_until_it_is_acknowledged() -> None:
             assert (await house.ask("POST", "/rollout/v1/batches/next", body))[0] == 202
             await instance.answer(1, [6])
             # The acknowledgement of the first, sent again, is none of the second.
-            await until(lambda: not house.driver.pump.scheduler.work.requests)
+            await until(lambda: not house.driver.pump.scheduler.parts.requests)
             _, second = await house.ask("POST", "/rollout/v1/batches/next", body)
             assert second["number"] == 1
             assert (await house.ask("POST", "/rollout/v1/batches/next", body)) == (200, second)
@@ -328,7 +328,7 @@ def test_weights() -> None:
         async with House(Upstream()) as house:
             body = {"version": 3, "applied": True}
             assert await house.ask("POST", "/rollout/v1/weights", body) == (202, {"version": 3})
-            await until(lambda: house.driver.pump.scheduler.books.progress.fleet_version == 3)
+            await until(lambda: house.driver.pump.scheduler.state.progress.fleet_version == 3)
 
     run(scene())
 
@@ -338,7 +338,7 @@ def test_who_waits_when_the_gateway_stops_is_sent_away() -> None:
         async with House(Upstream()) as house:
             await house.ask("POST", "/rollout/v1/groups", [prompt("a")])
             asking = asyncio.create_task(house.ask("POST", "/rollout/v1/batches/next"))
-            await until(lambda: house.driver.pump.scheduler.books.progress.trainer_waiting)
+            await until(lambda: house.driver.pump.scheduler.state.progress.trainer_waiting)
             house.service.gateway.trainer.close()
             assert (await asking)[0] == 202
 
@@ -368,7 +368,7 @@ def test_samples_are_counted_before_anything_is_made(
                 told, said = await house.ask("POST", "/rollout/v1/groups", body)
                 fresh += len(prompts) if told == 200 else 0
             assert told == status
-            assert house.driver.pump.scheduler.books.progress.fresh == fresh
+            assert house.driver.pump.scheduler.state.progress.fresh == fresh
             if status == 400:
                 assert "<= 65536" in said["error"]["message"]
             elif status != 200:
@@ -425,7 +425,7 @@ def test_two_submissions_at_once_count_together() -> None:
 def test_a_long_submission_leaves_others_their_turn() -> None:
     async def scene() -> None:
         async with House() as house:
-            progress = house.driver.pump.scheduler.books.progress
+            progress = house.driver.pump.scheduler.state.progress
             asking = asyncio.create_task(
                 house.ask("POST", "/rollout/v1/groups", [prompt(f"{n}") for n in range(1000)])
             )
@@ -499,7 +499,7 @@ def test_of_what_nothing_will_come() -> None:
             await house.ask("POST", "/rollout/v1/batches/next", {"ack": 0, "timeout_s": 0})
             assert await unknown() == ["d", "a"]
             await instance.fail(1, RequestRejected("no such sampling parameter"))
-            await until(lambda: len(house.driver.pump.scheduler.books.groups) == 1)
+            await until(lambda: len(house.driver.pump.scheduler.state.groups) == 1)
             assert await unknown() == ["d", "a"]  # the trainer is yet to hear of b
 
     run(scene())

@@ -588,7 +588,7 @@ def test_a_trainer_s_update_under_way_in_the_middle_of_answers(
                     assert ours == [(s["version"], s["start"], s["end"]) for s in spans]
             assert ends & {1, 2}
             assert not service.live.driver.view.anomalies
-            assert not service.live.driver.pump.scheduler.work.requests
+            assert not service.live.driver.pump.scheduler.parts.requests
 
     run(scene())
 

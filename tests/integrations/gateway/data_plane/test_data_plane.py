@@ -70,7 +70,7 @@ class Stage:
 
     def settled(self) -> None:
         assert (self.data_plane.calls.requests, self.data_plane.calls.body_bytes) == (0, 0)
-        assert not self.scheduler.work.requests
+        assert not self.scheduler.parts.requests
 
 
 def run(scene: Coroutine[Any, Any, None]) -> None:
@@ -280,7 +280,7 @@ class TestErrors:
         async def scene() -> None:
             instance = Instance()
             async with Stage(instance) as stage:
-                stage.scheduler.work.outcomes.max_failures = 1
+                stage.scheduler.parts.outcomes.max_failures = 1
                 call = stage.call()
                 await instance.answer(0, {}, 500)
                 assert "no instance could answer" in (await call.json())["error"]["message"]
@@ -378,7 +378,7 @@ class TestHangingUp:
                 assert waiting.on_disconnect is not None
                 waiting.on_disconnect()
                 await instance.answer(0, completion([4]))
-                await until(lambda: not stage.scheduler.work.requests)
+                await until(lambda: not stage.scheduler.parts.requests)
                 assert len(instance.pool.asked) == 1
 
         run(scene())
@@ -535,7 +535,7 @@ class TestGoingOn:
                     {"token": "token_id:5", "token_id": 5, "logprob": -1},
                 ]
                 assert [s["version"] for s in segments(answer)] == [0, 1]
-                assert not stage.scheduler.books.anomalies
+                assert not stage.scheduler.state.anomalies
 
         run(scene())
 
@@ -552,9 +552,9 @@ class TestGoingOn:
                 assert answer["choices"][0]["logprobs"]["content"] == [
                     {"token": "token_id:4", "token_id": 4, "logprob": -0.4}
                 ]
-                assert stage.scheduler.books.progress.version == 9
+                assert stage.scheduler.state.progress.version == 9
                 assert stage.driver.versions.contradictions == {"newer": 1}
-                assert stage.scheduler.books.anomalies == {}
+                assert stage.scheduler.state.anomalies == {}
 
         run(scene())
 
@@ -806,7 +806,7 @@ class TestSeveral:
                 one, two = await first.asked(), await second.asked()
                 assert one.body["n"] == two.body["n"] == 1
                 assert {one.body["seed"], two.body["seed"]} == {5, 6}
-                assert len(stage.scheduler.books.siblings) == 1
+                assert len(stage.scheduler.state.siblings) == 1
                 await second.answer(0, completion([5]))
                 await first.answer(0, completion([4]))
                 answer = await call.json()
@@ -877,7 +877,7 @@ class TestSiblingsAndSessions:
                 stage.call()
                 stage.call({**BODY, "prompt": [9, 9, 9]})
                 stage.call(x_group_id="mine")
-                assert len(stage.scheduler.books.siblings) == 3
+                assert len(stage.scheduler.state.siblings) == 3
 
         run(scene())
 

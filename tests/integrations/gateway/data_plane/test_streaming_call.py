@@ -576,7 +576,7 @@ class TestLate:
                 events = await call.events()
                 assert_ended(call, events, "stop")
                 assert ids_of(events) == [4, 5, 6]
-                assert not stage.scheduler.books.anomalies
+                assert not stage.scheduler.state.anomalies
                 stage.settled()
 
         run(scene())

@@ -181,7 +181,7 @@ def test_what_comes_for_an_attempt_after_its_end_changes_nothing() -> None:
             await two.answer(0, completion([5]))
             await two.answer(0, completion([6]))
             assert (await call.json())["choices"][0]["text"] == "w5 "
-            assert not stage.scheduler.books.anomalies
+            assert not stage.scheduler.state.anomalies
             stage.settled()
 
     run(scene())
