@@ -1,4 +1,4 @@
-"""Invariants that hold after every event, checked from scratch against the books."""
+"""Invariants that hold after every event, checked from scratch against the state."""
 
 from __future__ import annotations
 

@@ -113,5 +113,5 @@ class Scheduler:
         return actions
 
     def check_invariants(self) -> None:
-        """Raise AssertionError, with the reason, if the books do not add up."""
+        """Raise AssertionError, with the reason, if the state does not add up."""
         invariants.check(self.parts, self.decider)

@@ -1,4 +1,4 @@
-"""A scheduler that is told events one by one, with its books checked after each."""
+"""A scheduler that is told events one by one, with its state checked after each."""
 
 from __future__ import annotations
 

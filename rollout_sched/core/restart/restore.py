@@ -41,7 +41,7 @@ _STATES: Final[dict[RequestStands, RequestState]] = {
 
 
 class Restorer:
-    """Puts the facts of a run back into the books."""
+    """Puts the facts of a run back into the state of a fresh scheduler."""
 
     def __init__(self, parts: Parts, decider: Decider) -> None:
         self._parts = parts

@@ -31,7 +31,7 @@ RECENT_BATCHES = 12
 
 
 class RunProgress:
-    """The scheduler's `Progress`: what the trainer said, and values read from the other books.
+    """The scheduler's `Progress`: what the trainer said, and values read from the other state.
 
     loads        the newest version is ours to load (see WeightsPublished)
     dirty        something has changed since the group-level roles were last asked

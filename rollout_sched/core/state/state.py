@@ -1,4 +1,4 @@
-"""The state of a run: each book of it, built once."""
+"""The state of a run, built once: roles, fleet, groups, progress, and the actions to return."""
 
 from __future__ import annotations
 

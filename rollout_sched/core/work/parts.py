@@ -9,8 +9,8 @@ from rollout_sched.core.work.requests import Requests
 
 
 class Parts:
-    """The state of a run and the parts that work on it, from those that call no other part to those
-    that call the most."""
+    """The state of a run and the parts that work on it. Each is given the parts that it calls, so
+    they are built in that order."""
 
     def __init__(self, state: State, max_failures: int, backoff_s: float) -> None:
         self.state = state

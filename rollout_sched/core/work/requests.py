@@ -122,7 +122,7 @@ class Requests:
         return request
 
     def take_in(self, request: Request) -> None:
-        """Add a request to the books."""
+        """Add a request that is known by its id from now on."""
         self._all[request.id] = request
         request.siblings.requests.append(request)
 
