@@ -55,7 +55,6 @@ COMMANDS: Final = (
         "measure the engine steps of a running vLLM and write a scenario",
         "calibration.command",
     ),
-    Command("store", "maintain the store of a run", "store.salvage"),
     Command("trace", "inspect recorded workloads", "simulators.traces.command"),
 )
 

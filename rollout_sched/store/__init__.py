@@ -5,7 +5,7 @@ transactions, and the current content is read at the next opening. `writer.Store
 in a thread, so that an event loop waits only for what it has promised.
 """
 
-from rollout_sched.store import salvage, transaction
+from rollout_sched.store import transaction
 from rollout_sched.store.errors import PieceDamaged, StoreBroken, StoreError, StoreFull, StoreInUse
 from rollout_sched.store.store import Durable, Store
 from rollout_sched.store.writer import StoreWriter
@@ -19,6 +19,5 @@ __all__ = [
     "StoreFull",
     "StoreInUse",
     "StoreWriter",
-    "salvage",
     "transaction",
 ]

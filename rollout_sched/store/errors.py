@@ -1,4 +1,4 @@
-"""Errors of a store. A module of its own, because exceptions are not compiled."""
+"""Errors of a store."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class StoreOfOtherFormat(StoreError):
 
 
 class StoreDamaged(StoreError):
-    """The store cannot be read as a whole; its intact content can be salvaged."""
+    """The database cannot be read as a whole."""
 
     def __init__(self, folder: Path, why: object) -> None:
         super().__init__(
-            f"store {folder} is damaged: {why}; `rollout-sched store salvage {folder}` keeps what "
-            "is intact and reports what is lost, or move the folder away to start with a new store"
+            f"store {folder} is damaged: {why}; put a copy of the folder in its place, or move "
+            "it away to start with a new store"
         )
 
 

@@ -164,8 +164,11 @@ class Transaction:
                 if data is not None:
                     yield owner, ordinal, encode(data) if isinstance(data, Tokens) else data
 
-    def named(self) -> Iterator[tuple[str, int]]:
-        """The pieces that are written or removed, except those of cleared owners."""
-        for owner, pieces in self.pieces.items():
-            for ordinal in pieces:
-                yield owner, ordinal
+    def taken_back(self) -> list[tuple[str, int]]:
+        """The pieces to remove, except those of cleared owners: owner, ordinal."""
+        return [
+            (owner, ordinal)
+            for owner, pieces in self.pieces.items()
+            for ordinal, data in pieces.items()
+            if data is None
+        ]

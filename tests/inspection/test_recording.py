@@ -52,7 +52,7 @@ def test_a_damaged_gzip_is_named(path: Path, tmp_path: Path) -> None:
         count(Recording(zipped))
 
 
-def test_open_journal_ends_with_its_last_complete_line(
+def test_one_that_is_still_written_ends_with_its_last_whole_line(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     whole = count(Recording(path))
@@ -70,7 +70,7 @@ def test_a_policy_of_the_users_own_has_to_be_named(path: Path, tmp_path: Path) -
     assert count(Recording(mine, "dplb")) == count(Recording(path))
 
 
-def test_refused_event_is_named_with_its_line(path: Path) -> None:
+def test_what_the_scheduler_refuses_names_the_line(path: Path) -> None:
     lines = path.read_text().splitlines()
     place = next(n for n, line in enumerate(lines) if "GroupSubmitted" in line)
     path.write_text("\n".join([*lines[: place + 1], *lines[place:]]) + "\n")
@@ -79,7 +79,7 @@ def test_refused_event_is_named_with_its_line(path: Path) -> None:
         Recording(path).tell([])
 
 
-def test_journal_of_several_schedulers_is_read_by_as_many(tmp_path: Path) -> None:
+def test_one_of_several_schedulers_is_told_by_as_many(tmp_path: Path) -> None:
     """Of a run that went on after its scheduler had died, each journal line by its own."""
     path = tmp_path / "j.jsonl"
     faults = (SchedulerRestarts(at_s=2.0), SchedulerRestarts(at_s=9.0))
@@ -120,7 +120,7 @@ def test_trajectories_come_back_turn_by_turn(tmp_path: Path, policy: str) -> Non
                 assert after.tool_s == pytest.approx(before.tool_s)
 
 
-def test_incomplete_groups_are_left_out(tmp_path: Path) -> None:
+def test_what_was_not_whole_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "j.jsonl"
     recorded(path, "dplb")
     lines = path.read_text().splitlines(keepends=True)

@@ -8,7 +8,7 @@ from tests.policies.running import Running
 KV = 10**6  # tokens of each instance
 
 
-def test_streamed_tokens_are_counted_exactly() -> None:
+def test_a_stream_says_exactly() -> None:
     fleet = Running(1)
     one, two = fleet.run(0, 500, 900)
     fleet.poll(0, 0.5)
@@ -16,7 +16,7 @@ def test_streamed_tokens_are_counted_exactly() -> None:
     assert (load.context(one), load.context(two)) == (600, 1000)
 
 
-def test_polled_tokens_are_an_average() -> None:
+def test_a_poll_says_on_average() -> None:
     fleet = Running(1)
     one, _ = fleet.run(0, 0, 0)
     assert LoadEstimate(fleet[0]).tokens == 200
@@ -25,7 +25,7 @@ def test_polled_tokens_are_an_average() -> None:
     assert (load.tokens, load.context(one)) == (6000, 3000)
 
 
-def test_queued_requests_are_expected_to_need_the_average() -> None:
+def test_who_waits_for_kv_will_need_as_much() -> None:
     fleet = Running(1)
     fleet.run(0, 0, 0, 0)
     fleet.poll(0, 6000 / KV, running=2, waiting=1)
@@ -47,16 +47,16 @@ class TestTokensLeft:
         attempt.request.siblings.max_tokens = most
         return LoadEstimate(fleet[0]).tokens_left(attempt)
 
-    def test_remaining_tokens_equal_the_generated_ones(self) -> None:
+    def test_as_many_again(self) -> None:
         assert self.left(700) == 700
 
     def test_as_siblings_say(self) -> None:
         assert self.left(700, 1000) == 300
 
-    def test_remaining_tokens_double_once_siblings_were_exceeded(self) -> None:
+    def test_as_many_again_once_siblings_were_wrong(self) -> None:
         assert self.left(1200, 1000) == 1200
 
-    def test_remaining_tokens_never_exceed_the_limit(self) -> None:
+    def test_never_more_than_it_may(self) -> None:
         assert self.left(700, most=1000) == 300
 
 

@@ -21,20 +21,20 @@ TAIL = [DeliveredGroup(100, (length, length)) for length in (1000, 1000, 1000, 2
 ALIKE = [DeliveredGroup(100, (5000, 5000))] * 32
 
 
-def test_a_round_that_fits_costs_its_longest_answer_and_context_reads() -> None:
+def test_a_round_that_all_fits_takes_its_longest_and_the_reading_of_contexts() -> None:
     cost = RoundCost([DeliveredGroup(100, (400, 400))] * 3, 10, LARGE)
     tokens, context = 10 * 2 * 400, 100 + 400 / 2
     assert cost.of(1.0) == pytest.approx(400 + tokens * context / (8 * WEIGHTS_TOKENS))
 
 
-def test_queueing_adds_to_the_cost() -> None:
+def test_who_waits_for_a_place_comes_on_top() -> None:
     few = Capacity(instances=8, slots=5, kv_tokens=10**9)
     groups = [DeliveredGroup(100, (400, 400))] * 3
     waiting = RoundCost(groups, 10, few).of(1.0) - RoundCost(groups, 10, LARGE).of(1.0)
     assert waiting == pytest.approx((1 - 5 / 20) * 20 * 400 / 5)
 
 
-def test_kv_bounds_the_slots() -> None:
+def test_kv_bounds_the_places_too() -> None:
     kv = Capacity(instances=8, slots=10_000, kv_tokens=5 * 300)
     slots = Capacity(instances=8, slots=5, kv_tokens=10**9)
     groups = [DeliveredGroup(100, (400, 400))] * 3
@@ -56,7 +56,7 @@ def test_a_tail_of_few_prompts_is_worth_rounds_of_its_own() -> None:
         (TAIL, Capacity(instances=1, slots=1, kv_tokens=10**9)),  # no room
     ],
 )
-def test_no_over_provisioning_without_savings(groups: Any, capacity: Any) -> None:
+def test_where_nothing_is_saved_nothing_is_over_provisioned(groups: Any, capacity: Any) -> None:
     assert best_over_prompts(RoundCost(groups, 16, capacity), 1.5, 0.1) == 1.0
 
 

@@ -20,7 +20,7 @@ from tests.simulation.models import OTHER
 if TYPE_CHECKING:
     from tests.simulation.plan import Plan
 
-Power = Literal["kept", "rows", "tokens", "dice"]
+Power = Literal["kept", "all", "dice"]
 
 #: What unsynced data a machine may lose with its power.
 POWERS: tuple[Power, ...] = get_args(Power)

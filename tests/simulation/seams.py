@@ -24,9 +24,6 @@ from tests.simulation.kernel import Kernel
 #: Unix time at which every simulation starts.
 BEGAN = 1_700_000_000.0
 
-#: Bytes of a token file: small, so that a run fills several.
-CAPACITY = 2**16
-
 
 @contextmanager
 def simulated(kernel: Kernel, seed: int, disk_of: Callable[[Path], Any]) -> Iterator[None]:
@@ -35,7 +32,7 @@ def simulated(kernel: Kernel, seed: int, disk_of: Callable[[Path], Any]) -> Iter
     dice = random.Random(f"secrets/{seed}")
 
     def open_store(folder: Path, **other: Any) -> Store:
-        return Store(folder, disk=disk_of(folder), capacity=CAPACITY, **other)
+        return Store(folder, disk=disk_of(folder), **other)
 
     replaced: dict[str, Any] = {
         "time.time": lambda: BEGAN + kernel.time(),

@@ -25,7 +25,7 @@ from rollout_sched.live.trainer.samples import Reward
 from rollout_sched.live.trainer.session import TrainerSession
 from rollout_sched.live.trainer.submissions import Submissions
 from rollout_sched.simulators.fake_instance import answers as open_answers
-from rollout_sched.store.store import PieceBook
+from rollout_sched.store import database
 from tests.simulation import faults, runner
 from tests.simulation.models import OTHER
 from tests.simulation.plan import draw
@@ -59,7 +59,7 @@ CALM = msgspec.structs.replace(
 )
 
 #: A machine that is gone for a while.
-GONE = faults.GatewayDies(at_s=1.8, for_s=3.0, power="rows")
+GONE = faults.GatewayDies(at_s=1.8, for_s=3.0, power="all")
 
 
 def held(outcome):
@@ -163,8 +163,7 @@ def test_rows_that_rot_are_told(kind):
 
 
 def test_tokens_that_rot_and_are_believed_are_seen(monkeypatch):
-    monkeypatch.setattr(PieceBook, "_damaged", lambda book, pieces: [])
-    monkeypatch.setattr(PieceBook, "read_piece", lambda book, piece: book._files.read(piece.place))
+    monkeypatch.setattr(database, "_crc_of_piece", lambda owner, ordinal, data: 0)
     rot = msgspec.structs.replace(ROT, share=1.0)
     assert run(msgspec.structs.replace(with_faults(rot), stream_every=4)).broken
 

@@ -1,128 +1,112 @@
-"""A disk that can be cut off between any two writes, and loses what was not synced."""
+"""A disk that can be cut off between any two writes, and loses what was not synced.
+
+SQLite's own promises are taken for granted: a commit with `synchronous = FULL` has synced the log,
+and the log is begun again, with other salts in its head, only after all of it is in the database
+and synced.
+"""
 
 from __future__ import annotations
 
-import errno
 import shutil
+import sqlite3
+import struct
 from pathlib import Path
 from random import Random
 from typing import Literal
 
+from rollout_sched.store.database import PAGE
 from rollout_sched.store.disk import Disk
+from rollout_sched.store.store import ROWS
 
 SECTOR = 512
 
 #: Of `PRAGMA synchronous`: a commit is synced.
 FULL = 2
 
+#: Bytes of the log's head, which is synced before anything is written after it, and of a frame.
+HEAD, FRAME = 32, 24 + PAGE
 
-#: What is lost when the power fails.
-Power = Random | Literal["rows", "tokens"]
+#: The number of frames and two salts, in the head of the log's index in shared memory.
+_INDEX = struct.Struct("=16xI12xII")
+
+#: What is lost when the power fails: of all that was not synced some sectors, or all.
+Power = Random | Literal["all"]
 
 
 class Crash(BaseException):
     """The process is gone."""
 
 
-class SimulatedDisk(Disk):
-    """The files of one folder, and what each held when it was last synced.
+def full() -> sqlite3.OperationalError:
+    """What SQLite raises on a full disk."""
+    error = sqlite3.OperationalError("database or disk is full")
+    error.sqlite_errorcode = sqlite3.SQLITE_FULL
+    return error
 
-    `crash_in`: how many writes, syncs and commits go well before the process dies; None: all.
-    `free`: bytes that are left; a write of more fails as on a full disk.
+
+class SimulatedDisk(Disk):
+    """The files of one store.
+
+    `crash_in`: how many commits and checkpoints go well before the process dies; None: all.
+    `free`: bytes that are left; a commit of more fails as on a full disk.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.crash_in: int | None = None
         self.free: int | None = None
-        self._paths: dict[int, Path] = {}
-        self._synced: dict[Path, bytes] = {}
-        self._entered: set[Path] = set()  # files whose names are on the disk
+        self._synced = 0  # bytes of the log
+        self._salts = (0, 0)
 
-    def open(self, path):
-        file = super().open(path)
-        self._paths[file] = path
-        return file
-
-    def write(self, file, buffers, offset):
-        self._step()
-        if self.free is not None:
-            size = sum(map(len, buffers))
-            if size > self.free:
-                raise OSError(errno.ENOSPC, "No space left on device")
-            self.free -= size
-        super().write(file, buffers, offset)
-
-    def sync(self, file):
-        self._step()
-        path = self._paths[file]
-        self._synced[path] = path.read_bytes()
-
-    def sync_folder(self, folder):
-        self._step()
-        self._entered |= set(folder.iterdir())
-
-    def commit(self, database):
+    def commit(self, database: sqlite3.Connection) -> None:
         """As SQLite's: a transaction that writes nothing syncs nothing."""
         self._step()
-        before = self._logs()
+        if self.free is not None:
+            if self.free < PAGE:
+                raise full()
+            self.free -= PAGE
+        before = self._log()
         super().commit(database)
+        end, salts = after = self._log()
+        if salts != self._salts:
+            self._salts, self._synced = salts, HEAD
         synced = database.execute("PRAGMA synchronous").fetchone()[0] == FULL
-        if synced and self._logs() != before:
-            self._note(".sqlite-wal")
+        if synced and after != before:
+            self._synced = end
 
-    def checkpoint(self, database):
+    def checkpoint(self, database: sqlite3.Connection) -> None:
         self._step()
         super().checkpoint(database)
-        self._note(".sqlite-wal")
-        self._note(".sqlite")
 
-    def room(self, folder):
+    def room(self, folder: Path) -> int:
         return 2**40 if self.free is None else self.free
 
     def left_by_a_crash(self, to: Path, power: Power | None = None) -> Path:
-        """A copy of what the next process finds. With `power`, that failed, and of what was not
-        synced the rows are lost, or the tokens, or each sector as the dice say."""
+        """A copy of what the next process finds. With `power`, that failed."""
         shutil.copytree(self.folder, to)
-        for path in sorted(to.rglob("*")) if power is not None else ():
-            original = self.folder / path.relative_to(to)
-            if (path.suffix == ".tokens" and power != "rows") or (
-                path.name.endswith("-wal") and power != "tokens"
-            ):
-                self._lose(path, original, power)
+        log = to / f"{ROWS}-wal"
+        if power is not None and log.exists():
+            log.write_bytes(self._lose(log.read_bytes(), power))
         return to
 
-    def _lose(self, copy: Path, path: Path, power: Power) -> None:
-        dice = power if isinstance(power, Random) else None
-        if path.suffix == ".tokens" and path not in self._entered and _lost(dice):
-            copy.unlink()
-            return
-        now, before = path.read_bytes(), self._synced.get(path, b"")
-        kept = bytearray(now)
-        if _lost(dice):  # it did not grow, or not to its end
-            del kept[max(len(before), dice.randrange(len(now) + 1) if dice else 0) :]
-        for at in range(0, len(kept), SECTOR):
-            if _lost(dice):
-                sector = kept[at : at + SECTOR]
-                kept[at : at + SECTOR] = before[at : at + SECTOR].ljust(len(sector), b"\0")[
-                    : len(sector)
-                ]
-        copy.write_bytes(kept)
+    def _lose(self, log: bytes, power: Power) -> bytes:
+        if power == "all":
+            return log[: self._synced]
+        kept = bytearray(log)
+        for start in range(self._synced, len(kept), SECTOR):
+            if power.random() < 0.1:
+                end = min(start + SECTOR, len(kept))
+                kept[start:end] = bytes(end - start)
+        return bytes(kept[: power.randint(self._synced, len(kept))])
 
-    def _logs(self) -> list[bytes]:
-        return [path.read_bytes() for path in sorted(self.folder.glob("*.sqlite-wal"))]
-
-    def _note(self, ending: str) -> None:
-        for path in self.folder.iterdir():
-            if path.name.endswith(ending):
-                self._synced[path] = path.read_bytes()
+    def _log(self) -> tuple[int, tuple[int, int]]:
+        """The end of the log, and its salts."""
+        with (self.folder / f"{ROWS}-shm").open("rb") as index:
+            frames, *salts = _INDEX.unpack(index.read(_INDEX.size))
+        return HEAD + frames * FRAME, (salts[0], salts[1])
 
     def _step(self) -> None:
         if self.crash_in is not None:
             if self.crash_in == 0:
                 raise Crash
             self.crash_in -= 1
-
-
-def _lost(dice: Random | None) -> bool:
-    return dice is None or dice.random() < 0.5

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import shutil
 import sqlite3
 import time
 from contextlib import closing
 
 import pytest
 
-from rollout_sched.store.disk import Disk
+from rollout_sched.store.database import LOG_PAGES, PAGE
 from rollout_sched.store.errors import (
-    PieceDamaged,
     StoreDamaged,
     StoreError,
     StoreInUse,
     StoreOfOtherFormat,
 )
-from rollout_sched.store.store import ROWS, TOKENS, PieceBook, Store
-from rollout_sched.store.token_files import TokenFiles
+from rollout_sched.store.store import ROWS, Store
 from rollout_sched.store.transaction import Transaction
 
 
@@ -62,7 +59,7 @@ def test_a_store_that_cannot_be_opened_is_not_held(tmp_path):
     filled(tmp_path).close()
     (tmp_path / ROWS).write_bytes(b"no database " * 1000)
     for _ in range(2):
-        with pytest.raises(StoreDamaged, match="rollout-sched store salvage"):
+        with pytest.raises(StoreDamaged, match="put a copy of the folder in its place"):
             Store(tmp_path)
 
 
@@ -80,22 +77,35 @@ def test_another_format_is_refused_with_what_to_do(tmp_path):
         Store(tmp_path)
 
 
-def test_tokens_without_rows_are_told(tmp_path):
+def test_tokens_that_have_changed_cost_their_owner_and_nobody_else(tmp_path):
     filled(tmp_path).close()
-    (tmp_path / ROWS).unlink()
-    with pytest.raises(StoreDamaged, match="its token files exist, but its database is missing"):
-        Store(tmp_path)
-
-
-def test_lost_token_files_cost_their_owners_and_nobody_else(tmp_path):
-    filled(tmp_path).close()
-    shutil.rmtree(tmp_path / TOKENS)
+    with closing(sqlite3.connect(tmp_path / ROWS)) as rows:
+        rows.execute("UPDATE pieces SET data = x'00' WHERE owner = 'x' AND ordinal = 1")
+        rows.commit()
     with closing(Store(tmp_path)) as store:
-        assert store.losses.owners == ["x", "y"]
+        assert store.losses.owners == ["x"]
+        assert store.losses.told() == ["damaged tokens of: x"]
         assert store.facts("group") == {"a": b"1", "b": b"2"}
-        assert store.owners() == []
+        assert store.pieces("x") == {0: b"one"}
+        assert store.pieces("y") == {0: b"three" * 100}
     with closing(Store(tmp_path)) as store:
-        assert not store.losses  # it was told once
+        assert not store.losses  # they were reported once
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_key_that_has_changed_is_damage(tmp_path, which):
+    """So lost tokens are never reported as those of another owner."""
+    with closing(Store(tmp_path)) as store:
+        changes = Transaction()
+        changes.append("an owner", 0, b"tokens")
+        store.apply(changes, promised=True)
+    parts = (tmp_path / ROWS).read_bytes().split(b"an owner")
+    assert len(parts) == 3, "in the table and in its index"
+    keys = [b"an owner", b"an owner"]
+    keys[which] = b"no owner"
+    (tmp_path / ROWS).write_bytes(parts[0] + keys[0] + parts[1] + keys[1] + parts[2])
+    with pytest.raises(StoreDamaged, match="index"):
+        Store(tmp_path)
 
 
 def test_a_fact_that_has_changed_is_lost_and_named(tmp_path):
@@ -121,104 +131,31 @@ def test_a_lost_epoch_is_followed_by_one_that_was_never_there(tmp_path):
         assert store.epoch == epoch + 1
 
 
-def test_the_disk_holds_no_more_than_twice_of_what_lives(tmp_path):
-    capacity = 10_000
-    with closing(Store(tmp_path, capacity=capacity, durable="off")) as store:
-        for number in range(300):
-            changes = Transaction()
-            changes.append(
-                f"keeps{number % 50}" if number % 10 == 0 else f"{number}", 0, b"x" * 997
-            )
-            changes.clear(f"{number - 3}")
-            store.apply(changes)
-            store.tidy()
-            tokens = sum(p.stat().st_size for p in (tmp_path / TOKENS).iterdir())
-            assert tokens <= 2 * store.live_bytes + 8 * capacity
-        assert sorted(store.owners()) == sorted(
-            [*(f"keeps{n}" for n in range(0, 50, 10)), "297", "298", "299"]
-        )
-
-
-def test_the_log_is_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr("rollout_sched.store.store.LOG_BYTES", 100_000)
+def test_the_file_shrinks_when_most_of_it_is_unused(tmp_path, monkeypatch):
+    monkeypatch.setattr("rollout_sched.store.store.SPARE", 10 * PAGE)
+    monkeypatch.setattr("rollout_sched.store.store.SHRUNK_AT_ONCE", 50 * PAGE)
+    store = Store(tmp_path, durable="off")
+    changes = Transaction()
+    for number in range(400):
+        changes.append(f"{number}", 0, b"%d" % number * PAGE)
+    store.apply(changes)
+    gone = Transaction()
+    for number in set(range(400)) - set(range(0, 400, 10)):
+        gone.clear(f"{number}")
+    store.apply(gone)
+    for _ in range(100):
+        store.tidy()
+    store.close()
+    assert (tmp_path / ROWS).stat().st_size <= 2 * store.live_bytes + 50 * PAGE
     with closing(Store(tmp_path)) as store:
-        for number in range(200):
+        assert sorted(store.owners()) == sorted(f"{n}" for n in range(0, 400, 10))
+        assert store.pieces("390") == {0: b"390" * PAGE}
+
+
+def test_the_log_is_bounded(tmp_path):
+    with closing(Store(tmp_path, durable="off")) as store:
+        for _ in range(12):
             changes = Transaction()
-            changes.put("group", "a", b"x" * 3000)
-            store.apply(changes, promised=number % 20 == 0)
-            store.tidy()
-        assert store.disk_bytes < 400_000
-
-
-# -- Which pieces there are --
-
-
-@pytest.fixture
-def book(tmp_path):
-    files = TokenFiles(tmp_path / "tokens", Disk(), capacity=100)
-    yield PieceBook(files)
-    files.close()
-
-
-def appended(book, *pieces):
-    changes = Transaction()
-    for owner, ordinal, data in pieces:
-        changes.append(owner, ordinal, data)
-    added = book.append(changes)
-    book.note(added, book.going(changes))
-    return added
-
-
-def test_pieces_are_read_by_ordinal(book):
-    appended(book, ("x", 2, b"c"), ("x", 0, b"a"), ("y", 0, b"other"))
-    assert book.read("x") == {0: b"a", 2: b"c"}
-    assert list(book.read("x")) == [0, 2]
-    assert book.read("nobody") == {}
-    assert sorted(book.owners()) == ["x", "y"]
-
-
-def test_what_goes_is_who_is_cleared_taken_back_or_written_anew(book):
-    appended(book, ("x", 0, b"a"), ("x", 1, b"b"), ("y", 0, b"c"), ("z", 0, b"d"))
-    changes = Transaction()
-    changes.clear("x")
-    changes.take_back("y", 0)
-    changes.take_back("y", 7)
-    changes.append("z", 0, b"new")
-    assert {(p.owner, p.ordinal) for p in book.going(changes)} == {
-        ("x", 0),
-        ("x", 1),
-        ("y", 0),
-        ("z", 0),
-    }
-    book.note(book.append(changes), book.going(changes))
-    assert book.owners() == ["z"]
-    assert book.read("z") == {0: b"new"}
-
-
-def test_loading_finds_what_is_damaged(tmp_path, book):
-    added = appended(book, ("x", 0, b"aaaa"), ("y", 0, b"bbbb"), ("z", 0, b"c" * 200))
-    file = tmp_path / "tokens" / "00000001.tokens"
-    file.write_bytes(file.read_bytes().replace(b"bbbb", b"bbxb"))
-    again = PieceBook(TokenFiles(tmp_path / "tokens", Disk(), capacity=100))
-    damaged = again.load([*added, added[0]._replace(owner="w")])
-    assert sorted(piece.owner for piece in damaged) == ["w", "y"]
-    assert sorted(again.owners()) == ["x", "z"]
-
-
-def test_a_disk_that_changes_its_mind_is_told(tmp_path, book):
-    appended(book, ("x", 0, b"aaaa"))
-    (tmp_path / "tokens" / "00000001.tokens").write_bytes(b"aaab")
-    with pytest.raises(PieceDamaged, match="piece 0 of 'x'"):
-        book.read("x")
-
-
-def test_what_lies_in_a_file_of_which_most_is_gone_is_to_be_moved(book):
-    appended(book, *((str(n), 0, b"x" * 20) for n in range(100)))
-    assert book.sparse() == []
-    changes = Transaction()
-    for number in range(100):
-        if number % 5:
-            changes.clear(str(number))
-    book.note([], book.going(changes))
-    (piece,) = book.sparse()
-    assert piece.place.offset == 0
+            changes.append("x", 0, bytes(LOG_PAGES * PAGE // 4))
+            store.apply(changes)
+        assert store.disk_bytes < 2.5 * LOG_PAGES * PAGE

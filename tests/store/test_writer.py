@@ -14,6 +14,7 @@ from rollout_sched.store.errors import StoreBroken, StoreFull
 from rollout_sched.store.store import Store
 from rollout_sched.store.transaction import Transaction
 from rollout_sched.store.writer import HEADROOM, StoreWriter
+from tests.store.simulated_disk import full
 
 #: Seconds that nothing here comes near to.
 LONG_S = 60
@@ -80,14 +81,14 @@ def test_a_promise_is_kept_with_all_that_came_before(writer):
     for number in range(100):
         writer.write(put(str(number)))
     writer.promise(put("last")).result(LONG_S)
-    rows = writer.store._database.facts()[0]
+    rows = writer.store._database.load()[0]
     assert {fact.name for fact in rows if fact.kind == "group"} == {*map(str, range(100)), "last"}
 
 
 def test_an_empty_promise_is_about_what_came_before(writer):
     writer.write(put("a"))
     writer.promise().result(LONG_S)
-    assert "a" in {fact.name for fact in writer.store._database.facts()[0]}
+    assert "a" in {fact.name for fact in writer.store._database.load()[0]}
 
 
 def test_what_nobody_waits_for_is_written_all_the_same(tmp_path, disk):
@@ -98,11 +99,11 @@ def test_what_nobody_waits_for_is_written_all_the_same(tmp_path, disk):
 
 def test_a_full_disk_takes_no_new_work_and_finishes_the_old(writer, disk, monkeypatch):
     monkeypatch.setattr(writer_module, "AGAIN_S", 0.01)
-    disk.error = OSError(errno.ENOSPC, "No space left on device")
+    disk.error = full()
     promise = writer.promise(put("a"))
     assert disk.tried.wait(LONG_S)
     wait_for(lambda: writer.full)
-    with pytest.raises(StoreFull, match=r"disk is full \(.*No space left.*no new prompts"):
+    with pytest.raises(StoreFull, match=r"disk is full \(.*is full.*no new prompts"):
         writer.check_room()
     assert not promise.done()
     writer.write(put("b"))
@@ -121,7 +122,7 @@ def test_a_promise_that_a_full_disk_has_not_kept_is_not_kept_by_the_next_try(
     monkeypatch.setattr(writer_module, "AGAIN_S", 0.01)
     writer.write(put("a"))
     wait_for(disk.tried.is_set)  # it looks for room when all is written
-    disk.error = OSError(errno.ENOSPC, "No space left on device")
+    disk.error = full()
     promise = writer.promise()
     wait_for(lambda: disk.failures > 1 or promise.done())
     assert not promise.done()
@@ -164,7 +165,7 @@ def test_a_broken_disk_is_told_to_all_who_were_promised_something(writer, disk, 
 
 def test_what_a_full_disk_has_not_taken_at_the_end_is_told(tmp_path, disk):
     writer = StoreWriter(Store(tmp_path, disk=disk), print)
-    disk.error = OSError(errno.ENOSPC, "No space left on device")
+    disk.error = full()
     promise = writer.promise(put("a"))
     assert disk.tried.wait(LONG_S)
     writer.close()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
+import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 import msgspec
@@ -22,7 +23,7 @@ from rollout_sched.live.settings import RunOptions, Settings
 from rollout_sched.live.trainer.delivery import LeaseEnded, NotReady
 from rollout_sched.live.trainer.samples import Batch, Prompt
 from rollout_sched.store.errors import StoreBroken, StoreFull
-from rollout_sched.store.store import Store
+from rollout_sched.store.store import ROWS, Store
 from rollout_sched.store.transaction import Transaction
 from tests import virtual_net
 from tests.live.scripted import Scripted, until
@@ -64,7 +65,7 @@ async def batch_of(live: LiveScheduler, acknowledged: int | None = None) -> Batc
     return batch
 
 
-def test_running_request_continues_from_its_last_piece(tmp_path):
+def test_what_ran_goes_on_from_its_last_piece(tmp_path):
     async def scene():
         before, after = Scripted(), Scripted()
         async with run(tmp_path / "1", before) as live:
@@ -95,7 +96,7 @@ def test_running_request_continues_from_its_last_piece(tmp_path):
     virtual_net.run(scene())
 
 
-def test_delivered_batch_is_repeated_until_acknowledged(tmp_path):
+def test_what_was_delivered_comes_again_until_it_is_acknowledged(tmp_path):
     async def scene():
         before, after = Scripted(), Scripted()
         async with run(tmp_path / "1", before) as live:
@@ -280,7 +281,7 @@ def test_an_instance_that_was_to_be_resumed_is_not_left_paused(tmp_path):
     virtual_net.run(scene())
 
 
-def test_batch_of_failures_keeps_its_trainer_after_a_restart(tmp_path):
+def test_whose_the_news_is_that_nothing_comes_is_known_after_a_restart(tmp_path):
     """A batch that only tells of lost groups went to another trainer while the first one had it."""
 
     async def scene():
@@ -306,7 +307,7 @@ def test_batch_of_failures_keeps_its_trainer_after_a_restart(tmp_path):
     virtual_net.run(scene())
 
 
-def test_loader_that_cannot_be_stored_is_refused(tmp_path):
+def test_a_loader_that_is_no_data_is_refused(tmp_path):
     async def load(client, version): ...
 
     async def scene():
@@ -318,7 +319,7 @@ def test_loader_that_cannot_be_stored_is_refused(tmp_path):
     virtual_net.run(scene())
 
 
-def test_a_trajectory_without_its_tool_fails_with_the_reason(tmp_path):
+def test_a_trajectory_without_its_tool_fails_and_says_so(tmp_path):
     async def tool(trajectory):
         await asyncio.Event().wait()
 
@@ -388,7 +389,7 @@ def test_a_finished_trajectory_without_its_tool_does_not_start_over(tmp_path):
     virtual_net.run(scene())
 
 
-def test_waiting_trainer_hears_that_only_a_failure_is_left(tmp_path):
+def test_who_had_waited_is_told_that_nothing_is_left_but_a_failure(tmp_path):
     async def tool(trajectory):
         await asyncio.Event().wait()
 
@@ -489,10 +490,14 @@ def test_a_batch_stays_its_trainers_over_a_restart(tmp_path):
     virtual_net.run(scene())
 
 
-def spoil(path: Path, old: bytes) -> None:
-    data = path.read_bytes()
-    assert old in data
-    path.write_bytes(data.replace(old, b"x" * len(old)))
+def spoil(store: Path, token: int) -> None:
+    """Damage the pieces that have this token."""
+    held, gone = token.to_bytes(4, "little"), bytes(4)
+    with closing(sqlite3.connect(store / ROWS)) as rows, rows:
+        pieces = [row for row in rows.execute("SELECT data, id FROM pieces") if held in row[0]]
+        assert pieces
+        changed = [(data.replace(held, gone), id) for data, id in pieces]
+        rows.executemany("UPDATE pieces SET data = ? WHERE id = ?", changed)
 
 
 def assert_nothing_is_left(folder: Path) -> None:
@@ -518,10 +523,9 @@ def test_damaged_tokens_cost_their_group_a_start_and_nobody_else(tmp_path):
             attempts = live.driver.front.attempts.on("i0")
             await until(lambda: all(running.told for running in attempts))
             left = await killed(live, tmp_path / "2")
-        (file,) = (left / "tokens").iterdir()
-        spoil(file, (77).to_bytes(4, "little"))
+        spoil(left, 77)
         async with run(left, after, prompts_per_step=2) as live:
-            assert live.state()["store"]["lost"] == ["damaged or missing tokens of: r:a/0"]
+            assert live.state()["store"]["lost"] == ["damaged tokens of: r:a/0"]
             contexts = [(await after.order(n)).token_ids for n in range(2)]
             assert sorted(contexts) == [[1, 2], [3, 88]]
             for number, context in enumerate(contexts):
@@ -541,8 +545,7 @@ def test_a_damaged_delivery_names_what_is_to_be_submitted_again(tmp_path):
             await before.answer(0, [77])
             await asking
             left = await killed(live, tmp_path / "2")
-        (file,) = (left / "tokens").iterdir()
-        spoil(file, (77).to_bytes(4, "little"))
+        spoil(left, 77)
         async with run(left) as live:
             batch = await batch_of(live)
             assert batch.samples == []
@@ -584,8 +587,7 @@ def test_each_loss_of_a_group_is_told_with_its_batch_over_two_restarts(tmp_path)
             assert [[s.uid for s in batch.samples] for batch in batches] == [["b"], ["a"]]
             assert [[g.uid for g in batch.failed] for batch in batches] == [["a"], []]
             left = await killed(live, tmp_path / "2")
-        (file,) = (left / "tokens").iterdir()
-        spoil(file, (77).to_bytes(4, "little"))
+        spoil(left, 77)
         for life in ("3", "4"):
             async with run(left) as live:
                 asked = [await live.trainer.next_batch(trainer=name) for name in asking]
@@ -601,7 +603,7 @@ def test_each_loss_of_a_group_is_told_with_its_batch_over_two_restarts(tmp_path)
     virtual_net.run(scene())
 
 
-def test_damaged_delivery_is_reported_after_the_end(tmp_path):
+def test_what_a_damaged_row_says_of_a_delivery_is_told_after_the_end(tmp_path):
     """Under a number that no batch had: who has acknowledged that one hears of this, too."""
 
     async def scene():
@@ -640,7 +642,7 @@ def test_damaged_delivery_is_reported_after_the_end(tmp_path):
     virtual_net.run(scene())
 
 
-def test_damaged_delivery_leaves_no_rows(tmp_path):
+def test_what_was_damaged_of_a_delivery_does_not_stay(tmp_path):
     """Its prompt, its tokens and its rewards: nobody acknowledges them any more."""
 
     async def worth(sample):
@@ -654,8 +656,7 @@ def test_damaged_delivery_leaves_no_rows(tmp_path):
             await before.answer(0, [77])
             await asking
             left = await killed(live, tmp_path / "2")
-        (file,) = (left / "tokens").iterdir()
-        spoil(file, (77).to_bytes(4, "little"))
+        spoil(left, 77)
         async with run(left, reward=worth) as live:
             batch = await batch_of(live)
             live.trainer.close_submissions()
@@ -714,7 +715,7 @@ def test_a_full_disk_refuses_new_prompts_with_the_reason(tmp_path):
     virtual_net.run(scene())
 
 
-def test_broken_disk_breaks_the_scheduler_and_its_waiters(tmp_path, monkeypatch):
+def test_a_broken_disk_breaks_the_scheduler_and_tells_who_waits(tmp_path, monkeypatch):
     async def scene():
         instance = Scripted()
         async with run(tmp_path / "1", instance) as live:
