@@ -398,7 +398,7 @@ async def test_a_connection_cut_off_just_as_it_comes_about_ends_its_exchange():
             if paused:
                 exchange.pause()
             while not pool._connections:
-                await asyncio.sleep(0.001)
+                await asyncio.sleep(0)
             for (
                 task
             ) in pool._dialler._dialling:  # as the time limit does, if the loop comes to it late

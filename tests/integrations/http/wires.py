@@ -17,7 +17,7 @@ from rollout_sched.integrations.http import ReceivedRequest, ServerLimits
 from rollout_sched.integrations.http.server import HttpServer
 
 PEM = Path(__file__).with_name("loopback.pem")
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 #: How an answer of chunks begins.
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
