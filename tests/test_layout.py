@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -87,3 +88,34 @@ def test_each_room_is_tested_where_tests_mirror_it():
         if not any(path for folder in folders for path in folder.glob("**/test_*.py")):
             untested.append(house)
     assert untested == []
+
+
+def readme_of(folder):
+    """The text that describes the files of a folder: its README, or that of the room around it."""
+    while not (folder / "README.md").exists():
+        folder = folder.parent
+    return (folder / "README.md").read_text("utf-8")
+
+
+def test_a_readme_names_the_files_of_its_room():
+    """Each module by its name, or a folder as a whole: `formats/`."""
+    missing = []
+    for module, path in doors.modules().items():
+        named = rf"[`/]{path.stem}\b|`{path.parent.name}/`"
+        if doors.is_room(module) or doors.house(module) in ("", "rollout_sched"):
+            continue
+        if not re.search(named, readme_of(path.parent)):
+            missing.append(module)
+    assert missing == []
+
+
+def test_a_readme_names_no_file_that_is_gone():
+    gone = []
+    for room in filter(doors.is_room, doors.modules()):
+        folder = doors.modules()[room].parent
+        if (folder / "README.md").exists():
+            _, _, text = (folder / "README.md").read_text("utf-8").partition("## In reading order")
+            here = {path.stem for path in folder.rglob("*")}
+            names = re.findall("`([a-z_]+)`", text.partition("\n## ")[0])
+            gone += [(room, name) for name in names if name not in here]
+    assert gone == []
