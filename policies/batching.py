@@ -9,7 +9,7 @@ import msgspec
 
 from rollout_sched.core.model.records import Launch
 from rollout_sched.core.model.roles import Batching, Progress
-from rollout_sched.policies.round_cost import RoundCost, best_over_prompts
+from rollout_sched.policies.estimates import RoundCost, best_over_prompts
 
 AtLeastOne = Annotated[float, msgspec.Meta(ge=1)]
 
@@ -89,8 +89,8 @@ class TailBatching(Batching, msgspec.Struct, frozen=True):
 
     With `least_gain` (our addition) `over_prompts` is the maximum. Once a cycle of rounds has shown
     how long responses are, the number of prompts is the one that saves the most steps by
-    `round_cost.py`; it is just a batch if that saves less than this share of the steps, as on a
-    full fleet, or without a tail.
+    `estimates.RoundCost`; it is just a batch if that saves less than this share of the steps, as
+    on a full fleet, or without a tail.
     """
 
     over_prompts: AtLeastOne = 1.25

@@ -10,7 +10,7 @@ import msgspec
 
 from rollout_sched.core.model.model import InstanceStatus
 from rollout_sched.core.model.roles import FleetView, Instance, Lending, Progress
-from rollout_sched.policies.load_estimate import WEIGHTS_TOKENS, LoadEstimate, decode_step
+from rollout_sched.policies.estimates import WEIGHTS_TOKENS, LoadEstimate, decode_step
 
 Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 Part = Annotated[float, msgspec.Meta(gt=0, lt=1)]

@@ -9,7 +9,7 @@ import msgspec
 
 from rollout_sched.core.model.model import InstanceStatus, RequestState
 from rollout_sched.core.model.roles import Attempt, FleetView, Instance, Migrant, Migration
-from rollout_sched.policies.load_estimate import WEIGHTS_TOKENS, LoadEstimate, decode_step
+from rollout_sched.policies.estimates import WEIGHTS_TOKENS, LoadEstimate, decode_step
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 Share = Annotated[float, msgspec.Meta(gt=0, le=1)]

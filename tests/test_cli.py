@@ -98,7 +98,7 @@ class TestCommands:
     def test_no_hardware_table_is_read_to_show_the_help(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("rollout_sched.simulators.guess.hardware._table", None)
+        monkeypatch.setattr("rollout_sched.simulators.guess.formula._table", None)
         with pytest.raises(SystemExit) as ended, contextlib.redirect_stdout(io.StringIO()):
             main(["scenarios", "guess", "--help"])
         assert ended.value.code == 0

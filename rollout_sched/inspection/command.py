@@ -10,8 +10,7 @@ from typing import Any
 import msgspec
 
 from rollout_sched.core.model.errors import CallerError
-from rollout_sched.inspection.recording import Recording, TraceFold
-from rollout_sched.inspection.summary import rows, summary
+from rollout_sched.inspection.recording import Recording, TraceFold, rows, summary
 from rollout_sched.inspection.timeline import TimelineFold, journal_page
 from rollout_sched.metrics.fold import Folded
 from rollout_sched.process import whole_file

@@ -21,8 +21,7 @@ from rollout_sched.core.model.events import (
     WeightsPublished,
     WeightsUpdated,
 )
-from rollout_sched.inspection.recording import Recording
-from rollout_sched.inspection.summary import metrics_of, rows, summary
+from rollout_sched.inspection.recording import Recording, metrics_of, rows, summary
 from rollout_sched.metrics.attempts import AttemptSpans, Closed
 from rollout_sched.metrics.fold import Handler
 from rollout_sched.page.run_page import DrawnRun, RunFold, run_page

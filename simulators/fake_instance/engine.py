@@ -19,7 +19,7 @@ from rollout_sched.live.ports import InstanceError, OnTokens, Order, Output, Req
 from rollout_sched.simulators.fake_instance import tokens as text
 from rollout_sched.simulators.fake_instance.answers import OrderedResponse
 from rollout_sched.simulators.fake_instance.instance import MODEL, RealtimeInstance
-from rollout_sched.simulators.fake_instance.protocol import Refusal
+from rollout_sched.simulators.fake_instance.requests import Refusal
 from rollout_sched.simulators.instance import InstanceSpec, PauseMode
 
 # ------------------------------------------------------------------------------------------

@@ -6,13 +6,72 @@ import json
 import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
+from aiohttp import web
 
 from rollout_sched.live.ports import Order, Output
 from rollout_sched.simulators.fake_instance import tokens as text
-from rollout_sched.simulators.fake_instance.protocol import Refusal
+
+# ------------------------------------------------------------------------------------------
+# Error answers in vLLM's format.
+
+_TYPES = {
+    400: "BadRequestError",
+    404: "NotFoundError",
+    500: "InternalServerError",
+    503: "ServiceUnavailableError",
+}
+
+
+class Refusal(Exception):
+    """A request that the server refuses, with its HTTP status. `param` names the field."""
+
+    def __init__(self, status: int, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.param = param
+
+
+def error_body(refusal: Refusal) -> dict[str, Any]:
+    error = {
+        "message": str(refusal),
+        "type": _TYPES[refusal.status],
+        "param": refusal.param,
+        "code": refusal.status,
+    }
+    return {"error": error}
+
+
+# ------------------------------------------------------------------------------------------
+# Decode the bodies and parameters of calls, and encode JSON answers.
+
+T = TypeVar("T")
+
+
+def decode(raw: bytes, body: type[T]) -> T:
+    """Decode the body. Raises Refusal, as vLLM does, if a field is missing or of a wrong type."""
+    try:
+        return msgspec.json.decode(raw, type=body)
+    except msgspec.DecodeError as error:
+        raise Refusal(400, str(error)) from None
+
+
+def flag(request: web.Request, name: str, default: bool) -> bool:
+    """A boolean parameter of the query. Raises Refusal."""
+    told = request.query.get(name)
+    if told is None:
+        return default
+    if told.lower() not in ("true", "false", "1", "0"):
+        raise Refusal(400, f"{name} must be true or false, got {told!r}", name)
+    return told.lower() in ("true", "1")
+
+
+def reply(content: object, status: int = 200) -> web.Response:
+    body = msgspec.json.encode(content)
+    return web.Response(body=body, status=status, content_type="application/json")
+
 
 # ------------------------------------------------------------------------------------------
 # Tool calls on demand: which call answers a chat, and how its messages define it.
@@ -88,6 +147,9 @@ def _said(message: str) -> Iterator[Function]:
         except ValueError:
             continue
 
+
+# ------------------------------------------------------------------------------------------
+# The bodies of generation requests.
 
 Tokens = list[int]
 Salt = Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]

@@ -12,24 +12,33 @@ import msgspec
 from aiohttp import web
 
 from rollout_sched.live.ports import InstanceError, Output
-from rollout_sched.simulators.fake_instance import protocol as errors
-from rollout_sched.simulators.fake_instance.chat import Chat
-from rollout_sched.simulators.fake_instance.completions import CompletionsDialect
-from rollout_sched.simulators.fake_instance.control import Adapters, ControlEndpoints, Status
+from rollout_sched.simulators.fake_instance.control import (
+    Adapters,
+    ControlEndpoints,
+    Status,
+    Tokenizer,
+)
+from rollout_sched.simulators.fake_instance.dialects import (
+    Chat,
+    CompletionsDialect,
+    GenerateDialect,
+    SkyRLGenerate,
+)
 from rollout_sched.simulators.fake_instance.engine import Engine, EngineSettings
 from rollout_sched.simulators.fake_instance.faults import Fault, Switchboard, Where
-from rollout_sched.simulators.fake_instance.generate import GenerateDialect, SkyRLGenerate
-from rollout_sched.simulators.fake_instance.protocol import Refusal, decode, reply
 from rollout_sched.simulators.fake_instance.requests import (
     ChoiceChunk,
     EndpointDialect,
     Json,
     ParsedRequest,
+    Refusal,
     RequestLimits,
+    decode,
+    error_body,
+    reply,
     usage,
     versions,
 )
-from rollout_sched.simulators.fake_instance.tokenizer import Tokenizer
 from rollout_sched.simulators.fake_instance.trainer_paths import TrainerPaths, Updates
 
 # ------------------------------------------------------------------------------------------
@@ -173,7 +182,7 @@ class _Answering:
         assert isinstance(error, Refusal)
         if not response.prepared:
             raise error
-        await response.write(_event(errors.content(error)) + _DONE)
+        await response.write(_event(error_body(error)) + _DONE)
         return response
 
     # -- both ------------------------------------------------------------------------------
@@ -462,4 +471,4 @@ class FakeServer:
 
 
 def _refused(refusal: Refusal) -> web.Response:
-    return reply(errors.content(refusal), refusal.status)
+    return reply(error_body(refusal), refusal.status)

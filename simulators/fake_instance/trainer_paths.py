@@ -13,7 +13,7 @@ import msgspec
 from aiohttp import web
 
 from rollout_sched.simulators.fake_instance.engine import Engine, RankRange
-from rollout_sched.simulators.fake_instance.protocol import Refusal, decode, reply
+from rollout_sched.simulators.fake_instance.requests import Refusal, decode, reply
 
 
 class _Broadcaster(msgspec.Struct):

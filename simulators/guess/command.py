@@ -11,8 +11,7 @@ from rollout_sched.config import shipped
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.flags import natural, number, positive
 from rollout_sched.simulators.guess import formula
-from rollout_sched.simulators.guess.formula import Layout
-from rollout_sched.simulators.guess.hardware import Model, gpu_named, model_named
+from rollout_sched.simulators.guess.formula import Layout, Model, gpu_named, model_named
 from rollout_sched.simulators.instance import StepTime
 from rollout_sched.simulators.replay import Scenario, load_scenario, parse_scenario
 

@@ -1,6 +1,7 @@
 """Read recorded workloads from any known format, write them in ours, list the shipped ones.
 
-The native format is described in docs/trace_format.md; foreign formats are in formats/.
+The native format is described in docs/trace_format.md; foreign ones in `table_formats` and
+`trajectory_formats`.
 """
 
 from __future__ import annotations
@@ -23,16 +24,6 @@ from rollout_sched.simulators.traces.files import (
     unpacked,
     write_lines,
 )
-from rollout_sched.simulators.traces.formats import (
-    agent_calls,
-    areal,
-    grouped,
-    llm_d,
-    quantiles,
-    trajectories,
-    ungrouped,
-    verl,
-)
 from rollout_sched.simulators.traces.model import Counting, Gatherer, Trace, TraceError, brief
 from rollout_sched.simulators.traces.native_format import (
     SCHEMA,
@@ -43,25 +34,42 @@ from rollout_sched.simulators.traces.native_format import (
     native_samples,
 )
 from rollout_sched.simulators.traces.rows import Importer, Placed, Row, cells, csv_rows, json_rows
+from rollout_sched.simulators.traces.table_formats import (
+    AZURE,
+    COUNTED,
+    GROUPED,
+    MOONCAKE,
+    QUANTILES,
+    SERVING,
+    VIDUR,
+)
+from rollout_sched.simulators.traces.trajectory_formats import (
+    AGENT_CALLS,
+    REQUEST_LOG,
+    SESSIONS,
+    SHORT_KEYS,
+    TPU_INFERENCE,
+    VERL,
+)
 
 # ------------------------------------------------------------------------------------------
 # Find the format of a foreign file by its columns.
 
 #: The first whose columns are all present is used.
 IMPORTERS: tuple[Importer, ...] = (
-    grouped.GROUPED,
-    ungrouped.SERVING,
-    grouped.COUNTED,
-    ungrouped.AZURE,
-    ungrouped.VIDUR,
-    ungrouped.MOONCAKE,
-    trajectories.SHORT_KEYS,
-    trajectories.TPU_INFERENCE,
-    verl.VERL,
-    areal.SESSIONS,
-    llm_d.REQUEST_LOG,
-    agent_calls.AGENT_CALLS,
-    quantiles.QUANTILES,
+    GROUPED,
+    SERVING,
+    COUNTED,
+    AZURE,
+    VIDUR,
+    MOONCAKE,
+    SHORT_KEYS,
+    TPU_INFERENCE,
+    VERL,
+    SESSIONS,
+    REQUEST_LOG,
+    AGENT_CALLS,
+    QUANTILES,
 )
 
 

@@ -14,10 +14,11 @@ from rollout_sched.core.model.actions import Action, Answer, Deliver
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.core.model.events import Event
 from rollout_sched.core.model.records import DeliveredSample, Segment
-from rollout_sched.inspection.recording import Recording, TraceFold
+from rollout_sched.inspection.recording import Recording, TraceFold, rows, summary
 from rollout_sched.journal import JournalError
 from rollout_sched.metrics.fold import Folded
-from rollout_sched.simulators.replay.faults import SchedulerRestarts
+from rollout_sched.simulators.replay.faults import Lost, SchedulerRestarts
+from rollout_sched.simulators.replay.scenario import TrafficModel
 from rollout_sched.simulators.traces import Trace, TraceError
 from tests.inspection.journals import recorded
 
@@ -52,7 +53,7 @@ def test_a_damaged_gzip_is_named(path: Path, tmp_path: Path) -> None:
         count(Recording(zipped))
 
 
-def test_one_that_is_still_written_ends_with_its_last_whole_line(
+def test_open_journal_ends_with_its_last_complete_line(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     whole = count(Recording(path))
@@ -70,7 +71,7 @@ def test_a_policy_of_the_users_own_has_to_be_named(path: Path, tmp_path: Path) -
     assert count(Recording(mine, "dplb")) == count(Recording(path))
 
 
-def test_what_the_scheduler_refuses_names_the_line(path: Path) -> None:
+def test_refused_event_is_named_with_its_line(path: Path) -> None:
     lines = path.read_text().splitlines()
     place = next(n for n, line in enumerate(lines) if "GroupSubmitted" in line)
     path.write_text("\n".join([*lines[: place + 1], *lines[place:]]) + "\n")
@@ -79,7 +80,7 @@ def test_what_the_scheduler_refuses_names_the_line(path: Path) -> None:
         Recording(path).tell([])
 
 
-def test_one_of_several_schedulers_is_told_by_as_many(tmp_path: Path) -> None:
+def test_journal_of_several_schedulers_is_read_by_as_many(tmp_path: Path) -> None:
     """Of a run that went on after its scheduler had died, each journal line by its own."""
     path = tmp_path / "j.jsonl"
     faults = (SchedulerRestarts(at_s=2.0), SchedulerRestarts(at_s=9.0))
@@ -120,7 +121,7 @@ def test_trajectories_come_back_turn_by_turn(tmp_path: Path, policy: str) -> Non
                 assert after.tool_s == pytest.approx(before.tool_s)
 
 
-def test_what_was_not_whole_is_left_out(tmp_path: Path) -> None:
+def test_incomplete_groups_are_left_out(tmp_path: Path) -> None:
     path = tmp_path / "j.jsonl"
     recorded(path, "dplb")
     lines = path.read_text().splitlines(keepends=True)
@@ -144,3 +145,49 @@ def test_a_client_s_request_is_a_sample_of_the_group_it_named() -> None:
     [first, second] = groups["a"]
     assert (first.arrival_s, second.arrival_s) == (0.0, 1.0)
     assert (first.version, first.finish, first.response_tokens) == (3, "length", 4)
+
+
+# ------------------------------------------------------------------------------------------
+# A journal's figures are those of the run that wrote it.
+
+
+@pytest.mark.parametrize("policy", ["dplb", "areal", "partial_rollout"])
+def test_the_figures_of_the_replay(tmp_path: Path, policy: str) -> None:
+    path = tmp_path / "j.jsonl"
+    _, run = recorded(path, policy)
+    found = summary(Recording(path))
+    assert found["policy"] == policy
+    assert found["samples_delivered"] == run.summary.samples_delivered
+    assert found["discarded_tokens"] == run.summary.discarded_tokens
+    assert found["staleness_max"] == run.summary.staleness_max
+    assert found["idle_bubble_by_cause"]["barrier"] > 0
+    assert len(found["per_step"]) == len(run.steps)
+    assert found["total_s"] <= run.summary.total_s
+
+
+def test_clients_and_outages(tmp_path: Path) -> None:
+    path = tmp_path / "j.jsonl"
+    _, run = recorded(
+        path,
+        "dplb",
+        traffic=TrafficModel(rate=0.2, for_s=60.0),
+        faults=(Lost(at_s=9.0, instance=1),),
+    )
+    found = summary(Recording(path))
+    assert run.direct is not None
+    assert found["direct"]["answered"] == run.direct.answered > 0
+    assert found["outages"]["instances_lost"] == 1
+
+
+# -- The figures of a journal to read --
+
+
+def test_rows(tmp_path: Path) -> None:
+    path = tmp_path / "j.jsonl"
+    recorded(path, "areal")
+    found = summary(Recording(path))
+    shown = dict(rows(found))
+    assert shown["samples delivered"] == "48"
+    assert "  answered" not in shown, "nobody asked for a response by itself"
+    found["direct"] = {**found["direct"], "submitted": 3, "answered": 2}
+    assert dict(rows(found))["  answered"] == "2"

@@ -313,3 +313,33 @@ def test_vllm_refuses_a_name_that_is_taken_and_the_others_replace_it() -> None:
             assert (await client.post("/load_lora_adapter", {}))[0] == 400
 
     play(scene)
+
+
+# ------------------------------------------------------------------------------------------
+# Text to tokens and back, over HTTP.
+
+
+def test_tokens_and_text() -> None:
+    async def scene() -> None:
+        async with served() as client:
+            _, told = await client.post("/tokenize", {"prompt": "w5 w623"})
+            assert told["tokens"] == [5, 623]
+            assert (told["count"], told["max_model_len"]) == (2, SPEC.max_model_len)
+            assert (await client.post("/detokenize", {"tokens": [5, 623]}))[1] == {
+                "prompt": "w5 w623 "
+            }
+            assert (await client.post("/tokenize", {}))[0] == 400
+            assert (await client.post("/detokenize", {"tokens": ["x"]}))[0] == 400
+
+    play(scene)
+
+
+def test_a_chat_is_rendered_as_it_would_be_asked() -> None:
+    async def scene() -> None:
+        async with served(model="m") as client:
+            messages = [{"role": "user", "content": "one two"}]
+            status, told = await client.post("/v1/chat/completions/render", {"messages": messages})
+            _, tokens = await client.post("/tokenize", {"messages": messages})
+            assert (status, told["model"], told["token_ids"]) == (200, "m", tokens["tokens"])
+
+    play(scene)

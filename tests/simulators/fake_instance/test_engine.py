@@ -18,7 +18,7 @@ from rollout_sched.simulators.fake_instance.engine import (
     RankRange,
     Rendezvous,
 )
-from rollout_sched.simulators.fake_instance.protocol import Refusal
+from rollout_sched.simulators.fake_instance.requests import Refusal
 from tests import virtual_loop
 from tests.simulators.fake_instance.served import SPEC
 

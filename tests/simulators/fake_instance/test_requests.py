@@ -7,21 +7,25 @@ from typing import Any
 
 import msgspec
 import pytest
+from aiohttp.test_utils import make_mocked_request
 
 from rollout_sched.live.ports import Order, Output
 from rollout_sched.simulators.fake_instance import tokens as text
-from rollout_sched.simulators.fake_instance.protocol import Refusal
 from rollout_sched.simulators.fake_instance.requests import (
     Function,
     Message,
     OfFunction,
+    Refusal,
     RequestLimits,
     call_text,
     called,
+    decode,
     demanded,
+    flag,
     output_limit,
     prompt_text,
     prompts_of,
+    reply,
     siblings,
     versions,
 )
@@ -218,3 +222,35 @@ def test_what_is_said_by_ids_is_gone_on_with_anywhere() -> None:
             assert "fake_response_ids" in msgspec.json.encode(told).decode()
 
     play(scene)
+
+
+# ------------------------------------------------------------------------------------------
+# What is read of a call.
+
+
+@pytest.mark.parametrize(
+    ("query", "meant"), [("", True), ("?x=False", False), ("?x=1", True), ("?x=0", False)]
+)
+def test_a_flag(query: str, meant: bool) -> None:
+    assert flag(make_mocked_request("POST", f"/pause{query}"), "x", True) is meant
+
+
+def test_what_is_no_flag_is_refused_with_its_name() -> None:
+    with pytest.raises(Refusal, match="x must be true or false, got 'perhaps'") as refused:
+        flag(make_mocked_request("POST", "/pause?x=perhaps"), "x", True)
+    assert (refused.value.status, refused.value.param) == (400, "x")
+
+
+def test_a_body_of_another_shape_is_the_callers_fault() -> None:
+    with pytest.raises(Refusal) as refused:
+        decode(b'["x"]', dict[str, int])
+    assert refused.value.status == 400
+
+
+def test_a_reply_is_json() -> None:
+    response = reply({"a": 1}, 503)
+    assert (response.status, response.content_type, response.body) == (
+        503,
+        "application/json",
+        b'{"a":1}',
+    )

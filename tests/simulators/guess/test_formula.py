@@ -7,8 +7,7 @@ import pytest
 
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.simulators.guess import formula
-from rollout_sched.simulators.guess.formula import Layout
-from rollout_sched.simulators.guess.hardware import gpu_named, model_named
+from rollout_sched.simulators.guess.formula import Layout, gpu_named, gpus, model_named, models
 from rollout_sched.simulators.replay.scenario import load_scenario, parse_scenario
 
 #: Of the shipped scenarios: the constants, and the KV cache, which was rounded by hand there.
@@ -91,3 +90,31 @@ def test_what_is_told_of_a_model_holds() -> None:
 def test_what_cannot_be(model: str, layout: Layout, says: str) -> None:
     with pytest.raises(CallerError, match=says):
         formula.scenario(gpu_named("h100"), model_named(model), layout)
+
+
+# ------------------------------------------------------------------------------------------
+# The tables hold what the formulas need.
+
+
+def test_every_gpu_has_all_figures() -> None:
+    for name, gpu in gpus().items():
+        assert gpu.flops_share[1] > 0, name
+        assert gpu.like in ("", *gpus()), name
+
+
+def test_what_nothing_was_fitted_of_is_like_another() -> None:
+    assert gpu_named("H800").bandwidth_share == gpu_named("h100").bandwidth_share
+
+
+def test_every_model_has_about_the_parameters_of_its_shape() -> None:
+    for name, model in models().items():
+        embeddings = model.vocabulary * model.hidden * (1 if model.tied else 2)
+        layers = 12 * model.layers * model.hidden**2
+        assert 0.7 < (model.params - embeddings) / layers < 1.7, name
+
+
+def test_a_name_with_a_typo() -> None:
+    with pytest.raises(CallerError, match='did you mean "h100"'):
+        gpu_named("h10")
+    with pytest.raises(CallerError, match=r'did you mean "qwen2\.5-7b"'):
+        model_named("qwen2-7b")

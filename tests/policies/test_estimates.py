@@ -1,4 +1,4 @@
-"""How long rounds take, and what over-provisioning saves of it."""
+"""What is known of a running instance, and what follows from it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,87 @@ from hypothesis import strategies as st
 
 from rollout_sched.core.model.records import DeliveredGroup
 from rollout_sched.core.model.roles import Capacity
-from rollout_sched.policies.load_estimate import WEIGHTS_TOKENS
-from rollout_sched.policies.round_cost import RoundCost, best_over_prompts
+from rollout_sched.policies.estimates import (
+    WEIGHTS_TOKENS,
+    LoadEstimate,
+    RoundCost,
+    best_over_prompts,
+)
+from tests.policies.running import Running
+
+KV = 10**6  # tokens of each instance
+
+
+def test_streamed_tokens_are_counted_exactly() -> None:
+    fleet = Running(1)
+    one, two = fleet.run(0, 500, 900)
+    fleet.poll(0, 0.5)
+    load = LoadEstimate(fleet[0])
+    assert (load.context(one), load.context(two)) == (600, 1000)
+
+
+def test_polled_tokens_are_an_average() -> None:
+    fleet = Running(1)
+    one, _ = fleet.run(0, 0, 0)
+    assert LoadEstimate(fleet[0]).tokens == 200
+    fleet.poll(0, 6000 / KV)
+    load = LoadEstimate(fleet[0])
+    assert (load.tokens, load.context(one)) == (6000, 3000)
+
+
+def test_queued_requests_are_expected_to_need_the_average() -> None:
+    fleet = Running(1)
+    fleet.run(0, 0, 0, 0)
+    fleet.poll(0, 6000 / KV, running=2, waiting=1)
+    assert LoadEstimate(fleet[0]).tokens == 9000
+
+
+def test_an_idle_instance_that_was_polled_before_it_got_work() -> None:
+    fleet = Running(1)
+    fleet.poll(0, 0.0)
+    fleet.run(0, 0)
+    assert LoadEstimate(fleet[0]).tokens == 100
+
+
+class TestTokensLeft:
+    def left(self, made: int, estimate: int | None = None, most: int = 50_000) -> float:
+        fleet = Running(1)
+        (attempt,) = fleet.run(0, made)
+        attempt.request.siblings.estimate = estimate
+        attempt.request.siblings.max_tokens = most
+        return LoadEstimate(fleet[0]).tokens_left(attempt)
+
+    def test_remaining_tokens_equal_the_generated_ones(self) -> None:
+        assert self.left(700) == 700
+
+    def test_as_siblings_say(self) -> None:
+        assert self.left(700, 1000) == 300
+
+    def test_remaining_tokens_double_once_siblings_were_exceeded(self) -> None:
+        assert self.left(1200, 1000) == 1200
+
+    def test_remaining_tokens_never_exceed_the_limit(self) -> None:
+        assert self.left(700, most=1000) == 300
+
+
+def test_room_is_kv_and_a_slot() -> None:
+    fleet = Running(1, slots=3)
+    fleet.run(0, 7900)
+    fleet[0].kv_tokens = 10_000
+    load = LoadEstimate(fleet[0])
+    assert load.has_room(1000, 0.9)
+    assert not load.has_room(1001, 0.9)
+    load.add(100)
+    load.add(100)
+    assert not load.has_room(100, 1.0)
+    load.take(100)
+    assert load.has_room(100, 1.0)
+    assert (load.requests, load.tokens) == (2, 8100)
+
+
+# ------------------------------------------------------------------------------------------
+# How long rounds take, and what over-provisioning saves of it.
+
 
 LARGE = Capacity(instances=8, slots=10_000, kv_tokens=10**9)
 
@@ -21,20 +100,20 @@ TAIL = [DeliveredGroup(100, (length, length)) for length in (1000, 1000, 1000, 2
 ALIKE = [DeliveredGroup(100, (5000, 5000))] * 32
 
 
-def test_a_round_that_all_fits_takes_its_longest_and_the_reading_of_contexts() -> None:
+def test_a_round_that_fits_costs_its_longest_answer_and_context_reads() -> None:
     cost = RoundCost([DeliveredGroup(100, (400, 400))] * 3, 10, LARGE)
     tokens, context = 10 * 2 * 400, 100 + 400 / 2
     assert cost.of(1.0) == pytest.approx(400 + tokens * context / (8 * WEIGHTS_TOKENS))
 
 
-def test_who_waits_for_a_place_comes_on_top() -> None:
+def test_queueing_adds_to_the_cost() -> None:
     few = Capacity(instances=8, slots=5, kv_tokens=10**9)
     groups = [DeliveredGroup(100, (400, 400))] * 3
     waiting = RoundCost(groups, 10, few).of(1.0) - RoundCost(groups, 10, LARGE).of(1.0)
     assert waiting == pytest.approx((1 - 5 / 20) * 20 * 400 / 5)
 
 
-def test_kv_bounds_the_places_too() -> None:
+def test_kv_bounds_the_slots() -> None:
     kv = Capacity(instances=8, slots=10_000, kv_tokens=5 * 300)
     slots = Capacity(instances=8, slots=5, kv_tokens=10**9)
     groups = [DeliveredGroup(100, (400, 400))] * 3
@@ -56,7 +135,7 @@ def test_a_tail_of_few_prompts_is_worth_rounds_of_its_own() -> None:
         (TAIL, Capacity(instances=1, slots=1, kv_tokens=10**9)),  # no room
     ],
 )
-def test_where_nothing_is_saved_nothing_is_over_provisioned(groups: Any, capacity: Any) -> None:
+def test_no_over_provisioning_without_savings(groups: Any, capacity: Any) -> None:
     assert best_over_prompts(RoundCost(groups, 16, capacity), 1.5, 0.1) == 1.0
 
 

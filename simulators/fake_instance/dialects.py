@@ -1,0 +1,317 @@
+"""The formats of the generating endpoints: vLLM's own, OpenAI's completions and chats."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from rollout_sched.simulators.fake_instance import tokens as text
+from rollout_sched.simulators.fake_instance.requests import (
+    ChatBody,
+    ChoiceChunk,
+    CompletionBody,
+    Function,
+    GenerateBody,
+    Json,
+    ParsedRequest,
+    RequestLimits,
+    call_text,
+    called,
+    decode,
+    demanded,
+    parsed,
+    prompt_text,
+    prompts_of,
+    request_id,
+    sampling_of,
+)
+
+
+def openai_answer(
+    asked: ParsedRequest, kind: str, choices: Sequence[Json], usage: Json | None
+) -> Json:
+    """An answer, or an event of a streamed one."""
+    return {
+        "id": asked.id,
+        "object": kind,
+        "created": int(time.time()),
+        "model": asked.model,
+        "choices": choices,
+        "usage": usage,
+    }
+
+
+def openai_choice(asked: ParsedRequest, chunk: ChoiceChunk, logprobs: Json | None) -> Json:
+    """A choice without its text."""
+    told: Json = {
+        "index": chunk.choice,
+        "logprobs": logprobs,
+        "finish_reason": chunk.finish,
+        "stop_reason": None,
+    }
+    if asked.return_token_ids:
+        told["token_ids"] = chunk.token_ids
+    return told
+
+
+def token_name(asked: ParsedRequest, token: int, word: str) -> str:
+    """The name of a token in log-probs: its word, or its id if that was requested."""
+    return f"token_id:{token}" if asked.ids_for_words else word
+
+
+# ------------------------------------------------------------------------------------------
+# vLLM's own endpoint: /inference/v1/generate.
+
+
+class _Candidate(msgspec.Struct, gc=False):
+    token_id: int
+    logprob: float
+    rank: int = 1
+
+
+class _Sampled(msgspec.Struct, gc=False):
+    token_id: int
+    logprob: float
+    rank: int
+    top_logprobs: tuple[_Candidate]
+
+
+class GenerateDialect:
+    """Token ids in, token ids out. A request is aborted by the id of its answer."""
+
+    path = "/inference/v1/generate"
+
+    def parse(self, raw: bytes, headers: Mapping[str, str], limits: RequestLimits) -> ParsedRequest:
+        body = decode(raw, GenerateBody)
+        answer_id = f"generate-tokens-{request_id(headers, body.request_id)}"
+        prompts = {answer_id: body.token_ids}
+        return parsed(body, limits, answer_id, prompts, body.sampling_params, clamp=True)
+
+    def whole(self, asked: ParsedRequest, chunks: Sequence[ChoiceChunk], usage: Json) -> Json:
+        return {
+            **self._answer(asked, chunks, usage),
+            "prompt_logprobs": None,
+            "prompt_token_ids": asked.prompts[0] if asked.return_token_ids else None,
+            "kv_transfer_params": None,
+            "output_mode": "tokens",
+        }
+
+    def events(self, asked: ParsedRequest, chunk: ChoiceChunk) -> list[Json]:
+        event = self._answer(asked, [chunk], None)
+        if chunk.first and asked.return_token_ids:
+            event["prompt_token_ids"] = asked.prompts[0]
+        return [event]
+
+    def usage_event(self, asked: ParsedRequest, usage: Json) -> Json:
+        return self._answer(asked, [], usage)
+
+    def _answer(
+        self, asked: ParsedRequest, chunks: Sequence[ChoiceChunk], usage: Json | None
+    ) -> Json:
+        return {
+            "request_id": asked.id,
+            "model": asked.model,
+            "created": int(time.time()),
+            "choices": [self._choice(chunk) for chunk in chunks],
+            "usage": usage,
+        }
+
+    def _choice(self, chunk: ChoiceChunk) -> Json:
+        logprobs = None
+        if chunk.logprobs is not None:
+            pairs = zip(chunk.token_ids, chunk.logprobs, strict=True)
+            content = [_Sampled(t, value, 1, (_Candidate(t, value),)) for t, value in pairs]
+            logprobs = {"content": content}
+        return {
+            "index": chunk.choice,
+            "finish_reason": chunk.finish,
+            "stop_reason": None,
+            "token_ids": chunk.token_ids,
+            "weight_versions": chunk.versions,
+            "routed_experts": None,
+            "sampling_mask": None,
+            "logprobs": logprobs,
+        }
+
+
+class SkyRLGenerate(GenerateDialect):
+    """SkyRL's own, for mixtures of experts: the same, with an expert of a single layer for each
+    token (SkyRL 0.3.0, `vllm_server_actor.py`)."""
+
+    path = "/skyrl/v1/generate"
+
+    def _choice(self, chunk: ChoiceChunk) -> Json:
+        return {**super()._choice(chunk), "routed_experts": [[[0]] for _ in chunk.token_ids]}
+
+
+# ------------------------------------------------------------------------------------------
+# OpenAI's completions: /v1/completions.
+
+_TEXT = "text_completion"
+
+
+class CompletionsDialect:
+    """Text or token ids in, text out. Prompt i of an answer `cmpl-x` is aborted as `cmpl-x-i`."""
+
+    path = "/v1/completions"
+
+    def parse(self, raw: bytes, headers: Mapping[str, str], limits: RequestLimits) -> ParsedRequest:
+        body = decode(raw, CompletionBody)
+        answer_id = f"cmpl-{request_id(headers, body.request_id)}"
+        prompts = prompts_of(body.prompt, limits.vocabulary)
+        return parsed(
+            body,
+            limits,
+            answer_id,
+            {f"{answer_id}-{i}": prompt for i, prompt in enumerate(prompts)},
+            sampling_of(body, body.max_tokens, body.logprobs is not None),
+            ids_for_words=bool(body.return_tokens_as_token_ids),
+        )
+
+    def whole(self, asked: ParsedRequest, chunks: Sequence[ChoiceChunk], usage: Json) -> Json:
+        return openai_answer(asked, _TEXT, [self._choice(asked, chunk) for chunk in chunks], usage)
+
+    def events(self, asked: ParsedRequest, chunk: ChoiceChunk) -> list[Json]:
+        return [openai_answer(asked, _TEXT, [self._choice(asked, chunk)], None)]
+
+    def usage_event(self, asked: ParsedRequest, usage: Json) -> Json:
+        return openai_answer(asked, _TEXT, [], usage)
+
+    def _choice(self, asked: ParsedRequest, chunk: ChoiceChunk) -> Json:
+        choice = openai_choice(asked, chunk, self._logprobs(asked, chunk))
+        choice["text"] = text.decode(chunk.token_ids)
+        choice["prompt_logprobs"] = None
+        if asked.return_token_ids and chunk.first:
+            choice["prompt_token_ids"] = asked.prompts[chunk.choice // asked.n]
+        return choice
+
+    def _logprobs(self, asked: ParsedRequest, chunk: ChoiceChunk) -> Json | None:
+        if chunk.logprobs is None:
+            return None
+        names: list[str] = []
+        offsets: list[int] = []
+        offset = asked.sent.get(chunk.choice, 0)
+        for token in chunk.token_ids:
+            word = text.decode([token])
+            names.append(token_name(asked, token, word))
+            offsets.append(offset)
+            offset += len(word)
+        asked.sent[chunk.choice] = offset
+        pairs = zip(names, chunk.logprobs, strict=True)
+        return {
+            "text_offset": offsets,
+            "token_logprobs": chunk.logprobs,
+            "tokens": names,
+            "top_logprobs": [{word: value} for word, value in pairs],
+        }
+
+
+# ------------------------------------------------------------------------------------------
+# OpenAI's chats: /v1/chat/completions.
+
+_EVENT = "chat.completion.chunk"
+
+
+class Chat:
+    """Messages in, a message out. A request is aborted by the id of its answer."""
+
+    path = "/v1/chat/completions"
+
+    def parse(self, raw: bytes, headers: Mapping[str, str], limits: RequestLimits) -> ParsedRequest:
+        body = decode(raw, ChatBody)
+        answer_id = f"chatcmpl-{request_id(headers, body.request_id)}"
+        max_tokens = body.max_completion_tokens or body.max_tokens
+        sampling = sampling_of(body, max_tokens, bool(body.logprobs))
+        call = demanded(body.messages, body.tools or (), body.tool_choice)
+        if call is not None:
+            calls = [*called(body.messages), call]
+            ids = [text.encode(call_text(one), limits.vocabulary) for one in calls]
+            sampling["extra_args"] = {**(body.vllm_xargs or {}), "fake_response_ids": ids}
+        asked = parsed(
+            body,
+            limits,
+            answer_id,
+            {answer_id: text.encode(prompt_text(body.messages), limits.vocabulary)},
+            sampling,
+            ids_for_words=bool(body.return_tokens_as_token_ids),
+        )
+        asked.call = call
+        return asked
+
+    def whole(self, asked: ParsedRequest, chunks: Sequence[ChoiceChunk], usage: Json) -> Json:
+        choices = [
+            {
+                **self._choice(asked, chunk),
+                "message": {"role": "assistant", **self._message(asked, chunk)},
+            }
+            for chunk in chunks
+        ]
+        answer = openai_answer(asked, "chat.completion", choices, usage)
+        return self._with_prompt(asked, answer)
+
+    def events(self, asked: ParsedRequest, chunk: ChoiceChunk) -> list[Json]:
+        sent: list[Json] = []
+        if chunk.first:
+            role = {"role": "assistant", "content": ""}
+            choice = {"index": chunk.choice, "delta": role, "logprobs": None, "finish_reason": None}
+            sent.append(self._with_prompt(asked, openai_answer(asked, _EVENT, [choice], None)))
+        choice = {**self._choice(asked, chunk), "delta": self._delta(asked, chunk)}
+        return [*sent, openai_answer(asked, _EVENT, [choice], None)]
+
+    def usage_event(self, asked: ParsedRequest, usage: Json) -> Json:
+        return openai_answer(asked, _EVENT, [], usage)
+
+    def _with_prompt(self, asked: ParsedRequest, answer: Json) -> Json:
+        told = asked.prompts[0] if asked.return_token_ids else None
+        return {**answer, "prompt_token_ids": told}
+
+    def _message(self, asked: ParsedRequest, chunk: ChoiceChunk) -> Json:
+        """A tool call is reported as such only if it is complete."""
+        if asked.call is None or chunk.finish != "stop":
+            return {"content": text.decode(chunk.token_ids)}
+        return {"content": None, "tool_calls": [_call(asked, chunk, asked.call)]}
+
+    def _delta(self, asked: ParsedRequest, chunk: ChoiceChunk) -> Json:
+        """For a tool call: its name first, its arguments when they are complete."""
+        if asked.call is None:
+            return {"content": text.decode(chunk.token_ids)}
+        whole = asked.call.arguments if chunk.finish == "stop" else ""
+        if chunk.first:
+            named = Function(asked.call.name, whole)
+            return {"tool_calls": [{"index": 0, **_call(asked, chunk, named)}]}
+        if whole:
+            return {"tool_calls": [{"index": 0, "function": {"arguments": whole}}]}
+        return {}
+
+    def _choice(self, asked: ParsedRequest, chunk: ChoiceChunk) -> Json:
+        choice = openai_choice(asked, chunk, self._logprobs(asked, chunk))
+        if asked.call is not None and chunk.finish == "stop":
+            choice["finish_reason"] = "tool_calls"
+        return choice
+
+    def _logprobs(self, asked: ParsedRequest, chunk: ChoiceChunk) -> Json | None:
+        if chunk.logprobs is None:
+            return None
+        content: list[Json] = []
+        for token, value in zip(chunk.token_ids, chunk.logprobs, strict=True):
+            word = text.decode([token])
+            content.append(
+                {
+                    "token": token_name(asked, token, word),
+                    "logprob": value,
+                    "bytes": list(word.encode()),
+                    "top_logprobs": [],
+                }
+            )
+        return {"content": content}
+
+
+def _call(asked: ParsedRequest, chunk: ChoiceChunk, call: Function) -> Json:
+    """A tool call in OpenAI's format."""
+    return {
+        "id": f"call_{asked.id}_{chunk.choice}",
+        "type": "function",
+        "function": {"name": call.name, "arguments": call.arguments},
+    }

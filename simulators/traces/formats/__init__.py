@@ -1,1 +1,0 @@
-"""Foreign trace formats: one file for each format or family of formats."""

@@ -1,0 +1,168 @@
+"""Foreign trace formats with one row per sample: tables with groups, and without."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from datetime import datetime
+
+from rollout_sched.simulators.traces.model import (
+    Counting,
+    Finish,
+    SamplePlace,
+    SampleRecord,
+    TraceError,
+    Turn,
+)
+from rollout_sched.simulators.traces.rows import Importer, Placed, Row
+
+_REST = ("prompt_tokens", "response_tokens", "truncated", "arrival_s")
+
+
+def _grouped(rows: Iterable[Row], _: Counting) -> Placed:
+    """group_id, sample_idx, prompt_tokens, response_tokens [, truncated, arrival_s, labels...]."""
+    for row in rows:
+        labels = row.labels("group_id", "sample_idx", *_REST)
+        yield _sample(row, row.text("group_id"), row.whole("sample_idx"), labels)
+
+
+def _counted(rows: Iterable[Row], _: Counting) -> Placed:
+    """group, prompt_tokens, response_tokens [, sample, truncated, arrival_s, labels...]. Samples
+    without an index are counted within their group."""
+    so_far: Counter[str] = Counter()
+    for row in rows:
+        group = row.text("group")
+        index = row.whole("sample") if "sample" in row.fields else so_far[group]
+        so_far[group] += 1
+        yield _sample(row, group, index, row.labels("group", "sample", *_REST))
+
+
+def _sample(
+    row: Row, group: str, index: int, labels: dict[str, str]
+) -> tuple[SamplePlace, SampleRecord]:
+    sample = SampleRecord(
+        group=group,
+        sample=index,
+        prompt_tokens=row.tokens("prompt_tokens"),
+        turns=(Turn(row.tokens("response_tokens")),),
+        arrival_s=row.seconds("arrival_s") if "arrival_s" in row.fields else 0.0,
+        finish=_finish(row),
+        labels=labels,
+    )
+    return row.place, sample
+
+
+def _finish(row: Row) -> Finish:
+    if "truncated" not in row.fields:
+        return "unknown"
+    flag = str(row.fields["truncated"]).strip().lower()
+    if flag not in ("0", "1", "false", "true"):
+        raise row.error("truncated", "expected 0 or 1")
+    return "length" if flag in ("1", "true") else "stop"
+
+
+GROUPED = Importer(
+    "grouped CSV",
+    frozenset({"group_id", "sample_idx", "prompt_tokens", "response_tokens"}),
+    _grouped,
+)
+COUNTED = Importer(
+    "lengths by group",
+    frozenset({"group", "prompt_tokens", "response_tokens"}),
+    _counted,
+)
+
+
+# ------------------------------------------------------------------------------------------
+# Serving traces without groups: each request is a group of one, with its arrival.
+
+
+def _serving(rows: Iterable[Row], _: Counting) -> Placed:
+    """t_s, prompt_tokens, response_tokens [, labels...]: a serving trace without groups."""
+    for serial, row in enumerate(rows):
+        arrival_s = row.seconds("t_s")
+        labels = row.labels("t_s", "prompt_tokens", "response_tokens")
+        yield _ungrouped(row, serial, arrival_s, "prompt_tokens", "response_tokens", labels)
+
+
+def _azure(rows: Iterable[Row], _: Counting) -> Placed:
+    """TIMESTAMP (date and time), ContextTokens, GeneratedTokens: Azure's published columns."""
+    start = None
+    for serial, row in enumerate(rows):
+        try:
+            at = datetime.fromisoformat(row.text("TIMESTAMP"))
+            start = at if start is None else start
+            arrival_s = (at - start).total_seconds()
+        except (ValueError, TypeError) as error:
+            raise row.error(
+                "TIMESTAMP", "expected a date and time, like the first row's"
+            ) from error
+        if arrival_s < 0:
+            raise row.error("TIMESTAMP", "sort the rows by time")
+        yield _ungrouped(row, serial, arrival_s, "ContextTokens", "GeneratedTokens")
+
+
+def _vidur(rows: Iterable[Row], _: Counting) -> Placed:
+    """arrived_at (seconds), num_prefill_tokens, num_decode_tokens: Vidur's columns."""
+    for serial, row in enumerate(rows):
+        arrival_s = row.seconds("arrived_at")
+        yield _ungrouped(row, serial, arrival_s, "num_prefill_tokens", "num_decode_tokens")
+
+
+def _mooncake(rows: Iterable[Row], _: Counting) -> Placed:
+    """timestamp (ms), input_length, output_length [, hash_ids]: Mooncake's records.
+
+    The block hashes are left out: they describe sharing between requests, not lengths.
+    """
+    for serial, row in enumerate(rows):
+        arrival_s = row.seconds("timestamp") / 1000
+        yield _ungrouped(row, serial, arrival_s, "input_length", "output_length")
+
+
+def _ungrouped(
+    row: Row,
+    serial: int,
+    arrival_s: float,
+    prompt: str,
+    output: str,
+    labels: dict[str, str] | None = None,
+) -> tuple[SamplePlace, SampleRecord]:
+    """A sample that is a group of its own, from a source without groups."""
+    turns = (Turn(row.tokens(output)),)
+    sample = SampleRecord(
+        str(serial), 0, row.tokens(prompt), turns, arrival_s, "unknown", None, labels or {}
+    )
+    return row.place, sample
+
+
+SERVING = Importer("serving CSV", frozenset({"t_s", "prompt_tokens", "response_tokens"}), _serving)
+AZURE = Importer(
+    "Azure LLM inference CSV",
+    frozenset({"TIMESTAMP", "ContextTokens", "GeneratedTokens"}),
+    _azure,
+)
+VIDUR = Importer(
+    "Vidur CSV", frozenset({"arrived_at", "num_prefill_tokens", "num_decode_tokens"}), _vidur
+)
+MOONCAKE = Importer(
+    "Mooncake JSONL", frozenset({"timestamp", "input_length", "output_length"}), _mooncake
+)
+
+
+# ------------------------------------------------------------------------------------------
+# Tables of quantiles, which cannot be replayed.
+
+
+def _refuse(rows: Iterable[Row], _: Counting) -> Placed:
+    """q, ...: quantiles of a distribution. Raises TraceError at the first row."""
+    for row in rows:
+        raise TraceError(
+            row.where,
+            "a table of quantiles (column 'q'), not of samples",
+            "a replay needs one row per sample: record one, or make one with synthetic()",
+            line=1,
+        )
+    return iter(())
+
+
+QUANTILES = Importer("quantiles", frozenset({"q"}), _refuse)
