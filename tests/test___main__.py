@@ -6,12 +6,12 @@ import subprocess
 import sys
 
 
-def test_it_runs_as_a_module() -> None:
+def test_package_runs_as_a_module() -> None:
     command = [sys.executable, "-m", "rollout_sched", "policies"]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert "tail_batching" in said
 
 
-def test_it_says_how_it_ended() -> None:
+def test_exit_status_is_passed_on() -> None:
     command = [sys.executable, "-m", "rollout_sched", "check", "nothing_of_that_name"]
     assert subprocess.run(command, capture_output=True, check=False).returncode == 2

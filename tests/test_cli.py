@@ -187,7 +187,7 @@ class TestReplay:
         assert [report[key] for key in keys] == [76, 2, 152, 2]
         assert "76 prompts x 2 epochs x 2 samples" in out
 
-    def test_who_trains_shorter_samples_is_marked_and_not_compared_with_equal_bias(
+    def test_biased_policy_is_marked_and_not_compared(
         self, capsys: pytest.CaptureFixture[str]
     ) -> None:
         def row(*arguments: str) -> list[str]:
@@ -201,7 +201,7 @@ class TestReplay:
         assert all(ratio.endswith("x") for ratio in (steady, speed_up, time))
         assert row("--equal-bias") == ["-", "-", "-", "shorter"]
 
-    def test_one_journal_a_run(
+    def test_each_run_has_its_own_journal(
         self, capsys: pytest.CaptureFixture[str], tmp_path: Path, tiny_trace: Path
     ) -> None:
         folder = tmp_path / "out"
@@ -365,7 +365,7 @@ class TestReplay:
             (["--split", "2"], "needs GPUs of its own"),
         ],
     )
-    def test_a_grid_that_cannot_be(
+    def test_invalid_grid_is_refused(
         self,
         capsys: pytest.CaptureFixture[str],
         tiny_trace: Path,
@@ -406,7 +406,7 @@ class TestReplay:
         assert "is a folder" in err
 
     @pytest.mark.parametrize("option", ["--json", "--journal"])
-    def test_a_folder_that_is_not_there(
+    def test_missing_folder_is_refused(
         self, capsys: pytest.CaptureFixture[str], tmp_path: Path, option: str
     ) -> None:
         code, _, err = run(capsys, "replay", SMALL, option, tmp_path / "no" / "r.json")
@@ -458,7 +458,7 @@ class TestCheck:
         assert (code, err) == (0, "")
         assert out.startswith(f"{name}: valid (routing ")
 
-    def test_what_a_system_does_otherwise_is_said(
+    def test_preset_lists_its_differences(
         self, capsys: pytest.CaptureFixture[str], tmp_path: Path
     ) -> None:
         path = tmp_path / "mine.toml"
@@ -542,7 +542,9 @@ class TestTrace:
         assert "8 samples of 4 groups" in out
         assert len(gzip.decompress(output.read_bytes()).splitlines()) == 9
 
-    def test_what_is_no_trace(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    def test_other_files_are_refused_as_traces(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    ) -> None:
         broken, output = tmp_path / "broken.jsonl", tmp_path / "out.jsonl"
         broken.write_text('{"schema":"rollout-sched-trace/1"}\n{"group":"a"}\n')
         code, _, err = run(capsys, "trace", "convert", broken, output)
@@ -573,12 +575,10 @@ class TestServe:
             assert told == {field.name: meant}
         assert self.options(monkeypatch).live == {}
 
-    def test_what_is_not_given_is_for_the_options_to_say(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_omitted_flags_keep_the_options_defaults(self, monkeypatch: pytest.MonkeyPatch) -> None:
         assert self.options(monkeypatch) == Options(policy="dplb", instances=["http://a:1"])
 
-    def test_how_long_it_drains(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_drain_time_is_a_flag(self, monkeypatch: pytest.MonkeyPatch) -> None:
         assert self.options(monkeypatch, "--grace-s", "300").grace_s == 300
         assert self.options(monkeypatch, "--grace-s", "0").grace_s == 0
 
@@ -614,7 +614,7 @@ class TestServe:
         found = settings_of(config.load_policy(options.policy), options.live)
         assert (found.stall_s, found.misses) == (5.0, 2)
 
-    def test_what_is_given_arrives(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_given_flags_reach_the_options(self, monkeypatch: pytest.MonkeyPatch) -> None:
         options = self.options(
             monkeypatch,
             *("--allow-instance", "http://10.0.0.*:8000", "--allow-instance", "http://b:*"),

@@ -168,7 +168,7 @@ class TestMistakes:
     def test_a_wrong_value_is_shown_with_its_place(self, table: dict[str, Any], path: str) -> None:
         assert refusal(table).startswith(f"mine.toml: {path}")
 
-    def test_it_is_the_caller_s_error(self) -> None:
+    def test_config_error_is_a_caller_error(self) -> None:
         assert issubclass(ConfigError, CallerError)
 
 
@@ -225,7 +225,7 @@ class TestUsersOwn:
         assert 'did you mean "margin"' in refusal({"routing": {**table, "margn": 1}})
         assert "routing.margin = -1:" in refusal({"routing": {**table, "margin": -1}})
 
-    def test_plain_class_gets_its_dice(self, mine: str) -> None:
+    def test_plain_class_gets_a_generator(self, mine: str) -> None:
         policy = parse_policy("p", {"routing": {"use": f"{mine}:Plain", "weight": 2}})
         first, again = policy.build(seed=7).routing, policy.build(seed=7).routing
         assert isinstance(first.weight, float)
@@ -237,7 +237,7 @@ class TestUsersOwn:
             {"routing": {"use": f"{mine}:Plain"}}
         )
 
-    def test_what_its_constructor_refuses(self, mine: str) -> None:
+    def test_constructor_error_is_reported(self, mine: str) -> None:
         text = refusal({"routing": {"use": f"{mine}:Plain", "weight": 10}})
         assert text == "mine.toml: routing: weight is too large"
 
@@ -343,7 +343,7 @@ class TestUsersOwn:
             ".relative:X",
         ],
     )
-    def test_what_cannot_be_imported_or_called(self, mine: str, use: str) -> None:
+    def test_import_and_call_errors_are_reported(self, mine: str, use: str) -> None:
         assert refusal({"routing": {"use": use}}).startswith("mine.toml: routing.use:")
 
     def test_a_module_that_breaks_while_importing(
@@ -366,7 +366,7 @@ class TestOracle:
         assert roles.prediction.expect(make_request()) == 1
 
 
-def test_dice_differ_by_seed_and_not_by_build() -> None:
+def test_generators_differ_by_seed_and_not_by_build() -> None:
     policy = parse_policy("p", {"routing": {"use": "random"}})
 
     def throws(seed: int) -> list[int]:
@@ -406,17 +406,17 @@ class TestLive:
             ({"misses": 1.5}, "mine: live.misses = 1.5: Expected `int`"),
         ],
     )
-    def test_what_is_wrong_is_named(self, table: dict[str, Any], says: str) -> None:
+    def test_invalid_settings_are_named(self, table: dict[str, Any], says: str) -> None:
         policy = parse_policy("mine", {"live": table})
         with pytest.raises(ConfigError, match="mine: live") as error:
             settings_of(policy)
         assert str(error.value).startswith(says)
 
-    def test_it_must_be_a_table(self) -> None:
+    def test_settings_must_be_a_table(self) -> None:
         with pytest.raises(ConfigError, match="mine: live: expected a table"):
             parse_policy("mine", {"live": 7})
 
-    def test_what_is_given_otherwise_wins(self) -> None:
+    def test_explicit_settings_win(self) -> None:
         policy = parse_policy("mine", {"live": {"poll_s": 7, "misses": 9}})
         assert settings_of(policy) == Settings(poll_s=7.0, misses=9)
         assert settings_of(policy, {"misses": 2}) == Settings(poll_s=7.0, misses=2)

@@ -15,16 +15,16 @@ async def _loop() -> asyncio.AbstractEventLoop:
     return asyncio.get_running_loop()
 
 
-def test_uvloop_where_it_is_there() -> None:
+def test_uvloop_is_used_when_installed() -> None:
     assert isinstance(event_loop.run(_loop()), uvloop.Loop)
 
 
-def test_asyncio_s_own_where_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_asyncio_loop_is_used_without_uvloop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "uvloop", None)  # importing it fails
     assert not isinstance(event_loop.run(_loop()), uvloop.Loop)
 
 
-def test_what_it_raises_comes_through() -> None:
+def test_errors_of_the_coroutine_propagate() -> None:
     async def fail() -> None:
         raise ValueError("boom")
 

@@ -54,7 +54,7 @@ def parsed(*arguments: str) -> dict[str, object]:
     return given_flags(parser.parse_args(arguments), Patience)
 
 
-def test_only_what_is_given_counts() -> None:
+def test_only_given_flags_count() -> None:
     assert parsed() == {}
     assert parsed("--look-s", "2", "--tries", "5") == {"look_s": 2.0, "tries": 5}
     assert parsed("--log", "a/b") == {"log": Path("a/b")}
@@ -74,7 +74,7 @@ def test_only_what_is_given_counts() -> None:
         (["--tries", ""], "--tries"),
     ],
 )
-def test_what_the_struct_would_refuse(
+def test_values_the_struct_refuses_are_usage_errors(
     arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):

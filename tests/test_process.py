@@ -48,7 +48,7 @@ def test_a_line_has_time_and_level(log: logging.Logger) -> None:
     )
 
 
-def test_who_has_seen_to_it_is_left_alone(log: logging.Logger) -> None:
+def test_configured_logger_is_left_alone(log: logging.Logger) -> None:
     with logged("info", "text") as first:
         second = io.StringIO()
         log_lines.set_up("info", "text", second)
@@ -79,7 +79,7 @@ def test_as_json_its_figures_are_fields(log: logging.Logger) -> None:
 # -- Files that are there whole or not at all --
 
 
-def test_the_old_file_stays_until_the_new_one_is_whole(tmp_path: Path) -> None:
+def test_old_file_stays_until_the_new_one_is_complete(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     path.write_bytes(b"old")
     with whole_file(path) as file:
@@ -90,7 +90,7 @@ def test_the_old_file_stays_until_the_new_one_is_whole(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_what_breaks_off_changes_nothing_and_leaves_nothing(tmp_path: Path) -> None:
+def test_interrupted_write_changes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     path.write_bytes(b"old")
 
@@ -105,7 +105,7 @@ def test_what_breaks_off_changes_nothing_and_leaves_nothing(tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_it_is_on_the_disk_before_it_takes_the_place(
+def test_new_file_is_synced_before_the_rename(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done = []
@@ -134,7 +134,7 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
 # -- Work off the loop: its result, its error, its limit, and nobody who waits for what hangs --
 
 
-def test_what_it_returns_and_what_it_raises():
+def test_thread_call_returns_results_and_raises_errors():
     def fail():
         raise KeyError("x")
 
@@ -143,7 +143,7 @@ def test_what_it_returns_and_what_it_raises():
         asyncio.run(off_loop(fail, 5.0))
 
 
-def test_what_hangs_is_given_up_and_holds_up_no_end():
+def test_hanging_call_is_abandoned_at_exit():
     hanging = threading.Event()
     begun = time.monotonic()
     with pytest.raises(TimeoutError):

@@ -28,7 +28,7 @@ def handlers(tree: ast.AST) -> Iterator[ast.stmt]:
             yield from node.finalbody
 
 
-def test_what_is_compiled_is_there() -> None:
+def test_compiled_modules_exist() -> None:
     modules = list(compiled())
     assert len(modules) > 50
     assert all(module.is_file() for module in modules)

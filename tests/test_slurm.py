@@ -76,7 +76,7 @@ def cluster(tmp_path: Path) -> Cluster:
     return Cluster(tmp_path)
 
 
-def test_it_names_a_server_for_each_gpu_and_drains_at_the_time_limit(cluster: Cluster) -> None:
+def test_job_names_a_server_per_gpu_and_drains_at_the_time_limit(cluster: Cluster) -> None:
     job = cluster.start()
     options = given_options(parse(cluster.wait_for("serve").splitlines()))
     assert options.store == cluster.run / "store"
@@ -91,7 +91,7 @@ def test_it_names_a_server_for_each_gpu_and_drains_at_the_time_limit(cluster: Cl
     assert cluster.wait_for("drained"), "it was waited for"
 
 
-def test_where_slurm_does_not_answer_the_file_stays(cluster: Cluster) -> None:
+def test_server_file_stays_when_slurm_does_not_answer(cluster: Cluster) -> None:
     cluster.run.mkdir()
     (cluster.run / "endpoints.yaml").write_text("as it was")
     cluster.program("scontrol", "exit 1")
@@ -106,7 +106,7 @@ def test_a_gateway_that_cannot_start_fails_the_job(cluster: Cluster) -> None:
     assert cluster.start().wait(PATIENCE_S) == 2
 
 
-def test_what_is_missing_is_named(cluster: Cluster) -> None:
+def test_missing_settings_are_named(cluster: Cluster) -> None:
     del cluster.environment["KEYS"]
     job = cluster.start()
     assert b"KEYS: a folder with the files clients" in job.communicate(timeout=PATIENCE_S)[1]

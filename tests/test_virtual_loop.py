@@ -12,7 +12,7 @@ from tests import virtual_loop
 from tests.virtual_loop import Stuck
 
 
-def test_it_jumps_to_the_next_timer() -> None:
+def test_time_jumps_to_the_next_timer() -> None:
     async def main() -> float:
         await asyncio.sleep(1000.0)
         await asyncio.sleep(0.5)
@@ -35,7 +35,7 @@ def test_equal_times_go_in_order_of_scheduling() -> None:
     assert virtual_loop.run(main()) == list(range(50))
 
 
-def test_what_a_timer_sets_off_comes_before_the_next_timer() -> None:
+def test_work_set_off_by_a_timer_precedes_the_next_timer() -> None:
     async def main() -> list[str]:
         loop = asyncio.get_running_loop()
         seen: list[str] = []
@@ -92,7 +92,7 @@ def test_a_standstill_is_an_error() -> None:
         virtual_loop.run(main())
 
 
-def test_what_a_callback_raises_is_raised() -> None:
+def test_callback_errors_are_raised() -> None:
     async def main() -> None:
         def fail() -> None:
             raise ZeroDivisionError
@@ -104,7 +104,7 @@ def test_what_a_callback_raises_is_raised() -> None:
         virtual_loop.run(main())
 
 
-def test_what_still_runs_at_the_end_is_cancelled() -> None:
+def test_running_tasks_are_cancelled_at_the_end() -> None:
     ends: list[str] = []
 
     async def linger() -> None:

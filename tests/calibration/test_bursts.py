@@ -59,7 +59,7 @@ def test_a_slow_one_makes_fewer_tokens() -> None:
     assert max(burst.batch * burst.prompt for burst in bursts) == 256 * 32, "no less can be asked"
 
 
-def test_who_calibrates_again_measures_the_same() -> None:
+def test_repeated_calibration_chooses_the_same_bursts() -> None:
     first = bursts_of(LARGE, Pace(6.6e-3, 23e-6), 1.0)
     assert bursts_of(LARGE, Pace(6.1e-3, 25e-6), 1.0) == first
 
@@ -143,7 +143,7 @@ def test_bursts_that_end_in_several_steps_say_nothing() -> None:
     assert writing_s(several) == 0.0
 
 
-def test_no_less_than_nothing() -> None:
+def test_answer_time_is_never_negative() -> None:
     times = {Burst(4, SHORT, 1): spread(0.1), Burst(4, SHORT, 128): spread(0.05)}
     assert writing_s(times) == 0.0
 

@@ -46,7 +46,7 @@ def test_any_step_is_foretold_within_two_per_cent(cost: CostModel) -> None:
         assert found.step(*step) == pytest.approx(true.step(*step), rel=0.02), step
 
 
-def test_what_answers_take_beside_the_engine_is_none_of_its_constants() -> None:
+def test_answer_overhead_is_kept_out_of_the_step_constants() -> None:
     """A server that writes them one after the other, 100 us for each token: as long for the last
     step's answers of a burst as a third of its steps. Other constants must not have that."""
 
@@ -71,7 +71,7 @@ def test_what_answers_take_beside_the_engine_is_none_of_its_constants() -> None:
     assert together == pytest.approx(COST.step_s + COST.weights_s, rel=0.02)
 
 
-def test_what_a_server_says_and_how_it_behaves_is_in_it() -> None:
+def test_calibration_has_reported_limits_and_measured_features() -> None:
     found = virtual.calibrated()
     assert (found.room.slots, found.room.kv_tokens) == (32, 65536)
     assert found.prefix_caching is True
@@ -97,7 +97,7 @@ def test_a_server_without_room_for_anything_is_refused() -> None:
         virtual.calibrated(tiny)
 
 
-def test_one_that_is_paused_is_not_ours_to_resume() -> None:
+def test_paused_server_is_refused() -> None:
     async def scene() -> None:
         server = virtual.instance()
         await server.pause("keep", False)
@@ -132,7 +132,7 @@ def test_several_are_measured_at_once() -> None:
     assert found.fit.max_error < 0.01
 
 
-def test_what_an_earlier_calibration_has_measured_is_measured_again() -> None:
+def test_earlier_bursts_are_measured_again() -> None:
     """Also with less time, in which other bursts would be chosen: each is seen by both, so that a
     machine that is slower by now does not make some of them longer than the others."""
     measurements = Measurements()
@@ -233,7 +233,7 @@ def test_a_neighbour_who_disturbs_once_changes_nothing() -> None:
     assert measurements.medians == {Burst(1, 32, 8): 1.02}
 
 
-def test_what_was_never_measured_is_not_there() -> None:
+def test_unmeasured_bursts_are_left_out() -> None:
     measurements = Measurements()
     measurements.add(Burst(1, 32, 8), [])
     assert measurements.whole == {}

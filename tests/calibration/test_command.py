@@ -151,7 +151,7 @@ def test_without_a_file_it_goes_to_standard_output(capsys: pytest.CaptureFixture
         ("", "secret", "--api-key-file FILE"),
     ],
 )
-def test_what_is_missing_is_said_with_the_flag(
+def test_missing_figures_are_named_with_their_flag(
     capsys: pytest.CaptureFixture[str], without: str, api_key: str, says: str
 ) -> None:
     with serving(without=without, api_key=api_key) as url:
@@ -234,13 +234,13 @@ def test_it_is_a_scenario_with_what_was_found() -> None:
         "the time of a pause: the server offers none",
     ],
 )
-def test_what_is_not_known_is_said(says: str) -> None:
+def test_undetermined_figures_are_named(says: str) -> None:
     text, _ = written()
     header = " ".join(line.lstrip("# ") for line in text.splitlines() if line.startswith("#"))
     assert says in header
 
 
-def test_what_a_client_sees_is_put_in_without_its_hash_signs() -> None:
+def test_commented_links_parse_once_uncommented() -> None:
     text, scenario = written()
     assert scenario.links is None
     kept, links = text.split("# [links]")
@@ -255,7 +255,7 @@ def test_the_time_of_new_weights_that_is_not_known_is_marked_where_it_stands() -
     assert said not in known.split("[weights]")[1]
 
 
-def test_what_is_known_is_not_called_unknown() -> None:
+def test_determined_figures_are_not_called_undetermined() -> None:
     limits = EngineLimits(32, True, 2048, "0.32.0")
     cost = CostModel(1e-3, 1e-3, 1e-5, 1.6, 1e-5, 1e-7, 1e-9, 1e-4, 1e-3)
     text, _ = written(
@@ -270,6 +270,6 @@ def test_what_is_known_is_not_called_unknown() -> None:
     assert "thrown away" not in text
 
 
-def test_one_that_was_ended_early_says_so() -> None:
+def test_early_end_is_noted() -> None:
     assert "stopped early" in written(whole=False)[0]
     assert "stopped early" not in written()[0]

@@ -67,7 +67,7 @@ def test_a_response_that_ends_by_itself() -> None:
         probed(Burst(1, 20, 5), answer)
 
 
-def test_one_that_somebody_aborts() -> None:
+def test_aborted_request_is_an_error() -> None:
     async def answer(order: Order) -> Output:
         return Output([1], None, "abort")
 
@@ -75,7 +75,7 @@ def test_one_that_somebody_aborts() -> None:
         probed(Burst(1, 20, 5), answer)
 
 
-def test_one_that_loses_a_request() -> None:
+def test_lost_request_is_an_error() -> None:
     async def answer(order: Order) -> Output:
         if order.id.endswith("-2"):
             await asyncio.Event().wait()
@@ -85,7 +85,7 @@ def test_one_that_loses_a_request() -> None:
         probed(Burst(3, 20, 5), answer)
 
 
-def test_one_that_takes_long_is_waited_for() -> None:
+def test_slow_server_is_waited_for() -> None:
     (time,) = probed(Burst(1, 20, 5), before=lambda server: server.clocked.set_speed(1e-4))
     assert time.last_s > 60
 

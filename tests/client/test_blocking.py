@@ -70,7 +70,7 @@ def test_a_batch_in_parts(tmp_path: Path) -> None:
         assert [part.last for part in parts[:-1]] == [False] * (len(parts) - 1)
 
 
-def test_errors_are_the_callers() -> None:
+def test_errors_reach_the_caller() -> None:
     with rollouts_of() as rollouts:
         with pytest.raises(CallerError, match="'a' was already submitted"):
             rollouts.submit([*prompts("a"), Prompt("a", [9], 1, 9)])
@@ -92,7 +92,7 @@ def test_it_is_used_within_with() -> None:
         rollouts.state()
 
 
-def test_what_cannot_be_entered_leaves_no_thread() -> None:
+def test_failed_entry_leaves_no_thread() -> None:
     before = threading.active_count()
     twice = [Scripted("a"), Scripted("a")]
     with (
@@ -118,7 +118,7 @@ def test_a_tool_cannot_call_back() -> None:
         assert "event loop that this call would wait for" in failed.reason
 
 
-def test_what_goes_on_beside_the_caller() -> None:
+def test_background_work_runs_beside_the_caller() -> None:
     async def first_batch(rollouts: RolloutScheduler) -> Batch | None:
         return await rollouts.next_batch()
 
@@ -134,7 +134,7 @@ def test_what_goes_on_beside_the_caller() -> None:
         assert rollouts.state()["batches"] == 1
 
 
-def test_what_a_checkpoint_has_trained_does_not_come_again() -> None:
+def test_trained_batches_are_not_repeated_after_a_checkpoint() -> None:
     with rollouts_of() as rollouts:
         rollouts.submit(prompts("a", "b"))
         first = rollouts.next_batch()

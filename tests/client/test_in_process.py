@@ -9,7 +9,7 @@ from rollout_sched.core.model.errors import CallerError
 from tests.virtual_net import run
 
 
-def test_who_is_not_up_yet_is_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_unready_servers_are_named(caplog: pytest.LogCaptureFixture) -> None:
     url = "http://127.0.0.1:1"
 
     async def scene() -> None:
@@ -21,7 +21,7 @@ def test_who_is_not_up_yet_is_named(caplog: pytest.LogCaptureFixture) -> None:
     run(scene())
 
 
-def test_one_url_is_no_list() -> None:
+def test_single_url_is_refused_as_a_list() -> None:
     with pytest.raises(CallerError, match=r"give a list: \['http://a:1'\]"):
         RolloutScheduler.from_toml("dplb", "http://a:1")
 

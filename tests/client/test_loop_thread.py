@@ -15,7 +15,7 @@ async def name_of_thread() -> str:
     return threading.current_thread().name
 
 
-def test_work_is_done_in_it_and_what_it_raises_is_raised_here() -> None:
+def test_work_runs_in_the_thread_and_errors_reach_the_caller() -> None:
     async def fails() -> None:
         raise ValueError("no")
 
@@ -28,7 +28,7 @@ def test_work_is_done_in_it_and_what_it_raises_is_raised_here() -> None:
     assert "ours" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_what_goes_on_in_it_is_cancelled_when_it_stops() -> None:
+def test_stop_cancels_running_work() -> None:
     cancelled = threading.Event()
 
     async def endless() -> None:
@@ -45,7 +45,7 @@ def test_what_goes_on_in_it_is_cancelled_when_it_stops() -> None:
     assert cancelled.is_set()
 
 
-def test_before_and_after_it_runs_nothing_is_done() -> None:
+def test_work_outside_its_run_is_refused() -> None:
     thread = LoopThread()
     with pytest.raises(CallerError, match="is not running"):
         thread.run(name_of_thread())

@@ -27,12 +27,12 @@ RELOAD, TRANSFER = Reload("/ckpt"), Transfer({"names": []})
         (Applied(), WeightUpdate(3, applied=True)),
     ],
 )
-def test_what_can_be_said_in_a_message(apply: Apply, update: WeightUpdate) -> None:
+def test_message_updates_are_sent_as_they_are(apply: Apply, update: WeightUpdate) -> None:
     assert not is_coroutine(apply)
     assert update_of(3, apply) == update
 
 
-def test_a_coroutine_is_none_of_these() -> None:
+def test_coroutine_is_no_message_update() -> None:
     async def load(client: Any, version: int) -> None: ...
 
     assert is_coroutine(load)

@@ -20,7 +20,7 @@ def one(**fields: Any) -> Prompt:
     return prompt
 
 
-def test_a_prompt_that_is_right_stays_as_it_is() -> None:
+def test_valid_prompt_is_unchanged() -> None:
     assert list(checked([PLAIN])) == [PLAIN]
 
 
@@ -61,7 +61,7 @@ def test_extra_comes_back_as_it_went() -> None:
         ({"each": 3}, "int"),
     ],
 )
-def test_what_is_wrong_is_told_with_its_place(fields: dict[str, Any], says: str) -> None:
+def test_invalid_field_is_named_with_its_index(fields: dict[str, Any], says: str) -> None:
     with pytest.raises(CallerError) as caught:
         one(**fields)
     text = str(caught.value)
@@ -70,6 +70,6 @@ def test_what_is_wrong_is_told_with_its_place(fields: dict[str, Any], says: str)
 
 
 @pytest.mark.parametrize("given", [PLAIN, {"uid": "a"}, 3])
-def test_what_is_no_list_of_prompts(given: Any) -> None:
+def test_other_types_are_refused_as_prompts(given: Any) -> None:
     with pytest.raises(CallerError, match="submit takes"):
         list(checked(given))

@@ -131,7 +131,7 @@ def test_batches_may_be_left_and_taken_up_again(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_two_that_ask_at_once_get_the_same_batch(way: str) -> None:
+def test_concurrent_calls_get_the_same_batch(way: str) -> None:
     """It counts as received once the next one is asked for."""
 
     async def scene() -> None:
@@ -154,7 +154,7 @@ def test_two_that_ask_at_once_get_the_same_batch(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_callers_faults_are_told_alike(way: str) -> None:
+def test_caller_errors_are_the_same_on_both_ways(way: str) -> None:
     async def scene() -> None:
         async with rollouts_by(way, Upstream(NAME)) as rollouts:
             with pytest.raises(CallerError, match="'a' was already submitted"):
@@ -211,7 +211,7 @@ def test_a_coroutine_loads_weights_in_process() -> None:
 @pytest.mark.parametrize(
     ("way", "why"), [("in process", "is not lent"), ("over HTTP", "from_toml")]
 )
-def test_what_was_not_lent_is_not_given_back(way: str, why: str) -> None:
+def test_returning_an_instance_not_lent_is_refused(way: str, why: str) -> None:
     async def scene() -> None:
         async with rollouts_by(way, Upstream(NAME)) as rollouts:
             with pytest.raises(CallerError, match=why):
@@ -317,7 +317,7 @@ def test_prompts_are_arrays_of_numpy(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_those_before_a_prompt_that_is_refused_stay(way: str) -> None:
+def test_prompts_before_a_refused_one_stay(way: str) -> None:
     async def scene() -> None:
         async with rollouts_by(way, Upstream(NAME)) as rollouts:
             wrong: Any = Prompt("c", ["x"], 1, 9)  # type: ignore[list-item]
@@ -329,7 +329,7 @@ def test_those_before_a_prompt_that_is_refused_stay(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_who_waits_for_what_does_not_come_by_itself_is_told_why(
+def test_endless_wait_logs_its_reason(
     way: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(rollout_scheduler, "LOOK_S", 0.001)
@@ -441,7 +441,7 @@ def test_rewards_come_with_the_samples_of_each_micro_batch(way: str, tmp_path: P
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_what_is_filtered_at_the_end_makes_the_last_batch_short(way: str, tmp_path: Path) -> None:
+def test_groups_filtered_at_the_end_shorten_the_last_batch(way: str, tmp_path: Path) -> None:
     policy = tmp_path / "rewarded.toml"
     policy.write_text(REWARDED)
 
@@ -461,7 +461,7 @@ def test_what_is_filtered_at_the_end_makes_the_last_batch_short(way: str, tmp_pa
     run(scene())
 
 
-def test_a_reward_function_that_is_given(tmp_path: Path) -> None:
+def test_reward_function_is_called(tmp_path: Path) -> None:
     async def length(sample: Sample) -> int:
         return len(sample.response_ids)
 

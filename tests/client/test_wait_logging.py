@@ -12,7 +12,7 @@ from rollout_sched.core.model.errors import CallerError
 from tests.live.scripted import until
 
 
-def test_each_reason_is_said_once(
+def test_each_reason_is_logged_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "LOOK_S", 0.0)

@@ -61,14 +61,16 @@ def test_cat(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("verb", ["summary", "cat"])
-def test_what_is_no_journal(verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_files_are_refused(
+    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "no.txt"
     path.write_text("hello\n")
     assert main(["journal", verb, str(path)]) == 2
     assert "no.txt:1: not a journal line" in capsys.readouterr().err
 
 
-def test_a_folder_that_is_not_there(
+def test_missing_folder_is_named(
     path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "no" / "t.json"

@@ -75,7 +75,7 @@ class TestByHand:
         assert (second["ts"], second["dur"], second["args"]["version"]) == (2e6, 3e6, 4)
         assert (first["cname"], second["cname"]) == (COLOURS[3], COLOURS[4])
 
-    def test_what_a_lost_instance_held_ends_there_and_goes_on_elsewhere(self) -> None:
+    def test_attempts_of_a_lost_instance_continue_elsewhere(self) -> None:
         events = self.fold(
             (0.0, InstanceJoined("i", 2, 1000)),
             (0.0, InstanceJoined("j", 2, 1000)),

@@ -53,7 +53,7 @@ def test_a_lost_instance_takes_its_attempts_with_it() -> None:
     assert list(index.open) == [2]
 
 
-def test_an_instance_that_joins_anew_has_none_of_its_old_attempts() -> None:
+def test_rejoined_instance_has_no_old_attempts() -> None:
     index = index_of(dispatch(1, "i"), ev.InstanceJoined("i", 8, 1000))
     assert not index.open
 
@@ -87,7 +87,7 @@ def test_the_time_of_an_attempt_is_shared_out_by_tokens() -> None:
     assert (closed.outcome, closed.end_s) == ("finished", 5.0)
 
 
-def test_without_spans_it_is_of_the_version_at_dispatch() -> None:
+def test_without_spans_tokens_belong_to_the_version_at_dispatch() -> None:
     [closed] = fold(
         (0.0, InstanceJoined("i", 2, 1000)),
         (1.0, WeightsUpdated("i", 7)),
@@ -99,7 +99,7 @@ def test_without_spans_it_is_of_the_version_at_dispatch() -> None:
     assert closed.outcome == "interrupted"
 
 
-def test_a_place_is_the_lowest_that_is_free() -> None:
+def test_slot_is_the_lowest_free_one() -> None:
     closed = fold(
         (0.0, InstanceJoined("i", 4, 1000)),
         (1.0, Dispatch("a", 1, "i", 10, 40, 0)),
@@ -112,7 +112,7 @@ def test_a_place_is_the_lowest_that_is_free() -> None:
     assert [each.outcome for each in closed] == ["finished", "still running", "still running"]
 
 
-def test_what_a_lost_or_restarted_instance_held_is_lost() -> None:
+def test_attempts_of_a_lost_or_restarted_instance_are_lost() -> None:
     closed = fold(
         (0.0, InstanceJoined("i", 4, 1000)),
         (1.0, Dispatch("a", 1, "i", 10, 40, 0)),
@@ -128,7 +128,7 @@ def test_what_a_lost_or_restarted_instance_held_is_lost() -> None:
     ]
 
 
-def test_why_one_failed_is_told() -> None:
+def test_failed_attempt_has_its_reason() -> None:
     [closed] = fold(
         (0.0, InstanceJoined("i", 4, 1000)),
         (1.0, Dispatch("a", 1, "i", 10, 40, 0)),

@@ -16,12 +16,12 @@ from tests.metrics.told import tell
 
 
 class TestIdleBubble:
-    def test_nobody_works(self) -> None:
+    def test_idle_fleet_is_at_the_barrier(self) -> None:
         tape = Tape()
         tape.join("i", "j")
         assert tape.idle(10.0) == {"barrier": 1.0}
 
-    def test_others_work(self) -> None:
+    def test_idle_instance_beside_a_busy_one_has_an_empty_queue(self) -> None:
         tape = Tape()
         tape.join("i", "j")
         tape.start(0, ("a/0", "i"))
@@ -38,7 +38,7 @@ class TestIdleBubble:
         tape.finish(10, "a/0", 1, 5)
         assert tape.idle(10.0) == {"weight_update": 3 / 20, "queue_empty": 7 / 20}
 
-    def test_one_that_does_not_join_again_after_a_restart_is_gone(self) -> None:
+    def test_instance_that_does_not_rejoin_after_a_restart_is_gone(self) -> None:
         tape = Tape()
         tape.join("i", "j")
         tape.start(0, ("a/0", "i"))
@@ -47,7 +47,7 @@ class TestIdleBubble:
         # j is idle for 4 of 14 instance-seconds, i for 6.
         assert tape.idle(10.0) == {"queue_empty": 4 / 14, "barrier": 6 / 14}
 
-    def test_what_is_lent_to_the_trainer_is_not_of_the_fleet(self) -> None:
+    def test_lent_instance_is_not_in_the_fleet(self) -> None:
         tape = Tape()
         tape.join("i", "j")
         tape.start(0, ("a/0", "i"))
@@ -57,7 +57,7 @@ class TestIdleBubble:
         # j is idle for 4 of 14 instance-seconds, and away for 6.
         assert tape.idle(10.0) == {"queue_empty": 4 / 14}
 
-    def test_one_that_is_lost_while_it_is_lent_does_not_count_twice(self) -> None:
+    def test_instance_lost_while_lent_counts_once(self) -> None:
         tape = Tape()
         tape.join("i", "j")
         tape.start(0, ("a/0", "i"))
@@ -103,7 +103,7 @@ class TestIdleBubble:
             (ev.Woke(), (deliver(sample("a/0")),)),
         ],
     )
-    def test_nobody_waits_for_the_tool_of_a_trajectory_that_is_over(
+    def test_ended_trajectory_waits_for_no_tool(
         self, event: ev.Event, actions: tuple[act.Action, ...]
     ) -> None:
         tape = Tape()
@@ -122,7 +122,7 @@ class TestIdleBubble:
         tape.finish(10, "a/0", 1, 5)
         assert tape.idle(10.0) == {}
 
-    def test_only_instances_that_are_there_count(self) -> None:
+    def test_only_present_instances_count(self) -> None:
         tape = Tape()
         tape.join("i")
         tape.start(0, ("a/0", "i"))
@@ -188,7 +188,7 @@ class TestOccupancyBubble:
 
 
 class TestColocatedTraining:
-    def test_the_fleet_waits_at_the_barrier_whatever_is_in_flight(self) -> None:
+    def test_fleet_at_the_barrier_is_idle_despite_requests_in_flight(self) -> None:
         tape = Tape(places=4, colocated=True)
         tape.join("i", "j")
         tape.start(0, ("a/0", "i"), ("b/0", "j"))
@@ -198,7 +198,7 @@ class TestColocatedTraining:
         assert tape.idle(10.0) == {"barrier": 10 / 20, "queue_empty": 1 / 20}
         assert tape.vacant(10.0) == {"barrier": 10 / 20, "queue_empty": (4 * 6 + 4 + 3) / 4 / 20}
 
-    def test_elsewhere_generation_goes_on(self) -> None:
+    def test_fleet_outside_a_barrier_keeps_generating(self) -> None:
         tape = Tape(places=4)
         tape.join("i", "j")
         tape.start(0, ("a/0", "i"), ("b/0", "j"))
@@ -262,31 +262,31 @@ def test_an_instance_works_until_its_attempt_ends(end: Any) -> None:
         deliver(sample("a/0", 1)),
     ],
 )
-def test_it_waits_for_a_tool_until_that_is_over(over: Any) -> None:
+def test_instance_waits_for_a_tool_until_it_ends(over: Any) -> None:
     turn = (BEGIN, ev.TurnFinished("a/0", 1, 5))
     assert idle(told(*turn)) == {"tool_wait": 1.0, "other": 1.0}
     assert idle(told(*turn, over)) == {"other": 2.0}
 
 
-def test_what_an_attempt_has_made_may_go_while_its_tool_works() -> None:
+def test_tokens_may_be_discarded_while_a_tool_works() -> None:
     wasted = act.Discard("a/0", 5, "surplus", attempt=1, group="a")
     turn = (BEGIN, ev.TurnFinished("a/0", 1, 5))
     assert idle(told(*turn, wasted)) == {"tool_wait": 1.0, "other": 1.0}
 
 
 @pytest.mark.parametrize("order", [act.Pause("j", "keep", False), act.UpdateWeights("j", 1)])
-def test_weights_are_its_cause_from_the_first_order_to_the_last_answer(order: Any) -> None:
+def test_weights_are_the_cause_from_first_order_to_last_answer(order: Any) -> None:
     assert idle(told(order)) == {"weight_update": 1.0, "other": 1.0}
     assert idle(told(order, ev.WeightsUpdated("j", 1))) == {"other": 2.0}
 
 
-def test_who_is_lent_or_lost_adds_nothing() -> None:
+def test_lent_or_lost_instance_adds_nothing() -> None:
     assert idle(told(act.Lend("j"))) == {"other": 1.0}
     assert idle(told(act.Lend("j"), ev.InstanceReturned("j"))) == {"other": 2.0}
     assert idle(told(ev.InstanceLost("j"))) == {"other": 1.0}
 
 
-def test_a_queue_inside_it_is_seen_as_reported() -> None:
+def test_queue_inside_an_instance_counts_as_reported() -> None:
     stalled = told(BEGIN, ev.InstanceReported("i", 1, 1, 0.5))
     shares = dict(zip(SHARES, stalled.shares.per_second, strict=True))
     assert shares["vacant", "kv_stall"] == 0.5
@@ -315,11 +315,11 @@ def added(fleet: FleetShares) -> dict[str, float]:
     }
 
 
-def test_who_does_nothing_is_idle_and_vacant(fleet: FleetShares) -> None:
+def test_unused_instance_is_idle_and_vacant(fleet: FleetShares) -> None:
     assert added(fleet) == {"idle other": 2.0, "vacant other": 2.0}
 
 
-def test_a_request_fills_a_place(fleet: FleetShares) -> None:
+def test_a_request_fills_a_slot(fleet: FleetShares) -> None:
     fleet.load("i", +1)
     assert added(fleet) == {"idle other": 1.0, "vacant other": 1.75}
 
@@ -329,7 +329,7 @@ def test_more_than_fill_the_batch_leave_none_vacant(fleet: FleetShares) -> None:
     assert added(fleet) == {"idle other": 1.0, "vacant other": 1.0}
 
 
-def test_who_loads_weights_does_nothing_else(fleet: FleetShares) -> None:
+def test_instance_loading_weights_does_nothing_else(fleet: FleetShares) -> None:
     fleet.load("i", +2)
     fleet.set_updating("i", True)
     assert added(fleet)["idle weight_update"] == added(fleet)["vacant weight_update"] == 1.0
@@ -337,13 +337,13 @@ def test_who_loads_weights_does_nothing_else(fleet: FleetShares) -> None:
     assert added(fleet) == {"idle other": 1.0, "vacant other": 1.5}
 
 
-def test_what_waits_inside_is_a_stall(fleet: FleetShares) -> None:
+def test_requests_queued_inside_are_a_kv_stall(fleet: FleetShares) -> None:
     fleet.load("i", +3)
     fleet.set_queued("i", 2)
     assert added(fleet) == {"idle other": 1.0, "vacant kv_stall": 0.5, "vacant other": 1.25}
 
 
-def test_who_waits_for_a_tool_is_in_flight_no_more(fleet: FleetShares) -> None:
+def test_request_waiting_for_a_tool_is_not_in_flight(fleet: FleetShares) -> None:
     fleet.load("i", +1)
     fleet.tool_begins("a/0", "i")
     assert fleet.acting == 1
@@ -367,7 +367,7 @@ def test_a_tool_may_outlive_its_instance(fleet: FleetShares) -> None:
     assert added(fleet) == {"idle other": 1.0, "vacant other": 1.0}
 
 
-def test_who_is_lent_adds_nothing_until_it_is_back(fleet: FleetShares) -> None:
+def test_lent_instance_adds_nothing_until_returned(fleet: FleetShares) -> None:
     fleet.lend("i")
     fleet.set_queued("i", 1)
     assert (len(fleet), fleet.here) == (2, 1)
@@ -378,14 +378,14 @@ def test_who_is_lent_adds_nothing_until_it_is_back(fleet: FleetShares) -> None:
     assert added(fleet)["idle other"] == 2.0
 
 
-def test_one_that_is_lost_while_it_is_lent_has_gone_once(fleet: FleetShares) -> None:
+def test_instance_lost_while_lent_leaves_once(fleet: FleetShares) -> None:
     fleet.lend("i")
     fleet.leave("i")
     fleet.take_back("i")
     assert (len(fleet), fleet.here) == (1, 1)
 
 
-def test_when_all_have_gone_nothing_is_left(fleet: FleetShares) -> None:
+def test_empty_fleet_adds_nothing(fleet: FleetShares) -> None:
     fleet.load("i", +3)
     fleet.set_updating("j", True)
     fleet.leave_all()
@@ -393,7 +393,7 @@ def test_when_all_have_gone_nothing_is_left(fleet: FleetShares) -> None:
     assert (len(fleet), fleet.here) == (0, 0)
 
 
-def test_who_joins_again_begins_anew(fleet: FleetShares) -> None:
+def test_rejoined_instance_starts_empty(fleet: FleetShares) -> None:
     fleet.load("i", +3)
     fleet.join("i")
     assert fleet.here == 2
@@ -403,7 +403,7 @@ def test_who_joins_again_begins_anew(fleet: FleetShares) -> None:
 # -- Instance-seconds by state --
 
 
-def test_what_each_was_doing_until_it_was_looked_at_again() -> None:
+def test_time_between_observations_counts_for_the_last_state() -> None:
     states: dict[str, str] = {}
     times = FleetTimes(lambda name: states.get(name, ""))
     states.update(a="idle", b="idle")

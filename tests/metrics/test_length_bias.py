@@ -98,11 +98,11 @@ class TestLongestTenth:
         ("longest", "kept"),
         [((40, 40, 40), 1), ((30, 41, 40), 2 / 3), ((1, 1, 1), 0), ((40, 40, 40, 40), 4 / 3)],
     )
-    def test_as_many_as_are_that_long(self, longest: tuple[int, ...], kept: float) -> None:
+    def test_counts_groups_of_each_length(self, longest: tuple[int, ...], kept: float) -> None:
         bias = fold(self.offered, {"a": [*range(1, 18), *longest]}).bias()
         assert bias.longest_tenth_kept == pytest.approx(kept)
 
-    def test_a_small_distance_can_hide_that_it_is_gone(self) -> None:
+    def test_a_small_distance_can_hide_a_missing_tail(self) -> None:
         offered = {"a": list(range(1, 101))}
         bias = fold(offered, {"a": [min(length, 90) for length in range(1, 101)]}).bias()
         assert bias.ks == pytest.approx(0.1)
@@ -112,17 +112,17 @@ class TestLongestTenth:
 class TestSteady:
     offered: ClassVar = {"a": [10], "b": [90], "c": [20], "d": [80], "e": [30], "f": [70]}
 
-    def test_long_answers_that_were_put_off_to_the_end_show(self) -> None:
+    def test_deferred_long_answers_show(self) -> None:
         batches = ({"a": [10], "c": [20]}, {"e": [30], "f": [70]}, {"b": [90], "d": [80]})
         bias = fold(self.offered, *batches).bias(range(1, 2))
         assert bias.mean_ratio == 1
         assert bias.steady_mean_ratio == (30 + 70) / (20 + 80)  # against c and d
 
-    def test_who_trains_in_order_has_none_whatever_the_order_is(self) -> None:
+    def test_training_in_submission_order_has_no_bias(self) -> None:
         batches = [{group: of} for group, of in self.offered.items()]
         assert fold(self.offered, *batches).bias(range(1, 4)).steady_mean_ratio == 1
 
-    def test_without_such_steps_there_is_none(self) -> None:
+    def test_no_steady_ratio_without_steady_steps(self) -> None:
         assert fold(self.offered, {"a": [10]}).bias(range(1, 1)).steady_mean_ratio is None
 
 
@@ -130,7 +130,7 @@ class TestFloor:
     def offered(self, groups: int = 40) -> dict[str, list[int]]:
         return {f"g{n}": [n * n % 97 + 1, n * n % 89 + 1] for n in range(groups)}
 
-    def test_groups_that_came_by_chance_are_as_far_away_as_chance(self) -> None:
+    def test_random_batches_have_chance_distance(self) -> None:
         offered = self.offered()
         names = list(offered)
         batches = [{name: offered[name] for name in names[n : n + 8]} for n in range(0, 40, 8)]
@@ -173,7 +173,7 @@ class TestFloor:
         floor = fold(offered, *batches).bias().step_ks_floor
         assert floor == pytest.approx(sum(distances) / len(distances))
 
-    def test_it_is_the_same_whoever_delivers_in_which_order(self) -> None:
+    def test_distance_is_independent_of_delivery_order(self) -> None:
         offered = self.offered()
         names = list(offered)
         one = [{name: offered[name] for name in names[n : n + 8]} for n in range(0, 40, 8)]
@@ -181,7 +181,7 @@ class TestFloor:
             fold(offered, *reversed(one)).bias().step_ks_floor
         )
 
-    def test_an_order_has_one_too(self) -> None:
+    def test_ordered_batches_have_a_chance_distance(self) -> None:
         lengths = list(self.offered().values())
         assert abs(order_excess([lengths[n : n + 8] for n in range(0, 40, 8)])) < 0.05
         lengths.sort(key=sum)

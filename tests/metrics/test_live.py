@@ -23,7 +23,7 @@ from tests.helpers import make_scenario, make_trace, watch
 from tests.metrics.told import Entry, sample, tell
 
 
-def test_they_are_those_of_the_journal() -> None:
+def test_live_metrics_equal_those_of_the_journal() -> None:
     trace = make_trace({f"g{number}": [3 + number, 20, 7] for number in range(8)})
     ran = watch("tail_batching", trace, make_scenario(instances=2, prompts_per_step=2))
     told: list[tuple[int, Step]] = []
@@ -51,7 +51,7 @@ def test_without_a_trainer_nothing_is_folded() -> None:
     assert live._metrics is None
 
 
-def test_where_there_is_a_trainer_already_it_counts_from_the_beginning() -> None:
+def test_present_trainer_counts_from_the_beginning() -> None:
     steps = LiveSteps()
     assert steps.delivered == ()
     steps.begin(3.0)
@@ -98,7 +98,7 @@ def test_the_wait_ends_with_the_first_dispatch_and_the_duration_with_the_answer(
     assert kept(times) == 0
 
 
-def test_who_leaves_or_fails_is_no_duration_and_is_forgotten() -> None:
+def test_cancelled_or_failed_request_has_no_duration() -> None:
     times = ClientTimes()
     gone = [act.Discard("r", 0, "withdrawn", ends=True), act.Discard("s", 4, "failed", ends=True)]
     tell(times, [asked(1.0, "r"), asked(1.0, "s", sent("s")), (2.0, ev.Woke(), list(gone))])
@@ -106,13 +106,13 @@ def test_who_leaves_or_fails_is_no_duration_and_is_forgotten() -> None:
     assert kept(times) == 0
 
 
-def test_what_an_earlier_scheduler_had_is_forgotten() -> None:
+def test_restart_forgets_earlier_requests() -> None:
     times = ClientTimes()
     tell(times, [asked(1.0, "r"), asked(1.0, "s", sent("s")), (2.0, ev.Restored(RunState()), [])])
     assert kept(times) == 0
 
 
-def test_what_belongs_to_a_group_is_not_a_client_s() -> None:
+def test_group_requests_are_not_client_requests() -> None:
     times = ClientTimes()
     dispatch = act.Dispatch("g/0", 1, "a", 3, 9, 0, group="g")
     tell(times, [(0.0, ev.GroupSubmitted("g", 1, 3, 9), [dispatch])])
@@ -157,7 +157,7 @@ def test_a_group_from_its_submission_to_its_delivery() -> None:
     assert kept_sample_times(times) == 0
 
 
-def test_the_oldest_is_who_was_begun_first() -> None:
+def test_oldest_group_is_the_first_begun() -> None:
     times = SampleTimes()
     tell(
         times,
@@ -200,7 +200,7 @@ def updated(now: float, name: str, version: int) -> Entry:
     return now, ev.WeightsUpdated(name, version), []
 
 
-def test_each_load_and_the_whole() -> None:
+def test_each_load_and_the_full_rollout_are_timed() -> None:
     told: list[tuple[int, int, float]] = []
     times = WeightTimes(lambda *about: told.append(about))
     orders: list[act.Action] = [act.UpdateWeights("a", 1), act.UpdateWeights("b", 1)]
@@ -211,7 +211,7 @@ def test_each_load_and_the_whole() -> None:
     assert (times.load.sum, times.sync.sum, told) == (6.0, 4.0, [(1, 2, 4.0)])
 
 
-def test_who_is_lost_is_not_waited_for() -> None:
+def test_lost_instance_does_not_delay_a_rollout() -> None:
     times = WeightTimes()
     tell(times, [joined("a"), joined("b"), (5.0, ev.WeightsPublished(1), [])])
     tell(times, [updated(7.0, "a", 1), (8.0, ev.InstanceLost("b"), [])])
@@ -219,7 +219,7 @@ def test_who_is_lost_is_not_waited_for() -> None:
     assert sum(times.load.counts) == 0, "nobody ordered it: the trainer has brought it"
 
 
-def test_a_newer_version_takes_the_place_of_one_that_nobody_has_whole() -> None:
+def test_newer_version_replaces_an_incomplete_rollout() -> None:
     times = WeightTimes()
     tell(times, [joined("a"), (5.0, ev.WeightsPublished(1), []), (6.0, ev.WeightsPublished(2), [])])
     tell(times, [updated(7.0, "a", 1)])
@@ -228,7 +228,7 @@ def test_a_newer_version_takes_the_place_of_one_that_nobody_has_whole() -> None:
     assert times.sync.sum == 2.0
 
 
-def test_after_a_restart_they_join_anew() -> None:
+def test_restart_rebuilds_the_fleet() -> None:
     times = WeightTimes()
     tell(times, [joined("a"), joined("b"), (5.0, ev.WeightsPublished(1), [])])
     tell(times, [(6.0, ev.Restored(RunState()), []), joined("a"), updated(9.0, "a", 1)])

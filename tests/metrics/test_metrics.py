@@ -20,7 +20,7 @@ def test_asking_twice_changes_nothing() -> None:
     assert tape.metrics.summary(9.0) == tape.metrics.summary(9.0)
 
 
-def test_what_follows_the_last_event_is_waited_at_the_barrier() -> None:
+def test_time_after_the_last_event_is_barrier_wait() -> None:
     tape = Tape(places=4)
     tape.join("i")
     tape.start(0.0, ("a/0", "i"))
@@ -37,7 +37,7 @@ def test_tokens_beyond_those_asked_for_do_not_count(trained: int, counted: int) 
     assert summary.equal_length_tokens_per_s == counted / 10
 
 
-def test_without_steps_no_time_is_anybody_s() -> None:
+def test_time_without_steps_has_no_cause() -> None:
     summary = Tape().metrics.summary(10.0)
     assert (summary.first_step_s, summary.steady_s, summary.drain_s) == (0.0, 0.0, 0.0)
 
@@ -45,7 +45,7 @@ def test_without_steps_no_time_is_anybody_s() -> None:
 # -- What holds between the figures of any run --
 
 
-def test_steps_add_up_to_the_whole() -> None:
+def test_steps_add_up_to_the_total() -> None:
     tape = Tape(places=4)
     tape.join("i", "j")
     for number in range(4):

@@ -30,25 +30,25 @@ def test_a_quiet_run_has_none() -> None:
     assert figures(99.0, joined(0.0), joined(0.0, "b")) == OutageFigures(0, 0, 0, 0.0, 0, 0)
 
 
-def test_lost_and_back() -> None:
+def test_lost_instance_returns() -> None:
     of = figures(100.0, joined(0.0), lost(10.0), joined(30.0), lost(90.0))
     assert (of.instances_lost, of.instances_returned) == (2, 1)
     assert of.away_s == 20.0 + 10.0
 
 
-def test_who_was_let_go_has_left() -> None:
+def test_released_instance_is_no_outage() -> None:
     removed = (5.0, ev.InstanceLost("a", asked=True), [])
     of = figures(100.0, joined(0.0), removed, joined(50.0), lost(60.0))
     assert (of.instances_left, of.instances_lost) == (1, 1)
     assert of.away_s == 45.0 + 40.0
 
 
-def test_a_restart_that_nobody_noticed() -> None:
+def test_unnoticed_restart_is_an_outage() -> None:
     of = figures(100.0, joined(0.0), joined(40.0))
     assert (of.instances_lost, of.instances_returned, of.away_s) == (1, 1, 0.0)
 
 
-def test_one_nobody_knows_is_not_lost() -> None:
+def test_unknown_instance_is_not_lost() -> None:
     assert figures(100.0, lost(5.0)).instances_lost == 0
 
 
@@ -120,7 +120,7 @@ def test_first_tokens_as_they_were_heard() -> None:
     assert figures.submitted - figures.answered == 1
 
 
-def test_what_ended_without_an_answer() -> None:
+def test_requests_without_an_answer_are_counted() -> None:
     book = Book()
     book.ask(1.0, "a", "b", "c", "d")
     book.discard(2.0, "a", "withdrawn")
@@ -132,7 +132,7 @@ def test_what_ended_without_an_answer() -> None:
     assert (figures.withdrawn, figures.failed, figures.answered) == (1, 2, 0)
 
 
-def test_a_restart_of_the_scheduler_breaks_them_off() -> None:
+def test_scheduler_restart_ends_open_requests() -> None:
     book = Book()
     book.ask(1.0, "a", "b")
     book.answer(2.0, "a")

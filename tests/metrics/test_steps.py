@@ -110,13 +110,13 @@ class TestParts:
         tape.finish(20, "c/0", 3, 10, deliver(c, part=2))
         return tape
 
-    def test_are_counted_together(self) -> None:
+    def test_parts_of_a_step_are_counted_together(self) -> None:
         (step,) = self.tape().metrics.steps
         assert (step.samples, step.tokens, step.fresh_tokens) == (3, 30, 30)
         assert (step.start_s, step.end_s, step.span_s, step.rollout_s) == (0.0, 20.0, 19.0, 19.0)
         assert (step.t50_s, step.t99_s) == (5.0, 19.0)
 
-    def test_the_trainer_waits_until_the_last_if_nobody_knows_better(self) -> None:
+    def test_trainer_wait_lasts_until_the_last_part_by_default(self) -> None:
         (step,) = self.tape().metrics.steps
         assert step.trainer_wait_s == 20.0
 
@@ -199,7 +199,7 @@ def test_staleness_falls_into_the_bucket_that_holds_it() -> None:
     assert trained.staleness.sum == 1005
 
 
-def test_long_ones_thrown_away_are_a_bias() -> None:
+def test_discarded_long_samples_are_a_bias() -> None:
     trained = Trained()
     assert trained.length_ratio == 1.0
     samples = (sample_trained("g/0", 10, group="g"), sample_trained("g/1", 30, group="g"))
@@ -213,7 +213,7 @@ def test_long_ones_thrown_away_are_a_bias() -> None:
     "discard",
     [act.Discard("g/0", 99, "stale", group="g"), act.Discard("direct", 99, "failed", ends=True)],
 )
-def test_what_starts_over_or_is_a_client_s_is_none(discard: act.Discard) -> None:
+def test_restarted_or_direct_requests_are_no_bias(discard: act.Discard) -> None:
     trained = Trained()
     delivered = act.Deliver(0, 0, (sample_trained("g/0", 10, group="g"),))
     tell(trained, [(0.0, ev.Woke(), [delivered, discard])])

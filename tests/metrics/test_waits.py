@@ -41,12 +41,12 @@ def last(*entries: tuple[float, Any]) -> tuple[float, str, str]:
     return wait.seconds, SINCE[wait.since], CAUSES[wait.cause].partition(":")[0]
 
 
-def test_places_were_free() -> None:
+def test_wait_with_free_slots() -> None:
     found = last((0.0, InstanceJoined("i", 2, 1000)), (1.0, GROUP), (4.0, sent(1)))
     assert found == (3.0, "it was submitted", "places were free")
 
 
-def test_all_places_were_taken() -> None:
+def test_wait_with_all_slots_taken() -> None:
     found = last(
         (0.0, InstanceJoined("i", 1, 1000)),
         (0.0, GROUP),
@@ -57,12 +57,12 @@ def test_all_places_were_taken() -> None:
     assert found == (10.0, "it was submitted", "all places were taken")
 
 
-def test_nobody_was_here() -> None:
+def test_wait_without_instances() -> None:
     found = last((0.0, GROUP), (8.0, InstanceJoined("i", 1, 1000)), (9.0, sent(1)))
     assert found == (9.0, "it was submitted", "no instance was here")
 
 
-def test_all_were_stopped() -> None:
+def test_wait_while_all_instances_are_paused() -> None:
     found = last(
         (0.0, InstanceJoined("i", 2, 1000)),
         (1.0, RequestSubmitted("d", "", 10, 40)),
@@ -81,7 +81,7 @@ def test_all_were_stopped() -> None:
         (InstanceLost("i"), "its instance was lost"),
     ],
 )
-def test_since_its_attempt_ended(ends: Any, since: str) -> None:
+def test_wait_starts_when_the_attempt_ends(ends: Any, since: str) -> None:
     found = last(
         (0.0, InstanceJoined("i", 2, 1000)),
         (0.0, InstanceJoined("j", 2, 1000)),
@@ -105,5 +105,5 @@ def test_a_tool_is_not_waited_for_but_what_follows_it() -> None:
     assert found == (1.0, "its tool returned", "places were free")
 
 
-def test_who_was_here_before_anybody_looked_has_not_waited() -> None:
+def test_instance_present_at_the_start_causes_no_wait() -> None:
     assert last((0.0, InstanceJoined("i", 2, 1000)), (5.0, sent(1)))[0] == 0.0

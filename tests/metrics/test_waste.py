@@ -22,7 +22,7 @@ class TestTokens:
         assert summary.tokens_per_s == 1.5
         assert summary.accepted_tokens_per_s == 0.9
 
-    def test_answers_nobody_waits_for_count_nothing(self) -> None:
+    def test_unwanted_answers_count_nothing(self) -> None:
         tape = Tape()
         tape.join("i")
         tape.start(0, ("a/0", "i"))
@@ -57,7 +57,7 @@ class TestTokens:
         tape.join("i", now=4)
         assert tape.metrics.summary(6.0).preemptions == 3
 
-    def test_they_go_on_when_the_scheduler_restarts(self) -> None:
+    def test_counters_continue_after_a_scheduler_restart(self) -> None:
         tape = Tape()
         tape.join("i", "j")
         tape.at(1, ev.InstanceReported("i", 0, 0, 0.0, preemptions=3))
@@ -68,7 +68,7 @@ class TestTokens:
         tape.at(3, ev.InstanceReported("i", 0, 0, 0.0, preemptions=5))
         assert tape.metrics.summary(6.0).preemptions == 5 + 4
 
-    def test_what_an_instance_held_dies_with_it(self) -> None:
+    def test_tokens_of_a_lost_instance_are_wasted(self) -> None:
         tape = Tape()
         tape.join("i", "j")
         tape.start(0, ("a/0", "i"))

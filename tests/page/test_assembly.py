@@ -20,7 +20,7 @@ DECLARED = re.compile(r"^(?:async )?(?:function|class|const|let) (\w+)", re.MULT
 
 
 @pytest.mark.parametrize("start", STARTS)
-def test_a_script_is_whole_and_no_name_is_there_twice(start: str) -> None:
+def test_scripts_define_each_name_once(start: str) -> None:
     text = script(start)
     assert not re.search(r"^(import|export) ", text, re.MULTILINE)
     names = DECLARED.findall(text)
@@ -85,7 +85,7 @@ def unpacked(text: str) -> Any:
     return restored(head["data"])
 
 
-def test_there_and_back() -> None:
+def test_columns_round_trip() -> None:
     data = {
         "a": np.array([1, 2, 3], "u1"),
         "list": [{"b": np.array([2**32 - 1], "u4")}, {"c": [1.5, "x"]}],

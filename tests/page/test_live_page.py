@@ -27,7 +27,7 @@ from tests.helpers import make_policy
 from tests.page.test_run_page import data_of
 
 
-def test_it_has_the_words_and_no_data() -> None:
+def test_page_has_text_and_no_data() -> None:
     page = live_page()
     assert set(data_of(page)) == {"words"}
     assert b"connect-src 'self'" in page
@@ -75,7 +75,7 @@ class Run:
         self.tell(RequestFinished(sent.request, sent.attempt, 20))
 
 
-def test_it_knows_what_was_in_flight_before_it_looked() -> None:
+def test_first_look_includes_requests_in_flight() -> None:
     run = Run()
     run.begin(1)
     fold = run.look()
@@ -85,7 +85,7 @@ def test_it_knows_what_was_in_flight_before_it_looked() -> None:
     assert not fold.changes.last, "nothing has changed yet"
 
 
-def test_only_what_is_new_is_told_again() -> None:
+def test_later_looks_hold_only_changes() -> None:
     run = Run()
     run.begin(1)
     fold = run.look()
@@ -99,7 +99,7 @@ def test_only_what_is_new_is_told_again() -> None:
     assert fold.finished == 1
 
 
-def test_a_step_that_ends() -> None:
+def test_ended_step_is_reported() -> None:
     run = Run()
     run.begin(1)
     fold = run.look()
@@ -114,7 +114,7 @@ def test_a_step_that_ends() -> None:
     assert "published" in {change.kind for change in fold.changes.last}
 
 
-def test_what_goes_wrong_is_said_with_its_level() -> None:
+def test_failures_are_listed_with_their_level() -> None:
     run = Run()
     run.begin(1)
     fold = run.look()
@@ -132,7 +132,7 @@ def test_waste_by_cause() -> None:
     assert fold.waste == {"stale": 35}
 
 
-def test_after_many_steps_it_is_better_to_look_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_look_after_many_steps_starts_afresh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_fold, "MOST_STEPS", 1)
     run = Run()
     run.begin(1)
@@ -146,7 +146,7 @@ def test_after_many_steps_it_is_better_to_look_anew(monkeypatch: pytest.MonkeyPa
 # -- The attempts of a live run --
 
 
-def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ended_attempts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_attempts, "ENDED", 3)
     attempts = LiveAttempts()
     folded = Folded(*attempts.folds)
@@ -164,7 +164,7 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- What changed last --
 
 
-def test_each_has_its_level_and_is_in_words() -> None:
+def test_each_change_has_a_level_and_a_text() -> None:
     changes = ChangeLog()
     folded = Folded(changes)
     folded.observe(1.0, InstanceJoined("i", 4, 1000, 7), [])
@@ -179,7 +179,7 @@ def test_each_has_its_level_and_is_in_words() -> None:
     ]
 
 
-def test_only_the_last_are_kept() -> None:
+def test_only_the_last_changes_are_kept() -> None:
     changes = ChangeLog()
     folded = Folded(changes)
     for number in range(2 * CHANGES):

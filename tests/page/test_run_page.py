@@ -44,18 +44,18 @@ def data_of(page: bytes) -> Any:
     return unpacked(found[1])
 
 
-def test_what_is_given_is_there() -> None:
+def test_page_holds_all_given_data() -> None:
     data = data_of(page_of(small(), small(policy="other"), verdict=["v"], about=["a"]))
     assert [policy["name"] for policy in data["policies"]] == ["fcfs", "other"]
     assert (data["verdict"], data["about"], data["note"]) == (["v"], ["a"], "")
     assert data["policies"][0]["record"]["spans"]["tokens"] == [20, 10, 30]
 
 
-def test_it_is_small() -> None:
+def test_page_is_small() -> None:
     assert len(page_of(many(10_000))) < 2**20
 
 
-def test_too_many_attempts_are_thinned_and_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_attempts_are_thinned_with_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_page, "MAX_RECORDS", 500)
     data = data_of(page_of(many(1200)))
     assert len(data["policies"][0]["record"]["attempts"]["request"]) == 400
@@ -70,7 +70,7 @@ def test_a_prompt_s_name_cannot_end_the_script() -> None:
 # -- What a page draws of a run --
 
 
-def test_thinned_is_every_so_manieth_request() -> None:
+def test_thinning_keeps_every_nth_request() -> None:
     record = many(1000).record
     thin = record.thinned(4)
     assert len(record) == 1000
@@ -96,7 +96,7 @@ def test_quantiles() -> None:
 
 
 @pytest.mark.parametrize("policy", ["dplb", "partial_rollout"])
-def test_a_run(tmp_path: Path, policy: str) -> None:
+def test_small_run_has_its_record(tmp_path: Path, policy: str) -> None:
     path = tmp_path / "j.jsonl"
     trace, run = recorded(path, policy, trace="lrm_math_open")
     fold = RunFold()
@@ -118,7 +118,7 @@ def test_a_run(tmp_path: Path, policy: str) -> None:
     assert resumed == (policy == "partial_rollout")
 
 
-def test_what_is_known_of_an_attempt() -> None:
+def test_attempts_have_slots_waits_and_versions() -> None:
     record = small().record
     assert record.attempts["place"].tolist() == [1, 2]
     assert record.attempts["waited"].tolist() == [0.0, 4.0]
@@ -156,7 +156,7 @@ def test_a_request_is_one_row_and_each_of_its_attempts_another() -> None:
 # -- How busy a fleet was --
 
 
-def test_what_all_have_reported_counts() -> None:
+def test_levels_sum_the_reports_of_all_instances() -> None:
     levels = FleetLevels()
     levels.set(0.0, 3, 1)
     levels.report(0.0, InstanceReported("i", 1, 2, 0.2))
@@ -171,7 +171,7 @@ def test_what_all_have_reported_counts() -> None:
     assert set(told["kv_most"][half + 1 :]) == {0.2}
 
 
-def test_who_is_gone_counts_no_more() -> None:
+def test_levels_leave_out_gone_instances() -> None:
     levels = FleetLevels()
     levels.report(0.0, InstanceReported("i", 1, 2, 0.2))
     levels.report(0.0, InstanceReported("j", 1, 4, 0.6))

@@ -30,13 +30,13 @@ def test_unbounded_never_refuses() -> None:
     ("factor", "in_flight", "admitted"),
     [(1.0, 3, True), (1.0, 4, False), (1.5, 5, True), (1.5, 6, False), (0.5, 2, False)],
 )
-def test_slots_admits_so_many_times_the_slots(
+def test_slots_admits_a_multiple_of_the_slots(
     factor: float, in_flight: int, admitted: bool
 ) -> None:
     assert admission.Slots(factor).admits(instance(in_flight)) is admitted
 
 
-def test_slots_counts_an_attempt_nobody_wants_any_more() -> None:
+def test_slots_counts_cancelled_attempts_that_still_run() -> None:
     """It holds its slot until the instance has answered."""
     full = instance(4)
     next(iter(full.attempts.values())).abandoned = "surplus"
@@ -66,7 +66,7 @@ class TestKvGrowth:
         assert policy.admits(instance(3, context=250))
         assert not policy.admits(instance(3, context=251))
 
-    def test_then_what_they_will_have_grown_to(self) -> None:
+    def test_counts_expected_growth_once_some_have_finished(self) -> None:
         policy = admission.KvGrowth()
         grown = instance(3, context=10)
         grown.finished, grown.finished_tokens = 2, 500
@@ -113,14 +113,14 @@ class TestAimdConcurrency:
         assert not self.policy.begins(instance(10, slots=20))
         assert admission.AimdConcurrency(longest=10_000).begins(instance(0))
 
-    def test_who_is_between_two_turns_counts(self) -> None:
+    def test_attempts_between_turns_count(self) -> None:
         full = instance(6, slots=20)
         keep(full, [10] * 4)
         assert not self.policy.begins(full)
         assert self.policy.continues(full)
         assert self.policy.admits(full)
 
-    def test_grows_once_as_many_have_finished_as_it_allows(self) -> None:
+    def test_grows_after_a_full_window_of_answers(self) -> None:
         busy = instance(9, slots=20)
         busy.finished = 9
         assert self.limit(busy, poll(0.5)) == 10
@@ -134,20 +134,20 @@ class TestAimdConcurrency:
         idle.finished = 10
         assert self.limit(idle, poll(0.5)) == 10
 
-    def test_never_above_the_most(self) -> None:
+    def test_never_exceeds_its_maximum(self) -> None:
         policy = admission.AimdConcurrency(longest=1, most=5)
         full = instance(5, slots=20)
         full.finished = 99
         assert observed(policy, full, poll(0.1)).limit == 5
 
-    def test_is_cut_to_what_the_cache_holds(self) -> None:
+    def test_cap_is_cut_to_the_cache_size(self) -> None:
         assert self.limit(instance(8, slots=20), poll(0.875)) == pytest.approx(6.4)
 
-    def test_is_cut_after_a_preemption(self) -> None:
+    def test_cap_is_cut_after_a_preemption(self) -> None:
         assert self.limit(instance(8), poll(preemptions=1)) == 8
         assert self.limit(instance(8), poll(preemptions=0)) == 10
 
-    def test_is_cut_when_many_wait_for_long(self) -> None:
+    def test_cap_is_cut_when_a_long_queue_persists(self) -> None:
         assert self.limit(instance(8), *[poll(waiting=3)] * 5) == 10
         assert self.limit(instance(8), *[poll(waiting=3)] * 6) == 9
         assert self.limit(instance(8), *[poll(waiting=2)] * 9) == 10
@@ -158,7 +158,7 @@ class TestAimdConcurrency:
         limits = [self.limit(full, cut) for cut in cuts]
         assert limits == [8.0] * 7 + [4.0]
 
-    def test_is_never_below_one(self) -> None:
+    def test_cap_is_never_below_one(self) -> None:
         tiny = instance(0, kv=100)
         assert self.limit(tiny, *[poll(preemptions=number) for number in range(40)]) == 1
         assert self.policy.begins(tiny)
@@ -171,7 +171,7 @@ class TestSessionCap:
         assert self.policy.begins(instance(9, context=500))
         assert self.policy.continues(instance(9, context=500))
 
-    def test_begins_while_all_that_are_there_fit(self) -> None:
+    def test_begins_while_all_attempts_fit_the_cache(self) -> None:
         there = instance(2, context=100)
         keep(there, [200, 200])
         observed(self.policy, there, poll(0.1))
@@ -190,7 +190,7 @@ class TestSessionCap:
         assert not self.policy.begins(there)
         assert self.policy.continues(there)
 
-    def test_those_that_outgrow_the_cache_give_their_kv_up(self) -> None:
+    def test_attempts_that_outgrow_the_cache_release_their_kv(self) -> None:
         there = instance(2, context=100)
         keep(there, [500, 500])
         observed(self.policy, there, poll(0.1))
@@ -199,7 +199,7 @@ class TestSessionCap:
         observed(self.policy, there, poll(0.1))
         assert not self.policy.continues(there)
 
-    def test_believes_the_instance_about_what_runs(self) -> None:
+    def test_reported_running_count_is_believed(self) -> None:
         there = instance(2, context=100)
         keep(there, [350, 350])
         observed(self.policy, there, poll(0.5))
@@ -207,7 +207,7 @@ class TestSessionCap:
         observed(self.policy, there, poll(0.51))
         assert not self.policy.continues(there)
 
-    def test_a_prompt_that_samples_share_is_there_once(self) -> None:
+    def test_shared_prompt_counts_once(self) -> None:
         there = instance(0)
         keep(there, [350, 350, 350])
         for request in there.kept.values():

@@ -17,17 +17,17 @@ ALL = [Sync(), TailBatching(), Pooled(), OneStepOff(), FullyAsync()]
 
 @pytest.mark.parametrize("policy", ALL)
 class TestBatch:
-    def test_goes_when_it_is_full(self, policy: Any) -> None:
+    def test_batch_is_delivered_when_full(self, policy: Any) -> None:
         assert policy.batch(ProgressView(complete=3, active=5)) == 0
         assert policy.batch(ProgressView(complete=4, active=5)) == 4
         assert policy.batch(ProgressView(complete=7, active=5)) == 4
 
-    def test_the_last_one_may_be_short(self, policy: Any) -> None:
+    def test_last_fifo_batch_may_be_short(self, policy: Any) -> None:
         assert policy.batch(ProgressView(complete=3, closed=True)) == 3
         assert policy.batch(ProgressView(complete=3, closed=False)) == 0
 
     @pytest.mark.parametrize("where", ["active", "spent", "deferred", "fresh"])
-    def test_the_last_one_waits_for_all_that_is_left(self, policy: Any, where: str) -> None:
+    def test_last_batch_waits_for_all_remaining_groups(self, policy: Any, where: str) -> None:
         one: dict[str, Any] = {where: 1}
         assert policy.batch(ProgressView(complete=3, closed=True, **one)) == 0
 
@@ -52,7 +52,7 @@ class TestParts:
         ("complete", "in_batch", "size"),
         [(1, 0, 0), (2, 0, 2), (3, 0, 3), (4, 0, 4), (9, 0, 4), (1, 2, 0), (2, 2, 2), (1, 3, 1)],
     )
-    def test_of_the_groups_that_are_whole(
+    def test_batch_takes_complete_groups(
         self, policy: Any, complete: int, in_batch: int, size: int
     ) -> None:
         progress = ProgressView(complete=complete, in_batch=in_batch, active=5)
@@ -98,11 +98,11 @@ def test_rounds_start_one_by_one_when_the_trainer_asks(policy: Any, progress: Pr
 class TestMakingUp:
     """A group that failed leaves its round; another takes its place if a batch would be short."""
 
-    def test_for_what_a_batch_lacks(self, policy: Any) -> None:
+    def test_launches_the_groups_a_batch_lacks(self, policy: Any) -> None:
         progress = ProgressView(fresh=5, round=Launch(fresh=4), active=2, complete=1)
         assert policy.launch(progress) == Launch(fresh=1)
 
-    def test_not_while_enough_are_under_way(self, policy: Any) -> None:
+    def test_launches_nothing_while_enough_are_active(self, policy: Any) -> None:
         progress = ProgressView(fresh=5, round=Launch(fresh=6), active=3, complete=1)
         assert policy.launch(progress) is None
 
@@ -112,19 +112,19 @@ class TestWhatARoundHasLost:
     """The round keeps its size, whatever a batch takes."""
 
     @pytest.mark.parametrize("lost", [1, 2])
-    def test_each_is_made_up_for_by_one(self, policy: Any, lost: int) -> None:
+    def test_each_lost_group_is_replaced_by_one(self, policy: Any, lost: int) -> None:
         progress = ProgressView(
             fresh=5, round=Launch(fresh=8), active=3, judging=1, complete=2, lost=lost
         )
         assert policy.launch(progress) == Launch(fresh=lost)
 
-    def test_by_those_that_were_set_back_first(self, policy: Any) -> None:
+    def test_deferred_groups_replace_lost_ones_first(self, policy: Any) -> None:
         progress = ProgressView(
             fresh=5, round=Launch(fresh=6), active=4, complete=1, lost=2, deferred=1
         )
         assert policy.launch(progress) == Launch(fresh=1, deferred=1)
 
-    def test_what_is_judged_is_on_the_way(self, policy: Any) -> None:
+    def test_groups_under_judgement_are_not_replaced(self, policy: Any) -> None:
         progress = ProgressView(fresh=5, round=Launch(fresh=4), active=1, judging=2, complete=1)
         assert policy.launch(progress) is None
 
@@ -137,7 +137,7 @@ def test_a_round_counts_what_is_still_judged(policy: Any, fresh: int) -> None:
     assert policy.launch(progress) == Launch(fresh=fresh)
 
 
-def test_what_is_judged_waits_for_the_trainer_as_what_is_whole_does() -> None:
+def test_groups_under_judgement_count_as_ahead_of_the_trainer() -> None:
     ahead = FullyAsync(max_ahead=2.0)
     assert ahead.launch(ProgressView(fresh=9, active=3, judging=2, complete=1)) == Launch(fresh=2)
     assert ahead.launch(ProgressView(fresh=9, active=3, judging=4, complete=1)) is None
@@ -154,12 +154,12 @@ class TestSync:
         assert Sync(1.1).launch(ProgressView(10, fresh=20)) == Launch(fresh=11)  # not 12
         assert Sync(1.5).launch(ProgressView(fresh=5)) == Launch(fresh=5)
 
-    def test_takes_the_set_back_first_and_counts_the_whole(self) -> None:
+    def test_takes_deferred_groups_first_and_counts_complete_ones(self) -> None:
         assert Sync(1.5).launch(ProgressView(fresh=9, deferred=2)) == Launch(fresh=4, deferred=2)
         assert Sync().launch(ProgressView(fresh=9, complete=3)) == Launch(fresh=1)
         assert Sync().launch(ProgressView(fresh=9, complete=6)) == Launch()
 
-    def test_starts_others_in_place_of_those_that_spent_their_budget(self) -> None:
+    def test_replaces_groups_that_spent_their_budget(self) -> None:
         progress = ProgressView(fresh=9, round=Launch(fresh=6), active=4, complete=1, spent=1)
         assert Sync(1.5).launch(progress) == Launch(fresh=1)
         assert Sync().launch(progress) == Launch(), "a batch is on its way"
@@ -178,21 +178,21 @@ class TestTailBatching:
         progress = ProgressView(8, fresh=20)
         assert self.policy.launch(progress) == Launch(fresh=10, oversample=1.25)
 
-    def test_short_round_leaves_the_set_back_alone(self) -> None:
+    def test_short_round_leaves_deferred_groups_alone(self) -> None:
         progress = ProgressView(8, fresh=20, deferred=7)
         assert self.policy.launch(progress) == Launch(fresh=10, oversample=1.25)
 
-    def test_short_round_takes_what_is_there(self) -> None:
+    def test_short_round_takes_the_groups_available(self) -> None:
         progress = ProgressView(8, fresh=9, closed=True)
         assert self.policy.launch(progress) == Launch(fresh=9, oversample=1.25)
 
-    def test_long_round_when_a_batch_was_set_back(self) -> None:
+    def test_long_round_starts_when_a_batch_is_deferred(self) -> None:
         progress = ProgressView(8, fresh=20, deferred=8)
         assert self.policy.launch(progress) == Launch(deferred=8)
         progress = ProgressView(8, fresh=20, deferred=11)
         assert self.policy.launch(progress) == Launch(deferred=8)
 
-    def test_a_share_of_a_batch_may_start_a_long_round_that_is_filled_up(self) -> None:
+    def test_a_share_of_a_batch_may_start_a_filled_up_long_round(self) -> None:
         policy = TailBatching(1.25, 1.25, 0.5)
         progress = ProgressView(8, fresh=20, deferred=3)
         assert policy.launch(progress) == Launch(fresh=10, oversample=1.25)
@@ -212,7 +212,7 @@ class TestTailBatching:
         progress = ProgressView(8, fresh=5, deferred=4)
         assert self.policy.launch(progress) == Launch(fresh=4, deferred=4)
 
-    def test_counts_what_is_already_whole(self) -> None:
+    def test_counts_complete_groups(self) -> None:
         progress = ProgressView(8, fresh=20, complete=3)
         assert self.policy.launch(progress) == Launch(fresh=7, oversample=1.25)
         progress = ProgressView(8, fresh=20, deferred=8, complete=3)
@@ -234,14 +234,16 @@ class TestPooled:
         assert self.policy.launch(ProgressView(fresh=9)) == Launch(fresh=9)
 
     @pytest.mark.parametrize(("deferred", "complete"), [(12, 0), (1, 3), (0, 4)])
-    def test_starts_none_beside_them(self, deferred: int, complete: int) -> None:
+    def test_pool_starts_no_prompts_beside_running_batches(
+        self, deferred: int, complete: int
+    ) -> None:
         progress = ProgressView(fresh=99, deferred=deferred, complete=complete)
         assert self.policy.launch(progress) == Launch(deferred=deferred)
 
-    def test_starts_anew_when_no_batch_is_left(self) -> None:
+    def test_pool_starts_again_when_no_batch_is_left(self) -> None:
         assert self.policy.launch(ProgressView(fresh=99, deferred=1)) == Launch(15, 1)
 
-    def test_what_is_left_at_the_end_is_a_batch(self) -> None:
+    def test_remaining_groups_form_the_last_batch(self) -> None:
         assert self.policy.launch(ProgressView(deferred=3, closed=True)) == Launch(deferred=3)
 
     def test_waits_for_submissions(self) -> None:
@@ -253,14 +255,14 @@ class TestOneStepOff:
         assert OneStepOff().launch(ProgressView(fresh=9, trainer_waiting=False)) == Launch(fresh=4)
 
     @pytest.mark.parametrize("busy", [{"active": 4}, {"complete": 4}, {"active": 1, "complete": 3}])
-    def test_but_only_one_batch(self, busy: dict[str, Any]) -> None:
+    def test_stays_at_most_one_batch_ahead(self, busy: dict[str, Any]) -> None:
         progress = ProgressView(fresh=9, round=Launch(fresh=4), **busy)
         assert OneStepOff().launch(progress) is None
 
-    def test_with_the_newest_weights(self) -> None:
+    def test_round_starts_with_the_newest_weights(self) -> None:
         assert OneStepOff().launch(ProgressView(fresh=9, update_pending=True)) is None
 
-    def test_waits_for_a_whole_batch_of_submissions(self) -> None:
+    def test_waits_for_a_full_batch_of_submissions(self) -> None:
         assert OneStepOff().launch(ProgressView(fresh=3)) is None
         assert OneStepOff().launch(ProgressView(fresh=3, closed=True)) == Launch(fresh=3)
         assert OneStepOff().launch(ProgressView(closed=True)) is None
@@ -298,13 +300,13 @@ class TestFullyAsync:
             (2, 5, None),
         ],
     )
-    def test_bounds_what_is_ahead_of_the_trainer(
+    def test_bounds_batches_ahead_of_the_trainer(
         self, active: int, complete: int, launch: Launch | None
     ) -> None:
         progress = ProgressView(fresh=9, deferred=2, active=active, complete=complete)
         assert FullyAsync(max_ahead=1.5).launch(progress) == launch
 
-    def test_a_bound_of_a_batch_lets_a_batch_come(self) -> None:
+    def test_a_bound_of_one_batch_admits_one_batch(self) -> None:
         progress = ProgressView(10, fresh=20, active=3, complete=6)
         assert FullyAsync(max_ahead=1.0).launch(progress) == Launch(fresh=1)
         assert FullyAsync(max_ahead=1.1).launch(progress) == Launch(fresh=2)  # not 3
@@ -314,7 +316,7 @@ class TestFullyAsync:
         assert FullyAsync(max_groups=4, max_ahead=2.0).launch(progress) == Launch(fresh=1)
         assert FullyAsync(max_groups=9, max_ahead=1.5).launch(progress) == Launch(fresh=1)
 
-    def test_less_than_a_batch_would_stand_still(self) -> None:
+    def test_a_bound_below_one_batch_is_refused(self) -> None:
         with pytest.raises(ValueError, match=r"max_ahead = 0\.9: fewer groups than a batch"):
             FullyAsync(max_ahead=0.9)
 
@@ -329,18 +331,18 @@ class TestOverProvisioningByRecords:
         policy = TailBatching(1.5, 1.0, least_gain=0.1)
         return policy.launch(ProgressView(fresh=9, recent=recent, **view))
 
-    def test_follows_them(self) -> None:
+    def test_over_sampling_follows_the_records(self) -> None:
         assert self.launch(self.TAIL) == Launch(fresh=6)
         assert self.launch(self.ALIKE) == Launch(fresh=4)
 
-    def test_is_the_most_until_a_cycle_of_rounds_is_over(self) -> None:
+    def test_over_sampling_is_maximal_until_a_cycle_of_rounds_ends(self) -> None:
         assert self.launch(self.ALIKE[:11]) == Launch(fresh=6)
         assert self.launch(self.ALIKE[:12]) == Launch(fresh=4)
 
-    def test_is_the_most_while_no_instance_is_here(self) -> None:
+    def test_over_sampling_is_maximal_without_instances(self) -> None:
         assert self.launch(self.ALIKE, capacity=Capacity(0, 0, 0)) == Launch(fresh=6)
 
-    def test_needs_no_records_where_it_is_given(self) -> None:
+    def test_fixed_over_sampling_needs_no_records(self) -> None:
         assert TailBatching(least_gain=0.1).uses_recent
         assert not TailBatching().uses_recent
         policy = TailBatching(1.5, 1.0)

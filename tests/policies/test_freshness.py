@@ -12,7 +12,7 @@ from rollout_sched.policies.freshness import Bounded, Paced, Unbounded
 from tests.helpers import ProgressView
 
 
-def test_unbounded_lets_everything_go() -> None:
+def test_unbounded_admits_everything() -> None:
     policy = Unbounded()
     assert policy.room(ProgressView(fresh=7, deferred=2)) == 9
     assert policy.oldest_allowed(100) == 0
@@ -27,7 +27,7 @@ def test_unbounded_lets_everything_go() -> None:
     in_batch=st.integers(0, 63),
     running=st.integers(0, 500),
 )
-def test_room_is_areal_s_formula_where_each_version_took_a_batch(
+def test_room_equals_areal_formula_when_each_version_takes_a_batch(
     staleness: int, batch: int, fleet: int, ahead: int, in_batch: int, running: int
 ) -> None:
     """(S + version of the fleet + 1) * B - (accepted + running)."""
@@ -108,7 +108,7 @@ def schedulable(
     batch=st.integers(1, 6),
     places=st.integers(0, 5),
 )
-def test_waits_exactly_if_the_rest_could_not_go_in_time(
+def test_waits_only_if_the_rest_would_be_late(
     remaining: dict[int, int], version: int, staleness: int, batch: int, places: int
 ) -> None:
     places = min(places, batch - 1)
@@ -118,11 +118,11 @@ def test_waits_exactly_if_the_rest_could_not_go_in_time(
 
 
 @pytest.mark.parametrize(("groups", "waits"), [(4, False), (5, True)])
-def test_one_batch_of_the_next_version_is_all_that_can_still_go(groups: int, waits: bool) -> None:
+def test_only_one_batch_of_the_next_version_fits(groups: int, waits: bool) -> None:
     progress = ProgressView(4, version=3)
     assert Bounded(2).must_wait(progress, {2: groups}, 0) is waits
 
 
 @pytest.mark.parametrize(("groups", "waits"), [(3, False), (4, True)])
-def test_what_is_due_at_once_needs_places_in_the_present_batch(groups: int, waits: bool) -> None:
+def test_due_groups_need_slots_in_the_current_batch(groups: int, waits: bool) -> None:
     assert Bounded(1).must_wait(ProgressView(8, version=3), {2: groups, 3: 5}, 3) is waits

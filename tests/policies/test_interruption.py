@@ -19,7 +19,7 @@ def test_never_drains_and_keeps_nothing() -> None:
 
 
 @pytest.mark.parametrize(("kv", "kept"), [("retain", True), ("recompute", False)])
-def test_partial_keeps_tokens_always_and_kv_if_told(kv: Any, kept: bool) -> None:
+def test_partial_keeps_tokens_always_and_kv_on_request(kv: Any, kept: bool) -> None:
     policy = Partial(kv=kv)
     assert policy.keeps_partial
     assert policy.keeps_kv is kept

@@ -27,12 +27,12 @@ def lent(fleet: Running, how: StageFusion | None = None, **how_far: int) -> list
     return [i.id for i in policy.choose(fleet.fleet, progress(**how_far))]
 
 
-def test_nobody_makes_way_who_is_never_asked() -> None:
+def test_keep_lends_no_instance() -> None:
     assert not Keep().lends
     assert Keep().choose(tail().fleet, progress()) == ()
 
 
-def test_those_with_the_least_to_move_make_way() -> None:
+def test_instances_with_the_fewest_tokens_are_lent_first() -> None:
     assert lent(tail()) == ["i3", "i2"]
     assert lent(tail(), StageFusion(lent=0.26)) == ["i3"]
     assert lent(tail(), StageFusion(lent=0.24)) == []
@@ -42,32 +42,34 @@ def test_those_with_the_least_to_move_make_way() -> None:
     ("in_batch", "complete", "enough"),
     [(0, 7, False), (0, 8, True), (8, 0, True), (4, 4, True), (4, 3, False), (6, 4, False)],
 )
-def test_once_most_groups_are_whole_and_not_all(in_batch: int, complete: int, enough: bool) -> None:
+def test_lends_once_most_but_not_all_groups_are_complete(
+    in_batch: int, complete: int, enough: bool
+) -> None:
     assert bool(lent(tail(), in_batch=in_batch, complete=complete)) == enough
 
 
 @pytest.mark.parametrize("status", [InstanceStatus.LENT, InstanceStatus.UPDATING])
-def test_not_while_another_does_something_else(status: InstanceStatus) -> None:
+def test_lends_nothing_while_an_instance_is_busy_otherwise(status: InstanceStatus) -> None:
     fleet = tail()
     fleet[0].status = status
     assert not lent(fleet)
 
 
-def test_what_clients_wait_for_is_not_interrupted() -> None:
+def test_instance_with_client_requests_is_not_lent() -> None:
     fleet = tail()
     (attempt,) = fleet[3].attempts.values()
     attempt.request.group = None
     assert lent(fleet) == ["i2", "i1"]
 
 
-def test_one_that_is_to_go_is_not_lent() -> None:
+def test_leaving_instance_is_not_lent() -> None:
     fleet = tail()
     fleet[3].leaving = True
     assert lent(fleet) == ["i2", "i1"]
 
 
 class TestWhatStaysHasToBearIt:
-    def test_its_kv_cache_must_hold_what_becomes_of_it(self) -> None:
+    def test_remaining_kv_cache_must_hold_the_moved_requests(self) -> None:
         """Ten requests of 8,100 tokens, which grow by another 8,000 each."""
         fleet = tail()
         for number in range(4):
@@ -75,14 +77,14 @@ class TestWhatStaysHasToBearIt:
         assert not lent(fleet)
         assert lent(fleet, StageFusion(fill=0.81))
 
-    def test_its_slots_must_suffice(self) -> None:
+    def test_remaining_slots_must_suffice(self) -> None:
         fleet = tail()
         fleet[0].slots = fleet[1].slots = 4
         assert not lent(fleet)
         fleet[0].slots = 6
         assert lent(fleet)
 
-    def test_it_must_not_become_much_slower(self) -> None:
+    def test_lending_must_not_slow_the_rest_down_much(self) -> None:
         """From 20,250 tokens on each of four to 40,500 on each of two: 1.405 / 1.2025 = 1.168."""
         assert lent(tail(), StageFusion(slowdown=1.17, weights_tokens=100_000))
         assert not lent(tail(), StageFusion(slowdown=1.16, weights_tokens=100_000))

@@ -19,7 +19,7 @@ def moves(migrants: Sequence[Migrant]) -> list[tuple[int, str]]:
     return [(migrant.attempt.id, migrant.instance.id) for migrant in migrants]
 
 
-def test_who_stays_is_never_asked() -> None:
+def test_stay_migrates_nothing() -> None:
     fleet = Running(2)
     fleet.run(0, 5000, 5000, 5000)
     assert Stay().choose(fleet.fleet) == ()
@@ -27,7 +27,7 @@ def test_who_stays_is_never_asked() -> None:
 
 
 class TestByCost:
-    def test_the_fullest_gives_to_the_emptiest_until_they_are_level(self) -> None:
+    def test_fullest_gives_to_emptiest_until_level(self) -> None:
         fleet = Running(3)
         fleet.run(0, *[8000] * 5)
         fleet.run(1, *[8000] * 3)
@@ -35,7 +35,7 @@ class TestByCost:
         assert [migrant.instance.id for migrant in moved] == ["i2", "i2"]
         assert all(migrant.attempt.instance.id == "i0" for migrant in moved)
 
-    def test_who_has_little_left_is_not_worth_it(self) -> None:
+    def test_attempts_with_little_left_stay(self) -> None:
         """k n (2 c) < c / p while n < 1 / (2 k p), for the second of two that leaves one alone."""
         assert not self.alone(600, margin=1.0)
         assert self.alone(800, margin=1.0)
@@ -47,20 +47,20 @@ class TestByCost:
         policy = ByCost(context_s=3e-8, prefill_tokens_per_s=25_000, margin=margin)
         return moves(policy.choose(fleet.fleet))
 
-    def test_siblings_say_how_much_is_left(self) -> None:
+    def test_siblings_predict_the_remaining_tokens(self) -> None:
         fleet = Running(2)
         one, two = fleet.run(0, 800, 800, context=4000)
         one.request.siblings.estimate = 820
         two.request.siblings.estimate = 9000
         assert moves(ByCost().choose(fleet.fleet)) == [(two.id, "i1")]
 
-    def test_nobody_goes_where_as_many_would_wait_for_it(self) -> None:
+    def test_no_migration_between_level_instances(self) -> None:
         fleet = Running(2)
         fleet.run(0, *[8000] * 4)
         fleet.run(1, *[8000] * 3)
         assert not ByCost().choose(fleet.fleet)
 
-    def test_what_came_does_not_send_anybody_back(self) -> None:
+    def test_migrants_cause_no_return_migration(self) -> None:
         fleet = Running(2)
         fleet.run(0, 20_000, 8000)
         fleet.run(1, 9000)
@@ -74,27 +74,27 @@ class TestByCost:
         fleet.fleet.close(attempt)
         fleet.run(int(migrant.instance.id[1:]), attempt.tokens, context=attempt.context_tokens)
 
-    def test_without_streams_a_poll_says_how_far_they_are(self) -> None:
+    def test_polls_give_the_length_without_streams(self) -> None:
         fleet = Running(2)
         fleet.run(0, 0, 0, 0)
         assert not ByCost().choose(fleet.fleet)
         fleet.poll(0, 3 * 8000 / KV)
         assert len(ByCost().choose(fleet.fleet)) == 1
 
-    def test_who_waits_for_kv_counts_as_who_runs(self) -> None:
+    def test_queued_requests_count_as_running(self) -> None:
         fleet = Running(2)
         fleet.run(0, 0, 0, 0, 0)
         fleet.poll(0, 2 * 8000 / KV, running=2, waiting=2)
         assert len(ByCost().choose(fleet.fleet)) == 2
 
-    def test_a_request_migrates_so_often_and_no_more(self) -> None:
+    def test_a_request_migrates_a_limited_number_of_times(self) -> None:
         fleet = Running(2)
         for attempt in fleet.run(0, *[8000] * 4):
             attempt.request.migrations = 2
         assert not ByCost(most=2).choose(fleet.fleet)
         assert ByCost(most=3).choose(fleet.fleet)
 
-    def test_it_has_to_fit(self) -> None:
+    def test_migrant_must_fit_the_cache(self) -> None:
         fleet = Running(2)
         fleet.run(0, *[8000] * 4)
         fleet[1].kv_tokens = 8000
@@ -103,7 +103,7 @@ class TestByCost:
         assert len(ByCost().choose(fleet.fleet)) == 1
         assert not ByCost(fill=0.5).choose(fleet.fleet)
 
-    def test_it_has_to_find_a_slot(self) -> None:
+    def test_migrant_needs_a_slot(self) -> None:
         fleet = Running(2, slots=9)
         fleet.run(0, *[8000] * 6)
         fleet[1].slots = 1
@@ -131,7 +131,9 @@ def unsuitable(how: str, fleet: Running, attempts: list[Attempt], target: Instan
     "how", ["", "interrupted", "abandoned", "a client's", "closed", "paused", "other weights"]
 )
 @pytest.mark.parametrize("policy", [ByCost(), Repack()])
-def test_only_what_may_go_goes_where_it_may(policy: ByCost | Repack, how: str) -> None:
+def test_only_eligible_requests_migrate_to_open_instances(
+    policy: ByCost | Repack, how: str
+) -> None:
     """`Repack` fills up the second, `ByCost` levels the two."""
     fleet = Running(2)
     by_cost = isinstance(policy, ByCost)
@@ -156,21 +158,23 @@ class TestRepack:
         assert [where for _, where in moved] == ["i2"] * 3
 
     @pytest.mark.parametrize("usages", [(0.5,), (0.4, 0.5), (0.5, 0.5)])
-    def test_one_that_grows_or_is_not_known_stays(self, usages: tuple[float, ...]) -> None:
+    def test_instance_below_its_peak_or_unknown_is_not_emptied(
+        self, usages: tuple[float, ...]
+    ) -> None:
         fleet = Running(2)
         fleet.run(0, 8000)
         fleet.run(1, 8000, 8000)
         fleet.poll(0, *usages)
         assert not Repack().choose(fleet.fleet)
 
-    def test_one_with_a_queue_of_its_own_stays(self) -> None:
+    def test_instance_with_a_queue_is_not_emptied(self) -> None:
         fleet = Running(2)
         fleet.run(0, 8000)
         fleet.run(1, 8000, 8000)
         fleet.poll(0, 0.5, 0.4, waiting=1)
         assert not Repack().choose(fleet.fleet)
 
-    def test_unless_all_find_room_nobody_goes(self) -> None:
+    def test_nothing_migrates_unless_all_requests_find_room(self) -> None:
         fleet = Running(2)
         fleet.run(0, 8000, 8000)
         fleet.run(1, *[8000] * 3)
@@ -188,7 +192,7 @@ class TestRepack:
         fleet.poll(0, 0.5, 0.1)
         assert not Repack().choose(fleet.fleet)
 
-    def test_a_draining_one_is_emptied_so_that_it_gets_its_weights(self) -> None:
+    def test_draining_instance_is_emptied_to_load_weights(self) -> None:
         fleet = Running(2)
         fleet.run(0, 8000)
         fleet.run(1, 8000, 8000)

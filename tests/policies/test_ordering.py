@@ -28,7 +28,7 @@ def request(serial: int, made: int, expected: int) -> Request:
         (ordering.ResumedFirst(), ["r3", "r4", "r1", "r2"]),
     ],
 )
-def test_order_of_a_queue(policy: Any, order: list[str]) -> None:
+def test_queue_is_ordered(policy: Any, order: list[str]) -> None:
     queue = WaitingQueue()
     requests = [request(1, 0, 50), request(2, 0, 90), request(3, 50, 100), request(4, 90, 100)]
     for waiting in reversed(requests):
@@ -36,7 +36,7 @@ def test_order_of_a_queue(policy: Any, order: list[str]) -> None:
     assert [waiting.id for waiting in queue] == order
 
 
-def test_longest_first_looks_at_what_remains_not_at_the_whole() -> None:
+def test_longest_first_sorts_by_remaining_tokens() -> None:
     policy = ordering.LongestFirst()
     nearly_done, short = request(1, 950, 1000), request(2, 0, 100)
     assert policy.key(short) < policy.key(nearly_done)

@@ -19,7 +19,7 @@ def expect(policy: Any, request: Request) -> int:
     return int(policy.expect(request))
 
 
-def test_unknown_expects_only_what_is_there() -> None:
+def test_unknown_expects_only_generated_tokens() -> None:
     request = make_request(made=30)
     assert expect(Unknown(), request) == 30
     instance = Instance("i", 0, 1, 1000, 0)
@@ -61,7 +61,7 @@ def test_quantile_does_not_stumble_over_rounding(hundredths: int, method: Any) -
 
 
 @pytest.mark.parametrize("method", ["quantile", "censored"])
-def test_never_below_what_is_known(method: Any) -> None:
+def test_prediction_is_never_below_the_generated_tokens(method: Any) -> None:
     group = make_group(finished=[10, 20], running=[300])
     assert expect(GroupHistory(method=method, quantile=0.5), group.requests[-1]) >= 300
 
@@ -119,26 +119,26 @@ def test_censoring_only_lengthens(finished: list[int], running: list[int]) -> No
 class TestPromptHistory:
     """Siblings first, then what the prompt came to before, then what the trainer says."""
 
-    def test_siblings_that_have_finished(self) -> None:
+    def test_finished_siblings_predict_the_length(self) -> None:
         group = make_group(finished=[40, 10, 30, 20], running=[0])
         group.siblings.history = PromptLengths([500])
         assert expect(PromptHistory(quantile=0.5), group.requests[-1]) == 20
 
-    def test_what_the_prompt_came_to_before(self) -> None:
+    def test_prompt_history_predicts_the_length(self) -> None:
         group = make_group(running=[0, 600])
         group.siblings.history = PromptLengths([500, 300, 400])
         group.siblings.expected_tokens = 50
         policy = PromptHistory(quantile=0.5)
         assert [expect(policy, request) for request in group.requests] == [400, 600]
 
-    def test_what_the_trainer_expects(self) -> None:
+    def test_trainer_estimate_predicts_the_length(self) -> None:
         group = make_group(running=[0])
         group.siblings.history = PromptLengths()
         group.siblings.expected_tokens = 50
         assert expect(PromptHistory(), group.requests[0]) == 50
 
     @pytest.mark.parametrize("known", [None, PromptLengths(), PromptLengths([5000])])
-    def test_no_more_than_the_limit(self, known: PromptLengths | None) -> None:
+    def test_prediction_never_exceeds_the_limit(self, known: PromptLengths | None) -> None:
         group = make_group(running=[0], max_tokens=777)
         group.siblings.history = known
         assert expect(PromptHistory(), group.requests[0]) == 777

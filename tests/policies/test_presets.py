@@ -79,7 +79,7 @@ def test_a_user_s_copy_of_a_preset_is_the_same_policy(name: str, tmp_path: Path)
     assert config.load_policy(str(copy)).roles == config.load_policy(name).roles
 
 
-def test_what_a_system_does_otherwise_is_a_string() -> None:
+def test_differs_must_be_a_string() -> None:
     assert config.parse_policy("p", {"differs": "It is faster."}).differs == "It is faster."
     with pytest.raises(config.ConfigError, match="p: differs: expected a string"):
         config.parse_policy("p", {"differs": 1})

@@ -134,7 +134,7 @@ def test_least_tokens_and_least_requests_differ() -> None:
     assert answer(routing.LeastTokens()) == "i1"
 
 
-def test_least_tokens_counts_what_is_expected_too() -> None:
+def test_least_tokens_counts_expected_tokens() -> None:
     policy = routing.LeastTokens()
     loads = Loads(policy, 2)
     long = make_request(context=10)
@@ -145,7 +145,7 @@ def test_least_tokens_counts_what_is_expected_too() -> None:
 
 
 class TestVllmInternalLb:
-    def test_weighs_who_waits_four_times(self) -> None:
+    def test_queued_requests_weigh_four_times(self) -> None:
         loads = Loads(routing.VllmInternalLb(), 2)
         loads.fleet.report(loads[0], InstanceReported("i0", 0, 3, 0.0))
         loads.fleet.report(loads[1], InstanceReported("i1", 11, 0, 0.9))
@@ -153,7 +153,7 @@ class TestVllmInternalLb:
         loads.fleet.report(loads[1], InstanceReported("i1", 13, 0, 0.9))
         assert chosen(routing.VllmInternalLb(), loads) == "i0"
 
-    def test_knows_what_was_sent_since_the_report_but_not_what_has_ended(self) -> None:
+    def test_counts_dispatches_but_not_answers_since_the_report(self) -> None:
         loads = Loads(routing.VllmInternalLb(), 2)
         loads.fleet.report(loads[1], InstanceReported("i1", 5, 0, 0.0))
         loads.send(0)
@@ -188,11 +188,11 @@ class TestGroupTokens:
         loads = Loads(self.policy, 2)
         assert self.choose(loads, second_sample(loads, 100)) == "i0"
 
-    def test_those_of_a_short_one_go_where_tokens_are_few(self) -> None:
+    def test_samples_of_a_short_prompt_go_to_the_fewest_tokens(self) -> None:
         loads = Loads(self.policy, 2)
         assert self.choose(loads, second_sample(loads, 99)) == "i1"
 
-    def test_they_part_where_tokens_are_too_uneven(self) -> None:
+    def test_samples_part_when_tokens_are_too_uneven(self) -> None:
         loads = Loads(self.policy, 2)
         second = second_sample(loads, 100)
         loads.send(0, context=100)
@@ -200,7 +200,7 @@ class TestGroupTokens:
         loads.send(0, context=1)
         assert self.choose(loads, second) == "i1"
 
-    def test_they_part_where_that_instance_is_full(self) -> None:
+    def test_samples_part_when_their_instance_is_full(self) -> None:
         loads = Loads(self.policy, 2, slots=1)
         assert self.choose(loads, second_sample(loads, 100)) == "i1"
 
@@ -234,7 +234,7 @@ class TestSessionAffinity:
         loads = Loads(policy, 2, slots=1)
         assert policy.choose(second_sample(loads, 100), loads.fleet) is loads[1]
 
-    def test_without_a_home_the_emptiest(self) -> None:
+    def test_without_a_home_the_emptiest_is_chosen(self) -> None:
         policy = routing.SessionAffinity()
         loads = Loads(policy, 2)
         loads.send(0)
@@ -283,14 +283,14 @@ class TestLengthSplit:
         instance = self.policy.choose(request, loads.fleet)
         return None if instance is None else instance.id
 
-    def test_the_long_go_to_the_emptiest_of_theirs(self) -> None:
+    def test_long_requests_go_to_the_emptiest_long_instance(self) -> None:
         loads = Loads(self.policy, 4)
         loads.send(0, 5)
         assert self.ask(loads, 500) == "i2"
         loads.send(2, 6)
         assert self.ask(loads, 500) == "i0"
 
-    def test_others_go_there_only_where_it_is_much_emptier(self) -> None:
+    def test_short_requests_use_a_much_emptier_long_instance(self) -> None:
         loads = Loads(self.policy, 2)
         loads.send(0, 1)
         loads.send(1, 2)
@@ -298,12 +298,12 @@ class TestLengthSplit:
         loads.send(1, 2)
         assert self.ask(loads, 499) == "i0"
 
-    def test_who_is_unknown_is_not_long(self) -> None:
+    def test_unknown_length_counts_as_short(self) -> None:
         loads = Loads(self.policy, 2)
         loads.send(0, 1)
         assert self.ask(loads, 1000, estimate=None) == "i1"
 
-    def test_what_the_prompt_did_before_is_known(self) -> None:
+    def test_prompt_history_decides_the_length(self) -> None:
         loads = Loads(self.policy, 2)
         loads.send(0, 1)
         request = make_request()
@@ -316,7 +316,7 @@ class TestLengthSplit:
         request.siblings.history, request.siblings.expected_tokens = None, 1000
         assert self.policy.choose(request, loads.fleet) is loads[0]
 
-    def test_the_long_go_elsewhere_when_theirs_are_full(self) -> None:
+    def test_long_requests_overflow_when_their_instances_are_full(self) -> None:
         loads = Loads(self.policy, 2, slots=1)
         loads.send(0)
         assert self.ask(loads, 1000) == "i1"
@@ -347,14 +347,14 @@ class TestStaticSplit:
     ) -> None:
         assert self.split(prompts, instances) == shares
 
-    def test_they_are_contiguous_whatever_the_load(self) -> None:
+    def test_shares_are_contiguous_under_any_load(self) -> None:
         loads = Loads(self.policy, 3)
         loads.send(0, 50)
         assert [self.place(loads, place, 6) for place in range(6)] == [
             *("i0", "i0", "i1", "i1", "i2", "i2")
         ]
 
-    def test_the_share_of_one_that_takes_nothing_goes_to_the_least_busy(self) -> None:
+    def test_share_of_a_closed_instance_goes_to_the_least_busy(self) -> None:
         loads = Loads(self.policy, 3, slots=2)
         loads.send(0, 2)
         loads.send(1)

@@ -55,7 +55,7 @@ class TestLikeLengths:
         policy = LikeLengths(max_step_bias=1.0)
         assert [lengths(r) for r in rounds_of(policy, groups, 2)] == [[10, 20], [30, 40], [50, 60]]
 
-    def test_or_the_longest_go_first(self) -> None:
+    def test_longest_first_reverses_the_rounds(self) -> None:
         groups = [make(serial, length) for serial, length in enumerate([30, 10, 60, 20, 50, 40])]
         policy = LikeLengths(max_step_bias=1.0, order="longest_first")
         assert [lengths(r) for r in rounds_of(policy, groups, 2)] == [[50, 60], [30, 40], [10, 20]]
@@ -70,17 +70,17 @@ class TestLikeLengths:
             [4, 8, 15, 16],
         ]
 
-    def test_what_was_set_back_starts_with_the_longest(self) -> None:
+    def test_deferred_round_starts_with_the_longest(self) -> None:
         groups = [make(serial, length) for serial, length in enumerate([30, 10, 60, 20, 50, 40])]
         chosen = LikeLengths(max_step_bias=1.0).choose(groups, 2, [make(9), make(10)])
         assert lengths(chosen) == [50, 60]
 
-    def test_what_was_set_back_counts_as_long(self) -> None:
+    def test_deferred_groups_count_as_long(self) -> None:
         groups = [make(serial, serial + 1) for serial in range(16)]
         chosen = LikeLengths(max_step_bias=0.5).choose(groups, 2, [make(99), make(98)])
         assert lengths(chosen) == [1, 9], "the round has its share of long ones already"
 
-    def test_equal_ones_go_in_the_order_they_came(self) -> None:
+    def test_equal_groups_keep_their_order(self) -> None:
         groups = [make(serial) for serial in range(8)]
         for bias in (0.0, 0.5, 1.0):
             chosen = LikeLengths(max_step_bias=bias).choose(groups, 8 - 1, [])
@@ -100,7 +100,7 @@ class TestLikeLengths:
             (Group("direct", 0, 1, Siblings("direct", 10, 1000)), 1000),
         ],
     )
-    def test_what_is_expected_of_a_prompt(self, group: Group, expected: int) -> None:
+    def test_expected_length_of_a_prompt(self, group: Group, expected: int) -> None:
         assert LikeLengths().expected(group) == expected
 
     def test_the_quantile_says_which_of_the_earlier_lengths_counts(self) -> None:

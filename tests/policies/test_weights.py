@@ -38,7 +38,7 @@ def test_rolling(at_once: int, updating: int, chosen: int) -> None:
     assert Rolling(at_once).choose(outdated, progress) == outdated[:chosen]
 
 
-def test_groups_that_are_whole_do_not_hold_weights_back() -> None:
+def test_complete_groups_do_not_delay_weights() -> None:
     loads = Loads(LeastRequests(), 1)
     progress = ProgressView(complete=4, deferred=2, fresh=9)
     assert AllAtOnce("between_batches").choose((loads[0],), progress)

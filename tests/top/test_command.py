@@ -32,14 +32,14 @@ def test_one_screen(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monk
     assert "10.0.0.8:8000" in out, "all instances"
 
 
-def test_a_gateway_that_is_not_there_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unreachable_gateway_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     with serving() as gateway:
         url = gateway.url
     assert main(["top", url, "--once"]) == 2
     assert capsys.readouterr().err.startswith("rollout-sched: ")
 
 
-def test_one_that_goes_away_and_comes_back() -> None:
+def test_gateway_outage_shows_the_last_known_state() -> None:
     with serving() as gateway:
         watched = Watched(GatewaySource(gateway.url, ""))
         assert "no answer" not in text_of(watched)
@@ -51,7 +51,7 @@ def test_one_that_goes_away_and_comes_back() -> None:
         assert "no answer" not in text_of(watched)
 
 
-def test_one_that_has_never_answered() -> None:
+def test_gateway_without_an_answer_shows_the_error() -> None:
     with serving() as gateway:
         gateway.status = 500
         watched = Watched(GatewaySource(gateway.url, ""))
@@ -76,7 +76,7 @@ def test_it_goes_on_until_it_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> 
 # -- What a gateway answers, and what is made of what it does not --
 
 
-def test_its_key_goes_along() -> None:
+def test_api_key_is_sent() -> None:
     with serving() as gateway:
         assert GatewaySource(gateway.url + "/", "secret").ask().policy == "best_async"
         GatewaySource(gateway.url, "").ask()
@@ -101,7 +101,7 @@ def test_refusals(status: int, body: bytes | None, kind: type[Exception], text: 
             GatewaySource(gateway.url, "").ask()
 
 
-def test_nobody_there() -> None:
+def test_refused_connection_raises_away() -> None:
     with serving() as gateway:
         url = gateway.url
     with pytest.raises(Away, match="refused"):
@@ -109,6 +109,6 @@ def test_nobody_there() -> None:
 
 
 @pytest.mark.parametrize("url", ["gateway:9000", "ftp://a", "http://", ""])
-def test_what_is_no_url(url: str) -> None:
+def test_malformed_url_is_refused(url: str) -> None:
     with pytest.raises(CallerError, match="is not a gateway's URL"):
         GatewaySource(url, "")

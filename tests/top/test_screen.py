@@ -20,7 +20,7 @@ def shown(of: Document, width: int = 80, most: int = 99, away: str = "") -> str:
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_no_figure_is_cut(width: int) -> None:
+def test_wide_figures_are_not_cut(width: int) -> None:
     text = shown(document(), width)
     lines = text.splitlines()
     assert "…" not in text
@@ -42,7 +42,7 @@ def test_the_step_and_what_it_waits_for() -> None:
     assert "the trainer waits\nweights wait for http://10.0.0.3:8000 to join\n" in text
 
 
-def test_who_does_not_serve_comes_first_with_the_reason() -> None:
+def test_instances_not_serving_come_first_with_a_reason() -> None:
     lines = shown(document(), most=3).splitlines()
     starts = [line.split()[0] for line in lines if line.startswith("10.0.0.")]
     assert starts == ["10.0.0.2:8000", "10.0.0.3:8000", "10.0.0.1:8000", "10.0.0.3:8000:"]
@@ -64,7 +64,7 @@ def test_a_gateway_without_a_trainer_or_an_instance() -> None:
     assert "tokens wasted: none" in text
 
 
-def test_what_is_wrong_is_said_at_the_top() -> None:
+def test_problems_are_at_the_top() -> None:
     of = document(broken="PolicyError: it chose nobody", healthy=False)
     lines = shown(of, away="connection refused").splitlines()
     assert "not healthy" in lines[0]
@@ -81,7 +81,7 @@ def test_markup_in_names_is_text() -> None:
 # -- Fields that are not shown are no reason not to read --
 
 
-def test_what_is_new_is_left_out() -> None:
+def test_unknown_fields_are_ignored() -> None:
     assert msgspec.convert(said(series=[1, 2]), Document).batches == 128
 
 
