@@ -13,11 +13,14 @@ COMPILED_VENV ?= .venv-compiled
 BIN = $(VENV)/bin
 JOBS ?= $(shell nproc)
 PYTEST = $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
-# Each in an environment of its own; `make test-neighbours NEIGHBOURS="trl torch"` takes some of them.
+# `make test-neighbours NEIGHBOURS="trl torch"` takes some of them, `make test-trl` one.
 NEIGHBOURS ?= $(patsubst tests/neighbours/%/requirements.txt,%,$(wildcard tests/neighbours/*/requirements.txt))
+# Those that agree on their pins share an environment, and TRL's tests need real vLLM.
+neighbour_ready = $(if $(filter trl,$(1)),$(VLLM_VENV)/.ready-trl,$(NEIGHBOUR_VENVS)/$(if \
+  $(filter torch transfer_queue,$(1)),verl,$(1))/.ready)
 SOURCES = pyproject.toml setup.py $(shell find rollout_sched policies simulators integrations -name '*.py')
 
-.PHONY: environments demo demo-vllm example example-trl example-ray test test-compiled test-vllm test-neighbours test-browser test-prometheus test-ray check format bench bench-live bench-prediction zoo reproduction fuzz simulate soak clean
+.PHONY: environments demo demo-vllm example example-trl example-ray test test-compiled test-vllm test-neighbours $(NEIGHBOURS:%=test-%) test-all test-browser test-prometheus test-ray check format bench bench-live bench-prediction zoo reproduction fuzz simulate soak clean
 
 # First what the policies would do, with intervals, then three of them at work in front of
 # simulated servers; and what happened, drawn.
@@ -40,8 +43,8 @@ example: $(VLLM_VENV)/.ready
 	$(VLLM_VENV)/bin/python -m examples.grpo_tiny --svg build/grpo_tiny.svg
 
 # The same by TRL's trainer.
-example-trl: $(NEIGHBOUR_VENVS)/trl/.ready
-	$(NEIGHBOUR_VENVS)/trl/bin/python -m examples.grpo_trl
+example-trl: $(VLLM_VENV)/.ready-trl
+	$(VLLM_VENV)/bin/python -m examples.grpo_trl
 
 # The same on Ray: the trainer, the scheduler and two servers are actors of one cluster.
 example-ray: $(VLLM_VENV)/.ready-ray
@@ -53,20 +56,25 @@ test: $(VENV)/.ready
 # The same tests on the compiled build, from a folder without the sources beside them.
 test-compiled: $(COMPILED_VENV)/.ready
 	rm -rf build/compiled && mkdir -p build/compiled && cp -r tests benchmarks docs pyproject.toml build/compiled
-	cd build/compiled && $(abspath $(COMPILED_VENV))/bin/python -m pytest -q $(COMPILED_TESTS)
+	cd build/compiled && $(abspath $(COMPILED_VENV))/bin/python -m pytest -q -n $(JOBS) $(COMPILED_TESTS)
+
+# Every step of CI, whatever has changed. A commit for which all pass is named in .ci/last_whole_run, which
+# is then committed: CI skips what no change since then concerns.
+test-all:
+	rm -f .ci/last_whole_run
+	bash .ci/run
+	git rev-parse HEAD >.ci/last_whole_run
 
 # Real vLLM (CPU build, pinned) against the simulated instance and the client; about 2 GB to install.
 test-vllm: $(VLLM_VENV)/.ready
 	$(VLLM_VENV)/bin/python -m pytest -q tests/vllm
 
-# The real trainers and libraries that we plug into, each with its own pins; all run before one that
-# failed is told.
-test-neighbours: $(NEIGHBOURS:%=$(NEIGHBOUR_VENVS)/%/.ready)
-	failed=; for name in $(NEIGHBOURS); do \
-	  echo "== $$name"; \
-	  $(NEIGHBOUR_VENVS)/$$name/bin/python -m pytest -q tests/neighbours/$$name || failed="$$failed $$name"; \
-	done; \
-	if [ -n "$$failed" ]; then echo "failed:$$failed"; exit 1; fi
+# The real trainers and libraries that we plug into; with --keep-going, all before one that failed is told.
+test-neighbours: $(NEIGHBOURS:%=test-%)
+
+.SECONDEXPANSION:
+$(NEIGHBOURS:%=test-%): test-%: $$(call neighbour_ready,$$*)
+	$(<D)/bin/python -m pytest -q tests/neighbours/$*
 
 # docs/grafana.json against a real Prometheus: the distribution's (apt-get install prometheus).
 test-prometheus: $(VENV)/.ready
@@ -94,12 +102,12 @@ format: $(VENV)/.ready
 
 # Both builds, each against its own targets, the store beside TransferQueue and a ZeroMQ queue. All is
 # measured before a missed target fails.
-bench: $(VENV)/.ready $(COMPILED_VENV)/.ready $(NEIGHBOUR_VENVS)/transfer_queue/.ready
+bench: $(VENV)/.ready $(COMPILED_VENV)/.ready $(NEIGHBOUR_VENVS)/verl/.ready
 	missed=0; \
 	for python in $(BIN)/python $(COMPILED_VENV)/bin/python; do \
 	  $$python benchmarks/decision_cost.py || missed=1; \
 	  $$python benchmarks/replay_speed.py || missed=1; \
-	  $$python benchmarks/store_speed.py --peers $(NEIGHBOUR_VENVS)/transfer_queue/bin/python || missed=1; \
+	  $$python benchmarks/store_speed.py --peers $(NEIGHBOUR_VENVS)/verl/bin/python || missed=1; \
 	done; \
 	exit $$missed
 
@@ -142,7 +150,7 @@ clean:
 	rm -rf $(VENV) $(VLLM_VENV) $(PEERS_VENV) $(NEIGHBOUR_VENVS) $(BROWSER_VENV) $(RAY_VENV) $(COMPILED_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
 
 # What the tests beyond `make test` need, ahead of them.
-environments: $(COMPILED_VENV)/.ready $(VLLM_VENV)/.ready $(NEIGHBOURS:%=$(NEIGHBOUR_VENVS)/%/.ready) $(BROWSER_VENV)/.ready $(RAY_VENV)/.ready
+environments: $(COMPILED_VENV)/.ready $(VLLM_VENV)/.ready $(foreach name,$(NEIGHBOURS),$(call neighbour_ready,$(name))) $(BROWSER_VENV)/.ready $(RAY_VENV)/.ready
 
 # uv is taken when it is there; venv and pip do as well.
 $(VENV)/.ready: pyproject.toml
@@ -156,9 +164,10 @@ $(VENV)/.ready: pyproject.toml
 
 # Two to seven minutes, and a C compiler.
 $(COMPILED_VENV)/.ready: $(SOURCES)
-	rm -rf build
+	rm -rf build && mkdir -p build/source
+	cp -a pyproject.toml setup.py README.md LICENSE rollout_sched policies simulators integrations build/source
 	$(PYTHON) -m venv $(COMPILED_VENV)
-	ROLLOUT_SCHED_COMPILE=1 $(COMPILED_VENV)/bin/python -m pip install -q '.[dev]'
+	cd build/source && ROLLOUT_SCHED_COMPILE=1 $(abspath $(COMPILED_VENV))/bin/python -m pip install -q '.[dev]'
 	touch $@
 
 $(VLLM_VENV)/.ready: pyproject.toml tests/vllm/requirements.txt
@@ -173,18 +182,20 @@ $(VLLM_VENV)/.ready-ray: $(VLLM_VENV)/.ready tests/ray/requirements.txt
 	$(VLLM_VENV)/bin/python -m pip install -q -c tests/vllm/requirements.txt -r tests/ray/requirements.txt
 	touch $@
 
+$(VLLM_VENV)/.ready-trl: $(VLLM_VENV)/.ready tests/neighbours/trl/requirements.txt
+	$(VLLM_VENV)/bin/python -m pip install -q -r tests/neighbours/trl/requirements.txt
+	touch $@
+
 # SkyRL's package needs Python 3.12, which pyenv may have under a name that it does not run; and its
-# list of requirements would bring torch, which its client does without. TRL's tests have real vLLM servers
-# too, of the build of test-vllm (about two minutes and 2 GB more).
-$(NEIGHBOUR_VENVS)/trl/.ready: tests/vllm/requirements.txt
+# list of requirements would bring torch, which its client does without.
 PYTHON312 ?= $(firstword $(foreach python,python3.12 $(wildcard $(HOME)/.pyenv/versions/3.12.*/bin/python), \
   $(if $(shell $(python) --version 2>/dev/null),$(python))) python3.12)
 neighbour_python = $(if $(filter skyrl,$(1)),$(PYTHON312),$(PYTHON))
 neighbour_flags = $(if $(filter skyrl,$(1)),--no-deps)
+$(NEIGHBOUR_VENVS)/verl/.ready: tests/neighbours/torch/requirements.txt tests/neighbours/transfer_queue/requirements.txt
 $(NEIGHBOUR_VENVS)/%/.ready: pyproject.toml tests/neighbours/%/requirements.txt
 	$(call neighbour_python,$*) -m venv $(@D)
-	$(if $(filter trl,$*),$(@D)/bin/python -m pip install -q --no-compile --no-deps -r tests/vllm/requirements.txt)
-	$(@D)/bin/python -m pip install -q $(call neighbour_flags,$*) -r tests/neighbours/$*/requirements.txt
+	$(@D)/bin/python -m pip install -q $(call neighbour_flags,$*) $(patsubst %,-r %,$(filter %/requirements.txt,$^))
 	$(@D)/bin/python -m pip install -q -e . pytest hypothesis
 	touch $@
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import aiohttp
-from aiohttp import web
+from aiohttp import web, web_app
 
 from rollout_sched.integrations.gateway.control_plane.gateway import NewInstance
 from rollout_sched.integrations.gateway.options import Options
@@ -138,6 +138,8 @@ class House:
         for instance in self.instances.values():
             await instance.shut()
         self.service.live.driver.pump.scheduler.check_invariants()
+        # aiohttp remembers every application that has answered.
+        web_app._cached_build_middleware.cache_clear()
 
     @property
     def driver(self) -> Any:
