@@ -161,7 +161,7 @@ def test_a_payload_that_raises_ends_alone(bad: str, breaks: bool) -> None:
     run(scene)
 
 
-def test_what_cannot_be_sent_is_not_tried_again() -> None:
+def test_unsendable_request_is_not_retried() -> None:
     async def scene() -> None:
         seen: list[Event] = []
         observe = [lambda now, event, actions: seen.append(event)]

@@ -258,7 +258,7 @@ def worlds(draw: st.DrawFn) -> World:
 
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 @given(world=worlds())
-def test_whenever_the_scheduler_goes(world: World) -> None:
+def test_scheduler_restart_at_any_time_loses_nothing(world: World) -> None:
     async def play() -> None:
         await Run(world).play()
 

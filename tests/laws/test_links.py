@@ -290,5 +290,5 @@ def worlds(draw: st.DrawFn, policy: str) -> World:
 @pytest.mark.parametrize("policy", POLICIES)
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-def test_whatever_the_links_delay(policy: str, data: st.DataObject) -> None:
+def test_delayed_links_lose_nothing(policy: str, data: st.DataObject) -> None:
     virtual_loop.run(run(data.draw(worlds(policy))))

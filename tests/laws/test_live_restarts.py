@@ -180,7 +180,7 @@ def test_killed_again_and_again(policy: PolicyFile, seed: int, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("policy", POLICIES[:2], ids=lambda policy: policy.name)
-def test_what_is_filtered_is_told_and_made_up_for(policy: PolicyFile, tmp_path: Path) -> None:
+def test_filtered_groups_are_reported_and_replaced(policy: PolicyFile, tmp_path: Path) -> None:
     trainer = asyncio.run(bounded(trained(policy, 0, tmp_path, keep=two_in_three)))
     assert trainer.filtered == {f"p{number}" for number in range(0, len(PROMPTS), 3)}
 

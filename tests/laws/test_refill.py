@@ -213,7 +213,7 @@ class World:
 @pytest.mark.parametrize("name", POLICIES)
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(steps=st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 99)), max_size=120))
-def test_what_is_lost_is_made_up_for(name: str, steps: list[tuple[str, int]]) -> None:
+def test_lost_groups_are_replaced(name: str, steps: list[tuple[str, int]]) -> None:
     world = World(name)
     for what, pick in steps:
         world.step(what, pick)
@@ -231,7 +231,9 @@ def test_what_is_lost_is_made_up_for(name: str, steps: list[tuple[str, int]]) ->
 @pytest.mark.parametrize("name", sorted(POLICIES.keys() - ROUNDS))
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(steps=st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 99)), max_size=120))
-def test_without_rounds_as_much_is_open_as_may_be(name: str, steps: list[tuple[str, int]]) -> None:
+def test_without_rounds_all_allowed_groups_are_open(
+    name: str, steps: list[tuple[str, int]]
+) -> None:
     """After any losses, nothing more could be launched."""
     world = World(name)
     for what, pick in steps:

@@ -18,7 +18,7 @@ from tests.link.stage import Stage, run
 from tests.live.scripted import until
 
 
-def test_each_has_an_id_of_its_own_and_is_gone_when_it_has_ended() -> None:
+def test_calls_have_unique_ids_and_end_once() -> None:
     async def scene() -> None:
         async with Stage(1) as stage:
             calls = stage.fronts[0].remote.calls
@@ -36,7 +36,7 @@ def test_each_has_an_id_of_its_own_and_is_gone_when_it_has_ended() -> None:
     run(scene)
 
 
-def test_what_is_refused_is_told_and_what_is_over_is_not_answered_again() -> None:
+def test_refusal_reaches_the_client_once() -> None:
     async def scene() -> None:
         async with Stage(1) as stage:
             front = stage.fronts[0]
@@ -64,7 +64,7 @@ def dispatch(attempt: int, instance: str = "i0", most: int = 9) -> Dispatch:
     return Dispatch("r", attempt, instance, 2, most, 0)
 
 
-def test_what_an_attempt_made_is_of_its_spans_or_of_its_instances_version() -> None:
+def test_tokens_belong_to_their_spans_or_the_instance_version() -> None:
     one = call()
     one.begun(dispatch(1), 4)
     one.told(TokensArrived("r", 1, 2))
@@ -75,7 +75,7 @@ def test_what_an_attempt_made_is_of_its_spans_or_of_its_instances_version() -> N
     assert one.made == (Segment(4, 1, "i0"), Segment(5, 2, "i0"), Segment(6, 9, "i1"))
 
 
-def test_what_has_stopped_by_itself_is_whole_until_it_is_thrown_away() -> None:
+def test_finished_call_is_complete_until_discarded() -> None:
     one = call()
     one.begun(dispatch(1), 0)
     one.told(RequestFinished("r", 1, 3, (), "stop"))
@@ -90,7 +90,7 @@ def test_what_has_stopped_by_itself_is_whole_until_it_is_thrown_away() -> None:
     assert not one.anew("r3").ends
 
 
-def test_what_is_not_usable_or_thrown_away_is_not_made() -> None:
+def test_unusable_or_discarded_tokens_do_not_count() -> None:
     one = call()
     one.begun(dispatch(1), 0)
     one.told(RequestInterrupted("r", 1, 3))
@@ -109,7 +109,7 @@ def test_what_is_not_usable_or_thrown_away_is_not_made() -> None:
     assert one.made == ()
 
 
-def test_another_scheduler_goes_on_from_it_under_another_id() -> None:
+def test_another_scheduler_continues_a_call_under_a_new_id() -> None:
     one = call()
     transcript = one.payload.transcript
     for epoch, tokens in (("a", [7, 8]), ("b", [9])):

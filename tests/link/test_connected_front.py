@@ -58,7 +58,7 @@ def test_a_frame_that_comes_twice_is_refused_and_one_that_is_missing_ends_the_co
     run(scene)
 
 
-def test_what_contradicts_itself_is_thrown_away_at_the_front_and_made_again() -> None:
+def test_contradictory_answer_is_discarded_and_retried() -> None:
     async def scene() -> None:
         async with Stage(1) as stage:
             caller = stage.ask()
@@ -116,7 +116,7 @@ def test_nothing_is_sent_before_an_instance_has_answered_a_poll_after_a_failure(
     run(scene)
 
 
-def test_what_the_scheduler_refuses_its_client_hears_of() -> None:
+def test_client_hears_of_a_refusal() -> None:
     async def scene() -> None:
         async with Stage(1) as stage:
             caller = stage.ask()
@@ -130,7 +130,7 @@ def test_what_the_scheduler_refuses_its_client_hears_of() -> None:
     run(scene)
 
 
-def test_an_answer_to_who_has_gone_goes_nowhere() -> None:
+def test_answer_to_a_gone_client_is_dropped() -> None:
     async def scene() -> None:
         async with Stage(1) as stage:
             caller = stage.ask()
@@ -146,7 +146,7 @@ def test_an_answer_to_who_has_gone_goes_nowhere() -> None:
 # -- The host judges the results of ordered attempts and reports each to the scheduler once --
 
 
-def test_an_order_waits_until_its_instance_may_be_sent_something() -> None:
+def test_an_order_waits_until_its_instance_is_verified() -> None:
     async def scene() -> None:
         async with Stage(1) as stage:
             verified = stage.driver.supervisors["i0"].health.verified
@@ -162,7 +162,7 @@ def test_an_order_waits_until_its_instance_may_be_sent_something() -> None:
     run(scene)
 
 
-def test_one_that_was_never_sent_is_interrupted_here() -> None:
+def test_unsent_order_is_interrupted_at_the_host() -> None:
     async def scene() -> None:
         async with Stage(1) as stage:
             stage.driver.supervisors["i0"].health.verified.clear()
@@ -195,7 +195,7 @@ def test_a_front_hears_of_an_instance_and_its_version_once() -> None:
     run(scene)
 
 
-def test_a_front_hears_of_one_that_has_joined_anew_and_of_its_key() -> None:
+def test_a_front_hears_of_a_rejoined_instance_and_its_key() -> None:
     async def scene() -> None:
         async with Stage(1) as stage:
             reached = stage.fronts[0].clients.reached
@@ -265,7 +265,7 @@ def test_an_answer_that_nobody_could_ask_about_is_not_gone_on_from() -> None:
 # -- Attempts at other fronts, by number and by instance --
 
 
-def test_each_ends_once_and_whoever_waits_hears_it() -> None:
+def test_each_call_ends_once_and_its_waiter_hears_it() -> None:
     async def scene() -> None:
         attempts = RemoteAttempts()
         for number in (1, 2, 3):

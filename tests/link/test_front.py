@@ -38,7 +38,7 @@ def test_orders_of_an_older_epoch_are_refused() -> None:
     run(scene)
 
 
-def test_a_front_that_cannot_do_what_it_is_told_ends() -> None:
+def test_a_front_that_cannot_follow_orders_ends() -> None:
     async def scene() -> None:
         async with Stage(1) as stage:
             joined = stage.fronts[0]
@@ -108,7 +108,7 @@ async def play() -> AsyncIterator[Play]:
         await one.live.close()
 
 
-def test_what_runs_is_stopped_and_goes_on_from_its_tokens() -> None:
+def test_running_request_is_stopped_and_resumed_from_its_tokens() -> None:
     async def scene() -> None:
         async with play() as one:
             caller = one.ask()
@@ -134,7 +134,7 @@ def test_what_runs_is_stopped_and_goes_on_from_its_tokens() -> None:
     run(scene)
 
 
-def test_what_waits_is_asked_for_again_and_what_comes_meanwhile_waits() -> None:
+def test_waiting_requests_are_resubmitted_and_new_ones_wait() -> None:
     async def scene() -> None:
         async with play() as one:
             await one.live.driver.remove_instance("i0")
@@ -151,7 +151,7 @@ def test_what_waits_is_asked_for_again_and_what_comes_meanwhile_waits() -> None:
     run(scene)
 
 
-def test_an_instance_that_is_gone_meanwhile_costs_what_it_had_not_streamed() -> None:
+def test_instance_lost_meanwhile_costs_only_unstreamed_tokens() -> None:
     async def scene() -> None:
         async with play() as one:
             caller = one.ask()
@@ -168,7 +168,7 @@ def test_an_instance_that_is_gone_meanwhile_costs_what_it_had_not_streamed() -> 
     run(scene)
 
 
-def test_who_goes_unheard_by_a_scheduler_that_is_lost_is_not_asked_for_again() -> None:
+def test_request_withdrawn_while_disconnected_is_not_resubmitted() -> None:
     async def scene() -> None:
         async with play() as one:
             caller = one.ask()
@@ -187,7 +187,7 @@ def test_who_goes_unheard_by_a_scheduler_that_is_lost_is_not_asked_for_again() -
     run(scene)
 
 
-def test_what_ends_while_no_scheduler_is_there_is_answered() -> None:
+def test_requests_ending_without_a_scheduler_are_answered() -> None:
     async def scene() -> None:
         async with play() as one:
             stopped, full, cut = one.ask(), one.ask(2), one.ask()

@@ -88,7 +88,7 @@ async def fleet(*names: str, store: Path | None = None) -> AsyncIterator[Fleet]:
         await made.live.close()
 
 
-def test_groups_are_made_at_the_fronts_of_the_prompts_they_are_told() -> None:
+def test_groups_run_at_the_front_that_has_their_prompt() -> None:
     async def scene() -> None:
         async with fleet("f0", "f1") as made:
             made.submit(PROMPT, Prompt("b", [3], 1, 9))
@@ -112,7 +112,7 @@ async def tool(turn: Any) -> None:
 
 
 @pytest.mark.parametrize(("fronts", "with_tool"), [((), None), (("f0",), tool)])
-def test_without_fronts_and_with_a_tool_they_are_made_here(
+def test_groups_without_fronts_or_with_tools_run_at_the_host(
     fronts: tuple[str, ...], with_tool: Tool | None
 ) -> None:
     async def scene() -> None:
@@ -158,7 +158,7 @@ def test_a_store_has_what_fronts_have_streamed(tmp_path: Path) -> None:
     run(second)
 
 
-def test_one_that_comes_again_takes_the_place_of_the_other() -> None:
+def test_reconnected_front_replaces_the_earlier_one() -> None:
     async def scene() -> None:
         async with fleet("f0") as made:
             before = made.fronts["f0"]
@@ -215,7 +215,7 @@ def test_a_client_is_answered_by_its_own_front() -> None:
     run(scene)
 
 
-def test_who_asks_the_host_itself_is_served_there() -> None:
+def test_request_at_the_host_runs_at_the_host() -> None:
     async def scene() -> None:
         async with Stage(1) as stage:
             request = stage.driver.submit(TokenPayload(PROMPT_HOST, {}), 3, 9)
@@ -247,7 +247,7 @@ def test_groups_are_dealt_out_and_delivered_with_all_that_fronts_made() -> None:
     run(scene)
 
 
-def test_a_group_that_is_refused_is_nobodys() -> None:
+def test_refused_group_has_no_owner() -> None:
     async def scene() -> None:
         async with Stage(1) as stage:
             with pytest.raises(CallerError):
@@ -270,7 +270,7 @@ def test_a_group_fails_with_the_reason_that_its_front_had() -> None:
     run(scene)
 
 
-def test_what_a_dead_front_had_is_made_at_another_and_its_clients_are_gone() -> None:
+def test_groups_of_a_dead_front_move_and_its_clients_are_dropped() -> None:
     async def scene() -> None:
         async with Stage(2) as stage:
             stage.group()
@@ -304,7 +304,7 @@ class BlockedByTheFirst(Routing):
         return None if request.id == self.first else fleet.least()
 
 
-def test_what_goes_out_as_the_clients_of_a_dead_front_go_holds_no_slot() -> None:
+def test_requests_of_a_dead_front_hold_no_slot() -> None:
     async def scene() -> None:
         async with Stage(1, routing=f"{__name__}:BlockedByTheFirst") as stage:
             stage.ask(0)
@@ -317,7 +317,7 @@ def test_what_goes_out_as_the_clients_of_a_dead_front_go_holds_no_slot() -> None
     run(scene)
 
 
-def test_with_no_front_left_the_host_makes_them_itself() -> None:
+def test_host_runs_groups_when_no_front_is_left() -> None:
     async def scene() -> None:
         async with Stage(1) as stage:
             stage.group()
@@ -346,7 +346,7 @@ def test_a_front_that_comes_again_under_its_name_is_a_new_one() -> None:
 # -- A supervisor's calls for the attempts of its instance reach them at every front --
 
 
-def test_attempts_of_all_fronts_are_under_way_there() -> None:
+def test_host_lists_attempts_of_all_fronts() -> None:
     async def scene() -> None:
         async with Stage(2) as stage:
             stage.driver.submit(TokenPayload(PROMPT_FLEET_ATTEMPTS, {}), 3, 9)
@@ -361,7 +361,7 @@ def test_attempts_of_all_fronts_are_under_way_there() -> None:
     run(scene)
 
 
-def test_one_is_stopped_where_it_is() -> None:
+def test_attempt_is_stopped_at_its_front() -> None:
     async def scene() -> None:
         async with Stage(1) as stage:
             stage.driver.submit(TokenPayload(PROMPT_FLEET_ATTEMPTS, {}), 3, 9)
@@ -392,7 +392,7 @@ def test_a_pause_that_aborts_waits_for_all_fronts() -> None:
     run(scene)
 
 
-def test_a_loss_is_told_when_all_have_said_what_their_streams_brought() -> None:
+def test_loss_is_reported_after_all_fronts_reported_their_streams() -> None:
     async def scene() -> None:
         async with Stage(2) as stage:
             seen: list[object] = []
@@ -415,7 +415,7 @@ def test_a_loss_is_told_when_all_have_said_what_their_streams_brought() -> None:
     run(scene)
 
 
-def test_a_front_that_dies_meanwhile_is_not_waited_for() -> None:
+def test_dead_front_does_not_delay_a_loss() -> None:
     async def scene() -> None:
         async with Stage(1) as stage:
             stage.ask(0)
@@ -429,7 +429,7 @@ def test_a_front_that_dies_meanwhile_is_not_waited_for() -> None:
     run(scene)
 
 
-def test_what_has_streamed_before_a_restart_was_noticed_is_not_gone_on_from() -> None:
+def test_tokens_streamed_before_an_unnoticed_restart_are_discarded() -> None:
     async def scene() -> None:
         async with Stage(1) as stage:
             caller = stage.ask()

@@ -31,7 +31,7 @@ class Front:
         return payload.transcript
 
 
-def test_what_was_made_is_said_once() -> None:
+def test_piece_is_sent_once() -> None:
     front, host = Front(), book()
     front.transcript().keep(3, 2, Piece([7, 8], [-0.5, -0.25]))
     made = front.pieces.of("g/0", 3)
@@ -42,7 +42,7 @@ def test_what_was_made_is_said_once() -> None:
     assert front.pieces.of("g/0", 4) is None, "it generated nothing"
 
 
-def test_of_a_piece_that_was_streamed_only_the_rest_is_said() -> None:
+def test_only_the_unstreamed_rest_of_a_piece_is_sent() -> None:
     front, host = Front(), book()
     bring = front.transcript().collect(3)
     for ids in ([7], [8, 9], []):
@@ -75,7 +75,7 @@ def test_a_piece_may_be_less_than_was_streamed() -> None:
     assert payload.transcript.pieces == [(3, Piece([7, 8], None))]
 
 
-def test_what_a_tool_has_returned_follows_its_turn() -> None:
+def test_tool_tokens_follow_their_turn() -> None:
     front, host = Front(), book()
     for _ in range(2):
         front.transcript().keep(3, 2, Piece([7, 8], None))
@@ -89,7 +89,7 @@ def test_what_a_tool_has_returned_follows_its_turn() -> None:
     assert payload.transcript.token_ids in ([7, 8], [7, 8, 9])
 
 
-def test_another_front_goes_on_from_all_of_it() -> None:
+def test_another_front_continues_from_all_pieces() -> None:
     front = Front()
     front.transcript().keep(3, 2, Piece([7, 8], [-0.5, -0.25]))
     other = Front(*pieces_of(front.payloads, "g/0"))
@@ -98,7 +98,7 @@ def test_another_front_goes_on_from_all_of_it() -> None:
     assert pieces_of(front.payloads, "g/1") == []
 
 
-def test_of_clients_and_of_groups_that_are_over_nothing_is_said() -> None:
+def test_no_pieces_for_clients_and_ended_groups() -> None:
     async def scene() -> None:
         front = Front()
         front.transcript().keep(3, 2, Piece([7, 8], None))
@@ -112,7 +112,7 @@ def test_of_clients_and_of_groups_that_are_over_nothing_is_said() -> None:
     virtual_net.run(scene())
 
 
-def test_of_a_group_that_is_filtered_or_failed_nothing_stays() -> None:
+def test_filtered_or_failed_group_leaves_no_pieces() -> None:
     front = Front()
     front.transcript().keep(3, 1, Piece([7], [-0.5]))
     assert front.pieces.of("g/0", 3) is not None

@@ -66,7 +66,7 @@ def test_reports() -> None:
 
 
 @pytest.mark.parametrize("frame", [b"", b"\xc1", encode(Orders("run", 1, [DISPATCH]))])
-def test_what_is_no_report(frame: bytes) -> None:
+def test_malformed_report_is_refused(frame: bytes) -> None:
     with pytest.raises(msgspec.DecodeError):
         read_reports(frame)
 
@@ -89,7 +89,7 @@ def test_a_welcome_is_read_as_it_was_written() -> None:
 
 
 @pytest.mark.parametrize("frame", [b"", b"\xc1", encoded(Prompt("a", [1], 1, 9))])
-def test_what_is_no_welcome(frame: bytes) -> None:
+def test_malformed_welcome_is_refused(frame: bytes) -> None:
     with pytest.raises(msgspec.DecodeError):
         read_welcome(frame)
 
@@ -104,7 +104,7 @@ def test_samples_are_made_of_their_prompt() -> None:
     assert payload.sampling == prompt.sampling_of(1)
 
 
-def test_what_is_no_prompt() -> None:
+def test_malformed_prompt_is_refused() -> None:
     with pytest.raises(msgspec.DecodeError):
         Recipes(WELCOME).factory(b"\xc1")
 
@@ -112,7 +112,7 @@ def test_what_is_no_prompt() -> None:
 # -- Each frame is handled once and in order --
 
 
-def test_one_after_the_other_and_each_once() -> None:
+def test_frames_are_admitted_in_order_and_once() -> None:
     frames = FrameSequence("now")
     assert frames.admits(Orders("now", 1, []))
     assert frames.admits(Reports("now", 2, []))
@@ -123,7 +123,7 @@ def test_one_after_the_other_and_each_once() -> None:
     assert frames.admits(Orders("now", 3, []))
 
 
-def test_of_another_epoch_whatever_its_number() -> None:
+def test_frames_of_another_epoch_are_refused() -> None:
     frames = FrameSequence("now")
     for number in (0, 1, 7):
         assert not frames.admits(Orders("before", number, []))
@@ -131,7 +131,7 @@ def test_of_another_epoch_whatever_its_number() -> None:
     assert frames.admits(Orders("now", 1, []))
 
 
-def test_one_that_is_missing() -> None:
+def test_missing_frame_is_an_error() -> None:
     frames = FrameSequence("now")
     with pytest.raises(FrameMissing, match="frames: 2 came after 0"):
         frames.admits(Orders("now", 2, []))

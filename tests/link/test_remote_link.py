@@ -21,7 +21,7 @@ class Stage:
         self.link = RemoteLink(self.said.append, Shared({}), self.broken.append)
 
 
-def test_a_tool_begins_when_it_is_wanted_and_not_for_a_turn_that_is_gone() -> None:
+def test_tool_begins_only_for_a_current_turn() -> None:
     stage = Stage()
     begun: list[int] = []
     stage.link.when_acting(DISPATCH, lambda: begun.append(3))
@@ -35,7 +35,7 @@ def test_a_tool_begins_when_it_is_wanted_and_not_for_a_turn_that_is_gone() -> No
     assert begun == [3]
 
 
-def test_answers_are_judged_elsewhere_and_suspicions_said() -> None:
+def test_host_judges_answers_and_hears_suspicions() -> None:
     stage = Stage()
     spans = ((9, 1), (1, 1))
     assert stage.link.judge(DISPATCH, Outcome(2, "abort", spans, None), stopped=False) is None
@@ -55,7 +55,7 @@ def test_a_failure_ends_the_front_once() -> None:
     virtual_net.run(scene())
 
 
-def test_what_comes_afterwards_may_ask_again() -> None:
+def test_deferred_calls_may_defer_calls() -> None:
     stage = Stage()
     done: list[int] = []
 

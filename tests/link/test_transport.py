@@ -62,7 +62,7 @@ async def joined(there: End | None = None) -> AsyncIterator[tuple[End, End]]:
 
 
 @runs
-async def test_frames_of_any_length_come_whole_and_in_order() -> None:
+async def test_frames_of_any_length_arrive_intact_and_in_order() -> None:
     frames = [b"x", bytes(70_000), b"y" * 3_000_000, *(b"%d" % n for n in range(100))]
     async with joined() as (here, there):
         for frame in frames:
@@ -72,7 +72,7 @@ async def test_frames_of_any_length_come_whole_and_in_order() -> None:
         assert await here.frames.get() == b"back"
 
 
-def test_on_the_event_loop_that_serves() -> None:
+def test_frames_arrive_on_uvloop() -> None:
     async def scene() -> None:
         async with joined() as (here, there):
             here.connection.send(b"x")
@@ -82,7 +82,7 @@ def test_on_the_event_loop_that_serves() -> None:
 
 
 @runs
-async def test_what_was_sent_before_the_end_arrives() -> None:
+async def test_frames_sent_before_close_arrive() -> None:
     async with joined() as (here, there):
         here.connection.send(bytes(1_000_000))
         here.connection.close()
@@ -105,7 +105,7 @@ async def test_a_process_that_dies_is_noticed() -> None:
 
 
 @runs
-async def test_what_is_no_frame_ends_it() -> None:
+async def test_malformed_frame_ends_the_connection() -> None:
     there = end()
     async with asyncio.timeout(30), listening(there) as port:
         stranger = socket.create_connection(("127.0.0.1", port))
@@ -115,7 +115,7 @@ async def test_what_is_no_frame_ends_it() -> None:
 
 
 @runs
-async def test_what_cannot_be_taken_ends_it(caplog: pytest.LogCaptureFixture) -> None:
+async def test_failing_handler_ends_the_connection(caplog: pytest.LogCaptureFixture) -> None:
     def refuse(frame: bytes) -> None:
         raise ValueError("no such order")
 
@@ -133,7 +133,7 @@ def flood(connection: FrameConnection) -> None:
 
 
 @runs
-async def test_who_does_not_read_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_peer_that_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "MOST_BYTES", 2**20)
     there = end()
     async with asyncio.timeout(30), joined(there) as (here, _):
@@ -143,7 +143,7 @@ async def test_who_does_not_read_is_given_up(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @runs
-async def test_a_silent_machine_is_asked_whether_it_is_there() -> None:
+async def test_silent_machine_is_probed() -> None:
     async with joined() as (here, _):
         transport = here.connection._transport
         assert transport is not None
@@ -154,7 +154,7 @@ async def test_a_silent_machine_is_asked_whether_it_is_there() -> None:
 
 
 @runs
-async def test_nobody_is_there() -> None:
+async def test_unreachable_scheduler_refuses_the_connection() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
@@ -176,7 +176,7 @@ async def test_a_process_that_stands_still_is_given_up(monkeypatch: pytest.Monke
 
 
 @runs
-async def test_who_has_nothing_to_say_is_there_all_the_same(
+async def test_quiet_peer_stays_connected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(connections, "LOOK_S", 0.02)
@@ -188,7 +188,7 @@ async def test_who_has_nothing_to_say_is_there_all_the_same(
 
 
 @runs
-async def test_who_stood_still_itself_reads_first_what_was_said_meanwhile(
+async def test_stalled_reader_reads_pending_frames_before_judging(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(connections, "LOOK_S", 0.02)
@@ -248,7 +248,7 @@ class Stage:
 
 
 @runs
-async def test_it_is_found_whenever_it_comes_and_again_elsewhere(
+async def test_scheduler_is_found_when_it_starts_and_when_it_moves(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     stage = Stage()
@@ -289,7 +289,7 @@ async def test_a_front_that_cannot_go_on_dials_again() -> None:
 
 
 @runs
-async def test_who_does_not_answer_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unanswered_dial_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(diallers, "ANSWER_S", 0.05)
     stage = Stage()
     here = asyncio.Event()
@@ -394,7 +394,7 @@ async def test_a_front_is_welcomed_heard_and_missed() -> None:
 
 
 @runs
-async def test_who_connects_again_takes_the_place_of_the_first() -> None:
+async def test_reconnection_replaces_the_first() -> None:
     hub, first, second = Hub(), Caller(), Caller()
     async with listening_listener(hub) as port:
         await first.call(port)
@@ -413,7 +413,7 @@ async def test_who_connects_again_takes_the_place_of_the_first() -> None:
 
 
 @runs
-async def test_who_does_not_have_the_key_is_shown_nothing(
+async def test_wrong_key_receives_nothing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     hub, stranger = Hub(), Caller()
@@ -426,7 +426,7 @@ async def test_who_does_not_have_the_key_is_shown_nothing(
 
 
 @runs
-async def test_what_is_no_hello_or_too_long_ends_it() -> None:
+async def test_malformed_or_long_hello_ends_the_connection() -> None:
     hub = Hub()
     async with listening_listener(hub) as port:
         for frame in (b"hello?", bytes(listeners.HELLO_BYTES + 1)):
@@ -438,7 +438,7 @@ async def test_what_is_no_hello_or_too_long_ends_it() -> None:
 
 
 @runs
-async def test_who_says_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silent_connection_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listeners, "HELLO_S", 0.01)
     hub, silent = Hub(), Caller()
     async with listening_listener(hub) as port:
@@ -463,7 +463,7 @@ async def test_a_report_that_cannot_be_taken_ends_that_front_alone() -> None:
 
 
 @runs
-async def test_when_it_closes_every_front_is_let_go() -> None:
+async def test_closing_disconnects_every_front() -> None:
     hub, caller = Hub(), Caller()
     async with listening_listener(hub) as port:
         await caller.call(port)

@@ -101,7 +101,7 @@ def run(scene: Coroutine[Any, Any, None]) -> None:
     virtual_net.run(scene)
 
 
-def test_who_takes_the_slot_of_one_that_broke_waits_for_a_poll_too() -> None:
+def test_slot_of_a_broken_attempt_waits_for_a_poll() -> None:
     """The slot is free at once, but whoever is there now may have been restarted."""
 
     async def scene() -> None:
@@ -138,7 +138,7 @@ def test_a_request_is_answered() -> None:
     run(scene())
 
 
-def test_a_group_is_delivered_whole() -> None:
+def test_a_group_is_delivered_complete() -> None:
     async def scene() -> None:
         instance = Scripted()
         async with Stage(instance) as stage:
@@ -154,7 +154,7 @@ def test_a_group_is_delivered_whole() -> None:
     run(scene())
 
 
-def test_what_was_interrupted_goes_on_from_its_tokens() -> None:
+def test_interrupted_request_continues_from_its_tokens() -> None:
     async def scene() -> None:
         first, second = Scripted("i0"), Scripted("i1")
         partial = {"use": "partial", "kv": "recompute", "at_update": "resubmit"}
@@ -185,7 +185,7 @@ def test_what_was_interrupted_goes_on_from_its_tokens() -> None:
     run(scene())
 
 
-def test_an_order_that_arrives_after_the_pause_is_aborted_by_itself() -> None:
+def test_order_arriving_after_the_pause_is_aborted() -> None:
     """Before real vLLM under load a batch waited for 30 s: what had been sent just before a pause
     came after it, was aborted by nobody, and answered only when it was given up."""
 
@@ -246,7 +246,7 @@ def test_a_failed_attempt_is_tried_elsewhere() -> None:
     run(scene())
 
 
-def test_a_stream_that_cannot_be_true_is_not_gone_on_from() -> None:
+def test_impossible_stream_is_discarded() -> None:
     async def scene() -> None:
         first, second = Scripted("i0"), Scripted("i1")
         async with Stage(first, second, settings=Settings(stream_s=0.01)) as stage:
@@ -265,7 +265,7 @@ def test_a_stream_that_cannot_be_true_is_not_gone_on_from() -> None:
 @pytest.mark.parametrize(
     "error", [ConnectionBroken("connection reset"), WeightsUnknown("its tokens carry 'default'")]
 )
-def test_nothing_is_sent_to_one_that_failed_until_it_answers_a_poll(error: Exception) -> None:
+def test_failed_instance_gets_no_requests_until_it_answers_a_poll(error: Exception) -> None:
     async def scene() -> None:
         instance = Scripted()
         async with Stage(instance, settings=Settings(poll_s=0.01, misses=10**6)) as stage:
@@ -301,7 +301,7 @@ def test_a_restart_is_noticed_whatever_the_counters_say(generated: int) -> None:
     run(scene())
 
 
-def test_what_is_streamed_after_a_restart_is_not_gone_on_from() -> None:
+def test_tokens_streamed_after_a_restart_are_discarded() -> None:
     """What ran there before has lost its connection, so this came from the weights of a start."""
 
     async def scene() -> None:
@@ -337,7 +337,7 @@ def test_a_request_at_fault_fails_alone() -> None:
     run(scene())
 
 
-def test_a_group_that_cannot_be_made_is_reported() -> None:
+def test_failed_group_is_reported() -> None:
     async def scene() -> None:
         instance = Scripted()
         async with Stage(instance) as stage:
@@ -353,7 +353,7 @@ def test_a_group_that_cannot_be_made_is_reported() -> None:
     run(scene())
 
 
-def test_a_payload_that_cannot_be_made_fails_its_group() -> None:
+def test_payload_error_fails_its_group() -> None:
     async def scene() -> None:
         instance = Scripted()
         async with Stage(instance) as stage:
@@ -503,7 +503,7 @@ def test_removed_and_drained() -> None:
     run(scene())
 
 
-def test_what_is_sent_to_an_instance_while_it_is_lost_goes_elsewhere() -> None:
+def test_requests_sent_during_a_loss_go_elsewhere() -> None:
     """What its streams had brought is told first, and the scheduler may act on that."""
 
     async def scene() -> None:
@@ -570,7 +570,7 @@ def test_an_instance_that_dies_and_comes_back() -> None:
     run(scene())
 
 
-def test_answers_that_were_forgotten_are_asked_for_again() -> None:
+def test_forgotten_requests_are_sent_again() -> None:
     async def scene() -> None:
         instance = Scripted()
         instance.report = Gauges(0, 0, 0.0, generated_tokens=10)
@@ -584,7 +584,7 @@ def test_answers_that_were_forgotten_are_asked_for_again() -> None:
     run(scene())
 
 
-def test_one_that_was_idle_long_before_may_forget_too() -> None:
+def test_instance_idle_before_may_forget_requests() -> None:
     async def scene() -> None:
         instance = Scripted()
         instance.report = Gauges(0, 0, 0.0, generated_tokens=10)
@@ -633,7 +633,7 @@ def test_an_instance_that_is_not_up_yet_joins_when_it_is() -> None:
     run(scene())
 
 
-def test_one_that_joined_again_is_still_drained() -> None:
+def test_rejoined_instance_is_still_drained() -> None:
     async def scene() -> None:
         instance = Scripted()
         async with Stage(instance, settings=Settings(poll_s=0.01)) as stage:

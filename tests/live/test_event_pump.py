@@ -35,7 +35,7 @@ def run(scene: Coroutine[Any, Any, None]) -> None:
     virtual_net.run(scene)
 
 
-def test_what_is_told_within_an_event_comes_after_it() -> None:
+def test_nested_events_are_handled_afterwards() -> None:
     async def scene() -> None:
         it = Pumped()
         it.pump.on(Dispatch, lambda action: it.pump.tell(ev.RequestWithdrawn("none")))
@@ -46,7 +46,7 @@ def test_what_is_told_within_an_event_comes_after_it() -> None:
     run(scene())
 
 
-def test_who_is_answered_may_ask_again_at_once() -> None:
+def test_deferred_calls_may_submit_at_once() -> None:
     async def scene() -> None:
         it = Pumped()
         again = ev.RequestSubmitted("again", "r", 10, 20)
@@ -63,7 +63,7 @@ def test_who_is_answered_may_ask_again_at_once() -> None:
     run(scene())
 
 
-def test_a_caller_hears_of_its_own_error_only() -> None:
+def test_caller_gets_only_its_own_error() -> None:
     async def scene() -> None:
         it = Pumped()
         it.pump.on(Dispatch, lambda action: it.pump.tell(ASKED))  # its id is used already
@@ -77,7 +77,7 @@ def test_a_caller_hears_of_its_own_error_only() -> None:
     run(scene())
 
 
-def test_an_observer_that_raises_hears_no_more_and_a_watcher_does() -> None:
+def test_failing_observer_is_removed_and_failing_watcher_stays() -> None:
     async def scene() -> None:
         it = Pumped()
         heard: list[Any] = []
@@ -100,7 +100,7 @@ def test_an_observer_that_raises_hears_no_more_and_a_watcher_does() -> None:
     run(scene())
 
 
-def test_a_scheduler_that_breaks_is_told_nothing_more() -> None:
+def test_broken_scheduler_gets_no_more_events() -> None:
     async def scene() -> None:
         it = Pumped()
 
@@ -132,7 +132,7 @@ def test_it_wakes_the_scheduler_when_that_asked_for_it() -> None:
     run(scene())
 
 
-def test_what_is_to_be_done_before_is_done_whoever_carries_out() -> None:
+def test_before_hooks_run_under_any_handler() -> None:
     async def scene() -> None:
         it = Pumped()
         it.pump.before(Dispatch, lambda action: it.done.append("before"))
@@ -150,7 +150,7 @@ def test_what_is_to_be_done_before_is_done_whoever_carries_out() -> None:
 # -- The clock of a run: nothing is early, nothing goes back --
 
 
-def test_it_counts_from_its_making() -> None:
+def test_clock_starts_at_construction() -> None:
     async def scene() -> None:
         await asyncio.sleep(3.0)
         clock, told = RunClock(), list[str]()
@@ -164,7 +164,7 @@ def test_it_counts_from_its_making() -> None:
 
 
 @pytest.mark.parametrize(("began", "earlier"), [(5.8, 0.43), (18.03, 0.61), (0.0, 7.0)])
-def test_it_goes_on_from_just_where_an_earlier_run_has_ended(began: float, earlier: float) -> None:
+def test_clock_continues_from_an_earlier_run(began: float, earlier: float) -> None:
     """Not from a rounding before it, at which that run could not be restored."""
 
     async def scene() -> None:

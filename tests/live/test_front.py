@@ -77,7 +77,7 @@ class Stage:
         self.front.orders[type(action)](action)
 
 
-def test_it_carries_out_what_is_ordered_of_requests_and_nothing_else() -> None:
+def test_front_carries_out_request_actions_only() -> None:
     async def scene() -> None:
         front = Front(Link(), Settings(), "run")  # type: ignore[arg-type]
         assert set(front.orders) == {Dispatch, Interrupt, Deliver, Answer, Discard}
@@ -101,7 +101,7 @@ def test_a_request_from_its_dispatch_to_its_answer() -> None:
     virtual_net.run(scene())
 
 
-def test_one_that_is_interrupted_is_stopped_at_its_instance() -> None:
+def test_interrupted_request_is_aborted_at_its_instance() -> None:
     async def scene() -> None:
         stage = Stage()
         await stage.link.instance.order()
@@ -112,7 +112,7 @@ def test_one_that_is_interrupted_is_stopped_at_its_instance() -> None:
     virtual_net.run(scene())
 
 
-def test_one_that_is_discarded_for_good_has_failed() -> None:
+def test_final_discard_fails_the_request() -> None:
     async def scene() -> None:
         stage = Stage()
         stage.order(Discard("r", 0, "failed", ends=True))
@@ -123,7 +123,7 @@ def test_one_that_is_discarded_for_good_has_failed() -> None:
     virtual_net.run(scene())
 
 
-def test_when_nothing_will_ever_be_made_whoever_waits_is_told_why() -> None:
+def test_breakdown_fails_all_waiting_requests() -> None:
     async def scene() -> None:
         stage = Stage()
         stage.front.fail_all(RuntimeError("the scheduler is gone"))
@@ -134,7 +134,7 @@ def test_when_nothing_will_ever_be_made_whoever_waits_is_told_why() -> None:
     virtual_net.run(scene())
 
 
-def test_closing_ends_what_is_under_way_and_tells_nobody() -> None:
+def test_closing_cancels_attempts_silently() -> None:
     async def scene() -> None:
         stage = Stage()
         await stage.link.instance.order()
@@ -163,7 +163,7 @@ def play(scene: Callable[[Driver, Scripted], Any]) -> None:
     virtual_net.run(run())
 
 
-def test_each_has_its_supervisor_do_it() -> None:
+def test_instance_actions_go_to_their_supervisor() -> None:
     async def scene(driver: Driver, instance: Scripted) -> None:
         async def load(client: Any, version: int) -> None:
             instance.calls.append(f"load {version}")
@@ -181,7 +181,7 @@ def test_each_has_its_supervisor_do_it() -> None:
     play(scene)
 
 
-def test_a_trainer_that_fails_at_what_it_is_lent_holds_up_nobody(
+def test_failing_trainer_callback_delays_nobody(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def scene(driver: Driver, instance: Scripted) -> None:
@@ -204,7 +204,7 @@ def test_a_trainer_that_fails_at_what_it_is_lent_holds_up_nobody(
     assert "was lent to the trainer, whose callback failed" in caplog.text
 
 
-def test_of_one_that_is_not_here_nothing_is_ordered() -> None:
+def test_no_orders_to_an_absent_instance() -> None:
     async def scene(driver: Driver, instance: Scripted) -> None:
         with pytest.raises(CallerError, match="no instance 'i9' here; there are i0"):
             driver.lending.orders[act.Resume](act.Resume("i9"))

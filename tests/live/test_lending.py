@@ -89,7 +89,7 @@ async def load(client: Any, version: int) -> None:
     """Loaded at once."""
 
 
-def test_it_makes_way_and_comes_back() -> None:
+def test_instance_is_lent_and_returns() -> None:
     async def scene() -> None:
         async with Stage() as stage:
             await stage.lend()
@@ -126,7 +126,7 @@ def test_a_trainer_that_takes_whole_batches_is_lent_nothing() -> None:
     run(scene())
 
 
-def test_it_is_reclaimed_when_the_others_are_gone() -> None:
+def test_lent_instance_is_reclaimed_when_the_others_are_gone() -> None:
     async def scene() -> None:
         async with Stage() as stage:
             await stage.lend()
@@ -140,7 +140,7 @@ def test_it_is_reclaimed_when_the_others_are_gone() -> None:
     run(scene())
 
 
-def test_what_is_not_lent_is_not_given_back() -> None:
+def test_returning_an_instance_not_lent_is_refused() -> None:
     async def scene() -> None:
         async with Stage() as stage:
             for name in ("i0", "nobody"):

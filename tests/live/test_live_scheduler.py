@@ -85,7 +85,7 @@ def test_the_journal_tells_the_run_again(tmp_path: Path) -> None:
     assert again.view.run.delivered == live.driver.pump.scheduler.state.progress.delivered == 1
 
 
-def test_what_happened_is_on_disk_before_the_end(
+def test_events_reach_the_disk_before_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal_keeper, "SYNC_S", 0.001)
@@ -148,7 +148,7 @@ def test_queues_and_groups() -> None:
     assert (state["prompts_per_step"], state["trainer_waiting"], state["joined"]) == (2, True, 1)
 
 
-def test_how_far_it_is() -> None:
+def test_progress_of_a_run() -> None:
     told = Told()
     told.submit("a")
     told(BatchRequested(), RequestFinished("a/0", 1, 5))
@@ -168,7 +168,7 @@ def records(**asked: Any) -> RunRecords:
     return RunRecords(RunOptions(**asked), HEADER, "off", NamedTools({}), judges=False)
 
 
-def test_what_is_not_asked_for_is_not_kept() -> None:
+def test_no_records_by_default() -> None:
     async def scene() -> None:
         kept = records()
         assert kept.state() == {"store": None, "journal": None, "length_history": None}
@@ -178,7 +178,7 @@ def test_what_is_not_asked_for_is_not_kept() -> None:
     virtual_net.run(scene())
 
 
-def test_each_says_where_it_is(tmp_path: Path) -> None:
+def test_records_say_where_they_are(tmp_path: Path) -> None:
     async def scene() -> None:
         kept = records(journal=tmp_path / "j", length_history=tmp_path / "l")
         assert kept.state() == {
@@ -210,7 +210,7 @@ def test_a_run_in_a_store_has_a_journal_there_unless_another_is_named(
     virtual_net.run(scene())
 
 
-def test_what_was_recorded_is_read_by_the_policy_that_made_it(tmp_path: Path) -> None:
+def test_journal_header_names_its_policy(tmp_path: Path) -> None:
     path = tmp_path / "j"
 
     async def scene() -> None:
@@ -224,7 +224,7 @@ def test_what_was_recorded_is_read_by_the_policy_that_made_it(tmp_path: Path) ->
 # -- What is missing where a trainer waits for what does not come by itself --
 
 
-def test_nobody_has_joined() -> None:
+def test_wait_reason_names_instances_that_have_not_joined() -> None:
     async def scene() -> None:
         async with Stage() as stage:
             assert wait_reasons.weights(stage.driver) == ""
@@ -237,7 +237,7 @@ def test_nobody_has_joined() -> None:
     run_wait_reasons(scene())
 
 
-def test_prompts_are_missing_until_they_are_here() -> None:
+def test_wait_reason_names_missing_prompts() -> None:
     async def scene() -> None:
         async with Stage(prompts_per_step=2) as stage:
             stage.trainer.submit([prompt("a")])
@@ -258,7 +258,7 @@ def test_prompts_are_missing_until_they_are_here() -> None:
     run_wait_reasons(scene())
 
 
-def test_weights_may_be_what_is_missing() -> None:
+def test_wait_reason_names_missing_weights() -> None:
     async def scene() -> None:
         async with Stage() as stage:
             stage.trainer.submit([prompt("a")])
@@ -272,7 +272,7 @@ def test_weights_may_be_what_is_missing() -> None:
     run_wait_reasons(scene())
 
 
-def test_a_tool_that_does_not_return() -> None:
+def test_wait_reason_names_a_hanging_tool() -> None:
     async def scene() -> None:
         async def tool(trajectory: Any) -> None:
             await asyncio.Event().wait()

@@ -20,7 +20,7 @@ from rollout_sched.live.settings import RunOptions
     ],
 )
 @pytest.mark.parametrize("kind", [RunOptions, Options])
-def test_what_cannot_be_is_refused_by_name(kind, field, value):
+def test_impossible_options_are_refused_by_name(kind, field, value):
     with pytest.raises(msgspec.ValidationError, match=field):
         msgspec.convert({field: value}, kind)
 

@@ -27,7 +27,7 @@ async def after(seconds: float, error: Exception | None = None) -> str:
         ((1.0, KeyError("slots")), KeyError, "slots"),
     ],
 )
-def test_what_goes_wrong_is_told(
+def test_call_errors_are_reported(
     question: tuple[float, Exception | None], error: type[Exception], text: str
 ) -> None:
     async def scene() -> None:
@@ -49,7 +49,7 @@ def test_an_error_without_words_is_named() -> None:
     assert said(ValueError("two\nlines")) == "two lines"
 
 
-def test_whose_cancellation_it_is() -> None:
+def test_cancellation_of_the_task_is_told_from_that_of_the_call() -> None:
     seen = []
 
     async def asks(question: asyncio.Future[None]) -> None:

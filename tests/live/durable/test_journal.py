@@ -50,7 +50,9 @@ def fill_up(keeper: JournalKeeper, room: int) -> None:
     file._file = FullDisk(file._file, room)
 
 
-def test_a_full_disk_leaves_what_is_sound(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_full_disk_leaves_a_readable_journal(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "journal"
 
     async def scene() -> None:
@@ -129,9 +131,7 @@ def test_a_disk_that_hangs_ends_the_journal_but_not_the_end(
     assert "ends here" in caplog.text
 
 
-def test_what_waits_for_the_disk_is_bounded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unwritten_entries_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal_keeper, "MOST", 1000)
 
     async def scene() -> None:
@@ -200,7 +200,7 @@ def test_a_bounded_journal_goes_on_in_another_file(
     assert [entry.now for entry in entries] == [float(number) for number in range(200)]
 
 
-def test_two_files_at_most_and_what_begins_in_the_middle_says_so(
+def test_bounded_journal_keeps_two_files_and_marks_a_late_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal_keeper, "SYNC_S", 0.001)

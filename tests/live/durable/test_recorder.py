@@ -84,7 +84,7 @@ def test_a_group_leaves_nothing_behind_but_counters(tmp_path):
     virtual_net.run(scene())
 
 
-def test_what_cannot_be_put_down_breaks_the_scheduler(tmp_path):
+def test_unwritable_event_breaks_the_scheduler(tmp_path):
     async def scene():
         async with keeping(tmp_path) as kept:
             with pytest.raises(TypeError):
@@ -123,7 +123,7 @@ def test_direct_requests_are_not_stored(tmp_path):
     virtual_net.run(scene())
 
 
-def test_a_version_that_nobody_says_survives_that_the_power_fails(tmp_path):
+def test_unreported_version_survives_a_power_failure(tmp_path):
     """A trainer that brings weights around us need not publish them: what was seen is all there is,
     and who does not know of it takes them for another run's."""
     disk = SimulatedDisk(tmp_path / "s")
@@ -183,7 +183,7 @@ async def opened(folder, durable="batch", disk=None):
 
 
 @pytest.mark.parametrize("durable", ["batch", "event", "off"])
-def test_what_happens_in_one_turn_is_written_once(tmp_path, durable):
+def test_changes_of_one_turn_are_written_once(tmp_path, durable):
     async def scene():
         async with opened(tmp_path, durable) as it:
             for number in range(10):
@@ -199,7 +199,7 @@ def test_what_happens_in_one_turn_is_written_once(tmp_path, durable):
     virtual_net.run(scene())
 
 
-def test_a_promise_is_about_all_that_came_before(tmp_path):
+def test_a_promise_covers_all_earlier_changes(tmp_path):
     async def scene():
         async with opened(tmp_path) as it:
             it.open.changes.put("run", "a", b"1")
@@ -209,7 +209,7 @@ def test_a_promise_is_about_all_that_came_before(tmp_path):
     virtual_net.run(scene())
 
 
-def test_what_is_left_is_written_at_the_end(tmp_path):
+def test_close_writes_pending_changes(tmp_path):
     async def scene():
         async with opened(tmp_path) as it:
             it.open.changes.put("run", "a", b"1")
@@ -220,7 +220,7 @@ def test_what_is_left_is_written_at_the_end(tmp_path):
     store.close()
 
 
-def test_a_disk_that_breaks_is_told_in_the_loop(tmp_path):
+def test_disk_failure_is_reported_in_the_loop(tmp_path):
     async def scene():
         disk = BrokenDisk()
         async with opened(tmp_path, disk=disk) as it:
@@ -277,7 +277,7 @@ def scene(tmp_path):
     return run
 
 
-def test_a_batch_and_what_it_is_made_of_stay_until_it_is_acknowledged(tmp_path):
+def test_a_batch_and_its_samples_stay_until_acknowledged(tmp_path):
     @scene(tmp_path)
     async def _(kept):
         session = kept.session
@@ -296,7 +296,7 @@ def test_a_batch_and_what_it_is_made_of_stay_until_it_is_acknowledged(tmp_path):
         assert kept.store.owners() == []
 
 
-def test_a_group_that_is_lost_takes_its_prompt_with_it(tmp_path):
+def test_lost_group_deletes_its_prompt(tmp_path):
     @scene(tmp_path)
     async def _(kept):
         kept.session.submitted(Prompt("a", [1, 2], 1, 9), None)
@@ -305,7 +305,7 @@ def test_a_group_that_is_lost_takes_its_prompt_with_it(tmp_path):
         assert kept.store.owners() == []
 
 
-def test_a_failure_stays_until_the_batch_that_told_of_it_has_arrived(tmp_path):
+def test_a_failure_stays_until_its_batch_is_acknowledged(tmp_path):
     @scene(tmp_path)
     async def _(kept):
         kept.session.lost(LostGroup("f", "why"))
@@ -317,7 +317,7 @@ def test_a_failure_stays_until_the_batch_that_told_of_it_has_arrived(tmp_path):
         assert await kept.rows() == set()
 
 
-def test_the_number_of_a_batch_that_only_tells_is_kept(tmp_path):
+def test_number_of_a_batch_without_samples_is_kept(tmp_path):
     @scene(tmp_path)
     async def _(kept):
         kept.session.telling(Deliver(3, 0, ()))
@@ -326,7 +326,7 @@ def test_the_number_of_a_batch_that_only_tells_is_kept(tmp_path):
         assert await kept.rows() == {"telling"}
 
 
-def test_each_failure_of_a_group_stays_until_it_has_arrived(tmp_path):
+def test_each_failure_of_a_group_stays_until_acknowledged(tmp_path):
     """Its trainer submits it again while a batch still tells of an earlier one."""
 
     @scene(tmp_path)
@@ -342,7 +342,7 @@ def test_each_failure_of_a_group_stays_until_it_has_arrived(tmp_path):
         assert await kept.rows() == set()
 
 
-def test_a_lease_stays_while_somebody_is_to_be_told_of_it(tmp_path):
+def test_a_lease_stays_while_a_trainer_must_hear_of_it(tmp_path):
     @scene(tmp_path)
     async def _(kept):
         kept.session.leased(3, LeaseFacts("b", ("a",)))
@@ -351,7 +351,7 @@ def test_a_lease_stays_while_somebody_is_to_be_told_of_it(tmp_path):
         assert "lease 3" not in await kept.rows()
 
 
-def test_no_new_work_is_taken_by_a_store_that_is_full(tmp_path):
+def test_full_store_refuses_new_work(tmp_path):
     @scene(tmp_path)
     async def _(kept):
         kept.session.check_room()

@@ -38,13 +38,13 @@ def test_a_delivery_comes_back_as_it_was():
     assert facts.delivery_name(action) == "4.1"
 
 
-def test_the_owner_of_a_prompts_tokens_is_told_from_a_requests():
+def test_owner_of_prompt_tokens_differs_from_a_request():
     owner = facts.prompt_owner("p:a/0")
     assert facts.uid_of_owner(owner) == "p:a/0"
     assert facts.uid_of_owner("r:p:a/0") is None
 
 
-def test_a_loss_is_named_by_its_group_and_by_the_batch_that_tells_it():
+def test_a_loss_is_keyed_by_group_and_batch():
     names = [facts.loss_name("a:1", batch) for batch in (None, 4)]
     assert names == [":a:1", "4:a:1"]
     assert [facts.lost_group(name) for name in names] == ["a:1", "a:1"]
@@ -88,7 +88,7 @@ def same(one, other):
     assert one.logprobs == other.logprobs
 
 
-def test_only_what_is_new_is_written(store):
+def test_only_new_tokens_are_written(store):
     kept = Kept(store)
     kept.write([(1, Piece([5], [-1.0]))])
     assert len(list(kept.write([(1, Piece([5, 6], [-1.0, -2.0]))]).written())) == 1
@@ -99,7 +99,7 @@ def test_only_what_is_new_is_written(store):
     same(kept.read(), kept.transcript)
 
 
-def test_what_a_tool_returned_follows_its_turn(store):
+def test_tool_tokens_follow_their_turn(store):
     kept = Kept(store)
     kept.transcript.keep(1, 2, Piece([5, 6], None))
     kept.write()
@@ -114,7 +114,7 @@ def test_what_a_tool_returned_follows_its_turn(store):
     same(found, kept.transcript)
 
 
-def test_what_is_forgotten_is_not_read(store):
+def test_forgotten_transcript_is_not_read(store):
     kept = Kept(store)
     kept.transcript.keep(1, 2, Piece([5, 6], None))
     kept.write()
@@ -138,7 +138,7 @@ STEP = st.one_of(
 
 
 @given(st.lists(STEP, max_size=12))
-def test_whatever_becomes_of_it_is_read_as_it_was(tmp_path_factory, steps):
+def test_stored_transcript_equals_the_live_one(tmp_path_factory, steps):
     with closing(Store(tmp_path_factory.mktemp("store"), durable="off")) as store:
         kept, attempt = Kept(store), 0
         for what, number in steps:
@@ -169,7 +169,7 @@ LIVE_STEP = st.one_of(
 
 
 @given(st.lists(LIVE_STEP, max_size=12))
-def test_what_the_writer_has_is_never_changed(tmp_path_factory, steps):
+def test_pieces_handed_to_the_writer_are_never_changed(tmp_path_factory, steps):
     """Its thread encodes tokens later, from the very lists of the transcript."""
     with closing(Store(tmp_path_factory.mktemp("store"), durable="off")) as store:
         stored, transcript = StoredTranscripts(store), TokenTranscript()

@@ -57,14 +57,14 @@ def recovered(tmp_path, *, group=GROUP, prompt=PROMPT, made=2, tool=None, run=Tr
         return recover(store, StoredTranscripts(store), other.get("given", ()))
 
 
-def test_a_new_store_has_nothing_to_go_on_from(tmp_path):
+def test_new_store_has_no_state(tmp_path):
     with closing(Store(tmp_path)) as store:
         found = recover(store, StoredTranscripts(store))
     assert found == Recovered()
     assert found.event is None
 
 
-def test_what_is_whole_comes_as_it_was(tmp_path):
+def test_intact_store_is_restored(tmp_path):
     found = recovered(
         tmp_path,
         facts={
@@ -90,7 +90,7 @@ def test_a_group_that_lacks_tokens_starts_over(tmp_path):
     assert found.anew == ["a/0"]
 
 
-def test_so_does_one_that_lacks_no_token_that_it_has_made(tmp_path, monkeypatch):
+def test_group_with_damaged_unused_tokens_starts_over(tmp_path, monkeypatch):
     """What a tool has returned is damaged."""
     make = Store._load
 
@@ -112,7 +112,7 @@ def test_a_group_without_its_prompt_fails(tmp_path):
     assert "submit it again" in failed.reason
 
 
-def test_a_prompt_of_which_only_the_tokens_are_left_fails(tmp_path):
+def test_prompt_with_only_its_tokens_left_fails(tmp_path):
     """Its two facts were damaged, and it was forgotten without a word."""
     fact, tokens = facts.encoded_prompt(msgspec.structs.replace(PROMPT, uid="b"), tool=None)
     with closing(Store(tmp_path, durable="off")) as store:
@@ -127,7 +127,7 @@ def test_a_prompt_of_which_only_the_tokens_are_left_fails(tmp_path):
     assert [group.uid for group in found.lost] == found.gone == ["b"]
 
 
-def test_a_trajectory_fails_unless_its_group_is_whole(tmp_path):
+def test_a_trajectory_fails_unless_its_group_is_complete(tmp_path):
     assert "its tool was lost" in recovered(tmp_path / "1", tool="").lost[0].reason
     (failed,) = recovered(tmp_path / "3", tool="search", given=["other"]).lost
     assert "its tool 'search' was not passed again" in failed.reason
@@ -140,7 +140,7 @@ def test_a_trajectory_fails_unless_its_group_is_whole(tmp_path):
     assert "its tool was lost" in failed.reason
 
 
-def test_the_round_and_the_window_go_on_without_a_group_whose_tool_is_gone(tmp_path):
+def test_round_and_window_continue_without_a_group_that_lost_its_tool(tmp_path):
     written = {(facts.RUN, ONE): encoded(RunFacts(4.5, 3, round=Launch(2), window=1, lost=1))}
     assert recovered(tmp_path / "1", tool="", facts=written).state.run.lost == 2
     fresh = GROUP.anew()
@@ -148,13 +148,13 @@ def test_the_round_and_the_window_go_on_without_a_group_whose_tool_is_gone(tmp_p
     assert (run.lost, run.window) == (1, 0)
 
 
-def test_a_trajectory_goes_on_where_its_tool_is_given_again(tmp_path):
+def test_a_trajectory_continues_when_its_tool_is_given_again(tmp_path):
     found = recovered(tmp_path, tool="search", given=["search"])
     assert found.state.groups == (GROUP,)
     assert found.tools == {"a": "search"}
 
 
-def test_leases_are_of_batches_that_are_there_or_that_somebody_is_to_be_told_of(tmp_path):
+def test_leases_belong_to_stored_or_reported_batches(tmp_path):
     delivered = Deliver(0, 3, ())
     leases = {
         "0": LeaseFacts("t1"),
@@ -188,14 +188,14 @@ def test_parts_whose_rows_are_damaged_are_without_samples(tmp_path):
     ]
 
 
-def test_who_was_told_of_a_failure_in_a_batch_that_has_gone_is_told_again(tmp_path):
+def test_failure_reported_in_a_lost_batch_is_reported_again(tmp_path):
     found = recovered(tmp_path, facts={(facts.LOST, "0:f"): encoded(StoredLoss("why", 0))})
     assert found.told == {}
     assert found.untold == ["0:f"]
     assert found.lost == [LostGroup("f", "why")]
 
 
-def test_a_prompt_of_which_nothing_else_is_left_fails(tmp_path):
+def test_prompt_without_its_group_fails(tmp_path):
     found = recovered(tmp_path, group=None, made=0)
     (failed,) = found.lost
     assert failed.uid == "a"
@@ -203,14 +203,14 @@ def test_a_prompt_of_which_nothing_else_is_left_fails(tmp_path):
     assert (found.gone, found.prompts) == (["a"], {})
 
 
-def test_so_does_one_whose_tokens_are_damaged_too(tmp_path):
+def test_prompt_with_damaged_tokens_and_no_group_fails(tmp_path):
     fact, _ = facts.encoded_prompt(PROMPT, tool=None)
     stored = {(facts.PROMPT, "a"): fact}
     found = recovered(tmp_path, group=None, prompt=None, made=0, facts=stored)
     assert ([group.uid for group in found.lost], found.gone) == (["a"], ["a"])
 
 
-def test_the_number_of_a_batch_that_only_told_is_known(tmp_path):
+def test_number_of_a_batch_without_samples_is_restored(tmp_path):
     assert recovered(tmp_path / "1").telling == -1
     found = recovered(tmp_path / "2", facts={(facts.TELLING, ONE): encoded(7)})
     assert found.telling == 7
@@ -221,7 +221,7 @@ def test_without_its_counters_a_run_cannot_go_on(tmp_path):
         recovered(tmp_path, run=False)
 
 
-def test_a_fact_of_another_shape_is_told(tmp_path):
+def test_fact_of_another_shape_is_reported(tmp_path):
     with pytest.raises(StoreError, match="cannot be decoded"):
         recovered(tmp_path, facts={(facts.WEIGHTS, ONE): encoded([1, 2])})
 
@@ -259,12 +259,12 @@ def test_rewards_of_a_group_that_fails_go_with_it(tmp_path):
     assert found.unrewarded == ["a/0"]
 
 
-def test_one_that_was_kept_and_whose_reward_is_lost_is_judged_again(tmp_path):
+def test_kept_group_with_a_lost_reward_is_judged_again(tmp_path):
     found = recovered(tmp_path, group=JUDGED)
     assert [group.state for group in found.state.groups] == ["judging"]
 
 
-def test_a_delivered_sample_whose_reward_is_lost_is_told_to_be(tmp_path):
+def test_delivered_sample_with_a_lost_reward_is_reported(tmp_path):
     """It would come again as one that was never to be rewarded."""
     segments = (Segment(0, 2, "i0"),)
     batch = Deliver(0, 3, (DeliveredSample("a/0", "a", 0, 3, 2, segments, 0, "stop"),))
@@ -279,7 +279,7 @@ def test_a_delivered_sample_whose_reward_is_lost_is_told_to_be(tmp_path):
     assert not found.told
 
 
-def test_what_was_filtered_is_told_as_such(tmp_path):
+def test_filtered_groups_are_reported_as_filtered(tmp_path):
     stored = {
         (facts.LOST, ":f"): encoded(StoredLoss(None)),
         (facts.LOST, "0:g"): encoded(StoredLoss(None, 0)),
@@ -363,7 +363,7 @@ def test_tokens_are_read_when_they_are_needed(tmp_path):
         assert payloads.factory(PROMPT_RESTORED_PAYLOADS)(1).response_ids == []
 
 
-def test_the_newest_part_that_is_there_tells_who_had_failed(tmp_path):
+def test_newest_stored_part_names_the_failed_groups(tmp_path):
     """A trainer that starts anew gets a batch from its first part on, and parts that are made
     later do not tell it again."""
     parts = [Deliver(0, 0, (), part=0, last=False), Deliver(0, 0, (), part=1, last=False)]

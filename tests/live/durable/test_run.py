@@ -65,7 +65,7 @@ async def batch_of(live: LiveScheduler, acknowledged: int | None = None) -> Batc
     return batch
 
 
-def test_what_ran_goes_on_from_its_last_piece(tmp_path):
+def test_running_request_continues_from_its_last_piece(tmp_path):
     async def scene():
         before, after = Scripted(), Scripted()
         async with run(tmp_path / "1", before) as live:
@@ -96,7 +96,7 @@ def test_what_ran_goes_on_from_its_last_piece(tmp_path):
     virtual_net.run(scene())
 
 
-def test_what_was_delivered_comes_again_until_it_is_acknowledged(tmp_path):
+def test_delivered_batch_is_repeated_until_acknowledged(tmp_path):
     async def scene():
         before, after = Scripted(), Scripted()
         async with run(tmp_path / "1", before) as live:
@@ -281,7 +281,7 @@ def test_an_instance_that_was_to_be_resumed_is_not_left_paused(tmp_path):
     virtual_net.run(scene())
 
 
-def test_whose_the_news_is_that_nothing_comes_is_known_after_a_restart(tmp_path):
+def test_batch_of_failures_keeps_its_trainer_after_a_restart(tmp_path):
     """A batch that only tells of lost groups went to another trainer while the first one had it."""
 
     async def scene():
@@ -307,7 +307,7 @@ def test_whose_the_news_is_that_nothing_comes_is_known_after_a_restart(tmp_path)
     virtual_net.run(scene())
 
 
-def test_a_loader_that_is_no_data_is_refused(tmp_path):
+def test_loader_that_cannot_be_stored_is_refused(tmp_path):
     async def load(client, version): ...
 
     async def scene():
@@ -319,7 +319,7 @@ def test_a_loader_that_is_no_data_is_refused(tmp_path):
     virtual_net.run(scene())
 
 
-def test_a_trajectory_without_its_tool_fails_and_says_so(tmp_path):
+def test_a_trajectory_without_its_tool_fails_with_the_reason(tmp_path):
     async def tool(trajectory):
         await asyncio.Event().wait()
 
@@ -389,7 +389,7 @@ def test_a_finished_trajectory_without_its_tool_does_not_start_over(tmp_path):
     virtual_net.run(scene())
 
 
-def test_who_had_waited_is_told_that_nothing_is_left_but_a_failure(tmp_path):
+def test_waiting_trainer_hears_that_only_a_failure_is_left(tmp_path):
     async def tool(trajectory):
         await asyncio.Event().wait()
 
@@ -603,7 +603,7 @@ def test_each_loss_of_a_group_is_told_with_its_batch_over_two_restarts(tmp_path)
     virtual_net.run(scene())
 
 
-def test_what_a_damaged_row_says_of_a_delivery_is_told_after_the_end(tmp_path):
+def test_damaged_delivery_is_reported_after_the_end(tmp_path):
     """Under a number that no batch had: who has acknowledged that one hears of this, too."""
 
     async def scene():
@@ -642,7 +642,7 @@ def test_what_a_damaged_row_says_of_a_delivery_is_told_after_the_end(tmp_path):
     virtual_net.run(scene())
 
 
-def test_what_was_damaged_of_a_delivery_does_not_stay(tmp_path):
+def test_damaged_delivery_leaves_no_rows(tmp_path):
     """Its prompt, its tokens and its rewards: nobody acknowledges them any more."""
 
     async def worth(sample):
@@ -715,7 +715,7 @@ def test_a_full_disk_refuses_new_prompts_with_the_reason(tmp_path):
     virtual_net.run(scene())
 
 
-def test_a_broken_disk_breaks_the_scheduler_and_tells_who_waits(tmp_path, monkeypatch):
+def test_broken_disk_breaks_the_scheduler_and_its_waiters(tmp_path, monkeypatch):
     async def scene():
         instance = Scripted()
         async with run(tmp_path / "1", instance) as live:

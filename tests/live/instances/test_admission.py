@@ -53,7 +53,7 @@ RESUME, HOLD = "resume", ("pause", "keep", False)
         (SOMEBODY_ELSE, True, "refused", SOMEBODY_ELSE),
     ],
 )
-def test_it_joins_paused_if_it_is_held_and_else_not(
+def test_instance_joins_paused_only_if_held(
     by: PausedBy, found_paused: bool | None, asked: Any, after: PausedBy
 ) -> None:
     client, pause = Scripted(), InstancePause("i0")
@@ -70,7 +70,7 @@ def test_it_joins_paused_if_it_is_held_and_else_not(
     assert pause.by is after
 
 
-def test_what_is_found_paused_is_resumed_where_we_are_told_to() -> None:
+def test_paused_instance_is_resumed_on_request() -> None:
     client, pause = Scripted(), InstancePause("i0")
     description = msgspec.structs.replace(PAUSABLE, paused=True)
     virtual_net.run(settle_pause(client, description, pause, Settings(resume_paused=True)))
@@ -78,7 +78,7 @@ def test_what_is_found_paused_is_resumed_where_we_are_told_to() -> None:
 
 
 @pytest.mark.parametrize("by", PausedBy)
-def test_one_that_cannot_be_paused_joins_unless_it_is_held(by: PausedBy) -> None:
+def test_instance_without_pause_joins_unless_held(by: PausedBy) -> None:
     client, pause = Scripted(), InstancePause("i0")
     pause.by = by
     settling = settle_pause(client, PLAIN, pause, Settings())
@@ -99,7 +99,7 @@ def test_one_that_cannot_be_paused_joins_unless_it_is_held(by: PausedBy) -> None
         ("", "llama", ""),  # it does not say
     ],
 )
-def test_one_of_the_fleets_model(model: str, required: str, known_as: str) -> None:
+def test_instance_with_the_fleets_model_joins(model: str, required: str, known_as: str) -> None:
     description = msgspec.structs.replace(PLAIN, model=model)
     found = with_required_model(Scripted(), description, RequiredModel(required))
     assert found.model == known_as
@@ -112,13 +112,13 @@ def test_one_of_the_fleets_model(model: str, required: str, known_as: str) -> No
         (True, "samples of this run come from llama.* or restart the gateway .*--store"),
     ],
 )
-def test_one_of_another_model_is_refused_with_both_names(of_run: bool, said: str) -> None:
+def test_another_model_is_refused_with_both_names(of_run: bool, said: str) -> None:
     description = msgspec.structs.replace(PLAIN, model="qwen", models=("qwen", "tuned"))
     with pytest.raises(InstanceError, match=f"serves qwen, tuned, but .*{said}"):
         with_required_model(Scripted(), description, RequiredModel("llama", of_run))
 
 
-def test_one_of_several_models_is_asked_for_the_fleets() -> None:
+def test_instance_with_several_models_serves_the_fleets() -> None:
     class Several(Scripted):
         used = ""
 
@@ -175,7 +175,7 @@ class Coming:
 
 
 class TestAdmission:
-    def test_it_joins_with_the_model_of_the_fleet(self) -> None:
+    def test_joined_instance_has_the_model_of_the_fleet(self) -> None:
         async def scene() -> None:
             fleet = Fleet("m")
             one = Coming(fleet, msgspec.structs.replace(PLAIN, version=0, model="m"))
@@ -187,7 +187,7 @@ class TestAdmission:
 
         virtual_net.run(scene())
 
-    def test_one_with_older_weights_awaits_those_that_nobody_can_load(self) -> None:
+    def test_instance_with_older_weights_waits_without_a_loader(self) -> None:
         async def scene() -> None:
             fleet = Fleet(newest=2)
             one = Coming(fleet, msgspec.structs.replace(PLAIN, version=1))
@@ -204,7 +204,7 @@ class TestAdmission:
 
         virtual_net.run(scene())
 
-    def test_one_that_is_unfit_comes_only_after_a_restart(self) -> None:
+    def test_unfit_instance_joins_only_after_a_restart(self) -> None:
         async def scene() -> None:
             fleet = Fleet()
             one = Coming(fleet, msgspec.structs.replace(PLAIN, version=0, started_at=1.0))
@@ -219,7 +219,7 @@ class TestAdmission:
 
         virtual_net.run(scene())
 
-    def test_a_restart_ends_what_paused_it_but_a_hold(self) -> None:
+    def test_a_restart_ends_every_pause_but_a_hold(self) -> None:
         async def scene() -> None:
             one = Coming(Fleet(), msgspec.structs.replace(PAUSABLE, version=0, started_at=1.0))
             await one.admission.admit()
@@ -247,10 +247,10 @@ def settle(
 
 
 class TestItTells:
-    def test_the_trainers_version(self) -> None:
+    def test_instance_with_the_trainers_version_joins(self) -> None:
         assert settle(JoiningVersion("i0", 4), 4, 4) == 4
 
-    def test_a_newer_one_is_refused_with_the_remedy(self) -> None:
+    def test_newer_version_is_refused_with_the_remedy(self) -> None:
         """A trainer that starts anew before instances that another run has trained."""
         with pytest.raises(VersionRefused) as refused:
             settle(JoiningVersion("i0", 0), 4, 0)
@@ -259,14 +259,14 @@ class TestItTells:
         for remedy in ("--start-version 4", "version=4", "--start-version auto", 'version="auto"'):
             assert remedy in text
 
-    def test_a_newer_one_is_the_trainers_where_that_is_said(self) -> None:
+    def test_newer_version_is_adopted_by_policy(self) -> None:
         assert settle(JoiningVersion("i0", 0), 4, 0, follows=True) == 4
 
-    def test_an_older_one_is_loaded_first(self) -> None:
+    def test_older_version_is_loaded_before_joining(self) -> None:
         assert settle(JoiningVersion("i0", 0), 2, 5, can_load=True) == 2
 
     @pytest.mark.parametrize("follows", [False, True])
-    def test_an_older_one_waits_where_nobody_said_how_to_load(self, follows: bool) -> None:
+    def test_older_version_waits_without_a_loader(self, follows: bool) -> None:
         with pytest.raises(
             JoinsLater, match=r"version 2, the trainer is at 5.*/weight_info reports 5"
         ):
@@ -274,7 +274,9 @@ class TestItTells:
 
 
 class TestItDoesNotTell:
-    def test_it_has_the_trainers_first_weights(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_unlabelled_instance_has_the_first_weights(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
         instance = JoiningVersion("i0", 4)
         with caplog.at_level(logging.WARNING):
             assert settle(instance, None, 4) == settle(instance, None, 4) == 4
@@ -282,24 +284,24 @@ class TestItDoesNotTell:
         assert "i0 does not report" in said
         assert "assuming 4" in said
 
-    def test_nothing_trained_is_no_reason_to_warn(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_no_warning_before_training(self, caplog: pytest.LogCaptureFixture) -> None:
         with caplog.at_level(logging.WARNING):
             assert settle(JoiningVersion("i0", 0), None, 0) == 0
         assert caplog.messages == []
 
-    def test_a_late_one_is_loaded_first_or_waits(self) -> None:
+    def test_late_unlabelled_instance_is_loaded_or_waits(self) -> None:
         assert settle(JoiningVersion("i0", 4), None, 6, can_load=True) == 4
         with pytest.raises(JoinsLater, match="version 4, the trainer is at 6"):
             settle(JoiningVersion("i0", 4), None, 6)
 
-    def test_back_from_the_dead_it_has_the_weights_of_its_start(self) -> None:
+    def test_restarted_instance_has_the_weights_of_its_start(self) -> None:
         instance = JoiningVersion("i0", 0)
         assert settle(instance, 0, 0) == 0
         assert settle(instance, None, 0) == 0
         with pytest.raises(JoinsLater, match="version 0, the trainer is at 1"):
             settle(instance, None, 1)
 
-    def test_what_those_are_may_be_anybodys_guess(self) -> None:
+    def test_unknown_start_weights_are_loaded_first(self) -> None:
         """It had version 4 when we first saw it, and not from its start."""
         instance = JoiningVersion("i0", 4)
         assert settle(instance, 4, 4) == 4

@@ -129,7 +129,7 @@ def test_an_update_from_pause_to_resume() -> None:
     virtual_loop.run(scene())
 
 
-def test_nobody_is_paused_whom_nobody_would_resume() -> None:
+def test_unrecorded_pause_is_not_sent() -> None:
     """The pause was sent, and the disk failed before that was written: the next process took it
     for somebody else's."""
 
@@ -150,7 +150,7 @@ def test_nobody_is_paused_whom_nobody_would_resume() -> None:
     virtual_loop.run(scene())
 
 
-def test_one_is_lent_and_taken_back() -> None:
+def test_instance_is_lent_and_taken_back() -> None:
     async def scene() -> None:
         async with Stage() as stage:
             lent: list[str] = []
@@ -167,7 +167,7 @@ def test_one_is_lent_and_taken_back() -> None:
     virtual_loop.run(scene())
 
 
-def test_one_that_is_taken_back_while_it_is_held_stands_still() -> None:
+def test_returned_instance_stays_paused_while_held() -> None:
     async def scene() -> None:
         async with Stage() as stage:
             stage.orders.lend(lambda name: None)
@@ -180,7 +180,7 @@ def test_one_that_is_taken_back_while_it_is_held_stands_still() -> None:
     virtual_loop.run(scene())
 
 
-def test_one_that_cannot_be_paused_is_not_lent() -> None:
+def test_instance_that_fails_to_pause_is_not_lent() -> None:
     async def scene() -> None:
         async with Stage() as stage:
             lent: list[str] = []
@@ -192,7 +192,7 @@ def test_one_that_cannot_be_paused_is_not_lent() -> None:
     virtual_loop.run(scene())
 
 
-def test_one_that_is_held_is_not_resumed() -> None:
+def test_held_instance_is_not_resumed() -> None:
     async def scene() -> None:
         async with Stage() as stage:
             stage.orders.pause("keep", False)
@@ -205,7 +205,7 @@ def test_one_that_is_held_is_not_resumed() -> None:
     virtual_loop.run(scene())
 
 
-def test_whoever_else_controls_it_comes_between_orders_not_into_them() -> None:
+def test_other_control_runs_between_orders() -> None:
     async def scene() -> None:
         async with Stage() as stage:
             stage.orders.pause("abort", False)
@@ -265,7 +265,7 @@ def test_a_pause_that_failed_may_have_been_one() -> None:
     virtual_loop.run(scene())
 
 
-def test_weights_that_nobody_can_load() -> None:
+def test_weights_without_a_loader_fail() -> None:
     async def scene() -> None:
         async with Stage() as stage:
             stage.orders.update(7, None)
@@ -275,7 +275,7 @@ def test_weights_that_nobody_can_load() -> None:
     virtual_loop.run(scene())
 
 
-def test_what_is_called_off_is_not_done_and_has_not_failed() -> None:
+def test_cancelled_orders_neither_run_nor_fail() -> None:
     async def scene() -> None:
         async with Stage() as stage:
             stage.orders.update(7, stage.client.load)
@@ -291,7 +291,7 @@ def test_what_is_called_off_is_not_done_and_has_not_failed() -> None:
     virtual_loop.run(scene())
 
 
-def test_an_order_that_waits_for_somebody_else_is_called_off_too() -> None:
+def test_order_waiting_for_the_lock_is_cancelled() -> None:
     """Else it would pause the instance when it has joined again, and nobody would resume it."""
 
     async def scene() -> None:
@@ -307,7 +307,7 @@ def test_an_order_that_waits_for_somebody_else_is_called_off_too() -> None:
     virtual_loop.run(scene())
 
 
-def test_a_loader_that_answers_its_cancellation_with_an_error_holds_up_nothing() -> None:
+def test_loader_error_on_cancellation_delays_nothing() -> None:
     async def stubborn(client: Any, version: int) -> None:
         try:
             await asyncio.sleep(1e6)
@@ -355,7 +355,7 @@ def run(scene: Coroutine[Any, Any, None]) -> None:
     virtual_net.run(scene)
 
 
-def test_it_is_held_until_it_is_released() -> None:
+def test_hold_lasts_until_its_release() -> None:
     async def scene() -> None:
         one = Paused(joined=True)
         await one.control.hold("abort", clear_cache=True)
@@ -369,7 +369,7 @@ def test_it_is_held_until_it_is_released() -> None:
     run(scene())
 
 
-def test_one_that_is_away_goes_on_when_it_joins() -> None:
+def test_hold_released_while_away_ends_on_joining() -> None:
     async def scene() -> None:
         one = Paused(joined=False)
         one.control.note_held()
@@ -397,7 +397,7 @@ def test_a_pause_that_failed_holds_nothing() -> None:
     run(scene())
 
 
-def test_nobody_comes_between() -> None:
+def test_hold_waits_for_a_running_update() -> None:
     """What an update does under the lock is done before an administrator's pause is passed on."""
 
     async def scene() -> None:
@@ -413,7 +413,7 @@ def test_nobody_comes_between() -> None:
     run(scene())
 
 
-def test_what_an_earlier_run_left_paused_is_ours_to_resume() -> None:
+def test_pause_of_an_earlier_run_is_resumed() -> None:
     one = Paused(joined=False)
     one.control.note_left_paused()
     assert one.pause.by is PausedBy.US

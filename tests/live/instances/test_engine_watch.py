@@ -63,7 +63,7 @@ def play(scene: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 class TestWhenItIsAsked:
-    def test_one_that_makes_tokens_is_left_alone(self) -> None:
+    def test_progressing_instance_is_not_asked(self) -> None:
         async def scene() -> None:
             stage = Stage()
             for _ in range(3):
@@ -71,7 +71,7 @@ class TestWhenItIsAsked:
 
         play(scene)
 
-    def test_one_whose_tokens_stand_still_is_asked_both(self) -> None:
+    def test_stalled_instance_is_asked_for_pause_and_weights(self) -> None:
         async def scene() -> None:
             stage = Stage()
             await stage.look(moved=True)
@@ -79,7 +79,7 @@ class TestWhenItIsAsked:
 
         play(scene)
 
-    def test_where_there_is_a_suspicion_its_weights_are_asked_for_once(self) -> None:
+    def test_suspicion_asks_for_the_weights_once(self) -> None:
         async def scene() -> None:
             stage = Stage()
             stage.watch.suspect()
@@ -88,7 +88,7 @@ class TestWhenItIsAsked:
 
         play(scene)
 
-    def test_what_it_does_not_offer_is_not_asked(self) -> None:
+    def test_missing_capabilities_are_not_asked(self) -> None:
         async def scene() -> None:
             stage = Stage("generate")
             await stage.look(moved=True)
@@ -96,7 +96,7 @@ class TestWhenItIsAsked:
 
         play(scene)
 
-    def test_while_we_control_it_ourselves_nobody_asks(self) -> None:
+    def test_controlled_instance_is_not_asked(self) -> None:
         async def scene() -> None:
             stage = Stage()
             await stage.look(moved=True)
@@ -114,7 +114,7 @@ class TestPauses:
         assert await stage.look() == ["paused"]
         return stage
 
-    def test_the_gate_is_closed_until_it_goes_on(self) -> None:
+    def test_gate_is_closed_until_the_instance_resumes(self) -> None:
         async def scene() -> None:
             stage = await self.paused()
             assert stage.pause.by is PausedBy.SOMEBODY_ELSE
@@ -142,7 +142,7 @@ class TestPauses:
 
         play(scene)
 
-    def test_tokens_tell_that_it_goes_on(self) -> None:
+    def test_tokens_show_that_the_instance_resumed(self) -> None:
         """So it is not asked whether it is paused."""
 
         async def scene() -> None:
@@ -176,7 +176,7 @@ class TestPauses:
 
         play(scene)
 
-    def test_joining_again_it_is_as_new(self) -> None:
+    def test_rejoining_resets_the_watch(self) -> None:
         async def scene() -> None:
             stage = await self.paused()
             stage.watch.joined()
@@ -186,7 +186,7 @@ class TestPauses:
 
 
 class TestVersions:
-    def test_an_idle_one_with_newer_weights(self) -> None:
+    def test_idle_instance_with_newer_weights_is_found(self) -> None:
         async def scene() -> None:
             stage = Stage()
             await stage.look(moved=True)
@@ -197,7 +197,7 @@ class TestVersions:
 
         play(scene)
 
-    def test_by_policy_it_is_wrong(self) -> None:
+    def test_newer_weights_are_wrong_by_policy(self) -> None:
         async def scene() -> None:
             stage = Stage(on_contradiction="refuse")
             await stage.look(moved=True)
@@ -222,7 +222,7 @@ class TestVersions:
 
         play(scene)
 
-    def test_what_was_true_when_it_was_asked_is_not_held_against_it(self) -> None:
+    def test_stale_version_answer_is_ignored(self) -> None:
         """While it answered, an answer to a request told of newer weights."""
 
         class Late(Scripted):
@@ -244,7 +244,7 @@ class TestVersions:
 
         play(scene)
 
-    def test_one_that_says_nothing_is_as_it_was(self) -> None:
+    def test_missing_version_changes_nothing(self) -> None:
         async def scene() -> None:
             stage = Stage()
             await stage.look(moved=True)

@@ -67,7 +67,7 @@ def play(scene: Callable[[Stage], Any]) -> None:
     virtual_net.run(run())
 
 
-def test_one_comes_once_and_goes() -> None:
+def test_instance_joins_once_and_leaves() -> None:
     async def scene(stage: Stage) -> None:
         instance = Scripted()
         await stage.fleet.add(instance, patient=False)
@@ -86,7 +86,7 @@ def test_one_comes_once_and_goes() -> None:
     play(scene)
 
 
-def test_one_that_is_removed_twice_goes_once() -> None:
+def test_instance_removed_twice_leaves_once() -> None:
     """Who runs attempts elsewhere is waited for, and it may have gone and come again meanwhile."""
 
     async def scene(stage: Stage) -> None:
@@ -107,7 +107,7 @@ def test_one_that_is_removed_twice_goes_once() -> None:
     play(scene)
 
 
-def test_one_that_cannot_be_used_is_not_here() -> None:
+def test_unusable_instance_is_not_added() -> None:
     async def scene(stage: Stage) -> None:
         instance = Scripted()
         instance.dead = True
@@ -120,7 +120,7 @@ def test_one_that_cannot_be_used_is_not_here() -> None:
     play(scene)
 
 
-def test_what_an_earlier_run_has_paused_is_ours_to_resume() -> None:
+def test_instance_paused_by_an_earlier_run_is_resumed() -> None:
     async def scene(stage: Stage) -> None:
         stage.fleet.paused_before = {"i0"}
         await stage.fleet.add(Scripted("i0"), patient=False)
@@ -131,7 +131,7 @@ def test_what_an_earlier_run_has_paused_is_ours_to_resume() -> None:
     play(scene)
 
 
-def test_a_loss_is_told_once() -> None:
+def test_loss_is_reported_once() -> None:
     async def scene(stage: Stage) -> None:
         await stage.fleet.add(Scripted(), patient=False)
         stage.fleet.lose("i0", "it died")
@@ -141,7 +141,7 @@ def test_a_loss_is_told_once() -> None:
     play(scene)
 
 
-def test_only_who_knows_how_can_load() -> None:
+def test_loading_needs_a_loader() -> None:
     async def load(client: Any, version: int) -> None: ...
 
     async def scene(stage: Stage) -> None:
@@ -152,7 +152,7 @@ def test_only_who_knows_how_can_load() -> None:
     play(scene)
 
 
-def test_one_of_another_model_does_not_join_in_the_place_of_one_that_is_away() -> None:
+def test_another_model_does_not_replace_an_absent_instance() -> None:
     """It did where all others were away, and the run went on with another model."""
 
     async def scene(stage: Stage) -> None:
@@ -174,7 +174,7 @@ def test_one_of_another_model_does_not_join_in_the_place_of_one_that_is_away() -
     play(scene)
 
 
-def test_a_run_keeps_its_model_once_it_has_begun() -> None:
+def test_started_run_keeps_its_model() -> None:
     """A fleet that came back whole with another model went on with the samples of the first."""
 
     async def scene(stage: Stage) -> None:

@@ -94,7 +94,7 @@ def test_misses_count_in_a_row_and_from_when_it_joins() -> None:
     run(scene())
 
 
-def test_after_a_first_miss_it_is_polled_at_once_and_then_in_its_time() -> None:
+def test_first_miss_polls_at_once_and_later_ones_at_intervals() -> None:
     async def scene() -> None:
         now = asyncio.get_running_loop().time
         client, health = made()
@@ -109,7 +109,7 @@ def test_after_a_first_miss_it_is_polled_at_once_and_then_in_its_time() -> None:
     run(scene())
 
 
-def test_nothing_is_verified_from_a_failure_to_the_next_poll_that_began_after_it() -> None:
+def test_failure_unverifies_until_a_poll_that_began_after_it() -> None:
     async def scene() -> None:
         _, health = made()
         assert health.verified.is_set()
@@ -212,7 +212,7 @@ class TestMovement:
         assert not movement.note(2.0, Gauges(2, 0, 0.5, generated_tokens=7))
         assert movement.since == 1.0
 
-    def test_where_nothing_runs_nothing_stands_still(self) -> None:
+    def test_idle_instance_does_not_stall(self) -> None:
         movement = Movement(0.0)
         for now in (1.0, 2.0, 3.0):
             movement.note(now, Gauges(0, 0, 0.0))
@@ -236,23 +236,23 @@ class TestMovement:
 
 
 class TestShortfall:
-    def test_it_must_last(self) -> None:
+    def test_shortfall_must_last(self) -> None:
         shortfall = Shortfall(10.0)
         assert [shortfall.note(float(now), 1) for now in range(12)] == [0] * 10 + [1, 1]
 
-    def test_the_least_of_the_whole_time_counts(self) -> None:
+    def test_smallest_shortfall_over_time_counts(self) -> None:
         shortfall = Shortfall(3.0)
         told = [shortfall.note(float(now), missing) for now, missing in enumerate([5, 2, 9, 4, 4])]
         assert told == [0, 0, 0, 2, 2]
 
-    def test_a_poll_that_tells_of_all_ends_it(self) -> None:
+    def test_poll_with_all_requests_ends_a_shortfall(self) -> None:
         shortfall = Shortfall(2.0)
         assert [shortfall.note(float(n), m) for n, m in enumerate([1, 1, 0, 1, 1, 1])][-2:] == [
             0,
             1,
         ]
 
-    def test_more_than_we_know_of_is_no_shortfall(self) -> None:
+    def test_surplus_requests_are_no_shortfall(self) -> None:
         shortfall = Shortfall(0.0)
         assert shortfall.note(0.0, -5) == 0
 
@@ -266,9 +266,7 @@ def test_a_stream_stands_still_from_its_last_token_on() -> None:
 
 
 @pytest.mark.parametrize(("generated", "noticed_s"), [(1, 10), (0, 60)])
-def test_one_that_has_never_made_a_token_may_still_be_in_its_first_step(
-    generated: int, noticed_s: int
-) -> None:
+def test_instance_without_tokens_may_be_in_its_first_step(generated: int, noticed_s: int) -> None:
     """It compiles kernels then, and says that it has nothing to do until that is over."""
     settings = Settings(forgotten_s=10.0, stall_s=60.0)
     liveness = Liveness(settings, 0.0)

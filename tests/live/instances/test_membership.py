@@ -76,7 +76,7 @@ def test_the_reason_is_why_it_has_not_joined() -> None:
     assert membership.reason == "it was restarted"
 
 
-def test_what_made_it_unfit_is_the_reason_while_it_is() -> None:
+def test_reason_stays_while_unfit() -> None:
     membership = Membership("i0")
     membership.move(DISQUALIFY, "500 from reload_weights")
     membership.move(REFUSE, "connection refused")
@@ -86,7 +86,7 @@ def test_what_made_it_unfit_is_the_reason_while_it_is() -> None:
     assert (membership.state, membership.reason) == (AWAY, "it serves another model")
 
 
-def test_one_that_has_drained_and_joins_again_has_work_again() -> None:
+def test_rejoining_resets_drained() -> None:
     membership = Membership("i0")
     membership.move(JOIN)
     membership.drained.set()

@@ -66,7 +66,7 @@ def test_only_an_administrator_ends_what_an_administrator_holds(by: PausedBy) ->
 
 
 @pytest.mark.parametrize("by", PausedBy)
-def test_after_our_resume_or_a_restart_nothing_is_left_of_ours(by: PausedBy) -> None:
+def test_resume_or_restart_ends_our_pause(by: PausedBy) -> None:
     for verb in (PauseMove.RESUME, PauseMove.RESTART):
         pause = InstancePause("i0")
         pause.by = by
@@ -75,7 +75,7 @@ def test_after_our_resume_or_a_restart_nothing_is_left_of_ours(by: PausedBy) -> 
         assert pause.by is not PausedBy.SOMEBODY_ELSE
 
 
-def test_that_it_is_not_ours_to_resume_any_more_is_told() -> None:
+def test_end_of_our_pause_is_reported() -> None:
     told: list[str] = []
     pause = InstancePause("i0", lambda: told.append(pause.by))
     for verb in (PauseMove.PAUSE, PauseMove.RELEASE):

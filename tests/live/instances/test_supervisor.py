@@ -53,7 +53,7 @@ def restart(instance: Scripted, **other: Any) -> None:
 
 
 class TestForgotten:
-    def test_on_a_busy_instance_the_oldest_are_asked_after_first(self) -> None:
+    def test_busy_instance_is_asked_for_its_oldest_requests_first(self) -> None:
         """It tells of two where we wait for three. The oldest is there and goes on from what it
         brings; the next does not answer and is made again."""
 
@@ -86,7 +86,7 @@ class TestForgotten:
 
         run(scene())
 
-    def test_one_that_answers_without_a_token_has_not_failed(self) -> None:
+    def test_empty_abort_of_a_forgotten_request_is_no_failure(self) -> None:
         async def scene() -> None:
             instance = Busy()
             async with Stage(instance, settings=QUICK) as stage:
@@ -148,7 +148,7 @@ class TestForgotten:
         ("here", "waiting"),
         [(1, 2), (3, 0), (40, 10)],  # queued or preempted; all run; others use it too
     )
-    def test_who_is_told_of_is_left_alone(self, here: int, waiting: int) -> None:
+    def test_reported_requests_are_not_aborted(self, here: int, waiting: int) -> None:
         async def scene() -> None:
             instance = Busy()
             instance.here, instance.waiting = here, waiting
@@ -273,7 +273,7 @@ class TestPauses:
 
         run(scene())
 
-    def test_one_that_was_restarted_is_held_before_it_joins(self) -> None:
+    def test_restarted_instance_is_held_before_joining(self) -> None:
         async def scene() -> None:
             instance = pausable(Scripted(), paused=False)
             async with Stage(instance, settings=QUICK) as stage:
@@ -293,7 +293,7 @@ class TestPauses:
 
         run(scene())
 
-    def test_one_that_was_released_while_it_was_away_goes_on(self) -> None:
+    def test_hold_released_while_away_ends(self) -> None:
         async def scene() -> None:
             instance = pausable(Scripted(), paused=False)
             async with Stage(instance, settings=QUICK) as stage:
@@ -310,7 +310,7 @@ class TestPauses:
 
         run(scene())
 
-    def test_somebody_elses_pause_is_respected_until_it_is_over(self) -> None:
+    def test_foreign_pause_is_respected_until_its_end(self) -> None:
         """A second gateway must not wake what the first has paused to load weights."""
 
         async def scene() -> None:
@@ -331,7 +331,7 @@ class TestPauses:
 
         run(scene())
 
-    def test_what_is_found_paused_is_resumed_where_we_are_told_to(self) -> None:
+    def test_paused_instance_is_resumed_on_request(self) -> None:
         async def scene() -> None:
             instance = pausable(Scripted(), paused=True)
             settings = msgspec.structs.replace(QUICK, resume_paused=True)
@@ -341,7 +341,7 @@ class TestPauses:
 
         run(scene())
 
-    def test_one_that_does_not_say_whether_it_is_paused_is_resumed(self) -> None:
+    def test_instance_of_unknown_pause_state_is_resumed(self) -> None:
         async def scene() -> None:
             instance = pausable(Scripted())
             async with Stage(instance, settings=QUICK):
@@ -349,7 +349,7 @@ class TestPauses:
 
         run(scene())
 
-    def test_what_our_own_update_left_paused_is_resumed(self) -> None:
+    def test_pause_left_by_our_update_is_resumed(self) -> None:
         async def scene() -> None:
             instance = pausable(Scripted(), paused=False)
             partial = {"use": "partial", "kv": "retain", "at_update": "in_place"}
@@ -377,7 +377,7 @@ class TestPauses:
 
         run(scene())
 
-    def test_what_failed_there_in_a_pause_holds_up_nothing_after_it(self) -> None:
+    def test_failure_during_a_pause_delays_nothing_afterwards(self) -> None:
         """It answered a poll meanwhile; the next one is an hour away."""
 
         async def scene() -> None:
@@ -403,7 +403,7 @@ class TestPauses:
 
         virtual_loop.run(scene())
 
-    def test_one_that_was_restarted_between_two_polls_is_held_again(self) -> None:
+    def test_instance_restarted_between_polls_is_held_again(self) -> None:
         """Nobody would notice otherwise: what is paused is not judged by its gauges."""
 
         async def scene() -> None:
@@ -422,7 +422,7 @@ class TestPauses:
 
         run(scene())
 
-    def test_one_that_is_released_while_it_joins_goes_on(self) -> None:
+    def test_hold_released_while_joining_ends(self) -> None:
         """It was paused as held a moment before, and nobody would resume it any more."""
 
         async def scene() -> None:
@@ -454,7 +454,7 @@ class TestPauses:
 
         run(scene())
 
-    def test_one_that_was_held_after_a_restart_and_released_before_it_joined_goes_on(self) -> None:
+    def test_hold_released_between_restart_and_joining_ends(self) -> None:
         async def scene() -> None:
             instance = pausable(Scripted(), paused=False)
             async with Stage(instance, settings=QUICK) as stage:
@@ -481,7 +481,7 @@ class TestPauses:
 
         run(scene())
 
-    def test_an_update_that_follows_at_once_is_no_stall_either(self) -> None:
+    def test_update_right_after_a_pause_is_no_stall(self) -> None:
         """Its pause was ordered before the resume of the first was done."""
 
         async def scene() -> None:
@@ -507,7 +507,7 @@ class TestPauses:
 
 
 class TestMembership:
-    def test_what_is_ordered_while_it_is_lost_is_not_done(self) -> None:
+    def test_orders_during_a_loss_are_dropped(self) -> None:
         """The scheduler may order something as it hears of what broke there."""
 
         class Ordering(Fleet):
@@ -532,7 +532,7 @@ class TestMembership:
 
         virtual_loop.run(scene())
 
-    def test_an_update_that_fails_when_it_is_called_off_leaves_it_unfit(self) -> None:
+    def test_update_failing_on_cancellation_leaves_the_instance_unfit(self) -> None:
         """Whoever loaded may have been halfway."""
 
         async def load(client: Any, version: int) -> None:
@@ -563,7 +563,7 @@ class TestMembership:
 
         virtual_loop.run(scene())
 
-    def test_one_that_is_removed_is_drained(self) -> None:
+    def test_removed_instance_is_drained(self) -> None:
         async def scene() -> None:
             instance = Scripted()
             supervisor = Fleet(instance, Settings()).supervisor
@@ -594,7 +594,7 @@ class TestModels:
 
         run(scene())
 
-    def test_what_those_served_that_are_away_does_not_count(self) -> None:
+    def test_models_of_absent_instances_do_not_count(self) -> None:
         """Two that were started with another model by mistake, and are now started with the right
         one, would wait for each other for ever."""
 
@@ -613,7 +613,7 @@ class TestModels:
 
         run(scene())
 
-    def test_of_two_that_come_together_one_is_first(self) -> None:
+    def test_two_instances_joining_together_agree_on_a_model(self) -> None:
         async def scene() -> None:
             first, second = pausable(Scripted("i0"), model="a"), pausable(Scripted("i1"), model="b")
             async with Stage(settings=QUICK) as stage:
@@ -625,7 +625,7 @@ class TestModels:
 
         run(scene())
 
-    def test_one_that_serves_several_is_asked_for_the_fleets(self) -> None:
+    def test_instance_with_several_models_serves_the_fleets(self) -> None:
         class Several(Scripted):
             used = ""
 
@@ -646,7 +646,7 @@ class TestModels:
 
         run(scene())
 
-    def test_the_last_that_is_left_may_be_restarted_with_another(self) -> None:
+    def test_last_instance_may_restart_with_another_model(self) -> None:
         async def scene() -> None:
             instance = Scripted()
             instance.description = msgspec.structs.replace(instance.description, model="old")
@@ -661,7 +661,7 @@ class TestModels:
 
 
 class TestWatching:
-    def test_what_one_with_other_weights_has_streamed_is_not_gone_on_from(self) -> None:
+    def test_tokens_of_wrong_weights_are_discarded(self) -> None:
         """It would count as of the weights that it should have."""
 
         async def load(client: Any, version: int) -> None:
@@ -690,7 +690,7 @@ class TestWatching:
 
         run(scene())
 
-    def test_one_that_hangs_is_noticed_within_its_bound(self) -> None:
+    def test_hanging_instance_is_noticed_within_its_bound(self) -> None:
         class Hanging(Scripted):
             hangs = False
 
@@ -752,7 +752,7 @@ class TestWatching:
 
         run(scene())
 
-    def test_nothing_is_sent_to_one_that_missed_a_poll_until_it_answers_one(self) -> None:
+    def test_instance_that_missed_a_poll_gets_no_requests_until_it_answers(self) -> None:
         """It may have been restarted meanwhile, and nothing of ours ran there to fail."""
 
         async def scene() -> None:
@@ -770,7 +770,7 @@ class TestWatching:
         run(scene())
 
     @pytest.mark.parametrize("error", [ValueError("10**30 tokens"), asyncio.CancelledError()])
-    def test_a_client_that_breaks_is_watched_on(self, error: BaseException) -> None:
+    def test_broken_client_stays_watched(self, error: BaseException) -> None:
         class Broken(Scripted):
             breaks = False
 
@@ -794,7 +794,7 @@ class TestWatching:
 
         run(scene())
 
-    def test_a_description_that_cannot_be_is_a_reason_to_stay_away(self) -> None:
+    def test_impossible_description_keeps_the_instance_away(self) -> None:
         class Odd(Scripted):
             odd = True
 
@@ -814,7 +814,7 @@ class TestWatching:
         run(scene())
 
     @pytest.mark.parametrize("call", ["resume", "set_version", "describe"])
-    def test_one_that_hangs_when_it_joins_is_asked_again(self, call: str) -> None:
+    def test_instance_hanging_while_joining_is_tried_again(self, call: str) -> None:
         async def scene() -> None:
             instance = pausable(Scripted())
             settings = Settings(poll_s=0.01, control_timeout_s=0.05)
@@ -832,7 +832,7 @@ class TestWatching:
 
         run(scene())
 
-    def test_a_resume_that_hangs_after_an_update_loses_the_instance_and_comes_back(self) -> None:
+    def test_hanging_resume_after_an_update_loses_the_instance_until_it_answers(self) -> None:
         async def scene() -> None:
             instance = pausable(Scripted(), paused=False)
             settings = Settings(poll_s=0.01, control_timeout_s=0.05)
@@ -859,7 +859,7 @@ class TestWatching:
 
         run(scene())
 
-    def test_whoever_is_told_of_a_loss_and_raises_ends_no_watch(self) -> None:
+    def test_error_in_a_loss_handler_does_not_end_the_watch(self) -> None:
         async def scene() -> None:
             instance = Scripted()
             async with Stage(instance, settings=QUICK) as stage:
@@ -887,7 +887,7 @@ class TestWatching:
 
         run(scene())
 
-    def test_what_an_instance_says_stands_in_one_short_line(self) -> None:
+    def test_instance_errors_are_one_short_line(self) -> None:
         async def scene() -> None:
             instance = Scripted()
             async with Stage(settings=QUICK) as stage:
@@ -912,7 +912,7 @@ def telling(instance: Scripted, version: int | None) -> Scripted:
 
 
 class TestVersionsAtJoin:
-    def test_a_newer_one_is_refused_until_the_trainer_has_it(self) -> None:
+    def test_newer_version_is_refused_until_published(self) -> None:
         async def scene() -> None:
             async with Stage(settings=QUICK) as stage:
                 instance = telling(Scripted(), 4)
@@ -928,7 +928,7 @@ class TestVersionsAtJoin:
 
         run(scene())
 
-    def test_an_older_one_is_loaded_before_its_first_request(self) -> None:
+    def test_older_version_is_loaded_before_the_first_request(self) -> None:
         async def scene() -> None:
             async with Stage(settings=QUICK) as stage:
                 stage.driver.publish(5, load)
@@ -942,7 +942,7 @@ class TestVersionsAtJoin:
 
         run(scene())
 
-    def test_while_somebody_has_it_in_hand_it_does_not_join(self) -> None:
+    def test_externally_controlled_instance_does_not_join(self) -> None:
         async def scene() -> None:
             async with Stage(settings=QUICK) as stage:
                 versions = stage.driver.versions
@@ -962,7 +962,7 @@ async def load(client: Any, version: int) -> None:
 
 
 class TestSomebodyElse:
-    def test_what_it_does_is_seen_and_followed(self) -> None:
+    def test_external_pause_is_seen_and_followed(self) -> None:
         async def scene() -> None:
             instance = pausable(telling(Scripted(), 0))
             instance.description = msgspec.structs.replace(
@@ -985,7 +985,7 @@ class TestSomebodyElse:
 
         run(scene())
 
-    def test_one_with_older_weights_than_it_was_given_is_lost(self) -> None:
+    def test_instance_with_older_weights_than_loaded_is_lost(self) -> None:
         async def scene() -> None:
             instance = telling(Scripted(), 4)
             instance.description = msgspec.structs.replace(
@@ -1003,7 +1003,7 @@ class TestSomebodyElse:
 
 
 class TestContradictions:
-    def test_an_answer_by_newer_weights_goes_out_when_its_instance_was_asked(self) -> None:
+    def test_answer_of_newer_weights_waits_for_its_instance(self) -> None:
         async def scene() -> None:
             instance = telling(Scripted(), 0)
             instance.description = msgspec.structs.replace(
@@ -1022,7 +1022,7 @@ class TestContradictions:
 
         run(scene())
 
-    def test_one_that_nothing_stands_by_is_made_again(self) -> None:
+    def test_unconfirmed_answer_is_retried(self) -> None:
         async def scene() -> None:
             instance = telling(Scripted(), 0)
             instance.description = msgspec.structs.replace(
@@ -1038,7 +1038,7 @@ class TestContradictions:
 
         run(scene())
 
-    def test_one_that_is_lost_meanwhile_is_told_once(self) -> None:
+    def test_instance_lost_while_asked_is_reported_once(self) -> None:
         class Slow(Scripted):
             said = asyncio.Event()
 

@@ -52,7 +52,7 @@ def versions(instances: int = 1, *, adopts: bool = False) -> tuple[FleetVersions
 
 
 class TestVersions:
-    def test_the_trainer_brings_a_version_to_one_after_the_other(self) -> None:
+    def test_trainer_brings_a_version_to_each_instance(self) -> None:
         book, pump = versions(2)
         assert book.moved("i0", 3, AROUND_US)
         assert pump.told == [WeightsPublished(3, loads=False), WeightsUpdated("i0", 3)]
@@ -61,25 +61,25 @@ class TestVersions:
         assert book.moved("i1", 3, THROUGH_US)
         assert pump.told[2:] == [WeightsUpdated("i1", 3)]
 
-    def test_no_news_is_not_told(self) -> None:
+    def test_known_version_is_not_reported(self) -> None:
         book, pump = versions()
         assert not book.moved("i0", 0, AROUND_US)
         assert pump.told == []
         assert book.of("i0").driven_by is US
 
-    def test_of_one_that_is_away_the_trainers_version_is_news(self) -> None:
+    def test_trainer_version_of_an_absent_instance_is_reported(self) -> None:
         book, pump = versions()
         assert not book.moved("away", 2, THROUGH_US)
         assert pump.told == [WeightsPublished(2, loads=False)]
         assert book.of("away").version is None
 
-    def test_what_we_load_just_now_is_left_to_that(self) -> None:
+    def test_version_being_loaded_is_not_reported(self) -> None:
         book, pump = versions()
         pump.tell(WeightsPublished(1))  # nothing runs there, so it is ordered at once
         assert not book.moved("i0", 1, AROUND_US)
         assert pump.told == [WeightsPublished(1)]
 
-    def test_a_newer_version_is_the_trainers_where_it_drives(self) -> None:
+    def test_newer_version_is_published_when_the_trainer_drives(self) -> None:
         book, pump = versions()
         assert not book.follows
         assert not book.may_publish(0)
@@ -100,7 +100,7 @@ class TestVersions:
 
 
 class TestGates:
-    def test_closed_until_every_reason_is_over(self) -> None:
+    def test_gate_is_closed_until_every_reason_ends(self) -> None:
         book, pump = versions()
         book.close_gate("i0", "a")
         book.close_gate("i0", "b")
@@ -113,7 +113,7 @@ class TestGates:
         assert pump.told == [GateClosed("i0"), GateOpened("i0")]
         assert book.gate("i0") == ""
 
-    def test_of_one_that_is_away_nobody_is_told(self) -> None:
+    def test_gate_of_an_absent_instance_is_not_reported(self) -> None:
         book, pump = versions()
         pump.tell(InstanceLost("i0"))
         book.close_gate("i0", "a")
@@ -124,7 +124,7 @@ class TestGates:
         book.forget("i0")
         assert book.gate("i0") == ""
 
-    def test_a_gate_that_was_closed_while_it_was_away_opens_for_who_has_joined(self) -> None:
+    def test_gate_closed_while_away_opens_after_joining(self) -> None:
         book, pump = versions()
         book.close_gate("i1", "a")
         pump.tell(InstanceJoined("i1", 8, 1000))
@@ -187,7 +187,7 @@ def test_kinds(spans: tuple[tuple[int, int], ...], kind: str) -> None:
     assert Stage().contradictions.kind(1, spans) == kind
 
 
-def test_an_answer_that_nobody_wants_contradicts_nothing() -> None:
+def test_unwanted_answer_contradicts_nothing() -> None:
     stage = Stage()
     stage.pump.tell(RequestWithdrawn("d"))
     assert stage.contradictions.kind(1, ((9, 9),)) == ""
@@ -195,7 +195,7 @@ def test_an_answer_that_nobody_wants_contradicts_nothing() -> None:
 
 
 class TestNewer:
-    def test_what_it_stands_by_is_what_has_happened(self) -> None:
+    def test_confirmed_version_is_adopted(self) -> None:
         async def scene() -> None:
             stage, source = Stage(), Source(6)
             await stage.contradictions.settle(1, ((4, 3), (5, 6)), source)
@@ -206,7 +206,7 @@ class TestNewer:
 
         play(scene)
 
-    def test_one_that_cannot_be_asked_is_believed(self) -> None:
+    def test_instance_that_cannot_be_asked_is_believed(self) -> None:
         async def scene() -> None:
             stage, source = Stage(), Source(None, tells=False)
             await stage.contradictions.settle(1, ((5, 9),), source)
@@ -216,7 +216,7 @@ class TestNewer:
         play(scene)
 
     @pytest.mark.parametrize("policy", ["server", "refuse"])
-    def test_one_that_contradicts_itself_is_not(self, policy: str) -> None:
+    def test_instance_contradicting_itself_is_not_believed(self, policy: str) -> None:
         async def scene() -> None:
             stage = Stage(on_contradiction=policy)
             with pytest.raises(AnswerUntrue, match=r"names version 5, .* reports version 4"):
@@ -225,7 +225,7 @@ class TestNewer:
 
         play(scene)
 
-    def test_nor_one_that_does_not_answer(self) -> None:
+    def test_silent_instance_is_not_believed(self) -> None:
         class Silent(Scripted):
             async def weight_version(self) -> int | None:
                 raise InstanceError("no answer")
@@ -239,7 +239,7 @@ class TestNewer:
 
         play(scene)
 
-    def test_by_policy_it_is_made_again(self) -> None:
+    def test_contradictory_answer_is_retried_by_policy(self) -> None:
         async def scene() -> None:
             stage = Stage(on_contradiction="refuse")
             with pytest.raises(WeightsUnknown, match="version 5, which is not what was loaded"):
@@ -248,7 +248,7 @@ class TestNewer:
 
         play(scene)
 
-    def test_while_we_load_there_nothing_is_believed(self) -> None:
+    def test_nothing_is_believed_during_a_load(self) -> None:
         async def scene() -> None:
             stage = Stage()
             stage.pump.tell(WeightsPublished(5))
@@ -271,14 +271,14 @@ class TestOlder:
 
         play(scene)
 
-    def test_unless_it_contradicts_itself(self) -> None:
+    def test_server_contradicting_itself_is_not_believed(self) -> None:
         async def scene() -> None:
             with pytest.raises(AnswerUntrue, match=r"names version 3, .* reports version 4"):
                 await Stage().contradictions.settle(1, ((3, 9),), Source(4))
 
         play(scene)
 
-    def test_by_policy_it_is_made_again(self) -> None:
+    def test_contradictory_answer_is_retried_by_policy(self) -> None:
         async def scene() -> None:
             stage = Stage(on_contradiction="refuse")
             with pytest.raises(WeightsUnknown):

@@ -17,7 +17,7 @@ def running() -> LiveAttempt:
     return LiveAttempt(dispatch, TokenPayload([1], {}), Scripted(), "o", 0.0)
 
 
-def test_an_end_is_seen_by_who_waited_and_by_who_asks_later() -> None:
+def test_end_is_seen_by_earlier_and_later_waiters() -> None:
     async def scene() -> None:
         attempt = running()
         before = attempt.ended()
@@ -31,7 +31,7 @@ def test_an_end_is_seen_by_who_waited_and_by_who_asks_later() -> None:
     virtual_net.run(scene())
 
 
-def test_a_coroutine_tells_its_end_once() -> None:
+def test_coroutine_reports_its_end_once() -> None:
     async def makes() -> Outcome:
         return Outcome(1, "stop", (), None)
 
@@ -49,7 +49,7 @@ def test_a_coroutine_tells_its_end_once() -> None:
     virtual_net.run(scene())
 
 
-def test_one_that_is_cancelled_tells_nothing() -> None:
+def test_cancelled_attempt_reports_nothing() -> None:
     async def scene() -> None:
         told: list[Outcome | Exception] = []
         AttemptTask(asyncio.sleep(0.01, Outcome(1, "stop", (), None)), told.append).cancel()

@@ -97,7 +97,7 @@ def run(scene: Coroutine[Any, Any, None]) -> None:
     virtual_net.run(scene)
 
 
-def test_an_attempt_is_begun_and_its_answer_told() -> None:
+def test_attempt_is_begun_and_its_answer_reported() -> None:
     async def scene() -> None:
         stage = Stage()
         stage.starter.dispatch(DISPATCH)
@@ -112,7 +112,7 @@ def test_an_attempt_is_begun_and_its_answer_told() -> None:
     run(scene())
 
 
-def test_nothing_is_sent_to_who_must_be_verified_first() -> None:
+def test_unverified_instance_gets_no_requests() -> None:
     async def scene() -> None:
         stage = Stage()
         verified = stage.link.to_wait_for = asyncio.Event()
@@ -126,7 +126,7 @@ def test_nothing_is_sent_to_who_must_be_verified_first() -> None:
     run(scene())
 
 
-def test_one_that_is_over_while_it_waits_is_not_begun() -> None:
+def test_attempt_ended_while_waiting_is_not_begun() -> None:
     async def scene() -> None:
         stage = Stage()
         verified = stage.link.to_wait_for = asyncio.Event()
@@ -142,7 +142,7 @@ def test_one_that_is_over_while_it_waits_is_not_begun() -> None:
     run(scene())
 
 
-def test_a_payload_that_cannot_be_made_fails_its_request() -> None:
+def test_payload_error_fails_its_request() -> None:
     async def scene() -> None:
         stage = Stage()
 
@@ -160,7 +160,7 @@ def test_a_payload_that_cannot_be_made_fails_its_request() -> None:
     run(scene())
 
 
-def test_one_that_cannot_be_sent_fails_by_the_request() -> None:
+def test_unsendable_request_fails_alone() -> None:
     class Unsendable(TokenPayload):
         def begin(self, *arguments: Any) -> Any:
             raise ValueError("a bug of the caller's")
@@ -175,7 +175,7 @@ def test_one_that_cannot_be_sent_fails_by_the_request() -> None:
     run(scene())
 
 
-def test_an_answer_that_is_not_believed_is_no_answer() -> None:
+def test_disbelieved_answer_is_a_failure() -> None:
     async def scene() -> None:
         stage = Stage()
         stage.link.verdict = InstanceError("by weights that it cannot have")
@@ -190,7 +190,7 @@ def test_an_answer_that_is_not_believed_is_no_answer() -> None:
     run(scene())
 
 
-def test_an_answer_that_has_to_be_settled_is_told_when_it_is() -> None:
+def test_disputed_answer_is_reported_when_settled() -> None:
     async def scene() -> None:
         stage = Stage()
         asked = asyncio.Event()
@@ -207,7 +207,7 @@ def test_an_answer_that_has_to_be_settled_is_told_when_it_is() -> None:
     run(scene())
 
 
-def test_who_cannot_settle_it_ends_the_scheduler_and_not_the_watch() -> None:
+def test_error_while_settling_breaks_the_scheduler_and_not_the_watch() -> None:
     async def scene() -> None:
         stage = Stage()
 
@@ -261,7 +261,7 @@ class StageAttemptTable:
         return told
 
 
-def test_what_is_interrupted_is_told_when_it_has_answered() -> None:
+def test_interrupt_is_reported_after_the_answer() -> None:
     async def scene() -> None:
         stage = StageAttemptTable()
         stage.begin()
@@ -277,7 +277,7 @@ def test_what_is_interrupted_is_told_when_it_has_answered() -> None:
     virtual_net.run(scene())
 
 
-def test_what_does_not_stop_is_given_up_with_the_reason() -> None:
+def test_attempt_that_does_not_stop_fails_with_the_reason() -> None:
     async def scene() -> None:
         stage = StageAttemptTable()
         running = stage.begin(obeys=False)
@@ -292,7 +292,7 @@ def test_what_does_not_stop_is_given_up_with_the_reason() -> None:
     virtual_net.run(scene())
 
 
-def test_only_what_has_brought_something_can_be_disbelieved() -> None:
+def test_only_attempts_with_tokens_can_be_disbelieved() -> None:
     async def scene() -> None:
         stage = StageAttemptTable()
         stage.begin(obeys=False)
@@ -311,7 +311,7 @@ def test_only_what_has_brought_something_can_be_disbelieved() -> None:
     virtual_net.run(scene())
 
 
-def test_a_loss_is_told_between_what_streams_brought_and_what_was_sent_meanwhile() -> None:
+def test_loss_is_reported_after_streamed_tokens_and_before_new_dispatches() -> None:
     async def scene() -> None:
         stage = StageAttemptTable()
         stage.begin(obeys=False, streamed=2)
@@ -375,7 +375,7 @@ def outcome(finish: Any = "stop", tokens: int = 2) -> Outcome:
     return Outcome(tokens, finish, (), Piece([5] * tokens, None))
 
 
-def test_an_end_is_told_once_and_its_piece_is_kept() -> None:
+def test_end_is_reported_once_and_its_piece_is_kept() -> None:
     book = Book()
     running = book.begin(1)
     book.running.ended(running, outcome())
@@ -386,21 +386,21 @@ def test_an_end_is_told_once_and_its_piece_is_kept() -> None:
     assert not len(book.running)
 
 
-def test_what_goes_beyond_its_limit_is_not_kept() -> None:
+def test_tokens_beyond_the_limit_are_dropped() -> None:
     book = Book()
     running = book.begin(1)
     book.running.ended(running, outcome(tokens=30))
     assert len(running.payload.transcript.token_ids) == 9
 
 
-def test_a_turn_is_expected_to_be_followed_by_a_tool_before_it_is_told() -> None:
+def test_tool_is_expected_before_its_turn_is_reported() -> None:
     book = Book()
     book.running.ended(book.begin(1), outcome("turn"))
     assert [dispatch.attempt for dispatch in book.link.acting] == [1]
     assert isinstance(book.link.told[0], TurnFinished)
 
 
-def test_by_instance_in_the_order_of_their_dispatch() -> None:
+def test_attempts_of_an_instance_are_in_dispatch_order() -> None:
     book = Book()
     first, other, second = book.begin(1), book.begin(2, "i1"), book.begin(3)
     assert book.running.on("i0") == [first, second]
@@ -414,7 +414,7 @@ def test_by_instance_in_the_order_of_their_dispatch() -> None:
     assert book.running.on("i1") == []
 
 
-def test_whose_fault_it_was() -> None:
+def test_errors_are_blamed_on_instance_or_request() -> None:
     for error, blame, suspected in (
         (InstanceUnreached("refused"), "instance", ["i0"]),
         (ConnectionBroken("reset"), "unclear", ["i0"]),
@@ -429,7 +429,7 @@ def test_whose_fault_it_was() -> None:
         assert told.usable is not isinstance(error, AnswerUntrue)
 
 
-def test_what_streams_of_a_lost_instance_have_brought_is_told_and_kept_without_an_end() -> None:
+def test_streamed_tokens_of_a_lost_instance_are_reported_and_kept() -> None:
     book = Book()
     running = book.begin(1, streamed=4)
     book.begin(2, "i1", streamed=4)

@@ -42,7 +42,7 @@ def play(scene: Callable[[Stage], Any]) -> None:
     virtual_net.run(run())
 
 
-def test_an_instance_that_failed_is_waited_for_until_it_was_looked_at() -> None:
+def test_failed_instance_is_waited_for_until_polled() -> None:
     async def scene(stage: Stage) -> None:
         assert stage.link.client("i0").name == "i0"
         assert stage.link.unverified("i0") is None
@@ -55,7 +55,7 @@ def test_an_instance_that_failed_is_waited_for_until_it_was_looked_at() -> None:
     play(scene)
 
 
-def test_what_is_told_is_known_at_once() -> None:
+def test_events_are_handled_at_once() -> None:
     async def scene(stage: Stage) -> None:
         payload = TokenPayload([1], {})
         stage.driver.front.payloads.add("r", payload)
@@ -67,7 +67,7 @@ def test_what_is_told_is_known_at_once() -> None:
     play(scene)
 
 
-def test_no_tool_begins_for_a_turn_that_nobody_waits_for() -> None:
+def test_no_tool_begins_for_an_unwanted_turn() -> None:
     async def scene(stage: Stage) -> None:
         begun: list[int] = []
         stage.link.when_acting(Dispatch("r", 1, "i0", 1, 9, 0), lambda: begun.append(1))
@@ -102,20 +102,20 @@ class StageAnswerChecks:
 
 
 @pytest.mark.parametrize("finish", ["stop", "length", "turn"])
-def test_what_ends_by_itself_is_believed(finish: str) -> None:
+def test_natural_end_is_believed(finish: str) -> None:
     stage = StageAnswerChecks()
     assert stage.judge(finish, spans=((4, 3),)) is None
     assert stage.source.suspicions == 0
 
 
-def test_what_ends_unasked_lets_its_instance_be_looked_at() -> None:
+def test_unasked_abort_has_its_instance_checked() -> None:
     stage = StageAnswerChecks()
     assert stage.judge("abort") is None
     assert stage.source.suspicions == 1
     assert isinstance(stage.judge("abort", tokens=0), InstanceError)
 
 
-def test_what_we_have_stopped_is_no_surprise() -> None:
+def test_requested_stop_raises_no_suspicion() -> None:
     stage = StageAnswerChecks()
     assert stage.judge("abort", tokens=0, stopped=True) is None
     stage.pump.tell(RequestWithdrawn("d"))
@@ -123,7 +123,7 @@ def test_what_we_have_stopped_is_no_surprise() -> None:
     assert stage.source.suspicions == 0
 
 
-def test_what_contradicts_what_is_known_is_asked_about() -> None:
+def test_contradictory_answer_is_settled_by_asking() -> None:
     settle = StageAnswerChecks().judge("stop", spans=((9, 1), (4, 2)))
     assert callable(settle)
 

@@ -49,7 +49,7 @@ def test_a_payload_is_made_once() -> None:
     assert len(book) == 1
 
 
-def test_payloads_of_group_are_those_that_were_made_and_have_not_ended() -> None:
+def test_payloads_of_group_are_the_open_ones() -> None:
     book = with_group("a")
     book.add_group("a/b", made)
     book.add("client", made(0))
@@ -83,7 +83,7 @@ def test_payloads_of_group_are_found_without_a_search_through_all() -> None:
     assert seconds(1000) < 3 * few, "ten times as many payloads"
 
 
-def test_a_group_is_here_once() -> None:
+def test_group_is_added_once() -> None:
     book = with_group("a")
     with pytest.raises(CallerError, match="already here"):
         book.add_group("a", made)
@@ -93,7 +93,7 @@ def test_a_group_is_here_once() -> None:
     book.add_group("a", made)
 
 
-def test_what_is_taken_is_here_no_longer() -> None:
+def test_taken_payload_is_removed() -> None:
     book = with_group("a")
     payload = book.of(dispatch("a", 0))
     assert book.take(sample("a", 0)) is payload
@@ -102,7 +102,7 @@ def test_what_is_taken_is_here_no_longer() -> None:
     assert not len(book)
 
 
-def test_the_last_error_is_told_once() -> None:
+def test_last_error_is_reported_once() -> None:
     book = with_group("a")
     book.note_error(dispatch("a", 0), RuntimeError("first"))
     book.note_error(dispatch("a", 1), RuntimeError("last"))
@@ -114,7 +114,7 @@ def test_the_last_error_is_told_once() -> None:
     assert book.forget("r") is None
 
 
-def test_an_error_of_what_is_over_is_not_kept() -> None:
+def test_error_of_an_ended_request_is_not_kept() -> None:
     """As of an attempt that nobody wanted any more when it failed."""
     book = with_group("a")
     book.release("a", ["a/0"])
@@ -125,7 +125,7 @@ def test_an_error_of_what_is_over_is_not_kept() -> None:
     assert book.forget_group("a") is None
 
 
-def test_who_takes_all_leaves_nothing() -> None:
+def test_take_all_empties_the_book() -> None:
     book = with_group("a")
     payload = book.of(dispatch("a", 0))
     assert book.take_all() == ([payload], ["a"])
@@ -232,7 +232,7 @@ def test_a_client_hears_why(reason: str, heard: tuple[str, str]) -> None:
     run(scene)
 
 
-def test_a_client_that_cannot_be_answered_is_told_so() -> None:
+def test_failed_answer_is_reported_to_the_client() -> None:
     def scene(it: Book) -> None:
         class Clumsy(Client):
             def answer(self, sample: DeliveredSample) -> None:
@@ -247,7 +247,7 @@ def test_a_client_that_cannot_be_answered_is_told_so() -> None:
     run(scene)
 
 
-def test_of_a_discard_that_does_not_end_it_only_the_transcript_hears() -> None:
+def test_non_final_discard_reaches_only_the_transcript() -> None:
     def scene(it: Book) -> None:
         (made,) = it.group("a", 1)
         made.transcript.keep(1, 1, Piece([5], None))
@@ -263,7 +263,7 @@ def test_of_a_discard_that_does_not_end_it_only_the_transcript_hears() -> None:
     run(scene)
 
 
-def test_everybody_who_waits_is_told_when_nothing_can_go_on() -> None:
+def test_breakdown_reaches_every_waiter() -> None:
     def scene(it: Book) -> None:
         client = Client()
         it.group("a", 1)
@@ -304,7 +304,7 @@ def test_a_group_that_cannot_be_judged_fails_with_the_reason() -> None:
     run(scene)
 
 
-def test_the_payload_of_what_has_finished_before_is_made_once() -> None:
+def test_payload_of_a_finished_sample_is_created_once() -> None:
     made: list[int] = []
 
     def restored(index: int) -> TokenPayload:

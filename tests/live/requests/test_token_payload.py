@@ -94,7 +94,7 @@ def test_pieces_join_in_order() -> None:
     assert store.attempts == 2
 
 
-def test_no_more_is_kept_than_counts() -> None:
+def test_only_counted_tokens_are_kept() -> None:
     store = TokenTranscript()
     store.keep(1, 1, Piece([5, 6], [-1.0, -2.0]))
     assert (store.token_ids, store.logprobs) == ([5], [-1.0])
@@ -120,7 +120,7 @@ def test_dropping_one_or_all() -> None:
     assert store.token_ids == []
 
 
-def test_of_a_stream_only_what_counts_is_kept() -> None:
+def test_only_counted_tokens_of_a_stream_are_kept() -> None:
     store = TokenTranscript()
     collect = store.collect(3)
     collect([5, 6], [-1.0, -2.0])
@@ -131,7 +131,7 @@ def test_of_a_stream_only_what_counts_is_kept() -> None:
     assert store.streamed(3) == 0
 
 
-def test_what_a_stream_brings_after_it_was_kept_does_not_count() -> None:
+def test_tokens_streamed_after_the_end_do_not_count() -> None:
     store = TokenTranscript()
     collect = store.collect(3)
     collect([5, 6], [-1.0, -2.0])
@@ -155,7 +155,7 @@ def joined(*pieces: Piece) -> JoinedPieces:
     return JoinedPieces(dict(enumerate(pieces, 1)))
 
 
-def test_nothing_was_made_yet() -> None:
+def test_empty_transcript_has_no_tokens() -> None:
     empty = joined()
     assert (empty.token_ids, empty.mask, empty.logprobs) == ([], [], [])
     assert (empty.turns, empty.turn_ids) == (0, [])
@@ -168,7 +168,7 @@ def test_a_response_of_several_attempts_is_one_turn() -> None:
     assert response.logprobs == [-1.0, -2.0, -3.0]
 
 
-def test_what_a_tool_returned_stands_between_turns() -> None:
+def test_tool_tokens_stand_between_turns() -> None:
     response = joined(
         Piece([5], [-1.0]), Piece([6], [-2.0], observed=[9, 9]), Piece([7, 8], [-3.0, -4.0])
     )

@@ -165,7 +165,7 @@ def test_a_tool_that_returns_no_tokens_fails_its_group() -> None:
     run(scene)
 
 
-def test_one_that_is_thrown_away_takes_its_tool_with_it() -> None:
+def test_discarded_surplus_trajectory_cancels_its_tool() -> None:
     """Surplus of a group that is whole: nobody waits for its tool, and what it returns is lost."""
 
     async def scene(stage: Stage) -> None:
@@ -212,7 +212,7 @@ def test_a_tool_that_does_not_stop_changes_nothing() -> None:
     run(scene, batching=over)
 
 
-def test_there_may_be_no_room_for_what_the_tool_returns() -> None:
+def test_tool_result_without_room_ends_the_trajectory() -> None:
     async def scene(stage: Stage) -> None:
         await stage.driver.remove_instance("i0")
         small = stage.instance = Scripted(kv_tokens=10_000)
@@ -365,7 +365,7 @@ class StageToolCalls:
         return self.link.told
 
 
-def test_what_it_returns_is_kept_and_counted() -> None:
+def test_tool_result_is_kept_and_counted() -> None:
     async def scene() -> None:
         stage = StageToolCalls()
         stage.tools.expect(DISPATCH, stage.payload)
@@ -378,7 +378,7 @@ def test_what_it_returns_is_kept_and_counted() -> None:
     virtual_net.run(scene())
 
 
-def test_it_may_say_that_no_turn_follows() -> None:
+def test_tool_may_end_the_trajectory() -> None:
     async def scene() -> None:
         stage = StageToolCalls()
         stage.tools.take_up(DISPATCH)
@@ -389,7 +389,7 @@ def test_it_may_say_that_no_turn_follows() -> None:
     virtual_net.run(scene())
 
 
-def test_what_it_raises_fails_the_trajectory() -> None:
+def test_tool_error_fails_the_trajectory() -> None:
     async def scene() -> None:
         stage = StageToolCalls()
         stage.tools.expect(DISPATCH, stage.payload)
@@ -399,7 +399,7 @@ def test_what_it_raises_fails_the_trajectory() -> None:
     virtual_net.run(scene())
 
 
-def test_after_the_last_turn_it_is_not_called() -> None:
+def test_tool_is_not_called_after_the_last_turn() -> None:
     async def scene() -> None:
         stage = StageToolCalls()
         stage.link.wanted = False
@@ -409,7 +409,7 @@ def test_after_the_last_turn_it_is_not_called() -> None:
     virtual_net.run(scene())
 
 
-def test_tool_calls_one_that_is_thrown_away_takes_its_tool_with_it() -> None:
+def test_discarded_trajectory_cancels_its_tool() -> None:
     async def scene() -> None:
         stage = StageToolCalls()
         stage.tools.expect(DISPATCH, stage.payload)
@@ -427,7 +427,7 @@ def test_tool_calls_one_that_is_thrown_away_takes_its_tool_with_it() -> None:
     virtual_net.run(scene())
 
 
-def test_one_that_goes_on_although_it_was_cancelled_is_not_heard() -> None:
+def test_result_of_a_cancelled_tool_is_ignored() -> None:
     async def scene() -> None:
         stage = StageToolCalls()
         stage.payload.stubborn = True

@@ -82,7 +82,7 @@ def test_a_wrong_acknowledgement_brings_the_same_batch_again(wrong: int | None) 
     run(scene())
 
 
-def test_one_trainer_that_asks_twice_at_once() -> None:
+def test_concurrent_calls_of_a_trainer_get_one_batch() -> None:
     async def scene() -> None:
         maker, delivery = made()
         asking = [asyncio.create_task(number(delivery, None)) for _ in range(2)]
@@ -120,7 +120,7 @@ def test_a_timeout_at_the_moment_of_delivery(turns: int) -> None:
 
 
 @pytest.mark.parametrize("turns", range(8))
-def test_who_hangs_up_at_the_moment_of_delivery(turns: int) -> None:
+def test_call_cancelled_at_delivery_loses_no_batch(turns: int) -> None:
     async def scene() -> None:
         maker, delivery = made()
         asking = asyncio.create_task(number(delivery, None))
@@ -136,7 +136,7 @@ def test_who_hangs_up_at_the_moment_of_delivery(turns: int) -> None:
     run(scene())
 
 
-def test_the_end_is_told_as_often_as_it_is_asked() -> None:
+def test_end_is_reported_on_every_call() -> None:
     async def scene() -> None:
         maker, delivery = made()
         maker.put(None)
@@ -146,7 +146,7 @@ def test_the_end_is_told_as_often_as_it_is_asked() -> None:
     run(scene())
 
 
-def test_after_the_end_of_the_gateway_there_is_nothing_yet() -> None:
+def test_nothing_is_ready_after_the_gateway_ends() -> None:
     async def scene() -> None:
         _, delivery = made()
         asking = asyncio.create_task(number(delivery, None))
@@ -159,7 +159,7 @@ def test_after_the_end_of_the_gateway_there_is_nothing_yet() -> None:
     run(scene())
 
 
-def test_a_failure_is_told_as_often_as_it_is_asked() -> None:
+def test_failure_is_reported_on_every_call() -> None:
     async def scene() -> None:
         maker, delivery = made()
         asking = asyncio.create_task(delivery.next(None, None))
@@ -175,7 +175,7 @@ def test_a_failure_is_told_as_often_as_it_is_asked() -> None:
     run(scene())
 
 
-def test_a_request_that_cannot_be_made_is_made_again() -> None:
+def test_failed_batch_request_is_repeated() -> None:
     async def scene() -> None:
         may = False
 
@@ -208,7 +208,7 @@ async def names(
 
 
 class TestSeveralTrainers:
-    def test_each_gets_batches_of_its_own(self) -> None:
+    def test_each_trainer_gets_its_own_batches(self) -> None:
         async def scene() -> None:
             maker, delivery = made()
             asking = [asyncio.create_task(number(delivery, None, trainer=name)) for name in "ab"]
@@ -225,7 +225,7 @@ class TestSeveralTrainers:
 
         run(scene())
 
-    def test_what_a_dead_one_had_goes_to_who_waits(self) -> None:
+    def test_batch_of_a_dead_trainer_goes_to_a_waiting_one(self) -> None:
         async def scene() -> None:
             maker = Maker(term_s=0.01)
             delivery = maker.delivery
@@ -243,7 +243,7 @@ class TestSeveralTrainers:
 
         run(scene())
 
-    def test_one_that_waits_for_the_rest_of_its_batch_keeps_it(self) -> None:
+    def test_trainer_waiting_for_parts_keeps_its_batch(self) -> None:
         async def scene() -> None:
             maker = Maker(term_s=0.02)
             delivery = maker.delivery
@@ -279,7 +279,7 @@ class TestSeveralTrainers:
 
         run(scene())
 
-    def test_without_an_end_of_leases_what_others_have_is_no_reason_to_wait(self) -> None:
+    def test_endless_leases_of_others_are_not_waited_for(self) -> None:
         async def scene() -> None:
             maker, delivery = made()
             maker.put(0)
@@ -289,7 +289,7 @@ class TestSeveralTrainers:
 
         run(scene())
 
-    def test_whose_batches_are_is_told(self) -> None:
+    def test_lease_owners_are_listed(self) -> None:
         async def scene() -> None:
             maker = Maker(term_s=5.0)
             maker.put(0)
@@ -303,7 +303,7 @@ class TestSeveralTrainers:
 
 
 class TestParts:
-    def test_come_one_after_the_other(self) -> None:
+    def test_parts_come_in_order(self) -> None:
         async def scene() -> None:
             maker, delivery = made()
             assert await names(delivery) is None
@@ -318,7 +318,7 @@ class TestParts:
 
         run(scene())
 
-    def test_come_again_until_what_follows_is_asked_for(self) -> None:
+    def test_part_is_repeated_until_the_next_is_asked_for(self) -> None:
         async def scene() -> None:
             maker, delivery = made()
             await names(delivery)
@@ -337,7 +337,7 @@ class TestParts:
 
         run(scene())
 
-    def test_those_that_came_meanwhile_come_together(self) -> None:
+    def test_waiting_parts_are_joined(self) -> None:
         async def scene() -> None:
             maker, delivery = made()
             await names(delivery)
@@ -350,7 +350,7 @@ class TestParts:
 
         run(scene())
 
-    def test_who_asks_for_the_whole_waits_for_the_last(self) -> None:
+    def test_call_for_a_full_batch_waits_for_the_last_part(self) -> None:
         async def scene() -> None:
             maker, delivery = made()
             assert await names(delivery, parts=False) is None
@@ -393,7 +393,7 @@ class TestParts:
         run(scene())
 
     @pytest.mark.parametrize(("ack", "part"), [(0, -1), (0, 7), (0, 2**70), (9, 0), (0, None)])
-    def test_a_wrong_acknowledgement_brings_all_of_it(self, ack: int, part: int | None) -> None:
+    def test_wrong_acknowledgement_returns_all_parts(self, ack: int, part: int | None) -> None:
         async def scene() -> None:
             maker, delivery = made()
             await names(delivery)
@@ -403,7 +403,7 @@ class TestParts:
 
         run(scene())
 
-    def test_what_has_come_is_there_when_nothing_more_will(self) -> None:
+    def test_delivered_parts_survive_a_failure(self) -> None:
         async def scene() -> None:
             maker, delivery = made()
             await names(delivery)
@@ -455,9 +455,7 @@ class Trainer:
     batches=st.lists(st.integers(1, 4), min_size=1, max_size=4),
     doings=st.lists(st.sampled_from(["make", "ask", "whole", "lost", "anew"]), max_size=40),
 )
-def test_each_step_is_of_one_whole_batch_whatever_breaks(
-    batches: list[int], doings: list[str]
-) -> None:
+def test_each_step_is_of_one_complete_batch(batches: list[int], doings: list[str]) -> None:
     async def scene() -> None:
         maker, delivery = made()
         trainer = Trainer(delivery)

@@ -93,7 +93,7 @@ def test_a_batch_is_one_trainers_until_its_lease_ends() -> None:
     assert (leases.held_by("a"), leases.held_by("b"), leases.next_end) == (None, 0, 22.0)
 
 
-def test_who_is_heard_of_keeps_what_it_has() -> None:
+def test_renewing_keeps_a_lease() -> None:
     leases = Book().leases
     leases.deliver(0)
     leases.take(0, "a", now=0.0)
@@ -115,7 +115,7 @@ def test_without_a_term_a_lease_has_no_end() -> None:
     assert not leases.may_come_to("b")
 
 
-def test_who_lost_it_is_refused_and_told_who_has_it() -> None:
+def test_acknowledgement_after_loss_is_refused_with_the_new_owner() -> None:
     book = Book()
     leases = book.leases
     leases.deliver(0)
@@ -136,7 +136,7 @@ def test_who_lost_it_is_refused_and_told_who_has_it() -> None:
     assert book.kept == {1: LeaseFacts("a")}, "a has begun another: nobody has to be told any more"
 
 
-def test_who_never_had_it_is_refused() -> None:
+def test_acknowledgement_by_another_trainer_is_refused() -> None:
     leases = Book().leases
     leases.deliver(0)
     leases.take(0, "a", now=0.0)
@@ -158,7 +158,7 @@ def test_a_late_acknowledgement_counts_while_nobody_else_has_it() -> None:
     assert book.leases.told(10.0) == []
 
 
-def test_a_restart_gives_each_lease_its_whole_time_again() -> None:
+def test_restart_renews_every_lease() -> None:
     book = Book()
     for batch in range(2):
         book.leases.deliver(batch)
@@ -170,14 +170,14 @@ def test_a_restart_gives_each_lease_its_whole_time_again() -> None:
     assert (again.free, again.held_by("a"), again.next_end) == ([0], 1, 110.0)
 
 
-def test_what_a_store_does_not_know_to_be_taken_may_be_acknowledged() -> None:
+def test_unrecorded_lease_may_be_acknowledged() -> None:
     lease = Lease(0)
     assert (lease.state, lease.facts) == (DELIVERED, None)
     lease.acknowledge("a")
     assert lease.state is ACKNOWLEDGED
 
 
-def test_what_may_yet_come_to_a_trainer() -> None:
+def test_batches_that_may_come_to_a_trainer() -> None:
     leases = Book().leases
     assert not leases.may_come_to("a")
     leases.deliver(0)
@@ -189,7 +189,7 @@ def test_what_may_yet_come_to_a_trainer() -> None:
     assert not leases.may_come_to("a")
 
 
-def test_people_are_told_whose_each_batch_is() -> None:
+def test_status_lists_the_owner_of_each_batch() -> None:
     leases = Book().leases
     leases.deliver(3)
     assert leases.told(0.0) == [

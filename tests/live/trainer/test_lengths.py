@@ -48,7 +48,7 @@ def known_of(path: Path, submitted: GroupSubmitted) -> tuple[int, ...]:
     return virtual_net.run(scene())
 
 
-def test_the_next_run_begins_with_what_this_one_learnt(tmp_path: Path) -> None:
+def test_next_run_starts_with_the_learned_lengths(tmp_path: Path) -> None:
     path = tmp_path / "lengths.json"
     run(path, (KNOWN, [9, 7]))
     run(path, (KNOWN, [5]))
@@ -56,7 +56,7 @@ def test_the_next_run_begins_with_what_this_one_learnt(tmp_path: Path) -> None:
     assert known_of(path, KNOWN) == (5, 7, 9)
 
 
-def test_what_the_trainer_knows_counts_first(tmp_path: Path) -> None:
+def test_history_of_the_trainer_takes_precedence(tmp_path: Path) -> None:
     path = tmp_path / "lengths.json"
     run(path, (KNOWN, [9]))
     told = GroupSubmitted("a@1", 2, 10, 100, "a", (3,))
@@ -71,7 +71,7 @@ def test_a_prompt_that_is_new_or_has_no_name(tmp_path: Path) -> None:
     assert known_of(path, GroupSubmitted("b", 1, 10, 100)) == ()
 
 
-def test_what_the_trainer_told_is_kept_with_what_was_learnt(tmp_path: Path) -> None:
+def test_trainer_history_is_stored_with_learned_lengths(tmp_path: Path) -> None:
     path = tmp_path / "lengths.json"
     run(path, (GroupSubmitted("a@1", 2, 10, 100, "a", (3,)), [9]))
     assert in_file(path) == {"a": [3, 9]}
@@ -92,7 +92,7 @@ def test_a_file_of_something_else_is_not_written_over(tmp_path: Path, text: str)
     assert path.read_text() == text
 
 
-def test_a_place_that_cannot_be_written_is_refused_at_the_start(tmp_path: Path) -> None:
+def test_unwritable_path_is_refused_at_the_start(tmp_path: Path) -> None:
     async def scene() -> None:
         with pytest.raises(CallerError, match="cannot be written"):
             LengthStore(tmp_path / "nowhere" / "lengths.json")
@@ -100,7 +100,7 @@ def test_a_place_that_cannot_be_written_is_refused_at_the_start(tmp_path: Path) 
     virtual_net.run(scene())
 
 
-def test_it_is_written_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_is_written_during_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(length_store, "SAVE_S", 0.001)
     path = tmp_path / "lengths.json"
 

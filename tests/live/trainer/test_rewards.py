@@ -151,7 +151,7 @@ def test_a_sample_is_judged_as_it_finishes_and_the_group_when_all_are() -> None:
     run(scene())
 
 
-def test_what_is_not_kept_is_filtered() -> None:
+def test_rejected_group_is_filtered() -> None:
     async def scene() -> None:
         async with Stage() as stage:
             stage.judge.keep = False
@@ -166,7 +166,7 @@ def test_what_is_not_kept_is_filtered() -> None:
     run(scene())
 
 
-def test_what_cannot_be_told_fails_the_group_with_the_reason() -> None:
+def test_failed_judgement_fails_the_group_with_the_reason() -> None:
     """At once when it is whole: what the siblings are worth is not waited for."""
 
     async def scene() -> None:
@@ -216,7 +216,7 @@ def test_a_group_that_fails_takes_its_judgements_with_it() -> None:
     run(scene())
 
 
-def test_one_that_starts_over_is_judged_anew() -> None:
+def test_restarted_group_is_judged_again() -> None:
     async def scene() -> None:
         roles = {
             "batching": "fully_async",
@@ -265,7 +265,7 @@ def test_a_driver_that_is_closed_cancels_all() -> None:
     run(scene())
 
 
-def test_a_scheduler_that_breaks_fails_what_is_judged() -> None:
+def test_broken_scheduler_fails_open_judgements() -> None:
     async def scene() -> None:
         async with Stage() as stage:
             stage.submit()
@@ -281,7 +281,7 @@ def test_a_scheduler_that_breaks_fails_what_is_judged() -> None:
     run(scene())
 
 
-def test_where_nobody_judges_a_group_fails_and_says_so() -> None:
+def test_group_without_a_judge_fails_with_the_reason() -> None:
     failed: dict[str, Exception | None] = {}
 
     async def scene() -> None:
@@ -395,7 +395,7 @@ class TestTries:
             run_reward_function(function.reward(sample()))
 
     @pytest.mark.parametrize("stubborn", [False, True])
-    def test_one_that_never_returns_is_given_up(self, stubborn: bool) -> None:
+    def test_hanging_function_is_given_up(self, stubborn: bool) -> None:
         """Even if it does not end when it is cancelled."""
 
         async def never(of: Sample) -> float:
@@ -419,7 +419,7 @@ class TestTries:
 
         run_reward_function(scene())
 
-    def test_who_is_cancelled_cancels_it(self) -> None:
+    def test_cancelled_call_cancels_the_reward_function(self) -> None:
         cancelled = []
 
         async def never(of: Sample) -> float:
@@ -443,7 +443,7 @@ class TestTries:
 
 
 class TestBounds:
-    def test_so_many_at_once(self) -> None:
+    def test_concurrency_is_bounded(self) -> None:
         at_once = most = 0
 
         async def slow(of: Sample) -> float:
@@ -463,7 +463,7 @@ class TestBounds:
         assert run_reward_function(scene()) == pytest.approx(3.0)
         assert most == 3
 
-    def test_who_waits_to_be_tried_again_is_in_nobodys_way(self) -> None:
+    def test_waiting_retry_takes_no_concurrency(self) -> None:
         async def fails_once(of: Sample) -> float:
             if of.index not in tried:
                 tried.add(of.index)
@@ -482,7 +482,7 @@ class TestBounds:
 
         assert run_reward_function(scene()) == pytest.approx(10.0)
 
-    def test_so_many_in_a_second(self) -> None:
+    def test_rate_is_bounded(self) -> None:
         """By the throttle's own clock, which is no loop's."""
         calls = Returns(*[1.0] * 3)
         function = RewardFunction(calls, settings=settings(rate=2))
@@ -526,12 +526,12 @@ class TestKeep:
         assert virtual_net.run(function.keeps(group(1, 1))) is False
 
     @pytest.mark.parametrize("answer", [ValueError("no"), None])
-    def test_who_cannot_tell_is_an_error(self, answer: Any) -> None:
+    def test_filter_error_fails_the_group(self, answer: Any) -> None:
         function = RewardFunction(score, Returns(answer))
         with pytest.raises(RewardFailed, match="whether to keep group 'a'"):
             run_reward_function(function.keeps(group(1, 0)))
 
-    def test_one_that_never_returns_is_given_up(self) -> None:
+    def test_hanging_function_is_given_up(self) -> None:
         async def never(samples: Sequence[Sample]) -> bool:
             await asyncio.sleep(1e6)
             return True
@@ -549,7 +549,7 @@ HERE = "tests.live.trainer.test_rewards"
 
 
 class TestPolicyFile:
-    def test_nothing_said_is_no_reward(self) -> None:
+    def test_no_settings_mean_no_reward_function(self) -> None:
         assert reward_function_of(policy()) is None
 
     def test_a_function_by_name(self) -> None:
@@ -558,7 +558,7 @@ class TestPolicyFile:
         assert function.filters
         assert run_reward_function(function.reward(sample())) == Reward(0.5)
 
-    def test_what_is_given_comes_first_within_the_bounds_of_the_file(self) -> None:
+    def test_given_function_replaces_that_of_the_file_within_its_bounds(self) -> None:
         async def other(of: Sample) -> float:
             raise OSError("down")
 
@@ -579,7 +579,7 @@ class TestPolicyFile:
             ({"timeout_s": 0}, "rewards.timeout_s = 0"),
         ],
     )
-    def test_what_is_wrong_is_named(self, table: dict[str, Any], error: str) -> None:
+    def test_invalid_settings_are_named(self, table: dict[str, Any], error: str) -> None:
         with pytest.raises(ConfigError, match=f"mine: .*{error}"):
             reward_function_of(policy(**table))
 

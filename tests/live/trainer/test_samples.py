@@ -69,7 +69,7 @@ def test_an_empty_response_has_no_version() -> None:
     assert (sample.versions, sample.oldest_version, sample.newest_version) == ([], None, None)
 
 
-def test_what_a_tool_returned_was_made_by_no_version() -> None:
+def test_tool_tokens_have_no_version() -> None:
     payload = TokenPayload([1], {"logprobs": 0})
     payload.transcript.keep(1, 2, Piece([5, 6], [-1.0, -2.0]))
     payload.transcript.observe(1, [90, 91, 92])
@@ -86,7 +86,7 @@ def test_what_a_tool_returned_was_made_by_no_version() -> None:
     assert sample.num_interruptions == 1  # the second turn took two attempts
 
 
-def test_what_is_too_old_is_not_to_be_trained() -> None:
+def test_stale_tokens_are_masked() -> None:
     payload = TokenPayload([1], {})
     payload.transcript.keep(1, 2, Piece([5, 6], None))
     payload.transcript.observe(1, [90])
@@ -99,7 +99,7 @@ def test_what_is_too_old_is_not_to_be_trained() -> None:
     assert (sample.oldest_version, sample.newest_version) == (4, 4)
 
 
-def test_a_response_that_is_not_what_was_counted_is_no_sample() -> None:
+def test_response_with_another_token_count_is_refused() -> None:
     payload = TokenPayload([1], {})
     payload.transcript.keep(1, 2, Piece([5, 6], None))
     with pytest.raises(AssertionError, match="counted 3 tokens"):
@@ -137,7 +137,7 @@ def test_a_wrong_prompt_is_refused(wrong: dict[str, object]) -> None:
         ("max_tokens", 10**30),
     ],
 )
-def test_a_prompt_from_elsewhere_is_bounded(field: str, value: object) -> None:
+def test_external_prompt_is_bounded(field: str, value: object) -> None:
     """A hundred million samples were made before anybody asked whether they can be."""
     fields = {"uid": "a" * 256, "prompt_ids": [1], "samples": 2, "max_tokens": 9}
     assert msgspec.json.decode(msgspec.json.encode(fields), type=Prompt).samples == 2
@@ -146,7 +146,7 @@ def test_a_prompt_from_elsewhere_is_bounded(field: str, value: object) -> None:
         msgspec.json.decode(text, type=Prompt)
 
 
-def test_what_is_known_of_a_prompt_is_told_to_the_scheduler() -> None:
+def test_prompt_history_reaches_the_scheduler() -> None:
     again = Prompt("a@2", [1, 2, 3], 2, 10, prompt_key="a", history=[7, 9], expected_tokens=50)
     assert again.submitted == GroupSubmitted("a@2", 2, 3, 10, "a", (7, 9), 50)
     assert PROMPT.submitted == GroupSubmitted("a", 2, 3, 10)
@@ -173,7 +173,7 @@ def test_a_batch_is_balanced_by_tokens_over_ranks() -> None:
     assert [len(part) for part in Batch(0, 0, []).balanced(2)] == [0, 0]
 
 
-def test_a_batch_names_what_was_lost_by_why() -> None:
+def test_a_batch_names_lost_groups_by_reason() -> None:
     action = Deliver(3, 7, (), part=1, missing=2)
     batch = batch_of(action, [], [LostGroup("a", "no answer"), LostGroup("b", None)])
     assert batch == Batch(3, 7, [], [FailedGroup("a", "no answer")], 1, True, ["b"], 2)
@@ -224,7 +224,7 @@ def test_a_long_list_is_divided_evenly() -> None:
     assert max(totals) - min(totals) < 10
 
 
-def test_no_ranks_are_none() -> None:
+def test_dividing_over_no_ranks_is_refused() -> None:
     with pytest.raises(CallerError, match="at least one rank, not 0"):
         balanced([1], 0)
 
@@ -240,7 +240,7 @@ async def other(trajectory):
     return None
 
 
-def test_a_tool_is_known_by_the_name_under_which_it_is_given():
+def test_tools_are_found_by_name():
     tools = NamedTools({"search": search})
     assert tools.name_of(search) == "search"
     assert tools.name_of(other) == ""
@@ -253,6 +253,6 @@ def test_a_tool_is_known_by_the_name_under_which_it_is_given():
 @pytest.mark.parametrize(
     ("name", "why"), [("", "lost with its process"), ("other", r"tools=\{'other': ...\} next time")]
 )
-def test_one_that_is_not_given_again_says_so(name, why):
+def test_missing_tool_is_an_error(name, why):
     with pytest.raises(ToolGone, match=why):
         virtual_net.run(NamedTools({"search": search}).of(name)(None))

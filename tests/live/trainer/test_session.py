@@ -92,7 +92,7 @@ def test_samples_may_differ_in_how_they_are_drawn() -> None:
     run(scene())
 
 
-def test_nothing_is_left() -> None:
+def test_end_of_the_run_is_reported() -> None:
     async def scene() -> None:
         async with Stage() as stage:
             stage.trainer.submit([prompt()])
@@ -108,7 +108,7 @@ def test_nothing_is_left() -> None:
     run(scene())
 
 
-def test_a_trainer_that_waits_is_told_of_the_end() -> None:
+def test_waiting_trainer_hears_of_the_end() -> None:
     async def scene() -> None:
         async with Stage() as stage:
             asking = stage.ask()
@@ -230,7 +230,7 @@ def test_parts_of_a_batch() -> None:
     run(scene())
 
 
-def test_who_wants_whole_batches_gets_them_under_any_policy() -> None:
+def test_full_batches_come_under_any_policy() -> None:
     """And may publish meanwhile: nothing has gone."""
 
     async def scene() -> None:
@@ -312,7 +312,7 @@ def test_the_same_prompt_is_taken_once_until_its_batch_is_acknowledged() -> None
     run(scene())
 
 
-def test_who_has_not_heard_of_a_failure_may_submit_again_after_the_end() -> None:
+def test_unreported_failure_may_be_resubmitted_after_the_end() -> None:
     """A trainer that starts anew submits everything, though it has closed submissions before."""
 
     async def scene() -> None:
@@ -337,7 +337,7 @@ def test_who_has_not_heard_of_a_failure_may_submit_again_after_the_end() -> None
     run(scene())
 
 
-def test_who_has_failed_is_taken_anew_until_the_end() -> None:
+def test_failed_prompt_is_accepted_again_until_the_end() -> None:
     async def scene() -> None:
         async with Stage() as stage:
             stage.trainer.submit([prompt("bad")])
@@ -370,7 +370,7 @@ def test_two_trainers_take_batches_of_their_own() -> None:
     run(scene())
 
 
-def test_one_that_never_fits_is_refused() -> None:
+def test_oversized_prompt_is_refused() -> None:
     async def scene() -> None:
         async with Stage() as stage:
             with pytest.raises(CallerError, match="max_tokens can be"):
@@ -418,7 +418,7 @@ def test_versions_are_those_that_made_the_tokens() -> None:
     run(scene())
 
 
-def test_a_broken_scheduler_is_told_to_everybody() -> None:
+def test_broken_scheduler_fails_every_call() -> None:
     async def scene() -> None:
         async with Stage() as stage:
             stage.trainer.submit([prompt(samples=2)])
@@ -437,7 +437,7 @@ def test_a_broken_scheduler_is_told_to_everybody() -> None:
     run(scene())
 
 
-def test_waiting_for_weights_is_waiting_until_they_are_loaded() -> None:
+def test_waiting_for_weights_ends_when_they_are_loaded() -> None:
     """An idle instance counts as new once its update has begun, before its weights are there."""
 
     async def scene() -> None:
@@ -459,7 +459,7 @@ def test_waiting_for_weights_is_waiting_until_they_are_loaded() -> None:
     run(scene())
 
 
-def test_where_nobody_is_nothing_is_loaded() -> None:
+def test_weights_are_not_loaded_without_instances() -> None:
     """Else a trainer would take weights away that nobody has had."""
 
     async def scene() -> None:
@@ -476,7 +476,7 @@ def test_where_nobody_is_nothing_is_loaded() -> None:
     run(scene())
 
 
-def test_who_waits_for_weights_is_told_when_the_scheduler_breaks(
+def test_broken_scheduler_ends_a_wait_for_weights(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(weight_publisher, "_LOOK_S", 0.01)
@@ -534,7 +534,7 @@ async def load_weight_publisher(client, version):
     """Loaded at once."""
 
 
-def test_who_publishes_next_says_what_is_newer_whoever_it_is():
+def test_published_versions_must_increase_for_every_trainer():
     async def scene():
         driver = Driver(make_scheduler(1))
         weights = WeightPublisher(driver, None)
@@ -547,7 +547,7 @@ def test_who_publishes_next_says_what_is_newer_whoever_it_is():
     virtual_net.run(scene())
 
 
-def test_it_is_in_the_store_before_it_is_answered():
+def test_published_version_is_stored_before_the_answer():
     async def scene():
         driver, stored = Driver(make_scheduler(1)), Stored()
         weights = WeightPublisher(driver, stored)
@@ -566,7 +566,7 @@ def test_it_is_in_the_store_before_it_is_answered():
     virtual_net.run(scene())
 
 
-def test_it_is_loaded_when_all_who_are_here_have_it():
+def test_version_is_loaded_when_all_instances_have_it():
     async def scene():
         driver = Driver(make_scheduler(1))
         weights = WeightPublisher(driver, None)

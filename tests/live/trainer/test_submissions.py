@@ -72,7 +72,7 @@ def test_a_uid_is_taken_once_and_stands_for_one_prompt():
     virtual_net.run(scene())
 
 
-def test_what_cannot_be_is_not_here():
+def test_refused_prompt_is_not_kept():
     async def scene():
         async with submissions() as here:
             with pytest.raises(CallerError, match="n is not allowed there"):
@@ -82,7 +82,7 @@ def test_what_cannot_be_is_not_here():
     virtual_net.run(scene())
 
 
-def test_the_store_hears_the_name_of_a_tool():
+def test_tool_name_is_stored():
     async def scene():
         async def nameless(trajectory): ...
 
@@ -107,7 +107,7 @@ def test_a_full_store_takes_nothing_new():
     virtual_net.run(scene())
 
 
-def test_what_is_lost_is_told_once_and_may_be_submitted_again():
+def test_lost_group_is_reported_once_and_may_be_resubmitted():
     async def scene():
         stored = Stored()
         async with submissions(stored) as here:
@@ -126,7 +126,7 @@ def test_what_is_lost_is_told_once_and_may_be_submitted_again():
     virtual_net.run(scene())
 
 
-def test_a_group_that_fails_again_is_known_to_be_lost_until_each_batch_has_arrived():
+def test_repeated_failure_is_kept_until_each_batch_is_acknowledged():
     async def scene():
         async with submissions(Stored()) as here:
             for number in range(2):
@@ -153,18 +153,18 @@ def check(*, max_model_len: int = 0, turns: bool = False, **fields: Any) -> None
 
 
 @pytest.mark.parametrize("most", [0, 110])
-def test_what_fits_or_cannot_be_told(most: int) -> None:
+def test_fitting_or_unbounded_prompt_is_accepted(most: int) -> None:
     check(max_model_len=most)
 
 
-def test_what_does_not_fit_with_what_would() -> None:
+def test_oversized_prompt_is_refused_with_the_limit() -> None:
     with pytest.raises(CallerError, match=r"'a': .*60 \+ 50 tokens.* is 100; max_tokens can be 40"):
         check(max_model_len=100)
     with pytest.raises(CallerError, match="leaves no room in max_model_len, 60; shorten it"):
         check(max_model_len=60)
 
 
-def test_turns_end_where_there_is_no_more_room() -> None:
+def test_turns_end_when_no_room_is_left() -> None:
     check(max_model_len=61, turns=True)
     with pytest.raises(CallerError, match="leaves no room"):
         check(max_model_len=60, turns=True)
@@ -179,7 +179,7 @@ def test_turns_end_where_there_is_no_more_room() -> None:
         ({"max_tokens": 4}, "set Prompt.max_tokens"),
     ],
 )
-def test_sampling_that_nobody_would_heed(sampling: dict[str, Any], says: str) -> None:
+def test_ignored_sampling_parameters_are_refused(sampling: dict[str, Any], says: str) -> None:
     for where in ({"sampling": sampling}, {"each": [{}, sampling]}):
         with pytest.raises(CallerError) as caught:
             check(**where)
@@ -205,7 +205,7 @@ def test_each_sample_is_drawn_as_its_prompt_says():
     assert (payload.prompt_ids, payload.stream_every) == ([1, 2], 4)
 
 
-def test_what_a_tool_answers_is_a_trajectory():
+def test_prompt_with_a_tool_is_a_trajectory():
     payloads = SamplePayloads(0, lambda: 0)
     payload = payloads.new(PROMPT_SAMPLE_PAYLOADS, 0, tool)
     assert isinstance(payload, TrajectoryPayload)

@@ -122,7 +122,7 @@ def test_without_a_function_there_is_none() -> None:
     play(scene())
 
 
-def test_it_is_asked_before_the_group_is_whole_and_the_slot_is_free() -> None:
+def test_sample_is_judged_before_its_group_is_complete_without_a_slot() -> None:
     async def scene() -> None:
         instance, grader = Scripted(slots=1), Grader()
         async with run(instance, grader) as live:
@@ -142,7 +142,7 @@ def test_it_is_asked_before_the_group_is_whole_and_the_slot_is_free() -> None:
     play(scene())
 
 
-def test_a_group_that_is_filtered_is_made_up_for_and_named() -> None:
+def test_filtered_group_is_replaced_and_named() -> None:
     async def scene() -> None:
         instance = Scripted()
         async with run(instance, Grader(first_token), keep="nonzero_variance") as live:
@@ -159,7 +159,7 @@ def test_a_group_that_is_filtered_is_made_up_for_and_named() -> None:
     play(scene())
 
 
-def test_the_last_batch_is_short_and_says_so() -> None:
+def test_last_batch_is_short_with_a_note() -> None:
     async def scene() -> None:
         instance = Scripted()
         options = {"keep": "nonzero_variance", "prompts_per_step": 2}
@@ -176,7 +176,7 @@ def test_the_last_batch_is_short_and_says_so() -> None:
     play(scene())
 
 
-def test_if_all_that_is_left_is_filtered_the_end_says_so() -> None:
+def test_end_names_the_filtered_groups() -> None:
     async def scene() -> None:
         instance = Scripted()
         async with run(instance, Grader(first_token), keep="nonzero_variance") as live:
@@ -244,7 +244,7 @@ def test_a_filter_that_raises_fails_the_group() -> None:
     play(scene())
 
 
-def test_the_filter_sees_whole_groups_with_their_rewards() -> None:
+def test_filter_sees_complete_groups_with_rewards() -> None:
     seen: list[Any] = []
 
     def keep(samples: Sequence[Sample]) -> bool:
@@ -287,9 +287,7 @@ def test_a_journal_with_rewards_replays_by_itself(tmp_path: Path) -> None:
 
 
 class TestRestarts:
-    def test_who_was_judged_keeps_its_reward_and_who_was_not_is_judged_again(
-        self, tmp_path: Path
-    ) -> None:
+    def test_restart_keeps_rewards_and_judges_the_rest(self, tmp_path: Path) -> None:
         async def scene() -> None:
             before, earlier = Scripted(), Grader()
             async with run(before, earlier, store=tmp_path / "1") as live:
@@ -312,7 +310,7 @@ class TestRestarts:
 
         play(scene())
 
-    def test_also_before_its_group_is_whole(self, tmp_path: Path) -> None:
+    def test_restart_keeps_rewards_of_incomplete_groups(self, tmp_path: Path) -> None:
         async def scene() -> None:
             before = Scripted()
             async with run(before, Grader(), store=tmp_path / "1") as live:
@@ -380,7 +378,7 @@ class TestRestarts:
 
         play(scene())
 
-    def test_what_is_made_anew_is_judged_anew(self, tmp_path: Path) -> None:
+    def test_regenerated_sample_is_judged_again(self, tmp_path: Path) -> None:
         async def load(client: Any, version: int) -> None: ...
 
         async def scene() -> None:
@@ -408,7 +406,7 @@ class TestRestarts:
 
         play(scene())
 
-    def test_without_the_function_it_does_not_begin(self, tmp_path: Path) -> None:
+    def test_restart_without_the_reward_function_is_refused(self, tmp_path: Path) -> None:
         async def scene() -> None:
             instance = Scripted()
             async with run(instance, Grader(), store=tmp_path / "1") as live:
@@ -437,7 +435,7 @@ async def killed(live: LiveScheduler, to: Path) -> Path:
     return to
 
 
-def test_what_was_filtered_is_not_made_again_by_who_does_not_know_it(tmp_path: Path) -> None:
+def test_filtered_prompt_is_not_regenerated_until_reported(tmp_path: Path) -> None:
     """Until the batch that tells has arrived; then its uid is anybody's."""
 
     async def scene() -> None:
