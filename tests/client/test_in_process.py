@@ -6,19 +6,14 @@ import pytest
 
 from rollout_sched.client import RolloutScheduler
 from rollout_sched.core.model.errors import CallerError
-from tests.virtual_net import run
 
 
-def test_unready_servers_are_named(caplog: pytest.LogCaptureFixture) -> None:
+async def test_unready_servers_are_named(caplog: pytest.LogCaptureFixture) -> None:
     url = "http://127.0.0.1:1"
-
-    async def scene() -> None:
-        async with RolloutScheduler.from_toml("dplb", [url]) as rollouts:
-            assert f"instance {url}: away, joins when it is ready" in caplog.text
-            waits_for = (await rollouts.state())["waits_for"]
-            assert waits_for["batch"].startswith(f"no instance has joined: {url} (")
-
-    run(scene())
+    async with RolloutScheduler.from_toml("dplb", [url]) as rollouts:
+        assert f"instance {url}: away, joins when it is ready" in caplog.text
+        waits_for = (await rollouts.state())["waits_for"]
+        assert waits_for["batch"].startswith(f"no instance has joined: {url} (")
 
 
 def test_single_url_is_refused_as_a_list() -> None:
@@ -26,9 +21,6 @@ def test_single_url_is_refused_as_a_list() -> None:
         RolloutScheduler.from_toml("dplb", "http://a:1")
 
 
-def test_the_mistake_of_a_clients_base_url_is_named() -> None:
-    async def scene() -> None:
-        with pytest.raises(CallerError, match="leave out /v1"):
-            await RolloutScheduler.from_toml("dplb", ["http://a:1/v1"]).__aenter__()
-
-    run(scene())
+async def test_the_mistake_of_a_clients_base_url_is_named() -> None:
+    with pytest.raises(CallerError, match="leave out /v1"):
+        await RolloutScheduler.from_toml("dplb", ["http://a:1/v1"]).__aenter__()

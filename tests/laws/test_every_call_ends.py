@@ -6,7 +6,6 @@ Each test lets one callback of one request raise, next to another request on the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -135,61 +134,48 @@ class Stage:
             await asyncio.sleep(0.001)
 
 
-def run(scene: Callable[[], Any]) -> None:
-    virtual_net.run(scene())
-
-
 @pytest.mark.parametrize("breaks", [False, True])
 @pytest.mark.parametrize(
     "bad", ["begin", "streamed", "partial", "keep", "drop", "answer", "fail", ""]
 )
-def test_a_payload_that_raises_ends_alone(bad: str, breaks: bool) -> None:
-    async def scene() -> None:
-        async with Stage() as stage:
-            serving = asyncio.create_task(stage.serve(breaks))
-            guilty, innocent = stage.ask(Client(bad)), stage.ask(Client())
-            await until(lambda: guilty.ends and innocent.ends)
-            serving.cancel()
-            await asyncio.sleep(0.05)
-            assert stage.driver.broken is None
-            assert isinstance(innocent.ends[0], DeliveredSample)
-            assert len(guilty.ends) == len(innocent.ends) == 1
-            if bad in ("begin", "answer"):
-                assert guilty.ends[0][0] == "failed"
-            assert not any(i.rests_until for i in stage.scheduler.state.fleet.instances.values())
-
-    run(scene)
+async def test_a_payload_that_raises_ends_alone(bad: str, breaks: bool) -> None:
+    async with Stage() as stage:
+        serving = asyncio.create_task(stage.serve(breaks))
+        guilty, innocent = stage.ask(Client(bad)), stage.ask(Client())
+        await until(lambda: guilty.ends and innocent.ends)
+        serving.cancel()
+        await asyncio.sleep(0.05)
+        assert stage.driver.broken is None
+        assert isinstance(innocent.ends[0], DeliveredSample)
+        assert len(guilty.ends) == len(innocent.ends) == 1
+        if bad in ("begin", "answer"):
+            assert guilty.ends[0][0] == "failed"
+        assert not any(i.rests_until for i in stage.scheduler.state.fleet.instances.values())
 
 
-def test_unsendable_request_is_not_retried() -> None:
-    async def scene() -> None:
-        seen: list[Event] = []
-        observe = [lambda now, event, actions: seen.append(event)]
-        async with Stage(observers=observe) as stage:
-            guilty = stage.ask(Client("begin"))
-            assert [reason for reason, _ in guilty.ends] == ["failed"]
-            (error,) = [error for _, error in guilty.ends]
-            assert isinstance(error, RequestRejected)
-            assert error.status == 500
-            kinds = [type(event).__name__ for event in seen]
-            assert kinds.count("RequestFailed") == 1
-
-    run(scene)
+async def test_unsendable_request_is_not_retried() -> None:
+    seen: list[Event] = []
+    observe = [lambda now, event, actions: seen.append(event)]
+    async with Stage(observers=observe) as stage:
+        guilty = stage.ask(Client("begin"))
+        assert [reason for reason, _ in guilty.ends] == ["failed"]
+        (error,) = [error for _, error in guilty.ends]
+        assert isinstance(error, RequestRejected)
+        assert error.status == 500
+        kinds = [type(event).__name__ for event in seen]
+        assert kinds.count("RequestFailed") == 1
 
 
 @pytest.mark.parametrize("bad", ["begin", "streamed", "partial", "keep"])
-def test_a_lost_instance_is_survived_by_a_payload_that_raises(bad: str) -> None:
-    async def scene() -> None:
-        async with Stage() as stage:
-            guilty, innocent = stage.ask(Client(bad)), stage.ask(Client())
-            await asyncio.sleep(0.01)
-            stage.driver.fleet.lose("i0", "it died")
-            serving = asyncio.create_task(stage.serve(False))
-            await until(lambda: guilty.ends and innocent.ends)
-            serving.cancel()
-            assert isinstance(innocent.ends[0], DeliveredSample)
-
-    run(scene)
+async def test_a_lost_instance_is_survived_by_a_payload_that_raises(bad: str) -> None:
+    async with Stage() as stage:
+        guilty, innocent = stage.ask(Client(bad)), stage.ask(Client())
+        await asyncio.sleep(0.01)
+        stage.driver.fleet.lose("i0", "it died")
+        serving = asyncio.create_task(stage.serve(False))
+        await until(lambda: guilty.ends and innocent.ends)
+        serving.cancel()
+        assert isinstance(innocent.ends[0], DeliveredSample)
 
 
 def test_an_observer_that_raises_is_heard_of_once_and_changes_nothing(
@@ -212,70 +198,58 @@ def test_an_observer_that_raises_is_heard_of_once_and_changes_nothing(
             assert isinstance(client.ends[0], DeliveredSample)
             assert sum(isinstance(event, InstanceJoined) for event in seen) == 2
 
-    run(scene)
+    virtual_net.run(scene())
     assert sum("gets no more events" in record.message for record in caplog.records) == 1
 
 
-def test_a_watcher_that_raises_changes_nothing() -> None:
-    async def scene() -> None:
-        async with Stage() as stage:
-            serving = asyncio.create_task(stage.serve(False))
-            stage.driver.pump.watch(_boom, RequestSubmitted)
-            client = stage.ask(Client())
-            await until(lambda: client.ends)
-            serving.cancel()
-            assert isinstance(client.ends[0], DeliveredSample)
-
-    run(scene)
+async def test_a_watcher_that_raises_changes_nothing() -> None:
+    async with Stage() as stage:
+        serving = asyncio.create_task(stage.serve(False))
+        stage.driver.pump.watch(_boom, RequestSubmitted)
+        client = stage.ask(Client())
+        await until(lambda: client.ends)
+        serving.cancel()
+        assert isinstance(client.ends[0], DeliveredSample)
 
 
-def test_a_batch_that_cannot_be_handed_over_is_not_lost_in_silence() -> None:
-    async def scene() -> None:
-        broken: list[bool] = []
-        failed: list[str] = []
-        async with Stage(
-            on_deliver=lambda deliver, payloads: _boom(deliver),
-            on_group_failed=lambda group, error: failed.append(group),
-        ) as stage:
-            stage.driver.on_broken = lambda: broken.append(True)
-            serving = asyncio.create_task(stage.serve(False))
-            for group in ("a", "b"):
-                stage.driver.submit_group(GroupSubmitted(group, 1, 3, 50), lambda index: Client())
-            stage.driver.tell(BatchRequested())
-            await until(lambda: broken)
-            serving.cancel()
-            assert isinstance(stage.driver.broken, Boom)
-            assert failed == ["b"]
-            with pytest.raises(Boom):
-                stage.ask(Client())
-
-    run(scene)
+async def test_a_batch_that_cannot_be_handed_over_is_not_lost_in_silence() -> None:
+    broken: list[bool] = []
+    failed: list[str] = []
+    async with Stage(
+        on_deliver=lambda deliver, payloads: _boom(deliver),
+        on_group_failed=lambda group, error: failed.append(group),
+    ) as stage:
+        stage.driver.on_broken = lambda: broken.append(True)
+        serving = asyncio.create_task(stage.serve(False))
+        for group in ("a", "b"):
+            stage.driver.submit_group(GroupSubmitted(group, 1, 3, 50), lambda index: Client())
+        stage.driver.tell(BatchRequested())
+        await until(lambda: broken)
+        serving.cancel()
+        assert isinstance(stage.driver.broken, Boom)
+        assert failed == ["b"]
+        with pytest.raises(Boom):
+            stage.ask(Client())
 
 
-def test_a_payload_that_cannot_be_made_fails_its_group() -> None:
-    async def scene() -> None:
-        failed: list[tuple[str, Exception | None]] = []
-        async with Stage(on_group_failed=lambda *told: failed.append(told)) as stage:
-            stage.driver.submit_group(GroupSubmitted("a", 1, 3, 50), _boom)
-            stage.driver.tell(BatchRequested())
-            await until(lambda: failed)
-            assert failed[0][0] == "a"
-            assert isinstance(failed[0][1], Boom)
-
-    run(scene)
+async def test_a_payload_that_cannot_be_made_fails_its_group() -> None:
+    failed: list[tuple[str, Exception | None]] = []
+    async with Stage(on_group_failed=lambda *told: failed.append(told)) as stage:
+        stage.driver.submit_group(GroupSubmitted("a", 1, 3, 50), _boom)
+        stage.driver.tell(BatchRequested())
+        await until(lambda: failed)
+        assert failed[0][0] == "a"
+        assert isinstance(failed[0][1], Boom)
 
 
-def test_an_abort_that_raises_anything_is_given_up_in_time() -> None:
-    async def scene() -> None:
-        async with Stage() as stage:
-            client = stage.ask(Client())
-            instance = stage.instances[0]
-            await instance.order()
-            instance.obey = _boom
-            stage.driver.withdraw(client.request)
-            await until(lambda: instance.cancelled)
-
-    run(scene)
+async def test_an_abort_that_raises_anything_is_given_up_in_time() -> None:
+    async with Stage() as stage:
+        client = stage.ask(Client())
+        instance = stage.instances[0]
+        await instance.order()
+        instance.obey = _boom
+        stage.driver.withdraw(client.request)
+        await until(lambda: instance.cancelled)
 
 
 def _boom(_: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
 from itertools import repeat
 from typing import Any
 
@@ -15,7 +14,6 @@ from rollout_sched.live.ports import InstanceClient
 from rollout_sched.live.requests.payloads import PayloadFactory
 from rollout_sched.live.requests.token_payload import TokenPayload
 from rollout_sched.live.settings import Settings
-from tests import virtual_net
 from tests.core.told import make_scheduler
 from tests.link.wires import Joined
 from tests.live.scripted import Scripted
@@ -90,7 +88,3 @@ class Stage:
 
 def factory(recipe: bytes) -> PayloadFactory:
     return lambda index: TokenPayload(PROMPT, {"logprobs": 0}, stream_every=2)
-
-
-def run(scene: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    virtual_net.run(scene())

@@ -14,43 +14,37 @@ from rollout_sched.core.model.records import DeliveredSample, Segment
 from rollout_sched.link.client_calls import ClientCall
 from rollout_sched.link.protocol import Refused
 from rollout_sched.live.requests.token_payload import Piece, TokenPayload
-from tests.link.stage import Stage, run
+from tests.link.stage import Stage
 from tests.live.scripted import until
 
 
-def test_calls_have_unique_ids_and_end_once() -> None:
-    async def scene() -> None:
-        async with Stage(1) as stage:
-            calls = stage.fronts[0].remote.calls
-            first, second = stage.ask(), stage.ask()
-            assert [call.name for call in calls.every()] == ["run.f0.1", "run.f0.2"]
-            assert calls["run.f0.1"].payload is first
-            await stage.instance.answer(0, [7])
-            await until(lambda: first.heard)
-            assert [call.payload for call in calls.every()] == [second]
-            calls.withdraw("run.f0.2")
-            await until(lambda: second.heard)
-            assert not len(calls)
-            calls.withdraw("run.f0.2")
-
-    run(scene)
+async def test_calls_have_unique_ids_and_end_once() -> None:
+    async with Stage(1) as stage:
+        calls = stage.fronts[0].remote.calls
+        first, second = stage.ask(), stage.ask()
+        assert [call.name for call in calls.every()] == ["run.f0.1", "run.f0.2"]
+        assert calls["run.f0.1"].payload is first
+        await stage.instance.answer(0, [7])
+        await until(lambda: first.heard)
+        assert [call.payload for call in calls.every()] == [second]
+        calls.withdraw("run.f0.2")
+        await until(lambda: second.heard)
+        assert not len(calls)
+        calls.withdraw("run.f0.2")
 
 
-def test_refusal_reaches_the_client_once() -> None:
-    async def scene() -> None:
-        async with Stage(1) as stage:
-            front = stage.fronts[0]
-            caller = stage.ask()
-            await stage.instance.order(0)
-            front.connected.order(Refused(stage.request, "there is no room"))
-            late = DeliveredSample(stage.request, "g", 0, 3, 0, (), 0, "stop")
-            front.connected.order(Answer(late))
-            await until(lambda: caller.heard)
-            assert caller.heard == [("failed", "there is no room")]
-            assert not len(front.remote.calls)
-            assert not front.broken
-
-    run(scene)
+async def test_refusal_reaches_the_client_once() -> None:
+    async with Stage(1) as stage:
+        front = stage.fronts[0]
+        caller = stage.ask()
+        await stage.instance.order(0)
+        front.connected.order(Refused(stage.request, "there is no room"))
+        late = DeliveredSample(stage.request, "g", 0, 3, 0, (), 0, "stop")
+        front.connected.order(Answer(late))
+        await until(lambda: caller.heard)
+        assert caller.heard == [("failed", "there is no room")]
+        assert not len(front.remote.calls)
+        assert not front.broken
 
 
 # -- A front's data of a request equals the scheduler's book --

@@ -8,7 +8,6 @@ from rollout_sched.link.pieces import GroupPieces, keep, keep_streamed, pieces_o
 from rollout_sched.link.protocol import PieceMade, ReleaseGroup, TakeGroup
 from rollout_sched.live.requests.payloads import PayloadBook
 from rollout_sched.live.requests.token_payload import Piece, TokenPayload, TokenTranscript
-from tests import virtual_net
 
 
 def book() -> PayloadBook:
@@ -98,18 +97,15 @@ def test_another_front_continues_from_all_pieces() -> None:
     assert pieces_of(front.payloads, "g/1") == []
 
 
-def test_no_pieces_for_clients_and_ended_groups() -> None:
-    async def scene() -> None:
-        front = Front()
-        front.transcript().keep(3, 2, Piece([7, 8], None))
-        client = TokenPayload([1], {})
-        client.transcript.keep(4, 1, Piece([5], None))
-        front.payloads.add("run.f0.1", client)
-        assert front.pieces.of("run.f0.1", 4) is None
-        front.pieces.release(ReleaseGroup("g", ("g/0",)))
-        assert front.pieces.of("g/0", 3) is None
-
-    virtual_net.run(scene())
+async def test_no_pieces_for_clients_and_ended_groups() -> None:
+    front = Front()
+    front.transcript().keep(3, 2, Piece([7, 8], None))
+    client = TokenPayload([1], {})
+    client.transcript.keep(4, 1, Piece([5], None))
+    front.payloads.add("run.f0.1", client)
+    assert front.pieces.of("run.f0.1", 4) is None
+    front.pieces.release(ReleaseGroup("g", ("g/0",)))
+    assert front.pieces.of("g/0", 3) is None
 
 
 def test_filtered_or_failed_group_leaves_no_pieces() -> None:

@@ -8,7 +8,6 @@ from rollout_sched.core.model.actions import Dispatch
 from rollout_sched.link.protocol import CallTool, RestartSuspected
 from rollout_sched.link.remote_link import RemoteLink
 from rollout_sched.live.ports import InstanceError, Outcome
-from tests import virtual_net
 from tests.link.wires import Shared
 
 DISPATCH = Dispatch("g/0", 3, "i0", 10, 20, 1)
@@ -43,16 +42,13 @@ def test_host_judges_answers_and_hears_suspicions() -> None:
     assert stage.said == [RestartSuspected("i0")]
 
 
-def test_a_failure_ends_the_front_once() -> None:
-    async def scene() -> None:
-        stage = Stage()
-        first = InstanceError("one")
-        stage.link.fail(first)
-        stage.link.fail(InstanceError("two"))
-        assert stage.broken == [first]
-        assert stage.link.broken is first
-
-    virtual_net.run(scene())
+async def test_a_failure_ends_the_front_once() -> None:
+    stage = Stage()
+    first = InstanceError("one")
+    stage.link.fail(first)
+    stage.link.fail(InstanceError("two"))
+    assert stage.broken == [first]
+    assert stage.link.broken is first
 
 
 def test_deferred_calls_may_defer_calls() -> None:

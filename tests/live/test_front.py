@@ -77,73 +77,55 @@ class Stage:
         self.front.orders[type(action)](action)
 
 
-def test_front_carries_out_request_actions_only() -> None:
-    async def scene() -> None:
-        front = Front(Link(), Settings(), "run")  # type: ignore[arg-type]
-        assert set(front.orders) == {Dispatch, Interrupt, Deliver, Answer, Discard}
-
-    virtual_net.run(scene())
+async def test_front_carries_out_request_actions_only() -> None:
+    front = Front(Link(), Settings(), "run")  # type: ignore[arg-type]
+    assert set(front.orders) == {Dispatch, Interrupt, Deliver, Answer, Discard}
 
 
-def test_a_request_from_its_dispatch_to_its_answer() -> None:
-    async def scene() -> None:
-        stage = Stage()
-        await stage.link.instance.order()
-        assert len(stage.front.attempts.on("i0")) == 1
-        await stage.link.instance.answer(0, [7, 8])
-        await until(lambda: stage.link.told)
-        assert stage.link.told == [RequestFinished("r", 1, 2, (), "stop")]
-        sample = DeliveredSample("r", "", 0, 3, 2, (Segment(0, 2, "i0"),), 0, "stop")
-        stage.order(Answer(sample))
-        assert stage.client.answers == [sample]
-        assert "r" not in stage.front.payloads
-
-    virtual_net.run(scene())
+async def test_a_request_from_its_dispatch_to_its_answer() -> None:
+    stage = Stage()
+    await stage.link.instance.order()
+    assert len(stage.front.attempts.on("i0")) == 1
+    await stage.link.instance.answer(0, [7, 8])
+    await until(lambda: stage.link.told)
+    assert stage.link.told == [RequestFinished("r", 1, 2, (), "stop")]
+    sample = DeliveredSample("r", "", 0, 3, 2, (Segment(0, 2, "i0"),), 0, "stop")
+    stage.order(Answer(sample))
+    assert stage.client.answers == [sample]
+    assert "r" not in stage.front.payloads
 
 
-def test_interrupted_request_is_aborted_at_its_instance() -> None:
-    async def scene() -> None:
-        stage = Stage()
-        await stage.link.instance.order()
-        stage.order(Interrupt("r", 1, "i0"))
-        await until(lambda: ("abort", "run-1") in stage.link.instance.calls)
-        await stage.front.close()
-
-    virtual_net.run(scene())
+async def test_interrupted_request_is_aborted_at_its_instance() -> None:
+    stage = Stage()
+    await stage.link.instance.order()
+    stage.order(Interrupt("r", 1, "i0"))
+    await until(lambda: ("abort", "run-1") in stage.link.instance.calls)
+    await stage.front.close()
 
 
-def test_final_discard_fails_the_request() -> None:
-    async def scene() -> None:
-        stage = Stage()
-        stage.order(Discard("r", 0, "failed", ends=True))
-        await until(lambda: stage.client.failures)
-        assert "r" not in stage.front.payloads
-        await stage.front.close()
-
-    virtual_net.run(scene())
+async def test_final_discard_fails_the_request() -> None:
+    stage = Stage()
+    stage.order(Discard("r", 0, "failed", ends=True))
+    await until(lambda: stage.client.failures)
+    assert "r" not in stage.front.payloads
+    await stage.front.close()
 
 
-def test_breakdown_fails_all_waiting_requests() -> None:
-    async def scene() -> None:
-        stage = Stage()
-        stage.front.fail_all(RuntimeError("the scheduler is gone"))
-        await until(lambda: stage.client.failures)
-        assert "the scheduler is gone" in stage.client.failures[0]
-        await stage.front.close()
-
-    virtual_net.run(scene())
+async def test_breakdown_fails_all_waiting_requests() -> None:
+    stage = Stage()
+    stage.front.fail_all(RuntimeError("the scheduler is gone"))
+    await until(lambda: stage.client.failures)
+    assert "the scheduler is gone" in stage.client.failures[0]
+    await stage.front.close()
 
 
-def test_closing_cancels_attempts_silently() -> None:
-    async def scene() -> None:
-        stage = Stage()
-        await stage.link.instance.order()
-        await stage.front.close()
-        assert stage.link.instance.cancelled == ["run-1"]
-        assert stage.link.told == []
-        assert stage.client.failures == []
-
-    virtual_net.run(scene())
+async def test_closing_cancels_attempts_silently() -> None:
+    stage = Stage()
+    await stage.link.instance.order()
+    await stage.front.close()
+    assert stage.link.instance.cancelled == ["run-1"]
+    assert stage.link.told == []
+    assert stage.client.failures == []
 
 
 # -- The scheduler's orders to instances reach their supervisors, and the trainer those it is l --

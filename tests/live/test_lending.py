@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from rollout_sched.live.driver import Driver
 from rollout_sched.live.settings import Settings
 from rollout_sched.live.trainer.samples import Batch, Prompt
 from rollout_sched.live.trainer.session import TrainerSession
-from tests import virtual_net
 from tests.core.told import make_scheduler
 from tests.live.scripted import Scripted, until
 
@@ -81,84 +79,64 @@ class Stage:
         await until(lambda: self.borrower.has)
 
 
-def run(scene: Coroutine[Any, Any, None]) -> None:
-    virtual_net.run(scene)
-
-
 async def load(client: Any, version: int) -> None:
     """Loaded at once."""
 
 
-def test_instance_is_lent_and_returns() -> None:
-    async def scene() -> None:
-        async with Stage() as stage:
-            await stage.lend()
-            assert stage.borrower.has == ["i0"]
-            assert stage.instances[0].calls[-1] == ("pause", "keep", True)
-            assert stage.status("i0") is LENT
-            asking = stage.ask(acknowledged=0, part=0)
-            await stage.instances[1].answer(0, [7])
-            await asking
-            asking = stage.ask(acknowledged=0, part=1)
-            await stage.instances[1].answer(1, [6])
-            last = await asking
-            assert last is not None
-            assert last.last
-            (sample,) = last.samples
-            assert (sample.response_ids, sample.versions) == ([4, 5, 6], [0, 0, 0])
-            stage.trainer.give_back("i0")
-            await until(lambda: stage.status("i0") is InstanceStatus.SERVING)
-            assert stage.instances[0].calls[-1] == "resume"
-            await stage.trainer.publish_weights(1, load, wait=True)
-
-    run(scene())
+async def test_instance_is_lent_and_returns() -> None:
+    async with Stage() as stage:
+        await stage.lend()
+        assert stage.borrower.has == ["i0"]
+        assert stage.instances[0].calls[-1] == ("pause", "keep", True)
+        assert stage.status("i0") is LENT
+        asking = stage.ask(acknowledged=0, part=0)
+        await stage.instances[1].answer(0, [7])
+        await asking
+        asking = stage.ask(acknowledged=0, part=1)
+        await stage.instances[1].answer(1, [6])
+        last = await asking
+        assert last is not None
+        assert last.last
+        (sample,) = last.samples
+        assert (sample.response_ids, sample.versions) == ([4, 5, 6], [0, 0, 0])
+        stage.trainer.give_back("i0")
+        await until(lambda: stage.status("i0") is InstanceStatus.SERVING)
+        assert stage.instances[0].calls[-1] == "resume"
+        await stage.trainer.publish_weights(1, load, wait=True)
 
 
-def test_a_trainer_that_takes_whole_batches_is_lent_nothing() -> None:
-    async def scene() -> None:
-        async with Stage() as stage:
-            asking = stage.ask(parts=False)
-            await stage.instances[0].answer(0, [7])
-            await until(lambda: stage.driver.view.run.complete)
-            assert stage.status("i0") is InstanceStatus.SERVING
-            asking.cancel()
-
-    run(scene())
+async def test_a_trainer_that_takes_whole_batches_is_lent_nothing() -> None:
+    async with Stage() as stage:
+        asking = stage.ask(parts=False)
+        await stage.instances[0].answer(0, [7])
+        await until(lambda: stage.driver.view.run.complete)
+        assert stage.status("i0") is InstanceStatus.SERVING
+        asking.cancel()
 
 
-def test_lent_instance_is_reclaimed_when_the_others_are_gone() -> None:
-    async def scene() -> None:
-        async with Stage() as stage:
-            await stage.lend()
-            await stage.driver.remove_instance("i1")
-            await until(lambda: stage.borrower.asked_for)
-            assert stage.borrower.asked_for == ["i0"]
-            stage.trainer.give_back("i0")
-            order = await stage.instances[0].order(2)
-            assert list(order.token_ids) == [1, 2]  # what i1 had of b is gone with it
-
-    run(scene())
+async def test_lent_instance_is_reclaimed_when_the_others_are_gone() -> None:
+    async with Stage() as stage:
+        await stage.lend()
+        await stage.driver.remove_instance("i1")
+        await until(lambda: stage.borrower.asked_for)
+        assert stage.borrower.asked_for == ["i0"]
+        stage.trainer.give_back("i0")
+        order = await stage.instances[0].order(2)
+        assert list(order.token_ids) == [1, 2]  # what i1 had of b is gone with it
 
 
-def test_returning_an_instance_not_lent_is_refused() -> None:
-    async def scene() -> None:
-        async with Stage() as stage:
-            for name in ("i0", "nobody"):
-                with pytest.raises(CallerError, match="is not lent"):
-                    stage.trainer.give_back(name)
-
-    run(scene())
+async def test_returning_an_instance_not_lent_is_refused() -> None:
+    async with Stage() as stage:
+        for name in ("i0", "nobody"):
+            with pytest.raises(CallerError, match="is not lent"):
+                stage.trainer.give_back(name)
 
 
-def test_a_trainer_that_fails_keeps_what_it_was_lent() -> None:
+async def test_a_trainer_that_fails_keeps_what_it_was_lent() -> None:
     """It is for the trainer to give back; the instance has done nothing wrong."""
-
-    async def scene() -> None:
-        async with Stage() as stage:
-            stage.borrower.fails = True
-            await stage.lend()
-            assert stage.status("i0") is LENT
-            stage.trainer.give_back("i0")
-            await until(lambda: stage.status("i0") is InstanceStatus.SERVING)
-
-    run(scene())
+    async with Stage() as stage:
+        stage.borrower.fails = True
+        await stage.lend()
+        assert stage.status("i0") is LENT
+        stage.trainer.give_back("i0")
+        await until(lambda: stage.status("i0") is InstanceStatus.SERVING)

@@ -30,7 +30,6 @@ from tests.core.told import Told
 from tests.live.durable.test_run import run
 from tests.live.scripted import Scripted, until
 from tests.live.trainer.test_session import Stage, load, prompt
-from tests.live.trainer.test_session import run as run_wait_reasons
 
 POLICY = load_policy("round_robin_sync")
 
@@ -85,19 +84,15 @@ def test_the_journal_tells_the_run_again(tmp_path: Path) -> None:
     assert again.view.run.delivered == live.driver.pump.scheduler.state.progress.delivered == 1
 
 
-def test_events_reach_the_disk_before_the_end(
+async def test_events_reach_the_disk_before_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal_keeper, "SYNC_S", 0.001)
     path = tmp_path / "journal"
-
-    async def scene() -> None:
-        live = LiveScheduler(POLICY, RunOptions(prompts_per_step=1, journal=path))
-        await live.driver.add_instance(Scripted())
-        await until(lambda: b"InstanceJoined" in path.read_bytes())
-        await live.close()
-
-    virtual_net.run(scene())
+    live = LiveScheduler(POLICY, RunOptions(prompts_per_step=1, journal=path))
+    await live.driver.add_instance(Scripted())
+    await until(lambda: b"InstanceJoined" in path.read_bytes())
+    await live.close()
 
 
 def test_a_journal_is_never_written_over(tmp_path: Path) -> None:
@@ -122,16 +117,13 @@ def test_a_journal_of_nothing_does_not_stay(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-def test_state() -> None:
-    async def scene() -> None:
-        live = LiveScheduler(POLICY, RunOptions(prompts_per_step=1))
-        live.trainer.submit([Prompt("a", [1], 2, 9)])
-        state = live.state()
-        assert state["groups"]["fresh"] == 1
-        assert (state["instances"], state["joined"], state["broken"]) == (0, 0, None)
-        await live.close()
-
-    virtual_net.run(scene())
+async def test_state() -> None:
+    live = LiveScheduler(POLICY, RunOptions(prompts_per_step=1))
+    live.trainer.submit([Prompt("a", [1], 2, 9)])
+    state = live.state()
+    assert state["groups"]["fresh"] == 1
+    assert (state["instances"], state["joined"], state["broken"]) == (0, 0, None)
+    await live.close()
 
 
 # -- What a scheduler says of itself: as its last event has left it --
@@ -168,46 +160,36 @@ def records(**asked: Any) -> RunRecords:
     return RunRecords(RunOptions(**asked), HEADER, "off", NamedTools({}), judges=False)
 
 
-def test_no_records_by_default() -> None:
-    async def scene() -> None:
-        kept = records()
-        assert kept.state() == {"store": None, "journal": None, "length_history": None}
-        assert (kept.run_id, kept.weights) == ("", None)
-        await kept.close()
-
-    virtual_net.run(scene())
+async def test_no_records_by_default() -> None:
+    kept = records()
+    assert kept.state() == {"store": None, "journal": None, "length_history": None}
+    assert (kept.run_id, kept.weights) == ("", None)
+    await kept.close()
 
 
-def test_records_say_where_they_are(tmp_path: Path) -> None:
-    async def scene() -> None:
-        kept = records(journal=tmp_path / "j", length_history=tmp_path / "l")
-        assert kept.state() == {
-            "store": None,
-            "journal": {"path": str(tmp_path / "j"), "broken": ""},
-            "length_history": {"path": str(tmp_path / "l"), "prompts": 0, "broken": ""},
-        }
-        await kept.close()
-        with pytest.raises(CallerError, match="cannot be read"):
-            records(length_history=tmp_path)
-
-    virtual_net.run(scene())
+async def test_records_say_where_they_are(tmp_path: Path) -> None:
+    kept = records(journal=tmp_path / "j", length_history=tmp_path / "l")
+    assert kept.state() == {
+        "store": None,
+        "journal": {"path": str(tmp_path / "j"), "broken": ""},
+        "length_history": {"path": str(tmp_path / "l"), "prompts": 0, "broken": ""},
+    }
+    await kept.close()
+    with pytest.raises(CallerError, match="cannot be read"):
+        records(length_history=tmp_path)
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_a_run_in_a_store_has_a_journal_there_unless_another_is_named(
+async def test_a_run_in_a_store_has_a_journal_there_unless_another_is_named(
     tmp_path: Path, named: bool
 ) -> None:
     folder, path = tmp_path / "store", tmp_path / "j"
-
-    async def scene() -> None:
-        async with run(folder, Scripted(), journal=path if named else None) as live:
-            assert live.records.run_id == live.driver.epoch
-            assert live.records.run_id.endswith("e1")
-            journal = live.state()["journal"]["path"]
-            assert journal == str(path if named else folder / "journal" / "00000001.jsonl")
-            assert live.state()["store"]["epoch"] == 1
-
-    virtual_net.run(scene())
+    async with run(folder, Scripted(), journal=path if named else None) as live:
+        assert live.records.run_id == live.driver.epoch
+        assert live.records.run_id.endswith("e1")
+        journal = live.state()["journal"]["path"]
+        assert journal == str(path if named else folder / "journal" / "00000001.jsonl")
+        assert live.state()["store"]["epoch"] == 1
 
 
 def test_journal_header_names_its_policy(tmp_path: Path) -> None:
@@ -224,65 +206,53 @@ def test_journal_header_names_its_policy(tmp_path: Path) -> None:
 # -- What is missing where a trainer waits for what does not come by itself --
 
 
-def test_wait_reason_names_instances_that_have_not_joined() -> None:
-    async def scene() -> None:
-        async with Stage() as stage:
-            assert wait_reasons.weights(stage.driver) == ""
-            stage.driver.fleet.lose("i0", "it was restarted")
-            assert wait_reasons.batch(stage.driver).startswith("no instance has joined: i0")
-            assert wait_reasons.weights(stage.driver) == wait_reasons.batch(stage.driver)
-            await stage.driver.remove_instance("i0")
-            assert "add_instance" in wait_reasons.batch(stage.driver)
-
-    run_wait_reasons(scene())
+async def test_wait_reason_names_instances_that_have_not_joined() -> None:
+    async with Stage() as stage:
+        assert wait_reasons.weights(stage.driver) == ""
+        stage.driver.fleet.lose("i0", "it was restarted")
+        assert wait_reasons.batch(stage.driver).startswith("no instance has joined: i0")
+        assert wait_reasons.weights(stage.driver) == wait_reasons.batch(stage.driver)
+        await stage.driver.remove_instance("i0")
+        assert "add_instance" in wait_reasons.batch(stage.driver)
 
 
-def test_wait_reason_names_missing_prompts() -> None:
-    async def scene() -> None:
-        async with Stage(prompts_per_step=2) as stage:
-            stage.trainer.submit([prompt("a")])
-            asking = stage.ask()
-            await asyncio.sleep(0)
-            said = wait_reasons.batch(stage.driver)
-            assert said.startswith("a batch needs 2 groups, 1 are here")
-            assert said.endswith("more prompts, or close_submissions()")
-            stage.trainer.submit([prompt("b")])
-            await stage.instance.order(1)
-            assert wait_reasons.batch(stage.driver) == "", "it is being made"
-            await stage.instance.answer(0, [7])
-            await stage.instance.answer(1, [7])
-            await asking
-            stage.trainer.close_submissions()
-            assert wait_reasons.batch(stage.driver) == "", "nothing is left"
-
-    run_wait_reasons(scene())
+async def test_wait_reason_names_missing_prompts() -> None:
+    async with Stage(prompts_per_step=2) as stage:
+        stage.trainer.submit([prompt("a")])
+        asking = stage.ask()
+        await asyncio.sleep(0)
+        said = wait_reasons.batch(stage.driver)
+        assert said.startswith("a batch needs 2 groups, 1 are here")
+        assert said.endswith("more prompts, or close_submissions()")
+        stage.trainer.submit([prompt("b")])
+        await stage.instance.order(1)
+        assert wait_reasons.batch(stage.driver) == "", "it is being made"
+        await stage.instance.answer(0, [7])
+        await stage.instance.answer(1, [7])
+        await asking
+        stage.trainer.close_submissions()
+        assert wait_reasons.batch(stage.driver) == "", "nothing is left"
 
 
-def test_wait_reason_names_missing_weights() -> None:
-    async def scene() -> None:
-        async with Stage() as stage:
-            stage.trainer.submit([prompt("a")])
-            asking = stage.ask()
-            await stage.instance.answer(0, [7])
-            await asking
-            assert "weights after version 0" in wait_reasons.batch(stage.driver)
-            await stage.trainer.publish_weights(1, load, wait=True)
-            assert wait_reasons.weights(stage.driver) == ""
-
-    run_wait_reasons(scene())
+async def test_wait_reason_names_missing_weights() -> None:
+    async with Stage() as stage:
+        stage.trainer.submit([prompt("a")])
+        asking = stage.ask()
+        await stage.instance.answer(0, [7])
+        await asking
+        assert "weights after version 0" in wait_reasons.batch(stage.driver)
+        await stage.trainer.publish_weights(1, load, wait=True)
+        assert wait_reasons.weights(stage.driver) == ""
 
 
-def test_wait_reason_names_a_hanging_tool() -> None:
-    async def scene() -> None:
-        async def tool(trajectory: Any) -> None:
-            await asyncio.Event().wait()
+async def test_wait_reason_names_a_hanging_tool() -> None:
+    async def tool(trajectory: Any) -> None:
+        await asyncio.Event().wait()
 
-        async with Stage() as stage:
-            stage.trainer.submit([prompt("a")], tool)
-            asking = stage.ask()
-            await stage.instance.answer(0, [7])
-            await until(lambda: len(stage.driver.front.tools) == 1)
-            assert wait_reasons.batch(stage.driver) == "tools of 1 trajectories have not returned"
-            asking.cancel()
-
-    run_wait_reasons(scene())
+    async with Stage() as stage:
+        stage.trainer.submit([prompt("a")], tool)
+        asking = stage.ask()
+        await stage.instance.answer(0, [7])
+        await until(lambda: len(stage.driver.front.tools) == 1)
+        assert wait_reasons.batch(stage.driver) == "tools of 1 trajectories have not returned"
+        asking.cancel()

@@ -8,7 +8,6 @@ import pytest
 
 from rollout_sched.live.ports import InstanceError
 from rollout_sched.live.timeouts import ask, is_ending, said
-from tests import virtual_loop
 
 
 async def after(seconds: float, error: Exception | None = None) -> str:
@@ -27,21 +26,15 @@ async def after(seconds: float, error: Exception | None = None) -> str:
         ((1.0, KeyError("slots")), KeyError, "slots"),
     ],
 )
-def test_call_errors_are_reported(
+async def test_call_errors_are_reported(
     question: tuple[float, Exception | None], error: type[Exception], text: str
 ) -> None:
-    async def scene() -> None:
-        with pytest.raises(error, match=text):
-            await ask(after(*question), 5.0)
-
-    virtual_loop.run(scene())
+    with pytest.raises(error, match=text):
+        await ask(after(*question), 5.0)
 
 
-def test_an_answer_in_time() -> None:
-    async def scene() -> None:
-        assert await ask(after(4.0), 5.0) == "here"
-
-    virtual_loop.run(scene())
+async def test_an_answer_in_time() -> None:
+    assert await ask(after(4.0), 5.0) == "here"
 
 
 def test_an_error_without_words_is_named() -> None:
@@ -49,7 +42,7 @@ def test_an_error_without_words_is_named() -> None:
     assert said(ValueError("two\nlines")) == "two lines"
 
 
-def test_cancellation_of_the_task_is_told_from_that_of_the_call() -> None:
+async def test_cancellation_of_the_task_is_told_from_that_of_the_call() -> None:
     seen = []
 
     async def asks(question: asyncio.Future[None]) -> None:
@@ -58,13 +51,10 @@ def test_cancellation_of_the_task_is_told_from_that_of_the_call() -> None:
         except asyncio.CancelledError:
             seen.append(is_ending())
 
-    async def scene() -> None:
-        for cancel_the_task in (False, True):
-            question: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            task = asyncio.create_task(asks(question))
-            await asyncio.sleep(0)
-            (task if cancel_the_task else question).cancel()
-            await asyncio.gather(task, return_exceptions=True)
-        assert seen == [False, True]
-
-    virtual_loop.run(scene())
+    for cancel_the_task in (False, True):
+        question: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        task = asyncio.create_task(asks(question))
+        await asyncio.sleep(0)
+        (task if cancel_the_task else question).cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert seen == [False, True]

@@ -10,7 +10,6 @@ from typing import Any
 from rollout_sched.client.remote import client
 from rollout_sched.client.remote.calls import GatewayError, Renewal
 from rollout_sched.client.remote.client import Heartbeat
-from tests import virtual_loop
 
 #: Seconds that nothing here comes near to.
 LONG_S = 60
@@ -64,20 +63,17 @@ def test_a_beat_that_nobody_answers_is_given_up() -> None:
     beating.close()
 
 
-def test_two_that_nobody_answers_leave_time_for_another_before_the_lease_ends() -> None:
+async def test_two_that_nobody_answers_leave_time_for_another_before_the_lease_ends() -> None:
     class Deaf(Gateway):
         async def post(self, path: str, body: Any) -> None:
             self.asked.append(asyncio.get_running_loop().time())
             await asyncio.Event().wait()
 
-    async def scene() -> None:
-        gateway = Deaf()
-        beating = asyncio.create_task(Heartbeat(gateway, "t1")._beat(12.0 / client.BEATS))
-        await asyncio.sleep(11.9)
-        beating.cancel()
-        assert len(gateway.asked) == 3
-
-    virtual_loop.run(scene())
+    gateway = Deaf()
+    beating = asyncio.create_task(Heartbeat(gateway, "t1")._beat(12.0 / client.BEATS))
+    await asyncio.sleep(11.9)
+    beating.cancel()
+    assert len(gateway.asked) == 3
 
 
 def test_leases_without_end_need_no_thread() -> None:

@@ -62,68 +62,56 @@ async def keeping(tmp_path, **store):
         await kept.keeper.close()
 
 
-def test_a_group_leaves_nothing_behind_but_counters(tmp_path):
-    async def scene():
-        async with keeping(tmp_path) as kept:
-            driver, keeper, instance = kept.driver, kept.keeper, Scripted()
-            await driver.add_instance(instance)
-            driver.submit_group(PROMPT.submitted, lambda index: TokenPayload([1, 2], {}))
-            keeper.session.submitted(PROMPT, None)
-            assert await kept.rows() == {"run", "group a", "prompt a"}
-            driver.tell(BatchRequested())
-            await instance.answer(0, [5, 6])
-            while driver.view.run.batches == 0:
-                await asyncio.sleep(0.001)
-            assert await kept.rows() >= {"run", "prompt a", "delivered 0.0"}
-            assert sorted(keeper.store.owners()) == ["p:a", "r:a/0"]
-            keeper.session.acknowledged(0)
-            assert not await kept.rows() & {"group a", "prompt a", "delivered 0.0"}
-            assert keeper.store.owners() == []
-            assert not kept.broken
-
-    virtual_net.run(scene())
+async def test_a_group_leaves_nothing_behind_but_counters(tmp_path):
+    async with keeping(tmp_path) as kept:
+        driver, keeper, instance = kept.driver, kept.keeper, Scripted()
+        await driver.add_instance(instance)
+        driver.submit_group(PROMPT.submitted, lambda index: TokenPayload([1, 2], {}))
+        keeper.session.submitted(PROMPT, None)
+        assert await kept.rows() == {"run", "group a", "prompt a"}
+        driver.tell(BatchRequested())
+        await instance.answer(0, [5, 6])
+        while driver.view.run.batches == 0:
+            await asyncio.sleep(0.001)
+        assert await kept.rows() >= {"run", "prompt a", "delivered 0.0"}
+        assert sorted(keeper.store.owners()) == ["p:a", "r:a/0"]
+        keeper.session.acknowledged(0)
+        assert not await kept.rows() & {"group a", "prompt a", "delivered 0.0"}
+        assert keeper.store.owners() == []
+        assert not kept.broken
 
 
-def test_unwritable_event_breaks_the_scheduler(tmp_path):
-    async def scene():
-        async with keeping(tmp_path) as kept:
-            with pytest.raises(TypeError):
-                kept.keeper.observe(0.0, InstanceJoined("i0", 1, 100), [Deliver(0, 0, None)])
-            assert kept.broken
-
-    virtual_net.run(scene())
+async def test_unwritable_event_breaks_the_scheduler(tmp_path):
+    async with keeping(tmp_path) as kept:
+        with pytest.raises(TypeError):
+            kept.keeper.observe(0.0, InstanceJoined("i0", 1, 100), [Deliver(0, 0, None)])
+        assert kept.broken
 
 
-def test_the_model_is_written_when_it_changes(tmp_path):
-    async def scene():
-        async with keeping(tmp_path) as kept:
-            fleet = kept.driver.fleet
-            fleet.record = kept.keeper
-            for number, model in enumerate(["", "m", "", "m"]):
-                instance = Scripted(f"i{number}")
-                instance.description = msgspec.structs.replace(instance.description, model=model)
-                await kept.driver.add_instance(instance)
-            await kept.keeper.session.promise()
-            (row,) = [f for f in kept.keeper.store._database.load()[0] if f.kind == facts.MODEL]
-            assert row.value == b"m"
-
-    virtual_net.run(scene())
+async def test_the_model_is_written_when_it_changes(tmp_path):
+    async with keeping(tmp_path) as kept:
+        fleet = kept.driver.fleet
+        fleet.record = kept.keeper
+        for number, model in enumerate(["", "m", "", "m"]):
+            instance = Scripted(f"i{number}")
+            instance.description = msgspec.structs.replace(instance.description, model=model)
+            await kept.driver.add_instance(instance)
+        await kept.keeper.session.promise()
+        (row,) = [f for f in kept.keeper.store._database.load()[0] if f.kind == facts.MODEL]
+        assert row.value == b"m"
 
 
-def test_direct_requests_are_not_stored(tmp_path):
-    async def scene():
-        async with keeping(tmp_path) as kept:
-            driver, instance = kept.driver, Scripted()
-            await driver.add_instance(instance)
-            driver.submit(TokenPayload([1, 2], {}), 2, 9)
-            await instance.answer(0, [5])
-            assert await kept.rows() <= {"run", "recent"}
-            assert kept.keeper.store.owners() == []
-
-    virtual_net.run(scene())
+async def test_direct_requests_are_not_stored(tmp_path):
+    async with keeping(tmp_path) as kept:
+        driver, instance = kept.driver, Scripted()
+        await driver.add_instance(instance)
+        driver.submit(TokenPayload([1, 2], {}), 2, 9)
+        await instance.answer(0, [5])
+        assert await kept.rows() <= {"run", "recent"}
+        assert kept.keeper.store.owners() == []
 
 
-def test_unreported_version_survives_a_power_failure(tmp_path):
+async def test_unreported_version_survives_a_power_failure(tmp_path):
     """A trainer that brings weights around us need not publish them: what was seen is all there is,
     and who does not know of it takes them for another run's."""
     disk = SimulatedDisk(tmp_path / "s")
@@ -138,12 +126,9 @@ def test_unreported_version_survives_a_power_failure(tmp_path):
         finally:
             store.close()
 
-    async def scene():
-        async with keeping(tmp_path, durable="batch", disk=disk) as kept:
-            kept.driver.tell(WeightsPublished(1, loads=False))
-            await until(lambda: left() == 1)
-
-    virtual_net.run(scene())
+    async with keeping(tmp_path, durable="batch", disk=disk) as kept:
+        kept.driver.tell(WeightsPublished(1, loads=False))
+        await until(lambda: left() == 1)
 
 
 # -- What is put together over some turns of the loop, and written together --
@@ -183,30 +168,24 @@ async def opened(folder, durable="batch", disk=None):
 
 
 @pytest.mark.parametrize("durable", ["batch", "event", "off"])
-def test_changes_of_one_turn_are_written_once(tmp_path, durable):
-    async def scene():
-        async with opened(tmp_path, durable) as it:
-            for number in range(10):
-                it.open.changes.put("run", str(number), b"1")
-                it.open.soon()
-            while not it.completed:
-                await asyncio.sleep(0.001)
-            await it.open.promise()
-            assert it.completed == 2
-            assert it.rows() | {"completed": b"2"} == it.rows()
-            assert set(map(str, range(10))) <= it.rows().keys()
-
-    virtual_net.run(scene())
+async def test_changes_of_one_turn_are_written_once(tmp_path, durable):
+    async with opened(tmp_path, durable) as it:
+        for number in range(10):
+            it.open.changes.put("run", str(number), b"1")
+            it.open.soon()
+        while not it.completed:
+            await asyncio.sleep(0.001)
+        await it.open.promise()
+        assert it.completed == 2
+        assert it.rows() | {"completed": b"2"} == it.rows()
+        assert set(map(str, range(10))) <= it.rows().keys()
 
 
-def test_a_promise_covers_all_earlier_changes(tmp_path):
-    async def scene():
-        async with opened(tmp_path) as it:
-            it.open.changes.put("run", "a", b"1")
-            await it.open.promise()
-            assert it.rows()["a"] == b"1"
-
-    virtual_net.run(scene())
+async def test_a_promise_covers_all_earlier_changes(tmp_path):
+    async with opened(tmp_path) as it:
+        it.open.changes.put("run", "a", b"1")
+        await it.open.promise()
+        assert it.rows()["a"] == b"1"
 
 
 def test_close_writes_pending_changes(tmp_path):
@@ -220,20 +199,17 @@ def test_close_writes_pending_changes(tmp_path):
     store.close()
 
 
-def test_disk_failure_is_reported_in_the_loop(tmp_path):
-    async def scene():
-        disk = BrokenDisk()
-        async with opened(tmp_path, disk=disk) as it:
-            disk.broken = True
-            with pytest.raises(StoreBroken):
-                await it.open.promise()
-            while not it.errors:
-                await asyncio.sleep(0.001)
-            (error,) = it.errors
-            assert isinstance(error, StoreBroken)
-            disk.broken = False
-
-    virtual_net.run(scene())
+async def test_disk_failure_is_reported_in_the_loop(tmp_path):
+    disk = BrokenDisk()
+    async with opened(tmp_path, disk=disk) as it:
+        disk.broken = True
+        with pytest.raises(StoreBroken):
+            await it.open.promise()
+        while not it.errors:
+            await asyncio.sleep(0.001)
+        (error,) = it.errors
+        assert isinstance(error, StoreBroken)
+        disk.broken = False
 
 
 # -- What trainers have said and were told, as a store holds it --

@@ -175,61 +175,49 @@ class Coming:
 
 
 class TestAdmission:
-    def test_joined_instance_has_the_model_of_the_fleet(self) -> None:
-        async def scene() -> None:
-            fleet = Fleet("m")
-            one = Coming(fleet, msgspec.structs.replace(PLAIN, version=0, model="m"))
+    async def test_joined_instance_has_the_model_of_the_fleet(self) -> None:
+        fleet = Fleet("m")
+        one = Coming(fleet, msgspec.structs.replace(PLAIN, version=0, model="m"))
+        await one.admission.admit()
+        assert fleet.joined == [("i0", "m", 0)]
+        assert one.began == [one.client.description]
+        assert one.membership.state is MembershipState.JOINED
+        assert one.admission.description == one.client.description
+
+    async def test_instance_with_older_weights_waits_without_a_loader(self) -> None:
+        fleet = Fleet(newest=2)
+        one = Coming(fleet, msgspec.structs.replace(PLAIN, version=1))
+        with pytest.raises(JoinsLater) as why:
             await one.admission.admit()
-            assert fleet.joined == [("i0", "m", 0)]
-            assert one.began == [one.client.description]
-            assert one.membership.state is MembershipState.JOINED
-            assert one.admission.description == one.client.description
+        one.admission.refuse(why.value)
+        assert one.admission.awaits_weights
+        assert "the trainer is at 2" in one.membership.reason
+        assert fleet.joined == []
+        fleet.can_load = True
+        await one.admission.admit()
+        assert not one.admission.awaits_weights
+        assert fleet.joined == [("i0", "", 1)]
 
-        virtual_net.run(scene())
-
-    def test_instance_with_older_weights_waits_without_a_loader(self) -> None:
-        async def scene() -> None:
-            fleet = Fleet(newest=2)
-            one = Coming(fleet, msgspec.structs.replace(PLAIN, version=1))
-            with pytest.raises(JoinsLater) as why:
-                await one.admission.admit()
-            one.admission.refuse(why.value)
-            assert one.admission.awaits_weights
-            assert "the trainer is at 2" in one.membership.reason
-            assert fleet.joined == []
-            fleet.can_load = True
+    async def test_unfit_instance_joins_only_after_a_restart(self) -> None:
+        fleet = Fleet()
+        one = Coming(fleet, msgspec.structs.replace(PLAIN, version=0, started_at=1.0))
+        await one.admission.admit()
+        one.membership.move(MembershipMove.DISQUALIFY, "its weights could not be loaded")
+        with pytest.raises(InstanceError, match="could not be loaded"):
             await one.admission.admit()
-            assert not one.admission.awaits_weights
-            assert fleet.joined == [("i0", "", 1)]
+        one.client.description = msgspec.structs.replace(one.client.description, started_at=2.0)
+        await one.admission.admit()
+        assert one.admission.started_at == 2.0
+        assert len(fleet.joined) == 2
 
-        virtual_net.run(scene())
-
-    def test_unfit_instance_joins_only_after_a_restart(self) -> None:
-        async def scene() -> None:
-            fleet = Fleet()
-            one = Coming(fleet, msgspec.structs.replace(PLAIN, version=0, started_at=1.0))
-            await one.admission.admit()
-            one.membership.move(MembershipMove.DISQUALIFY, "its weights could not be loaded")
-            with pytest.raises(InstanceError, match="could not be loaded"):
-                await one.admission.admit()
-            one.client.description = msgspec.structs.replace(one.client.description, started_at=2.0)
-            await one.admission.admit()
-            assert one.admission.started_at == 2.0
-            assert len(fleet.joined) == 2
-
-        virtual_net.run(scene())
-
-    def test_a_restart_ends_every_pause_but_a_hold(self) -> None:
-        async def scene() -> None:
-            one = Coming(Fleet(), msgspec.structs.replace(PAUSABLE, version=0, started_at=1.0))
-            await one.admission.admit()
-            one.pause.move(PauseMove.HOLD)
-            one.membership.move(MembershipMove.LOSE, "gone")
-            one.client.description = msgspec.structs.replace(one.client.description, started_at=2.0)
-            await one.admission.admit()
-            assert one.client.calls == [RESUME, HOLD], "it is paused again before it joins"
-
-        virtual_net.run(scene())
+    async def test_a_restart_ends_every_pause_but_a_hold(self) -> None:
+        one = Coming(Fleet(), msgspec.structs.replace(PAUSABLE, version=0, started_at=1.0))
+        await one.admission.admit()
+        one.pause.move(PauseMove.HOLD)
+        one.membership.move(MembershipMove.LOSE, "gone")
+        one.client.description = msgspec.structs.replace(one.client.description, started_at=2.0)
+        await one.admission.admit()
+        assert one.client.calls == [RESUME, HOLD], "it is paused again before it joins"
 
 
 # -- With which version an instance joins, and what is said where it may not --

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from rollout_sched.live.instances.membership import JOIN, Membership
 from rollout_sched.live.instances.pause import HOLD, InstancePause, PausedBy
 from rollout_sched.live.ports import InstanceError
 from rollout_sched.live.settings import Settings
-from tests import virtual_loop, virtual_net
 from tests.live.scripted import Scripted
 
 SETTINGS = Settings(control_timeout_s=5.0, update_timeout_s=50.0, abort_timeout_s=10.0)
@@ -106,123 +104,101 @@ class Stage:
     def disbelieve(self, attempt: int) -> None: ...
 
 
-def test_an_update_from_pause_to_resume() -> None:
-    async def scene() -> None:
-        async with Stage() as stage:
-            stage.orders.pause("abort", True)
-            stage.orders.update(7, stage.client.load)
-            stage.orders.resume()
-            await asyncio.sleep(1.5)
-            assert stage.pause.by is PausedBy.US
-            await asyncio.sleep(10.0)
-            assert stage.client.calls == [
-                ("pause", "abort", True),
-                "answered",
-                ("load", 7),
-                ("version", 7),
-                "resume",
-            ]
-            assert stage.told == [(2.0, InstancePaused("i0")), (4.0, WeightsUpdated("i0", 7))]
-            assert (stage.resumed, stage.failed) == (1, [])
-            assert stage.pause.by is PausedBy.NOBODY
-
-    virtual_loop.run(scene())
+async def test_an_update_from_pause_to_resume() -> None:
+    async with Stage() as stage:
+        stage.orders.pause("abort", True)
+        stage.orders.update(7, stage.client.load)
+        stage.orders.resume()
+        await asyncio.sleep(1.5)
+        assert stage.pause.by is PausedBy.US
+        await asyncio.sleep(10.0)
+        assert stage.client.calls == [
+            ("pause", "abort", True),
+            "answered",
+            ("load", 7),
+            ("version", 7),
+            "resume",
+        ]
+        assert stage.told == [(2.0, InstancePaused("i0")), (4.0, WeightsUpdated("i0", 7))]
+        assert (stage.resumed, stage.failed) == (1, [])
+        assert stage.pause.by is PausedBy.NOBODY
 
 
-def test_unrecorded_pause_is_not_sent() -> None:
+async def test_unrecorded_pause_is_not_sent() -> None:
     """The pause was sent, and the disk failed before that was written: the next process took it
     for somebody else's."""
+    async with Stage() as stage:
+        stage.broken = InstanceError("the disk is gone")
+        stage.orders.pause("keep", False)
+        stage.orders.lend(lambda name: None)
+        await asyncio.sleep(5.0)
+        assert stage.client.calls == []
+        assert stage.pause.by is PausedBy.NOBODY
+        why = "the disk is gone"
+        assert stage.failed == [
+            (None, f"pause: {why}"),
+            (None, f"pause for the trainer: {why}"),
+        ]
 
-    async def scene() -> None:
-        async with Stage() as stage:
-            stage.broken = InstanceError("the disk is gone")
-            stage.orders.pause("keep", False)
-            stage.orders.lend(lambda name: None)
+
+async def test_instance_is_lent_and_taken_back() -> None:
+    async with Stage() as stage:
+        lent: list[str] = []
+        stage.orders.lend(lent.append)
+        await asyncio.sleep(1.5)
+        assert (lent, stage.told) == (["i0"], [])
+        assert stage.pause.by is PausedBy.US
+        stage.orders.take_back()
+        await asyncio.sleep(10.0)
+        assert stage.client.calls == [("pause", "keep", True), "resume"]
+        assert stage.told == [(2.5, InstanceReturned("i0"))]
+        assert (stage.resumed, stage.pause.by) == (1, PausedBy.NOBODY)
+
+
+async def test_returned_instance_stays_paused_while_held() -> None:
+    async with Stage() as stage:
+        stage.orders.lend(lambda name: None)
+        stage.pause.move(HOLD)
+        stage.orders.take_back()
+        await asyncio.sleep(10.0)
+        assert stage.client.calls == [("pause", "keep", True)]
+        assert [event for _, event in stage.told] == [InstanceReturned("i0")]
+
+
+async def test_instance_that_fails_to_pause_is_not_lent() -> None:
+    async with Stage() as stage:
+        lent: list[str] = []
+        stage.client.error = InstanceError("no")
+        stage.orders.lend(lent.append)
+        await asyncio.sleep(10.0)
+        assert (lent, stage.failed) == ([], [(None, "pause for the trainer: no")])
+
+
+async def test_held_instance_is_not_resumed() -> None:
+    async with Stage() as stage:
+        stage.orders.pause("keep", False)
+        stage.pause.move(HOLD)
+        stage.orders.resume()
+        await asyncio.sleep(10.0)
+        assert stage.client.calls == [("pause", "keep", False)]
+        assert stage.pause.by is PausedBy.ADMINISTRATOR
+
+
+async def test_other_control_runs_between_orders() -> None:
+    async with Stage() as stage:
+        stage.orders.pause("abort", False)
+        stage.orders.resume()
+        await asyncio.sleep(0.5)
+        async with stage.lock:
+            stage.client.calls.append("an administrator")
             await asyncio.sleep(5.0)
-            assert stage.client.calls == []
-            assert stage.pause.by is PausedBy.NOBODY
-            why = "the disk is gone"
-            assert stage.failed == [
-                (None, f"pause: {why}"),
-                (None, f"pause for the trainer: {why}"),
-            ]
-
-    virtual_loop.run(scene())
-
-
-def test_instance_is_lent_and_taken_back() -> None:
-    async def scene() -> None:
-        async with Stage() as stage:
-            lent: list[str] = []
-            stage.orders.lend(lent.append)
-            await asyncio.sleep(1.5)
-            assert (lent, stage.told) == (["i0"], [])
-            assert stage.pause.by is PausedBy.US
-            stage.orders.take_back()
-            await asyncio.sleep(10.0)
-            assert stage.client.calls == [("pause", "keep", True), "resume"]
-            assert stage.told == [(2.5, InstanceReturned("i0"))]
-            assert (stage.resumed, stage.pause.by) == (1, PausedBy.NOBODY)
-
-    virtual_loop.run(scene())
-
-
-def test_returned_instance_stays_paused_while_held() -> None:
-    async def scene() -> None:
-        async with Stage() as stage:
-            stage.orders.lend(lambda name: None)
-            stage.pause.move(HOLD)
-            stage.orders.take_back()
-            await asyncio.sleep(10.0)
-            assert stage.client.calls == [("pause", "keep", True)]
-            assert [event for _, event in stage.told] == [InstanceReturned("i0")]
-
-    virtual_loop.run(scene())
-
-
-def test_instance_that_fails_to_pause_is_not_lent() -> None:
-    async def scene() -> None:
-        async with Stage() as stage:
-            lent: list[str] = []
-            stage.client.error = InstanceError("no")
-            stage.orders.lend(lent.append)
-            await asyncio.sleep(10.0)
-            assert (lent, stage.failed) == ([], [(None, "pause for the trainer: no")])
-
-    virtual_loop.run(scene())
-
-
-def test_held_instance_is_not_resumed() -> None:
-    async def scene() -> None:
-        async with Stage() as stage:
-            stage.orders.pause("keep", False)
-            stage.pause.move(HOLD)
-            stage.orders.resume()
-            await asyncio.sleep(10.0)
-            assert stage.client.calls == [("pause", "keep", False)]
-            assert stage.pause.by is PausedBy.ADMINISTRATOR
-
-    virtual_loop.run(scene())
-
-
-def test_other_control_runs_between_orders() -> None:
-    async def scene() -> None:
-        async with Stage() as stage:
-            stage.orders.pause("abort", False)
-            stage.orders.resume()
-            await asyncio.sleep(0.5)
-            async with stage.lock:
-                stage.client.calls.append("an administrator")
-                await asyncio.sleep(5.0)
-            await asyncio.sleep(5.0)
-            assert stage.client.calls == [
-                ("pause", "abort", False),
-                "answered",
-                "an administrator",
-                "resume",
-            ]
-
-    virtual_loop.run(scene())
+        await asyncio.sleep(5.0)
+        assert stage.client.calls == [
+            ("pause", "abort", False),
+            "answered",
+            "an administrator",
+            "resume",
+        ]
 
 
 @pytest.mark.parametrize(
@@ -234,99 +210,79 @@ def test_other_control_runs_between_orders() -> None:
     ],
 )
 @pytest.mark.parametrize("hangs", [False, True])
-def test_an_order_fails_by_an_error_or_by_taking_too_long(
+async def test_an_order_fails_by_an_error_or_by_taking_too_long(
     order: str, within_s: float, version: int | None, what: str, hangs: bool
 ) -> None:
-    async def scene() -> None:
-        async with Stage() as stage:
-            stage.client.error, stage.client.hangs = InstanceError("500"), hangs
-            arguments = {"pause": ("keep", False), "update": (7, stage.client.load)}
-            getattr(stage.orders, order)(*arguments.get(order, ()))
-            await asyncio.sleep((within_s if hangs else 1.0) - 0.1)
-            assert stage.failed == []
-            await asyncio.sleep(0.2)
-            why = f"no answer within {within_s:g} s" if hangs else "500"
-            assert stage.failed == [(version, f"{what}: {why}")]
-            assert stage.told == []
-
-    virtual_loop.run(scene())
+    async with Stage() as stage:
+        stage.client.error, stage.client.hangs = InstanceError("500"), hangs
+        arguments = {"pause": ("keep", False), "update": (7, stage.client.load)}
+        getattr(stage.orders, order)(*arguments.get(order, ()))
+        await asyncio.sleep((within_s if hangs else 1.0) - 0.1)
+        assert stage.failed == []
+        await asyncio.sleep(0.2)
+        why = f"no answer within {within_s:g} s" if hangs else "500"
+        assert stage.failed == [(version, f"{what}: {why}")]
+        assert stage.told == []
 
 
-def test_a_pause_that_failed_may_have_been_one() -> None:
+async def test_a_pause_that_failed_may_have_been_one() -> None:
     """It is ours to end when the instance joins again."""
+    async with Stage() as stage:
+        stage.client.error = InstanceError("connection reset")
+        stage.orders.pause("keep", False)
+        await asyncio.sleep(2.0)
+        assert stage.pause.by is PausedBy.US
 
-    async def scene() -> None:
-        async with Stage() as stage:
-            stage.client.error = InstanceError("connection reset")
+
+async def test_weights_without_a_loader_fail() -> None:
+    async with Stage() as stage:
+        stage.orders.update(7, None)
+        await asyncio.sleep(0.1)
+        assert stage.failed == [(7, "update to 7: nobody said how to load version 7")]
+
+
+async def test_cancelled_orders_neither_run_nor_fail() -> None:
+    async with Stage() as stage:
+        stage.orders.update(7, stage.client.load)
+        stage.orders.resume()
+        await asyncio.sleep(0.5)
+        stage.orders.call_off()
+        stage.orders.pause("keep", False)  # for the next that joins under this name
+        await asyncio.sleep(10.0)
+        assert stage.client.calls == [("load", 7), ("pause", "keep", False)]
+        assert stage.failed == []
+        assert [event for _, event in stage.told] == [InstancePaused("i0")]
+
+
+async def test_order_waiting_for_the_lock_is_cancelled() -> None:
+    """Else it would pause the instance when it has joined again, and nobody would resume it."""
+    async with Stage() as stage:
+        async with stage.lock:
             stage.orders.pause("keep", False)
-            await asyncio.sleep(2.0)
-            assert stage.pause.by is PausedBy.US
-
-    virtual_loop.run(scene())
-
-
-def test_weights_without_a_loader_fail() -> None:
-    async def scene() -> None:
-        async with Stage() as stage:
-            stage.orders.update(7, None)
-            await asyncio.sleep(0.1)
-            assert stage.failed == [(7, "update to 7: nobody said how to load version 7")]
-
-    virtual_loop.run(scene())
-
-
-def test_cancelled_orders_neither_run_nor_fail() -> None:
-    async def scene() -> None:
-        async with Stage() as stage:
-            stage.orders.update(7, stage.client.load)
-            stage.orders.resume()
             await asyncio.sleep(0.5)
             stage.orders.call_off()
-            stage.orders.pause("keep", False)  # for the next that joins under this name
-            await asyncio.sleep(10.0)
-            assert stage.client.calls == [("load", 7), ("pause", "keep", False)]
-            assert stage.failed == []
-            assert [event for _, event in stage.told] == [InstancePaused("i0")]
-
-    virtual_loop.run(scene())
+        await asyncio.sleep(10.0)
+        assert stage.client.calls == []
+        assert stage.pause.by is PausedBy.NOBODY
 
 
-def test_order_waiting_for_the_lock_is_cancelled() -> None:
-    """Else it would pause the instance when it has joined again, and nobody would resume it."""
-
-    async def scene() -> None:
-        async with Stage() as stage:
-            async with stage.lock:
-                stage.orders.pause("keep", False)
-                await asyncio.sleep(0.5)
-                stage.orders.call_off()
-            await asyncio.sleep(10.0)
-            assert stage.client.calls == []
-            assert stage.pause.by is PausedBy.NOBODY
-
-    virtual_loop.run(scene())
-
-
-def test_loader_error_on_cancellation_delays_nothing() -> None:
+async def test_loader_error_on_cancellation_delays_nothing() -> None:
     async def stubborn(client: Any, version: int) -> None:
         try:
             await asyncio.sleep(1e6)
         except asyncio.CancelledError:
             raise InstanceError("interrupted") from None
 
-    async def scene() -> None:
-        async with Stage() as stage:
-            stage.orders.update(7, stubborn)
-            await asyncio.sleep(0.5)
-            stage.orders.call_off()
-            await asyncio.sleep(0.5)
-            assert stage.failed == [(7, "update to 7: interrupted")]
-            stage.orders.update(8, stubborn)
-            await asyncio.sleep(0.5)
-        assert len(stage.failed) == 1
-        assert stage.working.done()
-
-    virtual_loop.run(scene())
+    async with Stage() as stage:
+        stage.orders.update(7, stubborn)
+        await asyncio.sleep(0.5)
+        stage.orders.call_off()
+        await asyncio.sleep(0.5)
+        assert stage.failed == [(7, "update to 7: interrupted")]
+        stage.orders.update(8, stubborn)
+        await asyncio.sleep(0.5)
+    assert len(stage.failed) == 1
+    assert stage.working.done()
 
 
 # -- An administrator's pause: the instance is told, and it is known whose it is --
@@ -351,66 +307,49 @@ class Paused:
         self.resumed += 1
 
 
-def run(scene: Coroutine[Any, Any, None]) -> None:
-    virtual_net.run(scene)
+async def test_hold_lasts_until_its_release() -> None:
+    one = Paused(joined=True)
+    await one.control.hold("abort", clear_cache=True)
+    assert one.control.held
+    assert one.resumed == 0
+    await one.control.release()
+    assert not one.control.held
+    assert one.client.calls == [("pause", "abort", True), "resume"]
+    assert one.resumed == 1, "from now on its gauges are to move"
 
 
-def test_hold_lasts_until_its_release() -> None:
-    async def scene() -> None:
-        one = Paused(joined=True)
-        await one.control.hold("abort", clear_cache=True)
-        assert one.control.held
-        assert one.resumed == 0
-        await one.control.release()
-        assert not one.control.held
-        assert one.client.calls == [("pause", "abort", True), "resume"]
-        assert one.resumed == 1, "from now on its gauges are to move"
-
-    run(scene())
+async def test_hold_released_while_away_ends_on_joining() -> None:
+    one = Paused(joined=False)
+    one.control.note_held()
+    await one.control.release()
+    assert one.client.calls == [], "nobody is there who could be told"
+    assert not one.control.held
+    assert one.pause.ours, "whoever lets it join resumes it"
 
 
-def test_hold_released_while_away_ends_on_joining() -> None:
-    async def scene() -> None:
-        one = Paused(joined=False)
-        one.control.note_held()
-        await one.control.release()
-        assert one.client.calls == [], "nobody is there who could be told"
-        assert not one.control.held
-        assert one.pause.ours, "whoever lets it join resumes it"
+async def test_a_pause_that_failed_holds_nothing() -> None:
+    one = Paused(joined=True)
 
-    run(scene())
+    async def pause(mode: str, clear_cache: bool) -> None:
+        raise InstanceError("500")
 
-
-def test_a_pause_that_failed_holds_nothing() -> None:
-    async def scene() -> None:
-        one = Paused(joined=True)
-
-        async def pause(mode: str, clear_cache: bool) -> None:
-            raise InstanceError("500")
-
-        one.client.pause = pause  # type: ignore[method-assign]
-        with pytest.raises(InstanceError, match="500"):
-            await one.control.hold("keep", clear_cache=False)
-        assert not one.control.held
-        assert one.pause.by is PausedBy.NOBODY
-
-    run(scene())
+    one.client.pause = pause  # type: ignore[method-assign]
+    with pytest.raises(InstanceError, match="500"):
+        await one.control.hold("keep", clear_cache=False)
+    assert not one.control.held
+    assert one.pause.by is PausedBy.NOBODY
 
 
-def test_hold_waits_for_a_running_update() -> None:
+async def test_hold_waits_for_a_running_update() -> None:
     """What an update does under the lock is done before an administrator's pause is passed on."""
-
-    async def scene() -> None:
-        one = Paused(joined=True)
-        async with one.lock:
-            holding = asyncio.create_task(one.control.hold("keep", clear_cache=False))
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-            assert one.client.calls == []
-        await holding
-        assert one.client.calls == [("pause", "keep", False)]
-
-    run(scene())
+    one = Paused(joined=True)
+    async with one.lock:
+        holding = asyncio.create_task(one.control.hold("keep", clear_cache=False))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert one.client.calls == []
+    await holding
+    assert one.client.calls == [("pause", "keep", False)]
 
 
 def test_pause_of_an_earlier_run_is_resumed() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from typing import Any
 
 import msgspec
@@ -15,7 +14,6 @@ from rollout_sched.live.instances.pause import InstancePause, PausedBy
 from rollout_sched.live.instances.versions import AROUND_US, FleetVersions
 from rollout_sched.live.ports import Gauges, InstanceError
 from rollout_sched.live.settings import Settings
-from tests import virtual_net
 from tests.live.instances.test_versions import Pump
 from tests.live.scripted import Scripted
 
@@ -58,52 +56,33 @@ class Stage:
         return list(self.client.questions)
 
 
-def play(scene: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    virtual_net.run(scene())
-
-
 class TestWhenItIsAsked:
-    def test_progressing_instance_is_not_asked(self) -> None:
-        async def scene() -> None:
-            stage = Stage()
-            for _ in range(3):
-                assert await stage.look(moved=True) == []
-
-        play(scene)
-
-    def test_stalled_instance_is_asked_for_pause_and_weights(self) -> None:
-        async def scene() -> None:
-            stage = Stage()
-            await stage.look(moved=True)
-            assert await stage.look() == ["paused", "weights"]
-
-        play(scene)
-
-    def test_suspicion_asks_for_the_weights_once(self) -> None:
-        async def scene() -> None:
-            stage = Stage()
-            stage.watch.suspect()
-            assert await stage.look(moved=True) == ["weights"]
+    async def test_progressing_instance_is_not_asked(self) -> None:
+        stage = Stage()
+        for _ in range(3):
             assert await stage.look(moved=True) == []
 
-        play(scene)
+    async def test_stalled_instance_is_asked_for_pause_and_weights(self) -> None:
+        stage = Stage()
+        await stage.look(moved=True)
+        assert await stage.look() == ["paused", "weights"]
 
-    def test_missing_capabilities_are_not_asked(self) -> None:
-        async def scene() -> None:
-            stage = Stage("generate")
-            await stage.look(moved=True)
+    async def test_suspicion_asks_for_the_weights_once(self) -> None:
+        stage = Stage()
+        stage.watch.suspect()
+        assert await stage.look(moved=True) == ["weights"]
+        assert await stage.look(moved=True) == []
+
+    async def test_missing_capabilities_are_not_asked(self) -> None:
+        stage = Stage("generate")
+        await stage.look(moved=True)
+        assert await stage.look() == []
+
+    async def test_controlled_instance_is_not_asked(self) -> None:
+        stage = Stage()
+        await stage.look(moved=True)
+        async with stage.lock:
             assert await stage.look() == []
-
-        play(scene)
-
-    def test_controlled_instance_is_not_asked(self) -> None:
-        async def scene() -> None:
-            stage = Stage()
-            await stage.look(moved=True)
-            async with stage.lock:
-                assert await stage.look() == []
-
-        play(scene)
 
 
 class TestPauses:
@@ -114,47 +93,37 @@ class TestPauses:
         assert await stage.look() == ["paused"]
         return stage
 
-    def test_gate_is_closed_until_the_instance_resumes(self) -> None:
-        async def scene() -> None:
-            stage = await self.paused()
-            assert stage.pause.by is PausedBy.SOMEBODY_ELSE
-            assert stage.pump.told == [GateClosed("i0")]
-            assert stage.versions.gate("i0") == PAUSED
-            await stage.look()
-            stage.client.paused = False
-            await stage.look()
-            assert stage.pause.by is PausedBy.NOBODY
-            assert stage.pump.told == [GateClosed("i0"), GateOpened("i0")]
-            assert stage.resumed == 1
+    async def test_gate_is_closed_until_the_instance_resumes(self) -> None:
+        stage = await self.paused()
+        assert stage.pause.by is PausedBy.SOMEBODY_ELSE
+        assert stage.pump.told == [GateClosed("i0")]
+        assert stage.versions.gate("i0") == PAUSED
+        await stage.look()
+        stage.client.paused = False
+        await stage.look()
+        assert stage.pause.by is PausedBy.NOBODY
+        assert stage.pump.told == [GateClosed("i0"), GateOpened("i0")]
+        assert stage.resumed == 1
 
-        play(scene)
+    async def test_the_version_is_known_before_the_gate_opens(self) -> None:
+        stage = await self.paused()
+        stage.client.weights, stage.client.paused = 5, False
+        await stage.look()
+        assert stage.pump.told[1:] == [
+            WeightsPublished(5, loads=False),
+            WeightsUpdated("i0", 5),
+            GateOpened("i0"),
+        ]
 
-    def test_the_version_is_known_before_the_gate_opens(self) -> None:
-        async def scene() -> None:
-            stage = await self.paused()
-            stage.client.weights, stage.client.paused = 5, False
-            await stage.look()
-            assert stage.pump.told[1:] == [
-                WeightsPublished(5, loads=False),
-                WeightsUpdated("i0", 5),
-                GateOpened("i0"),
-            ]
-
-        play(scene)
-
-    def test_tokens_show_that_the_instance_resumed(self) -> None:
+    async def test_tokens_show_that_the_instance_resumed(self) -> None:
         """So it is not asked whether it is paused."""
+        stage = await self.paused()
+        stage.client.weights = 5
+        assert await stage.look(moved=True) == ["weights"]
+        assert stage.pause.by is PausedBy.NOBODY
+        assert stage.pump.told[-1] == GateOpened("i0")
 
-        async def scene() -> None:
-            stage = await self.paused()
-            stage.client.weights = 5
-            assert await stage.look(moved=True) == ["weights"]
-            assert stage.pause.by is PausedBy.NOBODY
-            assert stage.pump.told[-1] == GateOpened("i0")
-
-        play(scene)
-
-    def test_a_dead_engine_is_not_paused(self) -> None:
+    async def test_a_dead_engine_is_not_paused(self) -> None:
         """Its front still answers polls: that is no reason to wait for its tokens for ever."""
 
         class Dead(Scripted):
@@ -165,64 +134,48 @@ class TestPauses:
                     raise InstanceError("the engine has died")
                 return await super().is_paused()
 
-        async def scene() -> None:
-            client = Dead("i0")
-            stage = await self.paused(client=client)
-            client.dying = True
-            await stage.look()
-            assert stage.pause.by is PausedBy.SOMEBODY_ELSE, "once may be chance"
-            await stage.look()
-            assert stage.pause.by is PausedBy.NOBODY
+        client = Dead("i0")
+        stage = await self.paused(client=client)
+        client.dying = True
+        await stage.look()
+        assert stage.pause.by is PausedBy.SOMEBODY_ELSE, "once may be chance"
+        await stage.look()
+        assert stage.pause.by is PausedBy.NOBODY
 
-        play(scene)
-
-    def test_rejoining_resets_the_watch(self) -> None:
-        async def scene() -> None:
-            stage = await self.paused()
-            stage.watch.joined()
-            assert stage.versions.gate("i0") == ""
-
-        play(scene)
+    async def test_rejoining_resets_the_watch(self) -> None:
+        stage = await self.paused()
+        stage.watch.joined()
+        assert stage.versions.gate("i0") == ""
 
 
 class TestVersions:
-    def test_idle_instance_with_newer_weights_is_found(self) -> None:
-        async def scene() -> None:
-            stage = Stage()
-            await stage.look(moved=True)
-            stage.client.weights = 6
-            await stage.look()
-            assert stage.versions.of("i0").version == 6
-            assert stage.wrong == []
+    async def test_idle_instance_with_newer_weights_is_found(self) -> None:
+        stage = Stage()
+        await stage.look(moved=True)
+        stage.client.weights = 6
+        await stage.look()
+        assert stage.versions.of("i0").version == 6
+        assert stage.wrong == []
 
-        play(scene)
-
-    def test_newer_weights_are_wrong_by_policy(self) -> None:
-        async def scene() -> None:
-            stage = Stage(on_contradiction="refuse")
-            await stage.look(moved=True)
-            stage.client.weights = 6
-            await stage.look()
-            assert stage.versions.of("i0").version == 4
-            (why,) = stage.wrong
-            assert "version 6, but version 4 was loaded" in why
-
-        play(scene)
+    async def test_newer_weights_are_wrong_by_policy(self) -> None:
+        stage = Stage(on_contradiction="refuse")
+        await stage.look(moved=True)
+        stage.client.weights = 6
+        await stage.look()
+        assert stage.versions.of("i0").version == 4
+        (why,) = stage.wrong
+        assert "version 6, but version 4 was loaded" in why
 
     @pytest.mark.parametrize("policy", ["server", "refuse"])
-    def test_older_weights_are_always_wrong(self, policy: str) -> None:
+    async def test_older_weights_are_always_wrong(self, policy: str) -> None:
         """As after a restart that nobody noticed: it must be brought to the newest first."""
+        stage = Stage(on_contradiction=policy)
+        await stage.look(moved=True)
+        stage.client.weights = 3
+        await stage.look()
+        assert len(stage.wrong) == 1
 
-        async def scene() -> None:
-            stage = Stage(on_contradiction=policy)
-            await stage.look(moved=True)
-            stage.client.weights = 3
-            await stage.look()
-            assert len(stage.wrong) == 1
-
-        play(scene)
-
-    def test_stale_version_answer_is_ignored(self) -> None:
+    async def test_stale_version_answer_is_ignored(self) -> None:
         """While it answered, an answer to a request told of newer weights."""
 
         class Late(Scripted):
@@ -233,24 +186,18 @@ class TestVersions:
                 self.versions.moved("i0", 5, AROUND_US)
                 return said
 
-        async def scene() -> None:
-            client = Late("i0")
-            stage = Stage(client=client)
-            client.versions = stage.versions
-            await stage.look(moved=True)
-            await stage.look()
-            assert stage.wrong == []
-            assert stage.versions.of("i0").version == 5
+        client = Late("i0")
+        stage = Stage(client=client)
+        client.versions = stage.versions
+        await stage.look(moved=True)
+        await stage.look()
+        assert stage.wrong == []
+        assert stage.versions.of("i0").version == 5
 
-        play(scene)
-
-    def test_missing_version_changes_nothing(self) -> None:
-        async def scene() -> None:
-            stage = Stage()
-            await stage.look(moved=True)
-            stage.client.weights = None
-            await stage.look()
-            assert stage.wrong == []
-            assert stage.pump.told == []
-
-        play(scene)
+    async def test_missing_version_changes_nothing(self) -> None:
+        stage = Stage()
+        await stage.look(moved=True)
+        stage.client.weights = None
+        await stage.look()
+        assert stage.wrong == []
+        assert stage.pump.told == []

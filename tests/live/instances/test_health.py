@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from rollout_sched.live.ports import Gauges, InstanceError, InstanceGone
 from rollout_sched.live.requests.attempt import LiveAttempt
 from rollout_sched.live.requests.token_payload import TokenPayload
 from rollout_sched.live.settings import Settings
-from tests import virtual_loop
 from tests.live.scripted import Scripted
 
 SETTINGS = Settings(poll_s=1.0, poll_timeout_s=2.0, misses=3, stall_s=10.0)
@@ -44,18 +42,11 @@ def made(started_at: float = 0.0) -> tuple[Polled, HealthChecks]:
     return client, health
 
 
-def run(scene: Coroutine[Any, Any, None]) -> None:
-    virtual_loop.run(scene)
-
-
-def test_a_poll_brings_gauges() -> None:
-    async def scene() -> None:
-        client, health = made()
-        poll = await health.poll()
-        assert poll.gauges is health.gauges is client.answer
-        assert (poll.lost, poll.restarted) == ("", False)
-
-    run(scene())
+async def test_a_poll_brings_gauges() -> None:
+    client, health = made()
+    poll = await health.poll()
+    assert poll.gauges is health.gauges is client.answer
+    assert (poll.lost, poll.restarted) == ("", False)
 
 
 @pytest.mark.parametrize(
@@ -66,84 +57,66 @@ def test_a_poll_brings_gauges() -> None:
         (None, 3, "no answer within 2 s"),
     ],
 )
-def test_misses_make_it_lost(answer: Exception | None, lost_after: int, why: str) -> None:
-    async def scene() -> None:
-        client, health = made()
-        client.answer = answer
-        lost = [(await health.poll()).lost for _ in range(lost_after)]
-        assert lost == [""] * (lost_after - 1) + [why]
-
-    run(scene())
+async def test_misses_make_it_lost(answer: Exception | None, lost_after: int, why: str) -> None:
+    client, health = made()
+    client.answer = answer
+    lost = [(await health.poll()).lost for _ in range(lost_after)]
+    assert lost == [""] * (lost_after - 1) + [why]
 
 
-def test_misses_count_in_a_row_and_from_when_it_joins() -> None:
-    async def scene() -> None:
-        client, health = made()
-        for end in (health.poll, None):
-            client.answer = InstanceError("500")
-            assert [(await health.poll()).lost for _ in range(2)] == ["", ""]
-            client.answer = Gauges(0, 0, 0.0)
-            if end is None:
-                health.joined(0.0)
-            else:
-                await end()
-
+async def test_misses_count_in_a_row_and_from_when_it_joins() -> None:
+    client, health = made()
+    for end in (health.poll, None):
         client.answer = InstanceError("500")
-        assert (await health.poll()).lost == ""
+        assert [(await health.poll()).lost for _ in range(2)] == ["", ""]
+        client.answer = Gauges(0, 0, 0.0)
+        if end is None:
+            health.joined(0.0)
+        else:
+            await end()
 
-    run(scene())
-
-
-def test_first_miss_polls_at_once_and_later_ones_at_intervals() -> None:
-    async def scene() -> None:
-        now = asyncio.get_running_loop().time
-        client, health = made()
-        client.answer = InstanceError("500")
-        due = []
-        for _ in range(3):
-            await health.until_due()
-            due.append(now())
-            await health.poll()
-        assert due == [1.0, 1.0, 2.0]
-
-    run(scene())
+    client.answer = InstanceError("500")
+    assert (await health.poll()).lost == ""
 
 
-def test_failure_unverifies_until_a_poll_that_began_after_it() -> None:
-    async def scene() -> None:
-        _, health = made()
-        assert health.verified.is_set()
-        before = await health.poll()
-        health.check_now()
-        assert not health.verified.is_set()
-        health.verify(before)
-        assert not health.verified.is_set()
-        health.verify(await health.poll())
-        assert health.verified.is_set()
-
-    run(scene())
-
-
-def test_a_check_is_due_at_once_after_a_failure() -> None:
-    async def scene() -> None:
-        _, health = made()
-        health.check_now()
+async def test_first_miss_polls_at_once_and_later_ones_at_intervals() -> None:
+    now = asyncio.get_running_loop().time
+    client, health = made()
+    client.answer = InstanceError("500")
+    due = []
+    for _ in range(3):
         await health.until_due()
-        assert asyncio.get_running_loop().time() == 0.0
-        await health.until_due()
-        assert asyncio.get_running_loop().time() == 1.0
-
-    run(scene())
-
-
-def test_a_missed_poll_verifies_nothing() -> None:
-    async def scene() -> None:
-        client, health = made()
-        client.answer = InstanceError("500")
+        due.append(now())
         await health.poll()
-        assert not health.verified.is_set()
+    assert due == [1.0, 1.0, 2.0]
 
-    run(scene())
+
+async def test_failure_unverifies_until_a_poll_that_began_after_it() -> None:
+    _, health = made()
+    assert health.verified.is_set()
+    before = await health.poll()
+    health.check_now()
+    assert not health.verified.is_set()
+    health.verify(before)
+    assert not health.verified.is_set()
+    health.verify(await health.poll())
+    assert health.verified.is_set()
+
+
+async def test_a_check_is_due_at_once_after_a_failure() -> None:
+    _, health = made()
+    health.check_now()
+    await health.until_due()
+    assert asyncio.get_running_loop().time() == 0.0
+    await health.until_due()
+    assert asyncio.get_running_loop().time() == 1.0
+
+
+async def test_a_missed_poll_verifies_nothing() -> None:
+    client, health = made()
+    client.answer = InstanceError("500")
+    await health.poll()
+    assert not health.verified.is_set()
 
 
 @pytest.mark.parametrize(
@@ -162,44 +135,35 @@ def test_a_missed_poll_verifies_nothing() -> None:
         (0.0, Gauges(0, 0, 0.0, generated_tokens=9), Gauges(0, 0, 0.0, generated_tokens=9), False),
     ],
 )
-def test_restarts(joined_at: float, before: Gauges, after: Gauges, restarted: bool) -> None:
-    async def scene() -> None:
-        client, health = made(joined_at)
-        client.answer = before
-        assert not (await health.poll()).restarted
-        client.answer = after
-        assert (await health.poll()).restarted is restarted
-
-    run(scene())
+async def test_restarts(joined_at: float, before: Gauges, after: Gauges, restarted: bool) -> None:
+    client, health = made(joined_at)
+    client.answer = before
+    assert not (await health.poll()).restarted
+    client.answer = after
+    assert (await health.poll()).restarted is restarted
 
 
-def test_counters_from_before_it_joined_are_not_compared_with() -> None:
-    async def scene() -> None:
-        client, health = made()
-        client.answer = Gauges(0, 0, 0.0, generated_tokens=9)
-        await health.poll()
-        health.joined(0.0)
-        assert health.gauges is None
-        client.answer = Gauges(0, 0, 0.0, generated_tokens=3)
-        assert not (await health.poll()).restarted
-
-    run(scene())
+async def test_counters_from_before_it_joined_are_not_compared_with() -> None:
+    client, health = made()
+    client.answer = Gauges(0, 0, 0.0, generated_tokens=9)
+    await health.poll()
+    health.joined(0.0)
+    assert health.gauges is None
+    client.answer = Gauges(0, 0, 0.0, generated_tokens=3)
+    assert not (await health.poll()).restarted
 
 
-def test_a_stall_is_counted_from_the_end_of_a_pause() -> None:
-    async def scene() -> None:
-        _, health = made()
-        still = Gauges(1, 0, 0.5, generated_tokens=9)
-        for second in range(30):
-            health.forget_progress()
-            assert not health.judge(still, []).lost, second
-            await asyncio.sleep(1.0)
-        await asyncio.sleep(8.0)  # 9 s after it was judged first
-        assert not health.judge(still, []).lost
+async def test_a_stall_is_counted_from_the_end_of_a_pause() -> None:
+    _, health = made()
+    still = Gauges(1, 0, 0.5, generated_tokens=9)
+    for second in range(30):
+        health.forget_progress()
+        assert not health.judge(still, []).lost, second
         await asyncio.sleep(1.0)
-        assert "no progress for 10 s" in health.judge(still, []).lost
-
-    run(scene())
+    await asyncio.sleep(8.0)  # 9 s after it was judged first
+    assert not health.judge(still, []).lost
+    await asyncio.sleep(1.0)
+    assert "no progress for 10 s" in health.judge(still, []).lost
 
 
 # -- What gauges and streams prove about who will never answer, poll by poll --

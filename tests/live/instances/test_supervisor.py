@@ -12,10 +12,9 @@ from rollout_sched.core.model.events import InstanceLost
 from rollout_sched.live.instances.membership import MembershipState
 from rollout_sched.live.ports import ConnectionBroken, Gauges, InstanceError
 from rollout_sched.live.settings import Settings
-from tests import virtual_loop
 from tests.live.scripted import Scripted, until
 from tests.live.supervised import Fleet
-from tests.live.test_driver import PROMPT, Stage, run
+from tests.live.test_driver import PROMPT, Stage
 
 QUICK = Settings(poll_s=0.01, forgotten_s=0.05, abort_timeout_s=0.1)
 
@@ -53,57 +52,50 @@ def restart(instance: Scripted, **other: Any) -> None:
 
 
 class TestForgotten:
-    def test_busy_instance_is_asked_for_its_oldest_requests_first(self) -> None:
+    async def test_busy_instance_is_asked_for_its_oldest_requests_first(self) -> None:
         """It tells of two where we wait for three. The oldest is there and goes on from what it
         brings; the next does not answer and is made again."""
+        instance = Busy()
+        async with Stage(instance, settings=QUICK) as stage:
+            oldest, dead, young = [], [], []
+            for which in (oldest, dead, young):
+                which.append(stage.ask())
+                await asyncio.sleep(0.002)
+            await instance.order(2)
+            names = list(instance.orders)
+            instance.here = 2
+            await until(lambda: names[0] in instance.aborted)
+            assert names[2] not in instance.aborted
+            await instance.answer(0, [7, 8], "abort")
+            resumed = await instance.order(3)
+            assert resumed.token_ids == [*PROMPT, 7, 8]
+            again = await instance.order(4)
+            assert names[1] in instance.cancelled
+            assert names[2] not in instance.aborted
+            assert again.token_ids == PROMPT
+            instance.here = 3
+            for number, tokens in ((2, [1]), (3, [2]), (4, [3])):
+                await instance.answer(number, tokens)
+            await until(lambda: oldest[0].sample and dead[0].sample and young[0].sample)
+            assert oldest[0].response_ids == [7, 8, 2]
+            assert dead[0].response_ids == [3]
+            assert not stage.events(InstanceLost)
 
-        async def scene() -> None:
-            instance = Busy()
-            async with Stage(instance, settings=QUICK) as stage:
-                oldest, dead, young = [], [], []
-                for which in (oldest, dead, young):
-                    which.append(stage.ask())
-                    await asyncio.sleep(0.002)
-                await instance.order(2)
-                names = list(instance.orders)
-                instance.here = 2
-                await until(lambda: names[0] in instance.aborted)
-                assert names[2] not in instance.aborted
-                await instance.answer(0, [7, 8], "abort")
-                resumed = await instance.order(3)
-                assert resumed.token_ids == [*PROMPT, 7, 8]
-                again = await instance.order(4)
-                assert names[1] in instance.cancelled
-                assert names[2] not in instance.aborted
-                assert again.token_ids == PROMPT
-                instance.here = 3
-                for number, tokens in ((2, [1]), (3, [2]), (4, [3])):
-                    await instance.answer(number, tokens)
-                await until(lambda: oldest[0].sample and dead[0].sample and young[0].sample)
-                assert oldest[0].response_ids == [7, 8, 2]
-                assert dead[0].response_ids == [3]
-                assert not stage.events(InstanceLost)
+    async def test_empty_abort_of_a_forgotten_request_is_no_failure(self) -> None:
+        instance = Busy()
+        async with Stage(instance, settings=QUICK) as stage:
+            client = stage.ask()
+            await instance.order()
+            await until(lambda: instance.aborted)
+            instance.here = 1
+            await instance.answer(0, [], "abort")
+            await instance.answer(1, [6])
+            await until(lambda: client.sample)
+            assert client.sample is not None
+            assert not stage.driver.supervisors["i0"].reason
+            assert not [e for _, e, _ in stage.journal if type(e).__name__ == "RequestFailed"]
 
-        run(scene())
-
-    def test_empty_abort_of_a_forgotten_request_is_no_failure(self) -> None:
-        async def scene() -> None:
-            instance = Busy()
-            async with Stage(instance, settings=QUICK) as stage:
-                client = stage.ask()
-                await instance.order()
-                await until(lambda: instance.aborted)
-                instance.here = 1
-                await instance.answer(0, [], "abort")
-                await instance.answer(1, [6])
-                await until(lambda: client.sample)
-                assert client.sample is not None
-                assert not stage.driver.supervisors["i0"].reason
-                assert not [e for _, e, _ in stage.journal if type(e).__name__ == "RequestFailed"]
-
-        run(scene())
-
-    def test_a_stream_whose_client_does_not_read_it_is_not_waited_for(self) -> None:
+    async def test_a_stream_whose_client_does_not_read_it_is_not_waited_for(self) -> None:
         """It may have ended at the instance long before its client has taken it."""
 
         class HeldBack:
@@ -111,403 +103,336 @@ class TestForgotten:
 
             def cancel(self) -> None: ...
 
-        async def scene() -> None:
-            instance = Busy()
-            async with Stage(instance, settings=QUICK) as stage:
-                client = stage.ask()
-                await instance.order()
-                (running,) = stage.driver.front.attempts.on("i0")
-                usual, running.attempting = running.attempting, HeldBack()
-                await asyncio.sleep(0.2)
-                assert instance.aborted == []
-                running.attempting = usual
-                await instance.answer(0, [6])
-                await until(lambda: client.sample)
+        instance = Busy()
+        async with Stage(instance, settings=QUICK) as stage:
+            client = stage.ask()
+            await instance.order()
+            (running,) = stage.driver.front.attempts.on("i0")
+            usual, running.attempting = running.attempting, HeldBack()
+            await asyncio.sleep(0.2)
+            assert instance.aborted == []
+            running.attempting = usual
+            await instance.answer(0, [6])
+            await until(lambda: client.sample)
 
-        run(scene())
-
-    def test_an_abort_that_hangs_or_breaks_keeps_nobody_waiting(self) -> None:
+    async def test_an_abort_that_hangs_or_breaks_keeps_nobody_waiting(self) -> None:
         class Deaf(Scripted):
             async def abort(self, order_id: str) -> None:
                 if len(self.orders) == 1:
                     await asyncio.sleep(60)
                 raise KeyError(order_id)
 
-        async def scene() -> None:
-            instance = Deaf()
-            instance.report = Gauges(0, 0, 0.0, generated_tokens=10)
-            async with Stage(instance, settings=QUICK) as stage:
-                client = stage.ask()
-                await instance.order(2)
-                await instance.answer(2, [6])
-                await until(lambda: client.sample)
-
-        run(scene())
+        instance = Deaf()
+        instance.report = Gauges(0, 0, 0.0, generated_tokens=10)
+        async with Stage(instance, settings=QUICK) as stage:
+            client = stage.ask()
+            await instance.order(2)
+            await instance.answer(2, [6])
+            await until(lambda: client.sample)
 
     @pytest.mark.parametrize(
         ("here", "waiting"),
         [(1, 2), (3, 0), (40, 10)],  # queued or preempted; all run; others use it too
     )
-    def test_reported_requests_are_not_aborted(self, here: int, waiting: int) -> None:
-        async def scene() -> None:
-            instance = Busy()
-            instance.here, instance.waiting = here, waiting
-            async with Stage(instance, settings=QUICK) as stage:
-                clients = [stage.ask() for _ in range(3)]
-                await instance.order(2)
-                await asyncio.sleep(0.3)
-                assert instance.aborted == []
-                for number in range(3):
-                    await instance.answer(number, [6])
-                await until(lambda: all(client.sample for client in clients))
+    async def test_reported_requests_are_not_aborted(self, here: int, waiting: int) -> None:
+        instance = Busy()
+        instance.here, instance.waiting = here, waiting
+        async with Stage(instance, settings=QUICK) as stage:
+            clients = [stage.ask() for _ in range(3)]
+            await instance.order(2)
+            await asyncio.sleep(0.3)
+            assert instance.aborted == []
+            for number in range(3):
+                await instance.answer(number, [6])
+            await until(lambda: all(client.sample for client in clients))
 
-        run(scene())
-
-    def test_gauges_that_stand_still_prove_nothing(self) -> None:
+    async def test_gauges_that_stand_still_prove_nothing(self) -> None:
         """In a long step of the engine what came since it began is not counted yet."""
+        instance = Scripted()
+        instance.report = Gauges(1, 0, 0.5, generated_tokens=10)
+        async with Stage(instance, settings=QUICK) as stage:
+            clients = [stage.ask() for _ in range(3)]
+            await instance.order(2)
+            await asyncio.sleep(0.3)
+            assert not [call for call in instance.calls if call[0] == "abort"]
+            for number in range(3):
+                await instance.answer(number, [6])
+            await until(lambda: all(client.sample for client in clients))
 
-        async def scene() -> None:
-            instance = Scripted()
-            instance.report = Gauges(1, 0, 0.5, generated_tokens=10)
-            async with Stage(instance, settings=QUICK) as stage:
-                clients = [stage.ask() for _ in range(3)]
-                await instance.order(2)
-                await asyncio.sleep(0.3)
-                assert not [call for call in instance.calls if call[0] == "abort"]
-                for number in range(3):
-                    await instance.answer(number, [6])
-                await until(lambda: all(client.sample for client in clients))
-
-        run(scene())
-
-    def test_a_long_prompt_gets_the_time_that_it_may_take(self) -> None:
+    async def test_a_long_prompt_gets_the_time_that_it_may_take(self) -> None:
         """In its first step the gauges of an idle instance do not tell of it."""
-
-        async def scene() -> None:
-            instance = Scripted()
-            slow = msgspec.structs.replace(QUICK, prefill_rate=len(PROMPT) / 0.5)
-            async with Stage(instance, settings=slow) as stage:
-                client = stage.ask()
-                await instance.order()
-                await asyncio.sleep(0.3)
-                assert not [call for call in instance.calls if call[0] == "abort"]
-                await instance.answer(0, [6])
-                await until(lambda: client.sample)
-
-        run(scene())
+        instance = Scripted()
+        slow = msgspec.structs.replace(QUICK, prefill_rate=len(PROMPT) / 0.5)
+        async with Stage(instance, settings=slow) as stage:
+            client = stage.ask()
+            await instance.order()
+            await asyncio.sleep(0.3)
+            assert not [call for call in instance.calls if call[0] == "abort"]
+            await instance.answer(0, [6])
+            await until(lambda: client.sample)
 
 
 class TestStandingStill:
-    def test_a_stream_that_brings_nothing_while_others_do(self) -> None:
-        async def scene() -> None:
-            instance = Busy()
-            instance.here = 2
-            settings = Settings(poll_s=0.01, stall_s=0.1, abort_timeout_s=0.05)
-            async with Stage(instance, settings=settings) as stage:
-                client, other = stage.ask(stream_every=1), stage.ask(stream_every=1)
-                await instance.stream(0, [7])
+    async def test_a_stream_that_brings_nothing_while_others_do(self) -> None:
+        instance = Busy()
+        instance.here = 2
+        settings = Settings(poll_s=0.01, stall_s=0.1, abort_timeout_s=0.05)
+        async with Stage(instance, settings=settings) as stage:
+            client, other = stage.ask(stream_every=1), stage.ask(stream_every=1)
+            await instance.stream(0, [7])
 
-                async def go_on() -> None:
-                    while True:
-                        await instance.stream(1, [1])
-                        await asyncio.sleep(0.01)
-
-                going_on = asyncio.create_task(go_on())
-                assert (await instance.order(2)).token_ids == [*PROMPT, 7]
-                assert set(instance.aborted) == {next(iter(instance.orders))}
-                going_on.cancel()
-                await instance.answer(1, [1])
-                await instance.answer(2, [8])
-                await until(lambda: client.sample and other.sample)
-                assert client.response_ids == [7, 8]
-                assert not stage.events(InstanceLost)
-
-        run(scene())
-
-    def test_a_prefill_that_goes_on_is_progress(self) -> None:
-        async def scene() -> None:
-            instance = Scripted()
-            settings = Settings(poll_s=0.01, stall_s=0.05)
-            async with Stage(instance, settings=settings) as stage:
-                client = stage.ask()
-                await instance.order()
-                for step in range(30):
-                    instance.report = Gauges(1, 0, step / 100, generated_tokens=10)
+            async def go_on() -> None:
+                while True:
+                    await instance.stream(1, [1])
                     await asyncio.sleep(0.01)
-                assert not stage.events(InstanceLost)
-                await instance.answer(0, [6])
-                await until(lambda: client.sample)
 
-        run(scene())
+            going_on = asyncio.create_task(go_on())
+            assert (await instance.order(2)).token_ids == [*PROMPT, 7]
+            assert set(instance.aborted) == {next(iter(instance.orders))}
+            going_on.cancel()
+            await instance.answer(1, [1])
+            await instance.answer(2, [8])
+            await until(lambda: client.sample and other.sample)
+            assert client.response_ids == [7, 8]
+            assert not stage.events(InstanceLost)
 
-    def test_a_prefill_in_one_step_gets_the_time_of_its_prompt(self) -> None:
-        async def scene() -> None:
-            instance = Scripted()
-            instance.report = Gauges(1, 0, 0.5, generated_tokens=10)
-            settings = Settings(poll_s=0.01, stall_s=0.05, prefill_rate=len(PROMPT) / 0.3)
-            async with Stage(instance, settings=settings) as stage:
-                stage.ask()
-                await instance.order()
-                await asyncio.sleep(0.2)
-                assert not stage.events(InstanceLost)
-                await until(lambda: stage.events(InstanceLost))
+    async def test_a_prefill_that_goes_on_is_progress(self) -> None:
+        instance = Scripted()
+        settings = Settings(poll_s=0.01, stall_s=0.05)
+        async with Stage(instance, settings=settings) as stage:
+            client = stage.ask()
+            await instance.order()
+            for step in range(30):
+                instance.report = Gauges(1, 0, step / 100, generated_tokens=10)
+                await asyncio.sleep(0.01)
+            assert not stage.events(InstanceLost)
+            await instance.answer(0, [6])
+            await until(lambda: client.sample)
 
-        run(scene())
+    async def test_a_prefill_in_one_step_gets_the_time_of_its_prompt(self) -> None:
+        instance = Scripted()
+        instance.report = Gauges(1, 0, 0.5, generated_tokens=10)
+        settings = Settings(poll_s=0.01, stall_s=0.05, prefill_rate=len(PROMPT) / 0.3)
+        async with Stage(instance, settings=settings) as stage:
+            stage.ask()
+            await instance.order()
+            await asyncio.sleep(0.2)
+            assert not stage.events(InstanceLost)
+            await until(lambda: stage.events(InstanceLost))
 
 
 class TestPauses:
-    def test_a_hold_outlives_a_loss(self) -> None:
-        async def scene() -> None:
-            instance = pausable(Scripted(), paused=False)
-            async with Stage(instance, settings=QUICK) as stage:
-                supervisor = stage.driver.supervisors["i0"]
-                await supervisor.pauses.hold("keep", False)
-                instance.dead = True
-                await until(lambda: not supervisor.joined)
-                assert supervisor.pauses.held
-                instance.description = msgspec.structs.replace(instance.description, paused=True)
-                instance.dead = False
-                await until(lambda: supervisor.joined)
-                assert supervisor.pauses.held
-                assert "resume" not in instance.calls
+    async def test_a_hold_outlives_a_loss(self) -> None:
+        instance = pausable(Scripted(), paused=False)
+        async with Stage(instance, settings=QUICK) as stage:
+            supervisor = stage.driver.supervisors["i0"]
+            await supervisor.pauses.hold("keep", False)
+            instance.dead = True
+            await until(lambda: not supervisor.joined)
+            assert supervisor.pauses.held
+            instance.description = msgspec.structs.replace(instance.description, paused=True)
+            instance.dead = False
+            await until(lambda: supervisor.joined)
+            assert supervisor.pauses.held
+            assert "resume" not in instance.calls
 
-        run(scene())
-
-    def test_restarted_instance_is_held_before_joining(self) -> None:
-        async def scene() -> None:
-            instance = pausable(Scripted(), paused=False)
-            async with Stage(instance, settings=QUICK) as stage:
-                supervisor = stage.driver.supervisors["i0"]
-                await supervisor.pauses.hold("abort", True)
-                instance.dead = True
-                await until(lambda: not supervisor.joined)
-                instance.calls.clear()
-                restart(instance)
-                joined_at_pause = []
-                instance.obey = lambda call: joined_at_pause.append(supervisor.joined)
-                instance.dead = False
-                await until(lambda: supervisor.joined)
-                assert instance.calls[0] == ("pause", "keep", False)
-                assert joined_at_pause[0] is False
-                assert "resume" not in instance.calls
-
-        run(scene())
-
-    def test_hold_released_while_away_ends(self) -> None:
-        async def scene() -> None:
-            instance = pausable(Scripted(), paused=False)
-            async with Stage(instance, settings=QUICK) as stage:
-                supervisor = stage.driver.supervisors["i0"]
-                await supervisor.pauses.hold("keep", False)
-                instance.dead = True
-                await until(lambda: not supervisor.joined)
-                await supervisor.pauses.release()
-                instance.description = msgspec.structs.replace(instance.description, paused=True)
-                instance.dead = False
-                await until(lambda: supervisor.joined)
-                assert not supervisor.pauses.held
-                assert instance.calls[-2:] == ["resume", ("version", 0)]
-
-        run(scene())
-
-    def test_foreign_pause_is_respected_until_its_end(self) -> None:
-        """A second gateway must not wake what the first has paused to load weights."""
-
-        async def scene() -> None:
-            instance = pausable(Scripted(), paused=True)
-            async with Stage(settings=QUICK) as stage:
-                with pytest.raises(InstanceError, match="paused"):
-                    await stage.driver.add_instance(instance)
-                assert await stage.driver.add_instance(instance, patient=True) is None
-                supervisor = stage.driver.supervisors["i0"]
-                await asyncio.sleep(0.05)
-                assert not supervisor.joined
-                assert "i0/resume" in supervisor.reason
-                assert "resume_paused" in supervisor.reason
-                assert instance.calls == []
-                instance.description = msgspec.structs.replace(instance.description, paused=False)
-                await until(lambda: supervisor.joined)
-                assert "resume" not in instance.calls
-
-        run(scene())
-
-    def test_paused_instance_is_resumed_on_request(self) -> None:
-        async def scene() -> None:
-            instance = pausable(Scripted(), paused=True)
-            settings = msgspec.structs.replace(QUICK, resume_paused=True)
-            async with Stage(instance, settings=settings) as stage:
-                assert stage.driver.supervisors["i0"].joined
-                assert instance.calls[0] == "resume"
-
-        run(scene())
-
-    def test_instance_of_unknown_pause_state_is_resumed(self) -> None:
-        async def scene() -> None:
-            instance = pausable(Scripted())
-            async with Stage(instance, settings=QUICK):
-                assert instance.calls[0] == "resume"
-
-        run(scene())
-
-    def test_pause_left_by_our_update_is_resumed(self) -> None:
-        async def scene() -> None:
-            instance = pausable(Scripted(), paused=False)
-            partial = {"use": "partial", "kv": "retain", "at_update": "in_place"}
-            async with Stage(instance, settings=QUICK, interruption=partial) as stage:
-                supervisor = stage.driver.supervisors["i0"]
-                client = stage.ask()
-                await instance.order()
-                loading = asyncio.Event()
-
-                async def load(instance: Scripted, version: int) -> None:
-                    loading.set()
-                    if version == 1 and instance.description.paused is False:
-                        await asyncio.sleep(60)
-
-                stage.driver.publish(1, load)
-                await loading.wait()
-                instance.dead = True
-                await until(lambda: not supervisor.joined)
-                instance.description = msgspec.structs.replace(instance.description, paused=True)
-                instance.dead = False
-                await until(lambda: supervisor.joined)
-                assert "resume" in instance.calls
-                await instance.answer(1, [6])
-                await until(lambda: client.sample)
-
-        run(scene())
-
-    def test_failure_during_a_pause_delays_nothing_afterwards(self) -> None:
-        """It answered a poll meanwhile; the next one is an hour away."""
-
-        async def scene() -> None:
-            instance = pausable(Scripted(), paused=False)
-            partial = {"use": "partial", "kv": "retain", "at_update": "in_place"}
-            settings = msgspec.structs.replace(QUICK, poll_s=3600.0)
-            async with Stage(instance, settings=settings, interruption=partial) as stage:
-                client = stage.ask()
-                await instance.order()
-                loading, loaded = asyncio.Event(), asyncio.Event()
-
-                async def load(instance: Scripted, version: int) -> None:
-                    loading.set()
-                    await loaded.wait()
-
-                stage.driver.publish(1, load)
-                await loading.wait()
-                await instance.fail(0, ConnectionBroken("reset"))
-                await asyncio.sleep(5.0)
-                loaded.set()
-                await instance.answer(1, [6])
-                await until(lambda: client.sample)
-
-        virtual_loop.run(scene())
-
-    def test_instance_restarted_between_polls_is_held_again(self) -> None:
-        """Nobody would notice otherwise: what is paused is not judged by its gauges."""
-
-        async def scene() -> None:
-            instance = pausable(Scripted(), paused=False)
-            instance.report = Gauges(0, 0, 0.0, started_at=1.0)
-            async with Stage(instance, settings=QUICK) as stage:
-                supervisor = stage.driver.supervisors["i0"]
-                await supervisor.pauses.hold("keep", False)
-                instance.calls.clear()
-                restart(instance)
-                instance.report = Gauges(0, 0, 0.0, started_at=2.0)
-                await until(lambda: stage.events(InstanceLost))
-                await until(lambda: supervisor.joined)
-                assert instance.calls == [("pause", "keep", False), ("version", 0)]
-                assert supervisor.pauses.held
-
-        run(scene())
-
-    def test_hold_released_while_joining_ends(self) -> None:
-        """It was paused as held a moment before, and nobody would resume it any more."""
-
-        async def scene() -> None:
-            instance = pausable(Scripted(), paused=False)
-            async with Stage(instance, settings=QUICK) as stage:
-                supervisor = stage.driver.supervisors["i0"]
-                await supervisor.pauses.hold("keep", False)
-                instance.dead = True
-                await until(lambda: not supervisor.joined)
-                restart(instance)
-                labelling, may = asyncio.Event(), asyncio.Event()
-                usual = instance.set_version
-
-                async def slowly(version: int) -> None:
-                    labelling.set()
-                    await may.wait()
-                    await usual(version)
-
-                instance.set_version = slowly  # type: ignore[method-assign]
-                instance.dead = False
-                await labelling.wait()
-                releasing = asyncio.create_task(supervisor.pauses.release())
-                await asyncio.sleep(0)
-                may.set()
-                await releasing
-                assert supervisor.joined
-                assert not supervisor.pauses.held
-                assert instance.calls[-3:] == [("pause", "keep", False), ("version", 0), "resume"]
-
-        run(scene())
-
-    def test_hold_released_between_restart_and_joining_ends(self) -> None:
-        async def scene() -> None:
-            instance = pausable(Scripted(), paused=False)
-            async with Stage(instance, settings=QUICK) as stage:
-                supervisor = stage.driver.supervisors["i0"]
-                await supervisor.pauses.hold("keep", False)
-                instance.dead = True
-                await until(lambda: not supervisor.joined)
-                restart(instance)
-                usual = instance.set_version
-
-                async def fail(version: int) -> None:
-                    raise InstanceError("500")
-
-                instance.calls.clear()
-                instance.set_version = fail  # type: ignore[method-assign]
-                instance.dead = False
-                await until(lambda: supervisor.reason == "500")
-                assert instance.calls[0] == ("pause", "keep", False)
-                instance.description = msgspec.structs.replace(instance.description, paused=True)
-                await supervisor.pauses.release()
-                instance.set_version = usual  # type: ignore[method-assign]
-                await until(lambda: supervisor.joined)
-                assert "resume" in instance.calls
-
-        run(scene())
-
-    def test_update_right_after_a_pause_is_no_stall(self) -> None:
-        """Its pause was ordered before the resume of the first was done."""
-
-        async def scene() -> None:
-            instance = pausable(Scripted(), paused=False)
-            fleet = Fleet(instance, Settings(stall_s=5.0))
-            supervisor = fleet.supervisor
-            await supervisor.start()
+    async def test_restarted_instance_is_held_before_joining(self) -> None:
+        instance = pausable(Scripted(), paused=False)
+        async with Stage(instance, settings=QUICK) as stage:
+            supervisor = stage.driver.supervisors["i0"]
+            await supervisor.pauses.hold("abort", True)
+            instance.dead = True
+            await until(lambda: not supervisor.joined)
             instance.calls.clear()
-            supervisor.orders.pause("keep", False)
-            supervisor.orders.resume()
-            supervisor.orders.pause("keep", False)
-            instance.report = Gauges(1, 0, 0.5, generated_tokens=10)
-            await asyncio.sleep(60.0)
-            pause = ("pause", "keep", False)
-            assert instance.calls == [pause, "resume", pause]
-            assert fleet.losses == []
-            supervisor.orders.resume()
-            await asyncio.sleep(60.0)
-            assert "no progress" in fleet.losses[0]
-            await supervisor.close()
+            restart(instance)
+            joined_at_pause = []
+            instance.obey = lambda call: joined_at_pause.append(supervisor.joined)
+            instance.dead = False
+            await until(lambda: supervisor.joined)
+            assert instance.calls[0] == ("pause", "keep", False)
+            assert joined_at_pause[0] is False
+            assert "resume" not in instance.calls
 
-        virtual_loop.run(scene())
+    async def test_hold_released_while_away_ends(self) -> None:
+        instance = pausable(Scripted(), paused=False)
+        async with Stage(instance, settings=QUICK) as stage:
+            supervisor = stage.driver.supervisors["i0"]
+            await supervisor.pauses.hold("keep", False)
+            instance.dead = True
+            await until(lambda: not supervisor.joined)
+            await supervisor.pauses.release()
+            instance.description = msgspec.structs.replace(instance.description, paused=True)
+            instance.dead = False
+            await until(lambda: supervisor.joined)
+            assert not supervisor.pauses.held
+            assert instance.calls[-2:] == ["resume", ("version", 0)]
+
+    async def test_foreign_pause_is_respected_until_its_end(self) -> None:
+        """A second gateway must not wake what the first has paused to load weights."""
+        instance = pausable(Scripted(), paused=True)
+        async with Stage(settings=QUICK) as stage:
+            with pytest.raises(InstanceError, match="paused"):
+                await stage.driver.add_instance(instance)
+            assert await stage.driver.add_instance(instance, patient=True) is None
+            supervisor = stage.driver.supervisors["i0"]
+            await asyncio.sleep(0.05)
+            assert not supervisor.joined
+            assert "i0/resume" in supervisor.reason
+            assert "resume_paused" in supervisor.reason
+            assert instance.calls == []
+            instance.description = msgspec.structs.replace(instance.description, paused=False)
+            await until(lambda: supervisor.joined)
+            assert "resume" not in instance.calls
+
+    async def test_paused_instance_is_resumed_on_request(self) -> None:
+        instance = pausable(Scripted(), paused=True)
+        settings = msgspec.structs.replace(QUICK, resume_paused=True)
+        async with Stage(instance, settings=settings) as stage:
+            assert stage.driver.supervisors["i0"].joined
+            assert instance.calls[0] == "resume"
+
+    async def test_instance_of_unknown_pause_state_is_resumed(self) -> None:
+        instance = pausable(Scripted())
+        async with Stage(instance, settings=QUICK):
+            assert instance.calls[0] == "resume"
+
+    async def test_pause_left_by_our_update_is_resumed(self) -> None:
+        instance = pausable(Scripted(), paused=False)
+        partial = {"use": "partial", "kv": "retain", "at_update": "in_place"}
+        async with Stage(instance, settings=QUICK, interruption=partial) as stage:
+            supervisor = stage.driver.supervisors["i0"]
+            client = stage.ask()
+            await instance.order()
+            loading = asyncio.Event()
+
+            async def load(instance: Scripted, version: int) -> None:
+                loading.set()
+                if version == 1 and instance.description.paused is False:
+                    await asyncio.sleep(60)
+
+            stage.driver.publish(1, load)
+            await loading.wait()
+            instance.dead = True
+            await until(lambda: not supervisor.joined)
+            instance.description = msgspec.structs.replace(instance.description, paused=True)
+            instance.dead = False
+            await until(lambda: supervisor.joined)
+            assert "resume" in instance.calls
+            await instance.answer(1, [6])
+            await until(lambda: client.sample)
+
+    async def test_failure_during_a_pause_delays_nothing_afterwards(self) -> None:
+        """It answered a poll meanwhile; the next one is an hour away."""
+        instance = pausable(Scripted(), paused=False)
+        partial = {"use": "partial", "kv": "retain", "at_update": "in_place"}
+        settings = msgspec.structs.replace(QUICK, poll_s=3600.0)
+        async with Stage(instance, settings=settings, interruption=partial) as stage:
+            client = stage.ask()
+            await instance.order()
+            loading, loaded = asyncio.Event(), asyncio.Event()
+
+            async def load(instance: Scripted, version: int) -> None:
+                loading.set()
+                await loaded.wait()
+
+            stage.driver.publish(1, load)
+            await loading.wait()
+            await instance.fail(0, ConnectionBroken("reset"))
+            await asyncio.sleep(5.0)
+            loaded.set()
+            await instance.answer(1, [6])
+            await until(lambda: client.sample)
+
+    async def test_instance_restarted_between_polls_is_held_again(self) -> None:
+        """Nobody would notice otherwise: what is paused is not judged by its gauges."""
+        instance = pausable(Scripted(), paused=False)
+        instance.report = Gauges(0, 0, 0.0, started_at=1.0)
+        async with Stage(instance, settings=QUICK) as stage:
+            supervisor = stage.driver.supervisors["i0"]
+            await supervisor.pauses.hold("keep", False)
+            instance.calls.clear()
+            restart(instance)
+            instance.report = Gauges(0, 0, 0.0, started_at=2.0)
+            await until(lambda: stage.events(InstanceLost))
+            await until(lambda: supervisor.joined)
+            assert instance.calls == [("pause", "keep", False), ("version", 0)]
+            assert supervisor.pauses.held
+
+    async def test_hold_released_while_joining_ends(self) -> None:
+        """It was paused as held a moment before, and nobody would resume it any more."""
+        instance = pausable(Scripted(), paused=False)
+        async with Stage(instance, settings=QUICK) as stage:
+            supervisor = stage.driver.supervisors["i0"]
+            await supervisor.pauses.hold("keep", False)
+            instance.dead = True
+            await until(lambda: not supervisor.joined)
+            restart(instance)
+            labelling, may = asyncio.Event(), asyncio.Event()
+            usual = instance.set_version
+
+            async def slowly(version: int) -> None:
+                labelling.set()
+                await may.wait()
+                await usual(version)
+
+            instance.set_version = slowly  # type: ignore[method-assign]
+            instance.dead = False
+            await labelling.wait()
+            releasing = asyncio.create_task(supervisor.pauses.release())
+            await asyncio.sleep(0)
+            may.set()
+            await releasing
+            assert supervisor.joined
+            assert not supervisor.pauses.held
+            assert instance.calls[-3:] == [("pause", "keep", False), ("version", 0), "resume"]
+
+    async def test_hold_released_between_restart_and_joining_ends(self) -> None:
+        instance = pausable(Scripted(), paused=False)
+        async with Stage(instance, settings=QUICK) as stage:
+            supervisor = stage.driver.supervisors["i0"]
+            await supervisor.pauses.hold("keep", False)
+            instance.dead = True
+            await until(lambda: not supervisor.joined)
+            restart(instance)
+            usual = instance.set_version
+
+            async def fail(version: int) -> None:
+                raise InstanceError("500")
+
+            instance.calls.clear()
+            instance.set_version = fail  # type: ignore[method-assign]
+            instance.dead = False
+            await until(lambda: supervisor.reason == "500")
+            assert instance.calls[0] == ("pause", "keep", False)
+            instance.description = msgspec.structs.replace(instance.description, paused=True)
+            await supervisor.pauses.release()
+            instance.set_version = usual  # type: ignore[method-assign]
+            await until(lambda: supervisor.joined)
+            assert "resume" in instance.calls
+
+    async def test_update_right_after_a_pause_is_no_stall(self) -> None:
+        """Its pause was ordered before the resume of the first was done."""
+        instance = pausable(Scripted(), paused=False)
+        fleet = Fleet(instance, Settings(stall_s=5.0))
+        supervisor = fleet.supervisor
+        await supervisor.start()
+        instance.calls.clear()
+        supervisor.orders.pause("keep", False)
+        supervisor.orders.resume()
+        supervisor.orders.pause("keep", False)
+        instance.report = Gauges(1, 0, 0.5, generated_tokens=10)
+        await asyncio.sleep(60.0)
+        pause = ("pause", "keep", False)
+        assert instance.calls == [pause, "resume", pause]
+        assert fleet.losses == []
+        supervisor.orders.resume()
+        await asyncio.sleep(60.0)
+        assert "no progress" in fleet.losses[0]
+        await supervisor.close()
 
 
 class TestMembership:
-    def test_orders_during_a_loss_are_dropped(self) -> None:
+    async def test_orders_during_a_loss_are_dropped(self) -> None:
         """The scheduler may order something as it hears of what broke there."""
 
         class Ordering(Fleet):
@@ -520,19 +445,16 @@ class TestMembership:
             async def load(self, client: Any, version: int) -> None:
                 self.loaded = version
 
-        async def scene() -> None:
-            instance = Scripted()
-            fleet = Ordering(instance, Settings())
-            await fleet.supervisor.start()
-            instance.dead = True
-            await asyncio.sleep(5.0)
-            assert fleet.losses == ["i0: connection refused"]
-            assert not fleet.loaded
-            await fleet.supervisor.close()
+        instance = Scripted()
+        fleet = Ordering(instance, Settings())
+        await fleet.supervisor.start()
+        instance.dead = True
+        await asyncio.sleep(5.0)
+        assert fleet.losses == ["i0: connection refused"]
+        assert not fleet.loaded
+        await fleet.supervisor.close()
 
-        virtual_loop.run(scene())
-
-    def test_update_failing_on_cancellation_leaves_the_instance_unfit(self) -> None:
+    async def test_update_failing_on_cancellation_leaves_the_instance_unfit(self) -> None:
         """Whoever loaded may have been halfway."""
 
         async def load(client: Any, version: int) -> None:
@@ -541,156 +463,129 @@ class TestMembership:
             except asyncio.CancelledError:
                 raise InstanceError("half of it is there") from None
 
-        async def scene() -> None:
-            instance = Scripted()
-            fleet = Fleet(instance, Settings())
-            supervisor = fleet.supervisor
-            await supervisor.start()
-            supervisor.orders.update(1, load)
-            await asyncio.sleep(1.0)
-            instance.dead = True
-            await asyncio.sleep(5.0)
-            instance.dead = False
-            await asyncio.sleep(5.0)
-            assert supervisor.membership.state is MembershipState.UNFIT
-            assert "half of it is there" in supervisor.reason
-            assert "restarted" in supervisor.reason
-            restart(instance)
-            await asyncio.sleep(5.0)
-            assert supervisor.joined
-            assert supervisor.reason == ""
-            await supervisor.close()
+        instance = Scripted()
+        fleet = Fleet(instance, Settings())
+        supervisor = fleet.supervisor
+        await supervisor.start()
+        supervisor.orders.update(1, load)
+        await asyncio.sleep(1.0)
+        instance.dead = True
+        await asyncio.sleep(5.0)
+        instance.dead = False
+        await asyncio.sleep(5.0)
+        assert supervisor.membership.state is MembershipState.UNFIT
+        assert "half of it is there" in supervisor.reason
+        assert "restarted" in supervisor.reason
+        restart(instance)
+        await asyncio.sleep(5.0)
+        assert supervisor.joined
+        assert supervisor.reason == ""
+        await supervisor.close()
 
-        virtual_loop.run(scene())
-
-    def test_removed_instance_is_drained(self) -> None:
-        async def scene() -> None:
-            instance = Scripted()
-            supervisor = Fleet(instance, Settings()).supervisor
-            await supervisor.start()
-            assert not supervisor.membership.drained.is_set()
-            await supervisor.remove()
-            assert supervisor.membership.drained.is_set()
-            assert supervisor.membership.state is MembershipState.REMOVED
-            assert instance.closed
-
-        virtual_loop.run(scene())
+    async def test_removed_instance_is_drained(self) -> None:
+        instance = Scripted()
+        supervisor = Fleet(instance, Settings()).supervisor
+        await supervisor.start()
+        assert not supervisor.membership.drained.is_set()
+        await supervisor.remove()
+        assert supervisor.membership.drained.is_set()
+        assert supervisor.membership.state is MembershipState.REMOVED
+        assert instance.closed
 
 
 class TestModels:
-    def test_another_model_is_refused_and_both_are_named(self) -> None:
-        async def scene() -> None:
-            first, second = Scripted("i0"), Scripted("i1")
-            for instance, model in ((first, "llama"), (second, "qwen")):
-                instance.description = msgspec.structs.replace(instance.description, model=model)
-            async with Stage(first, settings=QUICK) as stage:
-                with pytest.raises(InstanceError, match=r"qwen.*llama.*--served-model-name llama"):
-                    await stage.driver.add_instance(second)
-                assert await stage.driver.add_instance(second, patient=True) is None
-                assert "llama" in stage.driver.supervisors["i1"].reason
-                assert second.calls == []
-                restart(second, model="llama")
-                await until(lambda: stage.driver.supervisors["i1"].joined)
+    async def test_another_model_is_refused_and_both_are_named(self) -> None:
+        first, second = Scripted("i0"), Scripted("i1")
+        for instance, model in ((first, "llama"), (second, "qwen")):
+            instance.description = msgspec.structs.replace(instance.description, model=model)
+        async with Stage(first, settings=QUICK) as stage:
+            with pytest.raises(InstanceError, match=r"qwen.*llama.*--served-model-name llama"):
+                await stage.driver.add_instance(second)
+            assert await stage.driver.add_instance(second, patient=True) is None
+            assert "llama" in stage.driver.supervisors["i1"].reason
+            assert second.calls == []
+            restart(second, model="llama")
+            await until(lambda: stage.driver.supervisors["i1"].joined)
 
-        run(scene())
-
-    def test_models_of_absent_instances_do_not_count(self) -> None:
+    async def test_models_of_absent_instances_do_not_count(self) -> None:
         """Two that were started with another model by mistake, and are now started with the right
         one, would wait for each other for ever."""
-
-        async def scene() -> None:
-            first, second = Scripted("i0"), Scripted("i1")
+        first, second = Scripted("i0"), Scripted("i1")
+        for instance in (first, second):
+            instance.description = msgspec.structs.replace(instance.description, model="wrong")
+        async with Stage(first, second, settings=QUICK) as stage:
+            supervisors = stage.driver.supervisors.values()
+            first.dead = second.dead = True
+            await until(lambda: not any(each.joined for each in supervisors))
             for instance in (first, second):
-                instance.description = msgspec.structs.replace(instance.description, model="wrong")
-            async with Stage(first, second, settings=QUICK) as stage:
-                supervisors = stage.driver.supervisors.values()
-                first.dead = second.dead = True
-                await until(lambda: not any(each.joined for each in supervisors))
-                for instance in (first, second):
-                    restart(instance, model="right")
-                    instance.dead = False
-                await until(lambda: all(each.joined for each in supervisors))
+                restart(instance, model="right")
+                instance.dead = False
+            await until(lambda: all(each.joined for each in supervisors))
 
-        run(scene())
+    async def test_two_instances_joining_together_agree_on_a_model(self) -> None:
+        first, second = pausable(Scripted("i0"), model="a"), pausable(Scripted("i1"), model="b")
+        async with Stage(settings=QUICK) as stage:
+            await asyncio.gather(
+                *(stage.driver.add_instance(each, patient=True) for each in (first, second))
+            )
+            joined = [each.joined for each in stage.driver.supervisors.values()]
+            assert sorted(joined) == [False, True]
 
-    def test_two_instances_joining_together_agree_on_a_model(self) -> None:
-        async def scene() -> None:
-            first, second = pausable(Scripted("i0"), model="a"), pausable(Scripted("i1"), model="b")
-            async with Stage(settings=QUICK) as stage:
-                await asyncio.gather(
-                    *(stage.driver.add_instance(each, patient=True) for each in (first, second))
-                )
-                joined = [each.joined for each in stage.driver.supervisors.values()]
-                assert sorted(joined) == [False, True]
-
-        run(scene())
-
-    def test_instance_with_several_models_serves_the_fleets(self) -> None:
+    async def test_instance_with_several_models_serves_the_fleets(self) -> None:
         class Several(Scripted):
             used = ""
 
             def use_model(self, model: str) -> None:
                 self.used = model
 
-        async def scene() -> None:
-            first, second = Scripted("i0"), Several("i1")
-            first.description = msgspec.structs.replace(first.description, model="tuned")
-            second.description = msgspec.structs.replace(
-                second.description, model="base", models=("base", "tuned")
-            )
-            async with Stage(first, second, settings=QUICK) as stage:
-                supervisor = stage.driver.supervisors["i1"]
-                assert second.used == "tuned"
-                assert supervisor.description is not None
-                assert supervisor.description.model == "tuned"
+        first, second = Scripted("i0"), Several("i1")
+        first.description = msgspec.structs.replace(first.description, model="tuned")
+        second.description = msgspec.structs.replace(
+            second.description, model="base", models=("base", "tuned")
+        )
+        async with Stage(first, second, settings=QUICK) as stage:
+            supervisor = stage.driver.supervisors["i1"]
+            assert second.used == "tuned"
+            assert supervisor.description is not None
+            assert supervisor.description.model == "tuned"
 
-        run(scene())
-
-    def test_last_instance_may_restart_with_another_model(self) -> None:
-        async def scene() -> None:
-            instance = Scripted()
-            instance.description = msgspec.structs.replace(instance.description, model="old")
-            async with Stage(instance, settings=QUICK) as stage:
-                instance.dead = True
-                await until(lambda: not stage.driver.supervisors["i0"].joined)
-                restart(instance, model="new")
-                instance.dead = False
-                await until(lambda: stage.driver.supervisors["i0"].joined)
-
-        run(scene())
+    async def test_last_instance_may_restart_with_another_model(self) -> None:
+        instance = Scripted()
+        instance.description = msgspec.structs.replace(instance.description, model="old")
+        async with Stage(instance, settings=QUICK) as stage:
+            instance.dead = True
+            await until(lambda: not stage.driver.supervisors["i0"].joined)
+            restart(instance, model="new")
+            instance.dead = False
+            await until(lambda: stage.driver.supervisors["i0"].joined)
 
 
 class TestWatching:
-    def test_tokens_of_wrong_weights_are_discarded(self) -> None:
+    async def test_tokens_of_wrong_weights_are_discarded(self) -> None:
         """It would count as of the weights that it should have."""
 
         async def load(client: Any, version: int) -> None:
             """The label is what tells."""
 
-        async def scene() -> None:
-            instance = Scripted()
-            offers = frozenset({"generate", "pause", "weight_info"})
-            instance.description = msgspec.structs.replace(
-                instance.description, capabilities=offers
-            )
-            async with Stage(instance, settings=QUICK) as stage:
-                stage.driver.publish(1, load)
-                await until(lambda: stage.driver.view.run.fleet_version == 1)
-                client = stage.ask(stream_every=2)
-                await instance.order()
-                await instance.stream(0, [5, 6])
-                instance.weights = 0
-                stage.driver.supervisors["i0"].suspect()
-                await until(lambda: stage.events(InstanceLost))
-                instance.weights = 1
-                again = await instance.order(1)
-                assert list(again.token_ids) == PROMPT
-                await instance.answer(1, [7])
-                await until(lambda: client.sample)
+        instance = Scripted()
+        offers = frozenset({"generate", "pause", "weight_info"})
+        instance.description = msgspec.structs.replace(instance.description, capabilities=offers)
+        async with Stage(instance, settings=QUICK) as stage:
+            stage.driver.publish(1, load)
+            await until(lambda: stage.driver.view.run.fleet_version == 1)
+            client = stage.ask(stream_every=2)
+            await instance.order()
+            await instance.stream(0, [5, 6])
+            instance.weights = 0
+            stage.driver.supervisors["i0"].suspect()
+            await until(lambda: stage.events(InstanceLost))
+            instance.weights = 1
+            again = await instance.order(1)
+            assert list(again.token_ids) == PROMPT
+            await instance.answer(1, [7])
+            await until(lambda: client.sample)
 
-        run(scene())
-
-    def test_hanging_instance_is_noticed_within_its_bound(self) -> None:
+    async def test_hanging_instance_is_noticed_within_its_bound(self) -> None:
         class Hanging(Scripted):
             hangs = False
 
@@ -699,21 +594,18 @@ class TestWatching:
                     await asyncio.sleep(60)
                 return await super().gauges()
 
-        async def scene() -> None:
-            instance = Hanging()
-            settings = Settings(poll_s=0.01, poll_timeout_s=0.05, misses=2)
-            async with Stage(instance, settings=settings) as stage:
-                await asyncio.sleep(0.05)
-                instance.hangs = True
-                begun = stage.driver.pump.now
-                await until(lambda: stage.events(InstanceLost))
-                bound = settings.misses * (settings.poll_s + settings.poll_timeout_s)
-                assert stage.driver.pump.now - begun < bound + 0.1
-                assert "no answer within 0.05 s" in stage.events(InstanceLost)[0].reason
+        instance = Hanging()
+        settings = Settings(poll_s=0.01, poll_timeout_s=0.05, misses=2)
+        async with Stage(instance, settings=settings) as stage:
+            await asyncio.sleep(0.05)
+            instance.hangs = True
+            begun = stage.driver.pump.now
+            await until(lambda: stage.events(InstanceLost))
+            bound = settings.misses * (settings.poll_s + settings.poll_timeout_s)
+            assert stage.driver.pump.now - begun < bound + 0.1
+            assert "no answer within 0.05 s" in stage.events(InstanceLost)[0].reason
 
-        run(scene())
-
-    def test_a_poll_from_before_a_failure_does_not_vouch_for_after_it(self) -> None:
+    async def test_a_poll_from_before_a_failure_does_not_vouch_for_after_it(self) -> None:
         """It was restarted while its answer was on the way, and has other weights now."""
 
         class Slow(Scripted):
@@ -727,50 +619,43 @@ class TestWatching:
                     await answering.wait()
                 return report
 
-        async def scene() -> None:
-            instance = Slow()
-            instance.report = Gauges(0, 0, 0.0, started_at=1.0)
-            async with Stage(instance, settings=Settings(poll_s=0.01)) as stage:
-                client = stage.ask()
-                await instance.order()
-                before, after = asyncio.Event(), asyncio.Event()
-                polls, instance.answering = instance.polls, before
-                await until(lambda: instance.polls > polls)
-                instance.report = Gauges(0, 0, 0.0, started_at=2.0)
-                instance.answering = after
-                await instance.fail(0, ConnectionBroken("connection reset"))
-                await until(lambda: not stage.scheduler.state.fleet.attempts)
-                before.set()
-                await until(lambda: stage.scheduler.state.fleet.attempts)  # it has rested
-                await asyncio.sleep(0.02)
-                assert len(instance.orders) == 1
-                restart(instance)
-                after.set()
-                await until(lambda: stage.events(InstanceLost))
-                await instance.answer(1, [6])
-                await until(lambda: client.sample)
+        instance = Slow()
+        instance.report = Gauges(0, 0, 0.0, started_at=1.0)
+        async with Stage(instance, settings=Settings(poll_s=0.01)) as stage:
+            client = stage.ask()
+            await instance.order()
+            before, after = asyncio.Event(), asyncio.Event()
+            polls, instance.answering = instance.polls, before
+            await until(lambda: instance.polls > polls)
+            instance.report = Gauges(0, 0, 0.0, started_at=2.0)
+            instance.answering = after
+            await instance.fail(0, ConnectionBroken("connection reset"))
+            await until(lambda: not stage.scheduler.state.fleet.attempts)
+            before.set()
+            await until(lambda: stage.scheduler.state.fleet.attempts)  # it has rested
+            await asyncio.sleep(0.02)
+            assert len(instance.orders) == 1
+            restart(instance)
+            after.set()
+            await until(lambda: stage.events(InstanceLost))
+            await instance.answer(1, [6])
+            await until(lambda: client.sample)
 
-        run(scene())
-
-    def test_instance_that_missed_a_poll_gets_no_requests_until_it_answers(self) -> None:
+    async def test_instance_that_missed_a_poll_gets_no_requests_until_it_answers(self) -> None:
         """It may have been restarted meanwhile, and nothing of ours ran there to fail."""
-
-        async def scene() -> None:
-            instance = Scripted()
-            async with Stage(instance, settings=Settings(poll_s=0.01, misses=10**6)) as stage:
-                instance.mute = True
-                await asyncio.sleep(0.05)
-                client = stage.ask()
-                await asyncio.sleep(0.05)
-                assert not instance.orders
-                instance.mute = False
-                await instance.answer(0, [6])
-                await until(lambda: client.sample)
-
-        run(scene())
+        instance = Scripted()
+        async with Stage(instance, settings=Settings(poll_s=0.01, misses=10**6)) as stage:
+            instance.mute = True
+            await asyncio.sleep(0.05)
+            client = stage.ask()
+            await asyncio.sleep(0.05)
+            assert not instance.orders
+            instance.mute = False
+            await instance.answer(0, [6])
+            await until(lambda: client.sample)
 
     @pytest.mark.parametrize("error", [ValueError("10**30 tokens"), asyncio.CancelledError()])
-    def test_broken_client_stays_watched(self, error: BaseException) -> None:
+    async def test_broken_client_stays_watched(self, error: BaseException) -> None:
         class Broken(Scripted):
             breaks = False
 
@@ -779,22 +664,19 @@ class TestWatching:
                     raise error
                 return await super().gauges()
 
-        async def scene() -> None:
-            instance = Broken()
-            async with Stage(instance, settings=QUICK) as stage:
-                supervisor = stage.driver.supervisors["i0"]
-                instance.breaks = True
-                await asyncio.sleep(0.1)
-                assert isinstance(error, asyncio.CancelledError) or stage.events(InstanceLost)
-                instance.breaks = False
-                instance.dead = True
-                await until(lambda: not supervisor.joined and "refused" in supervisor.reason)
-                instance.dead = False
-                await until(lambda: supervisor.joined)
+        instance = Broken()
+        async with Stage(instance, settings=QUICK) as stage:
+            supervisor = stage.driver.supervisors["i0"]
+            instance.breaks = True
+            await asyncio.sleep(0.1)
+            assert isinstance(error, asyncio.CancelledError) or stage.events(InstanceLost)
+            instance.breaks = False
+            instance.dead = True
+            await until(lambda: not supervisor.joined and "refused" in supervisor.reason)
+            instance.dead = False
+            await until(lambda: supervisor.joined)
 
-        run(scene())
-
-    def test_impossible_description_keeps_the_instance_away(self) -> None:
+    async def test_impossible_description_keeps_the_instance_away(self) -> None:
         class Odd(Scripted):
             odd = True
 
@@ -803,106 +685,91 @@ class TestWatching:
                     raise KeyError("slots")
                 return await super().describe()
 
-        async def scene() -> None:
-            instance = Odd()
-            async with Stage(settings=QUICK) as stage:
-                assert await stage.driver.add_instance(instance, patient=True) is None
-                assert "slots" in stage.driver.supervisors["i0"].reason
-                instance.odd = False
-                await until(lambda: stage.driver.supervisors["i0"].joined)
-
-        run(scene())
+        instance = Odd()
+        async with Stage(settings=QUICK) as stage:
+            assert await stage.driver.add_instance(instance, patient=True) is None
+            assert "slots" in stage.driver.supervisors["i0"].reason
+            instance.odd = False
+            await until(lambda: stage.driver.supervisors["i0"].joined)
 
     @pytest.mark.parametrize("call", ["resume", "set_version", "describe"])
-    def test_instance_hanging_while_joining_is_tried_again(self, call: str) -> None:
-        async def scene() -> None:
-            instance = pausable(Scripted())
-            settings = Settings(poll_s=0.01, control_timeout_s=0.05)
-            async with Stage(settings=settings) as stage:
-                usual = getattr(instance, call)
+    async def test_instance_hanging_while_joining_is_tried_again(self, call: str) -> None:
+        instance = pausable(Scripted())
+        settings = Settings(poll_s=0.01, control_timeout_s=0.05)
+        async with Stage(settings=settings) as stage:
+            usual = getattr(instance, call)
 
-                async def hang(*_: Any) -> None:
-                    await asyncio.sleep(60)
+            async def hang(*_: Any) -> None:
+                await asyncio.sleep(60)
 
-                setattr(instance, call, hang)
-                assert await stage.driver.add_instance(instance, patient=True) is None
-                assert stage.driver.supervisors["i0"].reason == "no answer within 0.05 s"
-                setattr(instance, call, usual)
-                await until(lambda: stage.driver.supervisors["i0"].joined)
+            setattr(instance, call, hang)
+            assert await stage.driver.add_instance(instance, patient=True) is None
+            assert stage.driver.supervisors["i0"].reason == "no answer within 0.05 s"
+            setattr(instance, call, usual)
+            await until(lambda: stage.driver.supervisors["i0"].joined)
 
-        run(scene())
+    async def test_hanging_resume_after_an_update_loses_the_instance_until_it_answers(self) -> None:
+        instance = pausable(Scripted(), paused=False)
+        settings = Settings(poll_s=0.01, control_timeout_s=0.05)
+        partial = {"use": "partial", "kv": "retain", "at_update": "in_place"}
+        async with Stage(instance, settings=settings, interruption=partial) as stage:
+            stage.ask()
+            await instance.order()
+            usual = instance.resume
 
-    def test_hanging_resume_after_an_update_loses_the_instance_until_it_answers(self) -> None:
-        async def scene() -> None:
-            instance = pausable(Scripted(), paused=False)
-            settings = Settings(poll_s=0.01, control_timeout_s=0.05)
-            partial = {"use": "partial", "kv": "retain", "at_update": "in_place"}
-            async with Stage(instance, settings=settings, interruption=partial) as stage:
-                stage.ask()
-                await instance.order()
-                usual = instance.resume
+            async def hang() -> None:
+                await asyncio.sleep(60)
 
-                async def hang() -> None:
-                    await asyncio.sleep(60)
+            async def load(instance: Scripted, version: int) -> None:
+                instance.description = msgspec.structs.replace(
+                    instance.description, paused=True, version=version
+                )
 
-                async def load(instance: Scripted, version: int) -> None:
-                    instance.description = msgspec.structs.replace(
-                        instance.description, paused=True, version=version
-                    )
+            instance.resume = hang  # type: ignore[method-assign]
+            stage.driver.publish(1, load)
+            await until(lambda: stage.events(InstanceLost))
+            instance.resume = usual  # type: ignore[method-assign]
+            await until(lambda: "resume" in instance.calls)
+            await until(lambda: stage.driver.supervisors["i0"].joined)
 
-                instance.resume = hang  # type: ignore[method-assign]
-                stage.driver.publish(1, load)
-                await until(lambda: stage.events(InstanceLost))
-                instance.resume = usual  # type: ignore[method-assign]
-                await until(lambda: "resume" in instance.calls)
-                await until(lambda: stage.driver.supervisors["i0"].joined)
+    async def test_error_in_a_loss_handler_does_not_end_the_watch(self) -> None:
+        instance = Scripted()
+        async with Stage(instance, settings=QUICK) as stage:
+            supervisor = stage.driver.supervisors["i0"]
 
-        run(scene())
+            class Owner:
+                def __getattr__(self, name: str) -> Any:
+                    return getattr(stage.driver.fleet, name)
 
-    def test_error_in_a_loss_handler_does_not_end_the_watch(self) -> None:
-        async def scene() -> None:
-            instance = Scripted()
-            async with Stage(instance, settings=QUICK) as stage:
-                supervisor = stage.driver.supervisors["i0"]
+                def lose(self, name: str, reason: str) -> None:
+                    stage.driver.fleet.lose(name, reason)
+                    raise RuntimeError("the journal's disk is full")
 
-                class Owner:
-                    def __getattr__(self, name: str) -> Any:
-                        return getattr(stage.driver.fleet, name)
+            supervisor._owner = Owner()  # type: ignore[assignment]
 
-                    def lose(self, name: str, reason: str) -> None:
-                        stage.driver.fleet.lose(name, reason)
-                        raise RuntimeError("the journal's disk is full")
+            async def load(instance: Scripted, version: int) -> None:
+                if instance.description.started_at == 1.0:
+                    raise InstanceError("500")
+                instance.calls.append("loaded")
 
-                supervisor._owner = Owner()  # type: ignore[assignment]
+            stage.driver.publish(1, load)
+            await until(lambda: not supervisor.joined)
+            restart(instance)
+            await until(lambda: "loaded" in instance.calls)
 
-                async def load(instance: Scripted, version: int) -> None:
-                    if instance.description.started_at == 1.0:
-                        raise InstanceError("500")
-                    instance.calls.append("loaded")
+    async def test_instance_errors_are_one_short_line(self) -> None:
+        instance = Scripted()
+        async with Stage(settings=QUICK) as stage:
 
-                stage.driver.publish(1, load)
-                await until(lambda: not supervisor.joined)
-                restart(instance)
-                await until(lambda: "loaded" in instance.calls)
+            async def describe() -> Any:
+                raise InstanceError("gone\r\n\x1b[2JINFO all is well\n" + "x" * 10_000)
 
-        run(scene())
-
-    def test_instance_errors_are_one_short_line(self) -> None:
-        async def scene() -> None:
-            instance = Scripted()
-            async with Stage(settings=QUICK) as stage:
-
-                async def describe() -> Any:
-                    raise InstanceError("gone\r\n\x1b[2JINFO all is well\n" + "x" * 10_000)
-
-                instance.describe = describe  # type: ignore[method-assign]
-                await stage.driver.add_instance(instance, patient=True)
-                away = stage.driver.supervisors["i0"].reason
-                assert away.isprintable()
-                assert away.startswith("gone")
-                assert len(away) < 600
-
-        run(scene())
+            instance.describe = describe  # type: ignore[method-assign]
+            await stage.driver.add_instance(instance, patient=True)
+            away = stage.driver.supervisors["i0"].reason
+            assert away.isprintable()
+            assert away.startswith("gone")
+            assert len(away) < 600
 
 
 def telling(instance: Scripted, version: int | None) -> Scripted:
@@ -912,49 +779,40 @@ def telling(instance: Scripted, version: int | None) -> Scripted:
 
 
 class TestVersionsAtJoin:
-    def test_newer_version_is_refused_until_published(self) -> None:
-        async def scene() -> None:
-            async with Stage(settings=QUICK) as stage:
-                instance = telling(Scripted(), 4)
-                with pytest.raises(InstanceError, match="version 4, but the trainer is at 0"):
-                    await stage.driver.add_instance(instance)
-                await stage.driver.add_instance(instance, patient=True)
-                supervisor = stage.driver.supervisors["i0"]
-                assert not supervisor.joined
-                assert ("version", 0) not in instance.calls, "its label is not ours to change"
-                stage.driver.publish(4, load)
-                await until(lambda: supervisor.joined)
-                assert stage.driver.view.instance("i0").version == 4  # type: ignore[union-attr]
-
-        run(scene())
-
-    def test_older_version_is_loaded_before_the_first_request(self) -> None:
-        async def scene() -> None:
-            async with Stage(settings=QUICK) as stage:
-                stage.driver.publish(5, load)
-                instance = telling(Scripted(), 2)
-                client = stage.ask()
+    async def test_newer_version_is_refused_until_published(self) -> None:
+        async with Stage(settings=QUICK) as stage:
+            instance = telling(Scripted(), 4)
+            with pytest.raises(InstanceError, match="version 4, but the trainer is at 0"):
                 await stage.driver.add_instance(instance)
-                await instance.answer(0, [6])
-                await until(lambda: client.sample)
-                assert instance.calls.index("loaded") >= 0
-                assert instance.calls.index(("version", 5)) > instance.calls.index("loaded")
+            await stage.driver.add_instance(instance, patient=True)
+            supervisor = stage.driver.supervisors["i0"]
+            assert not supervisor.joined
+            assert ("version", 0) not in instance.calls, "its label is not ours to change"
+            stage.driver.publish(4, load)
+            await until(lambda: supervisor.joined)
+            assert stage.driver.view.instance("i0").version == 4  # type: ignore[union-attr]
 
-        run(scene())
+    async def test_older_version_is_loaded_before_the_first_request(self) -> None:
+        async with Stage(settings=QUICK) as stage:
+            stage.driver.publish(5, load)
+            instance = telling(Scripted(), 2)
+            client = stage.ask()
+            await stage.driver.add_instance(instance)
+            await instance.answer(0, [6])
+            await until(lambda: client.sample)
+            assert instance.calls.index("loaded") >= 0
+            assert instance.calls.index(("version", 5)) > instance.calls.index("loaded")
 
-    def test_externally_controlled_instance_does_not_join(self) -> None:
-        async def scene() -> None:
-            async with Stage(settings=QUICK) as stage:
-                versions = stage.driver.versions
-                versions.close_gate("i0", "its weights are half loaded")
-                await stage.driver.add_instance(Scripted(), patient=True)
-                supervisor = stage.driver.supervisors["i0"]
-                await asyncio.sleep(0.05)
-                assert "half loaded" in supervisor.reason
-                versions.open_gate("i0", "its weights are half loaded")
-                await until(lambda: supervisor.joined)
-
-        run(scene())
+    async def test_externally_controlled_instance_does_not_join(self) -> None:
+        async with Stage(settings=QUICK) as stage:
+            versions = stage.driver.versions
+            versions.close_gate("i0", "its weights are half loaded")
+            await stage.driver.add_instance(Scripted(), patient=True)
+            supervisor = stage.driver.supervisors["i0"]
+            await asyncio.sleep(0.05)
+            assert "half loaded" in supervisor.reason
+            versions.open_gate("i0", "its weights are half loaded")
+            await until(lambda: supervisor.joined)
 
 
 async def load(client: Any, version: int) -> None:
@@ -962,83 +820,71 @@ async def load(client: Any, version: int) -> None:
 
 
 class TestSomebodyElse:
-    def test_external_pause_is_seen_and_followed(self) -> None:
-        async def scene() -> None:
-            instance = pausable(telling(Scripted(), 0))
-            instance.description = msgspec.structs.replace(
-                instance.description, capabilities=frozenset({"pause", "weight_info"}), paused=False
-            )
-            instance.report = Gauges(1, 0, 0.5, generated_tokens=10)
-            settings = Settings(poll_s=0.01, stall_s=0.1)
-            async with Stage(instance, settings=settings) as stage:
-                client = stage.ask()
-                await instance.order()
-                instance.paused = True
-                await until(lambda: stage.driver.versions.gate("i0"))
-                await asyncio.sleep(0.3)
-                assert not stage.events(InstanceLost), "it is paused, not stuck"
-                instance.weights, instance.paused = 3, False
-                await until(lambda: not stage.driver.versions.gate("i0"))
-                assert stage.driver.view.run.version == 3
-                await instance.answer(0, [6], spans=((0, 1),))
-                await until(lambda: client.sample)
+    async def test_external_pause_is_seen_and_followed(self) -> None:
+        instance = pausable(telling(Scripted(), 0))
+        instance.description = msgspec.structs.replace(
+            instance.description, capabilities=frozenset({"pause", "weight_info"}), paused=False
+        )
+        instance.report = Gauges(1, 0, 0.5, generated_tokens=10)
+        settings = Settings(poll_s=0.01, stall_s=0.1)
+        async with Stage(instance, settings=settings) as stage:
+            client = stage.ask()
+            await instance.order()
+            instance.paused = True
+            await until(lambda: stage.driver.versions.gate("i0"))
+            await asyncio.sleep(0.3)
+            assert not stage.events(InstanceLost), "it is paused, not stuck"
+            instance.weights, instance.paused = 3, False
+            await until(lambda: not stage.driver.versions.gate("i0"))
+            assert stage.driver.view.run.version == 3
+            await instance.answer(0, [6], spans=((0, 1),))
+            await until(lambda: client.sample)
 
-        run(scene())
-
-    def test_instance_with_older_weights_than_loaded_is_lost(self) -> None:
-        async def scene() -> None:
-            instance = telling(Scripted(), 4)
-            instance.description = msgspec.structs.replace(
-                instance.description, capabilities=frozenset({"weight_info"})
-            )
-            async with Stage(settings=QUICK) as stage:
-                stage.driver.publish(4, load)
-                await stage.driver.add_instance(instance)
-                instance.weights = 3
-                await until(lambda: stage.events(InstanceLost))
-                (lost,) = stage.events(InstanceLost)
-                assert "version 3, but version 4 was loaded" in lost.reason
-
-        run(scene())
+    async def test_instance_with_older_weights_than_loaded_is_lost(self) -> None:
+        instance = telling(Scripted(), 4)
+        instance.description = msgspec.structs.replace(
+            instance.description, capabilities=frozenset({"weight_info"})
+        )
+        async with Stage(settings=QUICK) as stage:
+            stage.driver.publish(4, load)
+            await stage.driver.add_instance(instance)
+            instance.weights = 3
+            await until(lambda: stage.events(InstanceLost))
+            (lost,) = stage.events(InstanceLost)
+            assert "version 3, but version 4 was loaded" in lost.reason
 
 
 class TestContradictions:
-    def test_answer_of_newer_weights_waits_for_its_instance(self) -> None:
-        async def scene() -> None:
-            instance = telling(Scripted(), 0)
-            instance.description = msgspec.structs.replace(
-                instance.description, capabilities=frozenset({"weight_info"})
-            )
-            async with Stage(instance) as stage:
-                client = stage.ask()
-                await instance.order()
-                instance.weights = 2
-                await instance.answer(0, [5, 6, 7], spans=((0, 1), (2, 2)))
-                await until(lambda: client.sample)
-                sample = client.sample
-                assert sample is not None
-                assert [(s.version, s.tokens) for s in sample.segments] == [(0, 1), (2, 2)]
-                assert stage.driver.view.anomalies == {}
+    async def test_answer_of_newer_weights_waits_for_its_instance(self) -> None:
+        instance = telling(Scripted(), 0)
+        instance.description = msgspec.structs.replace(
+            instance.description, capabilities=frozenset({"weight_info"})
+        )
+        async with Stage(instance) as stage:
+            client = stage.ask()
+            await instance.order()
+            instance.weights = 2
+            await instance.answer(0, [5, 6, 7], spans=((0, 1), (2, 2)))
+            await until(lambda: client.sample)
+            sample = client.sample
+            assert sample is not None
+            assert [(s.version, s.tokens) for s in sample.segments] == [(0, 1), (2, 2)]
+            assert stage.driver.view.anomalies == {}
 
-        run(scene())
+    async def test_unconfirmed_answer_is_retried(self) -> None:
+        instance = telling(Scripted(), 0)
+        instance.description = msgspec.structs.replace(
+            instance.description, capabilities=frozenset({"weight_info"})
+        )
+        async with Stage(instance, settings=QUICK) as stage:
+            client = stage.ask()
+            await instance.answer(0, [5, 6, 7], spans=((2, 3),))
+            await instance.answer(1, [8], spans=((0, 1),))
+            await until(lambda: client.sample)
+            assert client.response_ids == [8]
+            assert stage.driver.versions.contradictions == {"newer": 1}
 
-    def test_unconfirmed_answer_is_retried(self) -> None:
-        async def scene() -> None:
-            instance = telling(Scripted(), 0)
-            instance.description = msgspec.structs.replace(
-                instance.description, capabilities=frozenset({"weight_info"})
-            )
-            async with Stage(instance, settings=QUICK) as stage:
-                client = stage.ask()
-                await instance.answer(0, [5, 6, 7], spans=((2, 3),))
-                await instance.answer(1, [8], spans=((0, 1),))
-                await until(lambda: client.sample)
-                assert client.response_ids == [8]
-                assert stage.driver.versions.contradictions == {"newer": 1}
-
-        run(scene())
-
-    def test_instance_lost_while_asked_is_reported_once(self) -> None:
+    async def test_instance_lost_while_asked_is_reported_once(self) -> None:
         class Slow(Scripted):
             said = asyncio.Event()
 
@@ -1046,23 +892,20 @@ class TestContradictions:
                 await self.said.wait()
                 return await super().weight_version()
 
-        async def scene() -> None:
-            instance = telling(Slow(), 0)
-            instance.description = msgspec.structs.replace(
-                instance.description, capabilities=frozenset({"weight_info"})
-            )
-            settings = Settings(poll_s=0.01, poll_timeout_s=0.1)
-            async with Stage(instance, Scripted("i1"), settings=settings) as stage:
-                client = stage.ask()
-                await instance.answer(0, [5], spans=((2, 1),))
-                await until(lambda: stage.driver.versions.contradictions)
-                instance.dead = True
-                await until(lambda: stage.events(InstanceLost))
-                instance.said.set()
-                other = stage.instances[1]
-                await other.answer(0, [8])
-                await until(lambda: client.sample)
-                assert client.response_ids == [8]
-                assert stage.driver.view.anomalies == {}
-
-        run(scene())
+        instance = telling(Slow(), 0)
+        instance.description = msgspec.structs.replace(
+            instance.description, capabilities=frozenset({"weight_info"})
+        )
+        settings = Settings(poll_s=0.01, poll_timeout_s=0.1)
+        async with Stage(instance, Scripted("i1"), settings=settings) as stage:
+            client = stage.ask()
+            await instance.answer(0, [5], spans=((2, 1),))
+            await until(lambda: stage.driver.versions.contradictions)
+            instance.dead = True
+            await until(lambda: stage.events(InstanceLost))
+            instance.said.set()
+            other = stage.instances[1]
+            await other.answer(0, [8])
+            await until(lambda: client.sample)
+            assert client.response_ids == [8]
+            assert stage.driver.view.anomalies == {}

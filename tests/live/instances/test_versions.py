@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Coroutine
 from typing import Any
 
 import msgspec
@@ -166,10 +165,6 @@ class Stage:
         return self.versions.of("i0").version
 
 
-def play(scene: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    virtual_net.run(scene())
-
-
 @pytest.mark.parametrize(
     ("spans", "kind"),
     [
@@ -195,106 +190,76 @@ def test_unwanted_answer_contradicts_nothing() -> None:
 
 
 class TestNewer:
-    def test_confirmed_version_is_adopted(self) -> None:
-        async def scene() -> None:
-            stage, source = Stage(), Source(6)
-            await stage.contradictions.settle(1, ((4, 3), (5, 6)), source)
-            assert stage.version == 6
-            assert stage.versions.of("i0").driven_by is AROUND_US
-            assert stage.contradictions.kind(1, ((4, 3), (5, 6))) == ""
-            assert source.suspicions == 1
+    async def test_confirmed_version_is_adopted(self) -> None:
+        stage, source = Stage(), Source(6)
+        await stage.contradictions.settle(1, ((4, 3), (5, 6)), source)
+        assert stage.version == 6
+        assert stage.versions.of("i0").driven_by is AROUND_US
+        assert stage.contradictions.kind(1, ((4, 3), (5, 6))) == ""
+        assert source.suspicions == 1
 
-        play(scene)
-
-    def test_instance_that_cannot_be_asked_is_believed(self) -> None:
-        async def scene() -> None:
-            stage, source = Stage(), Source(None, tells=False)
-            await stage.contradictions.settle(1, ((5, 9),), source)
-            assert stage.version == 5
-            assert source.client.questions == []
-
-        play(scene)
+    async def test_instance_that_cannot_be_asked_is_believed(self) -> None:
+        stage, source = Stage(), Source(None, tells=False)
+        await stage.contradictions.settle(1, ((5, 9),), source)
+        assert stage.version == 5
+        assert source.client.questions == []
 
     @pytest.mark.parametrize("policy", ["server", "refuse"])
-    def test_instance_contradicting_itself_is_not_believed(self, policy: str) -> None:
-        async def scene() -> None:
-            stage = Stage(on_contradiction=policy)
-            with pytest.raises(AnswerUntrue, match=r"names version 5, .* reports version 4"):
-                await stage.contradictions.settle(1, ((5, 9),), Source(4))
-            assert stage.version == 4
+    async def test_instance_contradicting_itself_is_not_believed(self, policy: str) -> None:
+        stage = Stage(on_contradiction=policy)
+        with pytest.raises(AnswerUntrue, match=r"names version 5, .* reports version 4"):
+            await stage.contradictions.settle(1, ((5, 9),), Source(4))
+        assert stage.version == 4
 
-        play(scene)
-
-    def test_silent_instance_is_not_believed(self) -> None:
+    async def test_silent_instance_is_not_believed(self) -> None:
         class Silent(Scripted):
             async def weight_version(self) -> int | None:
                 raise InstanceError("no answer")
 
-        async def scene() -> None:
-            stage, source = Stage(), Source(5)
-            source.client = Silent("i0")
-            with pytest.raises(AnswerUntrue, match="no answer"):
-                await stage.contradictions.settle(1, ((5, 9),), source)
-            assert stage.version == 4
+        stage, source = Stage(), Source(5)
+        source.client = Silent("i0")
+        with pytest.raises(AnswerUntrue, match="no answer"):
+            await stage.contradictions.settle(1, ((5, 9),), source)
+        assert stage.version == 4
 
-        play(scene)
+    async def test_contradictory_answer_is_retried_by_policy(self) -> None:
+        stage = Stage(on_contradiction="refuse")
+        with pytest.raises(WeightsUnknown, match="version 5, which is not what was loaded"):
+            await stage.contradictions.settle(1, ((5, 9),), Source(5))
+        assert stage.version == 4
 
-    def test_contradictory_answer_is_retried_by_policy(self) -> None:
-        async def scene() -> None:
-            stage = Stage(on_contradiction="refuse")
-            with pytest.raises(WeightsUnknown, match="version 5, which is not what was loaded"):
-                await stage.contradictions.settle(1, ((5, 9),), Source(5))
-            assert stage.version == 4
-
-        play(scene)
-
-    def test_nothing_is_believed_during_a_load(self) -> None:
-        async def scene() -> None:
-            stage = Stage()
-            stage.pump.tell(WeightsPublished(5))
-            stage.pump.scheduler.instance("i0").status = stage.pump.scheduler.instance(
-                "i0"
-            ).status.UPDATING
-            with pytest.raises(WeightsUnknown, match="while we load"):
-                await stage.contradictions.settle(1, ((6, 9),), Source(6))
-
-        play(scene)
+    async def test_nothing_is_believed_during_a_load(self) -> None:
+        stage = Stage()
+        stage.pump.tell(WeightsPublished(5))
+        stage.pump.scheduler.instance("i0").status = stage.pump.scheduler.instance(
+            "i0"
+        ).status.UPDATING
+        with pytest.raises(WeightsUnknown, match="while we load"):
+            await stage.contradictions.settle(1, ((6, 9),), Source(6))
 
 
 class TestOlder:
-    def test_the_server_is_believed_and_looked_at(self) -> None:
-        async def scene() -> None:
-            stage, source = Stage(), Source(3)
-            await stage.contradictions.settle(1, ((3, 9),), source)
-            assert source.suspicions == 1
-            assert stage.version == 4, "what it has is for the look to find"
+    async def test_the_server_is_believed_and_looked_at(self) -> None:
+        stage, source = Stage(), Source(3)
+        await stage.contradictions.settle(1, ((3, 9),), source)
+        assert source.suspicions == 1
+        assert stage.version == 4, "what it has is for the look to find"
 
-        play(scene)
+    async def test_server_contradicting_itself_is_not_believed(self) -> None:
+        with pytest.raises(AnswerUntrue, match=r"names version 3, .* reports version 4"):
+            await Stage().contradictions.settle(1, ((3, 9),), Source(4))
 
-    def test_server_contradicting_itself_is_not_believed(self) -> None:
-        async def scene() -> None:
-            with pytest.raises(AnswerUntrue, match=r"names version 3, .* reports version 4"):
-                await Stage().contradictions.settle(1, ((3, 9),), Source(4))
-
-        play(scene)
-
-    def test_contradictory_answer_is_retried_by_policy(self) -> None:
-        async def scene() -> None:
-            stage = Stage(on_contradiction="refuse")
-            with pytest.raises(WeightsUnknown):
-                await stage.contradictions.settle(1, ((3, 9),), Source(3))
-
-        play(scene)
+    async def test_contradictory_answer_is_retried_by_policy(self) -> None:
+        stage = Stage(on_contradiction="refuse")
+        with pytest.raises(WeightsUnknown):
+            await stage.contradictions.settle(1, ((3, 9),), Source(3))
 
 
-def test_versions_that_do_not_grow_are_no_answer() -> None:
-    async def scene() -> None:
-        source = Source(4)
-        with pytest.raises(AnswerUntrue, match="do not grow"):
-            await Stage().contradictions.settle(1, ((5, 4), (4, 5)), source)
-        assert source.client.questions == []
-
-    play(scene)
+async def test_versions_that_do_not_grow_are_no_answer() -> None:
+    source = Source(4)
+    with pytest.raises(AnswerUntrue, match="do not grow"):
+        await Stage().contradictions.settle(1, ((5, 4), (4, 5)), source)
+    assert source.client.questions == []
 
 
 def test_an_incident_is_said_once_and_every_answer_counted(
@@ -310,5 +275,5 @@ def test_an_incident_is_said_once_and_every_answer_counted(
         assert stage.versions.contradictions == {"newer": 5, "disordered": 1}
 
     with caplog.at_level(logging.WARNING):
-        play(scene)
+        virtual_net.run(scene())
     assert len([said for said in caplog.messages if "answers with versions" in said]) == 2

@@ -8,7 +8,6 @@ from rollout_sched.core.model.actions import Dispatch
 from rollout_sched.live.ports import InstanceError, Outcome
 from rollout_sched.live.requests.attempt import AttemptTask, LiveAttempt
 from rollout_sched.live.requests.token_payload import TokenPayload
-from tests import virtual_net
 from tests.live.scripted import Scripted
 
 
@@ -17,43 +16,34 @@ def running() -> LiveAttempt:
     return LiveAttempt(dispatch, TokenPayload([1], {}), Scripted(), "o", 0.0)
 
 
-def test_end_is_seen_by_earlier_and_later_waiters() -> None:
-    async def scene() -> None:
-        attempt = running()
-        before = attempt.ended()
-        assert not before.done()
-        attempt.end()
-        assert before.done()
-        late = running()
-        late.end()
-        assert late.ended().done()
-
-    virtual_net.run(scene())
+async def test_end_is_seen_by_earlier_and_later_waiters() -> None:
+    attempt = running()
+    before = attempt.ended()
+    assert not before.done()
+    attempt.end()
+    assert before.done()
+    late = running()
+    late.end()
+    assert late.ended().done()
 
 
-def test_coroutine_reports_its_end_once() -> None:
+async def test_coroutine_reports_its_end_once() -> None:
     async def makes() -> Outcome:
         return Outcome(1, "stop", (), None)
 
     async def breaks() -> Outcome:
         raise InstanceError("reset")
 
-    async def scene() -> None:
-        told: list[Outcome | Exception] = []
-        AttemptTask(makes(), told.append)
-        AttemptTask(breaks(), told.append)
-        assert not told, "not before it has begun"
-        await asyncio.sleep(0.01)
-        assert [type(result) for result in told] == [Outcome, InstanceError]
-
-    virtual_net.run(scene())
+    told: list[Outcome | Exception] = []
+    AttemptTask(makes(), told.append)
+    AttemptTask(breaks(), told.append)
+    assert not told, "not before it has begun"
+    await asyncio.sleep(0.01)
+    assert [type(result) for result in told] == [Outcome, InstanceError]
 
 
-def test_cancelled_attempt_reports_nothing() -> None:
-    async def scene() -> None:
-        told: list[Outcome | Exception] = []
-        AttemptTask(asyncio.sleep(0.01, Outcome(1, "stop", (), None)), told.append).cancel()
-        await asyncio.sleep(0.03)
-        assert told == []
-
-    virtual_net.run(scene())
+async def test_cancelled_attempt_reports_nothing() -> None:
+    told: list[Outcome | Exception] = []
+    AttemptTask(asyncio.sleep(0.01, Outcome(1, "stop", (), None)), told.append).cancel()
+    await asyncio.sleep(0.03)
+    assert told == []

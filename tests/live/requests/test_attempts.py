@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any
 
 from rollout_sched.core.model.actions import Dispatch, Interrupt
@@ -30,7 +30,6 @@ from rollout_sched.live.requests.payloads import PayloadBook
 from rollout_sched.live.requests.token_payload import Piece, TokenPayload
 from rollout_sched.live.requests.trajectories import ToolCalls
 from rollout_sched.live.settings import Settings
-from tests import virtual_net
 from tests.live.scripted import Scripted, until
 
 DISPATCH = Dispatch("r", 1, "i0", 3, 9, 0)
@@ -93,148 +92,117 @@ class Stage:
         return await self.link.instance.order()
 
 
-def run(scene: Coroutine[Any, Any, None]) -> None:
-    virtual_net.run(scene)
+async def test_attempt_is_begun_and_its_answer_reported() -> None:
+    stage = Stage()
+    stage.starter.dispatch(DISPATCH)
+    order = await stage.order()
+    assert (order.id, order.token_ids, order.max_new_tokens) == ("run-1", [1, 2, 3], 9)
+    await stage.link.instance.answer(0, [7, 8])
+    await until(lambda: stage.told)
+    assert stage.told == [RequestFinished("r", 1, 2, (), "stop")]
+    assert stage.payload.transcript.token_ids == [7, 8]
+    assert not len(stage.running)
 
 
-def test_attempt_is_begun_and_its_answer_reported() -> None:
-    async def scene() -> None:
-        stage = Stage()
-        stage.starter.dispatch(DISPATCH)
-        order = await stage.order()
-        assert (order.id, order.token_ids, order.max_new_tokens) == ("run-1", [1, 2, 3], 9)
-        await stage.link.instance.answer(0, [7, 8])
-        await until(lambda: stage.told)
-        assert stage.told == [RequestFinished("r", 1, 2, (), "stop")]
-        assert stage.payload.transcript.token_ids == [7, 8]
-        assert not len(stage.running)
-
-    run(scene())
+async def test_unverified_instance_gets_no_requests() -> None:
+    stage = Stage()
+    verified = stage.link.to_wait_for = asyncio.Event()
+    stage.starter.dispatch(DISPATCH)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not stage.link.instance.orders
+    verified.set()
+    await stage.order()
 
 
-def test_unverified_instance_gets_no_requests() -> None:
-    async def scene() -> None:
-        stage = Stage()
-        verified = stage.link.to_wait_for = asyncio.Event()
-        stage.starter.dispatch(DISPATCH)
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert not stage.link.instance.orders
-        verified.set()
-        await stage.order()
-
-    run(scene())
-
-
-def test_attempt_ended_while_waiting_is_not_begun() -> None:
-    async def scene() -> None:
-        stage = Stage()
-        verified = stage.link.to_wait_for = asyncio.Event()
-        stage.starter.dispatch(DISPATCH)
-        (running,) = stage.running.on("i0")
-        stage.running.failed(running, InstanceError("it is lost"))
-        verified.set()
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert not stage.link.instance.orders
-        assert len(stage.told) == 1
-
-    run(scene())
+async def test_attempt_ended_while_waiting_is_not_begun() -> None:
+    stage = Stage()
+    verified = stage.link.to_wait_for = asyncio.Event()
+    stage.starter.dispatch(DISPATCH)
+    (running,) = stage.running.on("i0")
+    stage.running.failed(running, InstanceError("it is lost"))
+    verified.set()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not stage.link.instance.orders
+    assert len(stage.told) == 1
 
 
-def test_payload_error_fails_its_request() -> None:
-    async def scene() -> None:
-        stage = Stage()
+async def test_payload_error_fails_its_request() -> None:
+    stage = Stage()
 
-        def make(index: int) -> Any:
-            raise KeyError("prompt 7 is not in the data set")
+    def make(index: int) -> Any:
+        raise KeyError("prompt 7 is not in the data set")
 
-        stage.payloads.add_group("g", make)
-        stage.starter.dispatch(Dispatch("g/0", 1, "i0", 3, 9, 0, group="g"))
-        (failed,) = stage.told
-        assert isinstance(failed, RequestFailed)
-        assert (failed.request, failed.attempt, failed.blame) == ("g/0", 1, "request")
-        assert "prompt 7" in failed.reason
-        assert not len(stage.running)
-
-    run(scene())
+    stage.payloads.add_group("g", make)
+    stage.starter.dispatch(Dispatch("g/0", 1, "i0", 3, 9, 0, group="g"))
+    (failed,) = stage.told
+    assert isinstance(failed, RequestFailed)
+    assert (failed.request, failed.attempt, failed.blame) == ("g/0", 1, "request")
+    assert "prompt 7" in failed.reason
+    assert not len(stage.running)
 
 
-def test_unsendable_request_fails_alone() -> None:
+async def test_unsendable_request_fails_alone() -> None:
     class Unsendable(TokenPayload):
         def begin(self, *arguments: Any) -> Any:
             raise ValueError("a bug of the caller's")
 
-    async def scene() -> None:
-        stage = Stage(Unsendable([1], {}))
-        stage.starter.dispatch(DISPATCH)
-        (failed,) = stage.told
-        assert isinstance(failed, RequestFailed)
-        assert "a bug of the caller's" in failed.reason
-
-    run(scene())
+    stage = Stage(Unsendable([1], {}))
+    stage.starter.dispatch(DISPATCH)
+    (failed,) = stage.told
+    assert isinstance(failed, RequestFailed)
+    assert "a bug of the caller's" in failed.reason
 
 
-def test_disbelieved_answer_is_a_failure() -> None:
-    async def scene() -> None:
-        stage = Stage()
-        stage.link.verdict = InstanceError("by weights that it cannot have")
-        stage.starter.dispatch(DISPATCH)
-        await stage.order()
-        await stage.link.instance.answer(0, [7])
-        await until(lambda: stage.told)
-        (failed,) = stage.told
-        assert isinstance(failed, RequestFailed)
-        assert stage.payload.transcript.token_ids == []
-
-    run(scene())
+async def test_disbelieved_answer_is_a_failure() -> None:
+    stage = Stage()
+    stage.link.verdict = InstanceError("by weights that it cannot have")
+    stage.starter.dispatch(DISPATCH)
+    await stage.order()
+    await stage.link.instance.answer(0, [7])
+    await until(lambda: stage.told)
+    (failed,) = stage.told
+    assert isinstance(failed, RequestFailed)
+    assert stage.payload.transcript.token_ids == []
 
 
-def test_disputed_answer_is_reported_when_settled() -> None:
-    async def scene() -> None:
-        stage = Stage()
-        asked = asyncio.Event()
-        stage.link.verdict = asked.wait
-        stage.starter.dispatch(DISPATCH)
-        await stage.order()
-        await stage.link.instance.answer(0, [7])
-        await until(lambda: stage.link.judged)
-        assert not stage.told
-        asked.set()
-        await until(lambda: stage.told)
-        assert stage.told == [RequestFinished("r", 1, 1, (), "stop")]
-
-    run(scene())
+async def test_disputed_answer_is_reported_when_settled() -> None:
+    stage = Stage()
+    asked = asyncio.Event()
+    stage.link.verdict = asked.wait
+    stage.starter.dispatch(DISPATCH)
+    await stage.order()
+    await stage.link.instance.answer(0, [7])
+    await until(lambda: stage.link.judged)
+    assert not stage.told
+    asked.set()
+    await until(lambda: stage.told)
+    assert stage.told == [RequestFinished("r", 1, 1, (), "stop")]
 
 
-def test_error_while_settling_breaks_the_scheduler_and_not_the_watch() -> None:
-    async def scene() -> None:
-        stage = Stage()
+async def test_error_while_settling_breaks_the_scheduler_and_not_the_watch() -> None:
+    stage = Stage()
 
-        async def settle() -> None:
-            raise RuntimeError("a bug of ours")
+    async def settle() -> None:
+        raise RuntimeError("a bug of ours")
 
-        stage.link.verdict = settle
-        stage.starter.dispatch(DISPATCH)
-        await stage.order()
-        await stage.link.instance.answer(0, [7])
-        await until(lambda: stage.link.failed)
-        assert [str(error) for error in stage.link.failed] == ["a bug of ours"]
-
-    run(scene())
+    stage.link.verdict = settle
+    stage.starter.dispatch(DISPATCH)
+    await stage.order()
+    await stage.link.instance.answer(0, [7])
+    await until(lambda: stage.link.failed)
+    assert [str(error) for error in stage.link.failed] == ["a bug of ours"]
 
 
-def test_patience_ends() -> None:
-    async def scene() -> None:
-        stage = Stage(patience_s=0.01)
-        stage.starter.dispatch(DISPATCH)
-        await stage.order()
-        await until(lambda: stage.told)
-        (failed,) = stage.told
-        assert isinstance(failed, RequestFailed)
-        assert "no answer within 0.01 s" in failed.reason
-
-    run(scene())
+async def test_patience_ends() -> None:
+    stage = Stage(patience_s=0.01)
+    stage.starter.dispatch(DISPATCH)
+    await stage.order()
+    await until(lambda: stage.told)
+    (failed,) = stage.told
+    assert isinstance(failed, RequestFailed)
+    assert "no answer within 0.01 s" in failed.reason
 
 
 # -- Attempts stopped from here: each comes to its end, and one that is gone already is no erro --
@@ -261,72 +229,60 @@ class StageAttemptTable:
         return told
 
 
-def test_interrupt_is_reported_after_the_answer() -> None:
-    async def scene() -> None:
-        stage = StageAttemptTable()
-        stage.begin()
-        stage.table.interrupt(Interrupt("r1", 1, "i0"))
-        await until(lambda: stage.told)
-        assert isinstance(stage.told[0], RequestInterrupted)
-        stage.table.interrupt(Interrupt("r1", 1, "i0"))
-        stage.table.stop(1, "again")
-        stage.table.disbelieve(1)
-        await stage.table.close()
-        assert len(stage.told) == 1
-
-    virtual_net.run(scene())
+async def test_interrupt_is_reported_after_the_answer() -> None:
+    stage = StageAttemptTable()
+    stage.begin()
+    stage.table.interrupt(Interrupt("r1", 1, "i0"))
+    await until(lambda: stage.told)
+    assert isinstance(stage.told[0], RequestInterrupted)
+    stage.table.interrupt(Interrupt("r1", 1, "i0"))
+    stage.table.stop(1, "again")
+    stage.table.disbelieve(1)
+    await stage.table.close()
+    assert len(stage.told) == 1
 
 
-def test_attempt_that_does_not_stop_fails_with_the_reason() -> None:
-    async def scene() -> None:
-        stage = StageAttemptTable()
-        running = stage.begin(obeys=False)
-        stage.table.stop(1, "it stands still")
-        assert running.stopped
-        await until(lambda: stage.told)
-        (told,) = stage.told
-        assert isinstance(told, RequestFailed)
-        assert "it stands still" in told.reason
-        await stage.table.close()
-
-    virtual_net.run(scene())
+async def test_attempt_that_does_not_stop_fails_with_the_reason() -> None:
+    stage = StageAttemptTable()
+    running = stage.begin(obeys=False)
+    stage.table.stop(1, "it stands still")
+    assert running.stopped
+    await until(lambda: stage.told)
+    (told,) = stage.told
+    assert isinstance(told, RequestFailed)
+    assert "it stands still" in told.reason
+    await stage.table.close()
 
 
-def test_only_attempts_with_tokens_can_be_disbelieved() -> None:
-    async def scene() -> None:
-        stage = StageAttemptTable()
-        stage.begin(obeys=False)
-        stage.table.disbelieve(1)
-        assert len(stage.table) == 1
-        await stage.table.close()
-        stage = StageAttemptTable()
-        stage.begin(obeys=False, streamed=2)
-        stage.table.disbelieve(1)
-        assert not len(stage.table)
-        (told,) = stage.told
-        assert isinstance(told, RequestFailed)
-        assert not told.usable
-        await stage.table.close()
-
-    virtual_net.run(scene())
+async def test_only_attempts_with_tokens_can_be_disbelieved() -> None:
+    stage = StageAttemptTable()
+    stage.begin(obeys=False)
+    stage.table.disbelieve(1)
+    assert len(stage.table) == 1
+    await stage.table.close()
+    stage = StageAttemptTable()
+    stage.begin(obeys=False, streamed=2)
+    stage.table.disbelieve(1)
+    assert not len(stage.table)
+    (told,) = stage.told
+    assert isinstance(told, RequestFailed)
+    assert not told.usable
+    await stage.table.close()
 
 
-def test_loss_is_reported_after_streamed_tokens_and_before_new_dispatches() -> None:
-    async def scene() -> None:
-        stage = StageAttemptTable()
-        stage.begin(obeys=False, streamed=2)
-        heard: list[int] = []
+async def test_loss_is_reported_after_streamed_tokens_and_before_new_dispatches() -> None:
+    stage = StageAttemptTable()
+    stage.begin(obeys=False, streamed=2)
+    heard: list[int] = []
 
-        def lost() -> None:
-            heard.append(len(stage.told))
-            stage.book.begin(2)
+    def lost() -> None:
+        heard.append(len(stage.told))
+        stage.book.begin(2)
 
-        stage.table.lose("i0", lost)
-        assert heard == [1]
-        assert not len(stage.table)
-        await stage.table.close()
-
-    virtual_net.run(scene())
+    stage.table.lose("i0", lost)
+    assert heard == [1]
+    assert not len(stage.table)
+    await stage.table.close()
 
 
 # -- The book of attempts under way: by instance, and each end told once --
@@ -439,13 +395,10 @@ def test_streamed_tokens_of_a_lost_instance_are_reported_and_kept() -> None:
     assert len(book.running) == 1
 
 
-def test_a_payload_that_raises_costs_its_own_attempt() -> None:
-    async def scene() -> None:
-        book = Book()
-        bad, good = book.begin(1, streamed=4), book.begin(2, streamed=4)
-        bad.payload.transcript.streamed = lambda attempt: 1 / 0  # type: ignore[method-assign]
-        book.running.report_streams()
-        assert [type(told) for told in book.link.told] == [RequestFailed, TokensArrived]
-        assert book.running.every() == [good]
-
-    virtual_net.run(scene())
+async def test_a_payload_that_raises_costs_its_own_attempt() -> None:
+    book = Book()
+    bad, good = book.begin(1, streamed=4), book.begin(2, streamed=4)
+    bad.payload.transcript.streamed = lambda attempt: 1 / 0  # type: ignore[method-assign]
+    book.running.report_streams()
+    assert [type(told) for told in book.link.told] == [RequestFailed, TokensArrived]
+    assert book.running.every() == [good]

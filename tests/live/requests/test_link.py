@@ -123,12 +123,8 @@ def test_requested_stop_raises_no_suspicion() -> None:
     assert stage.source.suspicions == 0
 
 
-def test_contradictory_answer_is_settled_by_asking() -> None:
+async def test_contradictory_answer_is_settled_by_asking() -> None:
     settle = StageAnswerChecks().judge("stop", spans=((9, 1), (4, 2)))
     assert callable(settle)
-
-    async def scene() -> None:
-        with pytest.raises(AnswerUntrue):
-            await settle()
-
-    virtual_net.run(scene())
+    with pytest.raises(AnswerUntrue):
+        await settle()

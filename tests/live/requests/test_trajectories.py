@@ -365,81 +365,63 @@ class StageToolCalls:
         return self.link.told
 
 
-def test_tool_result_is_kept_and_counted() -> None:
-    async def scene() -> None:
-        stage = StageToolCalls()
-        stage.tools.expect(DISPATCH, stage.payload)
-        assert len(stage.tools) == 1
-        stage.payload.returns.set_result([5, 6])
-        assert await stage.told() == [ToolReturned("r", 1, 2)]
-        assert stage.payload.observed == [(1, [5, 6])]
-        assert len(stage.tools) == 0
-
-    virtual_net.run(scene())
+async def test_tool_result_is_kept_and_counted() -> None:
+    stage = StageToolCalls()
+    stage.tools.expect(DISPATCH, stage.payload)
+    assert len(stage.tools) == 1
+    stage.payload.returns.set_result([5, 6])
+    assert await stage.told() == [ToolReturned("r", 1, 2)]
+    assert stage.payload.observed == [(1, [5, 6])]
+    assert len(stage.tools) == 0
 
 
-def test_tool_may_end_the_trajectory() -> None:
-    async def scene() -> None:
-        stage = StageToolCalls()
-        stage.tools.take_up(DISPATCH)
-        stage.payload.returns.set_result("stop")
-        assert await stage.told() == [TrajectoryEnded("r", 1, "stop")]
-        assert stage.payload.observed == []
-
-    virtual_net.run(scene())
+async def test_tool_may_end_the_trajectory() -> None:
+    stage = StageToolCalls()
+    stage.tools.take_up(DISPATCH)
+    stage.payload.returns.set_result("stop")
+    assert await stage.told() == [TrajectoryEnded("r", 1, "stop")]
+    assert stage.payload.observed == []
 
 
-def test_tool_error_fails_the_trajectory() -> None:
-    async def scene() -> None:
-        stage = StageToolCalls()
-        stage.tools.expect(DISPATCH, stage.payload)
-        stage.payload.returns.set_exception(ValueError("no such page"))
-        assert await stage.told() == [TrajectoryEnded("r", 1, "failed")]
-
-    virtual_net.run(scene())
+async def test_tool_error_fails_the_trajectory() -> None:
+    stage = StageToolCalls()
+    stage.tools.expect(DISPATCH, stage.payload)
+    stage.payload.returns.set_exception(ValueError("no such page"))
+    assert await stage.told() == [TrajectoryEnded("r", 1, "failed")]
 
 
-def test_tool_is_not_called_after_the_last_turn() -> None:
-    async def scene() -> None:
-        stage = StageToolCalls()
-        stage.link.wanted = False
-        stage.tools.expect(DISPATCH, stage.payload)
-        assert len(stage.tools) == 0
-
-    virtual_net.run(scene())
+async def test_tool_is_not_called_after_the_last_turn() -> None:
+    stage = StageToolCalls()
+    stage.link.wanted = False
+    stage.tools.expect(DISPATCH, stage.payload)
+    assert len(stage.tools) == 0
 
 
-def test_discarded_trajectory_cancels_its_tool() -> None:
-    async def scene() -> None:
-        stage = StageToolCalls()
-        stage.tools.expect(DISPATCH, stage.payload)
-        await asyncio.sleep(0)
-        stage.tools.discard(Discard("r", 3, "stale", attempt=1))
-        assert len(stage.tools) == 1, "only what an attempt has brought is thrown away"
-        stage.tools.discard(Discard("r", 3, "stale"))
-        assert len(stage.tools) == 0
-        stage.payload.returns.set_result([5])
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert stage.link.told == []
-        assert stage.payload.observed == []
-
-    virtual_net.run(scene())
+async def test_discarded_trajectory_cancels_its_tool() -> None:
+    stage = StageToolCalls()
+    stage.tools.expect(DISPATCH, stage.payload)
+    await asyncio.sleep(0)
+    stage.tools.discard(Discard("r", 3, "stale", attempt=1))
+    assert len(stage.tools) == 1, "only what an attempt has brought is thrown away"
+    stage.tools.discard(Discard("r", 3, "stale"))
+    assert len(stage.tools) == 0
+    stage.payload.returns.set_result([5])
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert stage.link.told == []
+    assert stage.payload.observed == []
 
 
-def test_result_of_a_cancelled_tool_is_ignored() -> None:
-    async def scene() -> None:
-        stage = StageToolCalls()
-        stage.payload.stubborn = True
-        stage.tools.expect(DISPATCH, stage.payload)
-        await asyncio.sleep(0)
-        stage.tools.cancel_all()
-        await asyncio.sleep(0)
-        stage.payload.returns.set_result([5])
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert stage.link.told == []
-        assert stage.payload.observed == []
-
-    virtual_net.run(scene())
+async def test_result_of_a_cancelled_tool_is_ignored() -> None:
+    stage = StageToolCalls()
+    stage.payload.stubborn = True
+    stage.tools.expect(DISPATCH, stage.payload)
+    await asyncio.sleep(0)
+    stage.tools.cancel_all()
+    await asyncio.sleep(0)
+    stage.payload.returns.set_result([5])
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert stage.link.told == []
+    assert stage.payload.observed == []

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -47,10 +45,6 @@ class Maker:
             self.delivery.deliver(self.batches.pop(0))
 
 
-def run(scene: Coroutine[Any, Any, None]) -> None:
-    virtual_net.run(scene)
-
-
 def made() -> tuple[Maker, BatchDelivery]:
     maker = Maker()
     return maker, maker.delivery
@@ -69,130 +63,105 @@ async def number(
 
 
 @pytest.mark.parametrize("wrong", [None, -1, 1, 99, 2**70])
-def test_a_wrong_acknowledgement_brings_the_same_batch_again(wrong: int | None) -> None:
-    async def scene() -> None:
-        maker, delivery = made()
-        maker.put(0)
-        maker.put(1)
-        assert await number(delivery, None) == 0
-        assert await number(delivery, wrong) == 0
-        assert await number(delivery, 0) == 1
-        assert await number(delivery, 0) == 1  # the acknowledgement of the first, once more
-
-    run(scene())
+async def test_a_wrong_acknowledgement_brings_the_same_batch_again(wrong: int | None) -> None:
+    maker, delivery = made()
+    maker.put(0)
+    maker.put(1)
+    assert await number(delivery, None) == 0
+    assert await number(delivery, wrong) == 0
+    assert await number(delivery, 0) == 1
+    assert await number(delivery, 0) == 1  # the acknowledgement of the first, once more
 
 
-def test_concurrent_calls_of_a_trainer_get_one_batch() -> None:
-    async def scene() -> None:
-        maker, delivery = made()
-        asking = [asyncio.create_task(number(delivery, None)) for _ in range(2)]
-        await asyncio.sleep(0)
-        maker.put(0)
-        assert await asyncio.gather(*asking) == [0, 0]
-        # Both acknowledge it: the second is no acknowledgement of the batch after.
-        asking = [asyncio.create_task(number(delivery, 0)) for _ in range(2)]
-        await asyncio.sleep(0)
-        maker.put(1)
-        maker.put(2)
-        assert await asyncio.gather(*asking) == [1, 1]
-        assert await number(delivery, 0) == 1
-        assert await number(delivery, 1) == 2
-        assert maker.asked == 3
-
-    run(scene())
+async def test_concurrent_calls_of_a_trainer_get_one_batch() -> None:
+    maker, delivery = made()
+    asking = [asyncio.create_task(number(delivery, None)) for _ in range(2)]
+    await asyncio.sleep(0)
+    maker.put(0)
+    assert await asyncio.gather(*asking) == [0, 0]
+    # Both acknowledge it: the second is no acknowledgement of the batch after.
+    asking = [asyncio.create_task(number(delivery, 0)) for _ in range(2)]
+    await asyncio.sleep(0)
+    maker.put(1)
+    maker.put(2)
+    assert await asyncio.gather(*asking) == [1, 1]
+    assert await number(delivery, 0) == 1
+    assert await number(delivery, 1) == 2
+    assert maker.asked == 3
 
 
 @pytest.mark.parametrize("turns", range(8))
-def test_a_timeout_at_the_moment_of_delivery(turns: int) -> None:
+async def test_a_timeout_at_the_moment_of_delivery(turns: int) -> None:
     """Whichever is first: the batch comes now, or with the next question."""
-
-    async def scene() -> None:
-        maker, delivery = made()
-        asking = asyncio.create_task(number(delivery, None, timeout_s=0))
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        maker.put(0)
-        assert await asking in (None, 0)
-        assert await number(delivery, None) == 0
-        assert maker.asked == 1
-
-    run(scene())
+    maker, delivery = made()
+    asking = asyncio.create_task(number(delivery, None, timeout_s=0))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    maker.put(0)
+    assert await asking in (None, 0)
+    assert await number(delivery, None) == 0
+    assert maker.asked == 1
 
 
 @pytest.mark.parametrize("turns", range(8))
-def test_call_cancelled_at_delivery_loses_no_batch(turns: int) -> None:
-    async def scene() -> None:
-        maker, delivery = made()
-        asking = asyncio.create_task(number(delivery, None))
+async def test_call_cancelled_at_delivery_loses_no_batch(turns: int) -> None:
+    maker, delivery = made()
+    asking = asyncio.create_task(number(delivery, None))
+    await asyncio.sleep(0)
+    maker.put(0)
+    for _ in range(turns):
         await asyncio.sleep(0)
-        maker.put(0)
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        asking.cancel()
-        await asyncio.gather(asking, return_exceptions=True)
-        assert await number(delivery, None) == 0
-        assert maker.asked == 1
-
-    run(scene())
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+    assert await number(delivery, None) == 0
+    assert maker.asked == 1
 
 
-def test_end_is_reported_on_every_call() -> None:
-    async def scene() -> None:
-        maker, delivery = made()
-        maker.put(None)
-        for ack in (None, 0, 7):
-            assert await delivery.next(ack, 1.0) is None
-
-    run(scene())
+async def test_end_is_reported_on_every_call() -> None:
+    maker, delivery = made()
+    maker.put(None)
+    for ack in (None, 0, 7):
+        assert await delivery.next(ack, 1.0) is None
 
 
-def test_nothing_is_ready_after_the_gateway_ends() -> None:
-    async def scene() -> None:
-        _, delivery = made()
-        asking = asyncio.create_task(number(delivery, None))
-        await asyncio.sleep(0)
-        delivery.close()
-        assert await asking is None
-        for ack in (None, 0):
-            assert await number(delivery, ack, timeout_s=0) is None
-
-    run(scene())
+async def test_nothing_is_ready_after_the_gateway_ends() -> None:
+    _, delivery = made()
+    asking = asyncio.create_task(number(delivery, None))
+    await asyncio.sleep(0)
+    delivery.close()
+    assert await asking is None
+    for ack in (None, 0):
+        assert await number(delivery, ack, timeout_s=0) is None
 
 
-def test_failure_is_reported_on_every_call() -> None:
-    async def scene() -> None:
-        maker, delivery = made()
-        asking = asyncio.create_task(delivery.next(None, None))
-        await asyncio.sleep(0)
-        delivery.fail(RuntimeError("no more"))
+async def test_failure_is_reported_on_every_call() -> None:
+    maker, delivery = made()
+    asking = asyncio.create_task(delivery.next(None, None))
+    await asyncio.sleep(0)
+    delivery.fail(RuntimeError("no more"))
+    with pytest.raises(RuntimeError, match="no more"):
+        await asking
+    for ack in (None, 0):
         with pytest.raises(RuntimeError, match="no more"):
-            await asking
-        for ack in (None, 0):
-            with pytest.raises(RuntimeError, match="no more"):
-                await delivery.next(ack, None)
-        assert maker.asked == 1
-
-    run(scene())
+            await delivery.next(ack, None)
+    assert maker.asked == 1
 
 
-def test_failed_batch_request_is_repeated() -> None:
-    async def scene() -> None:
-        may = False
+async def test_failed_batch_request_is_repeated() -> None:
+    may = False
 
-        def request(parts: bool) -> None:
-            if not may:
-                raise RuntimeError("not now")
+    def request(parts: bool) -> None:
+        if not may:
+            raise RuntimeError("not now")
 
-        delivery = BatchDelivery(request, Leases(0.0), [].append, lambda: 0.0)
-        with pytest.raises(RuntimeError, match="not now"):
-            await delivery.next(None, None)
-        may = True
-        asking = asyncio.create_task(delivery.next(None, None))
-        await asyncio.sleep(0)
-        delivery.deliver(None)
-        assert await asking is None
-
-    run(scene())
+    delivery = BatchDelivery(request, Leases(0.0), [].append, lambda: 0.0)
+    with pytest.raises(RuntimeError, match="not now"):
+        await delivery.next(None, None)
+    may = True
+    asking = asyncio.create_task(delivery.next(None, None))
+    await asyncio.sleep(0)
+    delivery.deliver(None)
+    assert await asking is None
 
 
 async def names(
@@ -208,214 +177,173 @@ async def names(
 
 
 class TestSeveralTrainers:
-    def test_each_trainer_gets_its_own_batches(self) -> None:
-        async def scene() -> None:
-            maker, delivery = made()
-            asking = [asyncio.create_task(number(delivery, None, trainer=name)) for name in "ab"]
+    async def test_each_trainer_gets_its_own_batches(self) -> None:
+        maker, delivery = made()
+        asking = [asyncio.create_task(number(delivery, None, trainer=name)) for name in "ab"]
+        await asyncio.sleep(0)
+        assert maker.asked == 1, "one batch is made at a time"
+        maker.put(0)
+        maker.put(1)
+        assert await asyncio.gather(*asking) == [0, 1]
+        assert await number(delivery, None, trainer="b") == 1
+        maker.put(2)
+        assert await number(delivery, 1, trainer="b") == 2
+        assert await number(delivery, None, trainer="a") == 0
+        assert maker.acknowledged == [1]
+
+    async def test_batch_of_a_dead_trainer_goes_to_a_waiting_one(self) -> None:
+        maker = Maker(term_s=0.01)
+        delivery = maker.delivery
+        maker.put(0)
+        assert await number(delivery, None, trainer="a") == 0
+        asking = asyncio.create_task(number(delivery, None, trainer="b"))
+        for _ in range(5):
             await asyncio.sleep(0)
-            assert maker.asked == 1, "one batch is made at a time"
-            maker.put(0)
-            maker.put(1)
-            assert await asyncio.gather(*asking) == [0, 1]
-            assert await number(delivery, None, trainer="b") == 1
-            maker.put(2)
-            assert await number(delivery, 1, trainer="b") == 2
-            assert await number(delivery, None, trainer="a") == 0
-            assert maker.acknowledged == [1]
+        assert not asking.done()
+        maker.now = 0.01
+        assert await asking == 0
+        with pytest.raises(LeaseEnded, match="trainer 'b' has it now"):
+            await delivery.next(0, 0, trainer="a")
+        assert maker.acknowledged == []
 
-        run(scene())
+    async def test_trainer_waiting_for_parts_keeps_its_batch(self) -> None:
+        maker = Maker(term_s=0.02)
+        delivery = maker.delivery
+        loop = asyncio.get_running_loop()
+        delivery._clock = loop.time
+        waiting = asyncio.create_task(delivery.next(None, 30, trainer="a", parts=True))
+        await asyncio.sleep(0)
+        maker.put_part(0, 0)
+        assert await waiting is not None
+        waiting = asyncio.create_task(delivery.next(0, 30, trainer="a", part=0, parts=True))
+        asking = asyncio.create_task(delivery.next(None, 0.1, trainer="b", parts=True))
+        with pytest.raises(NotReady):
+            await asking
+        maker.put_part(0, 1, last=True)
+        rest = await waiting
+        assert rest is not None
+        assert [failed.uid for failed in rest.failed] == ["0.1"]
 
-    def test_batch_of_a_dead_trainer_goes_to_a_waiting_one(self) -> None:
-        async def scene() -> None:
-            maker = Maker(term_s=0.01)
-            delivery = maker.delivery
-            maker.put(0)
-            assert await number(delivery, None, trainer="a") == 0
-            asking = asyncio.create_task(number(delivery, None, trainer="b"))
-            for _ in range(5):
-                await asyncio.sleep(0)
-            assert not asking.done()
-            maker.now = 0.01
-            assert await asking == 0
-            with pytest.raises(LeaseEnded, match="trainer 'b' has it now"):
-                await delivery.next(0, 0, trainer="a")
-            assert maker.acknowledged == []
+    async def test_the_end_comes_when_nothing_can_come_back(self) -> None:
+        maker = Maker(term_s=5.0)
+        delivery = maker.delivery
+        maker.put(0)
+        assert await number(delivery, None, trainer="a") == 0
+        maker.put(None)
+        assert await number(delivery, None, timeout_s=0, trainer="b") is None  # not yet
+        maker.now = 5.0
+        assert await number(delivery, None, trainer="b") == 0
+        assert await delivery.next(0, 1.0, trainer="b") is None
+        assert await delivery.next(None, 1.0, trainer="a") is None
 
-        run(scene())
+    async def test_endless_leases_of_others_are_not_waited_for(self) -> None:
+        maker, delivery = made()
+        maker.put(0)
+        assert await number(delivery, None, trainer="a") == 0
+        maker.put(None)
+        assert await delivery.next(None, 1.0, trainer="b") is None
 
-    def test_trainer_waiting_for_parts_keeps_its_batch(self) -> None:
-        async def scene() -> None:
-            maker = Maker(term_s=0.02)
-            delivery = maker.delivery
-            loop = asyncio.get_running_loop()
-            delivery._clock = loop.time
-            waiting = asyncio.create_task(delivery.next(None, 30, trainer="a", parts=True))
-            await asyncio.sleep(0)
-            maker.put_part(0, 0)
-            assert await waiting is not None
-            waiting = asyncio.create_task(delivery.next(0, 30, trainer="a", part=0, parts=True))
-            asking = asyncio.create_task(delivery.next(None, 0.1, trainer="b", parts=True))
-            with pytest.raises(NotReady):
-                await asking
-            maker.put_part(0, 1, last=True)
-            rest = await waiting
-            assert rest is not None
-            assert [failed.uid for failed in rest.failed] == ["0.1"]
-
-        run(scene())
-
-    def test_the_end_comes_when_nothing_can_come_back(self) -> None:
-        async def scene() -> None:
-            maker = Maker(term_s=5.0)
-            delivery = maker.delivery
-            maker.put(0)
-            assert await number(delivery, None, trainer="a") == 0
-            maker.put(None)
-            assert await number(delivery, None, timeout_s=0, trainer="b") is None  # not yet
-            maker.now = 5.0
-            assert await number(delivery, None, trainer="b") == 0
-            assert await delivery.next(0, 1.0, trainer="b") is None
-            assert await delivery.next(None, 1.0, trainer="a") is None
-
-        run(scene())
-
-    def test_endless_leases_of_others_are_not_waited_for(self) -> None:
-        async def scene() -> None:
-            maker, delivery = made()
-            maker.put(0)
-            assert await number(delivery, None, trainer="a") == 0
-            maker.put(None)
-            assert await delivery.next(None, 1.0, trainer="b") is None
-
-        run(scene())
-
-    def test_lease_owners_are_listed(self) -> None:
-        async def scene() -> None:
-            maker = Maker(term_s=5.0)
-            maker.put(0)
-            await number(maker.delivery, None, trainer="a")
-            assert maker.delivery.renew("a") == 0
-            assert maker.delivery.told() == [
-                {"batch": 0, "state": "leased", "trainer": "a", "ends_in_s": 5.0}
-            ]
-
-        run(scene())
+    async def test_lease_owners_are_listed(self) -> None:
+        maker = Maker(term_s=5.0)
+        maker.put(0)
+        await number(maker.delivery, None, trainer="a")
+        assert maker.delivery.renew("a") == 0
+        assert maker.delivery.told() == [
+            {"batch": 0, "state": "leased", "trainer": "a", "ends_in_s": 5.0}
+        ]
 
 
 class TestParts:
-    def test_parts_come_in_order(self) -> None:
-        async def scene() -> None:
-            maker, delivery = made()
-            assert await names(delivery) is None
-            maker.put_part(0, 0)
-            assert await names(delivery) == ["0.0"]
-            assert await names(delivery, 0, 0) is None
-            maker.put_part(0, 1, last=True)
+    async def test_parts_come_in_order(self) -> None:
+        maker, delivery = made()
+        assert await names(delivery) is None
+        maker.put_part(0, 0)
+        assert await names(delivery) == ["0.0"]
+        assert await names(delivery, 0, 0) is None
+        maker.put_part(0, 1, last=True)
+        assert await names(delivery, 0, 0) == ["0.1"]
+        assert maker.asked == 1
+        assert await names(delivery, 0, 1) is None
+        assert maker.asked == 2
+
+    async def test_part_is_repeated_until_the_next_is_asked_for(self) -> None:
+        maker, delivery = made()
+        await names(delivery)
+        maker.put_part(0, 0)
+        maker.put_part(0, 1)
+        for _ in range(2):
             assert await names(delivery, 0, 0) == ["0.1"]
-            assert maker.asked == 1
-            assert await names(delivery, 0, 1) is None
-            assert maker.asked == 2
+        maker.put_part(0, 2, last=True)
+        for _ in range(2):
+            assert await names(delivery, 0, 1) == ["0.2"]
+        assert await names(delivery, 0, 2) is None
+        maker.put_part(1, 0)
+        # An acknowledgement of the batch before is none of this one.
+        for part in range(3):
+            assert await names(delivery, 0, part) == ["1.0"]
 
-        run(scene())
+    async def test_waiting_parts_are_joined(self) -> None:
+        maker, delivery = made()
+        await names(delivery)
+        for part in range(3):
+            maker.put_part(0, part)
+        batch = await delivery.next(0, 1.0, part=0, parts=True)
+        assert batch is not None
+        assert [failed.uid for failed in batch.failed] == ["0.1", "0.2"]
+        assert (batch.number, batch.part, batch.last) == (0, 2, False)
 
-    def test_part_is_repeated_until_the_next_is_asked_for(self) -> None:
-        async def scene() -> None:
-            maker, delivery = made()
-            await names(delivery)
-            maker.put_part(0, 0)
-            maker.put_part(0, 1)
-            for _ in range(2):
-                assert await names(delivery, 0, 0) == ["0.1"]
-            maker.put_part(0, 2, last=True)
-            for _ in range(2):
-                assert await names(delivery, 0, 1) == ["0.2"]
-            assert await names(delivery, 0, 2) is None
-            maker.put_part(1, 0)
-            # An acknowledgement of the batch before is none of this one.
-            for part in range(3):
-                assert await names(delivery, 0, part) == ["1.0"]
+    async def test_call_for_a_full_batch_waits_for_the_last_part(self) -> None:
+        maker, delivery = made()
+        assert await names(delivery, parts=False) is None
+        maker.put_part(0, 0)
+        assert await names(delivery, parts=False) is None
+        maker.put_part(0, 1, last=True)
+        assert await names(delivery, parts=False) == ["0.0", "0.1"]
+        assert await names(delivery, 0, None, parts=False) is None
 
-        run(scene())
+    async def test_the_rest_of_a_batch_begun_in_parts(self) -> None:
+        maker, delivery = made()
+        await names(delivery)
+        maker.put_part(0, 0)
+        assert await names(delivery) == ["0.0"]
+        assert await names(delivery, 0, 0, parts=False) is None
+        assert maker.in_parts == [True, False], "it is said that the rest may come as one"
+        maker.put_part(0, 1)
+        maker.put_part(0, 2, last=True)
+        assert await names(delivery, 0, 0, parts=False) == ["0.1", "0.2"]
 
-    def test_waiting_parts_are_joined(self) -> None:
-        async def scene() -> None:
-            maker, delivery = made()
-            await names(delivery)
-            for part in range(3):
-                maker.put_part(0, part)
-            batch = await delivery.next(0, 1.0, part=0, parts=True)
-            assert batch is not None
-            assert [failed.uid for failed in batch.failed] == ["0.1", "0.2"]
-            assert (batch.number, batch.part, batch.last) == (0, 2, False)
-
-        run(scene())
-
-    def test_call_for_a_full_batch_waits_for_the_last_part(self) -> None:
-        async def scene() -> None:
-            maker, delivery = made()
-            assert await names(delivery, parts=False) is None
-            maker.put_part(0, 0)
-            assert await names(delivery, parts=False) is None
-            maker.put_part(0, 1, last=True)
-            assert await names(delivery, parts=False) == ["0.0", "0.1"]
-            assert await names(delivery, 0, None, parts=False) is None
-
-        run(scene())
-
-    def test_the_rest_of_a_batch_begun_in_parts(self) -> None:
-        async def scene() -> None:
-            maker, delivery = made()
-            await names(delivery)
-            maker.put_part(0, 0)
-            assert await names(delivery) == ["0.0"]
-            assert await names(delivery, 0, 0, parts=False) is None
-            assert maker.in_parts == [True, False], "it is said that the rest may come as one"
-            maker.put_part(0, 1)
-            maker.put_part(0, 2, last=True)
-            assert await names(delivery, 0, 0, parts=False) == ["0.1", "0.2"]
-
-        run(scene())
-
-    def test_a_trainer_that_starts_anew_gets_the_batch_from_its_first_part(self) -> None:
+    async def test_a_trainer_that_starts_anew_gets_the_batch_from_its_first_part(self) -> None:
         """The gradients of what it had are gone."""
-
-        async def scene() -> None:
-            maker, delivery = made()
-            await names(delivery)
-            maker.put_part(0, 0)
-            maker.put_part(0, 1)
-            assert await names(delivery, 0, 0) == ["0.1"]
-            assert await names(delivery, 0, 1) is None
-            assert await names(delivery) == ["0.0", "0.1"]
-            maker.put_part(0, 2, last=True)
-            assert await names(delivery, parts=False) == ["0.0", "0.1", "0.2"]
-
-        run(scene())
+        maker, delivery = made()
+        await names(delivery)
+        maker.put_part(0, 0)
+        maker.put_part(0, 1)
+        assert await names(delivery, 0, 0) == ["0.1"]
+        assert await names(delivery, 0, 1) is None
+        assert await names(delivery) == ["0.0", "0.1"]
+        maker.put_part(0, 2, last=True)
+        assert await names(delivery, parts=False) == ["0.0", "0.1", "0.2"]
 
     @pytest.mark.parametrize(("ack", "part"), [(0, -1), (0, 7), (0, 2**70), (9, 0), (0, None)])
-    def test_wrong_acknowledgement_returns_all_parts(self, ack: int, part: int | None) -> None:
-        async def scene() -> None:
-            maker, delivery = made()
-            await names(delivery)
-            maker.put_part(0, 0)
-            maker.put_part(0, 1)
-            assert await names(delivery, ack, part) == ["0.0", "0.1"]
+    async def test_wrong_acknowledgement_returns_all_parts(
+        self, ack: int, part: int | None
+    ) -> None:
+        maker, delivery = made()
+        await names(delivery)
+        maker.put_part(0, 0)
+        maker.put_part(0, 1)
+        assert await names(delivery, ack, part) == ["0.0", "0.1"]
 
-        run(scene())
-
-    def test_delivered_parts_survive_a_failure(self) -> None:
-        async def scene() -> None:
-            maker, delivery = made()
-            await names(delivery)
-            maker.put_part(0, 0)
-            delivery.fail(RuntimeError("no more"))
-            assert await names(delivery) == ["0.0"]
-            with pytest.raises(RuntimeError, match="no more"):
-                await names(delivery, 0, 0)
-            with pytest.raises(RuntimeError, match="no more"):
-                await names(delivery, parts=False)
-
-        run(scene())
+    async def test_delivered_parts_survive_a_failure(self) -> None:
+        maker, delivery = made()
+        await names(delivery)
+        maker.put_part(0, 0)
+        delivery.fail(RuntimeError("no more"))
+        assert await names(delivery) == ["0.0"]
+        with pytest.raises(RuntimeError, match="no more"):
+            await names(delivery, 0, 0)
+        with pytest.raises(RuntimeError, match="no more"):
+            await names(delivery, parts=False)
 
 
 class Trainer:
@@ -476,4 +404,4 @@ def test_each_step_is_of_one_complete_batch(batches: list[int], doings: list[str
             [f"{number}.{part}" for part in range(size)] for number, size in enumerate(batches)
         ]
 
-    run(scene())
+    virtual_net.run(scene())

@@ -92,25 +92,20 @@ def test_a_file_of_something_else_is_not_written_over(tmp_path: Path, text: str)
     assert path.read_text() == text
 
 
-def test_unwritable_path_is_refused_at_the_start(tmp_path: Path) -> None:
-    async def scene() -> None:
-        with pytest.raises(CallerError, match="cannot be written"):
-            LengthStore(tmp_path / "nowhere" / "lengths.json")
-
-    virtual_net.run(scene())
+async def test_unwritable_path_is_refused_at_the_start(tmp_path: Path) -> None:
+    with pytest.raises(CallerError, match="cannot be written"):
+        LengthStore(tmp_path / "nowhere" / "lengths.json")
 
 
-def test_file_is_written_during_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_file_is_written_during_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(length_store, "SAVE_S", 0.001)
     path = tmp_path / "lengths.json"
-
-    async def scene() -> None:
-        store = LengthStore(path)
-        store.delivered(KNOWN, [9])
-        await until(lambda: in_file(path) == {"a": [9]})
-        await store.close()
-
-    virtual_net.run(scene())
+    store = LengthStore(path)
+    store.delivered(KNOWN, [9])
+    await until(lambda: in_file(path) == {"a": [9]})
+    await store.close()
 
 
 def test_a_disk_that_fails_is_tried_again(

@@ -126,159 +126,129 @@ class Stage:
         return len(self.driver.judging)
 
 
-def run(scene: Coroutine[Any, Any, None]) -> None:
-    virtual_net.run(scene)
+async def test_a_sample_is_judged_as_it_finishes_and_the_group_when_all_are() -> None:
+    async with Stage() as stage:
+        stage.submit()
+        await stage.instance.answer(1, [7, 8])
+        await stage.judge.answer("a/1", 1.0)
+        await until(lambda: stage.judge.known == {"a/1": 1.0})
+        assert stage.judge.seen == [[7, 8]]
+        await stage.instance.answer(0, [9])
+        await until(lambda: "a/0" in stage.judge.asked)
+        assert not stage.driver.view.in_flight, "it holds no slot"
+        assert stage.driver.view.groups(GroupState.JUDGING) == 1
+        assert not stage.delivered
+        await stage.judge.answer("a/0", 2.0)
+        await until(lambda: len(stage.delivered) == 2)
+        assert [event.verdict for event in stage.judgements] == ["kept"]
+        assert not stage.at_work
 
 
-def test_a_sample_is_judged_as_it_finishes_and_the_group_when_all_are() -> None:
-    async def scene() -> None:
-        async with Stage() as stage:
-            stage.submit()
-            await stage.instance.answer(1, [7, 8])
-            await stage.judge.answer("a/1", 1.0)
-            await until(lambda: stage.judge.known == {"a/1": 1.0})
-            assert stage.judge.seen == [[7, 8]]
-            await stage.instance.answer(0, [9])
-            await until(lambda: "a/0" in stage.judge.asked)
-            assert not stage.driver.view.in_flight, "it holds no slot"
-            assert stage.driver.view.groups(GroupState.JUDGING) == 1
-            assert not stage.delivered
-            await stage.judge.answer("a/0", 2.0)
-            await until(lambda: len(stage.delivered) == 2)
-            assert [event.verdict for event in stage.judgements] == ["kept"]
-            assert not stage.at_work
-
-    run(scene())
+async def test_rejected_group_is_filtered() -> None:
+    async with Stage() as stage:
+        stage.judge.keep = False
+        stage.submit()
+        for number in range(2):
+            await stage.instance.answer(number, [7])
+            await stage.judge.answer(f"a/{number}", 0.0)
+        await until(lambda: stage.filtered == ["a"])
+        assert not stage.failed
+        assert not stage.judge.known
 
 
-def test_rejected_group_is_filtered() -> None:
-    async def scene() -> None:
-        async with Stage() as stage:
-            stage.judge.keep = False
-            stage.submit()
-            for number in range(2):
-                await stage.instance.answer(number, [7])
-                await stage.judge.answer(f"a/{number}", 0.0)
-            await until(lambda: stage.filtered == ["a"])
-            assert not stage.failed
-            assert not stage.judge.known
-
-    run(scene())
-
-
-def test_failed_judgement_fails_the_group_with_the_reason() -> None:
+async def test_failed_judgement_fails_the_group_with_the_reason() -> None:
     """At once when it is whole: what the siblings are worth is not waited for."""
-
-    async def scene() -> None:
-        async with Stage() as stage:
-            stage.submit()
-            await stage.instance.answer(0, [7])
-            await stage.instance.answer(1, [8])
-            why = OSError("the grader is down")
-            await stage.judge.answer("a/1", why)
-            await until(lambda: stage.failed == {"a": why})
-            await until(lambda: stage.judge.cancelled == ["a/0"])
-            assert not stage.filtered
-            assert not stage.at_work
-
-    run(scene())
+    async with Stage() as stage:
+        stage.submit()
+        await stage.instance.answer(0, [7])
+        await stage.instance.answer(1, [8])
+        why = OSError("the grader is down")
+        await stage.judge.answer("a/1", why)
+        await until(lambda: stage.failed == {"a": why})
+        await until(lambda: stage.judge.cancelled == ["a/0"])
+        assert not stage.filtered
+        assert not stage.at_work
 
 
-def test_a_filter_that_raises_fails_the_group() -> None:
-    async def scene() -> None:
-        async with Stage() as stage:
-            stage.judge.keep = why = ValueError("no rewards")
-            stage.submit()
-            for number in range(2):
-                await stage.instance.answer(number, [7])
-                await stage.judge.answer(f"a/{number}", 0.0)
-            await until(lambda: stage.failed == {"a": why})
-
-    run(scene())
+async def test_a_filter_that_raises_fails_the_group() -> None:
+    async with Stage() as stage:
+        stage.judge.keep = why = ValueError("no rewards")
+        stage.submit()
+        for number in range(2):
+            await stage.instance.answer(number, [7])
+            await stage.judge.answer(f"a/{number}", 0.0)
+        await until(lambda: stage.failed == {"a": why})
 
 
-def test_a_group_that_fails_takes_its_judgements_with_it() -> None:
+async def test_a_group_that_fails_takes_its_judgements_with_it() -> None:
     """Even those that go on although they are cancelled: what they say is heard by nobody."""
-
-    async def scene() -> None:
-        async with Stage() as stage:
-            stage.judge.stubborn = True
-            stage.submit()
-            await stage.instance.answer(0, [7])
-            await until(lambda: "a/0" in stage.judge.asked)
-            await stage.instance.fail(1, RequestRejected("out of vocabulary"))
-            await until(lambda: stage.judge.cancelled == ["a/0"])
-            await asyncio.sleep(0)
-            assert list(stage.failed) == ["a"]
-            assert not stage.judge.known
-            assert not stage.judgements
-
-    run(scene())
+    async with Stage() as stage:
+        stage.judge.stubborn = True
+        stage.submit()
+        await stage.instance.answer(0, [7])
+        await until(lambda: "a/0" in stage.judge.asked)
+        await stage.instance.fail(1, RequestRejected("out of vocabulary"))
+        await until(lambda: stage.judge.cancelled == ["a/0"])
+        await asyncio.sleep(0)
+        assert list(stage.failed) == ["a"]
+        assert not stage.judge.known
+        assert not stage.judgements
 
 
-def test_restarted_group_is_judged_again() -> None:
-    async def scene() -> None:
-        roles = {
-            "batching": "fully_async",
-            "freshness": {"max_staleness": 0, "when_stale": "drop"},
-        }
-        async with Stage(**roles) as stage:
-            stage.submit()
-            await stage.instance.answer(0, [7])
-            await stage.instance.answer(1, [8])
-            await stage.judge.answer("a/0", 1.0)
-            await until(lambda: set(stage.judge.asked) == {"a/0", "a/1"} and stage.judge.known)
-            stage.driver.fleet.loader = _load
-            stage.driver.tell(WeightsPublished(1))
-            await until(lambda: stage.judge.cancelled == ["a/1"])
-            assert not stage.judge.known
-            stage.judge.asked.clear()
-            for number in (2, 3):
-                await stage.instance.answer(number, [9])
-            await stage.judge.answer("a/0", 3.0)
-            await stage.judge.answer("a/1", 4.0)
-            await until(lambda: len(stage.delivered) == 2)
-            assert stage.judge.known == {"a/0": 3.0, "a/1": 4.0}
-            assert len(stage.judgements) == 1
-            assert not stage.driver.view.anomalies
-
-    run(scene())
+async def test_restarted_group_is_judged_again() -> None:
+    roles = {
+        "batching": "fully_async",
+        "freshness": {"max_staleness": 0, "when_stale": "drop"},
+    }
+    async with Stage(**roles) as stage:
+        stage.submit()
+        await stage.instance.answer(0, [7])
+        await stage.instance.answer(1, [8])
+        await stage.judge.answer("a/0", 1.0)
+        await until(lambda: set(stage.judge.asked) == {"a/0", "a/1"} and stage.judge.known)
+        stage.driver.fleet.loader = _load
+        stage.driver.tell(WeightsPublished(1))
+        await until(lambda: stage.judge.cancelled == ["a/1"])
+        assert not stage.judge.known
+        stage.judge.asked.clear()
+        for number in (2, 3):
+            await stage.instance.answer(number, [9])
+        await stage.judge.answer("a/0", 3.0)
+        await stage.judge.answer("a/1", 4.0)
+        await until(lambda: len(stage.delivered) == 2)
+        assert stage.judge.known == {"a/0": 3.0, "a/1": 4.0}
+        assert len(stage.judgements) == 1
+        assert not stage.driver.view.anomalies
 
 
 async def _load(client: Any, version: int) -> None:
     """Loaded at once."""
 
 
-def test_a_driver_that_is_closed_cancels_all() -> None:
-    async def scene() -> None:
-        async with Stage() as stage:
-            stage.submit()
-            for number in range(2):
-                await stage.instance.answer(number, [7])
-            await until(lambda: len(stage.judge.asked) == 2)
-            assert stage.at_work == 3
+async def test_a_driver_that_is_closed_cancels_all() -> None:
+    async with Stage() as stage:
+        stage.submit()
+        for number in range(2):
+            await stage.instance.answer(number, [7])
+        await until(lambda: len(stage.judge.asked) == 2)
+        assert stage.at_work == 3
+    await until(lambda: sorted(stage.judge.cancelled) == ["a/0", "a/1"])
+    assert not stage.at_work
+    assert not stage.judgements
+    assert not stage.failed
+
+
+async def test_broken_scheduler_fails_open_judgements() -> None:
+    async with Stage() as stage:
+        stage.submit()
+        for number in range(2):
+            await stage.instance.answer(number, [7])
+        await until(lambda: len(stage.judge.asked) == 2)
+        why = RuntimeError("no more")
+        stage.driver.pump.fail(why)
+        stage.driver.tell(BatchRequested())  # what is told afterwards is told now
+        assert stage.failed == {"a": why}
         await until(lambda: sorted(stage.judge.cancelled) == ["a/0", "a/1"])
-        assert not stage.at_work
-        assert not stage.judgements
-        assert not stage.failed
-
-    run(scene())
-
-
-def test_broken_scheduler_fails_open_judgements() -> None:
-    async def scene() -> None:
-        async with Stage() as stage:
-            stage.submit()
-            for number in range(2):
-                await stage.instance.answer(number, [7])
-            await until(lambda: len(stage.judge.asked) == 2)
-            why = RuntimeError("no more")
-            stage.driver.pump.fail(why)
-            stage.driver.tell(BatchRequested())  # what is told afterwards is told now
-            assert stage.failed == {"a": why}
-            await until(lambda: sorted(stage.judge.cancelled) == ["a/0", "a/1"])
-
-    run(scene())
 
 
 def test_group_without_a_judge_fails_with_the_reason() -> None:
@@ -296,7 +266,7 @@ def test_group_without_a_judge_fails_with_the_reason() -> None:
         assert driver.broken is None
         await driver.close()
 
-    run(scene())
+    virtual_net.run(scene())
     assert str(failed["a"]) == "no reward function is set"
 
 

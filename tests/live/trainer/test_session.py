@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from rollout_sched.live.trainer import session as weight_publisher
 from rollout_sched.live.trainer.delivery import LeaseEnded, NotReady
 from rollout_sched.live.trainer.samples import Batch, FailedGroup, Prompt, Span
 from rollout_sched.live.trainer.session import TrainerSession, WeightPublisher
-from tests import virtual_net
 from tests.core.told import make_scheduler
 from tests.live.scripted import Scripted, until
 
@@ -46,149 +44,121 @@ def prompt(uid: str = "a", samples: int = 1, **other: Any) -> Prompt:
     return Prompt(uid, [1, 2], samples, 10, LOGPROBS, **other)
 
 
-def run(scene: Coroutine[Any, Any, None]) -> None:
-    virtual_net.run(scene)
-
-
 async def load(client: Any, version: int) -> None:
     """Loaded at once."""
 
 
-def test_a_batch_of_samples() -> None:
-    async def scene() -> None:
-        async with Stage() as stage:
-            stage.trainer.submit([prompt(samples=2, extra={"answer": "42"})])
-            asking = stage.ask()
-            await stage.instance.answer(0, [7, 8], "length")
-            await stage.instance.answer(1, [9])
-            batch = await asking
-            assert batch is not None
-            assert (batch.number, batch.version, batch.failed) == (0, 0, [])
-            assert list(batch.groups()) == ["a"]
-            first = next(s for s in batch.samples if s.index == 0)
-            assert first.prompt_ids == [1, 2]
-            assert first.response_ids == [7, 8]
-            assert first.response_mask == [1, 1]
-            assert first.rollout_log_probs == [-0.5, -0.5]
-            assert first.versions == [0, 0]
-            assert first.segments == [Span(0, "i0", 0, 2)]
-            assert (first.finish_reason, first.status) == ("length", "TRUNCATED")
-            assert (first.oldest_version, first.newest_version) == (0, 0)
-            assert first.extra == {"answer": "42"}
-            assert first.num_interruptions == 0
-
-    run(scene())
+async def test_a_batch_of_samples() -> None:
+    async with Stage() as stage:
+        stage.trainer.submit([prompt(samples=2, extra={"answer": "42"})])
+        asking = stage.ask()
+        await stage.instance.answer(0, [7, 8], "length")
+        await stage.instance.answer(1, [9])
+        batch = await asking
+        assert batch is not None
+        assert (batch.number, batch.version, batch.failed) == (0, 0, [])
+        assert list(batch.groups()) == ["a"]
+        first = next(s for s in batch.samples if s.index == 0)
+        assert first.prompt_ids == [1, 2]
+        assert first.response_ids == [7, 8]
+        assert first.response_mask == [1, 1]
+        assert first.rollout_log_probs == [-0.5, -0.5]
+        assert first.versions == [0, 0]
+        assert first.segments == [Span(0, "i0", 0, 2)]
+        assert (first.finish_reason, first.status) == ("length", "TRUNCATED")
+        assert (first.oldest_version, first.newest_version) == (0, 0)
+        assert first.extra == {"answer": "42"}
+        assert first.num_interruptions == 0
 
 
-def test_samples_may_differ_in_how_they_are_drawn() -> None:
-    async def scene() -> None:
-        async with Stage() as stage:
-            stage.trainer.submit([prompt(samples=3, each=[{"seed": 1}, {"seed": 2}])])
-            asking = stage.ask()
-            seeds = [(await stage.instance.order(k)).sampling["seed"] for k in range(3)]
-            assert seeds == [1, 2, 1]
-            asking.cancel()
-
-    run(scene())
+async def test_samples_may_differ_in_how_they_are_drawn() -> None:
+    async with Stage() as stage:
+        stage.trainer.submit([prompt(samples=3, each=[{"seed": 1}, {"seed": 2}])])
+        asking = stage.ask()
+        seeds = [(await stage.instance.order(k)).sampling["seed"] for k in range(3)]
+        assert seeds == [1, 2, 1]
+        asking.cancel()
 
 
-def test_end_of_the_run_is_reported() -> None:
-    async def scene() -> None:
-        async with Stage() as stage:
-            stage.trainer.submit([prompt()])
-            stage.trainer.close_submissions()
-            asking = stage.ask()
-            await stage.instance.answer(0, [7])
-            assert await asking is not None
-            assert await stage.trainer.next_batch(0) is None
-            assert await stage.trainer.next_batch(0) is None
-            with pytest.raises(CallerError):
-                stage.trainer.submit([prompt("b")])
-
-    run(scene())
+async def test_end_of_the_run_is_reported() -> None:
+    async with Stage() as stage:
+        stage.trainer.submit([prompt()])
+        stage.trainer.close_submissions()
+        asking = stage.ask()
+        await stage.instance.answer(0, [7])
+        assert await asking is not None
+        assert await stage.trainer.next_batch(0) is None
+        assert await stage.trainer.next_batch(0) is None
+        with pytest.raises(CallerError):
+            stage.trainer.submit([prompt("b")])
 
 
-def test_waiting_trainer_hears_of_the_end() -> None:
-    async def scene() -> None:
-        async with Stage() as stage:
-            asking = stage.ask()
-            await asyncio.sleep(0)
-            stage.trainer.close_submissions()
-            assert await asking is None
-
-    run(scene())
+async def test_waiting_trainer_hears_of_the_end() -> None:
+    async with Stage() as stage:
+        asking = stage.ask()
+        await asyncio.sleep(0)
+        stage.trainer.close_submissions()
+        assert await asking is None
 
 
-def test_a_cancelled_wait_loses_nothing() -> None:
-    async def scene() -> None:
-        async with Stage() as stage:
-            stage.trainer.submit([prompt()])
-            asking = stage.ask()
-            await stage.instance.order()
-            asking.cancel()
-            await asyncio.gather(asking, return_exceptions=True)
-            await stage.instance.answer(0, [7])
-            batch = await stage.trainer.next_batch()
-            assert batch is not None
-            assert batch.samples[0].response_ids == [7]
-
-    run(scene())
+async def test_a_cancelled_wait_loses_nothing() -> None:
+    async with Stage() as stage:
+        stage.trainer.submit([prompt()])
+        asking = stage.ask()
+        await stage.instance.order()
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        await stage.instance.answer(0, [7])
+        batch = await stage.trainer.next_batch()
+        assert batch is not None
+        assert batch.samples[0].response_ids == [7]
 
 
-def test_a_batch_comes_again_until_it_is_acknowledged() -> None:
-    async def scene() -> None:
-        async with Stage() as stage:
-            stage.trainer.submit([prompt("a"), prompt("b")])
-            asking = stage.ask(), stage.ask()
-            await stage.instance.answer(0, [7])
-            first, same = await asyncio.gather(*asking)
-            assert first is not None
-            assert first is same is await stage.trainer.next_batch()
-            assert stage.driver.view.run.batches == 1  # nobody has asked for more
-            with pytest.raises(NotReady):
-                await stage.trainer.next_batch(first.number, 0.01)
-            await stage.instance.answer(1, [8])
-            second = await stage.trainer.next_batch(first.number)
-            assert second is not None
-            assert [sample.uid for sample in second.samples] == ["b"]
-
-    run(scene())
+async def test_a_batch_comes_again_until_it_is_acknowledged() -> None:
+    async with Stage() as stage:
+        stage.trainer.submit([prompt("a"), prompt("b")])
+        asking = stage.ask(), stage.ask()
+        await stage.instance.answer(0, [7])
+        first, same = await asyncio.gather(*asking)
+        assert first is not None
+        assert first is same is await stage.trainer.next_batch()
+        assert stage.driver.view.run.batches == 1  # nobody has asked for more
+        with pytest.raises(NotReady):
+            await stage.trainer.next_batch(first.number, 0.01)
+        await stage.instance.answer(1, [8])
+        second = await stage.trainer.next_batch(first.number)
+        assert second is not None
+        assert [sample.uid for sample in second.samples] == ["b"]
 
 
-def test_a_batch_that_is_complete_survives_the_end_of_the_scheduler() -> None:
-    async def scene() -> None:
-        async with Stage() as stage:
-            stage.trainer.submit([prompt()])
-            asking = stage.ask()
-            await stage.instance.answer(0, [7])
-            batch = await asking
-            stage.driver.pump.broken = RuntimeError("no more")
-            assert await stage.trainer.next_batch() is batch
-            with pytest.raises(RuntimeError, match="no more"):
-                await stage.trainer.next_batch(0)
-
-    run(scene())
+async def test_a_batch_that_is_complete_survives_the_end_of_the_scheduler() -> None:
+    async with Stage() as stage:
+        stage.trainer.submit([prompt()])
+        asking = stage.ask()
+        await stage.instance.answer(0, [7])
+        batch = await asking
+        stage.driver.pump.broken = RuntimeError("no more")
+        assert await stage.trainer.next_batch() is batch
+        with pytest.raises(RuntimeError, match="no more"):
+            await stage.trainer.next_batch(0)
 
 
-def test_a_failed_group_comes_with_the_next_batch_or_at_the_end() -> None:
-    async def scene() -> None:
-        async with Stage() as stage:
-            stage.trainer.submit([prompt("bad"), prompt("good"), prompt("worse")])
-            stage.trainer.close_submissions()
-            asking = stage.ask()
-            await stage.instance.fail(0, RequestRejected("out of vocabulary"))
-            await stage.instance.answer(1, [7])
-            batch = await asking
-            assert batch is not None
-            assert batch.failed == [FailedGroup("bad", "out of vocabulary")]
-            asking = stage.ask(batch.number)
-            await stage.instance.fail(2, RequestRejected("too long"))
-            last = await asking
-            assert last is not None
-            assert (last.samples, last.failed) == ([], [FailedGroup("worse", "too long")])
-            assert await stage.trainer.next_batch(last.number) is None
-
-    run(scene())
+async def test_a_failed_group_comes_with_the_next_batch_or_at_the_end() -> None:
+    async with Stage() as stage:
+        stage.trainer.submit([prompt("bad"), prompt("good"), prompt("worse")])
+        stage.trainer.close_submissions()
+        asking = stage.ask()
+        await stage.instance.fail(0, RequestRejected("out of vocabulary"))
+        await stage.instance.answer(1, [7])
+        batch = await asking
+        assert batch is not None
+        assert batch.failed == [FailedGroup("bad", "out of vocabulary")]
+        asking = stage.ask(batch.number)
+        await stage.instance.fail(2, RequestRejected("too long"))
+        last = await asking
+        assert last is not None
+        assert (last.samples, last.failed) == ([], [FailedGroup("worse", "too long")])
+        assert await stage.trainer.next_batch(last.number) is None
 
 
 STREAMED = {"batching": {"use": "sync", "part_prompts": 1}}
@@ -199,320 +169,267 @@ def uids(batch: Batch | None) -> list[str]:
     return [sample.uid for sample in batch.samples]
 
 
-def test_parts_of_a_batch() -> None:
-    async def scene() -> None:
-        async with Stage(3, **STREAMED) as stage:
-            trainer = stage.trainer
-            trainer.submit([prompt(uid) for uid in "abc"])
-            asking = asyncio.create_task(trainer.next_batch(parts=True))
-            await stage.instance.answer(1, [7])
-            part = await asking
-            assert part is not None
-            assert (part.number, part.part, part.last, uids(part)) == (0, 0, False, ["b"])
-            with pytest.raises(CallerError, match="take its parts up to the last"):
-                await trainer.publish_weights(1, load)
-            asking = asyncio.create_task(trainer.next_batch(0, part=0, parts=True))
-            await stage.instance.answer(0, [7])
-            part = await asking
-            assert part is not None
-            assert (part.part, part.last, uids(part)) == (1, False, ["a"])
-            # One that starts anew has none of the gradients.
-            assert uids(await trainer.next_batch(parts=True)) == ["b", "a"]
-            asking = asyncio.create_task(trainer.next_batch(0, part=1, parts=True))
-            await stage.instance.answer(2, [7])
-            part = await asking
-            assert part is not None
-            assert (part.part, part.last, uids(part)) == (2, True, ["c"])
+async def test_parts_of_a_batch() -> None:
+    async with Stage(3, **STREAMED) as stage:
+        trainer = stage.trainer
+        trainer.submit([prompt(uid) for uid in "abc"])
+        asking = asyncio.create_task(trainer.next_batch(parts=True))
+        await stage.instance.answer(1, [7])
+        part = await asking
+        assert part is not None
+        assert (part.number, part.part, part.last, uids(part)) == (0, 0, False, ["b"])
+        with pytest.raises(CallerError, match="take its parts up to the last"):
             await trainer.publish_weights(1, load)
-            with pytest.raises(NotReady):
-                await trainer.next_batch(0, 0.01, part=2, parts=True)
+        asking = asyncio.create_task(trainer.next_batch(0, part=0, parts=True))
+        await stage.instance.answer(0, [7])
+        part = await asking
+        assert part is not None
+        assert (part.part, part.last, uids(part)) == (1, False, ["a"])
+        # One that starts anew has none of the gradients.
+        assert uids(await trainer.next_batch(parts=True)) == ["b", "a"]
+        asking = asyncio.create_task(trainer.next_batch(0, part=1, parts=True))
+        await stage.instance.answer(2, [7])
+        part = await asking
+        assert part is not None
+        assert (part.part, part.last, uids(part)) == (2, True, ["c"])
+        await trainer.publish_weights(1, load)
+        with pytest.raises(NotReady):
+            await trainer.next_batch(0, 0.01, part=2, parts=True)
 
-    run(scene())
 
-
-def test_full_batches_come_under_any_policy() -> None:
+async def test_full_batches_come_under_any_policy() -> None:
     """And may publish meanwhile: nothing has gone."""
-
-    async def scene() -> None:
-        async with Stage(2, **STREAMED, freshness="unbounded") as stage:
-            stage.trainer.submit([prompt("a"), prompt("b")])
-            asking = stage.ask()
-            await stage.instance.answer(0, [7])
-            await until(lambda: stage.driver.view.run.complete)
-            assert not asking.done()
-            await stage.trainer.publish_weights(1, load)
-            await stage.instance.answer(1, [7])
-            batch = await asking
-            assert (uids(batch), batch.part, batch.last) == (["a", "b"], 0, True)
-
-    run(scene())
+    async with Stage(2, **STREAMED, freshness="unbounded") as stage:
+        stage.trainer.submit([prompt("a"), prompt("b")])
+        asking = stage.ask()
+        await stage.instance.answer(0, [7])
+        await until(lambda: stage.driver.view.run.complete)
+        assert not asking.done()
+        await stage.trainer.publish_weights(1, load)
+        await stage.instance.answer(1, [7])
+        batch = await asking
+        assert (uids(batch), batch.part, batch.last) == (["a", "b"], 0, True)
 
 
-def test_a_batch_in_parts_whose_rest_fails_is_closed() -> None:
-    async def scene() -> None:
-        async with Stage(2, **STREAMED) as stage:
-            trainer = stage.trainer
-            trainer.submit([prompt("a"), prompt("b")])
-            trainer.close_submissions()
-            asking = asyncio.create_task(trainer.next_batch(parts=True))
-            await stage.instance.answer(0, [7])
-            assert uids(await asking) == ["a"]
-            asking = asyncio.create_task(trainer.next_batch(0, part=0, parts=True))
-            await stage.instance.fail(1, RequestRejected("too long"))
-            last = await asking
-            assert last is not None
-            assert (last.number, last.part, last.last) == (0, 1, True)
-            assert (last.samples, last.failed) == ([], [FailedGroup("b", "too long")])
-            assert await trainer.next_batch(0, part=1, parts=True) is None
-
-    run(scene())
+async def test_a_batch_in_parts_whose_rest_fails_is_closed() -> None:
+    async with Stage(2, **STREAMED) as stage:
+        trainer = stage.trainer
+        trainer.submit([prompt("a"), prompt("b")])
+        trainer.close_submissions()
+        asking = asyncio.create_task(trainer.next_batch(parts=True))
+        await stage.instance.answer(0, [7])
+        assert uids(await asking) == ["a"]
+        asking = asyncio.create_task(trainer.next_batch(0, part=0, parts=True))
+        await stage.instance.fail(1, RequestRejected("too long"))
+        last = await asking
+        assert last is not None
+        assert (last.number, last.part, last.last) == (0, 1, True)
+        assert (last.samples, last.failed) == ([], [FailedGroup("b", "too long")])
+        assert await trainer.next_batch(0, part=1, parts=True) is None
 
 
-def test_a_batch_in_parts_that_nobody_fills_is_closed_with_the_submissions() -> None:
-    async def scene() -> None:
-        roles = {"batching": {"use": "fully_async", "part_prompts": 1}, "freshness": "unbounded"}
-        async with Stage(2, **roles) as stage:
-            trainer = stage.trainer
-            trainer.submit([prompt("a")])
-            asking = asyncio.create_task(trainer.next_batch(parts=True))
-            await stage.instance.answer(0, [7])
-            assert uids(await asking) == ["a"]
-            asking = asyncio.create_task(trainer.next_batch(0, part=0, parts=True))
-            await asyncio.sleep(0)
-            trainer.close_submissions()
-            last = await asking
-            assert last is not None
-            assert (last.part, last.last, last.samples) == (1, True, [])
-            assert await trainer.next_batch(0, part=1, parts=True) is None
-
-    run(scene())
+async def test_a_batch_in_parts_that_nobody_fills_is_closed_with_the_submissions() -> None:
+    roles = {"batching": {"use": "fully_async", "part_prompts": 1}, "freshness": "unbounded"}
+    async with Stage(2, **roles) as stage:
+        trainer = stage.trainer
+        trainer.submit([prompt("a")])
+        asking = asyncio.create_task(trainer.next_batch(parts=True))
+        await stage.instance.answer(0, [7])
+        assert uids(await asking) == ["a"]
+        asking = asyncio.create_task(trainer.next_batch(0, part=0, parts=True))
+        await asyncio.sleep(0)
+        trainer.close_submissions()
+        last = await asking
+        assert last is not None
+        assert (last.part, last.last, last.samples) == (1, True, [])
+        assert await trainer.next_batch(0, part=1, parts=True) is None
 
 
-def test_the_same_prompt_is_taken_once_until_its_batch_is_acknowledged() -> None:
-    async def scene() -> None:
-        async with Stage() as stage:
-            stage.trainer.submit([prompt(), prompt()])
-            assert stage.trainer.submissions.open_samples == 1
-            with pytest.raises(
-                CallerError, match="'a' was already submitted with other values of extra"
-            ):
-                stage.trainer.submit([prompt(extra={"answer": 2})])
-            asking = stage.ask()
-            await stage.instance.answer(0, [7])
-            await asking
-            stage.trainer.submit([prompt()])
-            assert stage.trainer.submissions.open_samples == 0, "it has been delivered"
-            with pytest.raises(CallerError, match="with other values of samples"):
-                stage.trainer.submit([prompt(samples=2)])
-            with pytest.raises(NotReady):
-                await stage.trainer.next_batch(0, 0)
+async def test_the_same_prompt_is_taken_once_until_its_batch_is_acknowledged() -> None:
+    async with Stage() as stage:
+        stage.trainer.submit([prompt(), prompt()])
+        assert stage.trainer.submissions.open_samples == 1
+        with pytest.raises(
+            CallerError, match="'a' was already submitted with other values of extra"
+        ):
+            stage.trainer.submit([prompt(extra={"answer": 2})])
+        asking = stage.ask()
+        await stage.instance.answer(0, [7])
+        await asking
+        stage.trainer.submit([prompt()])
+        assert stage.trainer.submissions.open_samples == 0, "it has been delivered"
+        with pytest.raises(CallerError, match="with other values of samples"):
             stage.trainer.submit([prompt(samples=2)])
-            assert stage.trainer.submissions.open_samples == 2, "an epoch later it is another group"
+        with pytest.raises(NotReady):
+            await stage.trainer.next_batch(0, 0)
+        stage.trainer.submit([prompt(samples=2)])
+        assert stage.trainer.submissions.open_samples == 2, "an epoch later it is another group"
 
-    run(scene())
 
-
-def test_unreported_failure_may_be_resubmitted_after_the_end() -> None:
+async def test_unreported_failure_may_be_resubmitted_after_the_end() -> None:
     """A trainer that starts anew submits everything, though it has closed submissions before."""
-
-    async def scene() -> None:
-        async with Stage() as stage:
-            stage.trainer.submit([prompt("bad"), prompt("good")])
-            stage.trainer.close_submissions()
-            asking = stage.ask()
-            await stage.instance.fail(0, RequestRejected("too long"))
-            await until(lambda: stage.trainer.submissions.lost)
-            stage.trainer.submit([prompt("bad"), prompt("good")])
-            with pytest.raises(CallerError, match="came after submissions were closed"):
-                stage.trainer.submit([prompt("new")])
-            await stage.instance.answer(1, [7])
-            batch = await asking
-            assert batch is not None
-            assert batch.failed == [FailedGroup("bad", "too long")]
+    async with Stage() as stage:
+        stage.trainer.submit([prompt("bad"), prompt("good")])
+        stage.trainer.close_submissions()
+        asking = stage.ask()
+        await stage.instance.fail(0, RequestRejected("too long"))
+        await until(lambda: stage.trainer.submissions.lost)
+        stage.trainer.submit([prompt("bad"), prompt("good")])
+        with pytest.raises(CallerError, match="came after submissions were closed"):
+            stage.trainer.submit([prompt("new")])
+        await stage.instance.answer(1, [7])
+        batch = await asking
+        assert batch is not None
+        assert batch.failed == [FailedGroup("bad", "too long")]
+        stage.trainer.submit([prompt("bad")])
+        assert await stage.trainer.next_batch(batch.number) is None
+        with pytest.raises(CallerError, match="came after submissions were closed"):
             stage.trainer.submit([prompt("bad")])
-            assert await stage.trainer.next_batch(batch.number) is None
-            with pytest.raises(CallerError, match="came after submissions were closed"):
-                stage.trainer.submit([prompt("bad")])
-
-    run(scene())
 
 
-def test_failed_prompt_is_accepted_again_until_the_end() -> None:
-    async def scene() -> None:
-        async with Stage() as stage:
-            stage.trainer.submit([prompt("bad")])
-            asking = stage.ask()
-            await stage.instance.fail(0, RequestRejected("too long"))
-            await until(lambda: stage.trainer.submissions.lost)
-            stage.trainer.submit([prompt("bad"), prompt("bad")])
-            await stage.instance.answer(1, [7])
-            batch = await asking
-            assert batch is not None
-            assert (uids(batch), [group.uid for group in batch.failed]) == (["bad"], ["bad"])
-
-    run(scene())
+async def test_failed_prompt_is_accepted_again_until_the_end() -> None:
+    async with Stage() as stage:
+        stage.trainer.submit([prompt("bad")])
+        asking = stage.ask()
+        await stage.instance.fail(0, RequestRejected("too long"))
+        await until(lambda: stage.trainer.submissions.lost)
+        stage.trainer.submit([prompt("bad"), prompt("bad")])
+        await stage.instance.answer(1, [7])
+        batch = await asking
+        assert batch is not None
+        assert (uids(batch), [group.uid for group in batch.failed]) == (["bad"], ["bad"])
 
 
-def test_two_trainers_take_batches_of_their_own() -> None:
-    async def scene() -> None:
-        async with Stage() as stage:
-            stage.trainer.submit([prompt("a"), prompt("b")])
-            asking = [
-                asyncio.create_task(stage.trainer.next_batch(trainer=name)) for name in ("t1", "t2")
-            ]
-            await stage.instance.answer(0, [7])
-            await stage.instance.answer(1, [8])
-            first, second = await asyncio.gather(*asking)
-            assert (uids(first), uids(second)) == (["a"], ["b"])
-            with pytest.raises(LeaseEnded, match="was handed to trainer 't2'"):
-                await stage.trainer.next_batch(1, 0, trainer="t1")
-
-    run(scene())
+async def test_two_trainers_take_batches_of_their_own() -> None:
+    async with Stage() as stage:
+        stage.trainer.submit([prompt("a"), prompt("b")])
+        asking = [
+            asyncio.create_task(stage.trainer.next_batch(trainer=name)) for name in ("t1", "t2")
+        ]
+        await stage.instance.answer(0, [7])
+        await stage.instance.answer(1, [8])
+        first, second = await asyncio.gather(*asking)
+        assert (uids(first), uids(second)) == (["a"], ["b"])
+        with pytest.raises(LeaseEnded, match="was handed to trainer 't2'"):
+            await stage.trainer.next_batch(1, 0, trainer="t1")
 
 
-def test_oversized_prompt_is_refused() -> None:
-    async def scene() -> None:
-        async with Stage() as stage:
-            with pytest.raises(CallerError, match="max_tokens can be"):
-                stage.trainer.submit([Prompt("a", [1], 1, 1_000_000)])
-            stage.trainer.submit([prompt()])
-
-    run(scene())
+async def test_oversized_prompt_is_refused() -> None:
+    async with Stage() as stage:
+        with pytest.raises(CallerError, match="max_tokens can be"):
+            stage.trainer.submit([Prompt("a", [1], 1, 1_000_000)])
+        stage.trainer.submit([prompt()])
 
 
-def test_publishing_waits_for_the_fleet() -> None:
-    async def scene() -> None:
-        async with Stage() as stage:
-            await stage.trainer.publish_weights(1, load, wait=True)
-            assert stage.trainer.version == 1
-            assert stage.driver.pump.scheduler.state.fleet.version == 1
-            with pytest.raises(CallerError, match="versions must increase"):
-                await stage.trainer.publish_weights(1, load)
-
-    run(scene())
-
-
-def test_versions_are_those_that_made_the_tokens() -> None:
-    async def scene() -> None:
-        roles = {
-            "batching": "fully_async",
-            "freshness": {"use": "bounded", "max_staleness": 2},
-            "interruption": {"use": "partial", "at_update": "resubmit"},
-        }
-        async with Stage(**roles) as stage:
-            stage.trainer.submit([prompt()])
-            asking = stage.ask()
-            await stage.instance.order()
+async def test_publishing_waits_for_the_fleet() -> None:
+    async with Stage() as stage:
+        await stage.trainer.publish_weights(1, load, wait=True)
+        assert stage.trainer.version == 1
+        assert stage.driver.pump.scheduler.state.fleet.version == 1
+        with pytest.raises(CallerError, match="versions must increase"):
             await stage.trainer.publish_weights(1, load)
-            await until(lambda: stage.instance.calls)
-            await stage.instance.answer(0, [7, 8], "abort")
-            await stage.instance.answer(1, [9])
-            batch = await asking
-            assert batch is not None
-            sample = batch.samples[0]
-            assert sample.versions == [0, 0, 1]
-            assert sample.staleness == 1
-            assert sample.num_interruptions == 1
-            assert sample.rollout_log_probs == [-0.5] * 3
-
-    run(scene())
 
 
-def test_broken_scheduler_fails_every_call() -> None:
-    async def scene() -> None:
-        async with Stage() as stage:
-            stage.trainer.submit([prompt(samples=2)])
-            asking = stage.ask()
-            await stage.instance.order()
+async def test_versions_are_those_that_made_the_tokens() -> None:
+    roles = {
+        "batching": "fully_async",
+        "freshness": {"use": "bounded", "max_staleness": 2},
+        "interruption": {"use": "partial", "at_update": "resubmit"},
+    }
+    async with Stage(**roles) as stage:
+        stage.trainer.submit([prompt()])
+        asking = stage.ask()
+        await stage.instance.order()
+        await stage.trainer.publish_weights(1, load)
+        await until(lambda: stage.instance.calls)
+        await stage.instance.answer(0, [7, 8], "abort")
+        await stage.instance.answer(1, [9])
+        batch = await asking
+        assert batch is not None
+        sample = batch.samples[0]
+        assert sample.versions == [0, 0, 1]
+        assert sample.staleness == 1
+        assert sample.num_interruptions == 1
+        assert sample.rollout_log_probs == [-0.5] * 3
 
-            class Exploding:
-                def estimate(self, siblings: Any) -> Any:
-                    raise RuntimeError("a policy of the user's own")
 
-            stage.driver.pump.scheduler.parts.requests.expectations._prediction = Exploding()
-            await stage.instance.answer(0, [7])
-            with pytest.raises(RuntimeError, match="of the user's own"):
-                await asking
+async def test_broken_scheduler_fails_every_call() -> None:
+    async with Stage() as stage:
+        stage.trainer.submit([prompt(samples=2)])
+        asking = stage.ask()
+        await stage.instance.order()
 
-    run(scene())
+        class Exploding:
+            def estimate(self, siblings: Any) -> Any:
+                raise RuntimeError("a policy of the user's own")
+
+        stage.driver.pump.scheduler.parts.requests.expectations._prediction = Exploding()
+        await stage.instance.answer(0, [7])
+        with pytest.raises(RuntimeError, match="of the user's own"):
+            await asking
 
 
-def test_waiting_for_weights_ends_when_they_are_loaded() -> None:
+async def test_waiting_for_weights_ends_when_they_are_loaded() -> None:
     """An idle instance counts as new once its update has begun, before its weights are there."""
+    async with Stage() as stage:
+        loading = asyncio.Event()
 
-    async def scene() -> None:
-        async with Stage() as stage:
-            loading = asyncio.Event()
+        async def slowly(client: Any, version: int) -> None:
+            await loading.wait()
 
-            async def slowly(client: Any, version: int) -> None:
-                await loading.wait()
-
-            publishing = asyncio.create_task(stage.trainer.publish_weights(1, slowly, wait=True))
-            await until(lambda: stage.driver.pump.scheduler.state.progress.fleet_version == 1)
-            await asyncio.sleep(0.01)
-            assert not publishing.done()
-            assert not stage.trainer.weights.has_loaded(1)
-            loading.set()
-            await publishing
-            assert stage.trainer.weights.has_loaded(1)
-
-    run(scene())
+        publishing = asyncio.create_task(stage.trainer.publish_weights(1, slowly, wait=True))
+        await until(lambda: stage.driver.pump.scheduler.state.progress.fleet_version == 1)
+        await asyncio.sleep(0.01)
+        assert not publishing.done()
+        assert not stage.trainer.weights.has_loaded(1)
+        loading.set()
+        await publishing
+        assert stage.trainer.weights.has_loaded(1)
 
 
-def test_weights_are_not_loaded_without_instances() -> None:
+async def test_weights_are_not_loaded_without_instances() -> None:
     """Else a trainer would take weights away that nobody has had."""
-
-    async def scene() -> None:
-        async with Stage() as stage:
-            await stage.driver.remove_instance("i0")
-            assert not stage.trainer.weights.has_loaded(0)
-            waiting = asyncio.create_task(stage.trainer.publish_weights(1, load, wait=True))
-            await asyncio.sleep(0.05)
-            assert not waiting.done()
-            await stage.driver.add_instance(Scripted("i1"))
-            await waiting
-            assert stage.trainer.weights.has_loaded(1)
-
-    run(scene())
+    async with Stage() as stage:
+        await stage.driver.remove_instance("i0")
+        assert not stage.trainer.weights.has_loaded(0)
+        waiting = asyncio.create_task(stage.trainer.publish_weights(1, load, wait=True))
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        await stage.driver.add_instance(Scripted("i1"))
+        await waiting
+        assert stage.trainer.weights.has_loaded(1)
 
 
-def test_broken_scheduler_ends_a_wait_for_weights(
+async def test_broken_scheduler_ends_a_wait_for_weights(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(weight_publisher, "_LOOK_S", 0.01)
-
-    async def scene() -> None:
-        async with Stage() as stage:
-            await stage.driver.remove_instance("i0")
-            waiting = asyncio.create_task(stage.trainer.publish_weights(1, load, wait=True))
-            await asyncio.sleep(0.03)
-            stage.driver.pump.broken = RuntimeError("no more")
-            with pytest.raises(RuntimeError, match="no more"):
-                await waiting
-
-    run(scene())
+    async with Stage() as stage:
+        await stage.driver.remove_instance("i0")
+        waiting = asyncio.create_task(stage.trainer.publish_weights(1, load, wait=True))
+        await asyncio.sleep(0.03)
+        stage.driver.pump.broken = RuntimeError("no more")
+        with pytest.raises(RuntimeError, match="no more"):
+            await waiting
 
 
-def test_a_failed_group_says_why() -> None:
-    async def scene() -> None:
-        async def tool(trajectory: Any) -> None:
-            raise KeyError("answer")
+async def test_a_failed_group_says_why() -> None:
+    async def tool(trajectory: Any) -> None:
+        raise KeyError("answer")
 
-        async with Stage(prompts_per_step=2) as stage:
-            stage.trainer.submit([prompt("raises")], tool)
-            asking = stage.ask()
-            stage.trainer.close_submissions()
-            told = stage.driver.front.endings.on_group_failed
-            assert told is not None
-            told("aborted", None)  # as for one whose attempts somebody else aborts
-            await stage.instance.answer(0, [7])
-            batch = await asking
-            assert batch is not None
-            why = {failed.uid: failed.reason for failed in batch.failed}
-            assert why["raises"] == "KeyError: 'answer'"
-            assert "aborted it repeatedly" in why["aborted"]
-
-    run(scene())
+    async with Stage(prompts_per_step=2) as stage:
+        stage.trainer.submit([prompt("raises")], tool)
+        asking = stage.ask()
+        stage.trainer.close_submissions()
+        told = stage.driver.front.endings.on_group_failed
+        assert told is not None
+        told("aborted", None)  # as for one whose attempts somebody else aborts
+        await stage.instance.answer(0, [7])
+        batch = await asking
+        assert batch is not None
+        why = {failed.uid: failed.reason for failed in batch.failed}
+        assert why["raises"] == "KeyError: 'answer'"
+        assert "aborted it repeatedly" in why["aborted"]
 
 
 # -- New weights: one line of versions, in the store before they count --
@@ -534,47 +451,36 @@ async def load_weight_publisher(client, version):
     """Loaded at once."""
 
 
-def test_published_versions_must_increase_for_every_trainer():
-    async def scene():
-        driver = Driver(make_scheduler(1))
-        weights = WeightPublisher(driver, None)
+async def test_published_versions_must_increase_for_every_trainer():
+    driver = Driver(make_scheduler(1))
+    weights = WeightPublisher(driver, None)
+    await weights.publish(1, load_weight_publisher, None, wait=False)
+    assert weights.newest == 1
+    with pytest.raises(CallerError, match="versions must increase"):
         await weights.publish(1, load_weight_publisher, None, wait=False)
-        assert weights.newest == 1
-        with pytest.raises(CallerError, match="versions must increase"):
-            await weights.publish(1, load_weight_publisher, None, wait=False)
-        await driver.close()
-
-    virtual_net.run(scene())
+    await driver.close()
 
 
-def test_published_version_is_stored_before_the_answer():
-    async def scene():
-        driver, stored = Driver(make_scheduler(1)), Stored()
-        weights = WeightPublisher(driver, stored)
-        with pytest.raises(CallerError, match="a coroutine cannot be stored"):
-            await weights.publish(1, load_weight_publisher, None, wait=False)
-        assert weights.newest == 0
-        publishing = asyncio.create_task(
-            weights.publish(1, load_weight_publisher, b"how", wait=False)
-        )
-        await until(lambda: stored.published_ == [(1, b"how")])
-        assert not publishing.done()
-        stored.promised.set()
-        await publishing
-        await driver.close()
-
-    virtual_net.run(scene())
+async def test_published_version_is_stored_before_the_answer():
+    driver, stored = Driver(make_scheduler(1)), Stored()
+    weights = WeightPublisher(driver, stored)
+    with pytest.raises(CallerError, match="a coroutine cannot be stored"):
+        await weights.publish(1, load_weight_publisher, None, wait=False)
+    assert weights.newest == 0
+    publishing = asyncio.create_task(weights.publish(1, load_weight_publisher, b"how", wait=False))
+    await until(lambda: stored.published_ == [(1, b"how")])
+    assert not publishing.done()
+    stored.promised.set()
+    await publishing
+    await driver.close()
 
 
-def test_version_is_loaded_when_all_instances_have_it():
-    async def scene():
-        driver = Driver(make_scheduler(1))
-        weights = WeightPublisher(driver, None)
-        assert not weights.has_loaded(0), "nobody is here"
-        await driver.add_instance(Scripted())
-        assert weights.has_loaded(0)
-        await weights.publish(1, load_weight_publisher, None, wait=True)
-        assert weights.has_loaded(1)
-        await driver.close()
-
-    virtual_net.run(scene())
+async def test_version_is_loaded_when_all_instances_have_it():
+    driver = Driver(make_scheduler(1))
+    weights = WeightPublisher(driver, None)
+    assert not weights.has_loaded(0), "nobody is here"
+    await driver.add_instance(Scripted())
+    assert weights.has_loaded(0)
+    await weights.publish(1, load_weight_publisher, None, wait=True)
+    assert weights.has_loaded(1)
+    await driver.close()

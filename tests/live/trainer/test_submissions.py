@@ -15,7 +15,6 @@ from rollout_sched.live.requests.trajectories import TrajectoryPayload
 from rollout_sched.live.trainer.samples import LostGroup, NamedTools, Prompt
 from rollout_sched.live.trainer.submissions import SamplePayloads, Submissions, check_prompt
 from rollout_sched.store.errors import StoreFull
-from tests import virtual_net
 from tests.core.told import make_scheduler
 
 PROMPT = Prompt("a", [1, 2], 3, 9)
@@ -55,93 +54,75 @@ async def submissions(stored=None):
         await driver.close()
 
 
-def test_a_uid_is_taken_once_and_stands_for_one_prompt():
-    async def scene():
-        stored = Stored()
-        async with submissions(stored) as here:
-            for _ in range(2):
-                here.submit([PROMPT], None)
-            assert (here.open_samples, stored.told) == (3, [("a", None)])
-            assert here.known("a") == PROMPT
-            other = Prompt("a", [1, 2], 2, 8)
-            with pytest.raises(CallerError, match="'a' was already submitted with other values"):
-                here.submit([other], None)
-            assert here.known("a") == PROMPT
-            assert here.known("b") is None
-
-    virtual_net.run(scene())
+async def test_a_uid_is_taken_once_and_stands_for_one_prompt():
+    stored = Stored()
+    async with submissions(stored) as here:
+        for _ in range(2):
+            here.submit([PROMPT], None)
+        assert (here.open_samples, stored.told) == (3, [("a", None)])
+        assert here.known("a") == PROMPT
+        other = Prompt("a", [1, 2], 2, 8)
+        with pytest.raises(CallerError, match="'a' was already submitted with other values"):
+            here.submit([other], None)
+        assert here.known("a") == PROMPT
+        assert here.known("b") is None
 
 
-def test_refused_prompt_is_not_kept():
-    async def scene():
-        async with submissions() as here:
-            with pytest.raises(CallerError, match="n is not allowed there"):
-                here.submit([Prompt("b", [1], 1, 9, {"n": 2})], None)
-            assert (here.open_samples, here.prompts) == (0, {})
-
-    virtual_net.run(scene())
+async def test_refused_prompt_is_not_kept():
+    async with submissions() as here:
+        with pytest.raises(CallerError, match="n is not allowed there"):
+            here.submit([Prompt("b", [1], 1, 9, {"n": 2})], None)
+        assert (here.open_samples, here.prompts) == (0, {})
 
 
-def test_tool_name_is_stored():
-    async def scene():
-        async def nameless(trajectory): ...
+async def test_tool_name_is_stored():
+    async def nameless(trajectory): ...
 
-        stored = Stored()
-        async with submissions(stored) as here:
-            here.submit([PROMPT], search)
-            here.submit([Prompt("b", [1], 1, 9)], nameless)
-            assert stored.told == [("a", "search"), ("b", "")]
-
-    virtual_net.run(scene())
+    stored = Stored()
+    async with submissions(stored) as here:
+        here.submit([PROMPT], search)
+        here.submit([Prompt("b", [1], 1, 9)], nameless)
+        assert stored.told == [("a", "search"), ("b", "")]
 
 
-def test_a_full_store_takes_nothing_new():
-    async def scene():
-        stored = Stored()
-        stored.full = True
-        async with submissions(stored) as here:
-            with pytest.raises(StoreFull):
-                here.submit([PROMPT], None)
-            assert here.prompts == {}
-
-    virtual_net.run(scene())
+async def test_a_full_store_takes_nothing_new():
+    stored = Stored()
+    stored.full = True
+    async with submissions(stored) as here:
+        with pytest.raises(StoreFull):
+            here.submit([PROMPT], None)
+        assert here.prompts == {}
 
 
-def test_lost_group_is_reported_once_and_may_be_resubmitted():
-    async def scene():
-        stored = Stored()
-        async with submissions(stored) as here:
-            here.submit([PROMPT, Prompt("b", [1], 1, 9)], None)
+async def test_lost_group_is_reported_once_and_may_be_resubmitted():
+    stored = Stored()
+    async with submissions(stored) as here:
+        here.submit([PROMPT, Prompt("b", [1], 1, 9)], None)
+        here.fail("a", ValueError("no"))
+        here.filter("b")
+        assert here.open_samples == 0
+        told = [LostGroup("a", "ValueError: no"), LostGroup("b", None)]
+        assert here.lost == told
+        assert here.told() == {"failed": {"a": "ValueError: no"}, "filtered": ["b"]}
+        assert here.take_lost(4) == told
+        assert here.take_lost(5) == []
+        assert stored.told[-2:] == [("a", "ValueError: no", 4), ("b", None, 4)]
+        assert here.known("a") is None
+
+
+async def test_repeated_failure_is_kept_until_each_batch_is_acknowledged():
+    async with submissions(Stored()) as here:
+        for number in range(2):
             here.fail("a", ValueError("no"))
-            here.filter("b")
-            assert here.open_samples == 0
-            told = [LostGroup("a", "ValueError: no"), LostGroup("b", None)]
-            assert here.lost == told
-            assert here.told() == {"failed": {"a": "ValueError: no"}, "filtered": ["b"]}
-            assert here.take_lost(4) == told
-            assert here.take_lost(5) == []
-            assert stored.told[-2:] == [("a", "ValueError: no", 4), ("b", None, 4)]
-            assert here.known("a") is None
-
-    virtual_net.run(scene())
-
-
-def test_repeated_failure_is_kept_until_each_batch_is_acknowledged():
-    async def scene():
-        async with submissions(Stored()) as here:
-            for number in range(2):
-                here.fail("a", ValueError("no"))
-                here.fail("a", ValueError("never"))
-                assert here.take_lost(number) == [LostGroup("a", "ValueError: never")]
-            here._driver.tell(SubmissionsClosed())
-            here.acknowledged(1)
-            here.submit([PROMPT], None)  # who holds the first batch may not have heard of it
-            assert here.prompts == {}
-            here.acknowledged(0)
-            with pytest.raises(CallerError, match="closed"):
-                here.submit([PROMPT], None)
-
-    virtual_net.run(scene())
+            here.fail("a", ValueError("never"))
+            assert here.take_lost(number) == [LostGroup("a", "ValueError: never")]
+        here._driver.tell(SubmissionsClosed())
+        here.acknowledged(1)
+        here.submit([PROMPT], None)  # who holds the first batch may not have heard of it
+        assert here.prompts == {}
+        here.acknowledged(0)
+        with pytest.raises(CallerError, match="closed"):
+            here.submit([PROMPT], None)
 
 
 # -- What of a prompt could never be made --
