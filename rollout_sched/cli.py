@@ -45,10 +45,10 @@ COMMANDS: Final = (
     Command(
         "check",
         "say whether a policy file is valid, and if not, why",
-        "policy_files",
+        "cli",
         "add_check_arguments",
     ),
-    Command("policies", "list the shipped policies", "policy_files", "add_list_arguments"),
+    Command("policies", "list the shipped policies", "cli", "add_policies_arguments"),
     Command("scenarios", "list, show, check or guess scenarios", "simulators.guess.command"),
     Command(
         "calibrate",
@@ -95,6 +95,38 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         if command.name == chosen:
             command.add_arguments(its_parser)
     return parser.parse_args(arguments)
+
+
+def add_check_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("policy", metavar="POLICY", help="a TOML file, or the name of a preset")
+    parser.set_defaults(run=_check)
+
+
+def add_policies_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=_list_policies)
+
+
+def _check(options: argparse.Namespace) -> None:
+    from rollout_sched.config import PROSE, load_policy
+    from rollout_sched.live import settings_of
+    from rollout_sched.live.trainer import reward_settings_of
+
+    policy = load_policy(options.policy)
+    policy.build(lengths=lambda group, index: 0)
+    settings_of(policy)
+    reward_settings_of(policy)
+    roles = ", ".join(f"{role} {cls.__name__}" for role, (cls, _) in policy.roles.items())
+    print(f"{options.policy}: valid ({roles})")
+    for key in PROSE:
+        if getattr(policy, key):
+            print(f"{key}: {getattr(policy, key)}")
+
+
+def _list_policies(_: argparse.Namespace) -> None:
+    from rollout_sched.config import load_policy, shipped
+
+    for name in shipped("policies/presets"):
+        print(f"{name:32s} {load_policy(name).about}")
 
 
 class _ShowVersion(argparse.Action):

@@ -11,8 +11,13 @@ from typing import NamedTuple
 import msgspec
 
 from rollout_sched.core.model.errors import CallerError
-from rollout_sched.simulators.instance import CostModel, EngineSteps, InstanceSpec, SimRequest
-from rollout_sched.simulators.instance.reference import ReferenceInstance
+from rollout_sched.simulators.instance import (
+    CostModel,
+    EngineSteps,
+    InstanceSpec,
+    ReferenceInstance,
+    SimRequest,
+)
 
 #: Prompt tokens of a burst that measures decoding only.
 SHORT = 32

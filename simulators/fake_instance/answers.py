@@ -12,8 +12,7 @@ import msgspec
 
 from rollout_sched.live.ports import OnTokens, Order, Output, RequestRejected
 from rollout_sched.simulators.fake_instance import tokens as text
-from rollout_sched.simulators.instance import Ended, SimInstance, SimRequest
-from rollout_sched.simulators.instance.reference import ReferenceInstance
+from rollout_sched.simulators.instance import Ended, ReferenceInstance, SimInstance, SimRequest
 
 Stream = tuple[int, ...]
 

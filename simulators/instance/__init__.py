@@ -9,6 +9,7 @@ from rollout_sched.simulators.instance.model import (
     PauseMode,
     SimRequest,
 )
+from rollout_sched.simulators.instance.reference import ReferenceInstance
 from rollout_sched.simulators.instance.sim_instance import SimInstance
 from rollout_sched.simulators.instance.step_time import StepTime
 
@@ -21,6 +22,7 @@ __all__ = [
     "MeasuredSpan",
     "Outcome",
     "PauseMode",
+    "ReferenceInstance",
     "SimInstance",
     "SimRequest",
     "StepTime",

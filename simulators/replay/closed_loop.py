@@ -42,8 +42,7 @@ from rollout_sched.core.model.events import (
     Woke,
 )
 from rollout_sched.core.scheduler import Scheduler
-from rollout_sched.simulators.instance import SimInstance
-from rollout_sched.simulators.instance.reference import ReferenceInstance
+from rollout_sched.simulators.instance import ReferenceInstance, SimInstance
 from rollout_sched.simulators.replay.attempts import SimAttempts
 from rollout_sched.simulators.replay.event_queue import EventQueue
 from rollout_sched.simulators.replay.faults import Faults, SchedulerRestarts

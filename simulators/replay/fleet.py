@@ -27,8 +27,7 @@ from rollout_sched.core.model.events import (
     TrajectoryEnded,
     WeightsUpdated,
 )
-from rollout_sched.simulators.instance import Ended, PauseMode, SimInstance
-from rollout_sched.simulators.instance.reference import ReferenceInstance
+from rollout_sched.simulators.instance import Ended, PauseMode, ReferenceInstance, SimInstance
 from rollout_sched.simulators.replay.attempts import SimAttempts
 from rollout_sched.simulators.replay.event_queue import EventQueue
 from rollout_sched.simulators.replay.faults import Failing, Failures

@@ -1,8 +1,8 @@
 """The search space: for every role the policies worth trying, their values, and conditions.
 
 `SPACE` is a table with all knowledge about the space; `candidates.py` reads it. Everything that a
-policy file can set is in it or, with the reason, in `LEFT_OUT`. A test compares the two with
-`config.REGISTRY`, so that a new policy or parameter is not forgotten.
+policy file can set is in it or, with the reason, in `LEFT_OUT` of a test, which compares the two
+with `config.REGISTRY`, so that a new policy or parameter is not forgotten.
 """
 
 from __future__ import annotations
@@ -404,21 +404,6 @@ STARTS: tuple[Table, ...] = (
 
 #: How often a role is changed, others 1: what is launched, and what is kept, matters most.
 WEIGHTS = {"batching": 4, "selection": 2, "interruption": 2, "freshness": 2}
-
-#: What is not searched, "role.policy" or "role.policy.parameter", and the reason.
-LEFT_OUT: dict[str, str] = {
-    "affinity.by_cost": "trained requests have no sessions, only clients' direct requests have",
-    "affinity.none": "for the same reason",
-    "admission.aimd_concurrency.most": "a safety limit that no trace reaches",
-    "interruption.none.at_update": "it has only one value",
-    "routing.power_of_two": "least_requests sees the whole fleet at the same cost",
-    "routing.random": "round_robin spreads similar requests at least as evenly as chance",
-    "routing.static_split": "it is a baseline",
-    "routing.vllm_internal_lb": "what engines do by themselves; least_requests has newer counts",
-    "prediction.oracle": "only a replay knows true lengths",
-    "freshness.paced": "bounds the aggregate, so a sample may exceed the user's bound",
-    "freshness.unbounded": "does not keep the user's bound",
-}
 
 
 def reads_polls(table: Table) -> bool:

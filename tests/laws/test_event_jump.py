@@ -17,7 +17,7 @@ from rollout_sched.simulators.instance.model import (
     Paused,
     SimRequest,
 )
-from rollout_sched.simulators.instance.reference.instance import ReferenceInstance
+from rollout_sched.simulators.instance.reference import ReferenceInstance
 from rollout_sched.simulators.instance.sim_instance import SimInstance
 
 COST = CostModel(

@@ -27,7 +27,7 @@ from rollout_sched.simulators.instance.model import (
     PauseMode,
     SimRequest,
 )
-from rollout_sched.simulators.instance.reference.instance import ReferenceInstance
+from rollout_sched.simulators.instance.reference import ReferenceInstance
 from rollout_sched.simulators.instance.sim_instance import SimInstance
 
 SEEDS = 40

@@ -13,7 +13,7 @@ from rollout_sched.simulators.instance.model import (
     Paused,
     SimRequest,
 )
-from rollout_sched.simulators.instance.reference.instance import ReferenceInstance
+from rollout_sched.simulators.instance.reference import ReferenceInstance
 from rollout_sched.simulators.instance.sim_instance import SimInstance
 
 Kind = type[SimInstance] | type[ReferenceInstance]

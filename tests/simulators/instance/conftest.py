@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from rollout_sched.simulators.instance.reference.instance import ReferenceInstance
+from rollout_sched.simulators.instance.reference import ReferenceInstance
 from rollout_sched.simulators.instance.sim_instance import SimInstance
 from tests.simulators.instance.by_hand import Make, instance
 

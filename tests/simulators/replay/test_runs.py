@@ -20,7 +20,7 @@ from rollout_sched.core.model import events as ev
 from rollout_sched.core.model.errors import CallerError, PolicyError
 from rollout_sched.core.model.events import Woke
 from rollout_sched.simulators.instance.model import CostModel
-from rollout_sched.simulators.instance.reference.instance import ReferenceInstance
+from rollout_sched.simulators.instance.reference import ReferenceInstance
 from rollout_sched.simulators.instance.sim_instance import SimInstance
 from rollout_sched.simulators.replay.closed_loop import ClosedLoop, RunNotes
 from rollout_sched.simulators.replay.faults import Failing

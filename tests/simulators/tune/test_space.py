@@ -8,7 +8,6 @@ import pytest
 from rollout_sched import config
 from rollout_sched.simulators.tune.space import (
     ALWAYS,
-    LEFT_OUT,
     SPACE,
     STALENESS,
     STARTS,
@@ -21,6 +20,21 @@ from rollout_sched.simulators.tune.space import (
     options,
 )
 from tests.simulators.tune.bench import setting
+
+#: What is not searched, "role.policy" or "role.policy.parameter", and the reason.
+LEFT_OUT: dict[str, str] = {
+    "affinity.by_cost": "trained requests have no sessions, only clients' direct requests have",
+    "affinity.none": "for the same reason",
+    "admission.aimd_concurrency.most": "a safety limit that no trace reaches",
+    "interruption.none.at_update": "it has only one value",
+    "routing.power_of_two": "least_requests sees the whole fleet at the same cost",
+    "routing.random": "round_robin spreads similar requests at least as evenly as chance",
+    "routing.static_split": "it is a baseline",
+    "routing.vllm_internal_lb": "what engines do by themselves; least_requests has newer counts",
+    "prediction.oracle": "only a replay knows true lengths",
+    "freshness.paced": "bounds the aggregate, so a sample may exceed the user's bound",
+    "freshness.unbounded": "does not keep the user's bound",
+}
 
 EVERY_OPTION = [(role, option) for role, of_role in SPACE.items() for option in of_role]
 
