@@ -609,11 +609,12 @@ def conversations(draw: st.DrawFn) -> Trace:
 
 @st.composite
 def turns_before(draw: st.DrawFn, groups: list[tuple[int, list[int]]]) -> Before:
-    """A few samples are trajectories."""
+    """A few samples are trajectories. Their tools end at other times than those of clients."""
     places = [(number, index) for number in range(len(groups)) for index in range(3)]
     if not places:
         return {}
-    turn = st.builds(Turn, st.integers(1, 90), st.integers(1, 30), times(900))
+    tool_s = times(900).map(lambda seconds: seconds + 7e-6)
+    turn = st.builds(Turn, st.integers(1, 90), st.integers(1, 30), tool_s)
     turns = st.lists(turn, min_size=1, max_size=2).map(tuple)
     return draw(st.dictionaries(st.sampled_from(places), turns, max_size=5))
 
