@@ -43,7 +43,7 @@ def test_answered_without_a_trainer() -> None:
     assert not told.scheduler.state.siblings
 
 
-def test_what_an_earlier_scheduler_had_made_is_gone_on_from() -> None:
+def test_request_continues_from_the_tokens_of_an_earlier_scheduler() -> None:
     told = Told(prompts_per_step=4)
     made = (Segment(2, 3, "i7"), Segment(3, 1, "i8"))
     (dispatch,) = told(RequestSubmitted("d1", "g", PROMPT, LIMIT, made=made))
@@ -62,7 +62,7 @@ def test_what_an_earlier_scheduler_had_made_is_gone_on_from() -> None:
 
 
 @pytest.mark.parametrize("made", [(0,), (3, -1), (LIMIT, 1)])
-def test_what_cannot_have_been_made_is_refused(made: tuple[int, ...]) -> None:
+def test_impossible_prior_segments_are_refused(made: tuple[int, ...]) -> None:
     told = Told(prompts_per_step=4)
     segments = tuple(Segment(0, tokens, "i0") for tokens in made)
     with pytest.raises(CallerError, match="are not a response of at most"):
@@ -108,7 +108,7 @@ def test_a_lost_instance_keeps_what_was_streamed() -> None:
     assert told(InstanceLost("i0")) == [Dispatch("d1", 2, "i1", 16, 94, 0, 6, 16, 0)]
 
 
-def test_one_that_cannot_be_made_fails_alone() -> None:
+def test_impossible_request_fails_alone() -> None:
     told = Told()
     told(ask("d1"), ask("d2"))
     (gone,) = told(RequestFailed("d1", 1, "400", blame="request"))
@@ -194,7 +194,7 @@ def test_without_affinity_sessions_move() -> None:
 
 
 @pytest.mark.parametrize("routing", ["round_robin", "random", "least_tokens"])
-def test_who_names_no_session_is_sent_as_if_there_was_no_affinity(routing: str) -> None:
+def test_request_without_a_session_ignores_affinity(routing: str) -> None:
     runs = [
         converse(Told(instances=3, routing=routing, affinity=affinity), sessions=False)
         for affinity in ("by_cost", "none")
@@ -219,7 +219,7 @@ def test_a_home_that_is_lost_is_left_and_that_counts() -> None:
         ({"admission": "session_cap"}, ["urgent", "g/0", "g/1", "early", "late"]),
     ],
 )
-def test_of_those_that_wait_the_least_priority_goes_first(roles: Any, first: list[str]) -> None:
+def test_waiting_requests_go_by_least_priority(roles: Any, first: list[str]) -> None:
     told = Told(slots=1, **roles)
     told(ask("running"))
     told.submit("g", samples=2)
@@ -237,7 +237,7 @@ def test_of_those_that_wait_the_least_priority_goes_first(roles: Any, first: lis
     assert order == first
 
 
-def test_one_of_a_session_passes_those_whose_kv_is_nowhere() -> None:
+def test_request_with_kv_overtakes_requests_without() -> None:
     told = Told(slots=1, admission={"use": "aimd_concurrency", "longest": BIG})
     told(ask("d1", session="talk"), ask("d2"), ask("d3"))
     told(RequestFinished("d1", 1, 5))
@@ -264,7 +264,7 @@ def test_a_segment_budget_goes_on_at_once() -> None:
         RequestSubmitted("known", "g", 1, 1),
     ],
 )
-def test_the_impossible_is_refused(event: RequestSubmitted) -> None:
+def test_oversized_request_is_refused(event: RequestSubmitted) -> None:
     told = Told()
     told(ask("known"))
     with pytest.raises(CallerError):
@@ -272,7 +272,7 @@ def test_the_impossible_is_refused(event: RequestSubmitted) -> None:
     assert [request.id for request in told.scheduler.parts.requests] == ["known"]
 
 
-def test_an_instance_that_comes_late_takes_what_waits() -> None:
+def test_late_instance_takes_waiting_requests() -> None:
     told = Told(instances=0)
     assert told(ask()) == []
     assert told(InstanceJoined("i9", 1, BIG, 0)) == [sent("d1", 1, "i9")]

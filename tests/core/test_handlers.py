@@ -54,7 +54,7 @@ def test_the_last_report_stays_with_its_instance() -> None:
     assert told.anomalies == {"unknown_instance": 1}
 
 
-def test_what_is_known_of_a_prompt_goes_with_its_group() -> None:
+def test_prompt_history_goes_with_its_group() -> None:
     told = Told(prediction="prompt_history")
     told(ev.GroupSubmitted("a@2", 1, PROMPT, LIMIT, "a", (9, 7), 50))
     group = told.scheduler.state.groups["a@2"]
@@ -63,7 +63,7 @@ def test_what_is_known_of_a_prompt_goes_with_its_group() -> None:
     assert group.siblings.expected_tokens == 50
 
 
-def test_what_is_known_of_a_prompt_is_not_kept_where_nobody_asks() -> None:
+def test_prompt_history_is_dropped_without_a_reader() -> None:
     told = Told()
     told(ev.GroupSubmitted("a", 1, PROMPT, LIMIT, "a", (9, 7)))
     assert told.scheduler.state.groups["a"].siblings.history is None
@@ -93,7 +93,7 @@ class TestGate:
         told(ev.GateClosed("nobody"))
         assert told.anomalies == {"unknown_instance": 1}
 
-    def test_one_that_joins_again_begins_with_an_open_one(self) -> None:
+    def test_rejoined_instance_has_an_open_gate(self) -> None:
         told = Told()
         told(ev.GateClosed("i0"), InstanceLost("i0"), InstanceJoined("i0", 8, BIG))
         assert told(RequestSubmitted("d", "", PROMPT, LIMIT))
@@ -112,7 +112,7 @@ class TestTheTrainerLoads:
         assert answer.sample.staleness == 3
         assert told.anomalies == {}
 
-    def test_who_lags_behind_is_known_to(self) -> None:
+    def test_lagging_instance_holds_the_fleet_version(self) -> None:
         told = Told(instances=2)
         told(ev.WeightsPublished(1, loads=False), ev.WeightsUpdated("i0", 1))
         progress = told.scheduler.state.progress
@@ -120,7 +120,7 @@ class TestTheTrainerLoads:
         told(ev.WeightsUpdated("i1", 1))
         assert progress.fleet_version == 1
 
-    def test_what_is_told_twice_is_no_news(self) -> None:
+    def test_repeated_update_is_an_anomaly(self) -> None:
         told = Told()
         told(ev.WeightsPublished(1, loads=False), ev.WeightsUpdated("i0", 1))
         told(ev.WeightsUpdated("i0", 1), ev.WeightsUpdated("i0", 0))
@@ -145,12 +145,12 @@ class TestOlderThanItWasSaidToBe:
             ev.TurnFinished("a/0", 1, 9, ((2, 5), (4, 4))),
         ],
     )
-    def test_what_is_too_old_starts_over(self, event: Event) -> None:
+    def test_stale_answer_starts_over(self, event: Event) -> None:
         told = self.told(max_staleness=1)
         assert sum(action.tokens for action in told(event) if isinstance(action, Discard)) == 9
         assert told.request("a/0").response_tokens == 0
 
-    def test_what_is_not_goes_out_as_what_it_is(self) -> None:
+    def test_fresh_answer_keeps_its_version(self) -> None:
         told = self.told(max_staleness=2)
         told(ev.RequestFinished("a/0", 1, 9, ((2, 9),)), ev.RequestFinished("a/1", 2, 9, ((4, 9),)))
         assert told.scheduler.state.groups["a"].oldest_version == 2

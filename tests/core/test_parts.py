@@ -73,13 +73,13 @@ class TestRound:
         delivered = [a for e in answers for a in told(e) if isinstance(a, Deliver)]
         assert [part.version for part in delivered] == [4, 4, 4]
 
-    def test_who_takes_no_parts_gets_the_whole(self) -> None:
+    def test_trainer_without_parts_gets_full_batches(self) -> None:
         told = three()
         told(BatchRequested())
         assert parts(told(RequestFinished("a/0", 1, 5), RequestFinished("b/0", 2, 5))) == []
         assert parts(told(RequestFinished("c/0", 3, 5))) == [(0, 0, True, ["a", "b", "c"])]
 
-    def test_one_who_changes_his_mind_gets_what_there_is(self) -> None:
+    def test_trainer_switching_to_parts_gets_the_complete_groups(self) -> None:
         told = three()
         told(BatchRequested(), RequestFinished("a/0", 1, 5), RequestFinished("b/0", 2, 5))
         assert parts(told(IN_PARTS)) == [(0, 0, False, ["a", "b"])]
@@ -111,7 +111,7 @@ class TestRound:
         assert told.running == []
         assert told.scheduler.state.progress.deferred == 1
 
-    def test_a_failed_group_is_made_up_for(self) -> None:
+    def test_a_failed_group_is_replaced(self) -> None:
         told = three()
         told(RequestFinished("a/0", 1, 5))
         told(RequestFailed("b/0", 2, "too long", blame="request"))
@@ -119,7 +119,7 @@ class TestRound:
         assert parts(told(RequestFinished("c/0", 3, 5))) == [(0, 1, False, ["c"])]
         assert parts(told(RequestFinished("d/0", 4, 5))) == [(0, 2, True, ["d"])]
 
-    def test_what_was_left_whole_is_the_first_part_of_the_next_batch(self) -> None:
+    def test_leftover_complete_group_is_the_first_part_of_the_next_batch(self) -> None:
         """And counts for its round."""
         told = Told(
             2, batching=rounds(over_prompts=2.0), interruption=PARTIAL, freshness="unbounded"
@@ -170,7 +170,7 @@ class TestTheEnd:
         assert told.scheduler.state.progress.batches == 1
         assert told(IN_PARTS) == [], "nothing is left"
 
-    def test_also_when_nobody_submits_what_it_lacks(self) -> None:
+    def test_batch_lacking_submissions_ends_without_samples(self) -> None:
         told = Told(2, batching={"use": "fully_async", "part_prompts": 1}, freshness="unbounded")
         told.submit("a")
         told(IN_PARTS, RequestFinished("a/0", 1, 5))
@@ -214,14 +214,14 @@ class TestStaleness:
         assert told.running == ["a/0", "g/0", "h/0", "i/0"]
         return told
 
-    def test_places_are_kept_for_what_is_due(self) -> None:
+    def test_slots_are_kept_for_due_groups(self) -> None:
         told = self.older_and_newer(1)
         assert parts(told(IN_PARTS)) == [(1, 0, False, ["e", "f"])]
         for attempt, group in enumerate("ghi", 7):
             assert parts(told(RequestFinished(f"{group}/0", attempt, 5))) == []
         assert parts(told(RequestFinished("a/0", 1, 50, ((0, 50),)))) == [(1, 1, True, ["a"])]
 
-    def test_as_many_go_as_may(self) -> None:
+    def test_all_allowed_groups_go(self) -> None:
         """Four of the five would fill the batch but for one: a must have the last place."""
         told = Told(4, slots=99, **asynchronous(1))
         told.submit(*"abcdefghijkl")
@@ -235,7 +235,7 @@ class TestStaleness:
         assert parts(told(IN_PARTS)) == [(1, 0, False, ["f", "g", "h"])]
         assert parts(told(RequestFinished("a/0", 1, 50, ((0, 50),)))) == [(1, 1, True, ["a"])]
 
-    def test_but_no_fewer_than_make_a_part(self) -> None:
+    def test_no_fewer_groups_go_than_a_part_needs(self) -> None:
         told = self.older_and_newer(3)
         assert parts(told(IN_PARTS)) == []
         for attempt, group in enumerate("ghi", 7):
@@ -243,7 +243,7 @@ class TestStaleness:
         last = told(RequestFinished("a/0", 1, 50, ((0, 50),)))
         assert parts(last) == [(1, 0, True, ["a", "e", "f"])]
 
-    def test_what_a_version_without_a_batch_leaves_behind_starts_over(self) -> None:
+    def test_groups_outdated_by_a_version_without_a_batch_start_over(self) -> None:
         """Two groups are due with one batch: the second can never go, and the first would wait."""
         told = Told(1, slots=99, **asynchronous(1, 0))
         told.submit(*"ab")

@@ -118,13 +118,13 @@ class TestSyncStep:
             Deliver(batch=1, version=1, samples=(sample("b/0", (1, 5, "i0")),))
         ]
 
-    def test_what_finds_no_slot_waits_for_one(self) -> None:
+    def test_request_without_a_slot_waits(self) -> None:
         told = Told(slots=1)
         told.submit("a", samples=2)
         assert told(BatchRequested()) == [sent("a/0", 1)]
         assert told(RequestFinished("a/0", 1, 5)) == [sent("a/1", 2)]
 
-    def test_a_newcomer_takes_what_waits(self) -> None:
+    def test_new_instance_takes_waiting_requests(self) -> None:
         told = Told(slots=1)
         told.submit("a", samples=2)
         told(BatchRequested())
@@ -145,7 +145,7 @@ class TestSurplus:
         told(RequestFinished("a/2", 3, 5))
         return told
 
-    def test_a_whole_group_ends_the_rest(self) -> None:
+    def test_complete_group_ends_surplus_requests(self) -> None:
         told = self.told()
         assert told(RequestFinished("a/0", 1, 5)) == [
             Interrupt("a/1", 2, "i0"),
@@ -171,7 +171,7 @@ class TestSurplus:
             (RequestFailed("a/1", 2, "500"), 0),
         ],
     )
-    def test_whatever_it_answers_nobody_wants_it(self, answer: Event, wasted: int) -> None:
+    def test_any_answer_of_surplus_is_discarded(self, answer: Event, wasted: int) -> None:
         told = self.told()
         told(RequestFinished("a/0", 1, 5))
         expected = [thrown("a/1", wasted, "surplus", attempt=2)] if wasted else []
@@ -179,7 +179,7 @@ class TestSurplus:
         assert told.instance("i0").in_flight == 3
         assert not told.anomalies
 
-    def test_one_that_waits_is_ended_without_an_interrupt(self) -> None:
+    def test_waiting_surplus_ends_without_an_interrupt(self) -> None:
         told = Told(2, slots=2, batching=tail(1.0, 1.5))
         told.submit("a", "b", samples=2)
         told(BatchRequested(), RequestFinished("a/0", 1, 5))  # a/2 took the slot
@@ -190,7 +190,7 @@ class TestSurplus:
             thrown("a/1", 0, "surplus", ends=True),
         ]
 
-    def test_one_told_to_stop_already_is_not_told_again(self) -> None:
+    def test_stopping_attempt_is_interrupted_once(self) -> None:
         interruption = {"use": "partial", "at_update": "resubmit"}
         told = Told(
             2,
@@ -214,7 +214,7 @@ class TestFailure:
         assert told(BatchRequested()) == [sent("a/0", 1, "i0")]
         return told
 
-    def test_it_goes_on_elsewhere_with_what_was_streamed(self) -> None:
+    def test_failed_request_continues_elsewhere_from_streamed_tokens(self) -> None:
         told = self.told()
         told(TokensArrived("a/0", 1, 7))
         assert told(RequestFailed("a/0", 1, "reset by peer")) == [
@@ -232,7 +232,7 @@ class TestFailure:
             Deliver(0, 0, (sample("a/0", (0, 7, "i0"), (0, 3, "i1")),))
         ]
 
-    def test_what_cannot_be_true_is_not_gone_on_from(self) -> None:
+    def test_unusable_tokens_are_discarded(self) -> None:
         told = self.told()
         told(TokensArrived("a/0", 1, 7))
         assert told(RequestFailed("a/0", 1, "it said more after its end", usable=False)) == [
@@ -240,7 +240,7 @@ class TestFailure:
             sent("a/0", 2, "i1"),
         ]
 
-    def test_one_that_was_never_reached_rests(self) -> None:
+    def test_unreached_instance_rests(self) -> None:
         told = self.told()
         told.seconds = 100.0
         assert told(RequestFailed("a/0", 1, "connection refused", blame="instance")) == [
@@ -249,7 +249,7 @@ class TestFailure:
         ]
         assert told.request("a/0").failures == 0, "it never got there"
 
-    def test_alone_it_waits_until_the_instance_has_rested(self) -> None:
+    def test_request_waits_for_a_resting_only_instance(self) -> None:
         told = Told()
         told.submit("a")
         told(BatchRequested())
@@ -259,7 +259,7 @@ class TestFailure:
         told.seconds = 1.0
         assert told(Woke()) == [sent("a/0", 2)]
 
-    def test_what_fails_together_is_one_incident(self) -> None:
+    def test_simultaneous_failures_are_one_incident(self) -> None:
         told = Told(batching="fully_async", freshness="unbounded", slots=8)
         told.submit("a", samples=8)
         assert told(RequestFailed("a/0", 1, blame="instance")) == [Wake(at=1.0)]
@@ -294,7 +294,7 @@ class TestFailure:
         told(Woke())
         assert told(RequestFailed("a/0", 3, blame="instance")) == [Wake(2.0)]
 
-    def test_one_that_is_itself_at_fault_takes_its_group_down(self) -> None:
+    def test_faulty_request_fails_its_group(self) -> None:
         told = Told(slots=2)
         told.submit("a", samples=3)
         told(BatchRequested())
@@ -333,11 +333,11 @@ class TestLostInstance:
         assert told.running == ["a/0", "a/1"]
         return told
 
-    def test_what_was_not_streamed_is_made_again(self) -> None:
+    def test_unstreamed_tokens_are_generated_again(self) -> None:
         told = self.told()
         assert told(InstanceLost("i0")) == [sent("a/0", 3, "i1")]
 
-    def test_what_was_streamed_is_kept(self) -> None:
+    def test_streamed_tokens_survive_a_loss(self) -> None:
         told = self.told()
         told(TokensArrived("a/0", 1, 7))
         assert told(InstanceLost("i0")) == [
@@ -385,7 +385,7 @@ class TestLostInstance:
         assert told(InstanceLost("i1")) == []
         assert dispatched(told(InstanceJoined("new", 8, BIG))) == ["a/0", "a/1"]
 
-    def test_one_that_rejoins_has_lost_what_it_held(self) -> None:
+    def test_rejoined_instance_has_lost_its_attempts(self) -> None:
         told = self.told()
         told(TokensArrived("a/0", 1, 7))
         assert told(InstanceJoined("i0", 8, BIG)) == [
@@ -403,7 +403,7 @@ class TestLostInstance:
         assert told.anomalies == {"unknown_attempt": 1}
         assert list(told.scheduler.state.fleet.attempts) == [2, 3]
 
-    def test_one_that_rejoins_has_had_its_rest(self) -> None:
+    def test_rejoined_instance_does_not_rest(self) -> None:
         told = Told()
         told.submit("a")
         told(BatchRequested(), RequestFailed("a/0", 1, blame="instance"))
@@ -443,7 +443,7 @@ class TestTurns:
     @pytest.mark.parametrize(
         "again", [ToolReturned("a/0", 1, 30), ToolReturned("a/0", 2, 30), ToolReturned("b/0", 1, 3)]
     )
-    def test_one_that_nobody_waits_for_is_dropped(self, again: Event) -> None:
+    def test_unwanted_tool_result_is_dropped(self, again: Event) -> None:
         told = self.told()
         told(ToolReturned("a/0", 1, 30))
         assert told(again) == []
@@ -480,7 +480,7 @@ class TestTurns:
         assert (discard.request, discard.reason, discard.ends) == ("a/0", "failed", True)
 
     @pytest.mark.parametrize("attempt", [0, 2])
-    def test_only_of_the_turn_that_is_waited_for(self, attempt: int) -> None:
+    def test_trajectory_ends_only_by_its_current_turn(self, attempt: int) -> None:
         told = self.told()
         assert told(TrajectoryEnded("a/0", attempt)) == []
         assert told.anomalies == {"unknown_turn": 1}
@@ -537,7 +537,7 @@ class TestSegmentBudget:
             )
         ]
 
-    def test_others_start_in_place_of_what_has_spent_it(self) -> None:
+    def test_other_groups_replace_those_that_spent_their_budget(self) -> None:
         told = Told(2, freshness="unbounded", interruption=BUDGET)
         told.submit("a", "b", "c", samples=2)
         assert dispatched(told(BatchRequested())) == ["a/0", "a/1", "b/0", "b/1"]
@@ -558,7 +558,7 @@ class TestSegmentBudget:
             "at staleness 0 no other may start"
         )
 
-    def test_a_batch_that_waits_for_what_has_spent_it_lets_it_go_on(self) -> None:
+    def test_spent_group_continues_when_its_batch_waits(self) -> None:
         bound = {"use": "bounded", "max_staleness": 1}
         told = Told(batching=TWICE, freshness=bound, interruption=BUDGET)
         told.submit("a", "b", "c", "d")
@@ -571,7 +571,7 @@ class TestSegmentBudget:
         assert dispatched(told(RequestFinished("c/0", 4, 5))) == ["a/0"], "at version 1 a is due"
         assert delivered(told(RequestFinished("a/0", 5, 5))) == ["a/0"]
 
-    def test_the_last_batch_waits_for_what_has_spent_it(self) -> None:
+    def test_last_batch_waits_for_spent_groups(self) -> None:
         told = Told(2, freshness="unbounded", interruption=BUDGET)
         told.submit("a", "b")
         told(SubmissionsClosed(), BatchRequested(), RequestFinished("b/0", 2, 5))
@@ -579,7 +579,7 @@ class TestSegmentBudget:
         assert (delivered(actions), dispatched(actions)) == ([], ["a/0"])
         assert delivered(told(RequestFinished("a/0", 3, 5))) == ["a/0", "b/0"]
 
-    def test_who_is_due_goes_on_and_nobody_starts_over_where_no_more_groups_come(self) -> None:
+    def test_due_groups_continue_when_submissions_are_closed(self) -> None:
         """The last groups all spent their budget, were too many for what the batch seemed to lack,
         and started over from their first token, for ever."""
         bound = {"use": "bounded", "max_staleness": 1}
@@ -772,7 +772,7 @@ class TestPartialRollout:
         assert told.running == ["a/0", "b/0"]
         return told
 
-    def test_what_is_set_back_keeps_its_tokens(self) -> None:
+    def test_deferred_group_keeps_its_tokens(self) -> None:
         told = self.told(freshness="unbounded")
         assert told(RequestFinished("a/0", 1, 5)) == [
             Deliver(0, 0, (sample("a/0", (0, 5, "i0")),)),
@@ -783,7 +783,7 @@ class TestPartialRollout:
         assert states == {"b/0": RequestState.PARKED, "c/0": RequestState.PARKED}
         assert sum(r.response_tokens for r in told.scheduler.parts.requests.replay_buffer) == 40
 
-    def test_and_goes_on_first(self) -> None:
+    def test_deferred_group_continues_first(self) -> None:
         told = self.told(freshness="unbounded", ordering="resumed_first")
         told(RequestFinished("a/0", 1, 5), RequestInterrupted("b/0", 2, 40))
         assert told(BatchRequested()) == [
@@ -821,7 +821,7 @@ class TestPartialRollout:
         ]
         assert dispatched(told(BatchRequested())) == ["c/0", "d/0"]
 
-    def test_what_is_set_back_needs_no_more_room(self) -> None:
+    def test_deferred_group_needs_no_more_room(self) -> None:
         bounded = {"use": "bounded", "max_staleness": 1}
         told = Told(batching=TWICE, freshness=bounded, interruption=PARTIAL)
         told.submit("a", "b", "c")
@@ -856,7 +856,7 @@ class TestFullyAsync:
         told(BatchRequested(), WeightsPublished(1))
         assert dispatched(told(WeightsUpdated("i0", 1))) == ["b/0"]
 
-    def test_max_groups_bounds_what_is_under_way(self) -> None:
+    def test_max_groups_bounds_the_active_groups(self) -> None:
         batching = {"use": "fully_async", "max_groups": 2}
         told = Told(4, batching=batching, freshness="unbounded")
         told.submit("a", "b", "c")
@@ -1104,7 +1104,7 @@ class TestCallerErrors:
             (InstanceJoined("i0", 8, PROMPT + LIMIT - 1), f"is {PROMPT + LIMIT}, but the largest"),
         ],
     )
-    def test_they_say_why_and_leave_all_as_it_was(self, event: Event, text: str) -> None:
+    def test_errors_give_a_reason_and_change_nothing(self, event: Event, text: str) -> None:
         told = self.told()
         before = facts(told.scheduler)
         with pytest.raises(CallerError, match=text):
@@ -1161,7 +1161,7 @@ class TestPrediction:
         told(BatchRequested(), RequestFinished("a/0", 1, 20), RequestFinished("a/2", 3, 5))
         assert told.scheduler.state.groups["a"].siblings.lengths == [5, 20]
 
-    def test_what_runs_weighs_what_it_is_expected_to_make(self) -> None:
+    def test_running_request_weighs_its_expected_tokens(self) -> None:
         told = Told(slots=2, prediction="group_history", routing="least_tokens")
         told.submit("a", samples=2)
         told(BatchRequested())
@@ -1253,7 +1253,7 @@ class TestFoundByReview:
         told(BatchRequested(), TokensArrived("a/1", 2, 9), RequestFinished("a/0", 1, 5))
         assert thrown("a/1", 9, "surplus", attempt=2) in told(RequestFailed("a/1", 2))
 
-    def test_what_streams_bring_when_nobody_wants_it_any_more_is_discarded_too(self) -> None:
+    def test_unwanted_streamed_tokens_are_discarded_on_a_loss(self) -> None:
         """Whoever holds the tokens keeps what came; a loss has to say that they do not count."""
         told = Told(batching=tail(1.0, 2.0), slots=2)
         told.submit("a", "b")

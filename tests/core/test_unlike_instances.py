@@ -28,13 +28,13 @@ def ask(name: str, max_tokens: int = LIMIT) -> RequestSubmitted:
     return RequestSubmitted(name, name, PROMPT, max_tokens)
 
 
-def test_it_runs_where_all_of_it_fits() -> None:
+def test_request_runs_where_it_fits_entirely() -> None:
     told = small_and_big()
     assert told(ask("large")) == [sent("large", 1, "big")]
     assert told(ask("little", 5)) == [sent("little", 2, "small", max_new_tokens=5)]
 
 
-def test_what_does_not_fit_where_there_is_room_holds_up_nobody() -> None:
+def test_oversized_request_does_not_block_the_queue() -> None:
     told = small_and_big()
     told(ask("first"))
     assert told(ask("second")) == []
@@ -42,7 +42,7 @@ def test_what_does_not_fit_where_there_is_room_holds_up_nobody() -> None:
     assert sent("second", 3, "big") in told(RequestFinished("first", 1, 7))
 
 
-def test_one_that_was_passed_over_may_hang_up() -> None:
+def test_overtaken_request_may_be_withdrawn() -> None:
     told = small_and_big()
     told(ask("first"), ask("second"))
     assert told(RequestWithdrawn("second")) == [Discard("second", 0, "withdrawn", ends=True)]
@@ -57,7 +57,7 @@ def test_a_smaller_instance_that_joins_cuts_nothing_short() -> None:
     assert told(RequestFinished("running", 1, 7))[1:] == [sent("waiting", 2, "i0")]
 
 
-def test_it_waits_for_the_one_instance_that_can_hold_it() -> None:
+def test_request_waits_for_the_only_instance_that_fits() -> None:
     told = small_and_big()
     told(InstanceLost("big"))
     assert told(InstanceJoined("big", 1, BIG)) == []
@@ -67,7 +67,7 @@ def test_it_waits_for_the_one_instance_that_can_hold_it() -> None:
     assert told(InstanceJoined("big", 1, BIG)) == [sent("large", 2, "big")]
 
 
-def test_what_no_instance_could_ever_hold_is_refused_when_the_first_joins() -> None:
+def test_oversized_waiting_request_is_refused_when_an_instance_joins() -> None:
     told = Told(instances=0)
     told(ask("large"), ask("little", 5))
     assert told(InstanceJoined("small", 1, SMALL)) == [

@@ -34,7 +34,7 @@ REFUSED: list[tuple[Event, str]] = [
 
 
 @pytest.mark.parametrize(("event", "text"), REFUSED)
-def test_it_is_refused_with_a_reason(event: Event, text: str) -> None:
+def test_invalid_event_is_refused_with_a_reason(event: Event, text: str) -> None:
     told = Told()
     told.submit("a")
     told(RequestSubmitted("d", "", PROMPT, LIMIT), SubmissionsClosed())
@@ -55,7 +55,7 @@ def test_a_refusal_leaves_nothing_behind(event: Event, text: str) -> None:
     assert told.anomalies == beside.anomalies == {}
 
 
-def test_the_possible_passes() -> None:
+def test_valid_event_passes() -> None:
     told = Told()
     for event in (
         GroupSubmitted("a", 1, PROMPT, BIG - PROMPT),
@@ -75,7 +75,7 @@ def test_how_to_load_the_newest_may_be_said_once() -> None:
         told(WeightsPublished(1))
 
 
-def test_what_the_trainer_has_done_cannot_be_refused() -> None:
+def test_weights_loaded_by_the_trainer_are_never_refused() -> None:
     """Its own weights are on the instances, whatever else is under way."""
     told = Told(2, batching={"use": "fully_async", "part_prompts": 1}, freshness="unbounded")
     told.submit("a", "b")
@@ -87,7 +87,7 @@ def test_what_the_trainer_has_done_cannot_be_refused() -> None:
     assert told.scheduler.state.progress.version == 1
 
 
-def test_who_has_older_weights_than_the_trainer_brings_itself_waits_outside() -> None:
+def test_older_instance_is_refused_when_the_trainer_loads() -> None:
     told = Told(1, freshness={"use": "bounded", "max_staleness": 0})
     told(WeightsPublished(1, loads=False), WeightsUpdated("i0", 1))
     told.submit("a", samples=2)

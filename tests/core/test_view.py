@@ -79,7 +79,7 @@ def test_the_versions_that_an_attempt_may_have_used() -> None:
     assert view.versions_of(99) is None
 
 
-def test_whose_the_newest_version_is() -> None:
+def test_view_says_who_loads_the_newest_version() -> None:
     told = Told()
     assert told.scheduler.view.loads_newest
     told(WeightsPublished(1, loads=False))

@@ -286,12 +286,12 @@ class TestSelection:
         told(WeightsPublished(version), WeightsUpdated("i0", version), BatchRequested())
         return sorted(told.running)
 
-    def test_those_of_like_length_start_together(self) -> None:
+    def test_prompts_of_like_length_start_together(self) -> None:
         told = self.told()
         assert sorted(told.running) == ["b/0", "d/0", "f/0"]
         assert self.step(told, "b/0", "d/0") == ["a/0", "c/0", "e/0"]
 
-    def test_a_long_round_collects_what_was_set_back_and_nobody_is_set_back_twice(self) -> None:
+    def test_long_round_collects_deferred_groups_and_defers_none_twice(self) -> None:
         told = self.told()
         self.step(told, "b/0", "d/0")
         assert self.step(told, "c/0", "e/0") == ["a/0", "f/0"]

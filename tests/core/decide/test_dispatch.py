@@ -41,7 +41,7 @@ class TestSessions:
 
     TWO: ClassVar[dict[str, Any]] = {"use": "aimd_concurrency", "longest": BIG // 2}
 
-    def test_who_is_between_two_turns_keeps_a_place(self) -> None:
+    def test_trajectory_between_turns_keeps_its_session(self) -> None:
         told = Told(admission=self.TWO)
         told.submit("a", samples=3)
         assert dispatched(told(BatchRequested())) == ["a/0", "a/1"]
@@ -50,13 +50,13 @@ class TestSessions:
         assert dispatched(told(ToolReturned("a/0", 1, 5))) == ["a/0"], "before a/2, which is new"
         assert dispatched(told(RequestFinished("a/0", 3, 5))) == ["a/2"]
 
-    def test_a_trajectory_that_ends_with_a_tool_leaves_its_place(self) -> None:
+    def test_trajectory_ended_by_a_tool_frees_its_session(self) -> None:
         told = Told(admission=self.TWO)
         told.submit("a", samples=3)
         told(BatchRequested(), TurnFinished("a/0", 1, 5))
         assert dispatched(told(TrajectoryEnded("a/0", 1))) == ["a/2"]
 
-    def test_a_group_that_fails_leaves_its_places(self) -> None:
+    def test_failed_group_frees_its_sessions(self) -> None:
         told = Told(2, admission=self.TWO)
         told.submit("a", samples=2)
         told.submit("b")
@@ -72,7 +72,7 @@ class TestSessions:
         assert told.running == ["a/2", "a/3", "a/4"]
         assert [told.instance(i).in_flight for i in ("i0", "i1")] == [1, 2]
 
-    def test_the_home_that_is_lost_is_nobodys_home(self) -> None:
+    def test_lost_instance_is_no_home(self) -> None:
         told = Told(slots=1, admission=self.TWO)
         told.submit("a", samples=2)
         told(BatchRequested(), TurnFinished("a/0", 1, 5))
@@ -83,7 +83,7 @@ class TestSessions:
         assert told.request("a/0").home is None
         assert dispatched(told(InstanceJoined("i1", 2, BIG))) == ["a/0", "a/1"]
 
-    def test_who_returns_to_a_full_cache_gives_its_kv_up(self) -> None:
+    def test_trajectory_returning_to_a_full_cache_releases_its_kv(self) -> None:
         told = Told(admission={"use": "session_cap", "fill": 30 / BIG, "overfill": 30 / BIG})
         told.submit("a", samples=2)
         told(BatchRequested(), TurnFinished("a/0", 1, 30), InstanceReported("i0", 1, 0, 0.0))
@@ -91,7 +91,7 @@ class TestSessions:
         assert told.request("a/0").home is None
         assert dispatched(told(RequestFinished("a/1", 2, 5))) == ["a/0"]
 
-    def test_a_report_that_lets_more_begin_is_acted_on(self) -> None:
+    def test_report_that_frees_sessions_starts_requests(self) -> None:
         told = Told(admission={"use": "session_cap", "fill": 1.0})
         told.submit("a", samples=1)
         told(BatchRequested(), InstanceReported("i0", 1, 0, 0.9))
@@ -210,7 +210,7 @@ class TestWhenItIsAsked:
         world(ev.Woke(), ev.Woke())
         assert world.role.asked == asked + 1
 
-    def test_not_while_anything_waits(self) -> None:
+    def test_no_migration_while_requests_wait(self) -> None:
         world = World(slots=1, samples=3)
         asked = world.role.asked
         world.plan()
@@ -220,14 +220,14 @@ class TestWhenItIsAsked:
         world(ev.RequestFinished("a/1", 2, 5))
         assert world.role.asked == asked + 1
 
-    def test_not_while_migrants_are_on_their_way(self) -> None:
+    def test_no_migration_while_migrants_are_under_way(self) -> None:
         world = World()
         world.plan(a0="i1")
         assert world.plan(a1="i0") == []
         world(ev.RequestInterrupted("a/0", 1, 7))
         assert world.plan(a1="i0") == [act.Interrupt("a/1", 2, "i1")]
 
-    def test_a_migrant_that_ended_holds_up_nobody(self) -> None:
+    def test_ended_migrant_delays_nothing(self) -> None:
         world = World()
         world.plan(a0="i1")
         world(ev.RequestFinished("a/0", 1, 7))

@@ -61,13 +61,13 @@ def dispatched(actions: Sequence[act.Action]) -> list[tuple[str, str, int]]:
     ]
 
 
-def test_one_without_work_is_lent_at_once() -> None:
+def test_idle_instance_is_lent_at_once() -> None:
     world = World()
     assert world.lend("i0") == [act.Lend("i0")]
     assert world.status("i0") is InstanceStatus.LENT
 
 
-def test_what_it_has_goes_on_elsewhere_first() -> None:
+def test_requests_of_a_lent_instance_move_first() -> None:
     world = World()
     assert world.lend("i1") == [act.Interrupt("b/0", 2, "i1")]
     actions = world(ev.RequestInterrupted("b/0", 2, 7))
@@ -75,7 +75,7 @@ def test_what_it_has_goes_on_elsewhere_first() -> None:
     assert dispatched(actions) == [("b/0", "i0", 7)]
 
 
-def test_it_comes_back_and_serves() -> None:
+def test_returned_instance_serves() -> None:
     world = World()
     world.lend("i0")
     assert world(ev.InstanceReturned("i0")) == []
@@ -83,7 +83,7 @@ def test_it_comes_back_and_serves() -> None:
     assert world.instance("i0") in world.scheduler.state.fleet.open
 
 
-def test_what_was_not_lent_is_not_taken_back() -> None:
+def test_returning_an_instance_not_lent_is_an_anomaly() -> None:
     world = World()
     world(ev.InstanceReturned("i0"), ev.InstanceReturned("nobody"))
     assert world.anomalies == {"instance_not_lent": 1, "unknown_instance": 1}
@@ -213,7 +213,7 @@ class TestWhatARoleMayNotLend:
         with pytest.raises(PolicyError, match="all serving instances"):
             World().lend("i0", "i1", "i2")
 
-    def test_one_that_does_not_serve(self) -> None:
+    def test_instance_not_serving_is_not_lent(self) -> None:
         world = World()
         world(ev.InstanceLeaving("i1"))
         with pytest.raises(PolicyError, match="does not serve"):

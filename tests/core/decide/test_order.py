@@ -92,13 +92,15 @@ class TestWhoIsAsked:
             Woke(),
         ],
     )
-    def test_nobody_when_no_group_completed(
+    def test_no_group_roles_are_asked_without_a_completion(
         self, told: Told, batching: Counting, answer: Event
     ) -> None:
         told(answer)
         assert not batching.asked
 
-    def test_once_when_a_group_completed(self, told: Told, batching: Counting) -> None:
+    def test_group_roles_are_asked_once_for_a_completion(
+        self, told: Told, batching: Counting
+    ) -> None:
         told(RequestFinished("a/0", 1, 5), RequestFinished("a/1", 2, 5))
         assert not batching.asked
         assert delivered(told(RequestFinished("a/2", 3, 5))) == ["a/0", "a/1", "a/2"]
@@ -139,38 +141,38 @@ def joined(name: str, version: int = 0) -> InstanceJoined:
     return InstanceJoined(name, 8, BIG, version)
 
 
-def test_the_first_to_join_does_not_get_all_of_it() -> None:
+def test_first_instance_does_not_get_all_requests() -> None:
     told = restarted()
     assert dispatched(told(joined("a"))) == {}
     assert dispatched(told(joined("b"))) == {"a": 4, "b": 4}
 
 
-def test_who_loads_weights_is_waited_for() -> None:
+def test_restart_waits_for_instances_loading_weights() -> None:
     told = restarted(version=1)
     assert told(joined("a", 0)) == [UpdateWeights("a", 1)]
     assert dispatched(told(joined("b", 1))) == {}
     assert dispatched(told(WeightsUpdated("a", 1))) == {"a": 4, "b": 4}
 
 
-def test_nobody_is_waited_for_too_long() -> None:
+def test_restart_waits_a_limited_time() -> None:
     told = restarted()
     told(joined("a"))
     told.seconds = NOW + PATIENCE_S
     assert dispatched(told(Woke())) == {"a": 8}
 
 
-def test_it_is_over_once_and_for_all() -> None:
+def test_restart_wait_ends_for_good() -> None:
     told = restarted()
     told(joined("a"), joined("b"), InstanceLost("b"))
     assert told.scheduler.decider.gathering.expected == 0
     assert len(told.running) == 8
 
 
-def test_where_nobody_was_nobody_is_waited_for() -> None:
+def test_restart_without_instances_waits_for_none() -> None:
     assert dispatched(restarted(instances=0)(joined("a"))) == {"a": 8}
 
 
-def test_who_dies_meanwhile_waits_for_as_many() -> None:
+def test_second_restart_waits_for_as_many_instances() -> None:
     told = restarted(instances=3)
     told(joined("a"))
     assert state_of(told.scheduler, NOW).run.instances == 3

@@ -139,7 +139,7 @@ class TestDrain:
         assert bench.answer(0) == []
         assert bench.statuses == [DRAINING]
 
-    def test_one_that_serves_may_run_empty(self) -> None:
+    def test_serving_instance_may_run_empty(self) -> None:
         bench = Bench(1, busy=[0])
         assert bench.answer(0) == []
         assert bench.statuses == [SERVING]
@@ -216,7 +216,7 @@ class TestCohort:
         assert bench.start() == [UpdateWeights("i1", 1)]
         assert bench.open == {"i0"}
 
-    def test_those_not_chosen_stay_outdated(self) -> None:
+    def test_unchosen_instances_stay_outdated(self) -> None:
         bench = Bench(2, weights=OneByOne())
         bench.publish(1)
         assert list(bench.updater.outdated) == ["i1"]
@@ -263,19 +263,19 @@ class TestNewcomer:
 
 
 class TestNewerVersionInTheMiddle:
-    def test_one_that_drains_gets_the_newest(self) -> None:
+    def test_draining_instance_gets_the_newest_version(self) -> None:
         bench = Bench(1, busy=[0])
         bench.publish(1)
         assert bench.publish(2) == []
         assert bench.answer(0) == [UpdateWeights("i0", 2)]
 
-    def test_one_that_pauses_gets_the_newest(self) -> None:
+    def test_pausing_instance_gets_the_newest_version(self) -> None:
         bench = Bench(1, busy=[0], interruption=Partial())
         bench.publish(1)
         assert bench.publish(2) == []
         assert bench.paused(0) == [UpdateWeights("i0", 2)]
 
-    def test_one_that_updates_is_updated_again(self) -> None:
+    def test_updating_instance_is_updated_again(self) -> None:
         bench = Bench(1)
         bench.publish(1)
         assert bench.publish(2) == []
@@ -286,7 +286,7 @@ class TestNewerVersionInTheMiddle:
         bench.updated(0, 2)
         assert bench.open == {"i0"}
 
-    def test_one_behind_the_gate_is_updated_again(self) -> None:
+    def test_gated_instance_is_updated_again(self) -> None:
         bench = Bench(2)
         bench.publish(1)
         bench.updated(0, 1)
@@ -320,7 +320,7 @@ class TestLostInTheMiddle:
         assert bench.statuses == [SERVING, SERVING, LOST]
         assert bench.open == {"i0", "i1"}
 
-    def test_one_behind_the_gate_does_not_count_twice(self) -> None:
+    def test_gated_instance_counts_once(self) -> None:
         bench = Bench(3)
         bench.publish(1)
         bench.updated(0, 1)
@@ -383,7 +383,7 @@ class TestNotAskedFor:
         assert bench.statuses == [PAUSING]
 
 
-def test_who_moves_on_to_another_cohort_waits_for_that_one() -> None:
+def test_instance_changing_cohorts_waits_for_the_new_one() -> None:
     bench = Bench(3)
     a, b, c = bench.instances
     bench.fleet.set_version(c, 1)
@@ -425,14 +425,14 @@ class TestTheTrainerLoads:
         assert bench.fleet.version == 0, "the other lags behind, and that is known"
         assert bench.instances[0].status is bench.instances[1].status is SERVING
 
-    def test_what_is_no_news_is_not_found(self) -> None:
+    def test_known_version_is_not_found(self) -> None:
         bench = Bench(1)
         bench.newest(3, loads=False)
         assert not bench.updater.found(bench.instances[0], 0)
         assert told(bench) == [0]
 
     @pytest.mark.parametrize("how", [Never(), Partial(at_update="resubmit"), Partial()])
-    def test_who_made_way_for_ours_goes_on(self, how: Any) -> None:
+    def test_instance_paused_for_our_update_resumes(self, how: Any) -> None:
         """Our update was under way when the trainer brought newer weights."""
         bench = Bench(1, busy=[0], interruption=how)
         bench.publish(1)
@@ -449,13 +449,13 @@ class TestTheTrainerLoads:
         bench.newest(2, loads=False)
         assert bench.join("late", 1) == []
 
-    def test_told_how_those_that_lack_it_get_it(self) -> None:
+    def test_loader_given_later_updates_lagging_instances(self) -> None:
         bench = Bench(2)
         bench.newest(2, loads=False)
         bench.updater.found(bench.instances[0], 2)
         assert bench.publish(2) == [UpdateWeights("i1", 2)]
 
-    def test_what_was_found_need_not_be_loaded(self) -> None:
+    def test_found_version_is_not_loaded(self) -> None:
         bench = Bench(2, weights=OneByOne())
         assert bench.publish(1) == [UpdateWeights("i0", 1)]
         assert bench.updater.found(bench.instances[1], 1)

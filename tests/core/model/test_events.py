@@ -141,18 +141,18 @@ def test_every_kind_is_recorded() -> None:
     assert [type(event) for event in WHOLE] == list(get_args(ev.Event))
 
 
-def test_a_recorded_journal_is_read_as_what_it_meant() -> None:
+def test_recorded_journal_is_read_unchanged() -> None:
     header, read_entries = read(RECORDED / "journal_1.jsonl")
     assert header == HEADER
     assert list(read_entries) == entries(WHOLE)
 
 
-def test_what_was_left_out_means_what_it_meant() -> None:
+def test_omitted_fields_keep_their_defaults() -> None:
     _, read_entries = read(RECORDED / "journal_1_short.jsonl")
     assert list(read_entries) == entries(SHORT)
 
 
-def test_what_is_written_is_what_was_written() -> None:
+def test_written_journal_equals_the_recorded_one() -> None:
     """Byte for byte: what is new in a line would be ignored, or missed, by an earlier version."""
     lines = [line_of(HEADER), *(line_of(entry) for entry in entries(WHOLE))]
     assert b"".join(lines) == (RECORDED / "journal_1.jsonl").read_bytes()

@@ -75,7 +75,7 @@ def test_a_request_begins_parked() -> None:
     assert make_request().state is RequestState.PARKED
 
 
-def test_books_of_two_objects_are_not_shared() -> None:
+def test_objects_share_no_collections() -> None:
     one, other = make_group(requests=1), make_group(requests=1)
     one.requests[0].segments += (Segment(0, 1, "i0"),)
     one.finished.append(one.requests[0])
@@ -85,7 +85,7 @@ def test_books_of_two_objects_are_not_shared() -> None:
     assert not other.siblings.lengths
 
 
-def test_what_changes_is_compared_by_identity() -> None:
+def test_mutable_objects_are_compared_by_identity() -> None:
     assert make_request() != make_request()
     assert make_group() != make_group()
     assert Instance("i0", 0, 2, 100, 0) != Instance("i0", 0, 2, 100, 0)
@@ -132,7 +132,7 @@ class TestLengthHistory:
         assert second.ascending == [5]
         assert history.lengths() == {"p": [5]}
 
-    def test_what_was_known_before_counts_when_the_prompt_is_new(self) -> None:
+    def test_given_history_counts_for_a_new_prompt(self) -> None:
         history = LengthHistory()
         history.of("p", [5]).note([6])
         assert history.of("p", [5]).ascending == [5, 6]
@@ -144,7 +144,7 @@ class TestLengthHistory:
         assert history.of("").ascending == []
 
 
-def test_a_delivery_teaches_the_groups_that_are_here_and_those_that_come() -> None:
+def test_a_delivery_teaches_present_and_later_groups() -> None:
     told = Told(prediction="prompt_history")
     told(
         GroupSubmitted("a", 2, PROMPT, LIMIT, "p", (40,)),
@@ -187,7 +187,7 @@ def test_each_has_an_index_of_its_own() -> None:
     assert join(book).index == 2
 
 
-def test_nobody_is_remembered_when_the_last_has_left() -> None:
+def test_siblings_are_forgotten_with_the_last_request() -> None:
     book = DirectSiblings()
     one, other = join(book), join(book)
     book.leave(one)
@@ -196,7 +196,7 @@ def test_nobody_is_remembered_when_the_last_has_left() -> None:
     assert len(book) == 0
 
 
-def test_a_name_that_never_rests_begins_anew_now_and_then() -> None:
+def test_busy_name_starts_afresh_periodically() -> None:
     book = DirectSiblings()
     kept = [join(book) for _ in range(3 * MOST_SIBLINGS)]
     families: list[Siblings] = []

@@ -24,7 +24,7 @@ SAMPLE = DeliveredSample(
 )
 
 
-def test_what_is_handed_out_is_frozen_and_compared_by_value() -> None:
+def test_records_are_frozen_and_compared_by_value() -> None:
     assert Segment(3, 4, "i0") == SAMPLE.segments[0]
     assert msgspec.structs.replace(SAMPLE) == SAMPLE
     for thing, field in [(SAMPLE.segments[0], "tokens"), (SAMPLE, "staleness")]:
@@ -89,7 +89,7 @@ def test_a_state_that_no_group_has_is_refused() -> None:
         msgspec.json.decode(line, type=GroupFacts)
 
 
-def test_what_the_round_has_lost_is_made_up_for():
+def test_round_losses_are_counted():
     run = RunFacts(round=Launch(4), lost=1)
     written = [group("a", 1, "active"), group("b", 2, "complete"), group("c", 3, "spent")]
     assert run.after_losses(written, written) == run
@@ -98,7 +98,7 @@ def test_what_the_round_has_lost_is_made_up_for():
     assert RunFacts().after_losses(written, []).lost == 0
 
 
-def test_a_window_has_lost_its_own_and_gets_what_starts_over():
+def test_window_drops_lost_groups_and_gets_restarted_ones():
     run = RunFacts(window=2)
     active, *fresh = written = [
         group("a", 1, "active"),

@@ -150,9 +150,7 @@ def test_a_policy_can_serve(role: str, use: str) -> None:
 @pytest.mark.parametrize(
     ("role", "use"), [(role, use) for role in ("routing", "admission") for use in REGISTRY[role]]
 )
-def test_one_that_does_not_weigh_tokens_does_not_look_at_them(
-    role: str, use: str, told: Told
-) -> None:
+def test_policy_not_weighing_tokens_ignores_them(role: str, use: str, told: Told) -> None:
     """Or the fleet would not notice that its answer has changed."""
     policy = make_policy(role, use)
     instance = told.instance("i0")

@@ -64,7 +64,7 @@ def test_nothing_has_changed_before_anything_has_happened() -> None:
     assert FactRecorder(Told().scheduler).changes() is None
 
 
-def test_who_is_delivered_is_gone_and_the_batch_is_told() -> None:
+def test_delivered_group_is_gone_and_its_batch_recorded() -> None:
     recorded = Recorded(Told(1))
     recorded(*submitted("a", "b"), BatchRequested())
     changes = recorded(RequestFinished("a/0", 1, 5))
@@ -74,7 +74,7 @@ def test_who_is_delivered_is_gone_and_the_batch_is_told() -> None:
     assert recorded(RequestFailed("b/0", 2, "poison", "request")).gone == ("b",)
 
 
-def test_who_came_and_went_between_two_looks_is_gone() -> None:
+def test_group_that_came_and_went_is_gone() -> None:
     recorded = Recorded(Told(1))
     changes = recorded(BatchRequested(), *submitted("a"), RequestFinished("a/0", 1, 5))
     assert (names(changes), changes.gone) == ([], ("a",))
@@ -101,7 +101,7 @@ def test_a_direct_request_changes_nothing_of_a_group() -> None:
     assert (changes.groups, changes.gone) == ((), ())
 
 
-def test_what_is_restored_is_recorded_anew() -> None:
+def test_restored_state_is_recorded_again() -> None:
     earlier = Recorded(Told(2, prediction=HISTORY))
     earlier(GroupSubmitted("a", 1, PROMPT, LIMIT, "p", (4,)), BatchRequested())
     state = earlier.folded.state
@@ -123,7 +123,7 @@ def request_of(told: Told) -> RequestFacts:
     return request
 
 
-def test_a_fresh_group_is_what_was_asked_for() -> None:
+def test_a_fresh_group_is_as_submitted() -> None:
     told = Told(instances=0, prediction=HISTORY)
     told(GroupSubmitted("a", 2, PROMPT, LIMIT, "p", (4, 3), 7))
     told(GroupSubmitted("b", 1, PROMPT, LIMIT, history=(5,)))
@@ -136,7 +136,7 @@ def test_a_fresh_group_is_what_was_asked_for() -> None:
     assert state.run.now == 2.0
 
 
-def test_what_was_streamed_of_a_running_request_is_kept_as_by_a_loss() -> None:
+def test_streamed_tokens_are_recorded_as_after_a_loss() -> None:
     told = Told(interruption=PARTIAL)
     told.submit("a")
     told(BatchRequested(), TokensArrived("a/0", 1, 7))
@@ -159,7 +159,7 @@ def test_a_tool_at_work_and_what_it_has_said() -> None:
     assert request.last_attempt == 2
 
 
-def test_who_rests_waits_and_who_has_spent_its_budget_is_parked() -> None:
+def test_resting_request_waits_and_spent_request_is_parked() -> None:
     told = Told(instances=2)
     told.submit("a")
     told(BatchRequested())

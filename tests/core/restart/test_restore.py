@@ -60,7 +60,7 @@ def group(name: str, samples: int = 1) -> GroupSubmitted:
     return GroupSubmitted(name, samples, PROMPT, LIMIT)
 
 
-def test_who_ran_goes_on_from_what_was_streamed_under_a_new_number() -> None:
+def test_running_request_continues_under_a_new_attempt_number() -> None:
     told = begun(group("a"), TokensArrived("a/0", 1, 7), interruption=PARTIAL)
     following = after(told, interruption=PARTIAL)
     assert following(JOINED) == [
@@ -77,7 +77,7 @@ def test_who_ran_goes_on_from_what_was_streamed_under_a_new_number() -> None:
     assert following.anomalies == {"unknown_attempt": 1}
 
 
-def test_who_had_finished_is_delivered_with_what_it_had() -> None:
+def test_finished_request_is_delivered_with_its_segments() -> None:
     told = begun(group("a", 2), RequestFinished("a/1", 2, 5))
     following = after(told)
     following(JOINED)
@@ -89,7 +89,7 @@ def test_who_had_finished_is_delivered_with_what_it_had() -> None:
     ]
 
 
-def test_who_had_made_all_its_tokens_is_finished() -> None:
+def test_request_at_its_limit_is_finished() -> None:
     told = begun(group("a"), TokensArrived("a/0", 1, LIMIT))
     state = state_of(told.scheduler, 0.0)
     following = Told(1, instances=0)
@@ -138,7 +138,7 @@ def test_counters_go_on() -> None:
         following(group("e"))
 
 
-def test_what_was_learnt_of_prompts_is_known() -> None:
+def test_learned_lengths_are_restored() -> None:
     told = Told(1, prediction=HISTORY)
     told(BatchRequested(), GroupSubmitted("a", 1, PROMPT, LIMIT, "p"))
     told(RequestFinished("a/0", 1, 42))
@@ -151,7 +151,7 @@ def test_what_was_learnt_of_prompts_is_known() -> None:
     assert (named.ascending, own.ascending) == ([42], [9])
 
 
-def test_who_rested_and_whom_it_suspected_is_forgotten() -> None:
+def test_rests_and_suspicions_are_forgotten() -> None:
     told = begun(group("a"), RequestFailed("a/0", 1), RequestFailed("a/0", 2), instances=2)
     following = after(told)
     following(JOINED, InstanceJoined("i1", 8, BIG))

@@ -44,7 +44,7 @@ def least(fleet: Fleet) -> str | None:
 
 
 class TestLeast:
-    def test_nobody_is_least_of_none(self) -> None:
+    def test_empty_fleet_has_no_least(self) -> None:
         assert least(make_fleet()) is None
 
     def test_the_first_to_join_wins_a_tie(self) -> None:
@@ -75,7 +75,7 @@ class TestLeast:
         assert least(fleet) == least(fleet) == "i0"
         assert len(fleet.open) == 2
 
-    def test_one_that_is_closed_is_passed_over(self) -> None:
+    def test_closed_instance_is_passed_over(self) -> None:
         fleet = make_fleet(2)
         closed = fleet.instances["i0"]
         closed.status = InstanceStatus.PAUSING
@@ -85,13 +85,13 @@ class TestLeast:
         fleet.touch(closed)
         assert least(fleet) == "i0"
 
-    def test_one_that_rests_is_passed_over(self) -> None:
+    def test_resting_instance_is_passed_over(self) -> None:
         fleet = make_fleet(1)
         fleet.instances["i0"].rests_until = 3.0
         fleet.touch(fleet.instances["i0"])
         assert least(fleet) is None
 
-    def test_one_that_is_full_is_passed_over(self) -> None:
+    def test_full_instance_is_passed_over(self) -> None:
         fleet = make_fleet(1, slots=1)
         attempt = send(fleet, "i0")
         assert least(fleet) is None
@@ -329,7 +329,7 @@ class TestSessions:
         fleet.lose(i0)
         assert fleet.sessions.taking == 1
 
-    def test_what_was_sent_since_the_last_report_is_counted(self) -> None:
+    def test_dispatches_since_the_last_report_are_counted(self) -> None:
         fleet = make_fleet(1)
         send(fleet, "i0")
         fleet.close(send(fleet, "i0"))
@@ -338,7 +338,7 @@ class TestSessions:
         assert fleet.instances["i0"].unreported == 0
 
     @pytest.mark.parametrize("counts", [True, False])
-    def test_finished_contexts_are_counted_for_who_wants_to_know(self, counts: bool) -> None:
+    def test_finished_contexts_are_counted_on_request(self, counts: bool) -> None:
         fleet = Fleet(by_tokens, has_slots, counts_finished=counts)
         i0 = fleet.join("i0", 4, 1000, 0)
         attempt = send(fleet, "i0", context=70)
@@ -365,7 +365,7 @@ def test_none_is_open() -> None:
     assert OpenInstances(by_tokens).least() is None
 
 
-def test_who_is_removed_leaves_no_hole() -> None:
+def test_removal_leaves_no_gap() -> None:
     ranked = OpenInstances(by_tokens)
     i0, i1, i2 = here = instances(3)
     for instance in here:
@@ -380,7 +380,7 @@ def test_who_is_removed_leaves_no_hole() -> None:
     assert ranked.least() is None
 
 
-def test_who_was_removed_may_come_back() -> None:
+def test_removed_instance_may_return() -> None:
     ranked = OpenInstances(by_tokens)
     (i0,) = instances(1)
     ranked.put(i0)
@@ -420,7 +420,7 @@ def instances_kv_sizes(*kv_tokens: int) -> list[Instance]:
     return [Instance(f"i{n}", n, 8, size, 0) for n, size in enumerate(kv_tokens)]
 
 
-def test_nobody_is_here() -> None:
+def test_empty_fleet_has_no_kv_sizes() -> None:
     sizes = KvSizes()
     sizes.measure([])
     assert (sizes.largest, sizes.most, sizes.unlike) == (None, 0, False)
@@ -446,7 +446,7 @@ def test_a_request_fits_with_all_that_it_may_become() -> None:
     assert [sizes.fits(request, each) for each in (small, middle, large)] == [False, True, True]
 
 
-def test_what_fits_nowhere_goes_where_most_fits() -> None:
+def test_oversized_request_fits_the_largest_instance() -> None:
     """Its response is cut there; where less fits it would be cut sooner."""
     sizes = KvSizes()
     small, middle = instances_kv_sizes(30, 60)
@@ -474,7 +474,7 @@ class OfTwo(SessionAdmission):
         return report.kv_usage
 
 
-def test_nobody_bounds_them() -> None:
+def test_sessions_are_unbounded_without_a_policy() -> None:
     room, instance = SessionRoom(None), Instance("i0", 0, 8, 100, 0)
     room.update(instance)
     room.observe(instance, InstanceReported("i0", 0, 0, 0.5))
@@ -482,7 +482,7 @@ def test_nobody_bounds_them() -> None:
     assert (room.taking, instance.takes_new, instance.observed) == (0, False, None)
 
 
-def test_those_that_take_new_ones_are_counted() -> None:
+def test_instances_taking_new_sessions_are_counted() -> None:
     room = SessionRoom(OfTwo())
     full, other = (Instance(f"i{n}", n, 8, 100, 0) for n in range(2))
     for number in range(2):
@@ -500,7 +500,7 @@ def test_those_that_take_new_ones_are_counted() -> None:
     assert room.taking == 0
 
 
-def test_a_report_is_shown_to_who_bounds_them() -> None:
+def test_reports_reach_the_bounding_policy() -> None:
     room, instance = SessionRoom(OfTwo()), Instance("i0", 0, 8, 100, 0)
     room.observe(instance, InstanceReported("i0", 0, 0, 0.5))
     assert instance.observed == 0.5

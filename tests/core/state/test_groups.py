@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from itertools import count
+from itertools import count, product
 
 import pytest
 from hypothesis import given
@@ -46,22 +46,21 @@ def test_a_group_comes_to_exactly_one_end() -> None:
     assert MOVES[COMPLETE] == {SET_BACK: DEFERRED, DELIVER: DELIVERED}, "whole, it cannot fail"
 
 
-@pytest.mark.parametrize("verb", GroupMove)
-@pytest.mark.parametrize("state", HERE)
-def test_a_move_that_is_not_listed_changes_nothing(state: GroupState, verb: GroupMove) -> None:
-    groups, group = Groups(), make_group()
-    group.state = state
-    groups.add(group)
-    if verb in MOVES[state]:
-        groups.move(group, verb)
-        assert group.state is MOVES[state][verb]
-    else:
-        with pytest.raises(IllegalMove, match=f"group a is {state}: it cannot {verb}"):
+def test_a_move_that_is_not_listed_changes_nothing() -> None:
+    for state, verb in product(HERE, GroupMove):
+        groups, group = Groups(), make_group()
+        group.state = state
+        groups.add(group)
+        if verb in MOVES[state]:
             groups.move(group, verb)
-        assert groups.of(state) == [group]
+            assert group.state is MOVES[state][verb]
+        else:
+            with pytest.raises(IllegalMove, match=f"group a is {state}: it cannot {verb}"):
+                groups.move(group, verb)
+            assert groups.of(state) == [group]
 
 
-def test_those_of_a_state_come_in_the_order_they_came_to_it() -> None:
+def test_groups_of_a_state_are_in_order_of_arrival() -> None:
     groups = Groups()
     a, b, c = (make_group(name) for name in "abc")
     for group in (a, b, c):
@@ -94,7 +93,7 @@ def test_counts_are_those_of_the_groups(moves: list[tuple[int, GroupMove]]) -> N
     assert all((group.id in groups) == (group in here) for group in everyone)
 
 
-def test_what_has_ended_is_forgotten() -> None:
+def test_ended_group_is_forgotten() -> None:
     groups = Groups()
     for name, end in (("a", FAIL), ("b", DELIVER)):
         groups.add(group := make_group(name))
@@ -185,7 +184,7 @@ def test_a_finished_group_grows_old_like_any_other() -> None:
     assert buffer.older_than(2) == [group]
 
 
-def test_what_was_never_dispatched_counts_as_the_oldest_it_can_become() -> None:
+def test_undispatched_group_counts_as_the_oldest_possible() -> None:
     buffer, _ = fill(a=4, b=None, c=None)
     assert buffer.remaining([], undated=2) == {2: 2, 4: 1}
     assert buffer.remaining([], undated=4) == {4: 3}

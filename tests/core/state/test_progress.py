@@ -90,7 +90,7 @@ def test_instances_that_are_getting_weights_are_counted(
     assert progress.updating == 3
 
 
-def test_recent_groups_are_kept_for_who_wants_them(
+def test_recent_groups_are_kept_on_request(
     fleet: Fleet, groups: Groups, samples: SampleBuffer
 ) -> None:
     keeping = RunProgress(1, 0, fleet, groups, samples, keeps_recent=True)
@@ -103,7 +103,7 @@ def test_recent_groups_are_kept_for_who_wants_them(
     assert keeping.recent[0] == DeliveredGroup(group.siblings.prompt_tokens, (1,))
 
 
-def test_recent_groups_are_not_kept_for_nobody(progress: RunProgress) -> None:
+def test_recent_groups_are_not_kept_by_default(progress: RunProgress) -> None:
     progress.group_delivered(make_group("g"))
     assert not progress.recent
 
@@ -117,9 +117,7 @@ def test_capacity_is_that_of_the_instances_that_are_here(
     assert progress.capacity == Capacity(2, 6, 150)
 
 
-def test_what_a_round_loses_is_counted_until_it_is_made_up_for(
-    progress: RunProgress, groups: Groups
-) -> None:
+def test_round_losses_count_until_replaced(progress: RunProgress, groups: Groups) -> None:
     a, b, c = (make_group(name) for name in "abc")
     for group in (a, b, c):
         groups.add(group)
@@ -138,7 +136,7 @@ def test_what_a_round_loses_is_counted_until_it_is_made_up_for(
     assert (progress.lost, progress.round) == (0, None)
 
 
-def test_what_is_judged_is_on_the_way(progress: RunProgress, groups: Groups) -> None:
+def test_group_under_judgement_is_on_the_way(progress: RunProgress, groups: Groups) -> None:
     group = make_group()
     groups.add(group)
     groups.move(group, LAUNCH)

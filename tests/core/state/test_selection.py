@@ -72,7 +72,7 @@ def test_every_group_of_a_window_starts_before_the_next_is_looked_at() -> None:
     assert [rounds.start(2) for _ in range(5)] == ["cd", "ab", "gh", "ef", "ij"]
 
 
-def test_who_comes_later_waits_for_the_next_window() -> None:
+def test_late_group_waits_for_the_next_window() -> None:
     rounds = Rounds(Newest(), "abcd")
     assert rounds.start(2) == "cd"
     rounds.submit("ef")
@@ -84,28 +84,28 @@ def test_a_window_holds_rounds_as_large_as_are_wanted() -> None:
     assert [rounds.start(3), rounds.start(3)] == ["def", "abc"]
 
 
-def test_what_is_left_over_starts_first_and_the_rest_goes_with_it() -> None:
+def test_leftover_groups_start_first_and_are_filled_up() -> None:
     policy = Newest()
     rounds = Rounds(policy, "abcdefgh")
     assert [rounds.start(3), rounds.start(2), rounds.start(2)] == ["def", "bc", "ah"]
     assert policy.shown[-1] == ("gh", "a")
 
 
-def test_what_is_set_back_is_beside_those_that_start() -> None:
+def test_deferred_groups_are_shown_to_the_policy() -> None:
     policy = Newest()
     rounds = Rounds(policy, "abcd")
     rounds.start(2, [make_group("z")])
     assert policy.shown == [("abcd", "z")]
 
 
-def test_in_order_nobody_is_asked() -> None:
+def test_in_order_asks_no_policy() -> None:
     policy = Newest(window=0)
     rounds = Rounds(policy, "abcd")
     assert [rounds.start(3), rounds.start(1)] == ["abc", "d"]
     assert not policy.shown
 
 
-def test_who_starts_all_that_there_are_need_not_choose() -> None:
+def test_starting_all_groups_needs_no_choice() -> None:
     policy = Newest()
     assert Rounds(policy, "ab").start(2) == "ab"
     assert not policy.shown

@@ -45,7 +45,7 @@ def test_keys_may_become_of_another_kind() -> None:
     assert order(queue) == ["a/9", "a/5", "a/2", "a/1", "a/0"]
 
 
-def test_what_is_popped_was_first() -> None:
+def test_removed_first_request_was_first() -> None:
     queue = fill(3, 1, 2)
     queue.remove(queue.first())
     assert order(queue) == ["a/2", "a/0"]
@@ -78,7 +78,7 @@ def test_the_same_key_moves_nothing() -> None:
     assert order(queue) == ["a/0", "a/1"]
 
 
-def test_one_that_waits_twice_keeps_its_place_by_serial() -> None:
+def test_requeued_request_keeps_its_place_by_serial() -> None:
     queue = fill(0, 0)
     first = queue.first()
     queue.remove(first)
@@ -86,7 +86,7 @@ def test_one_that_waits_twice_keeps_its_place_by_serial() -> None:
     assert order(queue) == ["a/0", "a/1"]
 
 
-def test_who_is_set_aside_holds_up_nobody_and_keeps_its_place() -> None:
+def test_request_set_aside_blocks_nothing_and_keeps_its_place() -> None:
     queue = fill(1, 2, 3)
     one, two, _ = queue
     queue.set_aside(one)
@@ -97,14 +97,14 @@ def test_who_is_set_aside_holds_up_nobody_and_keeps_its_place() -> None:
     assert queue.first() is one
 
 
-def test_nobody_goes_first_when_all_are_set_aside() -> None:
+def test_queue_without_candidates_has_no_first() -> None:
     queue = fill(1)
     queue.set_aside(queue.first())
     assert queue.first() is None
     assert len(queue) == 1
 
 
-def test_who_left_or_moved_takes_no_room_for_long() -> None:
+def test_moved_requests_leave_no_garbage() -> None:
     queue = fill(*range(100))
     request = list(queue)[50]
     for key in range(1_000):
@@ -177,7 +177,7 @@ def test_requests_stay_in_the_order_they_came() -> None:
     assert len(buffer) == 3
 
 
-def test_of_a_group_in_index_order_and_nobody_elses() -> None:
+def test_requests_of_a_group_are_in_index_order() -> None:
     one, other = make_group("a", requests=3), make_group("b", requests=1)
     buffer = ReplayBuffer()
     one.requests[1].state = RequestState.RUNNING
@@ -187,7 +187,7 @@ def test_of_a_group_in_index_order_and_nobody_elses() -> None:
     assert buffer.of(other) == [other.requests[0]]
 
 
-def test_what_is_removed_is_gone() -> None:
+def test_removed_request_is_gone() -> None:
     buffer, request = ReplayBuffer(), make_request()
     assert request not in buffer
     buffer.add(request)

@@ -105,7 +105,7 @@ def test_elsewhere_is_where_it_has_not_failed_whatever_the_load() -> None:
     assert dispatched(told(RequestFailed("c", 3, "500"))) == [("c", 5, "i1")]
 
 
-def test_who_fails_twice_waits_before_it_is_tried_once_more() -> None:
+def test_request_failing_twice_waits_before_a_retry() -> None:
     told = Told(instances=3)
     told(ask("d"), RequestFailed("d", 1, "500"))
     assert told(RequestFailed("d", 2, "500")) == [Wake(2.0)]
@@ -144,13 +144,13 @@ def test_poison_that_comes_all_at_once_delays_nobody() -> None:
     assert len(dispatched(told(ask("innocent")))) == 1
 
 
-def test_a_request_that_waits_stands_in_nobodys_way() -> None:
+def test_resting_request_blocks_nothing() -> None:
     told = Told(slots=1)
     told(ask("poison"), RequestFailed("poison", 1, "500"))
     assert dispatched(told(ask("innocent"))) == [("innocent", 2, "i0")]
 
 
-def test_who_has_rested_for_its_failures_waits_behind_who_came_meanwhile() -> None:
+def test_rested_request_waits_behind_newer_ones() -> None:
     told = Told(slots=1)
     told(ask("poison"), RequestFailed("poison", 1, "500"))
     told(ask("innocent"), ask("another"))
@@ -171,7 +171,7 @@ def test_a_sample_that_has_failed_keeps_its_place() -> None:
     assert dispatched(told(RequestFinished("a/1", 2, 3))) == [("a/0", 3, "i0")]
 
 
-def test_who_was_stopped_by_somebody_else_keeps_its_place() -> None:
+def test_request_stopped_externally_keeps_its_place() -> None:
     told = Told(slots=1)
     told(ask("stopped"), RequestInterrupted("stopped", 1, 0))
     told(ask("running"), ask("waiting"))
@@ -218,7 +218,7 @@ def test_an_instance_that_fails_now_and_then_goes_on() -> None:
     assert rested == 0.0
 
 
-def test_who_is_withdrawn_blames_nobody() -> None:
+def test_withdrawn_request_blames_no_instance() -> None:
     told = Told(instances=2)
     told(ask("d"), RequestFailed("d", 1, "500"))
     assert told.instance("i0").suspects == {"d"}
@@ -226,7 +226,7 @@ def test_who_is_withdrawn_blames_nobody() -> None:
     assert not told.instance("i0").suspects
 
 
-def test_who_rests_may_be_withdrawn() -> None:
+def test_resting_request_may_be_withdrawn() -> None:
     told = Told()
     told(ask("d"), RequestFailed("d", 1, "500"))
     assert told(RequestWithdrawn("d")) == [thrown("d", 0, "withdrawn", ends=True)]
@@ -261,7 +261,7 @@ def test_an_abort_that_nobody_asked_for_is_not_answered_with_another_attempt_at_
     assert dispatch.response_tokens == 3
 
 
-def test_who_is_always_stopped_by_somebody_else_is_given_up_in_the_end() -> None:
+def test_request_always_stopped_externally_fails_in_the_end() -> None:
     told = Told()
     told(ask("d"))
     stops = 0
@@ -315,7 +315,7 @@ def test_an_earlier_end_is_asked_for() -> None:
     assert out == [Wake(8.0), Wake(3.0)]
 
 
-def test_who_was_let_go_is_not_woken() -> None:
+def test_released_instance_is_not_woken() -> None:
     backoff = Backoff(1.0, [])
     who = instance()
     backoff.rest(who, 0, 0.0)
@@ -333,7 +333,7 @@ def test_a_longer_rest_replaces_the_one_before() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.floats(0, 50)), min_size=1, max_size=30))
-def test_whoever_rests_is_woken_at_the_wakes_alone(rests: list[tuple[int, float]]) -> None:
+def test_resting_instances_wake_at_their_wakes_only(rests: list[tuple[int, float]]) -> None:
     wakes: list[Wake] = []
     backoff = Backoff(1.0, wakes)  # type: ignore[arg-type]
     everyone = []

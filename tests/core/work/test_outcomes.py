@@ -67,7 +67,7 @@ def test_a_direct_request_is_answered_when_it_is_finished() -> None:
     assert len(told.scheduler.state.siblings) == 0
 
 
-def test_who_rests_is_parked_though_its_group_is_active() -> None:
+def test_resting_request_of_an_active_group_is_parked() -> None:
     told, (first, _) = launched()
     first.attempt = None
     first.rests_until = 9.0
@@ -94,7 +94,7 @@ def test_a_set_back_group_waits_in_the_line_of_the_deferred() -> None:
     assert [request.state for request in requests] == [RequestState.INTERRUPTING] * 2
 
 
-def test_what_was_finished_starts_over_too() -> None:
+def test_finished_request_starts_over() -> None:
     told, (first, second) = launched()
     first.attempt = None
     move(first, FINISH)
@@ -117,7 +117,7 @@ def test_a_group_that_fails_ends_all_of_its_requests() -> None:
     assert ended
 
 
-def test_what_is_too_old_starts_over_and_what_is_not_stays() -> None:
+def test_stale_group_starts_over_and_fresh_group_stays() -> None:
     told, (first, second) = launched(freshness={"use": "bounded", "max_staleness": 1})
     for request in (first, second):
         request.segments, request.response_tokens = (Segment(0, 3, "i0"),), 3
@@ -151,7 +151,7 @@ def test_a_sample_is_as_old_as_the_trainer_has_come() -> None:
     assert told.scheduler.parts.finished.of(first).staleness == 2
 
 
-def test_what_is_too_old_of_it_is_masked() -> None:
+def test_stale_tokens_are_masked() -> None:
     told = finished(freshness={"max_staleness": 1, "when_stale": "mask"})
     told(WeightsPublished(2))
     sample = told.scheduler.parts.finished.of(told.request("a/0"))
@@ -193,7 +193,7 @@ class TestAsking:
         assert told.scheduler.view.is_judged("a", asked.judgement)
         assert not told.running, "it holds no slot"
 
-    def test_one_that_is_not_to_be_judged_goes_at_once(self) -> None:
+    def test_unjudged_group_is_delivered_at_once(self) -> None:
         told = Told()
         told(BatchRequested())
         told.submit("a")
@@ -213,7 +213,7 @@ class TestAsking:
 
 
 class TestAnswers:
-    def test_what_is_kept_goes_to_the_trainer(self) -> None:
+    def test_kept_group_is_delivered(self) -> None:
         told = Told()
         told(BatchRequested(), *judged("a"))
         asked = whole(told)
@@ -222,7 +222,7 @@ class TestAnswers:
         assert delivered.samples == asked.samples
 
     @pytest.mark.parametrize("verdict", ["filtered", "failed"])
-    def test_what_is_not_is_thrown_away_and_made_up_for(
+    def test_rejected_group_is_discarded_and_replaced(
         self, verdict: Literal["filtered", "failed"]
     ) -> None:
         told = Told()
@@ -234,7 +234,7 @@ class TestAnswers:
         assert told.running == ["b/0"], "by exactly one more"
         assert "a" not in told.scheduler.state.groups
 
-    def test_an_answer_to_an_earlier_question_is_none(self) -> None:
+    def test_answer_to_an_earlier_judgement_is_ignored(self) -> None:
         told = Told()
         told(BatchRequested(), *judged("a"))
         asked = whole(told)
@@ -246,7 +246,7 @@ class TestAnswers:
         assert not told(GroupJudged("a", asked.judgement, "failed"))
         assert told.anomalies == {"unknown_judgement": 4}
 
-    def test_nobody_can_judge_a_group_that_is_not_whole(self) -> None:
+    def test_judgement_of_an_incomplete_group_is_ignored(self) -> None:
         told = Told()
         told(BatchRequested(), *judged("a"))
         assert not told(GroupJudged("a", 0, "failed"))
@@ -254,7 +254,7 @@ class TestAnswers:
 
 
 class TestAge:
-    def test_one_that_grows_too_old_meanwhile_starts_over_and_is_judged_anew(self) -> None:
+    def test_group_going_stale_starts_over_and_is_judged_again(self) -> None:
         told = Told(batching="fully_async", freshness={"max_staleness": 0, "when_stale": "drop"})
         told(*judged("a"))
         asked = whole(told)
@@ -267,7 +267,7 @@ class TestAge:
         )
         assert told.anomalies == {"unknown_judgement": 1}
 
-    def test_a_round_leaves_it_as_it_leaves_what_is_whole(self) -> None:
+    def test_a_round_treats_judged_groups_as_complete(self) -> None:
         told = Told(batching={"use": "sync", "over_prompts": 2.0}, freshness="unbounded")
         told(*judged("a", "b"), BatchRequested())
         asked = whole(told)
@@ -302,7 +302,7 @@ def test_a_whole_batch_misses_nothing() -> None:
     assert (part.last, part.missing, last.last, last.missing) == (False, 0, True, 0)
 
 
-def test_who_finishes_too_late_for_its_round_is_judged_all_the_same() -> None:
+def test_group_finishing_after_its_round_is_judged() -> None:
     told = Told(
         batching={"use": "sync", "over_prompts": 2.0},
         interruption={"use": "partial", "at_update": "in_place"},

@@ -15,7 +15,7 @@ def told() -> Told:
     return told
 
 
-def test_who_is_parked_waits_no_more_and_who_waits_is_not_parked() -> None:
+def test_request_is_either_parked_or_waiting() -> None:
     requests, request = told().scheduler.parts.requests, None
     request = requests["d2"]
     requests.park(request)
@@ -65,7 +65,7 @@ def test_room_is_what_the_largest_instance_leaves_beside_the_context() -> None:
     assert requests.room_for(request) == 0
 
 
-def test_what_one_teaches_the_others_expect() -> None:
+def test_finished_request_changes_expectations() -> None:
     here = Told(slots=1, prediction="group_history")
     here(RequestSubmitted("d1", "p", PROMPT, LIMIT), RequestSubmitted("d2", "p", PROMPT, LIMIT))
     here(RequestSubmitted("d3", "p", PROMPT, LIMIT))
@@ -85,7 +85,7 @@ def waiting(told: Told) -> list[str]:
     return [request.id for request in told.scheduler.parts.requests.waiting]
 
 
-def test_what_one_teaches_the_others_expect_and_their_order_follows() -> None:
+def test_finished_request_changes_the_order() -> None:
     told = Told(slots=2, prediction="group_history", ordering="longest_first")
     told(direct("p1", "p"), direct("q1", "q"), direct("p2", "p"), direct("q2", "q"))
     assert waiting(told) == ["p2", "q2"]
@@ -95,7 +95,7 @@ def test_what_one_teaches_the_others_expect_and_their_order_follows() -> None:
     assert waiting(told) == ["q2", "p2"]
 
 
-def test_what_was_expected_is_not_asked_again_where_nothing_was_learnt() -> None:
+def test_expectation_is_kept_without_new_lengths() -> None:
     told = Told(slots=1, prediction="group_history")
     told(direct("p1", "p"), direct("p2", "p"), direct("p3", "p"))
     told(RequestFinished("p1", 1, 7))
@@ -105,7 +105,7 @@ def test_what_was_expected_is_not_asked_again_where_nothing_was_learnt() -> None
     assert told.request("p3").expected_tokens == 5
 
 
-def test_what_is_in_flight_counts_as_much_as_is_expected_of_it() -> None:
+def test_running_request_counts_its_expected_tokens() -> None:
     told = Told(prediction="group_history", routing="least_tokens")
     told(direct("p1", "p"), direct("p2", "p"))
     assert told.instance("i0").tokens == 2 * (PROMPT + LIMIT)
@@ -119,7 +119,7 @@ def test_from_the_first_priority_on_all_stand_by_it() -> None:
     assert waiting(told) == ["d", "b", "c"]
 
 
-def test_who_has_its_kv_somewhere_goes_first_where_sessions_are_bounded() -> None:
+def test_request_with_kv_goes_first_under_bounded_sessions() -> None:
     told = Told(slots=1, admission={"use": "aimd_concurrency", "longest": LIMIT})
     told(direct("a", "a"), direct("b", "b"), direct("c", "c"))
     request, requests = told.request("c"), told.scheduler.parts.requests

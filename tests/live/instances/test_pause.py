@@ -34,18 +34,16 @@ TABLE = {
 }
 
 
-@pytest.mark.parametrize(("before", "verb"), list(product(PausedBy, PauseMove)))
-def test_every_move_is_in_the_table_or_changes_nothing(before: PausedBy, verb: PauseMove) -> None:
-    pause = InstancePause("i0")
-    pause.by = before
-    after = TABLE.get((before, verb))
-    if after is not None:
-        pause.move(verb)
-        assert pause.by is after
-        return
-    with pytest.raises(IllegalMove, match=f"i0 is paused by {before}: it cannot {verb}"):
-        pause.move(verb)
-    assert pause.by is before
+def test_every_move_is_in_the_table_or_changes_nothing() -> None:
+    for before, verb in product(PausedBy, PauseMove):
+        pause = InstancePause("i0")
+        pause.by = before
+        if (before, verb) in TABLE:
+            pause.move(verb)
+        else:
+            with pytest.raises(IllegalMove, match=f"i0 is paused by {before}: it cannot {verb}"):
+                pause.move(verb)
+        assert pause.by is TABLE.get((before, verb), before)
 
 
 def test_the_table_names_every_state_and_every_move() -> None:
