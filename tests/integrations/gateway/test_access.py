@@ -13,7 +13,6 @@ from rollout_sched.integrations.gateway.control_plane.auth import Access
 from rollout_sched.integrations.gateway.control_plane.fanout import shipped
 from rollout_sched.integrations.vllm.protocol.endpoints import ENDPOINTS
 from tests.integrations.gateway.house import House, Upstream
-from tests.virtual_net import run
 
 A, B = "http://a:1", "http://b:1"
 REFUSED = (401, 403)
@@ -81,15 +80,12 @@ def files(tmp_path: Path) -> dict[str, Path]:
     return options
 
 
-def test_every_route_has_a_class() -> None:
-    async def scene() -> None:
-        async with House(Upstream(A)) as house:
-            app = house.service.app
-            told = {resource.canonical: access for resource, access in app[ACCESS].items()}
-            assert {path for _, path in routes_of(app)} == set(told)
-            assert told == expected()
-
-    run(scene())
+async def test_every_route_has_a_class() -> None:
+    async with House(Upstream(A)) as house:
+        app = house.service.app
+        told = {resource.canonical: access for resource, access in app[ACCESS].items()}
+        assert {path for _, path in routes_of(app)} == set(told)
+        assert told == expected()
 
 
 @pytest.mark.parametrize(
@@ -102,24 +98,20 @@ def test_every_route_has_a_class() -> None:
         *((Access.ADMIN, f"admin-{age}") for age in ("old", "new")),
     ],
 )
-def test_a_key_opens_what_is_its_holders_and_nothing_above(
+async def test_a_key_opens_what_is_its_holders_and_nothing_above(
     holder: Access, key: str, files: dict[str, Path]
 ) -> None:
     """Whoever may enter is answered by the route itself, whatever it makes of an empty call."""
-
-    async def scene() -> None:
-        async with House(Upstream(A), Upstream(B), **files) as house:
-            house.auth = {"Authorization": f"Bearer {key}"} if key else {}
-            whose = expected()
-            calls = {route: whose[route[1]] for route in routes_of(house.service.app)} | PASSED_ON
-            calls |= {("POST", path.decode()): Access.CLIENT for path in ENDPOINTS}
-            for route, access in calls.items():
-                if access > holder or route[1] in CHEAP:
-                    method, path = called(*route)
-                    status, said = await house.ask(method, path)
-                    assert (status in REFUSED) is (access > holder), (method, path, status, said)
-
-    run(scene())
+    async with House(Upstream(A), Upstream(B), **files) as house:
+        house.auth = {"Authorization": f"Bearer {key}"} if key else {}
+        whose = expected()
+        calls = {route: whose[route[1]] for route in routes_of(house.service.app)} | PASSED_ON
+        calls |= {("POST", path.decode()): Access.CLIENT for path in ENDPOINTS}
+        for route, access in calls.items():
+            if access > holder or route[1] in CHEAP:
+                method, path = called(*route)
+                status, said = await house.ask(method, path)
+                assert (status in REFUSED) is (access > holder), (method, path, status, said)
 
 
 #: Of what a key opens, a call of each room: most of the others would begin something.
@@ -131,30 +123,24 @@ CHEAP = (
 )
 
 
-def test_no_key_reaches_an_instance_and_no_instances_a_client(files: dict[str, Path]) -> None:
-    async def scene() -> None:
-        instance = Upstream(A)
-        async with House(instance, **files) as house:
-            for key, path in (("api-old", "/v1/embeddings"), ("admin-new", "/unheard_of")):
-                house.auth = {"Authorization": f"Bearer {key}"}
-                await house.ask("POST", path)
-            assert [asked["headers"]["authorization"] for asked in instance.asked] == [
-                "Bearer instance"
-            ] * 2
-
-    run(scene())
+async def test_no_key_reaches_an_instance_and_no_instances_a_client(files: dict[str, Path]) -> None:
+    instance = Upstream(A)
+    async with House(instance, **files) as house:
+        for key, path in (("api-old", "/v1/embeddings"), ("admin-new", "/unheard_of")):
+            house.auth = {"Authorization": f"Bearer {key}"}
+            await house.ask("POST", path)
+        assert [asked["headers"]["authorization"] for asked in instance.asked] == [
+            "Bearer instance"
+        ] * 2
 
 
-def test_trainers_keys_alone_close_the_administrators_routes(files: dict[str, Path]) -> None:
-    async def scene() -> None:
-        options = {"trainer_key_file": files["trainer_key_file"]}
-        async with House(Upstream(A), **options) as house:
-            assert any("/admin is closed" in line for line in house.said)
-            status, said = await house.ask("GET", "/admin/state")
-            assert (status, "--admin-key-file" in said["error"]["message"]) == (403, True)
-            assert (await house.ask("GET", "/rollout/v1/state"))[0] == 401
-            house.auth = {"Authorization": "Bearer trainer-new"}
-            assert (await house.ask("GET", "/rollout/v1/state"))[0] == 200
-            assert (await house.ask("GET", "/admin/state"))[0] == 403
-
-    run(scene())
+async def test_trainers_keys_alone_close_the_administrators_routes(files: dict[str, Path]) -> None:
+    options = {"trainer_key_file": files["trainer_key_file"]}
+    async with House(Upstream(A), **options) as house:
+        assert any("/admin is closed" in line for line in house.said)
+        status, said = await house.ask("GET", "/admin/state")
+        assert (status, "--admin-key-file" in said["error"]["message"]) == (403, True)
+        assert (await house.ask("GET", "/rollout/v1/state"))[0] == 401
+        house.auth = {"Authorization": "Bearer trainer-new"}
+        assert (await house.ask("GET", "/rollout/v1/state"))[0] == 200
+        assert (await house.ask("GET", "/admin/state"))[0] == 403

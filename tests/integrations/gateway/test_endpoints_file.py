@@ -7,7 +7,6 @@ import asyncio
 import builtins
 import json
 import threading
-from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -146,16 +145,13 @@ class TestReading:
             read_endpoints(path)
 
 
-def test_a_gateway_follows_it(path: Path) -> None:
-    async def scene() -> None:
-        one, two = Upstream("http://a:1"), Upstream("http://a:2")
-        async with House(one, two, instances=[], endpoints=path) as house:
-            assert sorted(house.service.live.driver.supervisors) == ["http://a:1", "http://a:2"]
-            write(path, 2)
-            supervisors = house.service.live.driver.supervisors
-            await until(lambda: list(supervisors) == ["http://a:2"], 20)
-
-    run(scene)
+async def test_a_gateway_follows_it(path: Path) -> None:
+    one, two = Upstream("http://a:1"), Upstream("http://a:2")
+    async with House(one, two, instances=[], endpoints=path) as house:
+        assert sorted(house.service.live.driver.supervisors) == ["http://a:1", "http://a:2"]
+        write(path, 2)
+        supervisors = house.service.live.driver.supervisors
+        await until(lambda: list(supervisors) == ["http://a:2"], 20)
 
 
 class Looks:
@@ -232,23 +228,16 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "endpoints.json"
 
 
-def run(scene: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    virtual_net.run(scene())
-
-
 class TestWatching:
-    def test_who_is_named_joins_and_who_is_not_goes(self, path: Path) -> None:
-        async def scene() -> None:
-            fleet = Fleet(path)
-            await fleet.file.open()
-            assert fleet.here == {"http://a:1", "http://a:2"}
-            write(path, 2, 3)
-            await until(lambda: fleet.here == {"http://a:2", "http://a:3"})
-            write(path)
-            await until(lambda: not fleet.here)
-            await fleet.file.close()
-
-        run(scene)
+    async def test_who_is_named_joins_and_who_is_not_goes(self, path: Path) -> None:
+        fleet = Fleet(path)
+        await fleet.file.open()
+        assert fleet.here == {"http://a:1", "http://a:2"}
+        write(path, 2, 3)
+        await until(lambda: fleet.here == {"http://a:2", "http://a:3"})
+        write(path)
+        await until(lambda: not fleet.here)
+        await fleet.file.close()
 
     def test_what_cannot_be_read_changes_nothing_and_is_said_once(
         self, path: Path, caplog: pytest.LogCaptureFixture
@@ -266,37 +255,30 @@ class TestWatching:
             await until(lambda: len(fleet.here) == 1)
             await fleet.file.close()
 
-        run(scene)
+        virtual_net.run(scene())
         assert sum("half" in r.message or "malformed" in r.message for r in caplog.records) <= 1
 
-    def test_a_config_map_that_changes_is_followed(self, tmp_path: Path) -> None:
-        async def scene() -> None:
-            mount = ConfigMapMount(tmp_path)
-            mount.update(listed(1, 2))
-            fleet = Fleet(mount.file)
-            await fleet.file.open()
-            assert fleet.here == {"http://a:1", "http://a:2"}
-            mount.update(listed(2, 3))
-            await until(lambda: fleet.here == {"http://a:2", "http://a:3"})
-            mount.update(listed(3))
-            await until(lambda: fleet.here == {"http://a:3"})
-            await fleet.file.close()
+    async def test_a_config_map_that_changes_is_followed(self, tmp_path: Path) -> None:
+        mount = ConfigMapMount(tmp_path)
+        mount.update(listed(1, 2))
+        fleet = Fleet(mount.file)
+        await fleet.file.open()
+        assert fleet.here == {"http://a:1", "http://a:2"}
+        mount.update(listed(2, 3))
+        await until(lambda: fleet.here == {"http://a:2", "http://a:3"})
+        mount.update(listed(3))
+        await until(lambda: fleet.here == {"http://a:3"})
+        await fleet.file.close()
 
-        run(scene)
-
-    def test_half_a_list_is_not_followed(self) -> None:
+    async def test_half_a_list_is_not_followed(self) -> None:
         """Who writes into the file itself leaves a whole list that is too short, for a moment."""
-
-        async def scene() -> None:
-            before, half, whole = listed(1, 2), listed(1), listed(1, 2, 3)
-            looks = Looks(before, before, half, whole, half, whole, whole)
-            fleet = Fleet(looks)
-            await fleet.file.open()
-            await until(lambda: len(fleet.here) == 3)
-            assert not [change for change in fleet.changes if change.startswith("-")]
-            await fleet.file.close()
-
-        run(scene)
+        before, half, whole = listed(1, 2), listed(1), listed(1, 2, 3)
+        looks = Looks(before, before, half, whole, half, whole, whole)
+        fleet = Fleet(looks)
+        await fleet.file.open()
+        await until(lambda: len(fleet.here) == 3)
+        assert not [change for change in fleet.changes if change.startswith("-")]
+        await fleet.file.close()
 
     def test_what_never_stood_is_not_complained_of(self, caplog: pytest.LogCaptureFixture) -> None:
         async def scene() -> None:
@@ -306,7 +288,7 @@ class TestWatching:
             await until(lambda: len(fleet.here) == 2)
             await fleet.file.close()
 
-        run(scene)
+        virtual_net.run(scene())
         assert not caplog.records
 
     def test_a_disk_that_hangs_holds_nobody_up(
@@ -333,22 +315,19 @@ class TestWatching:
         asyncio.run(scene())
         assert "not read within 0.01 s" in caplog.text
 
-    def test_one_that_comes_again_waits_until_it_has_gone(self, path: Path) -> None:
-        async def scene() -> None:
-            fleet = Fleet(path)
-            await fleet.file.open()
-            fleet.removing = asyncio.Event()
-            write(path, 1)
-            await asyncio.sleep(0.05)
-            write(path, 1, 2)
-            await asyncio.sleep(0.05)
-            assert fleet.changes[2:] == []
-            fleet.removing.set()
-            await until(lambda: len(fleet.changes) == 4)
-            assert fleet.changes[2:] == ["-http://a:2", "+http://a:2"]
-            await fleet.file.close()
-
-        run(scene)
+    async def test_one_that_comes_again_waits_until_it_has_gone(self, path: Path) -> None:
+        fleet = Fleet(path)
+        await fleet.file.open()
+        fleet.removing = asyncio.Event()
+        write(path, 1)
+        await asyncio.sleep(0.05)
+        write(path, 1, 2)
+        await asyncio.sleep(0.05)
+        assert fleet.changes[2:] == []
+        fleet.removing.set()
+        await until(lambda: len(fleet.changes) == 4)
+        assert fleet.changes[2:] == ["-http://a:2", "+http://a:2"]
+        await fleet.file.close()
 
     def test_one_that_is_refused_keeps_nobody_else_away(
         self, path: Path, caplog: pytest.LogCaptureFixture
@@ -360,25 +339,19 @@ class TestWatching:
             assert fleet.here == {"http://a:2"}
             await fleet.file.close()
 
-        run(scene)
+        virtual_net.run(scene())
         assert "here already" in caplog.text
 
-    def test_one_that_somebody_else_added_is_not_removed(self, path: Path) -> None:
-        async def scene() -> None:
-            fleet = Fleet(path)
-            fleet.refused = {"http://a:1"}
-            await fleet.file.open()
-            write(path, 3)
-            await until(lambda: fleet.here == {"http://a:3"})
-            assert "-http://a:1" not in fleet.changes
-            await fleet.file.close()
+    async def test_one_that_somebody_else_added_is_not_removed(self, path: Path) -> None:
+        fleet = Fleet(path)
+        fleet.refused = {"http://a:1"}
+        await fleet.file.open()
+        write(path, 3)
+        await until(lambda: fleet.here == {"http://a:3"})
+        assert "-http://a:1" not in fleet.changes
+        await fleet.file.close()
 
-        run(scene)
-
-    def test_a_file_that_is_no_use_at_start_is_the_callers_fault(self, path: Path) -> None:
-        async def scene() -> None:
-            path.write_text("{}")
-            with pytest.raises(CallerError):
-                await Fleet(path).file.open()
-
-        run(scene)
+    async def test_a_file_that_is_no_use_at_start_is_the_callers_fault(self, path: Path) -> None:
+        path.write_text("{}")
+        with pytest.raises(CallerError):
+            await Fleet(path).file.open()

@@ -25,7 +25,7 @@ from rollout_sched.integrations.gateway.data_plane import (
 )
 from rollout_sched.integrations.vllm.protocol.endpoints import Endpoint
 from rollout_sched.live.ports import AnswerUntrue, InstanceError, RequestRejected
-from tests.integrations.gateway.data_plane.test_data_plane import PARTIAL, Stage, run
+from tests.integrations.gateway.data_plane.test_data_plane import PARTIAL, Stage
 from tests.integrations.gateway.data_plane.test_streaming_call import TARGETS, asked_of, said_of
 from tests.integrations.gateway.scripted import Call, Instance, compact, completion
 
@@ -121,7 +121,7 @@ def said(endpoint: Endpoint, target: str, body: dict[str, Any]) -> list[bytes]:
     [(False, *at) for at in WHOLE] + [(True, *at) for at in STREAMS],
     ids=lambda value: getattr(value, "__name__", str(value)).rpartition(".")[2],
 )
-def test_whatever_raises(
+async def test_whatever_raises(
     streams: bool,
     place: Any,
     name: str,
@@ -133,25 +133,22 @@ def test_whatever_raises(
     def fail(*args: Any, **named: Any) -> Any:
         raise error
 
-    async def scene() -> None:
-        instances = [Willing("i0"), Willing("i1")]
-        async with Stage(*instances, interruption=PARTIAL) as stage:
-            stage.scheduler.max_failures = 2
-            stage.scheduler.parts.backoff.first_s = 0.001
-            serving = [asyncio.create_task(i.serve(endpoint)) for i in instances]
-            monkeypatch.setattr(place, name, fail)
-            call = stage.call(body(endpoint, streams, samples), TARGETS[endpoint])
-            async with asyncio.timeout(4):
-                await call.over.wait()
-            assert_ended(call)
-            while len(stage.driver.front.payloads):
-                await asyncio.sleep(0.001)
-            monkeypatch.undo()
-            for task in serving:
-                task.cancel()
-            stage.settled()
-
-    run(scene())
+    instances = [Willing("i0"), Willing("i1")]
+    async with Stage(*instances, interruption=PARTIAL) as stage:
+        stage.scheduler.max_failures = 2
+        stage.scheduler.parts.backoff.first_s = 0.001
+        serving = [asyncio.create_task(i.serve(endpoint)) for i in instances]
+        monkeypatch.setattr(place, name, fail)
+        call = stage.call(body(endpoint, streams, samples), TARGETS[endpoint])
+        async with asyncio.timeout(4):
+            await call.over.wait()
+        assert_ended(call)
+        while len(stage.driver.front.payloads):
+            await asyncio.sleep(0.001)
+        monkeypatch.undo()
+        for task in serving:
+            task.cancel()
+        stage.settled()
 
 
 def body(endpoint: Endpoint, streams: bool, samples: int) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -33,12 +33,9 @@ from rollout_sched.live.trainer.samples import Prompt
 from rollout_sched.simulators.fake_instance.engine import EngineSettings
 from rollout_sched.simulators.fake_instance.server import FakeServer
 from rollout_sched.simulators.replay.scenario import load_scenario
-from tests import virtual_net
 from tests.integrations.vllm.scripted import ScriptedVllm
 from tests.link.wires import Shared
 from tests.live.scripted import until
-from tests.virtual_net import run as run_front_clients
-from tests.virtual_net import run as run_front_metrics
 
 SPEC = load_scenario("tiny-cpu-2").instance
 SETTINGS = Settings(poll_s=0.2, abort_timeout_s=1.0)
@@ -112,10 +109,6 @@ async def scene(instances: int = 1, store: Path | None = None) -> AsyncIterator[
             await server.close()
 
 
-def run(play: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    virtual_net.run(play())
-
-
 async def post(url: str, path: str, body: Any) -> Any:
     async with aiohttp.ClientSession() as client, client.post(url + path, json=body) as answer:
         assert answer.status == 200, await answer.text()
@@ -154,219 +147,186 @@ def covered(said: Any) -> int:
     return end
 
 
-def test_clients_are_answered_through_a_front() -> None:
-    async def play() -> None:
-        async with scene() as made:
-            front = await made.front("f0")
-            asked = made.live.driver.view
-            answer = await post(front.url, "/v1/completions", {**BODY, "max_tokens": 8})
-            assert answer["usage"]["completion_tokens"] == 8
-            assert covered(answer) == 8
-            events = await stream(front.url, "/v1/completions", {**BODY, "max_tokens": 8})
-            assert text_of(events) == answer["choices"][0]["text"]
-            assert "token_ids" not in answer["choices"][0]
-            assert not asked.in_flight
-            assert not len(front.calls)
-
-    run(play)
+async def test_clients_are_answered_through_a_front() -> None:
+    async with scene() as made:
+        front = await made.front("f0")
+        asked = made.live.driver.view
+        answer = await post(front.url, "/v1/completions", {**BODY, "max_tokens": 8})
+        assert answer["usage"]["completion_tokens"] == 8
+        assert covered(answer) == 8
+        events = await stream(front.url, "/v1/completions", {**BODY, "max_tokens": 8})
+        assert text_of(events) == answer["choices"][0]["text"]
+        assert "token_ids" not in answer["choices"][0]
+        assert not asked.in_flight
+        assert not len(front.calls)
 
 
-def test_what_is_no_clients_request_is_the_schedulers() -> None:
-    async def play() -> None:
-        async with scene() as made, aiohttp.ClientSession() as client:
-            named = await made.front("f0", scheduler_url="http://host:9000/")
-            front = await made.front("f1")
-            path = "/rollout/state?x=1"
-            async with client.get(named.url + path, allow_redirects=False) as answer:
-                assert answer.status == 307
-                assert answer.headers["Location"] == f"http://host:9000{path}"
-            async with client.post(front.url + "/update_weights", data=b"{}") as answer:
-                assert answer.status == 404
-                assert "the scheduler's process" in await answer.text()
-            async with client.get(front.url + "/health") as answer:
-                assert answer.status == 200
-            async with client.get(front.url + "/metrics") as answer:
-                assert "rollout_sched_scheduler_connected 1.0" in await answer.text()
-            front.disconnected()
-            async with client.get(front.url + "/health") as answer:
-                assert answer.status == 503
-            async with client.get(front.url + "/liveness") as answer:
-                assert answer.status == 200
-
-    run(play)
+async def test_what_is_no_clients_request_is_the_schedulers() -> None:
+    async with scene() as made, aiohttp.ClientSession() as client:
+        named = await made.front("f0", scheduler_url="http://host:9000/")
+        front = await made.front("f1")
+        path = "/rollout/state?x=1"
+        async with client.get(named.url + path, allow_redirects=False) as answer:
+            assert answer.status == 307
+            assert answer.headers["Location"] == f"http://host:9000{path}"
+        async with client.post(front.url + "/update_weights", data=b"{}") as answer:
+            assert answer.status == 404
+            assert "the scheduler's process" in await answer.text()
+        async with client.get(front.url + "/health") as answer:
+            assert answer.status == 200
+        async with client.get(front.url + "/metrics") as answer:
+            assert "rollout_sched_scheduler_connected 1.0" in await answer.text()
+        front.disconnected()
+        async with client.get(front.url + "/health") as answer:
+            assert answer.status == 503
+        async with client.get(front.url + "/liveness") as answer:
+            assert answer.status == 200
 
 
-def test_before_its_first_scheduler_a_front_says_so() -> None:
-    async def play() -> None:
-        front = FrontService("f0", FrontOptions(grace_s=0.1))
-        await front.open()
-        async with aiohttp.ClientSession() as client:
-            async with client.post(front.url + "/v1/completions", json=BODY) as answer:
-                assert answer.status == 503
-                assert answer.headers["Retry-After"] == "1"
-            async with client.get(front.url + "/health") as answer:
-                assert answer.status == 503
-        await front.close()
-
-    run(play)
+async def test_before_its_first_scheduler_a_front_says_so() -> None:
+    front = FrontService("f0", FrontOptions(grace_s=0.1))
+    await front.open()
+    async with aiohttp.ClientSession() as client:
+        async with client.post(front.url + "/v1/completions", json=BODY) as answer:
+            assert answer.status == 503
+            assert answer.headers["Retry-After"] == "1"
+        async with client.get(front.url + "/health") as answer:
+            assert answer.status == 503
+    await front.close()
 
 
-def test_only_whoever_has_a_key_is_let_in(tmp_path: Path) -> None:
+async def test_only_whoever_has_a_key_is_let_in(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("sesame\n")
-
-    async def play() -> None:
-        async with scene() as made, aiohttp.ClientSession() as client:
-            front = await made.front("f0", api_key_file=keys)
-            async with client.post(front.url + "/v1/completions", json=BODY) as answer:
-                assert answer.status == 401
-            headers = {"Authorization": "Bearer sesame"}
-            body = {**BODY, "max_tokens": 4}
-            url = front.url + "/v1/completions"
-            async with client.post(url, json=body, headers=headers) as answer:
-                assert answer.status == 200
-
-    run(play)
+    async with scene() as made, aiohttp.ClientSession() as client:
+        front = await made.front("f0", api_key_file=keys)
+        async with client.post(front.url + "/v1/completions", json=BODY) as answer:
+            assert answer.status == 401
+        headers = {"Authorization": "Bearer sesame"}
+        body = {**BODY, "max_tokens": 4}
+        url = front.url + "/v1/completions"
+        async with client.post(url, json=body, headers=headers) as answer:
+            assert answer.status == 200
 
 
 @pytest.mark.parametrize("pause_s", [0.0, 0.3])
-def test_a_scheduler_that_restarts_costs_clients_a_pause(pause_s: float) -> None:
-    async def play() -> None:
-        async with scene(instances=2) as made:
-            front = await made.front("f0")
-            path = "/inference/v1/generate"
-            other = {**GENERATE, "token_ids": [5, 6, 8]}
-            whole = await post(front.url, path, GENERATE)
-            whole_of_other = await post(front.url, path, other)
-            streamed = await stream(front.url, "/v1/completions", BODY)
-            begun = asyncio.Event()
-            unary = asyncio.ensure_future(post(front.url, path, GENERATE))
-            streaming = asyncio.ensure_future(stream(front.url, "/v1/completions", BODY, begun))
-            await begun.wait()
-            await until(lambda: made.live.driver.view.in_flight == 2)
-            await made.end()
-            waiting = asyncio.ensure_future(post(front.url, path, other))
-            await asyncio.sleep(pause_s)
-            await made.begin()
-            answer, events, late = await asyncio.gather(unary, streaming, waiting)
-            assert ids_of(answer) == ids_of(whole)
-            assert ids_of(late) == ids_of(whole_of_other)
-            assert text_of(events) == text_of(streamed)
-            assert covered(answer) == TOKENS
-            assert covered(next(e for e in events if "rollout_sched" in e)) == TOKENS
-            assert not len(front.calls)
-            assert not made.live.driver.view.in_flight
-            assert front.calls.refused == 0
-            # What had been made was gone on from.
-            assert made.live.driver.view.anomalies == {}
-
-    run(play)
+async def test_a_scheduler_that_restarts_costs_clients_a_pause(pause_s: float) -> None:
+    async with scene(instances=2) as made:
+        front = await made.front("f0")
+        path = "/inference/v1/generate"
+        other = {**GENERATE, "token_ids": [5, 6, 8]}
+        whole = await post(front.url, path, GENERATE)
+        whole_of_other = await post(front.url, path, other)
+        streamed = await stream(front.url, "/v1/completions", BODY)
+        begun = asyncio.Event()
+        unary = asyncio.ensure_future(post(front.url, path, GENERATE))
+        streaming = asyncio.ensure_future(stream(front.url, "/v1/completions", BODY, begun))
+        await begun.wait()
+        await until(lambda: made.live.driver.view.in_flight == 2)
+        await made.end()
+        waiting = asyncio.ensure_future(post(front.url, path, other))
+        await asyncio.sleep(pause_s)
+        await made.begin()
+        answer, events, late = await asyncio.gather(unary, streaming, waiting)
+        assert ids_of(answer) == ids_of(whole)
+        assert ids_of(late) == ids_of(whole_of_other)
+        assert text_of(events) == text_of(streamed)
+        assert covered(answer) == TOKENS
+        assert covered(next(e for e in events if "rollout_sched" in e)) == TOKENS
+        assert not len(front.calls)
+        assert not made.live.driver.view.in_flight
+        assert front.calls.refused == 0
+        # What had been made was gone on from.
+        assert made.live.driver.view.anomalies == {}
 
 
-def test_what_ends_while_no_scheduler_is_there_is_answered() -> None:
-    async def play() -> None:
-        async with scene() as made:
-            front = await made.front("f0")
-            path = "/inference/v1/generate"
-            unary = asyncio.ensure_future(post(front.url, path, GENERATE))
-            streaming = asyncio.ensure_future(stream(front.url, "/v1/completions", BODY))
-            remote = front.calls._remote
-            assert remote is not None
-            await until(lambda: len(remote.front.attempts) == 2)
-            await made.end()
-            answer, events = await asyncio.gather(unary, streaming)
-            (server,) = made.servers.values()
-            assert server.engine.finished["length"] == 2
-            await made.begin()
-            assert len(ids_of(answer)) == covered(answer) == TOKENS
-            assert covered(next(e for e in events if "rollout_sched" in e)) == TOKENS
-
-    run(play)
+async def test_what_ends_while_no_scheduler_is_there_is_answered() -> None:
+    async with scene() as made:
+        front = await made.front("f0")
+        path = "/inference/v1/generate"
+        unary = asyncio.ensure_future(post(front.url, path, GENERATE))
+        streaming = asyncio.ensure_future(stream(front.url, "/v1/completions", BODY))
+        remote = front.calls._remote
+        assert remote is not None
+        await until(lambda: len(remote.front.attempts) == 2)
+        await made.end()
+        answer, events = await asyncio.gather(unary, streaming)
+        (server,) = made.servers.values()
+        assert server.engine.finished["length"] == 2
+        await made.begin()
+        assert len(ids_of(answer)) == covered(answer) == TOKENS
+        assert covered(next(e for e in events if "rollout_sched" in e)) == TOKENS
 
 
-def test_a_client_that_leaves_meanwhile_is_forgotten() -> None:
-    async def play() -> None:
-        async with scene() as made:
-            front = await made.front("f0")
-            asking = [
-                asyncio.ensure_future(
-                    post(front.url, "/v1/completions", {**BODY, "prompt": [7, n]})
-                )
-                for n in range(3)
-            ]
-            await until(lambda: made.live.driver.view.in_flight == 3)
-            await made.end()
-            asking[0].cancel()
-            await until(lambda: len(front.calls) == 2)
-            await made.begin()
-            asking[1].cancel()
-            await asking[2]
-            await until(lambda: not len(front.calls))
-            assert not made.live.driver.view.in_flight
-
-    run(play)
+async def test_a_client_that_leaves_meanwhile_is_forgotten() -> None:
+    async with scene() as made:
+        front = await made.front("f0")
+        asking = [
+            asyncio.ensure_future(post(front.url, "/v1/completions", {**BODY, "prompt": [7, n]}))
+            for n in range(3)
+        ]
+        await until(lambda: made.live.driver.view.in_flight == 3)
+        await made.end()
+        asking[0].cancel()
+        await until(lambda: len(front.calls) == 2)
+        await made.begin()
+        asking[1].cancel()
+        await asking[2]
+        await until(lambda: not len(front.calls))
+        assert not made.live.driver.view.in_flight
 
 
-def test_a_group_goes_on_where_the_store_has_it(tmp_path: Path) -> None:
-    async def play() -> None:
-        async with scene(store=tmp_path / "store") as made:
-            await made.front("f0")
-            sampling = {"temperature": 0.0, "ignore_eos": True}
-            prompt = Prompt("a", [5, 6, 7], 2, TOKENS, sampling, [{"seed": 1}, {"seed": 2}])
-            made.live.trainer.submit([prompt])
-            waiting = asyncio.ensure_future(made.live.trainer.next_batch())
-            transcripts = made.live.driver.front.payloads
-            await until(lambda: len(transcripts) == 2, 20)
-            waiting.cancel()
-            await made.end()
-            await made.begin()
-            batch = await made.live.trainer.next_batch(timeout_s=30)
-            assert batch is not None
-            first, second = batch.samples
-            assert first.response_ids == second.response_ids
-            assert len(first.response_ids) == TOKENS
-
-    run(play)
+async def test_a_group_goes_on_where_the_store_has_it(tmp_path: Path) -> None:
+    async with scene(store=tmp_path / "store") as made:
+        await made.front("f0")
+        sampling = {"temperature": 0.0, "ignore_eos": True}
+        prompt = Prompt("a", [5, 6, 7], 2, TOKENS, sampling, [{"seed": 1}, {"seed": 2}])
+        made.live.trainer.submit([prompt])
+        waiting = asyncio.ensure_future(made.live.trainer.next_batch())
+        transcripts = made.live.driver.front.payloads
+        await until(lambda: len(transcripts) == 2, 20)
+        waiting.cancel()
+        await made.end()
+        await made.begin()
+        batch = await made.live.trainer.next_batch(timeout_s=30)
+        assert batch is not None
+        first, second = batch.samples
+        assert first.response_ids == second.response_ids
+        assert len(first.response_ids) == TOKENS
 
 
-def test_hostile_frames_are_refused_and_change_nothing() -> None:
-    async def play() -> None:
-        async with scene() as made:
-            front = await made.front("f0")
-            for garbage in (b"", b"\xc1", b"{}", b"\x00" * 100):
-                with pytest.raises(msgspec.DecodeError):
-                    front.receive(garbage)
-                with pytest.raises(msgspec.DecodeError):
-                    made.hub.receive("f0", garbage)
-                with pytest.raises(msgspec.DecodeError):
-                    front.connect(garbage, lambda frame: None)
-            answer = await post(front.url, "/v1/completions", {**BODY, "max_tokens": 8})
-            assert covered(answer) == 8
-
-    run(play)
+async def test_hostile_frames_are_refused_and_change_nothing() -> None:
+    async with scene() as made:
+        front = await made.front("f0")
+        for garbage in (b"", b"\xc1", b"{}", b"\x00" * 100):
+            with pytest.raises(msgspec.DecodeError):
+                front.receive(garbage)
+            with pytest.raises(msgspec.DecodeError):
+                made.hub.receive("f0", garbage)
+            with pytest.raises(msgspec.DecodeError):
+                front.connect(garbage, lambda frame: None)
+        answer = await post(front.url, "/v1/completions", {**BODY, "max_tokens": 8})
+        assert covered(answer) == 8
 
 
 # -- What a front tells Prometheus --
 
 
-def test_calls_and_connections() -> None:
-    async def scene() -> None:
-        calls = FrontCalls("f0", Shared({}), lambda error: None)
-        data_plane = DataPlane(calls, resumable=True)
-        data_plane.calls.responses.end(b"POST", b"/", 499, 0.0)
-        data_plane.refused = 2
-        calls.connections, calls.connected = 3, True
-        page, content_type = FrontMetrics(calls, data_plane).page()
-        lines = page.decode().splitlines()
-        assert content_type.startswith("text/plain")
-        assert 'rollout_sched_http_responses_total{code="499",plane="data"} 1.0' in lines
-        assert "rollout_sched_refused_total 2.0" in lines
-        assert "rollout_sched_scheduler_connected 1.0" in lines
-        assert "rollout_sched_schedulers_total 3.0" in lines
-        assert "process_resident_memory_bytes" in page.decode()
-        await calls.close()
-
-    run_front_metrics(scene())
+async def test_calls_and_connections() -> None:
+    calls = FrontCalls("f0", Shared({}), lambda error: None)
+    data_plane = DataPlane(calls, resumable=True)
+    data_plane.calls.responses.end(b"POST", b"/", 499, 0.0)
+    data_plane.refused = 2
+    calls.connections, calls.connected = 3, True
+    page, content_type = FrontMetrics(calls, data_plane).page()
+    lines = page.decode().splitlines()
+    assert content_type.startswith("text/plain")
+    assert 'rollout_sched_http_responses_total{code="499",plane="data"} 1.0' in lines
+    assert "rollout_sched_refused_total 2.0" in lines
+    assert "rollout_sched_scheduler_connected 1.0" in lines
+    assert "rollout_sched_schedulers_total 3.0" in lines
+    assert "process_resident_memory_bytes" in page.decode()
+    await calls.close()
 
 
 # -- A front finds out what an instance offers before it sends anything there --
@@ -376,134 +336,112 @@ def made(url: str, key: str) -> FrontInstance:
     return FrontInstance(url, api_key=key or None)
 
 
-def test_one_is_made_when_it_is_first_needed_and_looked_at_once() -> None:
-    async def scene() -> None:
-        server = ScriptedVllm()
-        async with server.serving():
-            clients = FrontClients(made)
-            client = clients.client(server.url)
-            looked = clients.unverified(server.url)
-            assert looked is not None
-            await looked.wait()
-            assert clients.unverified(server.url) is None
-            assert clients.client(server.url) is client
-            assert client.findings.abort_path is not None
-            await clients.close()
-
-    run_front_clients(scene())
+async def test_one_is_made_when_it_is_first_needed_and_looked_at_once() -> None:
+    server = ScriptedVllm()
+    async with server.serving():
+        clients = FrontClients(made)
+        client = clients.client(server.url)
+        looked = clients.unverified(server.url)
+        assert looked is not None
+        await looked.wait()
+        assert clients.unverified(server.url) is None
+        assert clients.client(server.url) is client
+        assert client.findings.abort_path is not None
+        await clients.close()
 
 
-def test_what_cannot_be_looked_at_fails_what_is_sent_there_and_is_looked_at_again(
+async def test_what_cannot_be_looked_at_fails_what_is_sent_there_and_is_looked_at_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("rollout_sched.integrations.gateway.front_service._AGAIN_S", (0.01, 0.02))
-
-    async def scene() -> None:
-        server = ScriptedVllm()
-        async with server.serving():
-            server.failing = {"/v1/models"}
-            clients = FrontClients(made)
-            client = clients.client(server.url)
-            looked = clients.unverified(server.url)
-            assert looked is not None
-            await looked.wait()
-            with pytest.raises(InstanceError, match="as seen by this front"):
-                await client.generate(Order("a", [1], 1, "v0", {}))
-            server.failing = set()
-            async with asyncio.timeout(5):
-                while client.unknown:
-                    await asyncio.sleep(0.01)
-            await clients.close()
-
-    run_front_clients(scene())
-
-
-def test_one_that_joins_anew_is_looked_at_again_before_anything_is_sent_there() -> None:
-    async def scene() -> None:
-        server = ScriptedVllm()
-        async with server.serving():
-            clients = FrontClients(made)
-            client = clients.client(server.url)
-            looked = clients.unverified(server.url)
-            clients.reach(server.url, "")
-            assert clients.unverified(server.url) is looked  # nobody has looked yet
-            assert looked is not None
-            await looked.wait()
-            assert not client.unknown
-            server.failing = {"/v1/models"}
-            clients.reach(server.url, "")
-            again = clients.unverified(server.url)
-            assert again is not None
-            await again.wait()
-            assert client.unknown
-            assert clients.client(server.url) is client
-            await clients.close()
-
-    run_front_clients(scene())
-
-
-def test_it_is_sent_the_key_that_its_scheduler_has_for_it() -> None:
-    async def scene() -> None:
+    server = ScriptedVllm()
+    async with server.serving():
+        server.failing = {"/v1/models"}
         clients = FrontClients(made)
-        first = clients.client("http://127.0.0.1:9")
-        clients.reach("http://127.0.0.1:9", "k")
-        second = clients.client("http://127.0.0.1:9")
-        clients.reach("http://127.0.0.1:9", "k")
-        assert clients.client("http://127.0.0.1:9") is second
-        assert [first.api_key, second.api_key] == ["", "k"]
-        await clients.close()
-
-    run_front_clients(scene())
-
-
-def test_it_is_closed_and_forgotten_when_the_last_that_reached_it_has_left() -> None:
-    async def scene() -> None:
-        closed: list[str] = []
-
-        class Noted(FrontInstance):
-            async def close(self) -> None:
-                closed.append(self.api_key or "")
-                await super().close()
-
-        clients = FrontClients(lambda url, key: Noted(url, api_key=key or None))
-        url = "http://127.0.0.1:9"
-        clients.reach(url, "k")
-        clients.reach(url, "l")  # by a scheduler that has come after the first
-        clients.leave(url)
-        assert clients.client(url).api_key == "l"
-        clients.leave(url)
-        clients.leave(url)
-        assert not len(clients)
+        client = clients.client(server.url)
+        looked = clients.unverified(server.url)
+        assert looked is not None
+        await looked.wait()
+        with pytest.raises(InstanceError, match="as seen by this front"):
+            await client.generate(Order("a", [1], 1, "v0", {}))
+        server.failing = set()
         async with asyncio.timeout(5):
-            while closed != ["k", "l"]:
-                await asyncio.sleep(0.001)
-        clients.reach(url, "m")
-        assert clients.client(url).api_key == "m"
+            while client.unknown:
+                await asyncio.sleep(0.01)
         await clients.close()
-        assert closed == ["k", "l", "m"]
-
-    run_front_clients(scene())
 
 
-def test_a_fleet_that_comes_and_goes_leaves_no_clients_behind() -> None:
-    async def scene() -> None:
+async def test_one_that_joins_anew_is_looked_at_again_before_anything_is_sent_there() -> None:
+    server = ScriptedVllm()
+    async with server.serving():
         clients = FrontClients(made)
-        for port in range(1, 200):
-            url = f"http://127.0.0.1:{port}"
-            clients.reach(url, "")
-            clients.client(url)
-            clients.leave(url)
-        assert not len(clients)
+        client = clients.client(server.url)
+        looked = clients.unverified(server.url)
+        clients.reach(server.url, "")
+        assert clients.unverified(server.url) is looked  # nobody has looked yet
+        assert looked is not None
+        await looked.wait()
+        assert not client.unknown
+        server.failing = {"/v1/models"}
+        clients.reach(server.url, "")
+        again = clients.unverified(server.url)
+        assert again is not None
+        await again.wait()
+        assert client.unknown
+        assert clients.client(server.url) is client
         await clients.close()
 
-    run_front_clients(scene())
+
+async def test_it_is_sent_the_key_that_its_scheduler_has_for_it() -> None:
+    clients = FrontClients(made)
+    first = clients.client("http://127.0.0.1:9")
+    clients.reach("http://127.0.0.1:9", "k")
+    second = clients.client("http://127.0.0.1:9")
+    clients.reach("http://127.0.0.1:9", "k")
+    assert clients.client("http://127.0.0.1:9") is second
+    assert [first.api_key, second.api_key] == ["", "k"]
+    await clients.close()
 
 
-def test_a_name_that_is_no_url() -> None:
-    async def scene() -> None:
-        clients = FrontClients(made)
-        with pytest.raises(CallerError):
-            clients.client("the one over there")
-        await clients.close()
+async def test_it_is_closed_and_forgotten_when_the_last_that_reached_it_has_left() -> None:
+    closed: list[str] = []
 
-    run_front_clients(scene())
+    class Noted(FrontInstance):
+        async def close(self) -> None:
+            closed.append(self.api_key or "")
+            await super().close()
+
+    clients = FrontClients(lambda url, key: Noted(url, api_key=key or None))
+    url = "http://127.0.0.1:9"
+    clients.reach(url, "k")
+    clients.reach(url, "l")  # by a scheduler that has come after the first
+    clients.leave(url)
+    assert clients.client(url).api_key == "l"
+    clients.leave(url)
+    clients.leave(url)
+    assert not len(clients)
+    async with asyncio.timeout(5):
+        while closed != ["k", "l"]:
+            await asyncio.sleep(0.001)
+    clients.reach(url, "m")
+    assert clients.client(url).api_key == "m"
+    await clients.close()
+    assert closed == ["k", "l", "m"]
+
+
+async def test_a_fleet_that_comes_and_goes_leaves_no_clients_behind() -> None:
+    clients = FrontClients(made)
+    for port in range(1, 200):
+        url = f"http://127.0.0.1:{port}"
+        clients.reach(url, "")
+        clients.client(url)
+        clients.leave(url)
+    assert not len(clients)
+    await clients.close()
+
+
+async def test_a_name_that_is_no_url() -> None:
+    clients = FrontClients(made)
+    with pytest.raises(CallerError):
+        clients.client("the one over there")
+    await clients.close()

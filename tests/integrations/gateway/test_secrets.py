@@ -18,7 +18,6 @@ from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.integrations.gateway.serve import Service
 from rollout_sched.simulators.fake_instance.engine import MODEL, EngineSettings
 from rollout_sched.simulators.fake_instance.server import FakeServer
-from tests import virtual_net
 from tests.integrations.faults.fleet import GREEDY, SETTINGS
 from tests.simulators.fake_instance.served import SPEC
 
@@ -136,39 +135,35 @@ async def knock(life: Life) -> None:
         await life.ask("admin", "POST", path, {**with_wrong, "slots": "many"})
 
 
-def test_no_key_is_anywhere(
+async def test_no_key_is_anywhere(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.DEBUG)
     (tmp_path / "written").mkdir()
     (tmp_path / "weights").mkdir()
-
-    async def scene() -> None:
-        async with AsyncExitStack() as stack:
-            urls, servers = {}, {}
-            for number, name in enumerate(("common", "own", "added", "other")):
-                server = FakeServer(
-                    EngineSettings(SPEC, speed=1000.0, seed=number),
-                    api_key=SECRETS.get(name, "another's"),
-                )
-                urls[name] = f"http://127.0.0.1:{await server.start('127.0.0.1', 0)}"
-                servers[name] = server
-                stack.push_async_callback(server.close)
-            life = Life(tmp_path, urls)
-            for run in range(2):  # the second takes up what the first has stored
-                await life.open()
-                await train(life, f"{SEEN}-{run}", 2 * run + 1)
-                await knock(life)
-                await servers["own"].restart(0.05)
-                await train(life, f"again-{run}", 2 * run + 2)
-                with monkeypatch.context() as broken:
-                    broken.setattr(public.GatewayMetrics, "page", _fails)
-                    assert await life.ask("", "GET", "/metrics?api_key=" + SECRETS["wrong"]) == 500
-                await life.close()
-            fields = "\n".join(repr(vars(record)) for record in caplog.records)
-            _look_through(life, caplog.text + fields)
-
-    virtual_net.run(scene())
+    async with AsyncExitStack() as stack:
+        urls, servers = {}, {}
+        for number, name in enumerate(("common", "own", "added", "other")):
+            server = FakeServer(
+                EngineSettings(SPEC, speed=1000.0, seed=number),
+                api_key=SECRETS.get(name, "another's"),
+            )
+            urls[name] = f"http://127.0.0.1:{await server.start('127.0.0.1', 0)}"
+            servers[name] = server
+            stack.push_async_callback(server.close)
+        life = Life(tmp_path, urls)
+        for run in range(2):  # the second takes up what the first has stored
+            await life.open()
+            await train(life, f"{SEEN}-{run}", 2 * run + 1)
+            await knock(life)
+            await servers["own"].restart(0.05)
+            await train(life, f"again-{run}", 2 * run + 2)
+            with monkeypatch.context() as broken:
+                broken.setattr(public.GatewayMetrics, "page", _fails)
+                assert await life.ask("", "GET", "/metrics?api_key=" + SECRETS["wrong"]) == 500
+            await life.close()
+        fields = "\n".join(repr(vars(record)) for record in caplog.records)
+        _look_through(life, caplog.text + fields)
 
 
 def _fails(*about: object) -> str:

@@ -30,148 +30,122 @@ from tests.integrations.gateway.house import House, Upstream
 from tests.integrations.gateway.scripted import completion
 from tests.integrations.vllm.scripted import ScriptedVllm, generated
 from tests.live.scripted import until
-from tests.virtual_net import run
 
 
 def options(**other: Any) -> Options:
     return Options(**{"policy": "dplb", "instances": [], "port": 0, "grace_s": 0.5, **other})
 
 
-def test_in_front_of_vllm(tmp_path: Path) -> None:
+async def test_in_front_of_vllm(tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_text("secret\n")
-
-    async def scene() -> None:
-        said: list[str] = []
-        server = ScriptedVllm()
-        server.api_key = "secret"
-        server.missing = {"/start_weight_update"}
-        made = generated([10, 11, 12], "length", [("0", 0, 3)])
-        usage = {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5}
-        server.answer("/inference/v1/generate", {**made, "usage": usage})
-        async with server.serving():
-            service = Service(
-                options(
-                    instances=[server.url],
-                    instance_api_key_file=key,
-                    journal=tmp_path / "journal",
-                ),
-                said.append,
-            )
-            await service.open()
-            async with aiohttp.ClientSession(service.url) as client:
-                body = {"token_ids": [1, 2], "sampling_params": {"max_tokens": 3}}
-                async with client.post("/inference/v1/generate", json=body) as response:
-                    answer = await response.json()
-                assert answer["choices"][0]["token_ids"] == [10, 11, 12]
-            await service.close()
-        assert any("policy dplb (" in line for line in said)
-        (offer,) = [line for line in said if line.startswith(f"instance {server.url}: tiny, 64 ")]
-        assert "weight_versions" in offer
-        note = said[said.index(offer) + 1]
-        assert note.startswith("  cannot receive weights by weight transfer")
-        assert said[-1] == f"listening on {service.url}"
-        header, entries = journal.read(tmp_path / "journal")
-        assert header.policy == "dplb"
-        kinds = [type(entry.event).__name__ for entry in entries]
-        assert kinds[:3] == ["InstanceJoined", "RequestSubmitted", "RequestFinished"]
-
-    run(scene())
+    said: list[str] = []
+    server = ScriptedVllm()
+    server.api_key = "secret"
+    server.missing = {"/start_weight_update"}
+    made = generated([10, 11, 12], "length", [("0", 0, 3)])
+    usage = {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5}
+    server.answer("/inference/v1/generate", {**made, "usage": usage})
+    async with server.serving():
+        service = Service(
+            options(
+                instances=[server.url],
+                instance_api_key_file=key,
+                journal=tmp_path / "journal",
+            ),
+            said.append,
+        )
+        await service.open()
+        async with aiohttp.ClientSession(service.url) as client:
+            body = {"token_ids": [1, 2], "sampling_params": {"max_tokens": 3}}
+            async with client.post("/inference/v1/generate", json=body) as response:
+                answer = await response.json()
+            assert answer["choices"][0]["token_ids"] == [10, 11, 12]
+        await service.close()
+    assert any("policy dplb (" in line for line in said)
+    (offer,) = [line for line in said if line.startswith(f"instance {server.url}: tiny, 64 ")]
+    assert "weight_versions" in offer
+    note = said[said.index(offer) + 1]
+    assert note.startswith("  cannot receive weights by weight transfer")
+    assert said[-1] == f"listening on {service.url}"
+    header, entries = journal.read(tmp_path / "journal")
+    assert header.policy == "dplb"
+    kinds = [type(entry.event).__name__ for entry in entries]
+    assert kinds[:3] == ["InstanceJoined", "RequestSubmitted", "RequestFinished"]
 
 
 @pytest.mark.parametrize("use", ["by_cost", "none"])
-def test_a_header_that_is_ignored_is_said(use: str, tmp_path: Path) -> None:
-    async def scene() -> None:
-        policy = tmp_path / "mine.toml"
-        policy.write_text(f'[affinity]\nuse = "{use}"\n')
-        async with House(policy=str(policy)) as house:
-            assert any("X-Session-ID is ignored" in line for line in house.said) is (use == "none")
-
-    run(scene())
+async def test_a_header_that_is_ignored_is_said(use: str, tmp_path: Path) -> None:
+    policy = tmp_path / "mine.toml"
+    policy.write_text(f'[affinity]\nuse = "{use}"\n')
+    async with House(policy=str(policy)) as house:
+        assert any("X-Session-ID is ignored" in line for line in house.said) is (use == "none")
 
 
-def test_one_that_is_not_up_yet_is_said_and_joins() -> None:
-    async def scene() -> None:
-        late = Upstream("http://late:1")
-        late.dead = True
-        async with House(late) as house:
-            assert any("late:1: away, joins when it is ready (" in line for line in house.said)
-            late.dead = False
-            house.driver.supervisors[late.name].health.check_now()
-            await until(lambda: any("late:1: a model, 8 slots" in line for line in house.said))
-
-    run(scene())
+async def test_one_that_is_not_up_yet_is_said_and_joins() -> None:
+    late = Upstream("http://late:1")
+    late.dead = True
+    async with House(late) as house:
+        assert any("late:1: away, joins when it is ready (" in line for line in house.said)
+        late.dead = False
+        house.driver.supervisors[late.name].health.check_now()
+        await until(lambda: any("late:1: a model, 8 slots" in line for line in house.said))
 
 
-def test_what_runs_may_finish_and_nothing_new_comes() -> None:
-    async def scene() -> None:
-        instance = Upstream()
-        instance.stream = asyncio.Queue()
-        async with House(instance, grace_s=20.0) as house:
-            body = {"model": "tiny", "prompt": [1], "max_tokens": 9}
-            asking = asyncio.create_task(house.session.post("/v1/completions", json=body))
-            await until(lambda: instance.asked)
-            closing = asyncio.create_task(house.service.close())
-            await asyncio.sleep(0.05)
-            with pytest.raises(aiohttp.ClientConnectionError):
-                await house.session.get("/health")
-            instance.stream.put_nowait(json.dumps(completion([5])).encode())
-            instance.stream.put_nowait(None)
-            response = await asking
-            assert (await response.json())["choices"][0]["token_ids"] == [5]
-            await closing
-
-    run(scene())
+async def test_what_runs_may_finish_and_nothing_new_comes() -> None:
+    instance = Upstream()
+    instance.stream = asyncio.Queue()
+    async with House(instance, grace_s=20.0) as house:
+        body = {"model": "tiny", "prompt": [1], "max_tokens": 9}
+        asking = asyncio.create_task(house.session.post("/v1/completions", json=body))
+        await until(lambda: instance.asked)
+        closing = asyncio.create_task(house.service.close())
+        await asyncio.sleep(0.05)
+        with pytest.raises(aiohttp.ClientConnectionError):
+            await house.session.get("/health")
+        instance.stream.put_nowait(json.dumps(completion([5])).encode())
+        instance.stream.put_nowait(None)
+        response = await asking
+        assert (await response.json())["choices"][0]["token_ids"] == [5]
+        await closing
 
 
-def test_who_takes_too_long_is_told_so() -> None:
+async def test_who_takes_too_long_is_told_so() -> None:
     """The connection was closed without a word."""
-
-    async def scene() -> None:
-        instance = Upstream()
-        instance.stream = asyncio.Queue()
-        async with House(instance, grace_s=0.05) as house:
-            body = {"model": "tiny", "prompt": [1], "max_tokens": 9}
-            asking = asyncio.create_task(house.session.post("/v1/completions", json=body))
-            await until(lambda: instance.asked)
-            await house.service.close()
-            response = await asking
-            assert (response.status, response.headers["Retry-After"]) == (503, "1")
-            assert "shutting down" in (await response.json())["error"]["message"]
-
-    run(scene())
+    instance = Upstream()
+    instance.stream = asyncio.Queue()
+    async with House(instance, grace_s=0.05) as house:
+        body = {"model": "tiny", "prompt": [1], "max_tokens": 9}
+        asking = asyncio.create_task(house.session.post("/v1/completions", json=body))
+        await until(lambda: instance.asked)
+        await house.service.close()
+        response = await asking
+        assert (response.status, response.headers["Retry-After"]) == (503, "1")
+        assert "shutting down" in (await response.json())["error"]["message"]
 
 
-def test_a_stream_that_takes_too_long_ends_in_an_error() -> None:
-    async def scene() -> None:
-        instance = Upstream()
-        instance.stream = asyncio.Queue()
-        async with House(instance, grace_s=0.05) as house:
-            body = {"model": "tiny", "prompt": [1], "max_tokens": 9, "stream": True}
-            asking = asyncio.create_task(house.session.post("/v1/completions", json=body))
-            await until(lambda: instance.asked)
-            event = json.dumps({"choices": [{"index": 0, "text": "a", "token_ids": [5]}]})
-            instance.stream.put_nowait(b"data: %b\n\n" % event.encode())
-            response = await asking
-            assert response.status == 200
-            await house.service.close()
-            events = (await response.text()).split("\n\n")
-            assert json.loads(events[0].removeprefix("data: ")) == json.loads(event)
-            assert json.loads(events[1].removeprefix("data: "))["error"]["code"] == 503
-            assert events[2:] == [""]
-
-    run(scene())
+async def test_a_stream_that_takes_too_long_ends_in_an_error() -> None:
+    instance = Upstream()
+    instance.stream = asyncio.Queue()
+    async with House(instance, grace_s=0.05) as house:
+        body = {"model": "tiny", "prompt": [1], "max_tokens": 9, "stream": True}
+        asking = asyncio.create_task(house.session.post("/v1/completions", json=body))
+        await until(lambda: instance.asked)
+        event = json.dumps({"choices": [{"index": 0, "text": "a", "token_ids": [5]}]})
+        instance.stream.put_nowait(b"data: %b\n\n" % event.encode())
+        response = await asking
+        assert response.status == 200
+        await house.service.close()
+        events = (await response.text()).split("\n\n")
+        assert json.loads(events[0].removeprefix("data: ")) == json.loads(event)
+        assert json.loads(events[1].removeprefix("data: "))["error"]["code"] == 503
+        assert events[2:] == [""]
 
 
-def test_an_open_gateway_says_so() -> None:
-    async def scene() -> None:
-        said: list[str] = []
-        Service(options(host="0.0.0.0"), said.append)
-        assert any(
-            "any client that can reach 0.0.0.0 may use this gateway" in line for line in said
-        )
-
-    run(scene())
+async def test_an_open_gateway_says_so() -> None:
+    said: list[str] = []
+    Service(options(host="0.0.0.0"), said.append)
+    assert any("any client that can reach 0.0.0.0 may use this gateway" in line for line in said)
 
 
 @pytest.mark.parametrize(
@@ -282,72 +256,62 @@ class TestTheEnd:
             ("POST", "/v1/embeddings", {}),
         ],
     )
-    def test_a_control_call_in_progress_is_told(self, method: str, path: str, body: Any) -> None:
-        async def scene() -> None:
-            instance = Upstream()
-            async with House(instance, grace_s=0.05) as house:
+    async def test_a_control_call_in_progress_is_told(
+        self, method: str, path: str, body: Any
+    ) -> None:
+        instance = Upstream()
+        async with House(instance, grace_s=0.05) as house:
 
-                async def never(request: web.Request) -> web.StreamResponse:
-                    instance.asked.append({})
-                    await asyncio.sleep(30)
-                    raise AssertionError
+            async def never(request: web.Request) -> web.StreamResponse:
+                instance.asked.append({})
+                await asyncio.sleep(30)
+                raise AssertionError
 
-                instance.answering = never
-                asking = asyncio.create_task(house.ask(method, path, body))
-                await until(lambda: instance.asked)
+            instance.answering = never
+            asking = asyncio.create_task(house.ask(method, path, body))
+            await until(lambda: instance.asked)
+            await house.service.close()
+            status, said = await asking
+            assert status == 503
+            assert "the gateway stopped" in said["error"]["message"]
+
+    async def test_what_has_begun_to_be_passed_on_does_not_look_complete(self) -> None:
+        instance = Upstream()
+        instance.stream = asyncio.Queue()
+        async with House(instance, grace_s=0.05) as house:
+            instance.stream.put_nowait(b"one")
+            response = await house.session.post("/v1/responses")
+            assert await response.content.readany() == b"one"
+            await house.service.close()
+            with pytest.raises(aiohttp.ClientPayloadError):
+                await response.content.read()
+
+    async def test_a_publication_that_is_waited_for_too(self) -> None:
+        instance = Upstream()
+
+        async with House(instance, grace_s=0.05) as house:
+            supervisor = house.driver.supervisors[instance.name]
+            async with supervisor.control_lock:  # its update waits for its turn
+                body = {"version": 1, "applied": True, "wait": True}
+                asking = asyncio.create_task(house.ask("POST", "/rollout/v1/weights", body))
+                await until(lambda: house.driver.pump.scheduler.state.progress.version == 1)
                 await house.service.close()
-                status, said = await asking
-                assert status == 503
-                assert "the gateway stopped" in said["error"]["message"]
+                assert (await asking)[0] == 503
 
-        run(scene())
+    async def test_the_journal_is_closed_whatever_fails_before(self, tmp_path: Path) -> None:
+        async with House(Upstream(), journal=tmp_path / "journal") as house:
+            trainer: Any = house.service.gateway.trainer
+            close = trainer.close
 
-    def test_what_has_begun_to_be_passed_on_does_not_look_complete(self) -> None:
-        async def scene() -> None:
-            instance = Upstream()
-            instance.stream = asyncio.Queue()
-            async with House(instance, grace_s=0.05) as house:
-                instance.stream.put_nowait(b"one")
-                response = await house.session.post("/v1/responses")
-                assert await response.content.readany() == b"one"
+            def fails() -> None:
+                raise RuntimeError("not today")
+
+            trainer.close = fails
+            with pytest.raises(RuntimeError, match="not today"):
                 await house.service.close()
-                with pytest.raises(aiohttp.ClientPayloadError):
-                    await response.content.read()
-
-        run(scene())
-
-    def test_a_publication_that_is_waited_for_too(self) -> None:
-        async def scene() -> None:
-            instance = Upstream()
-
-            async with House(instance, grace_s=0.05) as house:
-                supervisor = house.driver.supervisors[instance.name]
-                async with supervisor.control_lock:  # its update waits for its turn
-                    body = {"version": 1, "applied": True, "wait": True}
-                    asking = asyncio.create_task(house.ask("POST", "/rollout/v1/weights", body))
-                    await until(lambda: house.driver.pump.scheduler.state.progress.version == 1)
-                    await house.service.close()
-                    assert (await asking)[0] == 503
-
-        run(scene())
-
-    def test_the_journal_is_closed_whatever_fails_before(self, tmp_path: Path) -> None:
-        async def scene() -> None:
-            async with House(Upstream(), journal=tmp_path / "journal") as house:
-                trainer: Any = house.service.gateway.trainer
-                close = trainer.close
-
-                def fails() -> None:
-                    raise RuntimeError("not today")
-
-                trainer.close = fails
-                with pytest.raises(RuntimeError, match="not today"):
-                    await house.service.close()
-                _, entries = journal.read(tmp_path / "journal")
-                assert next(type(entry.event).__name__ for entry in entries) == "InstanceJoined"
-                trainer.close = close
-
-        run(scene())
+            _, entries = journal.read(tmp_path / "journal")
+            assert next(type(entry.event).__name__ for entry in entries) == "InstanceJoined"
+            trainer.close = close
 
 
 class TestAdminSocket:

@@ -260,20 +260,16 @@ class OneFails(ServerControl):
             self.under_way -= 1
 
 
-def test_when_one_question_fails_none_goes_on():
+async def test_when_one_question_fails_none_goes_on():
     """Whoever was told may close the connections, or ask anew."""
-
-    async def scene():
-        async with ScriptedVllm().serving() as server:
-            control = OneFails(server.url, [], None, 100, 10.0)
-            try:
-                with pytest.raises(InstanceError, match="/pause answered 500"):
-                    await detect(control)
-                assert control.under_way == 0
-            finally:
-                await control.close()
-
-    virtual_net.run(scene())
+    async with ScriptedVllm().serving() as server:
+        control = OneFails(server.url, [], None, 100, 10.0)
+        try:
+            with pytest.raises(InstanceError, match="/pause answered 500"):
+                await detect(control)
+            assert control.under_way == 0
+        finally:
+            await control.close()
 
 
 def test_a_server_of_another_kind():

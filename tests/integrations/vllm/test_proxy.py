@@ -15,7 +15,6 @@ from rollout_sched.live.ports import (
     InstanceUnreached,
     RequestRejected,
 )
-from tests import virtual_net
 
 
 class Receiver:
@@ -122,26 +121,23 @@ def test_what_breaks_says_how_far_it_came(what: Exception, says: type[Exception]
     ],
 )
 @pytest.mark.parametrize("waits", [False, True])
-def test_a_call_that_cannot_be_sent_ends(
+async def test_a_call_that_cannot_be_sent_ends(
     raised: Exception, says: type[Exception], waits: bool
 ) -> None:
-    async def scene() -> None:
-        stage = Stage(rate=1)
-        stage.throttle.period = 0.05
-        stage.error = raised
-        if waits:
-            assert stage.throttle.take()
+    stage = Stage(rate=1)
+    stage.throttle.period = 0.05
+    stage.error = raised
+    if waits:
+        assert stage.throttle.take()
+        stage.send()
+        await asyncio.sleep(0.2)
+        (error,) = stage.receiver.heard
+        assert type(error) is says
+    else:
+        with pytest.raises(says):
             stage.send()
-            await asyncio.sleep(0.2)
-            (error,) = stage.receiver.heard
-            assert type(error) is says
-        else:
-            with pytest.raises(says):
-                stage.send()
-            assert not stage.receiver.heard
-        assert not stage.register
-
-    virtual_net.run(scene())
+        assert not stage.receiver.heard
+    assert not stage.register
 
 
 def test_one_that_is_cancelled_says_nothing_one_that_is_cut_says_why() -> None:
@@ -158,32 +154,26 @@ def test_one_that_is_cancelled_says_nothing_one_that_is_cut_says_why() -> None:
         assert not stage.register
 
 
-def test_a_call_waits_its_turn() -> None:
-    async def scene() -> None:
-        stage = Stage(rate=1)
-        stage.throttle.period = 0.05
-        assert stage.throttle.take()
-        stage.send()
-        assert not stage.sent
-        stage.proxy_call.pause()
-        await asyncio.sleep(0.2)
-        assert stage.sent == 1
-        assert stage.exchange.calls == ["pause"]
-        stage.proxy_call.resume()
-        assert stage.exchange.calls == ["pause", "resume"]
-
-    virtual_net.run(scene())
+async def test_a_call_waits_its_turn() -> None:
+    stage = Stage(rate=1)
+    stage.throttle.period = 0.05
+    assert stage.throttle.take()
+    stage.send()
+    assert not stage.sent
+    stage.proxy_call.pause()
+    await asyncio.sleep(0.2)
+    assert stage.sent == 1
+    assert stage.exchange.calls == ["pause"]
+    stage.proxy_call.resume()
+    assert stage.exchange.calls == ["pause", "resume"]
 
 
-def test_a_call_that_still_waits_its_turn_is_forgotten_when_cancelled() -> None:
-    async def scene() -> None:
-        stage = Stage(rate=1)
-        stage.throttle.period = 0.05
-        assert stage.throttle.take()
-        stage.send()
-        stage.proxy_call.cancel()
-        await asyncio.sleep(0.2)
-        assert not stage.sent
-        assert not stage.register
-
-    virtual_net.run(scene())
+async def test_a_call_that_still_waits_its_turn_is_forgotten_when_cancelled() -> None:
+    stage = Stage(rate=1)
+    stage.throttle.period = 0.05
+    assert stage.throttle.take()
+    stage.send()
+    stage.proxy_call.cancel()
+    await asyncio.sleep(0.2)
+    assert not stage.sent
+    assert not stage.register

@@ -24,7 +24,6 @@ from rollout_sched.live.driver import Driver
 from rollout_sched.live.settings import Settings
 from tests.core.told import make_scheduler
 from tests.live.scripted import Scripted, until
-from tests.virtual_net import run
 
 
 class Loading(Scripted):
@@ -49,82 +48,65 @@ def test_exactly_one_way() -> None:
             msgspec.convert({"version": 1, **fields}, WeightUpdate)
 
 
-def test_from_disk(tmp_path: Path) -> None:
-    async def scene() -> None:
-        driver, instance = make_driver(), Loading()
-        weight_loaders = WeightLoaders(driver)
-        path = str(tmp_path / "v{version}")
-        with pytest.raises(CallerError, match="v7: no such folder"):
-            await weight_loaders.of(WeightUpdate(7, reload=Reload(path)))
-        elsewhere = await weight_loaders.of(
-            WeightUpdate(7, reload=Reload(path, visible_here=False))
-        )
-        await elsewhere(instance, 7)
-        assert instance.calls == [("reload_weights", {"weights_path": str(tmp_path / "v7")})]
-
-    run(scene())
+async def test_from_disk(tmp_path: Path) -> None:
+    driver, instance = make_driver(), Loading()
+    weight_loaders = WeightLoaders(driver)
+    path = str(tmp_path / "v{version}")
+    with pytest.raises(CallerError, match="v7: no such folder"):
+        await weight_loaders.of(WeightUpdate(7, reload=Reload(path)))
+    elsewhere = await weight_loaders.of(WeightUpdate(7, reload=Reload(path, visible_here=False)))
+    await elsewhere(instance, 7)
+    assert instance.calls == [("reload_weights", {"weights_path": str(tmp_path / "v7")})]
 
 
-def test_by_transfer_each_instance_is_set_up_once() -> None:
-    async def scene() -> None:
-        driver, instance = make_driver(), Loading()
-        weight_loaders = WeightLoaders(driver)
-        init = {"port": 1}
-        first = await weight_loaders.of(WeightUpdate(1, transfer=Transfer({"path": "one"}, init)))
-        await first(instance, 1)
-        second = await weight_loaders.of(
-            WeightUpdate(2, transfer=Transfer([{"a": 1}, {"b": 2}], init))
-        )
-        await second(instance, 2)
-        steps = [step for step, _ in instance.calls]
-        assert steps.count("init_weight_transfer_engine") == 1
-        updates = [body["update_info"] for step, body in instance.calls if step == "update_weights"]
-        assert updates == [{"path": "one"}, {"a": 1}, {"b": 2}]
-        instance.calls.clear()
-        other = await weight_loaders.of(
-            WeightUpdate(3, transfer=Transfer({"path": "x"}, {"port": 2}))
-        )
-        await other(instance, 3)
-        assert instance.calls[0] == ("init_weight_transfer_engine", {"init_info": {"port": 2}})
-
-    run(scene())
+async def test_by_transfer_each_instance_is_set_up_once() -> None:
+    driver, instance = make_driver(), Loading()
+    weight_loaders = WeightLoaders(driver)
+    init = {"port": 1}
+    first = await weight_loaders.of(WeightUpdate(1, transfer=Transfer({"path": "one"}, init)))
+    await first(instance, 1)
+    second = await weight_loaders.of(WeightUpdate(2, transfer=Transfer([{"a": 1}, {"b": 2}], init)))
+    await second(instance, 2)
+    steps = [step for step, _ in instance.calls]
+    assert steps.count("init_weight_transfer_engine") == 1
+    updates = [body["update_info"] for step, body in instance.calls if step == "update_weights"]
+    assert updates == [{"path": "one"}, {"a": 1}, {"b": 2}]
+    instance.calls.clear()
+    other = await weight_loaders.of(WeightUpdate(3, transfer=Transfer({"path": "x"}, {"port": 2})))
+    await other(instance, 3)
+    assert instance.calls[0] == ("init_weight_transfer_engine", {"init_info": {"port": 2}})
 
 
-def test_an_old_version_is_refused_before_it_changes_what_is_known() -> None:
+async def test_an_old_version_is_refused_before_it_changes_what_is_known() -> None:
     """What the newest version needs for its update must not be overwritten by a refused one."""
-
-    async def scene() -> None:
-        driver, instance = make_driver(), Loading()
-        weight_loaders = WeightLoaders(driver)
-        newest = await weight_loaders.of(WeightUpdate(5, transfer=Transfer({"path": "right"})))
-        driver.publish(5, newest)
-        for version in (4, 5):
-            with pytest.raises(CallerError, match="versions must increase"):
-                await weight_loaders.of(WeightUpdate(version, transfer=Transfer({"path": "wrong"})))
-        await newest(instance, 5)
-        updates = [body["update_info"] for step, body in instance.calls if step == "update_weights"]
-        assert updates == [{"path": "right"}]
-
-    run(scene())
+    driver, instance = make_driver(), Loading()
+    weight_loaders = WeightLoaders(driver)
+    newest = await weight_loaders.of(WeightUpdate(5, transfer=Transfer({"path": "right"})))
+    driver.publish(5, newest)
+    for version in (4, 5):
+        with pytest.raises(CallerError, match="versions must increase"):
+            await weight_loaders.of(WeightUpdate(version, transfer=Transfer({"path": "wrong"})))
+    await newest(instance, 5)
+    updates = [body["update_info"] for step, body in instance.calls if step == "update_weights"]
+    assert updates == [{"path": "right"}]
 
 
-def test_of_two_that_are_checked_together_the_order_of_publishing_decides(tmp_path: Path) -> None:
-    async def scene() -> None:
-        driver = make_driver()
-        weight_loaders = WeightLoaders(driver)
-        for version in (1, 2):
-            (tmp_path / f"v{version}").mkdir()
-            (tmp_path / f"v{version}" / "model.bin").write_bytes(b"x")
-        reload = Reload(str(tmp_path / "v{version}"))
-        one, two = await asyncio.gather(
-            *(weight_loaders.of(WeightUpdate(version, reload=reload)) for version in (1, 2))
-        )
-        driver.publish(2, two)
-        with pytest.raises(CallerError):
-            driver.publish(1, one)
-        assert driver.pump.scheduler.state.progress.version == 2
-
-    run(scene())
+async def test_of_two_that_are_checked_together_the_order_of_publishing_decides(
+    tmp_path: Path,
+) -> None:
+    driver = make_driver()
+    weight_loaders = WeightLoaders(driver)
+    for version in (1, 2):
+        (tmp_path / f"v{version}").mkdir()
+        (tmp_path / f"v{version}" / "model.bin").write_bytes(b"x")
+    reload = Reload(str(tmp_path / "v{version}"))
+    one, two = await asyncio.gather(
+        *(weight_loaders.of(WeightUpdate(version, reload=reload)) for version in (1, 2))
+    )
+    driver.publish(2, two)
+    with pytest.raises(CallerError):
+        driver.publish(1, one)
+    assert driver.pump.scheduler.state.progress.version == 2
 
 
 def test_a_checkpoint_on_a_mount_that_hangs_stops_nobody(
@@ -157,58 +139,48 @@ def test_a_checkpoint_on_a_mount_that_hangs_stops_nobody(
     hanging.set()
 
 
-def test_who_was_not_there_when_the_trainer_loaded_is_not_believed(
+async def test_who_was_not_there_when_the_trainer_loaded_is_not_believed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It joined while the trainer said so."""
     monkeypatch.setattr(module, "LOOK_S", 0.001)
-
-    async def scene() -> None:
-        driver, here, late = make_driver(), Loading("here"), Loading("late")
-        await driver.add_instance(here)
-        applied = await WeightLoaders(driver).of(WeightUpdate(1, applied=True))
-        await driver.add_instance(late)
-        driver.publish(1, applied)
-        await until(lambda: ("version", 1) in here.calls)
-        await asyncio.sleep(0.02)
-        assert ("version", 1) not in late.calls
-        late.description = msgspec.structs.replace(late.description, version=1)
-        await until(lambda: ("version", 1) in late.calls)
-        await driver.close()
-
-    run(scene())
+    driver, here, late = make_driver(), Loading("here"), Loading("late")
+    await driver.add_instance(here)
+    applied = await WeightLoaders(driver).of(WeightUpdate(1, applied=True))
+    await driver.add_instance(late)
+    driver.publish(1, applied)
+    await until(lambda: ("version", 1) in here.calls)
+    await asyncio.sleep(0.02)
+    assert ("version", 1) not in late.calls
+    late.description = msgspec.structs.replace(late.description, version=1)
+    await until(lambda: ("version", 1) in late.calls)
+    await driver.close()
 
 
-def test_who_comes_later_waits_until_it_says_that_it_has_it() -> None:
-    async def scene() -> None:
-        driver, late = make_driver(), Loading("late")
-        driver.publish(1, await WeightLoaders(driver).of(WeightUpdate(1, applied=True)))
-        assert await driver.add_instance(late) is None
-        supervisor = driver.supervisors["late"]
-        assert "version 0, the trainer is at 1" in supervisor.reason
-        late.description = msgspec.structs.replace(late.description, version=1)
-        await until(lambda: supervisor.joined)
-        assert ("version", 1) not in late.calls, "it has that label already"
-        await driver.close()
-
-    run(scene())
+async def test_who_comes_later_waits_until_it_says_that_it_has_it() -> None:
+    driver, late = make_driver(), Loading("late")
+    driver.publish(1, await WeightLoaders(driver).of(WeightUpdate(1, applied=True)))
+    assert await driver.add_instance(late) is None
+    supervisor = driver.supervisors["late"]
+    assert "version 0, the trainer is at 1" in supervisor.reason
+    late.description = msgspec.structs.replace(late.description, version=1)
+    await until(lambda: supervisor.joined)
+    assert ("version", 1) not in late.calls, "it has that label already"
+    await driver.close()
 
 
-def test_who_was_restarted_has_lost_what_the_trainer_loaded() -> None:
-    async def scene() -> None:
-        driver, instance = make_driver(), Loading()
-        await driver.add_instance(instance)
-        driver.publish(1, await WeightLoaders(driver).of(WeightUpdate(1, applied=True)))
-        await until(lambda: ("version", 1) in instance.calls)
-        instance.dead = True
-        await until(lambda: not driver.supervisors["i0"].joined)
-        instance.calls.clear()
-        instance.description = msgspec.structs.replace(instance.description, started_at=2.0)
-        instance.dead = False
-        await until(lambda: "trainer is at 1" in driver.supervisors["i0"].reason)
-        assert instance.calls == []
-        instance.description = msgspec.structs.replace(instance.description, version=1)
-        await until(lambda: driver.supervisors["i0"].joined)
-        await driver.close()
-
-    run(scene())
+async def test_who_was_restarted_has_lost_what_the_trainer_loaded() -> None:
+    driver, instance = make_driver(), Loading()
+    await driver.add_instance(instance)
+    driver.publish(1, await WeightLoaders(driver).of(WeightUpdate(1, applied=True)))
+    await until(lambda: ("version", 1) in instance.calls)
+    instance.dead = True
+    await until(lambda: not driver.supervisors["i0"].joined)
+    instance.calls.clear()
+    instance.description = msgspec.structs.replace(instance.description, started_at=2.0)
+    instance.dead = False
+    await until(lambda: "trainer is at 1" in driver.supervisors["i0"].reason)
+    assert instance.calls == []
+    instance.description = msgspec.structs.replace(instance.description, version=1)
+    await until(lambda: driver.supervisors["i0"].joined)
+    await driver.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -13,7 +13,6 @@ import msgspec
 from rollout_sched.simulators.fake_instance.engine import EngineSettings
 from rollout_sched.simulators.fake_instance.server import FakeServer
 from rollout_sched.simulators.instance.model import CostModel, InstanceSpec
-from tests import virtual_net
 
 #: A step takes a simulated second, so a millisecond at the usual speed of these tests.
 SPEC = InstanceSpec(
@@ -116,7 +115,3 @@ async def served(
             yield Client(port, session)
     finally:
         await server.close()
-
-
-def play(scene: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    virtual_net.run(scene())

@@ -29,7 +29,7 @@ from rollout_sched.simulators.instance.model import (
     SimRequest,
 )
 from rollout_sched.simulators.instance.sim_instance import SimInstance
-from tests import virtual_loop, virtual_net
+from tests import virtual_loop
 from tests.simulators.fake_instance.served import SPEC as SPEC_PAUSES
 
 SECOND = CostModel(step_s=1.0, weights_s=0.0, token_s=0.0)
@@ -306,43 +306,36 @@ def test_the_cache_can_be_cleared_while_nothing_is_held() -> None:
     play(scene)
 
 
-def test_a_real_loop_does_too() -> None:
-    async def scene() -> None:
-        one = make(speed=200.0)
-        chunks: list[int] = []
-        started = time()
-        output = await one.generate(order(stream_every=8), lambda ids, _: chunks.append(len(ids)))
-        assert time() - started >= 0.09
-        assert len(output.token_ids) == sum(chunks) == 20
-
-    virtual_net.run(scene())
+async def test_a_real_loop_does_too() -> None:
+    one = make(speed=200.0)
+    chunks: list[int] = []
+    started = time()
+    output = await one.generate(order(stream_every=8), lambda ids, _: chunks.append(len(ids)))
+    assert time() - started >= 0.09
+    assert len(output.token_ids) == sum(chunks) == 20
 
 
 @pytest.mark.parametrize("preempts", [False, True])
-def test_what_is_told_late_is_what_was_made(preempts: bool) -> None:
+async def test_what_is_told_late_is_what_was_made(preempts: bool) -> None:
     """The loop was busy, so chunks are told after the version has changed whose tokens came before:
     together they are the answer, token for token."""
-
-    async def scene() -> None:
-        one = make(1000, speed=1000.0, versioned_text=True)
-        streamed: list[int] = []
-        asked = order(stream_every=4)
-        answer = asyncio.create_task(one.generate(asked, lambda ids, _: streamed.extend(ids)))
-        async with asyncio.timeout(60):
-            while len(streamed) < 5:
-                await asyncio.sleep(0.001)
-        for version in (2, 3):
-            clock.sleep(0.02)
-            if preempts:
-                one.clocked.clear_cache(preempt=True)
-            await one.set_version(version)
-            await asyncio.sleep(0.01)
-        await one.abort("a")
-        output = await answer
-        assert [version for version, _ in output.spans] == [1, 2, 3]
-        assert streamed == output.token_ids
-
-    virtual_net.run(scene())
+    one = make(1000, speed=1000.0, versioned_text=True)
+    streamed: list[int] = []
+    asked = order(stream_every=4)
+    answer = asyncio.create_task(one.generate(asked, lambda ids, _: streamed.extend(ids)))
+    async with asyncio.timeout(60):
+        while len(streamed) < 5:
+            await asyncio.sleep(0.001)
+    for version in (2, 3):
+        clock.sleep(0.02)
+        if preempts:
+            one.clocked.clear_cache(preempt=True)
+        await one.set_version(version)
+        await asyncio.sleep(0.01)
+    await one.abort("a")
+    output = await answer
+    assert [version for version, _ in output.spans] == [1, 2, 3]
+    assert streamed == output.token_ids
 
 
 def test_at_another_speed_the_rest_takes_another_time() -> None:
@@ -475,18 +468,13 @@ def test_an_outcome_that_falls_due_while_gauges_are_read_is_reported(
     play(scene)
 
 
-def test_an_outcome_that_is_due_when_the_cache_is_cleared_is_reported() -> None:
-    async def scene() -> None:
-        heard = Heard(speed=20.0)
-        heard.here.submit(request(tokens=4))
-        time_clocked_instance.sleep(
-            0.3
-        )  # six simulated seconds, in which the loop runs no callback
-        assert heard.here.clear_cache(preempt=False)
-        await asyncio.sleep(1.0)
-        assert [attempt for _, attempt, _ in heard.ends] == [1]
-
-    virtual_net.run(scene())
+async def test_an_outcome_that_is_due_when_the_cache_is_cleared_is_reported() -> None:
+    heard = Heard(speed=20.0)
+    heard.here.submit(request(tokens=4))
+    time_clocked_instance.sleep(0.3)  # six simulated seconds, in which the loop runs no callback
+    assert heard.here.clear_cache(preempt=False)
+    await asyncio.sleep(1.0)
+    assert [attempt for _, attempt, _ in heard.ends] == [1]
 
 
 # -- Simulated time on a loop, and the alarm that rings when it is due --

@@ -30,7 +30,7 @@ from rollout_sched.simulators.fake_instance.requests import (
     versions,
 )
 from rollout_sched.simulators.fake_instance.tokens import Vocabulary
-from tests.simulators.fake_instance.served import play, served
+from tests.simulators.fake_instance.served import served
 
 LIMITS = RequestLimits("m", 100, 1)
 
@@ -143,85 +143,73 @@ def test_the_words_of_a_call_are_part_of_its_message() -> None:
 
 
 @pytest.mark.parametrize("vocabulary", [Vocabulary(), Vocabulary.of(512)])
-def test_a_conversation_with_a_tool(vocabulary: Vocabulary) -> None:
-    async def scene() -> None:
-        async with served(vocabulary=vocabulary) as client:
-            messages: list[Any] = [{"role": "user", "content": SUM}]
-            body = {"messages": messages, "tools": [ADD, LOOK], "max_tokens": 40}
-            body |= {"return_token_ids": True, "logprobs": True}
-            for name in ("add", "look"):
-                _, answer = await client.post(PATH, body)
-                (choice,) = answer["choices"]
-                assert choice["finish_reason"] == "tool_calls"
-                message = choice["message"]
-                assert message["content"] is None
-                (call,) = message["tool_calls"]
-                assert (call["type"], call["function"]["name"]) == ("function", name)
-                made = len(choice["token_ids"])
-                assert made == len(choice["logprobs"]["content"])
-                assert made == answer["usage"]["completion_tokens"]
-                before = answer["prompt_token_ids"] + choice["token_ids"]
-                messages += [message, {"role": "tool", "tool_call_id": call["id"], "content": "3"}]
-                _, told = await client.post("/tokenize", {"messages": messages})
-                assert told["tokens"][: len(before)] == before
+async def test_a_conversation_with_a_tool(vocabulary: Vocabulary) -> None:
+    async with served(vocabulary=vocabulary) as client:
+        messages: list[Any] = [{"role": "user", "content": SUM}]
+        body = {"messages": messages, "tools": [ADD, LOOK], "max_tokens": 40}
+        body |= {"return_token_ids": True, "logprobs": True}
+        for name in ("add", "look"):
             _, answer = await client.post(PATH, body)
-            assert answer["choices"][0]["finish_reason"] in ("stop", "length")
-            assert answer["choices"][0]["message"]["content"]
-
-    play(scene)
-
-
-def test_a_call_is_streamed_by_name_and_arguments() -> None:
-    async def scene() -> None:
-        async with served(stream_interval=1) as client:
-            body = {"messages": [{"role": "user", "content": SUM}], "tools": [ADD]}
-            events = await client.stream(PATH, body)
-            role, *rest = [event["choices"][0] for event in events]
-            assert role["delta"] == {"role": "assistant", "content": ""}
-            calls = [c for one in rest for c in one["delta"].get("tool_calls", ())]
-            assert {call["index"] for call in calls} == {0}
-            assert [c["function"]["name"] for c in calls if "name" in c["function"]] == ["add"]
-            arguments = "".join(call["function"]["arguments"] for call in calls)
-            assert json.loads(arguments) == {"a": 1, "b": 2}
-            assert calls[0]["id"]
-            assert rest[-1]["finish_reason"] == "tool_calls"
-
-    play(scene)
-
-
-def test_a_call_that_does_not_fit_is_text() -> None:
-    async def scene() -> None:
-        async with served() as client:
-            body = {"messages": [{"role": "user", "content": SUM}], "tools": [ADD]}
-            _, answer = await client.post(PATH, {**body, "max_tokens": 2})
             (choice,) = answer["choices"]
-            assert choice["finish_reason"] == "length"
-            assert choice["message"].keys() == {"role", "content"}
+            assert choice["finish_reason"] == "tool_calls"
+            message = choice["message"]
+            assert message["content"] is None
+            (call,) = message["tool_calls"]
+            assert (call["type"], call["function"]["name"]) == ("function", name)
+            made = len(choice["token_ids"])
+            assert made == len(choice["logprobs"]["content"])
+            assert made == answer["usage"]["completion_tokens"]
+            before = answer["prompt_token_ids"] + choice["token_ids"]
+            messages += [message, {"role": "tool", "tool_call_id": call["id"], "content": "3"}]
+            _, told = await client.post("/tokenize", {"messages": messages})
+            assert told["tokens"][: len(before)] == before
+        _, answer = await client.post(PATH, body)
+        assert answer["choices"][0]["finish_reason"] in ("stop", "length")
+        assert answer["choices"][0]["message"]["content"]
 
-    play(scene)
+
+async def test_a_call_is_streamed_by_name_and_arguments() -> None:
+    async with served(stream_interval=1) as client:
+        body = {"messages": [{"role": "user", "content": SUM}], "tools": [ADD]}
+        events = await client.stream(PATH, body)
+        role, *rest = [event["choices"][0] for event in events]
+        assert role["delta"] == {"role": "assistant", "content": ""}
+        calls = [c for one in rest for c in one["delta"].get("tool_calls", ())]
+        assert {call["index"] for call in calls} == {0}
+        assert [c["function"]["name"] for c in calls if "name" in c["function"]] == ["add"]
+        arguments = "".join(call["function"]["arguments"] for call in calls)
+        assert json.loads(arguments) == {"a": 1, "b": 2}
+        assert calls[0]["id"]
+        assert rest[-1]["finish_reason"] == "tool_calls"
 
 
-def test_what_is_said_by_ids_is_gone_on_with_anywhere() -> None:
-    async def scene() -> None:
-        async with served() as client:
-            ids = [[7, 8, 9, 10], [7, 8, 11]]
-            sampling = {"extra_args": {"fake_response_ids": ids}, "max_tokens": 50}
-            prompt = [1, 2, 3]
-            for made in range(4):
-                context = prompt + ids[0][:made]
-                choice = await client.generate(context, sampling=sampling)
-                assert (choice["token_ids"], choice["finish_reason"]) == (ids[0][made:], "stop")
-            second = await client.generate([*prompt, *ids[0], 4], sampling=sampling)
-            assert second["token_ids"] == ids[1]
-            drawn = await client.generate([*prompt, *ids[0], 4, *ids[1], 5], sampling=sampling)
-            assert drawn["token_ids"][0] > 1000
-            bad = {"extra_args": {"fake_response_ids": [7]}}
-            body = {"token_ids": prompt, "sampling_params": bad}
-            status, told = await client.post("/inference/v1/generate", body)
-            assert status == 400
-            assert "fake_response_ids" in msgspec.json.encode(told).decode()
+async def test_a_call_that_does_not_fit_is_text() -> None:
+    async with served() as client:
+        body = {"messages": [{"role": "user", "content": SUM}], "tools": [ADD]}
+        _, answer = await client.post(PATH, {**body, "max_tokens": 2})
+        (choice,) = answer["choices"]
+        assert choice["finish_reason"] == "length"
+        assert choice["message"].keys() == {"role", "content"}
 
-    play(scene)
+
+async def test_what_is_said_by_ids_is_gone_on_with_anywhere() -> None:
+    async with served() as client:
+        ids = [[7, 8, 9, 10], [7, 8, 11]]
+        sampling = {"extra_args": {"fake_response_ids": ids}, "max_tokens": 50}
+        prompt = [1, 2, 3]
+        for made in range(4):
+            context = prompt + ids[0][:made]
+            choice = await client.generate(context, sampling=sampling)
+            assert (choice["token_ids"], choice["finish_reason"]) == (ids[0][made:], "stop")
+        second = await client.generate([*prompt, *ids[0], 4], sampling=sampling)
+        assert second["token_ids"] == ids[1]
+        drawn = await client.generate([*prompt, *ids[0], 4, *ids[1], 5], sampling=sampling)
+        assert drawn["token_ids"][0] > 1000
+        bad = {"extra_args": {"fake_response_ids": [7]}}
+        body = {"token_ids": prompt, "sampling_params": bad}
+        status, told = await client.post("/inference/v1/generate", body)
+        assert status == 400
+        assert "fake_response_ids" in msgspec.json.encode(told).decode()
 
 
 # ------------------------------------------------------------------------------------------

@@ -15,166 +15,137 @@ from rollout_sched.integrations.vllm import weights
 from rollout_sched.live.requests.token_payload import TokenPayload
 from tests.integrations.gateway.house import House, Upstream
 from tests.live.scripted import until
-from tests.virtual_net import run
 
 A, B = "http://a:1", "http://b:1"
 
 
-def test_instances_with_what_is_known_of_them() -> None:
-    async def scene() -> None:
-        late = Upstream(B)
+async def test_instances_with_what_is_known_of_them() -> None:
+    late = Upstream(B)
+    late.dead = True
+    async with House(Upstream(A), late) as house:
+        _, (first, second) = await house.ask("GET", "/admin/instances")
+        assert (first["url"], first["status"], first["slots"]) == (A, "serving", 8)
+        assert (second["status"], second["version"]) == ("away", None)
+        assert "refused" in second["reason"]
+        assert await house.ask("GET", f"/admin/instances/{second['id']}") == (200, second)
+
+
+async def test_one_may_be_added_before_it_is_up() -> None:
+    async with House() as house:
+        late = Upstream(A)
         late.dead = True
-        async with House(Upstream(A), late) as house:
-            _, (first, second) = await house.ask("GET", "/admin/instances")
-            assert (first["url"], first["status"], first["slots"]) == (A, "serving", 8)
-            assert (second["status"], second["version"]) == ("away", None)
-            assert "refused" in second["reason"]
-            assert await house.ask("GET", f"/admin/instances/{second['id']}") == (200, second)
-
-    run(scene())
-
-
-def test_one_may_be_added_before_it_is_up() -> None:
-    async def scene() -> None:
-        async with House() as house:
-            late = Upstream(A)
-            late.dead = True
-            await late.open()
-            house.instances[A] = late
-            assert (await house.ask("POST", "/admin/instances", {"url": A}))[0] == 502
-            body = {"url": A, "patient": True}
-            status, view = await house.ask("POST", "/admin/instances", body)
-            assert (status, view["status"]) == (202, "away")
-            late.dead = False
-            house.driver.supervisors[A].health.check_now()
-            await until(lambda: house.service.gateway.healthy)
-            assert (await house.ask("DELETE", f"/admin/instances/{view['id']}"))[0] == 204
-            assert (await house.ask("DELETE", f"/admin/instances/{view['id']}"))[0] == 404
-
-    run(scene())
+        await late.open()
+        house.instances[A] = late
+        assert (await house.ask("POST", "/admin/instances", {"url": A}))[0] == 502
+        body = {"url": A, "patient": True}
+        status, view = await house.ask("POST", "/admin/instances", body)
+        assert (status, view["status"]) == (202, "away")
+        late.dead = False
+        house.driver.supervisors[A].health.check_now()
+        await until(lambda: house.service.gateway.healthy)
+        assert (await house.ask("DELETE", f"/admin/instances/{view['id']}"))[0] == 204
+        assert (await house.ask("DELETE", f"/admin/instances/{view['id']}"))[0] == 404
 
 
-def test_one_that_drains_finishes_what_it_has() -> None:
-    async def scene() -> None:
-        instance = Upstream(A)
-        async with House(instance) as house:
-            payload = TokenPayload([1], {})
-            house.driver.submit(payload, 1, 9)
-            await instance.order()
-            for _ in range(2):
-                status, view = await house.ask("POST", f"/admin/instances/{A}/drain")
-                assert (status, view["leaving"]) == (202, True)
-            assert not instance.closed
-            await instance.answer(0, [7])
-            await until(lambda: instance.closed)
-            assert payload.response_ids == [7]
-            assert (await house.ask("GET", "/admin/instances")) == (200, [])
-            assert not house.driver.pump.scheduler.state.anomalies
-
-    run(scene())
+async def test_one_that_drains_finishes_what_it_has() -> None:
+    instance = Upstream(A)
+    async with House(instance) as house:
+        payload = TokenPayload([1], {})
+        house.driver.submit(payload, 1, 9)
+        await instance.order()
+        for _ in range(2):
+            status, view = await house.ask("POST", f"/admin/instances/{A}/drain")
+            assert (status, view["leaving"]) == (202, True)
+        assert not instance.closed
+        await instance.answer(0, [7])
+        await until(lambda: instance.closed)
+        assert payload.response_ids == [7]
+        assert (await house.ask("GET", "/admin/instances")) == (200, [])
+        assert not house.driver.pump.scheduler.state.anomalies
 
 
-def test_one_that_drains_may_be_removed_at_once() -> None:
-    async def scene() -> None:
-        instance = Upstream(A)
-        async with House(instance) as house:
-            house.driver.submit(TokenPayload([1], {}), 1, 9)
-            await instance.order()
-            await house.ask("POST", f"/admin/instances/{A}/drain")
-            assert (await house.ask("DELETE", f"/admin/instances/{A}"))[0] == 204
-            assert instance.closed
-            assert not house.driver.supervisors
-
-    run(scene())
+async def test_one_that_drains_may_be_removed_at_once() -> None:
+    instance = Upstream(A)
+    async with House(instance) as house:
+        house.driver.submit(TokenPayload([1], {}), 1, 9)
+        await instance.order()
+        await house.ask("POST", f"/admin/instances/{A}/drain")
+        assert (await house.ask("DELETE", f"/admin/instances/{A}"))[0] == 204
+        assert instance.closed
+        assert not house.driver.supervisors
 
 
-def test_a_pause_by_hand() -> None:
-    async def scene() -> None:
-        first, second = Upstream(A), Upstream(B)
-        async with House(first, second) as house:
-            body: dict[str, Any] = {"mode": "abort", "clear_cache": True}
-            status, answer = await house.ask("POST", "/admin/pause", body)
-            assert (status, answer["succeeded"]) == (200, 2)
-            assert first.calls[1:] == second.calls[1:] == [("pause", "abort", True)]
-            assert house.driver.supervisors[A].pauses.held
-            status, answer = await house.ask("POST", "/admin/resume", {"mode": "abort"})
-            assert (status, "mode" in answer["error"]["message"]) == (400, True)
-            await house.ask("POST", "/admin/resume", {"instances": [A]})
-            assert first.calls[-1] == "resume"
-            assert second.calls[-1] != "resume"
-            assert not house.driver.supervisors[A].pauses.held
-            for wrong in ({"mode": "wait"}, {"moed": "keep"}):
-                assert (await house.ask("POST", "/admin/pause", wrong))[0] == 400
-            assert (await house.ask("POST", "/admin/pause", {"instances": ["c"]}))[0] == 404
-
-    run(scene())
+async def test_a_pause_by_hand() -> None:
+    first, second = Upstream(A), Upstream(B)
+    async with House(first, second) as house:
+        body: dict[str, Any] = {"mode": "abort", "clear_cache": True}
+        status, answer = await house.ask("POST", "/admin/pause", body)
+        assert (status, answer["succeeded"]) == (200, 2)
+        assert first.calls[1:] == second.calls[1:] == [("pause", "abort", True)]
+        assert house.driver.supervisors[A].pauses.held
+        status, answer = await house.ask("POST", "/admin/resume", {"mode": "abort"})
+        assert (status, "mode" in answer["error"]["message"]) == (400, True)
+        await house.ask("POST", "/admin/resume", {"instances": [A]})
+        assert first.calls[-1] == "resume"
+        assert second.calls[-1] != "resume"
+        assert not house.driver.supervisors[A].pauses.held
+        for wrong in ({"mode": "wait"}, {"moed": "keep"}):
+            assert (await house.ask("POST", "/admin/pause", wrong))[0] == 400
+        assert (await house.ask("POST", "/admin/pause", {"instances": ["c"]}))[0] == 404
 
 
-def test_weights_that_the_trainer_has_loaded() -> None:
-    async def scene() -> None:
-        instance = Upstream(A)
-        async with House(instance) as house:
-            body = {"version": 1, "applied": True, "wait": True}
-            assert await house.ask("POST", "/admin/weights", body) == (200, {"version": 1})
-            assert instance.calls == [("version", 0), ("version", 1)]
+async def test_weights_that_the_trainer_has_loaded() -> None:
+    instance = Upstream(A)
+    async with House(instance) as house:
+        body = {"version": 1, "applied": True, "wait": True}
+        assert await house.ask("POST", "/admin/weights", body) == (200, {"version": 1})
+        assert instance.calls == [("version", 0), ("version", 1)]
+        status, said = await house.ask("POST", "/admin/weights", body)
+        assert (status, "versions must increase" in said["error"]["message"]) == (400, True)
+
+
+async def test_weights_without_a_way_to_load_them() -> None:
+    async with House(Upstream(A)) as house:
+        for body in (
+            {"version": 1},
+            {"version": 1, "applied": True, "reload": {"path": "/x"}},
+            {"version": -1, "applied": True},
+            {"version": 1, "reload": {"path": "/nowhere/{version}"}},
+        ):
             status, said = await house.ask("POST", "/admin/weights", body)
-            assert (status, "versions must increase" in said["error"]["message"]) == (400, True)
-
-    run(scene())
-
-
-def test_weights_without_a_way_to_load_them() -> None:
-    async def scene() -> None:
-        async with House(Upstream(A)) as house:
-            for body in (
-                {"version": 1},
-                {"version": 1, "applied": True, "reload": {"path": "/x"}},
-                {"version": -1, "applied": True},
-                {"version": 1, "reload": {"path": "/nowhere/{version}"}},
-            ):
-                status, said = await house.ask("POST", "/admin/weights", body)
-                assert status == 400, said
-            _, state = await house.ask("GET", "/admin/state")
-            assert state["version"] == 0
-
-    run(scene())
+            assert status == 400, said
+        _, state = await house.ask("GET", "/admin/state")
+        assert state["version"] == 0
 
 
-def test_state() -> None:
-    async def scene() -> None:
-        instance = Upstream(A)
-        async with House(instance) as house:
-            house.driver.submit(TokenPayload([1], {}), 1, 9)
-            await instance.order()
-            status, state = await house.ask("GET", "/admin/state")
-            assert (status, state["requests"]["in_flight"], state["joined"]) == (200, 1, 1)
-            assert state["calls"] == {"open": 0, "open_bytes": 0, "refused": 0}
-            async with house.session.get(
-                "/admin/state", headers={"Accept": "application/msgpack"}
-            ) as response:
-                assert msgspec.msgpack.decode(await response.read()) == state
-
-    run(scene())
+async def test_state() -> None:
+    instance = Upstream(A)
+    async with House(instance) as house:
+        house.driver.submit(TokenPayload([1], {}), 1, 9)
+        await instance.order()
+        status, state = await house.ask("GET", "/admin/state")
+        assert (status, state["requests"]["in_flight"], state["joined"]) == (200, 1, 1)
+        assert state["calls"] == {"open": 0, "open_bytes": 0, "refused": 0}
+        async with house.session.get(
+            "/admin/state", headers={"Accept": "application/msgpack"}
+        ) as response:
+            assert msgspec.msgpack.decode(await response.read()) == state
 
 
-def test_the_instances_answers_wait_for_nobody() -> None:
+async def test_the_instances_answers_wait_for_nobody() -> None:
     """A pause that an instance never confirms blocks neither the others nor the gateway."""
+    first, second = Upstream(A), Upstream(B)
 
-    async def scene() -> None:
-        first, second = Upstream(A), Upstream(B)
+    async def never(mode: str, clear_cache: bool) -> None:
+        await asyncio.Event().wait()
 
-        async def never(mode: str, clear_cache: bool) -> None:
-            await asyncio.Event().wait()
-
-        async with House(first, second) as house:
-            first.pause = never  # type: ignore[method-assign]
-            asking = asyncio.create_task(house.ask("POST", "/admin/pause", {}))
-            await until(lambda: second.calls)
-            assert (await house.ask("GET", "/health"))[0] == 200
-            asking.cancel()
-            await asyncio.gather(asking, return_exceptions=True)
-
-    run(scene())
+    async with House(first, second) as house:
+        first.pause = never  # type: ignore[method-assign]
+        asking = asyncio.create_task(house.ask("POST", "/admin/pause", {}))
+        await until(lambda: second.calls)
+        assert (await house.ask("GET", "/health"))[0] == 200
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
 
 
 def test_a_checkpoint_on_a_mount_that_hangs_holds_up_neither_others_nor_the_end(

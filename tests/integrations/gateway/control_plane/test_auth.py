@@ -217,28 +217,24 @@ class TestAllowList:
     def test_without_patterns_all_may_come(self) -> None:
         AllowList([], [A]).check(B)
 
-    def test_over_every_door(self) -> None:
+    async def test_over_every_door(self) -> None:
         """Those named at start may always come back."""
-
-        async def scene() -> None:
-            async with House(Upstream(A), allow_instances=["http://10.0.0.*:8000"]) as house:
-                for path, body in (
-                    ("/admin/instances", {"url": B}),
-                    ("/admin/instances", {"url": B, "patient": True}),
-                    ("/workers", {"url": B}),
-                    (f"/add_worker?url={B}", None),
-                ):
-                    status, said = await house.ask("POST", path, body)
-                    assert status == 403
-                    assert "--allow-instance" in said["error"]["message"]
-                assert list(house.driver.supervisors) == [A]
-                body = {"url": "http://10.0.0.7:8000"}
-                assert (await house.ask("POST", "/workers", body))[0] == 502  # nobody is there
-                assert (await house.ask("DELETE", f"/admin/instances/{A}"))[0] == 204
-                await house.instances[A].open()
-                assert (await house.ask("POST", "/admin/instances", {"url": A}))[0] == 201
-
-        run(scene())
+        async with House(Upstream(A), allow_instances=["http://10.0.0.*:8000"]) as house:
+            for path, body in (
+                ("/admin/instances", {"url": B}),
+                ("/admin/instances", {"url": B, "patient": True}),
+                ("/workers", {"url": B}),
+                (f"/add_worker?url={B}", None),
+            ):
+                status, said = await house.ask("POST", path, body)
+                assert status == 403
+                assert "--allow-instance" in said["error"]["message"]
+            assert list(house.driver.supervisors) == [A]
+            body = {"url": "http://10.0.0.7:8000"}
+            assert (await house.ask("POST", "/workers", body))[0] == 502  # nobody is there
+            assert (await house.ask("DELETE", f"/admin/instances/{A}"))[0] == 204
+            await house.instances[A].open()
+            assert (await house.ask("POST", "/admin/instances", {"url": A}))[0] == 201
 
 
 @pytest.mark.parametrize("url", ["http://a:1\n", "http://a\r\nX: 1", "http://a b", "http://\u00e9"])
@@ -348,59 +344,50 @@ def test_a_stranger_gets_no_key_and_is_not_quoted(
     assert not any("common-key" in str(headers) for headers in stranger.headers)
 
 
-def test_what_is_no_http_is_not_quoted_either() -> None:
+async def test_what_is_no_http_is_not_quoted_either() -> None:
     async def banner(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(SECRET.encode() + b"\r\n\r\n")
         await writer.drain()
         writer.close()
 
-    async def scene() -> None:
-        server = await asyncio.start_server(banner, "127.0.0.1", 0)
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        service = Service(Options(policy="dplb", instances=[], port=0), lambda line: None)
-        await service.open()
-        async with (
-            aiohttp.ClientSession(service.url) as client,
-            client.post("/admin/instances", json={"url": url}) as response,
-        ):
-            assert response.status == 502
-            assert "secret" not in await response.text()
-        await service.close()
-        server.close()
-
-    run(scene())
+    server = await asyncio.start_server(banner, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    service = Service(Options(policy="dplb", instances=[], port=0), lambda line: None)
+    await service.open()
+    async with (
+        aiohttp.ClientSession(service.url) as client,
+        client.post("/admin/instances", json={"url": url}) as response,
+    ):
+        assert response.status == 502
+        assert "secret" not in await response.text()
+    await service.close()
+    server.close()
 
 
-def test_which_key_an_instance_is_sent(tmp_path: Path) -> None:
+async def test_which_key_an_instance_is_sent(tmp_path: Path) -> None:
     """Named at start: the common one. Added: its own, or the one that the file names for it."""
     keys = tmp_path / "keys"
-
-    async def scene() -> None:
-        named, listed, told, nobody = (ScriptedVllm() for _ in range(4))
-        named.api_key, listed.api_key, told.api_key = "common", "listed", "told"
-        nobody.api_key = "common"
-        async with named.serving(), listed.serving(), told.serving(), nobody.serving():
-            keys.write_text(f"common\n{listed.url} listed\n")
-            options = Options(
-                policy="dplb", instances=[named.url], port=0, instance_api_key_file=keys
-            )
-            service = Service(options, lambda line: None)
-            await service.open()
-            assert service.gateway.healthy
-            async with aiohttp.ClientSession(service.url) as client:
-                for body, status in (
-                    ({"url": listed.url}, 201),
-                    ({"url": told.url}, 502),
-                    ({"url": told.url, "api_key": "told"}, 201),
-                    ({"url": nobody.url}, 502),
-                ):
-                    async with client.post("/admin/instances", json=body) as response:
-                        assert response.status == status, await response.text()
-                path = f"/admin/instances/{named.url}"
-                async with client.delete(path) as response:
-                    assert response.status == 204
-                async with client.post("/admin/instances", json={"url": named.url}) as response:
-                    assert response.status == 201
-            await service.close()
-
-    run(scene())
+    named, listed, told, nobody = (ScriptedVllm() for _ in range(4))
+    named.api_key, listed.api_key, told.api_key = "common", "listed", "told"
+    nobody.api_key = "common"
+    async with named.serving(), listed.serving(), told.serving(), nobody.serving():
+        keys.write_text(f"common\n{listed.url} listed\n")
+        options = Options(policy="dplb", instances=[named.url], port=0, instance_api_key_file=keys)
+        service = Service(options, lambda line: None)
+        await service.open()
+        assert service.gateway.healthy
+        async with aiohttp.ClientSession(service.url) as client:
+            for body, status in (
+                ({"url": listed.url}, 201),
+                ({"url": told.url}, 502),
+                ({"url": told.url, "api_key": "told"}, 201),
+                ({"url": nobody.url}, 502),
+            ):
+                async with client.post("/admin/instances", json=body) as response:
+                    assert response.status == status, await response.text()
+            path = f"/admin/instances/{named.url}"
+            async with client.delete(path) as response:
+                assert response.status == 204
+            async with client.post("/admin/instances", json={"url": named.url}) as response:
+                assert response.status == 201
+        await service.close()

@@ -12,7 +12,6 @@ from aiohttp.test_utils import make_mocked_request
 from rollout_sched.client.remote import MSGPACK
 from rollout_sched.integrations.gateway.control_plane.codec import refusal, reply
 from tests.integrations.gateway.house import House, Upstream
-from tests.virtual_net import run
 
 UPDATE = {"version": 1, "applied": True}
 
@@ -65,15 +64,12 @@ def test_a_refusal_is_an_error_of_openais_with_what_goes_with_its_status(
         (msgspec.json.encode(UPDATE), {"Content-Encoding": "identity"}, 202, ""),
     ],
 )
-def test_a_body_is_read_or_it_is_said_what_is_wrong(
+async def test_a_body_is_read_or_it_is_said_what_is_wrong(
     body: bytes, headers: dict[str, str], status: int, says: str
 ) -> None:
-    async def scene() -> None:
-        async with House(Upstream()) as house:
-            url = "/rollout/v1/weights"
-            async with house.session.post(
-                url, data=body, headers={"Content-Type": "application/json", **headers}
-            ) as response:
-                assert (response.status, says in await response.text()) == (status, True)
-
-    run(scene())
+    async with House(Upstream()) as house:
+        url = "/rollout/v1/weights"
+        async with house.session.post(
+            url, data=body, headers={"Content-Type": "application/json", **headers}
+        ) as response:
+            assert (response.status, says in await response.text()) == (status, True)

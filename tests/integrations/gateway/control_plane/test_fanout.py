@@ -28,7 +28,6 @@ from rollout_sched.live.settings import Settings
 from tests import virtual_net
 from tests.integrations.gateway.house import House, Upstream
 from tests.integrations.gateway.test_hostile import ask_raw, refused, request
-from tests.virtual_net import run
 
 #: What trainers call that must reach every server (vLLM 0.32, prime-rl 2026-08, SkyRL 0.3.0, AReaL
 #: 1.0.4).
@@ -183,15 +182,12 @@ CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
         (says(b"HTTP/1.1 200"), 504),
     ],
 )
-def test_whatever_an_instance_answers_there_is_one_answer(speak: Speak, status: int) -> None:
-    async def scene() -> None:
-        async with House(Byte(speak), live={"update_timeout_s": 0.3}) as house:
-            told, said = await ask_raw(house, request("POST", "/v1/embeddings"))
-            assert told == status, said
-            if status in (502, 504):
-                assert A in refused(said)
-
-    run(scene())
+async def test_whatever_an_instance_answers_there_is_one_answer(speak: Speak, status: int) -> None:
+    async with House(Byte(speak), live={"update_timeout_s": 0.3}) as house:
+        told, said = await ask_raw(house, request("POST", "/v1/embeddings"))
+        assert told == status, said
+        if status in (502, 504):
+            assert A in refused(said)
 
 
 @pytest.mark.parametrize(
@@ -202,20 +198,17 @@ def test_whatever_an_instance_answers_there_is_one_answer(speak: Speak, status: 
         (b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\none",),
     ],
 )
-def test_an_answer_that_stops_does_not_look_complete(parts: tuple[bytes, ...]) -> None:
-    async def scene() -> None:
-        instance = Byte(says(*parts))
-        async with House(instance, live={"update_timeout_s": 0.2}) as house:
-            said = b""
-            with contextlib.suppress(OSError):
-                _, said = await ask_raw(house, request("POST", "/v1/embeddings"))
-            assert not said.endswith(b"0\r\n\r\n")
-            await asyncio.wait_for(instance.gone.wait(), 5)
-
-    run(scene())
+async def test_an_answer_that_stops_does_not_look_complete(parts: tuple[bytes, ...]) -> None:
+    instance = Byte(says(*parts))
+    async with House(instance, live={"update_timeout_s": 0.2}) as house:
+        said = b""
+        with contextlib.suppress(OSError):
+            _, said = await ask_raw(house, request("POST", "/v1/embeddings"))
+        assert not said.endswith(b"0\r\n\r\n")
+        await asyncio.wait_for(instance.gone.wait(), 5)
 
 
-def test_a_client_that_does_not_read_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_does_not_read_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay, "CLIENT_STALL_S", 0.2)
     sent = 0
 
@@ -227,121 +220,99 @@ def test_a_client_that_does_not_read_is_cut_off(monkeypatch: pytest.MonkeyPatch)
             await writer.drain()
             sent += 2**16
 
-    async def scene() -> None:
-        instance = Byte(pour)
-        async with House(instance) as house:
-            host, _, port = house.service.url.removeprefix("http://").rpartition(":")
-            _, writer = await asyncio.open_connection(host, int(port), limit=1024)
-            writer.write(request("GET", "/v1/embeddings"))
-            await asyncio.wait_for(instance.gone.wait(), 10)
-            assert sent < 64 * 2**20  # the kernel's buffers, and ours
-            writer.close()
-
-    run(scene())
+    instance = Byte(pour)
+    async with House(instance) as house:
+        host, _, port = house.service.url.removeprefix("http://").rpartition(":")
+        _, writer = await asyncio.open_connection(host, int(port), limit=1024)
+        writer.write(request("GET", "/v1/embeddings"))
+        await asyncio.wait_for(instance.gone.wait(), 10)
+        assert sent < 64 * 2**20  # the kernel's buffers, and ours
+        writer.close()
 
 
-def test_a_body_that_does_not_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_body_that_does_not_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(codec, "BODY_S", 0.1)
-
-    async def scene() -> None:
-        async with House(Upstream(A)) as house:
-            for path in ("/v1/embeddings", "/admin/pause", "/pause", "/rollout/v1/groups"):
-                head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{{"
-                status, said = await ask_raw(house, head.encode())
-                assert (status, "0.1 s" in refused(said)) == (408, True)
-            assert not house.instances[A].asked
-
-    run(scene())
+    async with House(Upstream(A)) as house:
+        for path in ("/v1/embeddings", "/admin/pause", "/pause", "/rollout/v1/groups"):
+            head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{{"
+            status, said = await ask_raw(house, head.encode())
+            assert (status, "0.1 s" in refused(said)) == (408, True)
+        assert not house.instances[A].asked
 
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/update_weights", "/rollout/v1/groups"])
-def test_a_body_that_is_too_long(path: str) -> None:
-    async def scene() -> None:
-        async with House(Upstream(A), max_body=1000) as house:
-            status, _ = await ask_raw(house, request("POST", path, body=b"x" * 1001))
-            assert status == 413
-            assert not house.instances[A].asked
-
-    run(scene())
+async def test_a_body_that_is_too_long(path: str) -> None:
+    async with House(Upstream(A), max_body=1000) as house:
+        status, _ = await ask_raw(house, request("POST", path, body=b"x" * 1001))
+        assert status == 413
+        assert not house.instances[A].asked
 
 
-def test_what_lies_between_two_neighbours_is_not_passed_on() -> None:
-    async def scene() -> None:
-        async with House(Upstream(A)) as house:
-            headers = (
-                "Connection: close, X-Mine , x-other",
-                "X-Mine: 1",
-                "X-Other: 2",
-                "Keep-Alive: 5",
-                "Proxy-Connection: keep-alive",
-                "Proxy-Authorization: Basic eA==",
-                "TE: trailers",
-                "Upgrade: h2c",
-                "Authorization: Bearer client",
-                "X-Kept: yes",
-            )
-            for path in ("/v1/embeddings", "/pause"):
-                assert (await ask_raw(house, request("POST", path, headers, b"{}")))[0] == 200
-            for asked in house.instances[A].asked:
-                got = asked["headers"]
-                assert got["x-kept"] == "yes"
-                assert got["authorization"] == "Bearer instance"
-                names = ("x-mine", "x-other", "keep-alive", "proxy-connection", "te", "upgrade")
-                assert not [name for name in (*names, "proxy-authorization") if name in got]
-
-    run(scene())
+async def test_what_lies_between_two_neighbours_is_not_passed_on() -> None:
+    async with House(Upstream(A)) as house:
+        headers = (
+            "Connection: close, X-Mine , x-other",
+            "X-Mine: 1",
+            "X-Other: 2",
+            "Keep-Alive: 5",
+            "Proxy-Connection: keep-alive",
+            "Proxy-Authorization: Basic eA==",
+            "TE: trailers",
+            "Upgrade: h2c",
+            "Authorization: Bearer client",
+            "X-Kept: yes",
+        )
+        for path in ("/v1/embeddings", "/pause"):
+            assert (await ask_raw(house, request("POST", path, headers, b"{}")))[0] == 200
+        for asked in house.instances[A].asked:
+            got = asked["headers"]
+            assert got["x-kept"] == "yes"
+            assert got["authorization"] == "Bearer instance"
+            names = ("x-mine", "x-other", "keep-alive", "proxy-connection", "te", "upgrade")
+            assert not [name for name in (*names, "proxy-authorization") if name in got]
 
 
-def test_a_compressed_body_is_passed_on_as_it_came() -> None:
-    async def scene() -> None:
-        seen = bytearray()
+async def test_a_compressed_body_is_passed_on_as_it_came() -> None:
+    seen = bytearray()
 
-        async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            seen.extend(await reader.readexactly(len(packed)))
-            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+    async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen.extend(await reader.readexactly(len(packed)))
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
 
-        packed = gzip.compress(b"{}")
-        async with House(Byte(listen)) as house:
-            sent = request("POST", "/v1/embeddings", ("Content-Encoding: gzip",), packed)
-            assert (await ask_raw(house, sent))[0] == 200
-        assert bytes(seen) == packed
-
-    run(scene())
+    packed = gzip.compress(b"{}")
+    async with House(Byte(listen)) as house:
+        sent = request("POST", "/v1/embeddings", ("Content-Encoding: gzip",), packed)
+        assert (await ask_raw(house, sent))[0] == 200
+    assert bytes(seen) == packed
 
 
-def test_what_is_unknown_does_not_change_one_of_many() -> None:
-    async def scene() -> None:
-        async with House(Upstream(A), Upstream(B)) as house:
-            status, said = await house.ask("POST", "/load_something")
-            assert status == 404
-            assert "/v1/rl/engine/load_something" in said["error"]["message"]
-            assert not any(instance.asked for instance in house.instances.values())
-            assert (await house.ask("GET", "/server_info"))[0] == 200
-            assert (await house.ask("POST", "/v1/embeddings"))[0] == 200
-            await house.ask("DELETE", "/workers/http%3A%2F%2Fb%3A1")
-            assert (await house.ask("POST", "/load_something"))[0] == 200  # it is the only one
-
-    run(scene())
+async def test_what_is_unknown_does_not_change_one_of_many() -> None:
+    async with House(Upstream(A), Upstream(B)) as house:
+        status, said = await house.ask("POST", "/load_something")
+        assert status == 404
+        assert "/v1/rl/engine/load_something" in said["error"]["message"]
+        assert not any(instance.asked for instance in house.instances.values())
+        assert (await house.ask("GET", "/server_info"))[0] == 200
+        assert (await house.ask("POST", "/v1/embeddings"))[0] == 200
+        await house.ask("DELETE", "/workers/http%3A%2F%2Fb%3A1")
+        assert (await house.ask("POST", "/load_something"))[0] == 200  # it is the only one
 
 
-def test_an_instance_that_is_removed_meanwhile() -> None:
-    async def scene() -> None:
-        asked = asyncio.Event()
+async def test_an_instance_that_is_removed_meanwhile() -> None:
+    asked = asyncio.Event()
 
-        async def hang(request: Any) -> Any:
-            asked.set()
-            await asyncio.Event().wait()
+    async def hang(request: Any) -> Any:
+        asked.set()
+        await asyncio.Event().wait()
 
-        instance: Any = Upstream(A)
-        instance.answering = hang
-        async with House(instance) as house:
-            asking = asyncio.create_task(house.ask("POST", "/v1/embeddings"))
-            await asked.wait()
-            instance.pool.close()
-            assert (await asking)[0] == 502
-            assert (await house.ask("POST", "/v1/embeddings"))[0] == 502
-
-    run(scene())
+    instance: Any = Upstream(A)
+    instance.answering = hang
+    async with House(instance) as house:
+        asking = asyncio.create_task(house.ask("POST", "/v1/embeddings"))
+        await asked.wait()
+        instance.pool.close()
+        assert (await asking)[0] == 502
+        assert (await house.ask("POST", "/v1/embeddings"))[0] == 502
 
 
 def test_the_bound_is_the_time_for_an_update() -> None:
@@ -412,81 +383,65 @@ def call(path: str = "/flush_cache", query: str = "", pause: Any = None) -> Flee
     return FleetCall("POST", path, query, [(b"x-a", b"1")], b"body", 5.0, pause)
 
 
-def test_every_instance_is_asked_with_its_own_key() -> None:
-    async def scene() -> None:
-        async with House(Upstream(A), Upstream(B)) as house:
-            supervisors = house.service.gateway.supervisors()
-            status, answer = await broadcast(supervisors, call(query="level=1&x=%26"))
-            assert (status, len(answer["results"])) == (200, 2)
-            for instance in house.instances.values():
-                (sent,) = instance.asked
-                assert sent["path"] == "/flush_cache?level=1&x=%26"
-                assert (sent["method"], sent["body"]) == ("POST", "body")
-                assert sent["headers"]["authorization"] == "Bearer instance"
-                assert sent["headers"]["x-a"] == "1"
-
-    run(scene())
+async def test_every_instance_is_asked_with_its_own_key() -> None:
+    async with House(Upstream(A), Upstream(B)) as house:
+        supervisors = house.service.gateway.supervisors()
+        status, answer = await broadcast(supervisors, call(query="level=1&x=%26"))
+        assert (status, len(answer["results"])) == (200, 2)
+        for instance in house.instances.values():
+            (sent,) = instance.asked
+            assert sent["path"] == "/flush_cache?level=1&x=%26"
+            assert (sent["method"], sent["body"]) == ("POST", "body")
+            assert sent["headers"]["authorization"] == "Bearer instance"
+            assert sent["headers"]["x-a"] == "1"
 
 
 @pytest.mark.parametrize(("pause", "held"), [("hold", True), ("release", False), (None, False)])
-def test_who_watches_an_instance_knows_that_it_stands_still(pause: Any, held: bool) -> None:
-    async def scene() -> None:
-        async with House(Upstream(A)) as house:
-            (supervisor,) = house.service.gateway.supervisors()
-            await broadcast([supervisor], call("/pause", pause=pause))
-            assert supervisor.pauses.held is held
-            await broadcast([supervisor], call("/resume", pause="release"))
-            assert not supervisor.pauses.held
-
-    run(scene())
+async def test_who_watches_an_instance_knows_that_it_stands_still(pause: Any, held: bool) -> None:
+    async with House(Upstream(A)) as house:
+        (supervisor,) = house.service.gateway.supervisors()
+        await broadcast([supervisor], call("/pause", pause=pause))
+        assert supervisor.pauses.held is held
+        await broadcast([supervisor], call("/resume", pause="release"))
+        assert not supervisor.pauses.held
 
 
-def test_what_was_refused_has_not_been_done() -> None:
-    async def scene() -> None:
-        async with House(Upstream(A)) as house:
-            house.instances[A].answers["/pause"] = (500, b"\xff no JSON")
-            (supervisor,) = house.service.gateway.supervisors()
-            status, answer = await broadcast([supervisor], call("/pause", pause="hold"))
-            assert (status, answer["failed"][0]["status"]) == (502, 500)
-            assert "no JSON" in answer["failed"][0]["message"]
-            assert not supervisor.pauses.held
-
-    run(scene())
+async def test_what_was_refused_has_not_been_done() -> None:
+    async with House(Upstream(A)) as house:
+        house.instances[A].answers["/pause"] = (500, b"\xff no JSON")
+        (supervisor,) = house.service.gateway.supervisors()
+        status, answer = await broadcast([supervisor], call("/pause", pause="hold"))
+        assert (status, answer["failed"][0]["status"]) == (502, 500)
+        assert "no JSON" in answer["failed"][0]["message"]
+        assert not supervisor.pauses.held
 
 
-def test_each_may_be_sent_a_body_of_its_own() -> None:
-    async def scene() -> None:
-        async with House(Upstream(A), Upstream(B)) as house:
-            supervisors = house.service.gateway.supervisors()
-            await broadcast(supervisors, call(), {A: b"for a", B: b"for b"})
-            sent = [instance.asked[0]["body"] for instance in house.instances.values()]
-            assert sent == ["for a", "for b"]
-
-    run(scene())
+async def test_each_may_be_sent_a_body_of_its_own() -> None:
+    async with House(Upstream(A), Upstream(B)) as house:
+        supervisors = house.service.gateway.supervisors()
+        await broadcast(supervisors, call(), {A: b"for a", B: b"for b"})
+        sent = [instance.asked[0]["body"] for instance in house.instances.values()]
+        assert sent == ["for a", "for b"]
 
 
-def test_who_never_said_to_be_vllm_is_sent_nothing() -> None:
-    async def scene() -> None:
-        away = Upstream(A)
-        away.dead = True
-        async with House(away) as house:
-            status, answer = await broadcast(house.service.gateway.supervisors(), call())
-            assert status == 502
-            assert "never answered as vLLM" in answer["failed"][0]["message"]
-            assert not away.asked
-
-    run(scene())
+async def test_who_never_said_to_be_vllm_is_sent_nothing() -> None:
+    away = Upstream(A)
+    away.dead = True
+    async with House(away) as house:
+        status, answer = await broadcast(house.service.gateway.supervisors(), call())
+        assert status == 502
+        assert "never answered as vLLM" in answer["failed"][0]["message"]
+        assert not away.asked
 
 
 @pytest.mark.parametrize(
     ("said", "told"),
     [(b'{"a":1}', {"a": 1}), (b"plain", "plain"), (b"%d" % 2**70, str(2**70)), (b"", "")],
 )
-def test_an_answer_is_passed_on_in_a_form_that_every_format_holds(said: bytes, told: Any) -> None:
-    async def scene() -> None:
-        async with House(Upstream(A)) as house:
-            house.instances[A].answers["/flush_cache"] = (200, said)
-            _, answer = await broadcast(house.service.gateway.supervisors(), call())
-            assert answer["results"][id_of(A)]["body"] == told
-
-    run(scene())
+async def test_an_answer_is_passed_on_in_a_form_that_every_format_holds(
+    said: bytes, told: Any
+) -> None:
+    async with House(Upstream(A)) as house:
+        house.instances[A].answers["/flush_cache"] = (200, said)
+        _, answer = await broadcast(house.service.gateway.supervisors(), call())
+        assert answer["results"][id_of(A)]["body"] == told

@@ -16,7 +16,6 @@ from rollout_sched.integrations.gateway.control_plane.gateway import (
 )
 from rollout_sched.integrations.vllm.weight_updates import WeightUpdate
 from tests.integrations.gateway.house import House, Upstream
-from tests.virtual_net import run
 
 A, B = "http://a:1", "http://b:1"
 
@@ -26,98 +25,77 @@ def test_an_id_can_stand_in_a_path_and_is_always_the_same() -> None:
     assert id_of(A) != id_of(B)
 
 
-def test_an_instance_goes_by_its_url_and_by_its_id() -> None:
-    async def scene() -> None:
-        async with House(Upstream(A), Upstream(B)) as house:
-            gateway = house.service.gateway
-            for name in (A, f"{A}/", id_of(A)):
-                assert gateway.supervisor(name).name == A
-            with pytest.raises(NoSuchInstance, match=f"{A}, {B}"):
-                gateway.supervisor("http://c:1")
-            with pytest.raises(CallerError, match="printable"):
-                gateway.supervisor("http://a\n")
-
-    run(scene())
+async def test_an_instance_goes_by_its_url_and_by_its_id() -> None:
+    async with House(Upstream(A), Upstream(B)) as house:
+        gateway = house.service.gateway
+        for name in (A, f"{A}/", id_of(A)):
+            assert gateway.supervisor(name).name == A
+        with pytest.raises(NoSuchInstance, match=f"{A}, {B}"):
+            gateway.supervisor("http://c:1")
+        with pytest.raises(CallerError, match="printable"):
+            gateway.supervisor("http://a\n")
 
 
-def test_nobody_is_here() -> None:
-    async def scene() -> None:
-        async with House() as house:
-            assert not house.service.gateway.healthy
-            with pytest.raises(NoSuchInstance, match="known instances: none"):
-                house.service.gateway.supervisor(A)
-
-    run(scene())
+async def test_nobody_is_here() -> None:
+    async with House() as house:
+        assert not house.service.gateway.healthy
+        with pytest.raises(NoSuchInstance, match="known instances: none"):
+            house.service.gateway.supervisor(A)
 
 
-def test_instances_come_and_go() -> None:
-    async def scene() -> None:
-        async with House() as house:
-            gateway, new = house.service.gateway, Upstream(B)
-            await new.open()
-            house.instances[B] = new
-            added = await gateway.add(NewInstance(B))
-            assert (added.name, gateway.healthy) == (B, True)
-            with pytest.raises(CallerError, match=B):
-                await gateway.add(NewInstance(B))
-            await gateway.remove(id_of(B))
-            assert (gateway.supervisors(), gateway.healthy) == ([], False)
-
-    run(scene())
+async def test_instances_come_and_go() -> None:
+    async with House() as house:
+        gateway, new = house.service.gateway, Upstream(B)
+        await new.open()
+        house.instances[B] = new
+        added = await gateway.add(NewInstance(B))
+        assert (added.name, gateway.healthy) == (B, True)
+        with pytest.raises(CallerError, match=B):
+            await gateway.add(NewInstance(B))
+        await gateway.remove(id_of(B))
+        assert (gateway.supervisors(), gateway.healthy) == ([], False)
 
 
-def test_only_those_that_are_allowed() -> None:
-    async def scene() -> None:
-        async with House(Upstream(A), allow_instances=["http://10.0.0.*"]) as house:
-            with pytest.raises(NotAllowed):
-                await house.service.gateway.add(NewInstance("http://evil"))
-
-    run(scene())
+async def test_only_those_that_are_allowed() -> None:
+    async with House(Upstream(A), allow_instances=["http://10.0.0.*"]) as house:
+        with pytest.raises(NotAllowed):
+            await house.service.gateway.add(NewInstance("http://evil"))
 
 
-def test_how_an_instance_is_seen() -> None:
-    async def scene() -> None:
-        there, away = Upstream(A), Upstream(B)
-        away.dead = True
-        async with House(there, away) as house:
-            gateway = house.service.gateway
-            seen = gateway.view(gateway.supervisor(A))
-            assert (seen.id, seen.url, seen.status, seen.version) == (id_of(A), A, "serving", 0)
-            assert (seen.slots, seen.kv_tokens, seen.in_flight) == (8, 10_000, 0)
-            assert (seen.held, seen.leaving, seen.reason) == (False, False, "")
-            gone = gateway.view(gateway.supervisor(B))
-            assert (gone.status, gone.version, gone.slots) == ("away", None, 0)
-            assert "refused" in gone.reason
-            assert notes_of(gateway.supervisor(B)) == []
-
-    run(scene())
+async def test_how_an_instance_is_seen() -> None:
+    there, away = Upstream(A), Upstream(B)
+    away.dead = True
+    async with House(there, away) as house:
+        gateway = house.service.gateway
+        seen = gateway.view(gateway.supervisor(A))
+        assert (seen.id, seen.url, seen.status, seen.version) == (id_of(A), A, "serving", 0)
+        assert (seen.slots, seen.kv_tokens, seen.in_flight) == (8, 10_000, 0)
+        assert (seen.held, seen.leaving, seen.reason) == (False, False, "")
+        gone = gateway.view(gateway.supervisor(B))
+        assert (gone.status, gone.version, gone.slots) == ("away", None, 0)
+        assert "refused" in gone.reason
+        assert notes_of(gateway.supervisor(B)) == []
 
 
-def test_weights_are_published_once_and_versions_grow() -> None:
-    async def scene() -> None:
-        async with House(Upstream(A)) as house:
-            gateway = house.service.gateway
-            await gateway.publish(WeightUpdate(2, applied=True, wait=True))
-            assert gateway.view(gateway.supervisor(A)).version == 2
-            for version in (1, 2):
-                with pytest.raises(CallerError, match="versions must increase"):
-                    await gateway.publish(WeightUpdate(version, applied=True))
-
-    run(scene())
+async def test_weights_are_published_once_and_versions_grow() -> None:
+    async with House(Upstream(A)) as house:
+        gateway = house.service.gateway
+        await gateway.publish(WeightUpdate(2, applied=True, wait=True))
+        assert gateway.view(gateway.supervisor(A)).version == 2
+        for version in (1, 2):
+            with pytest.raises(CallerError, match="versions must increase"):
+                await gateway.publish(WeightUpdate(version, applied=True))
 
 
-def test_the_state_tells_of_calls_too() -> None:
-    async def scene() -> None:
-        async with House(Upstream(A)) as house:
-            house.instances[A].stream = asyncio.Queue()
-            body = {"prompt": [1], "max_tokens": 4}
-            calling = asyncio.ensure_future(house.session.post("/v1/completions", json=body))
-            while not house.instances[A].asked:
-                await asyncio.sleep(0.001)
-            calls = house.service.gateway.state()["calls"]
-            assert (calls["open"], calls["refused"]) == (1, 0)
-            assert calls["open_bytes"] > 0
-            calling.cancel()
-            house.instances[A].stream.put_nowait(None)
-
-    run(scene())
+async def test_the_state_tells_of_calls_too() -> None:
+    async with House(Upstream(A)) as house:
+        house.instances[A].stream = asyncio.Queue()
+        body = {"prompt": [1], "max_tokens": 4}
+        calling = asyncio.ensure_future(house.session.post("/v1/completions", json=body))
+        while not house.instances[A].asked:
+            await asyncio.sleep(0.001)
+        calls = house.service.gateway.state()["calls"]
+        assert (calls["open"], calls["refused"]) == (1, 0)
+        assert calls["open_bytes"] > 0
+        calling.cancel()
+        house.instances[A].stream.put_nowait(None)

@@ -12,7 +12,6 @@ from rollout_sched.integrations.gateway.control_plane import live as live_routes
 from rollout_sched.integrations.gateway.control_plane.app import WATCH
 from tests.integrations.gateway.house import House, Upstream
 from tests.live.scripted import until
-from tests.virtual_net import run
 
 ROOT = Path(__file__).resolve().parents[4]
 STREAM = {"Accept": "text/event-stream"}
@@ -25,94 +24,74 @@ def keyed(tmp_path: Path) -> dict[str, object]:
     return {"admin_key_file": path}
 
 
-def test_the_page_is_for_everybody_and_what_it_shows_is_not(keyed: dict[str, object]) -> None:
-    async def scene() -> None:
-        async with House(Upstream(), **keyed) as house:
-            status, page = await house.ask("GET", "/")
-            assert status == 200
-            assert page.startswith("<!doctype html>")
-            assert "http://a:1" not in page
-            assert (await house.ask("GET", "/admin/live"))[0] == 401
-            async with house.session.get("/") as response:
-                assert "frame-ancestors 'none'" in response.headers["Content-Security-Policy"]
-
-    run(scene())
+async def test_the_page_is_for_everybody_and_what_it_shows_is_not(keyed: dict[str, object]) -> None:
+    async with House(Upstream(), **keyed) as house:
+        status, page = await house.ask("GET", "/")
+        assert status == 200
+        assert page.startswith("<!doctype html>")
+        assert "http://a:1" not in page
+        assert (await house.ask("GET", "/admin/live"))[0] == 401
+        async with house.session.get("/") as response:
+            assert "frame-ancestors 'none'" in response.headers["Content-Security-Policy"]
 
 
-def test_one_document(keyed: dict[str, object]) -> None:
-    async def scene() -> None:
-        async with House(Upstream(), admin_key="secret", **keyed) as house:
-            status, state = await house.ask("GET", "/admin/live")
-            assert (status, state["schema"]) == (200, "rollout-sched-live/1")
-            [instance] = state["instances"]
-            assert (instance["url"], instance["status"]) == ("http://a:1", "serving")
-            assert state["requests"] == {"in_flight": 0, "waiting": 0, "parked": 0}
-            assert state["policy"] == "round_robin_sync"
-            assert "attempts" not in state
-            told = (ROOT / "docs/report_page.md").read_text()
-            for key in {*state, *state["step"], *instance} - {"schema"}:
-                assert f"`{key}" in told, f"{key} is not described"
-
-    run(scene())
+async def test_one_document(keyed: dict[str, object]) -> None:
+    async with House(Upstream(), admin_key="secret", **keyed) as house:
+        status, state = await house.ask("GET", "/admin/live")
+        assert (status, state["schema"]) == (200, "rollout-sched-live/1")
+        [instance] = state["instances"]
+        assert (instance["url"], instance["status"]) == ("http://a:1", "serving")
+        assert state["requests"] == {"in_flight": 0, "waiting": 0, "parked": 0}
+        assert state["policy"] == "round_robin_sync"
+        assert "attempts" not in state
+        told = (ROOT / "docs/report_page.md").read_text()
+        for key in {*state, *state["step"], *instance} - {"schema"}:
+            assert f"`{key}" in told, f"{key} is not described"
 
 
-def test_a_stream_of_documents(keyed: dict[str, object]) -> None:
-    async def scene() -> None:
-        async with House(Upstream(), admin_key="secret", **keyed) as house:
-            async with house.session.get("/admin/live", headers={**house.auth, **STREAM}) as stream:
-                assert stream.content_type == "text/event-stream"
-                assert await stream.content.readline() == b"event: state\n"
-                line = await stream.content.readline()
-                assert json.loads(line.removeprefix(b"data: "))["anew"]
-            watch = house.service.app[WATCH]
-            await until(lambda: watch.streams == 0)  # it is noticed that the browser has gone
-
-    run(scene())
+async def test_a_stream_of_documents(keyed: dict[str, object]) -> None:
+    async with House(Upstream(), admin_key="secret", **keyed) as house:
+        async with house.session.get("/admin/live", headers={**house.auth, **STREAM}) as stream:
+            assert stream.content_type == "text/event-stream"
+            assert await stream.content.readline() == b"event: state\n"
+            line = await stream.content.readline()
+            assert json.loads(line.removeprefix(b"data: "))["anew"]
+        watch = house.service.app[WATCH]
+        await until(lambda: watch.streams == 0)  # it is noticed that the browser has gone
 
 
-def test_as_many_streams_as_may_be(
+async def test_as_many_streams_as_may_be(
     keyed: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live_routes, "MOST_STREAMS", 0)
-
-    async def scene() -> None:
-        async with House(Upstream(), admin_key="secret", **keyed) as house:
-            assert (await house.ask("GET", "/admin/live", **STREAM))[0] == 503
-
-    run(scene())
+    async with House(Upstream(), admin_key="secret", **keyed) as house:
+        assert (await house.ask("GET", "/admin/live", **STREAM))[0] == 503
 
 
-def test_a_browser_that_takes_nothing_is_cut_off(
+async def test_a_browser_that_takes_nothing_is_cut_off(
     keyed: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live_routes, "TAKE_S", 0.05)
     monkeypatch.setattr(live_routes, "_event", lambda data: data + bytes(2**24))
-
-    async def scene() -> None:
-        async with House(Upstream(), admin_key="secret", **keyed) as house:
-            _, writer = await asyncio.open_connection(
-                "127.0.0.1", int(house.service.url.rpartition(":")[2]), limit=1
-            )
-            writer.write(
-                b"GET /admin/live HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer secret\r\n"
-                b"Accept: text/event-stream\r\n\r\n"
-            )
-            watch = house.service.app[WATCH]
-            await until(lambda: watch.streams == 1)
-            await until(lambda: watch.streams == 0)
-            writer.close()
-
-    run(scene())
+    async with House(Upstream(), admin_key="secret", **keyed) as house:
+        _, writer = await asyncio.open_connection(
+            "127.0.0.1", int(house.service.url.rpartition(":")[2]), limit=1
+        )
+        writer.write(
+            b"GET /admin/live HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer secret\r\n"
+            b"Accept: text/event-stream\r\n\r\n"
+        )
+        watch = house.service.app[WATCH]
+        await until(lambda: watch.streams == 1)
+        await until(lambda: watch.streams == 0)
+        writer.close()
 
 
-def test_an_open_page_does_not_hold_up_the_end(keyed: dict[str, object]) -> None:
-    async def scene() -> None:
-        async with House(Upstream(), admin_key="secret", grace_s=20.0, **keyed) as house:
-            stream = await house.session.get("/admin/live", headers={**house.auth, **STREAM})
-            await stream.content.readline()
-            began = asyncio.get_running_loop().time()
-            await house.service.close()
-            assert asyncio.get_running_loop().time() - began < 10.0
-            stream.close()
-
-    run(scene())
+async def test_an_open_page_does_not_hold_up_the_end(keyed: dict[str, object]) -> None:
+    async with House(Upstream(), admin_key="secret", grace_s=20.0, **keyed) as house:
+        stream = await house.session.get("/admin/live", headers={**house.auth, **STREAM})
+        await stream.content.readline()
+        began = asyncio.get_running_loop().time()
+        await house.service.close()
+        assert asyncio.get_running_loop().time() - began < 10.0
+        stream.close()

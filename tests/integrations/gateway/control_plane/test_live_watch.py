@@ -12,97 +12,78 @@ from rollout_sched.integrations.gateway.control_plane.live import LiveWatch
 from tests.integrations.gateway.control_plane.test_trainer_api import prompt
 from tests.integrations.gateway.house import House, Upstream
 from tests.live.scripted import until
-from tests.virtual_net import run
 
 
 def watch_of(house: House) -> LiveWatch:
     return house.service.app[WATCH]
 
 
-def test_nobody_looks_and_nothing_is_folded() -> None:
-    async def scene() -> None:
-        async with House(Upstream()) as house:
-            before = list(house.driver.pump.observers)
-            watch = watch_of(house)
-            assert not watch.watches
-            watch.state()
-            assert watch.watches
-            assert len(house.driver.pump.observers) == len(before) + 1
-            watch.close()
-            assert house.driver.pump.observers == before
-
-    run(scene())
+async def test_nobody_looks_and_nothing_is_folded() -> None:
+    async with House(Upstream()) as house:
+        before = list(house.driver.pump.observers)
+        watch = watch_of(house)
+        assert not watch.watches
+        watch.state()
+        assert watch.watches
+        assert len(house.driver.pump.observers) == len(before) + 1
+        watch.close()
+        assert house.driver.pump.observers == before
 
 
-def test_it_lingers_for_who_may_be_back(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_it_lingers_for_who_may_be_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_watch, "LINGER_S", 0.01)
-
-    async def scene() -> None:
-        async with House(Upstream()) as house:
-            watch = watch_of(house)
-            states = watch.stream()
-            await anext(states)
-            assert (watch.streams, watch.watches) == (1, True)
-            await asyncio.sleep(0.05)
-            assert watch.watches, "somebody looks"
-            await states.aclose()
-            assert watch.streams == 0
-            await until(lambda: not watch.watches)
-
-    run(scene())
+    async with House(Upstream()) as house:
+        watch = watch_of(house)
+        states = watch.stream()
+        await anext(states)
+        assert (watch.streams, watch.watches) == (1, True)
+        await asyncio.sleep(0.05)
+        assert watch.watches, "somebody looks"
+        await states.aclose()
+        assert watch.streams == 0
+        await until(lambda: not watch.watches)
 
 
-def test_a_stream_tells_each_attempt_once_as_it_begins_and_once_as_it_ends(
+async def test_a_stream_tells_each_attempt_once_as_it_begins_and_once_as_it_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(live_watch, "EACH_S", 0.0)
-
-    async def scene() -> None:
-        instance = Upstream()
-        async with House(instance) as house:
-            states = watch_of(house).stream()
-            first = await anext(states)
-            assert (first["anew"], first["attempts"]) == (True, [])
-            await house.ask("POST", "/rollout/v1/groups", [prompt("a")])
-            asking = asyncio.create_task(house.ask("POST", "/rollout/v1/batches/next"))
-            await instance.order()
-            second = await anext(states)
-            [begun] = second["attempts"]
-            assert (begun.group, begun.spans, second["anew"]) == ("a", (), False)
-            await instance.answer(0, [5, 6])
-            await asking
-            third = await anext(states)
-            [ended] = third["attempts"]
-            assert (ended.attempt, ended.spans[0].tokens) == (begun.attempt, 2)
-            assert (await anext(states))["attempts"] == []
-            assert third["steps"][0]["samples"] == 1
-            await states.aclose()
-
-    run(scene())
+    instance = Upstream()
+    async with House(instance) as house:
+        states = watch_of(house).stream()
+        first = await anext(states)
+        assert (first["anew"], first["attempts"]) == (True, [])
+        await house.ask("POST", "/rollout/v1/groups", [prompt("a")])
+        asking = asyncio.create_task(house.ask("POST", "/rollout/v1/batches/next"))
+        await instance.order()
+        second = await anext(states)
+        [begun] = second["attempts"]
+        assert (begun.group, begun.spans, second["anew"]) == ("a", (), False)
+        await instance.answer(0, [5, 6])
+        await asking
+        third = await anext(states)
+        [ended] = third["attempts"]
+        assert (ended.attempt, ended.spans[0].tokens) == (begun.attempt, 2)
+        assert (await anext(states))["attempts"] == []
+        assert third["steps"][0]["samples"] == 1
+        await states.aclose()
 
 
-def test_a_stream_ends_with_the_gateway() -> None:
-    async def scene() -> None:
-        async with House(Upstream()) as house:
-            watch = watch_of(house)
-            states = watch.stream()
+async def test_a_stream_ends_with_the_gateway() -> None:
+    async with House(Upstream()) as house:
+        watch = watch_of(house)
+        states = watch.stream()
+        await anext(states)
+        watch.close()
+        with pytest.raises(StopAsyncIteration):
             await anext(states)
-            watch.close()
-            with pytest.raises(StopAsyncIteration):
-                await anext(states)
-
-    run(scene())
 
 
-def test_a_fold_that_is_full_is_begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_fold_that_is_full_is_begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_watch, "EACH_S", 0.0)
-
-    async def scene() -> None:
-        async with House(Upstream()) as house:
-            states = watch_of(house).stream()
-            assert (await anext(states))["anew"]
-            monkeypatch.setattr(live_watch.LiveFold, "is_full", True)
-            assert (await anext(states))["anew"]
-            await states.aclose()
-
-    run(scene())
+    async with House(Upstream()) as house:
+        states = watch_of(house).stream()
+        assert (await anext(states))["anew"]
+        monkeypatch.setattr(live_watch.LiveFold, "is_full", True)
+        assert (await anext(states))["anew"]
+        await states.aclose()

@@ -23,7 +23,6 @@ from tests.integrations.gateway.house import House, Upstream
 from tests.integrations.gateway.scripted import completion
 from tests.live.scripted import until
 from tests.metrics.told import sample
-from tests.virtual_net import run
 
 DOC = Path(__file__).resolve().parents[4] / "docs/observability.md"
 OURS = "rollout_sched_"
@@ -53,47 +52,37 @@ def documented() -> dict[str, tuple[str, str]]:
     return {each[1]: (each[2], each[3]) for each in found if each}
 
 
-def test_the_documentation_has_what_is_exposed(tmp_path: Path) -> None:
-    async def scene() -> None:
-        async with House(Upstream(), journal=tmp_path / "journal") as house:
-            exposed = await families(house.service.gateway)
-        assert {
-            name: (family.type, family.documentation) for name, family in exposed.items()
-        } == documented()
-
-    run(scene())
+async def test_the_documentation_has_what_is_exposed(tmp_path: Path) -> None:
+    async with House(Upstream(), journal=tmp_path / "journal") as house:
+        exposed = await families(house.service.gateway)
+    assert {
+        name: (family.type, family.documentation) for name, family in exposed.items()
+    } == documented()
 
 
-def test_labels_are_those_of_the_documentation(tmp_path: Path) -> None:
+async def test_labels_are_those_of_the_documentation(tmp_path: Path) -> None:
     named = re.compile(r"\| `(rollout_sched_\w+)` \| \w+ \|([^|]*)\|")
     rows = (named.match(line) for line in DOC.read_text().splitlines())
     said = {each[1]: set(re.findall(r"`(\w+)`", each[2])) for each in rows if each}
-
-    async def scene() -> None:
-        async with House(Upstream(), journal=tmp_path / "journal") as house:
-            exposed = await families(house.service.gateway)
-        for name, family in exposed.items():
-            shown = {label for one in family.samples for label in one.labels} - {"le"}
-            assert shown <= said[name], name
-            assert not shown & {"instance", "job"}, "these are Prometheus's own"
-
-    run(scene())
+    async with House(Upstream(), journal=tmp_path / "journal") as house:
+        exposed = await families(house.service.gateway)
+    for name, family in exposed.items():
+        shown = {label for one in family.samples for label in one.labels} - {"le"}
+        assert shown <= said[name], name
+        assert not shown & {"instance", "job"}, "these are Prometheus's own"
 
 
-def test_buckets_are_cumulative() -> None:
-    async def scene() -> None:
-        async with House() as house:
-            pump = house.driver.pump
-            samples = tuple(sample("g/0", staleness=age) for age in (0, 2, 99))
-            for observe in pump.observers:
-                observe(0.0, Woke(), [Deliver(0, 0, samples)])
-            family = (await families(house.service.gateway))["rollout_sched_staleness_versions"]
-        buckets = {one.labels["le"]: one.value for one in family.samples if "le" in one.labels}
-        assert (buckets["0.0"], buckets["1.0"], buckets["2.0"], buckets["+Inf"]) == (1, 1, 2, 3)
-        rest = {one.name.removeprefix(family.name): one.value for one in family.samples}
-        assert (rest["_sum"], rest["_count"]) == (101, 3)
-
-    run(scene())
+async def test_buckets_are_cumulative() -> None:
+    async with House() as house:
+        pump = house.driver.pump
+        samples = tuple(sample("g/0", staleness=age) for age in (0, 2, 99))
+        for observe in pump.observers:
+            observe(0.0, Woke(), [Deliver(0, 0, samples)])
+        family = (await families(house.service.gateway))["rollout_sched_staleness_versions"]
+    buckets = {one.labels["le"]: one.value for one in family.samples if "le" in one.labels}
+    assert (buckets["0.0"], buckets["1.0"], buckets["2.0"], buckets["+Inf"]) == (1, 1, 2, 3)
+    rest = {one.name.removeprefix(family.name): one.value for one in family.samples}
+    assert (rest["_sum"], rest["_count"]) == (101, 3)
 
 
 @pytest.mark.parametrize(
@@ -109,153 +98,131 @@ def test_buckets_are_cumulative() -> None:
         "http://a:1/\u2028\r\x85",
     ],
 )
-def test_names_come_back_as_they_are(name: str) -> None:
-    async def scene() -> None:
-        async with House() as house:
-            gateway = house.service.gateway
-            gateway.figures.counters.reports[name] = InstanceReported(name, 0, 0, 0.0)
-            page, _ = await GatewayMetrics(gateway).page()
-        lines = [line for line in page.decode().split("\n") if "_instance_" in line]
-        told = [line for line in lines if not line.startswith("#")]
-        assert {
-            _unescaped(re.findall(r'url="((?:\\.|[^"\\])*)"', line)[0])
-            for line in told
-            if 'url="' in line
-        } == {name}
-
-    run(scene())
+async def test_names_come_back_as_they_are(name: str) -> None:
+    async with House() as house:
+        gateway = house.service.gateway
+        gateway.figures.counters.reports[name] = InstanceReported(name, 0, 0, 0.0)
+        page, _ = await GatewayMetrics(gateway).page()
+    lines = [line for line in page.decode().split("\n") if "_instance_" in line]
+    told = [line for line in lines if not line.startswith("#")]
+    assert {
+        _unescaped(re.findall(r'url="((?:\\.|[^"\\])*)"', line)[0])
+        for line in told
+        if 'url="' in line
+    } == {name}
 
 
 def _unescaped(text: str) -> str:
     return re.sub(r"\\(.)", lambda found: {"n": "\n"}.get(found[1], found[1]), text)
 
 
-def test_a_journal_that_ended_is_told(tmp_path: Path) -> None:
-    async def scene() -> None:
-        async with House() as house:
-            assert "rollout_sched_journal_broken" not in await families(house.service.gateway)
-        async with House(journal=tmp_path / "journal") as house:
-            gateway = house.service.gateway
-            assert values((await families(gateway))["rollout_sched_journal_broken"]) == {(): 0}
-            assert gateway.journal is not None
-            gateway.journal.broken = "No space left on device"
-            assert values((await families(gateway))["rollout_sched_journal_broken"]) == {(): 1}
-            _, state = await house.ask("GET", "/admin/state")
-            assert state["journal"]["broken"] == "No space left on device"
-
-    run(scene())
+async def test_a_journal_that_ended_is_told(tmp_path: Path) -> None:
+    async with House() as house:
+        assert "rollout_sched_journal_broken" not in await families(house.service.gateway)
+    async with House(journal=tmp_path / "journal") as house:
+        gateway = house.service.gateway
+        assert values((await families(gateway))["rollout_sched_journal_broken"]) == {(): 0}
+        assert gateway.journal is not None
+        gateway.journal.broken = "No space left on device"
+        assert values((await families(gateway))["rollout_sched_journal_broken"]) == {(): 1}
+        _, state = await house.ask("GET", "/admin/state")
+        assert state["journal"]["broken"] == "No space left on device"
 
 
-def test_sessions_that_moved_and_anomalies_are_told() -> None:
-    async def scene() -> None:
-        async with House() as house:
-            scheduler = house.driver.pump.scheduler
-            scheduler.state.anomalies["late"] += 2
-            for name, instance in (("a", "x"), ("a", "y"), ("b", "y")):
-                scheduler.state.sessions.sent(name, instance)
-            exposed = await families(house.service.gateway)
-            assert values(exposed["rollout_sched_sessions"]) == {(): 2}
-            assert values(exposed["rollout_sched_session_moves_total"]) == {(): 1}
-            assert values(exposed["rollout_sched_anomalies_total"]) == {("late",): 2}
-            _, state = await house.ask("GET", "/admin/state")
-            assert state["sessions"] == {"known": 2, "moves": 1}
-
-    run(scene())
+async def test_sessions_that_moved_and_anomalies_are_told() -> None:
+    async with House() as house:
+        scheduler = house.driver.pump.scheduler
+        scheduler.state.anomalies["late"] += 2
+        for name, instance in (("a", "x"), ("a", "y"), ("b", "y")):
+            scheduler.state.sessions.sent(name, instance)
+        exposed = await families(house.service.gateway)
+        assert values(exposed["rollout_sched_sessions"]) == {(): 2}
+        assert values(exposed["rollout_sched_session_moves_total"]) == {(): 1}
+        assert values(exposed["rollout_sched_anomalies_total"]) == {("late",): 2}
+        _, state = await house.ask("GET", "/admin/state")
+        assert state["sessions"] == {"known": 2, "moves": 1}
 
 
 BODY = {"model": "tiny", "prompt": [1, 2, 3], "max_tokens": 9}
 
 
-def test_calls_by_status_and_plane() -> None:
+async def test_calls_by_status_and_plane() -> None:
     """What is of a client's making is told apart from what is ours."""
+    instance = Upstream()
+    instance.answers["/v1/completions"] = (200, completion([5, 6]))
+    async with House(instance) as house:
 
-    async def scene() -> None:
-        instance = Upstream()
-        instance.answers["/v1/completions"] = (200, completion([5, 6]))
-        async with House(instance) as house:
+        async def ask(**changes: Any) -> int:
+            async with house.session.post("/v1/completions", json={**BODY, **changes}) as said:
+                await said.read()
+                return said.status
 
-            async def ask(**changes: Any) -> int:
-                async with house.session.post("/v1/completions", json={**BODY, **changes}) as said:
-                    await said.read()
-                    return said.status
-
-            assert await ask() == 200
-            assert await ask(max_tokens="many") == 400
-            instance.answers["/v1/completions"] = (422, {"error": "no"})
-            assert await ask() == 422
-            assert (await house.ask("GET", "/version"))[0] == 200
-            assert (await house.ask("GET", "/admin/instances/nobody"))[0] == 404
-            reader, writer = await asyncio.open_connection(
-                "127.0.0.1", int(house.service.url.rpartition(":")[2])
-            )
-            writer.write(b"not HTTP\r\n\r\n")
-            assert (await reader.readline()).startswith(b"HTTP/1.1 400")
-            writer.close()
-            gateway = house.service.gateway
-            exposed = await families(gateway)
-            counted = {
-                (one.labels["plane"], one.labels["code"]): one.value
-                for one in exposed["rollout_sched_http_responses_total"].samples
-            }
-            assert counted == {
-                ("data", "200"): 1,
-                ("data", "400"): 1,
-                ("data", "422"): 1,
-                ("control", "200"): 1,
-                ("control", "404"): 1,
-                ("connection", "400"): 1,
-            }
-            failed = values(exposed["rollout_sched_failed_attempts_total"])
-            assert failed == {("request",): 1, ("instance",): 0, ("unclear",): 0}
-
-    run(scene())
+        assert await ask() == 200
+        assert await ask(max_tokens="many") == 400
+        instance.answers["/v1/completions"] = (422, {"error": "no"})
+        assert await ask() == 422
+        assert (await house.ask("GET", "/version"))[0] == 200
+        assert (await house.ask("GET", "/admin/instances/nobody"))[0] == 404
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", int(house.service.url.rpartition(":")[2])
+        )
+        writer.write(b"not HTTP\r\n\r\n")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 400")
+        writer.close()
+        gateway = house.service.gateway
+        exposed = await families(gateway)
+        counted = {
+            (one.labels["plane"], one.labels["code"]): one.value
+            for one in exposed["rollout_sched_http_responses_total"].samples
+        }
+        assert counted == {
+            ("data", "200"): 1,
+            ("data", "400"): 1,
+            ("data", "422"): 1,
+            ("control", "200"): 1,
+            ("control", "404"): 1,
+            ("connection", "400"): 1,
+        }
+        failed = values(exposed["rollout_sched_failed_attempts_total"])
+        assert failed == {("request",): 1, ("instance",): 0, ("unclear",): 0}
 
 
-def test_a_client_that_leaves_is_a_499() -> None:
-    async def scene() -> None:
-        instance = Upstream()
-        instance.stream = asyncio.Queue()
-        async with House(instance) as house:
-            asking = asyncio.create_task(house.session.post("/v1/completions", json=BODY))
-            await until(lambda: instance.asked)
-            asking.cancel()
-            responses = house.service.data_plane.calls.responses
-            await until(lambda: responses.by_status == {499: 1})
-
-    run(scene())
+async def test_a_client_that_leaves_is_a_499() -> None:
+    instance = Upstream()
+    instance.stream = asyncio.Queue()
+    async with House(instance) as house:
+        asking = asyncio.create_task(house.session.post("/v1/completions", json=BODY))
+        await until(lambda: instance.asked)
+        asking.cancel()
+        responses = house.service.data_plane.calls.responses
+        await until(lambda: responses.by_status == {499: 1})
 
 
-def test_times_of_a_client_s_request() -> None:
-    async def scene() -> None:
-        instance = Upstream()
-        instance.answers["/v1/completions"] = (200, completion([5, 6]))
-        async with House(instance) as house:
-            async with house.session.post("/v1/completions", json=BODY) as said:
-                assert said.status == 200
-            exposed = await families(house.service.gateway)
-        assert count(exposed["rollout_sched_request_duration_seconds"].samples) == 1
-        waits = exposed["rollout_sched_queue_wait_seconds"].samples
-        assert count(one for one in waits if one.labels["source"] == "client") == 1
-        tokens = exposed["rollout_sched_response_tokens"].samples
-        of_clients = [one for one in tokens if one.labels["source"] == "client"]
-        assert sum(one.value for one in of_clients if one.name.endswith("_sum")) == 2
-
-    run(scene())
+async def test_times_of_a_client_s_request() -> None:
+    instance = Upstream()
+    instance.answers["/v1/completions"] = (200, completion([5, 6]))
+    async with House(instance) as house:
+        async with house.session.post("/v1/completions", json=BODY) as said:
+            assert said.status == 200
+        exposed = await families(house.service.gateway)
+    assert count(exposed["rollout_sched_request_duration_seconds"].samples) == 1
+    waits = exposed["rollout_sched_queue_wait_seconds"].samples
+    assert count(one for one in waits if one.labels["source"] == "client") == 1
+    tokens = exposed["rollout_sched_response_tokens"].samples
+    of_clients = [one for one in tokens if one.labels["source"] == "client"]
+    assert sum(one.value for one in of_clients if one.name.endswith("_sum")) == 2
 
 
 def count(samples: Iterable[Any]) -> float:
     return sum(one.value for one in samples if one.name.endswith("_count"))
 
 
-def test_a_scraper_that_speaks_openmetrics_gets_it() -> None:
-    async def scene() -> None:
-        async with House(Upstream()) as house:
-            accept = {"Accept": "application/openmetrics-text; version=1.0.0"}
-            async with house.session.get("/metrics", headers=accept) as response:
-                assert response.headers["Content-Type"].startswith("application/openmetrics-text")
-                assert (await response.text()).endswith("# EOF\n")
-
-    run(scene())
+async def test_a_scraper_that_speaks_openmetrics_gets_it() -> None:
+    async with House(Upstream()) as house:
+        accept = {"Accept": "application/openmetrics-text; version=1.0.0"}
+        async with house.session.get("/metrics", headers=accept) as response:
+            assert response.headers["Content-Type"].startswith("application/openmetrics-text")
+            assert (await response.text()).endswith("# EOF\n")
 
 
 def test_the_gateway_goes_on_while_they_are_written(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,6 @@ from rollout_sched.live.instances.versions import THROUGH_US, US
 from tests.integrations.gateway.house import House, Upstream
 from tests.integrations.gateway.test_fleet import fleet
 from tests.live.scripted import until
-from tests.virtual_net import run
 
 A, B = "http://a:1", "http://b:1"
 START, LOAD, FINISH = "/start_weight_update", "/update_weights", "/finish_weight_update"
@@ -50,27 +49,24 @@ async def statuses(house: House, *calls: tuple[str, Any]) -> list[int]:
 # -- the protocol --------------------------------------------------------------------------
 
 
-def test_the_gates_are_closed_from_the_first_call_to_the_last_and_then_the_version_moves() -> None:
-    async def scene() -> None:
-        async with House(*two()) as house:
-            for path, body in ((START, {}), (LOAD, CHUNK), (LOAD, CHUNK)):
-                assert await statuses(house, (path, body)) == [200]
-                assert all(gates(house))
-                assert version(house) == 0
-            assert (await house.ask("GET", "/admin/state"))[1]["trainer_update"] == {
-                "state": "begun",
-                "failed": [],
-                "remedy": "",
-            }
-            assert await statuses(house, (FINISH, {})) == [200]
-            assert gates(house) == ["", ""]
-            assert version(house) == 1
-            for name, instance in house.instances.items():
-                assert ("version", 1) in instance.calls  # its tokens are labelled
-                served = house.driver.versions.of(name)
-                assert (served.version, served.driven_by) == (1, THROUGH_US)
-
-    run(scene())
+async def test_gates_stay_closed_during_an_update_and_then_the_version_moves() -> None:
+    async with House(*two()) as house:
+        for path, body in ((START, {}), (LOAD, CHUNK), (LOAD, CHUNK)):
+            assert await statuses(house, (path, body)) == [200]
+            assert all(gates(house))
+            assert version(house) == 0
+        assert (await house.ask("GET", "/admin/state"))[1]["trainer_update"] == {
+            "state": "begun",
+            "failed": [],
+            "remedy": "",
+        }
+        assert await statuses(house, (FINISH, {})) == [200]
+        assert gates(house) == ["", ""]
+        assert version(house) == 1
+        for name, instance in house.instances.items():
+            assert ("version", 1) in instance.calls  # its tokens are labelled
+            served = house.driver.versions.of(name)
+            assert (served.version, served.driven_by) == (1, THROUGH_US)
 
 
 @pytest.mark.parametrize(
@@ -87,110 +83,90 @@ def test_the_gates_are_closed_from_the_first_call_to_the_last_and_then_the_versi
         ("/v1/rl/engine/update_weights", {"weight_dir": "/step_1"}),
     ],
 )
-def test_a_call_that_is_the_whole_update(path: str, body: Any) -> None:
-    async def scene() -> None:
-        async with House(*two()) as house:
-            assert await statuses(house, (path, body)) == [200]
-            assert gates(house) == ["", ""]
-            assert version(house) == 1
-
-    run(scene())
+async def test_a_call_that_is_the_whole_update(path: str, body: Any) -> None:
+    async with House(*two()) as house:
+        assert await statuses(house, (path, body)) == [200]
+        assert gates(house) == ["", ""]
+        assert version(house) == 1
 
 
 @pytest.mark.parametrize(
     "path", ["/collective_rpc", "/areal_set_update_weight_meta", "/v1/unload_lora_adapter"]
 )
-def test_a_call_that_loads_nothing_moves_no_version(path: str) -> None:
-    async def scene() -> None:
-        async with House(*two()) as house:
-            assert await statuses(house, (path, {"method": "sleep"})) == [200]
-            assert version(house) == 0
-
-    run(scene())
+async def test_a_call_that_loads_nothing_moves_no_version(path: str) -> None:
+    async with House(*two()) as house:
+        assert await statuses(house, (path, {"method": "sleep"})) == [200]
+        assert version(house) == 0
 
 
-def test_nobody_goes_on_with_weights_that_are_half_loaded() -> None:
-    async def scene() -> None:
-        async with House(*two()) as house:
-            await statuses(house, ("/pause?mode=keep", {}), (START, {}))
-            status, said = await house.ask("POST", "/resume")
-            assert (status, "half loaded" in said["error"]["message"]) == (409, True)
-            assert "/resume" not in paths_of(house.instances[A])  # type: ignore[arg-type]
-            assert await statuses(house, (FINISH, {}), ("/resume", {})) == [200, 200]
-            assert gates(house) == ["", ""]
-
-    run(scene())
+async def test_nobody_goes_on_with_weights_that_are_half_loaded() -> None:
+    async with House(*two()) as house:
+        await statuses(house, ("/pause?mode=keep", {}), (START, {}))
+        status, said = await house.ask("POST", "/resume")
+        assert (status, "half loaded" in said["error"]["message"]) == (409, True)
+        assert "/resume" not in paths_of(house.instances[A])  # type: ignore[arg-type]
+        assert await statuses(house, (FINISH, {}), ("/resume", {})) == [200, 200]
+        assert gates(house) == ["", ""]
 
 
 # -- what fails ----------------------------------------------------------------------------
 
 
-def test_a_call_that_failed_on_some_is_not_repeated_on_the_others() -> None:
-    async def scene() -> None:
-        first, second = two()
-        second.answers[LOAD] = FAILS
-        async with House(first, second) as house:
-            status, said = await house.ask("POST", LOAD, {"weight_dir": "/step_1"})
-            assert (status, said["succeeded"], said["failed"][0]["url"]) == (502, 1, B)
-            assert "a retry goes only to" in said["error"]["message"]
-            assert all(gates(house))
-            assert version(house) == 0
-            state = (await house.ask("GET", "/admin/state"))[1]["trainer_update"]
-            assert (state["failed"], "send it again" in state["remedy"]) == ([B], True)
-            assert await statuses(house, ("/resume", {})) == [409]
-            del second.answers[LOAD]
-            status, said = await house.ask("POST", LOAD, {"weight_dir": "/step_1"})
-            assert (status, said["succeeded"], said["done_before"]) == (200, 1, 1)
-            assert paths_of(first) == [LOAD]
-            assert paths_of(second) == [LOAD, LOAD]
-            assert gates(house) == ["", ""]
-            assert version(house) == 1
-            assert await statuses(house, (LOAD, {"weight_dir": "/step_1"})) == [200]
-            assert paths_of(first) == [LOAD, LOAD]  # it is another call by now
-            assert version(house) == 2
-
-    run(scene())
+async def test_a_call_that_failed_on_some_is_not_repeated_on_the_others() -> None:
+    first, second = two()
+    second.answers[LOAD] = FAILS
+    async with House(first, second) as house:
+        status, said = await house.ask("POST", LOAD, {"weight_dir": "/step_1"})
+        assert (status, said["succeeded"], said["failed"][0]["url"]) == (502, 1, B)
+        assert "a retry goes only to" in said["error"]["message"]
+        assert all(gates(house))
+        assert version(house) == 0
+        state = (await house.ask("GET", "/admin/state"))[1]["trainer_update"]
+        assert (state["failed"], "send it again" in state["remedy"]) == ([B], True)
+        assert await statuses(house, ("/resume", {})) == [409]
+        del second.answers[LOAD]
+        status, said = await house.ask("POST", LOAD, {"weight_dir": "/step_1"})
+        assert (status, said["succeeded"], said["done_before"]) == (200, 1, 1)
+        assert paths_of(first) == [LOAD]
+        assert paths_of(second) == [LOAD, LOAD]
+        assert gates(house) == ["", ""]
+        assert version(house) == 1
+        assert await statuses(house, (LOAD, {"weight_dir": "/step_1"})) == [200]
+        assert paths_of(first) == [LOAD, LOAD]  # it is another call by now
+        assert version(house) == 2
 
 
-def test_a_call_in_which_ranks_meet_is_answered_so_that_nobody_repeats_it() -> None:
+async def test_a_call_in_which_ranks_meet_is_answered_so_that_nobody_repeats_it() -> None:
     """TRL repeats 500, 502 and 503; prime-rl whatever is above."""
-
-    async def scene() -> None:
-        first, second = two()
-        second.answers[LOAD] = FAILS
-        async with House(first, second) as house:
-            await statuses(house, (START, {}))
-            status, said = await house.ask("POST", LOAD, CHUNK)
-            assert (status, said["error"]["code"]) == (424, 424)
-            assert "do not retry" in said["error"]["message"]
-            assert await statuses(house, (LOAD, {"update_info": {"names": ["v"]}})) == [409]
-            second.answers["/init_weight_transfer_engine"] = FAILS
-            assert await statuses(house, ("/init_weight_transfer_engine", {})) == [424]
-
-    run(scene())
+    first, second = two()
+    second.answers[LOAD] = FAILS
+    async with House(first, second) as house:
+        await statuses(house, (START, {}))
+        status, said = await house.ask("POST", LOAD, CHUNK)
+        assert (status, said["error"]["code"]) == (424, 424)
+        assert "do not retry" in said["error"]["message"]
+        assert await statuses(house, (LOAD, {"update_info": {"names": ["v"]}})) == [409]
+        second.answers["/init_weight_transfer_engine"] = FAILS
+        assert await statuses(house, ("/init_weight_transfer_engine", {})) == [424]
 
 
-def test_what_was_finished_after_a_load_that_failed_is_not_whole() -> None:
+async def test_what_was_finished_after_a_load_that_failed_is_not_whole() -> None:
     """As TRL does, whose `finally` finishes; the next update begins anew."""
-
-    async def scene() -> None:
-        first, second = two()
-        second.answers[LOAD] = FAILS
-        async with House(first, second) as house:
-            assert await statuses(house, (START, {}), (LOAD, CHUNK), (FINISH, {})) == [
-                200,
-                424,
-                409,
-            ]
-            assert paths_of(first) == paths_of(second) == [START, LOAD, FINISH]
-            assert all(gates(house))
-            assert version(house) == 0
-            del second.answers[LOAD]
-            assert await statuses(house, (START, {}), (LOAD, CHUNK), (FINISH, {})) == [200] * 3
-            assert gates(house) == ["", ""]
-            assert version(house) == 1
-
-    run(scene())
+    first, second = two()
+    second.answers[LOAD] = FAILS
+    async with House(first, second) as house:
+        assert await statuses(house, (START, {}), (LOAD, CHUNK), (FINISH, {})) == [
+            200,
+            424,
+            409,
+        ]
+        assert paths_of(first) == paths_of(second) == [START, LOAD, FINISH]
+        assert all(gates(house))
+        assert version(house) == 0
+        del second.answers[LOAD]
+        assert await statuses(house, (START, {}), (LOAD, CHUNK), (FINISH, {})) == [200] * 3
+        assert gates(house) == ["", ""]
+        assert version(house) == 1
 
 
 @pytest.mark.parametrize(
@@ -202,18 +178,15 @@ def test_what_was_finished_after_a_load_that_failed_is_not_whole() -> None:
         ("/areal_update_weights", (400, {"error": "a field is missing"}), 400),
     ],
 )
-def test_what_all_refuse_before_they_begin_changes_nothing(
+async def test_what_all_refuse_before_they_begin_changes_nothing(
     path: str, answer: Any, status: int
 ) -> None:
-    async def scene() -> None:
-        first, second = two()
-        first.answers[path] = second.answers[path] = answer
-        async with House(first, second) as house:
-            assert await statuses(house, (path, {})) == [status]
-            assert gates(house) == ["", ""]
-            assert version(house) == 0
-
-    run(scene())
+    first, second = two()
+    first.answers[path] = second.answers[path] = answer
+    async with House(first, second) as house:
+        assert await statuses(house, (path, {})) == [status]
+        assert gates(house) == ["", ""]
+        assert version(house) == 0
 
 
 @pytest.mark.parametrize(
@@ -223,69 +196,57 @@ def test_what_all_refuse_before_they_begin_changes_nothing(
         ("/areal_update_weights", (400, {"success": False, "message": "TP rank: 0 failed"})),
     ],
 )
-def test_what_failed_within_leaves_the_gates_closed(path: str, answer: Any) -> None:
-    async def scene() -> None:
-        first, second = two()
-        first.answers[path] = second.answers[path] = answer
-        async with House(first, second) as house:
-            assert (await statuses(house, (path, {})))[0] >= 400
-            assert all(gates(house))
-            first.answers.clear()
-            second.answers.clear()
-            assert await statuses(house, (path, {"another": 1})) == [200]
-            assert gates(house) == ["", ""]
-            assert version(house) == 1
-
-    run(scene())
+async def test_what_failed_within_leaves_the_gates_closed(path: str, answer: Any) -> None:
+    first, second = two()
+    first.answers[path] = second.answers[path] = answer
+    async with House(first, second) as house:
+        assert (await statuses(house, (path, {})))[0] >= 400
+        assert all(gates(house))
+        first.answers.clear()
+        second.answers.clear()
+        assert await statuses(house, (path, {"another": 1})) == [200]
+        assert gates(house) == ["", ""]
+        assert version(house) == 1
 
 
-def test_who_is_removed_holds_nobody_up() -> None:
-    async def scene() -> None:
-        first, second = two()
-        second.answers[LOAD] = FAILS
-        async with House(first, second) as house:
-            assert await statuses(house, (LOAD, {"weight_dir": "/1"})) == [502]
-            await house.ask("POST", f"/remove_worker?url={B}")
-            status, said = await house.ask("POST", LOAD, {"weight_dir": "/1"})
-            assert (status, said["total"], said["done_before"]) == (200, 0, 1)
-            assert paths_of(first) == [LOAD]
-            assert house.driver.versions.gate(A) == ""
-            assert version(house) == 1
-
-    run(scene())
+async def test_who_is_removed_holds_nobody_up() -> None:
+    first, second = two()
+    second.answers[LOAD] = FAILS
+    async with House(first, second) as house:
+        assert await statuses(house, (LOAD, {"weight_dir": "/1"})) == [502]
+        await house.ask("POST", f"/remove_worker?url={B}")
+        status, said = await house.ask("POST", LOAD, {"weight_dir": "/1"})
+        assert (status, said["total"], said["done_before"]) == (200, 0, 1)
+        assert paths_of(first) == [LOAD]
+        assert house.driver.versions.gate(A) == ""
+        assert version(house) == 1
 
 
-def test_who_came_after_it_had_begun_has_no_part_in_it() -> None:
-    async def scene() -> None:
-        first, second = two()
-        async with House(first) as house:
-            await statuses(house, (START, {}))
-            await second.open()
-            house.instances[B] = second
-            assert (await house.ask("POST", "/workers", {"url": B}))[0] == 201
-            assert await statuses(house, (LOAD, CHUNK), (FINISH, {})) == [200, 200]
-            assert not second.asked
-            assert house.driver.versions.of(A).version == 1
-            assert house.driver.versions.of(B).version != 1
-
-    run(scene())
+async def test_who_came_after_it_had_begun_has_no_part_in_it() -> None:
+    first, second = two()
+    async with House(first) as house:
+        await statuses(house, (START, {}))
+        await second.open()
+        house.instances[B] = second
+        assert (await house.ask("POST", "/workers", {"url": B}))[0] == 201
+        assert await statuses(house, (LOAD, CHUNK), (FINISH, {})) == [200, 200]
+        assert not second.asked
+        assert house.driver.versions.of(A).version == 1
+        assert house.driver.versions.of(B).version != 1
 
 
-def test_who_is_lost_meanwhile_has_no_part_in_it_when_it_comes_back() -> None:
-    async def scene() -> None:
-        first, second = two()
-        async with House(first, second, live={"poll_s": 0.05}) as house:
-            await statuses(house, (START, {}))
-            second.dead = True
-            await until(lambda: not house.driver.supervisors[B].joined, 30)
-            second.description = msgspec.structs.replace(second.description, started_at=2.0)
-            second.dead = False
-            await until(lambda: house.driver.supervisors[B].joined, 30)
-            assert await statuses(house, (LOAD, CHUNK), (FINISH, {})) == [200, 200]
-            assert paths_of(second) == [START]
-            assert house.driver.versions.of(A).version == 1
-
-    run(scene())
+async def test_who_is_lost_meanwhile_has_no_part_in_it_when_it_comes_back() -> None:
+    first, second = two()
+    async with House(first, second, live={"poll_s": 0.05}) as house:
+        await statuses(house, (START, {}))
+        second.dead = True
+        await until(lambda: not house.driver.supervisors[B].joined, 30)
+        second.description = msgspec.structs.replace(second.description, started_at=2.0)
+        second.dead = False
+        await until(lambda: house.driver.supervisors[B].joined, 30)
+        assert await statuses(house, (LOAD, CHUNK), (FINISH, {})) == [200, 200]
+        assert paths_of(second) == [START]
+        assert house.driver.versions.of(A).version == 1
 
 
 async def newcomer(house: House) -> Upstream:
@@ -303,133 +264,113 @@ def says(instance: Upstream, version: int) -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_who_waits_for_weights_gets_them_when_they_come_in_one_call(fails: bool) -> None:
+async def test_who_waits_for_weights_gets_them_when_they_come_in_one_call(fails: bool) -> None:
     """And holds nobody up who has joined."""
-
-    async def scene() -> None:
-        first = Upstream(A)
-        async with House(first, live={"poll_s": 0.05}) as house:
-            await statuses(house, (LOAD, {"weight_dir": "/1"}))
-            late = await newcomer(house)
-            if fails:
-                late.answers[LOAD] = FAILS
-            status, said = await house.ask("POST", LOAD, {"weight_dir": "/2"})
-            assert (status, [failure["url"] for failure in said["away"]]) == (200, [B] * fails)
-            assert paths_of(late) == [LOAD]
-            assert version(house) == 2
-            assert gates(house) == ["", ""]
-            assert (("version", 2) in late.calls) is not fails
-            if not fails:
-                says(late, 2)  # as it was labelled
-                await until(lambda: house.driver.supervisors[B].joined, 30)
-                assert house.driver.versions.of(B).version == 2
-
-    run(scene())
-
-
-def test_who_waits_for_weights_is_in_a_transfer_that_is_set_up_with_it() -> None:
-    async def scene() -> None:
-        first = Upstream(A)
-        async with House(first, live={"poll_s": 0.05}) as house:
-            set_up = "/init_weight_transfer_engine"
-            info = {"init_info": {"rank_offset": 1}}
-            update = [(START, {}), (LOAD, CHUNK), (FINISH, {})]
-            assert await statuses(house, (set_up, info), *update) == [200] * 4
-            late = await newcomer(house)
-            assert await statuses(house, *update) == [200] * 3
-            assert (await house.ask("GET", "/get_world_size"))[1]["total"] == 2
-            assert not [
-                path for path in paths_of(late) if path != "/get_world_size"
-            ]  # it would refuse, or the ranks would not meet
-            assert await statuses(house, (set_up, info), *update) == [200] * 4
-            assert paths_of(late)[1:] == [set_up, START, LOAD, FINISH]
-            assert msgspec.json.decode(late.asked[1]["body"])["init_info"]["rank_offset"] == 2
-            says(late, 3)
+    first = Upstream(A)
+    async with House(first, live={"poll_s": 0.05}) as house:
+        await statuses(house, (LOAD, {"weight_dir": "/1"}))
+        late = await newcomer(house)
+        if fails:
+            late.answers[LOAD] = FAILS
+        status, said = await house.ask("POST", LOAD, {"weight_dir": "/2"})
+        assert (status, [failure["url"] for failure in said["away"]]) == (200, [B] * fails)
+        assert paths_of(late) == [LOAD]
+        assert version(house) == 2
+        assert gates(house) == ["", ""]
+        assert (("version", 2) in late.calls) is not fails
+        if not fails:
+            says(late, 2)  # as it was labelled
             await until(lambda: house.driver.supervisors[B].joined, 30)
-            assert version(house) == 3
-
-    run(scene())
+            assert house.driver.versions.of(B).version == 2
 
 
-def test_one_that_cannot_be_labelled_is_not_believed_to_have_the_version() -> None:
-    async def scene() -> None:
-        first, second = two()
-        async with House(first, second) as house:
+async def test_who_waits_for_weights_is_in_a_transfer_that_is_set_up_with_it() -> None:
+    first = Upstream(A)
+    async with House(first, live={"poll_s": 0.05}) as house:
+        set_up = "/init_weight_transfer_engine"
+        info = {"init_info": {"rank_offset": 1}}
+        update = [(START, {}), (LOAD, CHUNK), (FINISH, {})]
+        assert await statuses(house, (set_up, info), *update) == [200] * 4
+        late = await newcomer(house)
+        assert await statuses(house, *update) == [200] * 3
+        assert (await house.ask("GET", "/get_world_size"))[1]["total"] == 2
+        assert not [
+            path for path in paths_of(late) if path != "/get_world_size"
+        ]  # it would refuse, or the ranks would not meet
+        assert await statuses(house, (set_up, info), *update) == [200] * 4
+        assert paths_of(late)[1:] == [set_up, START, LOAD, FINISH]
+        assert msgspec.json.decode(late.asked[1]["body"])["init_info"]["rank_offset"] == 2
+        says(late, 3)
+        await until(lambda: house.driver.supervisors[B].joined, 30)
+        assert version(house) == 3
 
-            def refuse(call: str) -> None:
-                if call == "version":
-                    raise OSError("gone")
 
-            second.obey = refuse
-            assert await statuses(house, (LOAD, {"weight_dir": "/1"})) == [200]
-            assert [house.driver.versions.of(name).version for name in (A, B)] == [1, 0]
+async def test_one_that_cannot_be_labelled_is_not_believed_to_have_the_version() -> None:
+    first, second = two()
+    async with House(first, second) as house:
 
-    run(scene())
+        def refuse(call: str) -> None:
+            if call == "version":
+                raise OSError("gone")
+
+        second.obey = refuse
+        assert await statuses(house, (LOAD, {"weight_dir": "/1"})) == [200]
+        assert [house.driver.versions.of(name).version for name in (A, B)] == [1, 0]
 
 
 # -- versions ------------------------------------------------------------------------------
 
 
-def test_the_trainer_may_say_which_version_it_is() -> None:
-    async def scene() -> None:
-        async with House(*two()) as house:
-            await statuses(house, (START, {}))
-            assert await statuses(house, (FINISH, {"weight_version": "17"})) == [200]
-            assert version(house) == 17
-            assert await statuses(house, ("/update_weight_version", {"new_version": "20"})) == [200]
-            assert version(house) == 20
-            assert await statuses(house, ("/update_weight_version", {"new_version": "20"})) == [200]
-
-    run(scene())
+async def test_the_trainer_may_say_which_version_it_is() -> None:
+    async with House(*two()) as house:
+        await statuses(house, (START, {}))
+        assert await statuses(house, (FINISH, {"weight_version": "17"})) == [200]
+        assert version(house) == 17
+        assert await statuses(house, ("/update_weight_version", {"new_version": "20"})) == [200]
+        assert version(house) == 20
+        assert await statuses(house, ("/update_weight_version", {"new_version": "20"})) == [200]
 
 
 @pytest.mark.parametrize(
     ("label", "status"), [("step-17", 400), (17, 400), ("-1", 400), ("4", 409), ([], 400)]
 )
-def test_a_label_is_the_number_of_a_version_and_versions_grow(label: object, status: int) -> None:
-    async def scene() -> None:
-        first, second = two()
-        async with House(first, second, start_version=5) as house:
-            for path, field in (
-                (FINISH, "weight_version"),
-                ("/update_weight_version", "new_version"),
-            ):
-                told, said = await house.ask("POST", path, {field: label})
-                assert (told, field in said["error"]["message"]) == (status, True)
-            assert not first.asked
-            assert version(house) == 5
-
-    run(scene())
-
-
-def test_weights_are_labelled_when_they_are_whole() -> None:
-    async def scene() -> None:
-        async with House(*two()) as house:
-            await statuses(house, (START, {}))
-            assert await statuses(house, ("/update_weight_version", {"new_version": "9"})) == [409]
-
-    run(scene())
+async def test_a_label_is_the_number_of_a_version_and_versions_grow(
+    label: object, status: int
+) -> None:
+    first, second = two()
+    async with House(first, second, start_version=5) as house:
+        for path, field in (
+            (FINISH, "weight_version"),
+            ("/update_weight_version", "new_version"),
+        ):
+            told, said = await house.ask("POST", path, {field: label})
+            assert (told, field in said["error"]["message"]) == (status, True)
+        assert not first.asked
+        assert version(house) == 5
 
 
-def test_while_we_load_weights_the_trainer_waits() -> None:
-    async def scene() -> None:
-        first, second = two()
-        async with House(first, second) as house:
-            loading = asyncio.Event()
+async def test_weights_are_labelled_when_they_are_whole() -> None:
+    async with House(*two()) as house:
+        await statuses(house, (START, {}))
+        assert await statuses(house, ("/update_weight_version", {"new_version": "9"})) == [409]
 
-            async def load(client: Any, version: int) -> None:
-                await loading.wait()
 
-            await house.service.gateway.trainer.publish_weights(1, load)
-            await until(lambda: first.calls or second.calls)
-            assert await statuses(house, (START, {})) == [409]
-            loading.set()
-            await until(lambda: house.service.gateway.trainer.weights.has_loaded(1), 30)
-            assert house.driver.versions.of(A).driven_by == US
-            assert await statuses(house, (START, {}), (FINISH, {})) == [200, 200]
-            assert version(house) == 2
+async def test_while_we_load_weights_the_trainer_waits() -> None:
+    first, second = two()
+    async with House(first, second) as house:
+        loading = asyncio.Event()
 
-    run(scene())
+        async def load(client: Any, version: int) -> None:
+            await loading.wait()
+
+        await house.service.gateway.trainer.publish_weights(1, load)
+        await until(lambda: first.calls or second.calls)
+        assert await statuses(house, (START, {})) == [409]
+        loading.set()
+        await until(lambda: house.service.gateway.trainer.weights.has_loaded(1), 30)
+        assert house.driver.versions.of(A).driven_by == US
+        assert await statuses(house, (START, {}), (FINISH, {})) == [200, 200]
+        assert version(house) == 2
 
 
 # -- ranks ---------------------------------------------------------------------------------
@@ -443,35 +384,29 @@ def test_while_we_load_weights_the_trainer_waits() -> None:
         ("/areal_init_weights_update_group", "", "world_size"),
     ],
 )
-def test_each_instance_gets_its_own_ranks(path: str, within: str, world: str) -> None:
-    async def scene() -> None:
-        first, second = two()
-        first.workers, second.workers = 4, 2
-        async with House(first, second) as house:
-            info = {"rank_offset": 1, world: 7, "port": 1}
-            assert await statuses(house, (path, {within: info} if within else info)) == [200]
-            sent = [msgspec.json.decode(each.asked[0]["body"]) for each in (first, second)]
-            own = [body[within] if within else body for body in sent]
-            assert [(one["rank_offset"], one[world]) for one in own] == [(1, 7), (5, 7)]
-            status, said = await house.ask(
-                "POST", path, {within: {**info, world: 5}} if within else {**info, world: 5}
-            )
-            assert (status, "it must be 7" in said["error"]["message"]) == (400, True)
-            assert len(first.asked) == 1
-
-    run(scene())
+async def test_each_instance_gets_its_own_ranks(path: str, within: str, world: str) -> None:
+    first, second = two()
+    first.workers, second.workers = 4, 2
+    async with House(first, second) as house:
+        info = {"rank_offset": 1, world: 7, "port": 1}
+        assert await statuses(house, (path, {within: info} if within else info)) == [200]
+        sent = [msgspec.json.decode(each.asked[0]["body"]) for each in (first, second)]
+        own = [body[within] if within else body for body in sent]
+        assert [(one["rank_offset"], one[world]) for one in own] == [(1, 7), (5, 7)]
+        status, said = await house.ask(
+            "POST", path, {within: {**info, world: 5}} if within else {**info, world: 5}
+        )
+        assert (status, "it must be 7" in said["error"]["message"]) == (400, True)
+        assert len(first.asked) == 1
 
 
 @pytest.mark.parametrize("body", [b"[]", b"\xff", b"{", b"[" * 100_000])
-def test_a_set_up_that_is_no_object_is_refused(body: bytes) -> None:
-    async def scene() -> None:
-        async with House(*two()) as house:
-            url = "/init_weight_transfer_engine"
-            async with house.session.post(url, data=body) as response:
-                assert response.status == 400
-                assert "not a JSON object" in (await response.json())["error"]["message"]
-
-    run(scene())
+async def test_a_set_up_that_is_no_object_is_refused(body: bytes) -> None:
+    async with House(*two()) as house:
+        url = "/init_weight_transfer_engine"
+        async with house.session.post(url, data=body) as response:
+            assert response.status == 400
+            assert "not a JSON object" in (await response.json())["error"]["message"]
 
 
 # -- simulated servers: tokens, labels and ranks that are checked ----------------------------
@@ -556,55 +491,48 @@ async def areal_from_disk(trainer: Through, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("update", [vllm, prime, skyrl, areal, areal_from_disk])
-def test_a_trainer_s_update_under_way_in_the_middle_of_answers(
+async def test_a_trainer_s_update_under_way_in_the_middle_of_answers(
     update: Callable[[Through, Path], Any], tmp_path: Path
 ) -> None:
     """Every token's version is that of the server's span; NCCL's ranks would have met."""
-
-    async def scene() -> None:
-        settings: Any = {"world_size": 2, "speed": 200.0}  # three seconds, undisturbed
-        async with (
-            fleet(tmp_path, **settings) as (service, servers),
-            aiohttp.ClientSession() as http,
-        ):
-            trainer = Through(service, http)
-            asking = [asyncio.create_task(trainer.generate([n + 1], 600)) for n in range(8)]
-            await asyncio.gather(*(server.until_generated(40) for server in servers))
-            for step in (1, 2):
-                await update(trainer, tmp_path)
-                assert service.live.driver.view.run.version == step
-                for server in servers:
-                    assert (await server.get("/weight_info"))[1] == {"weight_version": str(step)}
-            late = await trainer.generate([77], 5)
-            assert [s["version"] for s in late["rollout_sched"]["segments"]] == [2]
-            ends = set()
-            for answer in await asyncio.gather(*asking):
-                segments = answer["rollout_sched"]["segments"]
-                assert (segments[0]["version"], segments[-1]["end"]) == (0, 600)
-                ends.add(segments[-1]["version"])
-                spans = answer["choices"][0].get("weight_versions")
-                if spans is not None:  # it was one attempt
-                    ours = [(str(s["version"]), s["start"], s["end"]) for s in segments]
-                    assert ours == [(s["version"], s["start"], s["end"]) for s in spans]
-            assert ends & {1, 2}
-            assert not service.live.driver.view.anomalies
-            assert not service.live.driver.pump.scheduler.parts.requests
-
-    run(scene())
+    settings: Any = {"world_size": 2, "speed": 200.0}  # three seconds, undisturbed
+    async with (
+        fleet(tmp_path, **settings) as (service, servers),
+        aiohttp.ClientSession() as http,
+    ):
+        trainer = Through(service, http)
+        asking = [asyncio.create_task(trainer.generate([n + 1], 600)) for n in range(8)]
+        await asyncio.gather(*(server.until_generated(40) for server in servers))
+        for step in (1, 2):
+            await update(trainer, tmp_path)
+            assert service.live.driver.view.run.version == step
+            for server in servers:
+                assert (await server.get("/weight_info"))[1] == {"weight_version": str(step)}
+        late = await trainer.generate([77], 5)
+        assert [s["version"] for s in late["rollout_sched"]["segments"]] == [2]
+        ends = set()
+        for answer in await asyncio.gather(*asking):
+            segments = answer["rollout_sched"]["segments"]
+            assert (segments[0]["version"], segments[-1]["end"]) == (0, 600)
+            ends.add(segments[-1]["version"])
+            spans = answer["choices"][0].get("weight_versions")
+            if spans is not None:  # it was one attempt
+                ours = [(str(s["version"]), s["start"], s["end"]) for s in segments]
+                assert ours == [(s["version"], s["start"], s["end"]) for s in spans]
+        assert ends & {1, 2}
+        assert not service.live.driver.view.anomalies
+        assert not service.live.driver.pump.scheduler.parts.requests
 
 
-def test_what_is_asked_while_weights_are_loaded_waits_for_them(tmp_path: Path) -> None:
-    async def scene() -> None:
-        async with fleet(tmp_path) as (service, servers), aiohttp.ClientSession() as http:
-            trainer = Through(service, http)
-            await trainer.post("/init_weight_transfer_engine", {"init_info": {}})
-            await trainer.post(START)  # without a pause: nothing runs
-            asking = asyncio.create_task(trainer.generate([1], 5))
-            await until(lambda: service.live.driver.view.waiting == 1, 30)
-            await trainer.post(LOAD, CHUNK)
-            assert [(await server.get("/load"))[1]["server_load"] for server in servers] == [0, 0]
-            await trainer.post(FINISH)
-            answer = await asking
-            assert [s["version"] for s in answer["rollout_sched"]["segments"]] == [1]
-
-    run(scene())
+async def test_what_is_asked_while_weights_are_loaded_waits_for_them(tmp_path: Path) -> None:
+    async with fleet(tmp_path) as (service, servers), aiohttp.ClientSession() as http:
+        trainer = Through(service, http)
+        await trainer.post("/init_weight_transfer_engine", {"init_info": {}})
+        await trainer.post(START)  # without a pause: nothing runs
+        asking = asyncio.create_task(trainer.generate([1], 5))
+        await until(lambda: service.live.driver.view.waiting == 1, 30)
+        await trainer.post(LOAD, CHUNK)
+        assert [(await server.get("/load"))[1]["server_load"] for server in servers] == [0, 0]
+        await trainer.post(FINISH)
+        answer = await asking
+        assert [s["version"] for s in answer["rollout_sched"]["segments"]] == [1]

@@ -15,7 +15,6 @@ from rollout_sched.integrations.gateway.control_plane.weight_protocol import Con
 from rollout_sched.live.instances.versions import THROUGH_US
 from rollout_sched.live.ports import InstanceError
 from tests.integrations.gateway.house import House, Upstream
-from tests.virtual_net import run
 
 A, B = "http://a:1", "http://b:1"
 
@@ -30,35 +29,29 @@ def test_no_body_is_an_empty_one() -> None:
     assert json_object(b"") == {}
 
 
-def test_what_a_call_names() -> None:
-    async def scene() -> None:
-        async with House(Upstream(A)) as house:
-            labels = VersionLabels(house.driver)
-            assert labels.told(b"{}", "new_version") is None
-            assert labels.told(b'{"new_version": "3"}', "new_version") == 3
-            with pytest.raises(CallerError, match=r'new_version: .* such as "1"'):
-                labels.told(b'{"new_version": "step-3"}', "new_version")
-            labels.publish(5, [house.driver.supervisors[A]])
-            with pytest.raises(Conflict, match="new_version is 4, but version 5"):
-                labels.told(b'{"new_version": "4"}', "new_version")
-
-    run(scene())
+async def test_what_a_call_names() -> None:
+    async with House(Upstream(A)) as house:
+        labels = VersionLabels(house.driver)
+        assert labels.told(b"{}", "new_version") is None
+        assert labels.told(b'{"new_version": "3"}', "new_version") == 3
+        with pytest.raises(CallerError, match=r'new_version: .* such as "1"'):
+            labels.told(b'{"new_version": "step-3"}', "new_version")
+        labels.publish(5, [house.driver.supervisors[A]])
+        with pytest.raises(Conflict, match="new_version is 4, but version 5"):
+            labels.told(b'{"new_version": "4"}', "new_version")
 
 
-def test_without_a_name_it_is_the_next_and_only_who_is_labelled_has_it() -> None:
-    async def scene() -> None:
-        one, other = Upstream(A), Upstream(B)
-        async with House(one, other) as house:
-            driver = house.driver
+async def test_without_a_name_it_is_the_next_and_only_who_is_labelled_has_it() -> None:
+    one, other = Upstream(A), Upstream(B)
+    async with House(one, other) as house:
+        driver = house.driver
 
-            async def refuse(version: int) -> Any:
-                raise InstanceError("500")
+        async def refuse(version: int) -> Any:
+            raise InstanceError("500")
 
-            other.set_version = refuse  # type: ignore[method-assign]
-            await VersionLabels(driver).serve_anew(list(driver.supervisors.values()), None)
-            assert driver.view.run.version == 1
-            assert ("version", 1) in one.calls
-            assert (driver.versions.of(A).version, driver.versions.of(B).version) == (1, 0)
-            assert driver.versions.of(A).driven_by == THROUGH_US
-
-    run(scene())
+        other.set_version = refuse  # type: ignore[method-assign]
+        await VersionLabels(driver).serve_anew(list(driver.supervisors.values()), None)
+        assert driver.view.run.version == 1
+        assert ("version", 1) in one.calls
+        assert (driver.versions.of(A).version, driver.versions.of(B).version) == (1, 0)
+        assert driver.versions.of(A).driven_by == THROUGH_US

@@ -16,7 +16,6 @@ from rollout_sched.integrations.gateway.control_plane.weight_protocol import Pro
 from rollout_sched.integrations.vllm.weights import OutsideRoots, WeightRoots
 from tests.integrations.gateway.house import House, Upstream
 from tests.integrations.vllm.test_checkpoint import safetensors
-from tests.virtual_net import run
 
 A = "http://a:1"
 
@@ -86,21 +85,18 @@ def elsewhere() -> Iterator[tuple[str, Any, str]]:
 
 
 @pytest.mark.parametrize(("path", "body", "away"), list(elsewhere()))
-def test_paths_that_lead_elsewhere_reach_no_instance(
+async def test_paths_that_lead_elsewhere_reach_no_instance(
     path: str, body: Any, away: str, root: Path
 ) -> None:
-    async def scene() -> None:
-        instance = Upstream(A)
-        async with House(instance, weights_roots=[root]) as house:
-            _, workers = await house.ask("GET", "/workers")
-            asked = path.replace("ID", workers["workers"][0]["id"])
-            status, said = await house.ask("POST", asked, naming(body, away.format(root=root)))
-            assert status == 403, said
-            assert "--weights-root" in said["error"]["message"]
-            assert str(root) in said["error"]["message"]
-            assert not instance.asked
-
-    run(scene())
+    instance = Upstream(A)
+    async with House(instance, weights_roots=[root]) as house:
+        _, workers = await house.ask("GET", "/workers")
+        asked = path.replace("ID", workers["workers"][0]["id"])
+        status, said = await house.ask("POST", asked, naming(body, away.format(root=root)))
+        assert status == 403, said
+        assert "--weights-root" in said["error"]["message"]
+        assert str(root) in said["error"]["message"]
+        assert not instance.asked
 
 
 @pytest.mark.parametrize(("path", "body"), [*CALLS, *OTHERS])
@@ -134,26 +130,23 @@ def test_what_is_no_path_passes(root: Path) -> None:
 
 
 @pytest.mark.parametrize("route", ["/admin/weights", "/rollout/v1/weights"])
-def test_what_is_published_lies_within(route: str, root: Path) -> None:
-    async def scene() -> None:
-        instance = Upstream(A)
-        async with House(instance, weights_roots=[root]) as house:
-            outside = [
-                {"reload": {"path": "/etc"}},
-                {"reload": {"path": f"{root}/../{{version}}"}},
-                {"reload": {"path": f"{root}/away", "visible_here": False}},
-                {"reload": {"path": "org/model", "visible_here": False}},
-                {"transfer": {"update_info": {"path": "/etc"}}},
-            ]
-            for how in outside:
-                status, said = await house.ask("POST", route, {"version": 1, **how})
-                assert (status, "--weights-root" in said["error"]["message"]) == (403, True)
-            _, state = await house.ask("GET", "/admin/state")
-            assert state["version"] == 0
-            body = {"version": 1, "reload": {"path": f"{root}/v{{version}}"}}
-            assert (await house.ask("POST", route, body))[0] == 202
-
-    run(scene())
+async def test_what_is_published_lies_within(route: str, root: Path) -> None:
+    instance = Upstream(A)
+    async with House(instance, weights_roots=[root]) as house:
+        outside = [
+            {"reload": {"path": "/etc"}},
+            {"reload": {"path": f"{root}/../{{version}}"}},
+            {"reload": {"path": f"{root}/away", "visible_here": False}},
+            {"reload": {"path": "org/model", "visible_here": False}},
+            {"transfer": {"update_info": {"path": "/etc"}}},
+        ]
+        for how in outside:
+            status, said = await house.ask("POST", route, {"version": 1, **how})
+            assert (status, "--weights-root" in said["error"]["message"]) == (403, True)
+        _, state = await house.ask("GET", "/admin/state")
+        assert state["version"] == 0
+        body = {"version": 1, "reload": {"path": f"{root}/v{{version}}"}}
+        assert (await house.ask("POST", route, body))[0] == 202
 
 
 def test_a_link_that_is_bent_after_the_publication_is_seen_before_the_load(root: Path) -> None:

@@ -26,7 +26,6 @@ from rollout_sched.integrations.gateway.data_plane.resume import Part
 from rollout_sched.integrations.vllm.http_instance import HttpInstance
 from rollout_sched.integrations.vllm.protocol.endpoints import ENDPOINTS
 from rollout_sched.live.ports import RequestRejected
-from tests import virtual_net
 from tests.integrations.gateway.scripted import Instance
 
 PROMPT = [1, 2, 3]
@@ -223,25 +222,20 @@ def real() -> HttpInstance:
     return HttpInstance("http://127.0.0.1:1", api_key="k")
 
 
-def test_the_client_has_all_of_it() -> None:
-    async def scene() -> None:
-        client: Upstream = real()
-        assert client.name == "http://127.0.0.1:1"
-        assert client.request_headers == [(b"authorization", b"Bearer k")]
-        assert client.labelled is False
-        assert callable(client.pool.send)
-
-    virtual_net.run(scene())
+async def test_the_client_has_all_of_it() -> None:
+    client: Upstream = real()
+    assert client.name == "http://127.0.0.1:1"
+    assert client.request_headers == [(b"authorization", b"Bearer k")]
+    assert client.labelled is False
+    assert callable(client.pool.send)
 
 
 @pytest.mark.parametrize("make", [real, Instance])
-def test_a_call_is_passed_on_as_the_port_says_and_can_be_held_back_and_stopped(make: Any) -> None:
+async def test_a_call_is_passed_on_as_the_port_says_and_can_be_held_back_and_stopped(
+    make: Any,
+) -> None:
     assert list(inspect.signature(Upstream.pass_on).parameters) == ["self", *VALUES]
-
-    async def scene() -> None:
-        call: UpstreamCall = make().pass_on(**VALUES)
-        call.pause()
-        call.resume()
-        call.cancel()
-
-    virtual_net.run(scene())
+    call: UpstreamCall = make().pass_on(**VALUES)
+    call.pause()
+    call.resume()
+    call.cancel()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from rollout_sched.integrations.gateway.data_plane.reply import Limits
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.ports import InstanceError
 from rollout_sched.live.settings import Settings
-from tests import virtual_net
 from tests.core.told import make_scheduler
 from tests.integrations.gateway.scripted import (
     Call,
@@ -73,111 +71,88 @@ class Stage:
         assert not self.scheduler.parts.requests
 
 
-def run(scene: Coroutine[Any, Any, None]) -> None:
-    virtual_net.run(scene)
-
-
 class TestPassingThrough:
-    def test_unknown_fields_and_headers_both_ways(self) -> None:
-        async def scene() -> None:
-            instance = Instance()
-            async with Stage(instance) as stage:
-                body = {**BODY, "vllm_xargs": {"a": 1}, "made_up": [1, {"b": None}]}
-                call = stage.call(body, x_policy="7", x_session_id="s", host="us", connection="x")
-                asked = await instance.asked()
-                assert asked.target == "/v1/completions"
-                assert asked.body == {**body, "cache_salt": "v0"}
-                assert asked.headers[b"x-policy"] == b"7"
-                assert asked.headers[b"x-session-id"] == b"s"
-                assert asked.headers[b"authorization"] == b"Bearer secret"
-                assert b"host" not in asked.headers
-                assert b"connection" not in asked.headers
-                said = {**completion([4, 5]), "made_up_too": {"x": 1}}
-                await instance.answer(0, said)
-                answer = await call.json()
-                segments = answer.pop("rollout_sched")["segments"]
-                assert answer == said
-                assert segments == [{"version": 0, "start": 0, "end": 2, "instance": "i0"}]
-                assert call.answer_headers[b"x-rollout-sched-instance"] == b"i0"
-                stage.settled()
+    async def test_unknown_fields_and_headers_both_ways(self) -> None:
+        instance = Instance()
+        async with Stage(instance) as stage:
+            body = {**BODY, "vllm_xargs": {"a": 1}, "made_up": [1, {"b": None}]}
+            call = stage.call(body, x_policy="7", x_session_id="s", host="us", connection="x")
+            asked = await instance.asked()
+            assert asked.target == "/v1/completions"
+            assert asked.body == {**body, "cache_salt": "v0"}
+            assert asked.headers[b"x-policy"] == b"7"
+            assert asked.headers[b"x-session-id"] == b"s"
+            assert asked.headers[b"authorization"] == b"Bearer secret"
+            assert b"host" not in asked.headers
+            assert b"connection" not in asked.headers
+            said = {**completion([4, 5]), "made_up_too": {"x": 1}}
+            await instance.answer(0, said)
+            answer = await call.json()
+            segments = answer.pop("rollout_sched")["segments"]
+            assert answer == said
+            assert segments == [{"version": 0, "start": 0, "end": 2, "instance": "i0"}]
+            assert call.answer_headers[b"x-rollout-sched-instance"] == b"i0"
+            stage.settled()
 
-        run(scene())
+    async def test_the_query_goes_along(self) -> None:
+        instance = Instance()
+        async with Stage(instance) as stage:
+            stage.call(target="/v1/completions?debug=1")
+            assert (await instance.asked()).target == "/v1/completions?debug=1"
 
-    def test_the_query_goes_along(self) -> None:
-        async def scene() -> None:
-            instance = Instance()
-            async with Stage(instance) as stage:
-                stage.call(target="/v1/completions?debug=1")
-                assert (await instance.asked()).target == "/v1/completions?debug=1"
-
-        run(scene())
-
-    def test_names(self) -> None:
+    async def test_names(self) -> None:
         """Two clients with one name had their responses aborted by each other."""
+        instance = Instance()
+        async with Stage(instance) as stage:
+            stage.call({**BODY, "request_id": "their own"}, x_request_id="mine")
+            stage.call(x_request_id="mine")
+            stage.call({"token_ids": PROMPT}, "/inference/v1/generate", x_request_id="a b/%s")
+            stage.call({"messages": []}, "/v1/chat/completions")
+            stage.call(x_request_id="x" * 256)
+            asked = [await instance.asked(number) for number in range(5)]
+            orders = list(instance.names)
+            names = [one.headers[b"x-request-id"].decode() for one in asked]
+            assert names == [
+                f"mine-{orders[0]}",
+                f"mine-{orders[1]}",
+                f"a_b__s-{orders[2]}",
+                orders[3],
+                "x" * 64 + f"-{orders[4]}",
+            ]
+            assert list(instance.names.values()) == [
+                f"cmpl-{names[0]}-0",
+                f"cmpl-{names[1]}-0",
+                f"generate-tokens-{names[2]}",
+                f"chatcmpl-{names[3]}",
+                f"cmpl-{names[4]}-0",
+            ]
 
-        async def scene() -> None:
-            instance = Instance()
-            async with Stage(instance) as stage:
-                stage.call({**BODY, "request_id": "their own"}, x_request_id="mine")
-                stage.call(x_request_id="mine")
-                stage.call({"token_ids": PROMPT}, "/inference/v1/generate", x_request_id="a b/%s")
-                stage.call({"messages": []}, "/v1/chat/completions")
-                stage.call(x_request_id="x" * 256)
-                asked = [await instance.asked(number) for number in range(5)]
-                orders = list(instance.names)
-                names = [one.headers[b"x-request-id"].decode() for one in asked]
-                assert names == [
-                    f"mine-{orders[0]}",
-                    f"mine-{orders[1]}",
-                    f"a_b__s-{orders[2]}",
-                    orders[3],
-                    "x" * 64 + f"-{orders[4]}",
-                ]
-                assert list(instance.names.values()) == [
-                    f"cmpl-{names[0]}-0",
-                    f"cmpl-{names[1]}-0",
-                    f"generate-tokens-{names[2]}",
-                    f"chatcmpl-{names[3]}",
-                    f"cmpl-{names[4]}-0",
-                ]
+    async def test_a_salt_of_the_clients_own_is_kept_apart_by_version(self) -> None:
+        instance = Instance()
+        async with Stage(instance) as stage:
+            stage.call({**BODY, "cache_salt": "tenant"})
+            assert (await instance.asked()).body["cache_salt"] == "tenant/v0"
 
-        run(scene())
+    async def test_an_answer_without_a_token(self) -> None:
+        instance = Instance()
+        async with Stage(instance) as stage:
+            call = stage.call()
+            await instance.answer(0, completion([]))
+            answer = await call.json()
+            assert answer["choices"][0]["text"] == ""
+            assert segments(answer) == []
+            stage.settled()
 
-    def test_a_salt_of_the_clients_own_is_kept_apart_by_version(self) -> None:
-        async def scene() -> None:
-            instance = Instance()
-            async with Stage(instance) as stage:
-                stage.call({**BODY, "cache_salt": "tenant"})
-                assert (await instance.asked()).body["cache_salt"] == "tenant/v0"
-
-        run(scene())
-
-    def test_an_answer_without_a_token(self) -> None:
-        async def scene() -> None:
-            instance = Instance()
-            async with Stage(instance) as stage:
-                call = stage.call()
-                await instance.answer(0, completion([]))
-                answer = await call.json()
-                assert answer["choices"][0]["text"] == ""
-                assert segments(answer) == []
-                stage.settled()
-
-        run(scene())
-
-    def test_ids_that_only_we_asked_for_are_taken_out(self) -> None:
-        async def scene() -> None:
-            instance = Instance()
-            async with Stage(instance, interruption=PARTIAL) as stage:
-                call = stage.call()
-                assert (await instance.asked()).body["return_token_ids"] is True
-                await instance.answer(0, completion([4, 5], prompt=PROMPT))
-                choice = (await call.json())["choices"][0]
-                assert "token_ids" not in choice
-                assert "prompt_token_ids" not in choice
-                assert choice["text"] == text_of([4, 5])
-
-        run(scene())
+    async def test_ids_that_only_we_asked_for_are_taken_out(self) -> None:
+        instance = Instance()
+        async with Stage(instance, interruption=PARTIAL) as stage:
+            call = stage.call()
+            assert (await instance.asked()).body["return_token_ids"] is True
+            await instance.answer(0, completion([4, 5], prompt=PROMPT))
+            choice = (await call.json())["choices"][0]
+            assert "token_ids" not in choice
+            assert "prompt_token_ids" not in choice
+            assert choice["text"] == text_of([4, 5])
 
 
 class TestErrors:
@@ -194,730 +169,609 @@ class TestErrors:
             ({**BODY, "max_tokens": 100_000}, "KV tokens"),
         ],
     )
-    def test_bad_requests_are_refused_here(self, body: Any, says: str) -> None:
-        async def scene() -> None:
-            instance = Instance()
-            async with Stage(instance) as stage:
-                call = stage.call(body)
-                error = (await call.json())["error"]
-                assert call.status == error["code"] == 400
-                assert says in error["message"]
-                assert not instance.pool.asked
-                stage.settled()
+    async def test_bad_requests_are_refused_here(self, body: Any, says: str) -> None:
+        instance = Instance()
+        async with Stage(instance) as stage:
+            call = stage.call(body)
+            error = (await call.json())["error"]
+            assert call.status == error["code"] == 400
+            assert says in error["message"]
+            assert not instance.pool.asked
+            stage.settled()
 
-        run(scene())
+    async def test_an_instances_refusal_is_passed_on(self) -> None:
+        instance = Instance()
+        async with Stage(instance) as stage:
+            call = stage.call()
+            await instance.answer(0, {"error": {"message": "out of vocabulary"}}, 400)
+            assert (await call.json())["error"]["message"] == "out of vocabulary"
+            assert call.status == 400
+            stage.settled()
 
-    def test_an_instances_refusal_is_passed_on(self) -> None:
-        async def scene() -> None:
-            instance = Instance()
-            async with Stage(instance) as stage:
-                call = stage.call()
-                await instance.answer(0, {"error": {"message": "out of vocabulary"}}, 400)
-                assert (await call.json())["error"]["message"] == "out of vocabulary"
-                assert call.status == 400
-                stage.settled()
-
-        run(scene())
-
-    def test_a_model_that_is_not_there_is_the_clients_fault(self) -> None:
+    async def test_a_model_that_is_not_there_is_the_clients_fault(self) -> None:
         """Else any client could send the whole fleet to rest."""
-
-        async def scene() -> None:
-            first, second = Instance("i0"), Instance("i1")
-            async with Stage(first, second) as stage:
-                call = stage.call()
-                error = {"message": "The model `x` does not exist.", "type": "NotFoundError"}
-                await first.answer(0, {"error": error}, 404)
-                assert (await call.json())["error"] == error
-                assert call.status == 404
-                stage.settled()
-
-        run(scene())
+        first, second = Instance("i0"), Instance("i1")
+        async with Stage(first, second) as stage:
+            call = stage.call()
+            error = {"message": "The model `x` does not exist.", "type": "NotFoundError"}
+            await first.answer(0, {"error": error}, 404)
+            assert (await call.json())["error"] == error
+            assert call.status == 404
+            stage.settled()
 
     @pytest.mark.parametrize("stream", [False, True])
-    def test_a_model_that_the_instance_had_when_it_joined_is_not(self, stream: bool) -> None:
+    async def test_a_model_that_the_instance_had_when_it_joined_is_not(self, stream: bool) -> None:
         """A server that came back with another model, before a poll has noticed it."""
-
-        async def scene() -> None:
-            first, second = Instance("i0"), Instance("i1")
-            async with Stage(first, second) as stage:
-                stage.call({**BODY, "stream": stream})
-                error = {"message": "The model `a model` does not exist.", "type": "NotFoundError"}
-                await first.answer(0, {"error": error}, 404)
-                await second.asked()
-                assert len(first.names) == 1
-
-        run(scene())
+        first, second = Instance("i0"), Instance("i1")
+        async with Stage(first, second) as stage:
+            stage.call({**BODY, "stream": stream})
+            error = {"message": "The model `a model` does not exist.", "type": "NotFoundError"}
+            await first.answer(0, {"error": error}, 404)
+            await second.asked()
+            assert len(first.names) == 1
 
     @pytest.mark.parametrize("status", [401, 403, 404, 405, 429, 500, 503])
-    def test_an_instances_failure_is_not(self, status: int) -> None:
-        async def scene() -> None:
-            first, second = Instance("i0"), Instance("i1")
-            async with Stage(first, second) as stage:
-                call = stage.call()
-                await first.answer(0, {}, status)
-                await second.answer(0, completion([4]))
-                await call.json()
-                assert call.status == 200
-
-        run(scene())
+    async def test_an_instances_failure_is_not(self, status: int) -> None:
+        first, second = Instance("i0"), Instance("i1")
+        async with Stage(first, second) as stage:
+            call = stage.call()
+            await first.answer(0, {}, status)
+            await second.answer(0, completion([4]))
+            await call.json()
+            assert call.status == 200
 
     @pytest.mark.parametrize(
         "garbage", [b"", b"<html>", {}, {"choices": []}, {"choices": [{"finish_reason": None}]}]
     )
-    def test_garbage_is_a_failure_of_the_instance(self, garbage: Any) -> None:
-        async def scene() -> None:
-            first, second = Instance("i0"), Instance("i1")
-            async with Stage(first, second) as stage:
-                call = stage.call()
-                await first.answer(0, garbage)
-                await second.answer(0, completion([4]))
-                assert (await call.json())["choices"][0]["text"] == "w4 "
+    async def test_garbage_is_a_failure_of_the_instance(self, garbage: Any) -> None:
+        first, second = Instance("i0"), Instance("i1")
+        async with Stage(first, second) as stage:
+            call = stage.call()
+            await first.answer(0, garbage)
+            await second.answer(0, completion([4]))
+            assert (await call.json())["choices"][0]["text"] == "w4 "
 
-        run(scene())
+    async def test_who_never_gets_an_answer_is_told(self) -> None:
+        instance = Instance()
+        async with Stage(instance) as stage:
+            stage.scheduler.parts.outcomes.max_failures = 1
+            call = stage.call()
+            await instance.answer(0, {}, 500)
+            assert "no instance could answer" in (await call.json())["error"]["message"]
+            assert call.status == 502
+            stage.settled()
 
-    def test_who_never_gets_an_answer_is_told(self) -> None:
-        async def scene() -> None:
+    async def test_keys(self) -> None:
+        instance = Instance()
+        async with Stage(instance, data_plane={"keys": ["k1", "k2"]}) as stage:
+            assert stage.call().status == 401
+            assert stage.call(authorization="Bearer k3").status == 401
+            assert stage.call(authorization="Bearer k2").status == 0
+            asked = await instance.asked()
+            assert asked.headers[b"authorization"] == b"Bearer secret"
+
+    async def test_overload(self) -> None:
+        instance = Instance(slots=1)
+        async with Stage(instance, data_plane={"limits": Limits(requests=2)}) as stage:
+            one, two, three = stage.call(), stage.call(), stage.call()
+            assert (one.status, two.status, three.status) == (0, 0, 503)
+            assert three.answer_headers[b"retry-after"] == b"1"
+            await instance.answer(0, completion([4]))
+            await one.json()
+            assert stage.call().status == 0
+            assert stage.data_plane.refused == 1
+
+    async def test_as_many_as_fit_is_for_an_instance_to_say(self) -> None:
+        async with Stage() as stage:
+            chat = stage.call({"messages": []}, "/v1/chat/completions")
+            assert chat.status == 503
+            assert b"retry-after" in chat.answer_headers
+            waits = stage.call()
+            assert waits.status == 0
             instance = Instance()
-            async with Stage(instance) as stage:
-                stage.scheduler.parts.outcomes.max_failures = 1
-                call = stage.call()
-                await instance.answer(0, {}, 500)
-                assert "no instance could answer" in (await call.json())["error"]["message"]
-                assert call.status == 502
-                stage.settled()
+            await stage.driver.add_instance(instance)
+            await instance.answer(0, completion([4]))
+            await waits.json()
 
-        run(scene())
-
-    def test_keys(self) -> None:
-        async def scene() -> None:
-            instance = Instance()
-            async with Stage(instance, data_plane={"keys": ["k1", "k2"]}) as stage:
-                assert stage.call().status == 401
-                assert stage.call(authorization="Bearer k3").status == 401
-                assert stage.call(authorization="Bearer k2").status == 0
-                asked = await instance.asked()
-                assert asked.headers[b"authorization"] == b"Bearer secret"
-
-        run(scene())
-
-    def test_overload(self) -> None:
-        async def scene() -> None:
-            instance = Instance(slots=1)
-            async with Stage(instance, data_plane={"limits": Limits(requests=2)}) as stage:
-                one, two, three = stage.call(), stage.call(), stage.call()
-                assert (one.status, two.status, three.status) == (0, 0, 503)
-                assert three.answer_headers[b"retry-after"] == b"1"
-                await instance.answer(0, completion([4]))
-                await one.json()
-                assert stage.call().status == 0
-                assert stage.data_plane.refused == 1
-
-        run(scene())
-
-    def test_as_many_as_fit_is_for_an_instance_to_say(self) -> None:
-        async def scene() -> None:
-            async with Stage() as stage:
-                chat = stage.call({"messages": []}, "/v1/chat/completions")
-                assert chat.status == 503
-                assert b"retry-after" in chat.answer_headers
-                waits = stage.call()
-                assert waits.status == 0
-                instance = Instance()
-                await stage.driver.add_instance(instance)
-                await instance.answer(0, completion([4]))
-                await waits.json()
-
-        run(scene())
-
-    def test_which_limit_was_hit(self) -> None:
+    async def test_which_limit_was_hit(self) -> None:
         """The refusal said "0 requests are here already"."""
-
-        async def scene() -> None:
-            async with Stage(data_plane={"limits": Limits(requests=3, body_bytes=300)}) as stage:
-                assert stage.call().status == 0
-                many = stage.call({**BODY, "n": 3})
-                assert "1 responses are pending, the limit is 3" in await refused(many)
-                long = stage.call({**BODY, "user": "x" * 220})
-                held = stage.data_plane.calls.body_bytes
-                assert f"pending bodies have {held}, the limit is 300" in await refused(long)
-                assert stage.data_plane.refused == 2
-                assert stage.data_plane.calls.body_bytes == held
 
         async def refused(call: Call) -> str:
             error = (await call.json())["error"]
             assert (call.status, call.answer_headers[b"retry-after"]) == (503, b"1")
             return str(error["message"])
 
-        run(scene())
+        async with Stage(data_plane={"limits": Limits(requests=3, body_bytes=300)}) as stage:
+            assert stage.call().status == 0
+            many = stage.call({**BODY, "n": 3})
+            assert "1 responses are pending, the limit is 3" in await refused(many)
+            long = stage.call({**BODY, "user": "x" * 220})
+            held = stage.data_plane.calls.body_bytes
+            assert f"pending bodies have {held}, the limit is 300" in await refused(long)
+            assert stage.data_plane.refused == 2
+            assert stage.data_plane.calls.body_bytes == held
 
 
 class TestHangingUp:
-    def test_before_the_first_byte(self) -> None:
-        async def scene() -> None:
-            instance = Instance()
-            async with Stage(instance) as stage:
-                call = stage.call()
-                await instance.asked()
-                assert call.on_disconnect is not None
-                call.on_disconnect()
-                order = next(iter(instance.names))
-                await until(lambda: ("abort", order) in instance.calls)
-                await instance.answer(0, completion([4], "abort"))
-                await until(lambda: not stage.driver.front.attempts.on("i0"))
-                stage.settled()
+    async def test_before_the_first_byte(self) -> None:
+        instance = Instance()
+        async with Stage(instance) as stage:
+            call = stage.call()
+            await instance.asked()
+            assert call.on_disconnect is not None
+            call.on_disconnect()
+            order = next(iter(instance.names))
+            await until(lambda: ("abort", order) in instance.calls)
+            await instance.answer(0, completion([4], "abort"))
+            await until(lambda: not stage.driver.front.attempts.on("i0"))
+            stage.settled()
 
-        run(scene())
-
-    def test_while_it_waits(self) -> None:
-        async def scene() -> None:
-            instance = Instance(slots=1)
-            async with Stage(instance) as stage:
-                stage.call()
-                waiting = stage.call()
-                assert waiting.on_disconnect is not None
-                waiting.on_disconnect()
-                await instance.answer(0, completion([4]))
-                await until(lambda: not stage.scheduler.parts.requests)
-                assert len(instance.pool.asked) == 1
-
-        run(scene())
+    async def test_while_it_waits(self) -> None:
+        instance = Instance(slots=1)
+        async with Stage(instance) as stage:
+            stage.call()
+            waiting = stage.call()
+            assert waiting.on_disconnect is not None
+            waiting.on_disconnect()
+            await instance.answer(0, completion([4]))
+            await until(lambda: not stage.scheduler.parts.requests)
+            assert len(instance.pool.asked) == 1
 
 
 class TestGoingOn:
-    def test_an_update_is_invisible_but_for_the_field(self) -> None:
-        async def scene() -> None:
-            instance = Instance()
-            async with Stage(instance, interruption=PARTIAL) as stage:
-                call = stage.call({**BODY, "logprobs": 1, "return_token_ids": True})
-                await instance.asked()
-                await stage.update(1)
-                await until(lambda: instance.calls)
-                await instance.answer(0, completion([4, 5], "abort", prompt=PROMPT, logprobs=True))
-                again = await instance.asked(1)
-                assert again.body["prompt"] == [*PROMPT, 4, 5]
-                assert again.body["max_tokens"] == 8
-                assert again.body["cache_salt"] == "v1"
-                assert again.body["logprobs"] == 1
-                await instance.answer(
-                    1, completion([6, 7], "length", prompt=[*PROMPT, 4, 5], logprobs=True)
-                )
-                answer = await call.json()
-                choice = answer["choices"][0]
-                assert choice["token_ids"] == [4, 5, 6, 7]
-                assert choice["prompt_token_ids"] == PROMPT
-                assert choice["text"] == text_of([4, 5, 6, 7])
-                assert choice["finish_reason"] == "length"
-                assert choice["logprobs"]["token_logprobs"] == [-0.4, -0.5, -0.6, -0.7]
-                assert choice["logprobs"]["text_offset"] == [0, 3, 6, 9]
-                assert answer["usage"] == {
-                    "prompt_tokens": 3,
-                    "completion_tokens": 4,
-                    "total_tokens": 7,
-                }
-                spans = [(s["version"], s["start"], s["end"]) for s in segments(answer)]
-                assert spans == [(0, 0, 2), (1, 2, 4)]
-                stage.settled()
+    async def test_an_update_is_invisible_but_for_the_field(self) -> None:
+        instance = Instance()
+        async with Stage(instance, interruption=PARTIAL) as stage:
+            call = stage.call({**BODY, "logprobs": 1, "return_token_ids": True})
+            await instance.asked()
+            await stage.update(1)
+            await until(lambda: instance.calls)
+            await instance.answer(0, completion([4, 5], "abort", prompt=PROMPT, logprobs=True))
+            again = await instance.asked(1)
+            assert again.body["prompt"] == [*PROMPT, 4, 5]
+            assert again.body["max_tokens"] == 8
+            assert again.body["cache_salt"] == "v1"
+            assert again.body["logprobs"] == 1
+            await instance.answer(
+                1, completion([6, 7], "length", prompt=[*PROMPT, 4, 5], logprobs=True)
+            )
+            answer = await call.json()
+            choice = answer["choices"][0]
+            assert choice["token_ids"] == [4, 5, 6, 7]
+            assert choice["prompt_token_ids"] == PROMPT
+            assert choice["text"] == text_of([4, 5, 6, 7])
+            assert choice["finish_reason"] == "length"
+            assert choice["logprobs"]["token_logprobs"] == [-0.4, -0.5, -0.6, -0.7]
+            assert choice["logprobs"]["text_offset"] == [0, 3, 6, 9]
+            assert answer["usage"] == {
+                "prompt_tokens": 3,
+                "completion_tokens": 4,
+                "total_tokens": 7,
+            }
+            spans = [(s["version"], s["start"], s["end"]) for s in segments(answer)]
+            assert spans == [(0, 0, 2), (1, 2, 4)]
+            stage.settled()
 
-        run(scene())
+    async def test_a_chat_goes_on_as_tokens(self) -> None:
+        instance = Instance()
+        async with Stage(instance, interruption=PARTIAL) as stage:
+            body = {
+                "model": "tiny",
+                "messages": [{"role": "user", "content": "hi"}],
+                "max_completion_tokens": 9,
+                "logprobs": True,
+                "top_logprobs": 1,
+                "temperature": 0.5,
+            }
+            call = stage.call(body, "/v1/chat/completions")
+            await instance.asked()
+            await stage.update(1)
+            await until(lambda: instance.calls)
+            first = {
+                "id": "chatcmpl-1",
+                "object": "chat.completion",
+                "prompt_token_ids": PROMPT,
+                "choices": [
+                    {
+                        "index": 0,
+                        "message": {"role": "assistant", "content": "w4 "},
+                        "finish_reason": "abort",
+                        "token_ids": [4],
+                        "logprobs": {"content": [{"token": "w4 ", "logprob": -0.4}]},
+                    }
+                ],
+                "usage": {"prompt_tokens": 3, "completion_tokens": 1},
+            }
+            await instance.answer(0, first)
+            again = await instance.asked(1)
+            assert again.target == "/v1/completions"
+            assert again.body["prompt"] == [*PROMPT, 4]
+            assert again.body["max_tokens"] == 8
+            assert again.body["logprobs"] == 1
+            assert again.body["temperature"] == 0.5
+            assert "messages" not in again.body
+            await instance.answer(1, completion([5], prompt=[*PROMPT, 4], logprobs=True))
+            answer = await call.json()
+            choice = answer["choices"][0]
+            assert choice["message"] == {"role": "assistant", "content": "w4 w5 "}
+            assert [c["logprob"] for c in choice["logprobs"]["content"]] == [-0.4, -0.5]
+            assert choice["logprobs"]["content"][1]["top_logprobs"][0]["token"] == "w5 "
+            assert answer["object"] == "chat.completion"
+            assert "token_ids" not in choice
 
-    def test_a_chat_goes_on_as_tokens(self) -> None:
-        async def scene() -> None:
-            instance = Instance()
-            async with Stage(instance, interruption=PARTIAL) as stage:
-                body = {
-                    "model": "tiny",
-                    "messages": [{"role": "user", "content": "hi"}],
-                    "max_completion_tokens": 9,
-                    "logprobs": True,
-                    "top_logprobs": 1,
-                    "temperature": 0.5,
-                }
-                call = stage.call(body, "/v1/chat/completions")
-                await instance.asked()
-                await stage.update(1)
-                await until(lambda: instance.calls)
-                first = {
-                    "id": "chatcmpl-1",
-                    "object": "chat.completion",
-                    "prompt_token_ids": PROMPT,
-                    "choices": [
-                        {
-                            "index": 0,
-                            "message": {"role": "assistant", "content": "w4 "},
-                            "finish_reason": "abort",
-                            "token_ids": [4],
-                            "logprobs": {"content": [{"token": "w4 ", "logprob": -0.4}]},
-                        }
-                    ],
-                    "usage": {"prompt_tokens": 3, "completion_tokens": 1},
-                }
-                await instance.answer(0, first)
-                again = await instance.asked(1)
-                assert again.target == "/v1/completions"
-                assert again.body["prompt"] == [*PROMPT, 4]
-                assert again.body["max_tokens"] == 8
-                assert again.body["logprobs"] == 1
-                assert again.body["temperature"] == 0.5
-                assert "messages" not in again.body
-                await instance.answer(1, completion([5], prompt=[*PROMPT, 4], logprobs=True))
-                answer = await call.json()
-                choice = answer["choices"][0]
-                assert choice["message"] == {"role": "assistant", "content": "w4 w5 "}
-                assert [c["logprob"] for c in choice["logprobs"]["content"]] == [-0.4, -0.5]
-                assert choice["logprobs"]["content"][1]["top_logprobs"][0]["token"] == "w5 "
-                assert answer["object"] == "chat.completion"
-                assert "token_ids" not in choice
+    async def test_a_chat_with_tools_starts_over(self) -> None:
+        instance = Instance()
+        async with Stage(instance, interruption=PARTIAL) as stage:
+            tool = {"type": "function", "function": {"name": "add"}}
+            messages = [{"role": "user", "content": "hi"}]
+            body = {"model": "tiny", "messages": messages, "max_tokens": 9, "tools": [tool]}
+            call = stage.call(body, "/v1/chat/completions")
+            await instance.asked()
+            await stage.update(1)
+            await until(lambda: instance.calls)
+            said: dict[str, Any] = {
+                "prompt_token_ids": PROMPT,
+                "choices": [
+                    {
+                        "index": 0,
+                        "message": {"role": "assistant", "content": "<tool_ca"},
+                        "finish_reason": "abort",
+                        "token_ids": [4],
+                    }
+                ],
+                "usage": {"prompt_tokens": 3, "completion_tokens": 1},
+            }
+            await instance.answer(0, said)
+            again = await instance.asked(1)
+            assert (again.target, again.body["messages"]) == ("/v1/chat/completions", messages)
+            assert again.body["max_tokens"] == 9
+            called = {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}
+            choice = {**said["choices"][0], "message": called, "finish_reason": "tool_calls"}
+            await instance.answer(1, {**said, "choices": [choice]})
+            answer = await call.json()
+            assert answer["choices"][0]["message"] == called
+            assert [s["version"] for s in segments(answer)] == [1]
+            stage.settled()
 
-        run(scene())
+    async def test_generate_joins_its_own_dialect(self) -> None:
+        instance = Instance()
+        async with Stage(instance, interruption=PARTIAL) as stage:
+            body = {"token_ids": PROMPT, "sampling_params": {"max_tokens": 9, "logprobs": 0}}
+            call = stage.call(body, "/inference/v1/generate")
+            await instance.asked()
+            await stage.update(1)
+            await until(lambda: instance.calls)
+            await instance.answer(0, generated([4], "abort", "0"))
+            again = await instance.asked(1)
+            assert again.body["token_ids"] == [*PROMPT, 4]
+            assert again.body["sampling_params"] == {"max_tokens": 8, "logprobs": 0, "n": 1}
+            # An older vLLM, which names tokens otherwise.
+            named = generated([5], "stop", "1")
+            named["choices"][0]["logprobs"] = {"content": [{"token": "token_id:5", "logprob": -1}]}
+            await instance.answer(1, named)
+            answer = await call.json()
+            choice = answer["choices"][0]
+            assert choice["token_ids"] == [4, 5]
+            assert choice["logprobs"]["content"] == [
+                {"token": "token_id:4", "token_id": 4, "logprob": -0.4},
+                {"token": "token_id:5", "token_id": 5, "logprob": -1},
+            ]
+            assert [s["version"] for s in segments(answer)] == [0, 1]
+            assert not stage.scheduler.state.anomalies
 
-    def test_a_chat_with_tools_starts_over(self) -> None:
-        async def scene() -> None:
-            instance = Instance()
-            async with Stage(instance, interruption=PARTIAL) as stage:
-                tool = {"type": "function", "function": {"name": "add"}}
-                messages = [{"role": "user", "content": "hi"}]
-                body = {"model": "tiny", "messages": messages, "max_tokens": 9, "tools": [tool]}
-                call = stage.call(body, "/v1/chat/completions")
-                await instance.asked()
-                await stage.update(1)
-                await until(lambda: instance.calls)
-                said: dict[str, Any] = {
-                    "prompt_token_ids": PROMPT,
-                    "choices": [
-                        {
-                            "index": 0,
-                            "message": {"role": "assistant", "content": "<tool_ca"},
-                            "finish_reason": "abort",
-                            "token_ids": [4],
-                        }
-                    ],
-                    "usage": {"prompt_tokens": 3, "completion_tokens": 1},
-                }
-                await instance.answer(0, said)
-                again = await instance.asked(1)
-                assert (again.target, again.body["messages"]) == ("/v1/chat/completions", messages)
-                assert again.body["max_tokens"] == 9
-                called = {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}
-                choice = {**said["choices"][0], "message": called, "finish_reason": "tool_calls"}
-                await instance.answer(1, {**said, "choices": [choice]})
-                answer = await call.json()
-                assert answer["choices"][0]["message"] == called
-                assert [s["version"] for s in segments(answer)] == [1]
-                stage.settled()
-
-        run(scene())
-
-    def test_generate_joins_its_own_dialect(self) -> None:
-        async def scene() -> None:
-            instance = Instance()
-            async with Stage(instance, interruption=PARTIAL) as stage:
-                body = {"token_ids": PROMPT, "sampling_params": {"max_tokens": 9, "logprobs": 0}}
-                call = stage.call(body, "/inference/v1/generate")
-                await instance.asked()
-                await stage.update(1)
-                await until(lambda: instance.calls)
-                await instance.answer(0, generated([4], "abort", "0"))
-                again = await instance.asked(1)
-                assert again.body["token_ids"] == [*PROMPT, 4]
-                assert again.body["sampling_params"] == {"max_tokens": 8, "logprobs": 0, "n": 1}
-                # An older vLLM, which names tokens otherwise.
-                named = generated([5], "stop", "1")
-                named["choices"][0]["logprobs"] = {
-                    "content": [{"token": "token_id:5", "logprob": -1}]
-                }
-                await instance.answer(1, named)
-                answer = await call.json()
-                choice = answer["choices"][0]
-                assert choice["token_ids"] == [4, 5]
-                assert choice["logprobs"]["content"] == [
-                    {"token": "token_id:4", "token_id": 4, "logprob": -0.4},
-                    {"token": "token_id:5", "token_id": 5, "logprob": -1},
-                ]
-                assert [s["version"] for s in segments(answer)] == [0, 1]
-                assert not stage.scheduler.state.anomalies
-
-        run(scene())
-
-    def test_versions_that_do_not_fit_our_book_are_what_has_happened(self) -> None:
+    async def test_versions_that_do_not_fit_our_book_are_what_has_happened(self) -> None:
         """Where its instance cannot be asked."""
+        instance = Instance()
+        async with Stage(instance) as stage:
+            call = stage.call({"token_ids": PROMPT}, "/inference/v1/generate")
+            await instance.answer(0, generated([4], "stop", "9"))
+            answer = await call.json()
+            assert [s["version"] for s in segments(answer)] == [9]
+            assert answer["choices"][0]["logprobs"]["content"] == [
+                {"token": "token_id:4", "token_id": 4, "logprob": -0.4}
+            ]
+            assert stage.scheduler.state.progress.version == 9
+            assert stage.driver.versions.contradictions == {"newer": 1}
+            assert stage.scheduler.state.anomalies == {}
 
-        async def scene() -> None:
-            instance = Instance()
-            async with Stage(instance) as stage:
-                call = stage.call({"token_ids": PROMPT}, "/inference/v1/generate")
-                await instance.answer(0, generated([4], "stop", "9"))
-                answer = await call.json()
-                assert [s["version"] for s in segments(answer)] == [9]
-                assert answer["choices"][0]["logprobs"]["content"] == [
-                    {"token": "token_id:4", "token_id": 4, "logprob": -0.4}
-                ]
-                assert stage.scheduler.state.progress.version == 9
-                assert stage.driver.versions.contradictions == {"newer": 1}
-                assert stage.scheduler.state.anomalies == {}
+    async def test_without_token_ids_it_starts_anew(self) -> None:
+        instance = Instance()
+        async with Stage(instance, interruption=PARTIAL) as stage:
+            call = stage.call()
+            await instance.asked()
+            await stage.update(1)
+            await until(lambda: instance.calls)
+            old = completion([4, 5], "abort")
+            del old["choices"][0]["token_ids"]
+            await instance.answer(0, old)
+            assert (await instance.asked(1)).body["prompt"] == PROMPT
+            await instance.answer(1, completion([6, 7]))
+            assert (await call.json())["choices"][0]["text"] == text_of([6, 7])
 
-        run(scene())
-
-    def test_without_token_ids_it_starts_anew(self) -> None:
-        async def scene() -> None:
-            instance = Instance()
-            async with Stage(instance, interruption=PARTIAL) as stage:
-                call = stage.call()
-                await instance.asked()
-                await stage.update(1)
-                await until(lambda: instance.calls)
-                old = completion([4, 5], "abort")
-                del old["choices"][0]["token_ids"]
-                await instance.answer(0, old)
-                assert (await instance.asked(1)).body["prompt"] == PROMPT
-                await instance.answer(1, completion([6, 7]))
-                assert (await call.json())["choices"][0]["text"] == text_of([6, 7])
-
-        run(scene())
-
-    def test_a_segment_budget(self) -> None:
-        async def scene() -> None:
-            instance = Instance()
-            segmented = {**PARTIAL, "segment_tokens": 2}
-            async with Stage(instance, interruption=segmented) as stage:
-                call = stage.call({**BODY, "max_tokens": 3})
-                assert (await instance.asked()).body["max_tokens"] == 2
-                await instance.answer(0, completion([4, 5], "length", prompt=PROMPT))
-                assert (await instance.asked(1)).body["max_tokens"] == 1
-                await instance.answer(1, completion([6], "length", prompt=[*PROMPT, 4, 5]))
-                answer = await call.json()
-                assert answer["choices"][0]["text"] == text_of([4, 5, 6])
-                assert answer["choices"][0]["finish_reason"] == "length"
-
-        run(scene())
+    async def test_a_segment_budget(self) -> None:
+        instance = Instance()
+        segmented = {**PARTIAL, "segment_tokens": 2}
+        async with Stage(instance, interruption=segmented) as stage:
+            call = stage.call({**BODY, "max_tokens": 3})
+            assert (await instance.asked()).body["max_tokens"] == 2
+            await instance.answer(0, completion([4, 5], "length", prompt=PROMPT))
+            assert (await instance.asked(1)).body["max_tokens"] == 1
+            await instance.answer(1, completion([6], "length", prompt=[*PROMPT, 4, 5]))
+            answer = await call.json()
+            assert answer["choices"][0]["text"] == text_of([4, 5, 6])
+            assert answer["choices"][0]["finish_reason"] == "length"
 
 
 class TestStreams:
-    def test_events_pass_through(self) -> None:
-        async def scene() -> None:
-            instance = Instance()
-            async with Stage(instance) as stage:
-                call = stage.call({**BODY, "stream": True})
-                assert (await instance.asked()).body["return_token_ids"] is True
-                await instance.event(0, chunk([4]), chunk([5]))
-                assert call.data.count(b"data: ") == 2
-                await instance.event(0, chunk([6], "stop"), end=True)
-                events = await call.events()
-                assert [e["choices"][0]["text"] for e in events[:-1]] == ["w4 ", "w5 ", "w6 "]
-                assert events[-1] == b"[DONE]"
-                assert [s["end"] for s in segments(events[2])] == [3]
-                stage.settled()
+    async def test_events_pass_through(self) -> None:
+        instance = Instance()
+        async with Stage(instance) as stage:
+            call = stage.call({**BODY, "stream": True})
+            assert (await instance.asked()).body["return_token_ids"] is True
+            await instance.event(0, chunk([4]), chunk([5]))
+            assert call.data.count(b"data: ") == 2
+            await instance.event(0, chunk([6], "stop"), end=True)
+            events = await call.events()
+            assert [e["choices"][0]["text"] for e in events[:-1]] == ["w4 ", "w5 ", "w6 "]
+            assert events[-1] == b"[DONE]"
+            assert [s["end"] for s in segments(events[2])] == [3]
+            stage.settled()
 
-        run(scene())
+    async def test_a_stream_that_does_not_say_why_it_ends(self) -> None:
+        instance = Instance()
+        async with Stage(instance) as stage:
+            call = stage.call({**BODY, "stream": True})
+            await instance.event(0, chunk([4]), end=True)
+            events = await call.events()
+            assert events[0]["choices"][0]["text"] == "w4 "
+            assert events[1]["choices"][0]["finish_reason"] == "stop"
+            assert events[2:] == [b"[DONE]"]
+            stage.settled()
 
-    def test_a_stream_that_does_not_say_why_it_ends(self) -> None:
-        async def scene() -> None:
-            instance = Instance()
-            async with Stage(instance) as stage:
-                call = stage.call({**BODY, "stream": True})
-                await instance.event(0, chunk([4]), end=True)
-                events = await call.events()
-                assert events[0]["choices"][0]["text"] == "w4 "
-                assert events[1]["choices"][0]["finish_reason"] == "stop"
-                assert events[2:] == [b"[DONE]"]
-                stage.settled()
-
-        run(scene())
-
-    def test_a_long_stream_goes_on_with_every_token(self) -> None:
-        async def scene() -> None:
-            first, second = Instance("i0"), Instance("i1")
-            async with Stage(first, second) as stage:
-                call = stage.call({**BODY, "stream": True, "max_tokens": 400})
-                await first.event(0, *(chunk([token]) for token in range(10, 160)))
-                (await first.asked()).receiver.on_error(InstanceError("reset"))
-                again = await second.asked()
-                assert again.body["prompt"] == [*PROMPT, *range(10, 160)]
-                assert again.body["max_tokens"] == 250
-                await second.event(0, chunk([200], "stop"), end=True)
-                events = await call.events()
-                assert [s["end"] for s in segments(events[-2])] == [150, 151]
-
-        run(scene())
+    async def test_a_long_stream_goes_on_with_every_token(self) -> None:
+        first, second = Instance("i0"), Instance("i1")
+        async with Stage(first, second) as stage:
+            call = stage.call({**BODY, "stream": True, "max_tokens": 400})
+            await first.event(0, *(chunk([token]) for token in range(10, 160)))
+            (await first.asked()).receiver.on_error(InstanceError("reset"))
+            again = await second.asked()
+            assert again.body["prompt"] == [*PROMPT, *range(10, 160)]
+            assert again.body["max_tokens"] == 250
+            await second.event(0, chunk([200], "stop"), end=True)
+            events = await call.events()
+            assert [s["end"] for s in segments(events[-2])] == [150, 151]
 
     @pytest.mark.parametrize("spaced", [False, True])
     @pytest.mark.parametrize("size", [1, 7, 64, 10_000])
-    def test_however_the_bytes_are_cut(self, size: int, spaced: bool) -> None:
-        async def scene() -> None:
-            instance = Instance()
-            async with Stage(instance) as stage:
-                call = stage.call({**BODY, "stream": True})
-                asked = await instance.asked()
-                import json
+    async def test_however_the_bytes_are_cut(self, size: int, spaced: bool) -> None:
+        instance = Instance()
+        async with Stage(instance) as stage:
+            call = stage.call({**BODY, "stream": True})
+            asked = await instance.asked()
+            import json
 
-                parts = [chunk([4]), chunk([5]), chunk([6], "stop"), {"choices": [], "usage": {}}]
-                write = json.dumps if spaced else lambda part: compact(part).decode()
-                data = b"".join(b"data: %b\n\n" % write(part).encode() for part in parts)
-                data += b"data: [DONE]\n\n"
-                asked.receiver.on_head(200, [])
-                for start in range(0, len(data), size):
-                    asked.receiver.on_data(data[start : start + size])
-                asked.receiver.on_end()
-                events = await call.events()
-                assert len(events) == 5
-                assert events[3] == {"choices": [], "usage": {}}
-                assert segments(events[2])[0]["end"] == 3
+            parts = [chunk([4]), chunk([5]), chunk([6], "stop"), {"choices": [], "usage": {}}]
+            write = json.dumps if spaced else lambda part: compact(part).decode()
+            data = b"".join(b"data: %b\n\n" % write(part).encode() for part in parts)
+            data += b"data: [DONE]\n\n"
+            asked.receiver.on_head(200, [])
+            for start in range(0, len(data), size):
+                asked.receiver.on_data(data[start : start + size])
+            asked.receiver.on_end()
+            events = await call.events()
+            assert len(events) == 5
+            assert events[3] == {"choices": [], "usage": {}}
+            assert segments(events[2])[0]["end"] == 3
 
-        run(scene())
+    async def test_a_dead_instances_stream_goes_on_elsewhere(self) -> None:
+        first, second = Instance("i0"), Instance("i1")
+        async with Stage(first, second) as stage:
+            call = stage.call({**BODY, "stream": True})
+            await first.event(0, chunk([4]), chunk([5, 6]))
+            (await first.asked()).receiver.on_error(InstanceError("reset"))
+            again = await second.asked()
+            assert again.body["prompt"] == [*PROMPT, 4, 5, 6]
+            assert again.body["max_tokens"] == 7
+            await second.event(0, {**chunk([7]), "id": "cmpl-2"}, chunk([8], "stop"), end=True)
+            events = await call.events()
+            texts = [e["choices"][0]["text"] for e in events[:-1]]
+            assert "".join(texts) == text_of([4, 5, 6, 7, 8])
+            assert {e["id"] for e in events[:-1]} == {"cmpl-1"}
+            assert [s["instance"] for s in segments(events[-2])] == ["i0", "i1"]
 
-    def test_a_dead_instances_stream_goes_on_elsewhere(self) -> None:
-        async def scene() -> None:
-            first, second = Instance("i0"), Instance("i1")
-            async with Stage(first, second) as stage:
-                call = stage.call({**BODY, "stream": True})
-                await first.event(0, chunk([4]), chunk([5, 6]))
-                (await first.asked()).receiver.on_error(InstanceError("reset"))
-                again = await second.asked()
-                assert again.body["prompt"] == [*PROMPT, 4, 5, 6]
-                assert again.body["max_tokens"] == 7
-                await second.event(0, {**chunk([7]), "id": "cmpl-2"}, chunk([8], "stop"), end=True)
-                events = await call.events()
-                texts = [e["choices"][0]["text"] for e in events[:-1]]
-                assert "".join(texts) == text_of([4, 5, 6, 7, 8])
-                assert {e["id"] for e in events[:-1]} == {"cmpl-1"}
-                assert [s["instance"] for s in segments(events[-2])] == ["i0", "i1"]
+    async def test_an_abort_never_reaches_the_client(self) -> None:
+        instance = Instance()
+        async with Stage(instance, interruption=PARTIAL) as stage:
+            call = stage.call({**BODY, "stream": True})
+            await instance.event(0, chunk([4]))
+            await stage.update(1)
+            await until(lambda: instance.calls)
+            await instance.event(0, chunk([5], "abort"), end=True)
+            assert (await instance.asked(1)).body["prompt"] == [*PROMPT, 4, 5]
+            await instance.event(1, chunk([6], "stop"), end=True)
+            events = await call.events()
+            assert [e["choices"][0]["finish_reason"] for e in events[:-1]] == [
+                None,
+                None,
+                "stop",
+            ]
+            assert "".join(e["choices"][0]["text"] for e in events[:-1]) == text_of([4, 5, 6])
+            assert events.count(b"[DONE]") == 1
+            assert [s["version"] for s in segments(events[-2])] == [0, 1]
 
-        run(scene())
+    async def test_interrupted_with_nothing_left_to_make(self) -> None:
+        instance = Instance()
+        async with Stage(instance, interruption=PARTIAL) as stage:
+            call = stage.call({**BODY, "stream": True, "max_tokens": 2})
+            await instance.event(0, chunk([4]))
+            await stage.update(1)
+            await until(lambda: instance.calls)
+            await instance.event(0, chunk([5], "abort"), end=True)
+            events = await call.events()
+            assert [e["choices"][0]["text"] for e in events[:-1]] == ["w4 ", "w5 ", ""]
+            assert events[-2]["choices"][0]["finish_reason"] == "length"
 
-    def test_an_abort_never_reaches_the_client(self) -> None:
-        async def scene() -> None:
-            instance = Instance()
-            async with Stage(instance, interruption=PARTIAL) as stage:
-                call = stage.call({**BODY, "stream": True})
-                await instance.event(0, chunk([4]))
-                await stage.update(1)
-                await until(lambda: instance.calls)
-                await instance.event(0, chunk([5], "abort"), end=True)
-                assert (await instance.asked(1)).body["prompt"] == [*PROMPT, 4, 5]
-                await instance.event(1, chunk([6], "stop"), end=True)
-                events = await call.events()
-                assert [e["choices"][0]["finish_reason"] for e in events[:-1]] == [
-                    None,
-                    None,
-                    "stop",
-                ]
-                assert "".join(e["choices"][0]["text"] for e in events[:-1]) == text_of([4, 5, 6])
-                assert events.count(b"[DONE]") == 1
-                assert [s["version"] for s in segments(events[-2])] == [0, 1]
+    async def test_a_chats_stream_goes_on_as_chat(self) -> None:
+        first, second = Instance("i0"), Instance("i1")
+        async with Stage(first, second) as stage:
+            body = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
+            call = stage.call(body, "/v1/chat/completions")
+            opening = {
+                "id": "chatcmpl-1",
+                "object": "chat.completion.chunk",
+                "prompt_token_ids": PROMPT,
+                "choices": [{"index": 0, "delta": {"role": "assistant"}, "token_ids": None}],
+            }
+            said = {
+                "id": "chatcmpl-1",
+                "object": "chat.completion.chunk",
+                "choices": [{"index": 0, "delta": {"content": "w4 "}, "token_ids": [4]}],
+            }
+            await first.event(0, opening, said)
+            (await first.asked()).receiver.on_error(InstanceError("reset"))
+            again = await second.asked()
+            assert again.target == "/v1/completions"
+            assert again.body["prompt"] == [*PROMPT, 4]
+            await second.event(0, chunk([5]), chunk([6], "stop"), end=True)
+            events = await call.events()
+            assert "".join(
+                e["choices"][0]["delta"].get("content", "") for e in events[:-1]
+            ) == text_of([4, 5, 6])
+            assert {e["object"] for e in events[:-1]} == {"chat.completion.chunk"}
 
-        run(scene())
+    async def test_one_that_cannot_go_on_ends_in_an_error(self) -> None:
+        first, second = Instance("i0"), Instance("i1")
+        async with Stage(first, second) as stage:
+            call = stage.call({**BODY, "stream": True})
+            await first.event(0, {"id": "x", "choices": [{"text": "hello"}]})
+            (await first.asked()).receiver.on_error(InstanceError("reset"))
+            events = await call.events()
+            assert "broke off" in str(events[-1]["error"])
+            assert not second.pool.asked
+            stage.settled()
 
-    def test_interrupted_with_nothing_left_to_make(self) -> None:
-        async def scene() -> None:
-            instance = Instance()
-            async with Stage(instance, interruption=PARTIAL) as stage:
-                call = stage.call({**BODY, "stream": True, "max_tokens": 2})
-                await instance.event(0, chunk([4]))
-                await stage.update(1)
-                await until(lambda: instance.calls)
-                await instance.event(0, chunk([5], "abort"), end=True)
-                events = await call.events()
-                assert [e["choices"][0]["text"] for e in events[:-1]] == ["w4 ", "w5 ", ""]
-                assert events[-2]["choices"][0]["finish_reason"] == "length"
+    async def test_an_error_before_the_stream(self) -> None:
+        instance = Instance()
+        async with Stage(instance) as stage:
+            call = stage.call({**BODY, "stream": True})
+            receiver = (await instance.asked()).receiver
+            receiver.on_head(400, [])
+            receiver.on_data(b'{"error":{"message":"no"}}')
+            receiver.on_end()
+            assert (await call.json())["error"]["message"] == "no"
+            assert call.status == 400
 
-        run(scene())
-
-    def test_a_chats_stream_goes_on_as_chat(self) -> None:
-        async def scene() -> None:
-            first, second = Instance("i0"), Instance("i1")
-            async with Stage(first, second) as stage:
-                body = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
-                call = stage.call(body, "/v1/chat/completions")
-                opening = {
-                    "id": "chatcmpl-1",
-                    "object": "chat.completion.chunk",
-                    "prompt_token_ids": PROMPT,
-                    "choices": [{"index": 0, "delta": {"role": "assistant"}, "token_ids": None}],
-                }
-                said = {
-                    "id": "chatcmpl-1",
-                    "object": "chat.completion.chunk",
-                    "choices": [{"index": 0, "delta": {"content": "w4 "}, "token_ids": [4]}],
-                }
-                await first.event(0, opening, said)
-                (await first.asked()).receiver.on_error(InstanceError("reset"))
-                again = await second.asked()
-                assert again.target == "/v1/completions"
-                assert again.body["prompt"] == [*PROMPT, 4]
-                await second.event(0, chunk([5]), chunk([6], "stop"), end=True)
-                events = await call.events()
-                assert "".join(
-                    e["choices"][0]["delta"].get("content", "") for e in events[:-1]
-                ) == text_of([4, 5, 6])
-                assert {e["object"] for e in events[:-1]} == {"chat.completion.chunk"}
-
-        run(scene())
-
-    def test_one_that_cannot_go_on_ends_in_an_error(self) -> None:
-        async def scene() -> None:
-            first, second = Instance("i0"), Instance("i1")
-            async with Stage(first, second) as stage:
-                call = stage.call({**BODY, "stream": True})
-                await first.event(0, {"id": "x", "choices": [{"text": "hello"}]})
-                (await first.asked()).receiver.on_error(InstanceError("reset"))
-                events = await call.events()
-                assert "broke off" in str(events[-1]["error"])
-                assert not second.pool.asked
-                stage.settled()
-
-        run(scene())
-
-    def test_an_error_before_the_stream(self) -> None:
-        async def scene() -> None:
-            instance = Instance()
-            async with Stage(instance) as stage:
-                call = stage.call({**BODY, "stream": True})
-                receiver = (await instance.asked()).receiver
-                receiver.on_head(400, [])
-                receiver.on_data(b'{"error":{"message":"no"}}')
-                receiver.on_end()
-                assert (await call.json())["error"]["message"] == "no"
-                assert call.status == 400
-
-        run(scene())
-
-    def test_a_slow_client_slows_its_instance(self) -> None:
-        async def scene() -> None:
-            instance = Instance()
-            async with Stage(instance) as stage:
-                call = stage.call({**BODY, "stream": True})
-                await instance.asked()
-                assert call.on_pause is not None
-                assert call.on_resume is not None
-                call.on_pause()
-                assert instance.pool.exchanges[0].paused == 1
-                call.on_resume()
-                assert instance.pool.exchanges[0].paused == 0
-
-        run(scene())
+    async def test_a_slow_client_slows_its_instance(self) -> None:
+        instance = Instance()
+        async with Stage(instance) as stage:
+            call = stage.call({**BODY, "stream": True})
+            await instance.asked()
+            assert call.on_pause is not None
+            assert call.on_resume is not None
+            call.on_pause()
+            assert instance.pool.exchanges[0].paused == 1
+            call.on_resume()
+            assert instance.pool.exchanges[0].paused == 0
 
 
 class TestSeveral:
-    def test_samples_are_requests_of_their_own(self) -> None:
-        async def scene() -> None:
-            first, second = Instance("i0"), Instance("i1")
-            async with Stage(first, second) as stage:
-                call = stage.call({**BODY, "n": 2, "seed": 5})
-                one, two = await first.asked(), await second.asked()
-                assert one.body["n"] == two.body["n"] == 1
-                assert {one.body["seed"], two.body["seed"]} == {5, 6}
-                assert len(stage.scheduler.state.siblings) == 1
-                await second.answer(0, completion([5]))
-                await first.answer(0, completion([4]))
-                answer = await call.json()
-                assert [c["index"] for c in answer["choices"]] == [0, 1]
-                assert [c["text"] for c in answer["choices"]] == ["w4 ", "w5 "]
-                assert [
-                    c["rollout_sched"]["segments"][0]["instance"] for c in answer["choices"]
-                ] == ["i0", "i1"]
-                assert answer["usage"]["prompt_tokens"] == 3
-                assert answer["usage"]["completion_tokens"] == 2
-                stage.settled()
+    async def test_samples_are_requests_of_their_own(self) -> None:
+        first, second = Instance("i0"), Instance("i1")
+        async with Stage(first, second) as stage:
+            call = stage.call({**BODY, "n": 2, "seed": 5})
+            one, two = await first.asked(), await second.asked()
+            assert one.body["n"] == two.body["n"] == 1
+            assert {one.body["seed"], two.body["seed"]} == {5, 6}
+            assert len(stage.scheduler.state.siblings) == 1
+            await second.answer(0, completion([5]))
+            await first.answer(0, completion([4]))
+            answer = await call.json()
+            assert [c["index"] for c in answer["choices"]] == [0, 1]
+            assert [c["text"] for c in answer["choices"]] == ["w4 ", "w5 "]
+            assert [c["rollout_sched"]["segments"][0]["instance"] for c in answer["choices"]] == [
+                "i0",
+                "i1",
+            ]
+            assert answer["usage"]["prompt_tokens"] == 3
+            assert answer["usage"]["completion_tokens"] == 2
+            stage.settled()
 
-        run(scene())
+    async def test_several_prompts(self) -> None:
+        instance = Instance()
+        async with Stage(instance) as stage:
+            call = stage.call({**BODY, "prompt": [[1], [2, 3]], "n": 2})
+            prompts = [(await instance.asked(k)).body["prompt"] for k in range(4)]
+            assert prompts == [[1], [1], [2, 3], [2, 3]]
+            for k in range(4):
+                await instance.answer(k, completion([k + 10]))
+            answer = await call.json()
+            assert [c["text"] for c in answer["choices"]] == [f"w{k + 10} " for k in range(4)]
 
-    def test_several_prompts(self) -> None:
-        async def scene() -> None:
-            instance = Instance()
-            async with Stage(instance) as stage:
-                call = stage.call({**BODY, "prompt": [[1], [2, 3]], "n": 2})
-                prompts = [(await instance.asked(k)).body["prompt"] for k in range(4)]
-                assert prompts == [[1], [1], [2, 3], [2, 3]]
-                for k in range(4):
-                    await instance.answer(k, completion([k + 10]))
-                answer = await call.json()
-                assert [c["text"] for c in answer["choices"]] == [f"w{k + 10} " for k in range(4)]
+    async def test_one_failure_ends_all(self) -> None:
+        instance = Instance()
+        async with Stage(instance) as stage:
+            call = stage.call({**BODY, "n": 2})
+            await instance.answer(0, {"error": {"message": "no"}}, 400)
+            await call.json()
+            assert call.status == 400
+            await until(lambda: any(c[0] == "abort" for c in instance.calls))
+            await instance.answer(1, completion([4], "abort"))
+            await until(lambda: not stage.driver.front.attempts.on("i0"))
+            stage.settled()
 
-        run(scene())
-
-    def test_one_failure_ends_all(self) -> None:
-        async def scene() -> None:
-            instance = Instance()
-            async with Stage(instance) as stage:
-                call = stage.call({**BODY, "n": 2})
-                await instance.answer(0, {"error": {"message": "no"}}, 400)
-                await call.json()
-                assert call.status == 400
-                await until(lambda: any(c[0] == "abort" for c in instance.calls))
-                await instance.answer(1, completion([4], "abort"))
-                await until(lambda: not stage.driver.front.attempts.on("i0"))
-                stage.settled()
-
-        run(scene())
-
-    def test_streams_are_told_apart_by_index(self) -> None:
-        async def scene() -> None:
-            instance = Instance()
-            async with Stage(instance) as stage:
-                call = stage.call({**BODY, "n": 2, "stream": True})
-                await instance.event(1, chunk([5]))
-                await instance.event(0, chunk([4], "stop"), end=True)
-                await instance.event(1, chunk([6], "stop"), end=True)
-                events = await call.events()
-                texts: dict[int, str] = {0: "", 1: ""}
-                for event in events[:-1]:
-                    texts[event["choices"][0]["index"]] += event["choices"][0]["text"]
-                assert texts == {0: "w4 ", 1: "w5 w6 "}
-                assert events.count(b"[DONE]") == 1
-                stage.settled()
-
-        run(scene())
+    async def test_streams_are_told_apart_by_index(self) -> None:
+        instance = Instance()
+        async with Stage(instance) as stage:
+            call = stage.call({**BODY, "n": 2, "stream": True})
+            await instance.event(1, chunk([5]))
+            await instance.event(0, chunk([4], "stop"), end=True)
+            await instance.event(1, chunk([6], "stop"), end=True)
+            events = await call.events()
+            texts: dict[int, str] = {0: "", 1: ""}
+            for event in events[:-1]:
+                texts[event["choices"][0]["index"]] += event["choices"][0]["text"]
+            assert texts == {0: "w4 ", 1: "w5 w6 "}
+            assert events.count(b"[DONE]") == 1
+            stage.settled()
 
 
 class TestSiblingsAndSessions:
-    def test_the_same_prompt_is_the_same_group(self) -> None:
-        async def scene() -> None:
-            async with Stage(Instance()) as stage:
-                stage.call()
-                stage.call()
-                stage.call({**BODY, "prompt": [9, 9, 9]})
-                stage.call(x_group_id="mine")
-                assert len(stage.scheduler.state.siblings) == 3
+    async def test_the_same_prompt_is_the_same_group(self) -> None:
+        async with Stage(Instance()) as stage:
+            stage.call()
+            stage.call()
+            stage.call({**BODY, "prompt": [9, 9, 9]})
+            stage.call(x_group_id="mine")
+            assert len(stage.scheduler.state.siblings) == 3
 
-        run(scene())
+    async def test_a_session_stays_where_its_kv_is(self) -> None:
+        first, second = Instance("i0"), Instance("i1")
+        async with Stage(first, second, routing="session_affinity") as stage:
+            call = stage.call(x_session_id="talk")
+            await first.answer(0, completion([4]))
+            await call.json()
+            stage.call(x_session_id="talk")
+            await first.asked(1)
+            stage.driver.tell(WeightsPublished(1))
 
-    def test_a_session_stays_where_its_kv_is(self) -> None:
-        async def scene() -> None:
-            first, second = Instance("i0"), Instance("i1")
-            async with Stage(first, second, routing="session_affinity") as stage:
-                call = stage.call(x_session_id="talk")
-                await first.answer(0, completion([4]))
-                await call.json()
-                stage.call(x_session_id="talk")
-                await first.asked(1)
-                stage.driver.tell(WeightsPublished(1))
+    async def test_equal_lengths_are_no_reason_to_share_an_instance(self) -> None:
+        instances = [Instance(f"i{k}", slots=64) for k in range(4)]
+        async with Stage(*instances) as stage:
+            for k in range(64):
+                stage.call({**BODY, "prompt": [k, 2, 3]})
+            await until(lambda: sum(len(i.pool.asked) for i in instances) == 64)
+            assert [len(i.pool.asked) for i in instances] == [16] * 4
 
-        run(scene())
-
-    def test_equal_lengths_are_no_reason_to_share_an_instance(self) -> None:
-        async def scene() -> None:
-            instances = [Instance(f"i{k}", slots=64) for k in range(4)]
-            async with Stage(*instances) as stage:
-                for k in range(64):
-                    stage.call({**BODY, "prompt": [k, 2, 3]})
-                await until(lambda: sum(len(i.pool.asked) for i in instances) == 64)
-                assert [len(i.pool.asked) for i in instances] == [16] * 4
-
-        run(scene())
-
-    def test_sessions_do_not_avalanche(self) -> None:
-        async def scene() -> None:
-            instances = [Instance(f"i{k}", slots=256) for k in range(4)]
-            async with Stage(*instances, routing="session_affinity") as stage:
-                first = stage.call(x_session_id="s")
-                await instances[0].answer(0, completion([4]))
-                await first.json()
-                for _ in range(64):
-                    stage.call(x_session_id="s")
-                await until(lambda: sum(len(i.pool.asked) for i in instances) == 65)
-                assert max(len(i.pool.asked) for i in instances) < 30
-
-        run(scene())
+    async def test_sessions_do_not_avalanche(self) -> None:
+        instances = [Instance(f"i{k}", slots=256) for k in range(4)]
+        async with Stage(*instances, routing="session_affinity") as stage:
+            first = stage.call(x_session_id="s")
+            await instances[0].answer(0, completion([4]))
+            await first.json()
+            for _ in range(64):
+                stage.call(x_session_id="s")
+            await until(lambda: sum(len(i.pool.asked) for i in instances) == 65)
+            assert max(len(i.pool.asked) for i in instances) < 30
 
 
 def segments(answer: dict[str, Any]) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ import pytest
 from rollout_sched.integrations.gateway.data_plane.call import JSON
 from rollout_sched.integrations.gateway.data_plane.fanout import Fanout
 from rollout_sched.live.ports import InstanceError
-from tests.integrations.gateway.data_plane.test_data_plane import BODY, Stage, run, segments
+from tests.integrations.gateway.data_plane.test_data_plane import BODY, Stage, segments
 from tests.integrations.gateway.scripted import Instance, chunk, completion
 from tests.live.scripted import until
 
@@ -17,150 +17,127 @@ STREAM = {**BODY, "n": 2, "stream": True}
 
 
 class TestStreams:
-    def test_a_client_that_does_not_read_slows_all_of_them_down(self) -> None:
+    async def test_a_client_that_does_not_read_slows_all_of_them_down(self) -> None:
         """Their events were kept for it, without bound."""
+        one, two = Instance("i0"), Instance("i1")
+        async with Stage(one, two) as stage:
+            call = stage.call(STREAM)
+            await one.event(0, chunk([4]))
+            await two.event(0, chunk([5]))
+            exchanges = [one.pool.exchanges[0], two.pool.exchanges[0]]
+            assert call.on_pause is not None
+            assert call.on_resume is not None
+            call.on_pause()
+            assert [e.paused for e in exchanges] == [1, 1]
+            call.on_resume()
+            assert [e.paused for e in exchanges] == [0, 0]
 
-        async def scene() -> None:
-            one, two = Instance("i0"), Instance("i1")
-            async with Stage(one, two) as stage:
-                call = stage.call(STREAM)
-                await one.event(0, chunk([4]))
-                await two.event(0, chunk([5]))
-                exchanges = [one.pool.exchanges[0], two.pool.exchanges[0]]
-                assert call.on_pause is not None
-                assert call.on_resume is not None
-                call.on_pause()
-                assert [e.paused for e in exchanges] == [1, 1]
-                call.on_resume()
-                assert [e.paused for e in exchanges] == [0, 0]
+    async def test_one_that_begins_while_the_client_does_not_read_begins_paused(self) -> None:
+        instance = Instance(slots=1)
+        async with Stage(instance) as stage:
+            call = stage.call(STREAM)
+            await instance.event(0, chunk([4]))
+            assert call.on_pause is not None
+            assert call.on_resume is not None
+            call.on_pause()
+            await instance.event(0, chunk([5], "stop"), end=True)
+            await instance.asked(1)
+            assert instance.pool.exchanges[1].paused == 1
+            call.on_resume()
+            assert instance.pool.exchanges[1].paused == 0
 
-        run(scene())
+    async def test_an_instance_that_is_lost_just_before_the_end(self) -> None:
+        one, two = Instance("i0"), Instance("i1")
+        async with Stage(one, two) as stage:
+            call = stage.call({**STREAM, "max_tokens": 2})
+            await one.event(0, chunk([4]), chunk([5]))
+            await two.event(0, chunk([6]), chunk([7], "length"), end=True)
+            stage.driver.fleet.lose("i0", "it is gone")
+            events = await call.events()
+            assert events.count(b"[DONE]") == 1
+            ends = [
+                choice["index"]
+                for event in events[:-1]
+                for choice in event["choices"]
+                if choice["finish_reason"] == "length"
+            ]
+            assert sorted(ends) == [0, 1]
+            stage.settled()
 
-    def test_one_that_begins_while_the_client_does_not_read_begins_paused(self) -> None:
-        async def scene() -> None:
-            instance = Instance(slots=1)
-            async with Stage(instance) as stage:
-                call = stage.call(STREAM)
-                await instance.event(0, chunk([4]))
-                assert call.on_pause is not None
-                assert call.on_resume is not None
-                call.on_pause()
-                await instance.event(0, chunk([5], "stop"), end=True)
-                await instance.asked(1)
-                assert instance.pool.exchanges[1].paused == 1
-                call.on_resume()
-                assert instance.pool.exchanges[1].paused == 0
-
-        run(scene())
-
-    def test_an_instance_that_is_lost_just_before_the_end(self) -> None:
-        async def scene() -> None:
-            one, two = Instance("i0"), Instance("i1")
-            async with Stage(one, two) as stage:
-                call = stage.call({**STREAM, "max_tokens": 2})
-                await one.event(0, chunk([4]), chunk([5]))
-                await two.event(0, chunk([6]), chunk([7], "length"), end=True)
-                stage.driver.fleet.lose("i0", "it is gone")
-                events = await call.events()
-                assert events.count(b"[DONE]") == 1
-                ends = [
-                    choice["index"]
-                    for event in events[:-1]
-                    for choice in event["choices"]
-                    if choice["finish_reason"] == "length"
-                ]
-                assert sorted(ends) == [0, 1]
-                stage.settled()
-
-        run(scene())
-
-    def test_their_usage_is_told_once(self) -> None:
-        async def scene() -> None:
-            instance = Instance()
-            async with Stage(instance) as stage:
-                call = stage.call({**STREAM, "stream_options": {"include_usage": True}})
-                for number, made in ((0, 4), (1, 5)):
-                    usage = {"prompt_tokens": 3, "completion_tokens": made, "total_tokens": 0}
-                    told = {"id": "cmpl-1", "choices": [], "usage": usage}
-                    await instance.event(number, chunk([4], "stop"), told, end=True)
-                events = await call.events()
-                (usage,) = [e["usage"] for e in events[:-1] if not e["choices"]]
-                assert usage == {"prompt_tokens": 3, "completion_tokens": 9, "total_tokens": 12}
-                assert events[-1] == b"[DONE]"
-                assert events[-2]["usage"] == usage
-
-        run(scene())
+    async def test_their_usage_is_told_once(self) -> None:
+        instance = Instance()
+        async with Stage(instance) as stage:
+            call = stage.call({**STREAM, "stream_options": {"include_usage": True}})
+            for number, made in ((0, 4), (1, 5)):
+                usage = {"prompt_tokens": 3, "completion_tokens": made, "total_tokens": 0}
+                told = {"id": "cmpl-1", "choices": [], "usage": usage}
+                await instance.event(number, chunk([4], "stop"), told, end=True)
+            events = await call.events()
+            (usage,) = [e["usage"] for e in events[:-1] if not e["choices"]]
+            assert usage == {"prompt_tokens": 3, "completion_tokens": 9, "total_tokens": 12}
+            assert events[-1] == b"[DONE]"
+            assert events[-2]["usage"] == usage
 
     @pytest.mark.parametrize("begun", [False, True])
-    def test_one_error_ends_all_and_withdraws_the_others(self, begun: bool) -> None:
-        async def scene() -> None:
-            one, two = Instance("i0"), Instance("i1")
-            async with Stage(one, two) as stage:
-                call = stage.call(STREAM)
-                if begun:
-                    await one.event(0, chunk([4]))
-                    await two.event(0, chunk([5]))
-                    await one.event(0, chunk([6], "stop"), chunk([7]))
-                    error = (await call.events())[-1]["error"]
-                    assert "continued after its finish_reason" in error["message"]
-                    assert b"[DONE]" not in call.data
-                else:
-                    await one.answer(0, {"error": {"message": "no"}}, 400)
-                    assert (await call.json())["error"]["message"] == "no"
-                    assert call.status == 400
-                data = call.data
-                await until(lambda: any(c[0] == "abort" for c in two.calls))
-                await two.event(0, chunk([8]), chunk([9], "abort"), end=True)
-                await until(lambda: not stage.driver.front.attempts.on("i1"))
-                assert call.data == data
-                stage.settled()
+    async def test_one_error_ends_all_and_withdraws_the_others(self, begun: bool) -> None:
+        one, two = Instance("i0"), Instance("i1")
+        async with Stage(one, two) as stage:
+            call = stage.call(STREAM)
+            if begun:
+                await one.event(0, chunk([4]))
+                await two.event(0, chunk([5]))
+                await one.event(0, chunk([6], "stop"), chunk([7]))
+                error = (await call.events())[-1]["error"]
+                assert "continued after its finish_reason" in error["message"]
+                assert b"[DONE]" not in call.data
+            else:
+                await one.answer(0, {"error": {"message": "no"}}, 400)
+                assert (await call.json())["error"]["message"] == "no"
+                assert call.status == 400
+            data = call.data
+            await until(lambda: any(c[0] == "abort" for c in two.calls))
+            await two.event(0, chunk([8]), chunk([9], "abort"), end=True)
+            await until(lambda: not stage.driver.front.attempts.on("i1"))
+            assert call.data == data
+            stage.settled()
 
-        run(scene())
-
-    def test_an_event_that_cannot_be_told_is_made_elsewhere_whole(self) -> None:
+    async def test_an_event_that_cannot_be_told_is_made_elsewhere_whole(self) -> None:
         """Nothing of a packet reaches the client, or all of it."""
-
-        async def scene() -> None:
-            one, two = Instance("i0"), Instance("i1")
-            async with Stage(one, two) as stage:
-                call = stage.call(STREAM)
-                await two.event(0, chunk([9], "stop"), end=True)
-                head = b'data: {"id":"cmpl-1",'
-                good = head + b'"choices":[{"text":"w4 ","token_ids":[4],"finish_reason":null}]}'
-                bad = head + b'"choices":[{"text":"w5 ","token_ids":[5],"finish_reason":null]}'
-                await one.event(0, good, b"\n\n".join([good, bad]))
-                again = await two.asked(1)
-                assert again.body["prompt"] == [1, 2, 3, 4]
-                await two.event(1, chunk([5], "stop"), end=True)
-                events = await call.events()
-                texts = [
-                    choice["text"]
-                    for event in events[:-1]
-                    for choice in event["choices"]
-                    if choice["index"] == 0
-                ]
-                assert texts == ["w4 ", "w5 "]
-
-        run(scene())
+        one, two = Instance("i0"), Instance("i1")
+        async with Stage(one, two) as stage:
+            call = stage.call(STREAM)
+            await two.event(0, chunk([9], "stop"), end=True)
+            head = b'data: {"id":"cmpl-1",'
+            good = head + b'"choices":[{"text":"w4 ","token_ids":[4],"finish_reason":null}]}'
+            bad = head + b'"choices":[{"text":"w5 ","token_ids":[5],"finish_reason":null]}'
+            await one.event(0, good, b"\n\n".join([good, bad]))
+            again = await two.asked(1)
+            assert again.body["prompt"] == [1, 2, 3, 4]
+            await two.event(1, chunk([5], "stop"), end=True)
+            events = await call.events()
+            texts = [
+                choice["text"]
+                for event in events[:-1]
+                for choice in event["choices"]
+                if choice["index"] == 0
+            ]
+            assert texts == ["w4 ", "w5 "]
 
 
 class TestAnswers:
-    def test_a_mixture_of_errors_answers_once(self) -> None:
-        async def scene() -> None:
-            instance = Instance()
-            async with Stage(instance) as stage:
-                call = stage.call({**BODY, "n": 4})
-                await instance.asked(3)
-                await instance.answer(0, completion([4]))
-                await instance.answer(1, {"error": {"message": "first"}}, 400)
-                await instance.answer(2, {"error": {"message": "second"}}, 422)
-                await instance.answer(3, completion([4]))
-                assert (await call.json())["error"]["message"] == "first"
-                assert call.status == 400
-                await until(lambda: not stage.driver.front.attempts.on("i0"))
-                stage.settled()
-
-        run(scene())
+    async def test_a_mixture_of_errors_answers_once(self) -> None:
+        instance = Instance()
+        async with Stage(instance) as stage:
+            call = stage.call({**BODY, "n": 4})
+            await instance.asked(3)
+            await instance.answer(0, completion([4]))
+            await instance.answer(1, {"error": {"message": "first"}}, 400)
+            await instance.answer(2, {"error": {"message": "second"}}, 422)
+            await instance.answer(3, completion([4]))
+            assert (await call.json())["error"]["message"] == "first"
+            assert call.status == 400
+            await until(lambda: not stage.driver.front.attempts.on("i0"))
+            stage.settled()
 
 
 class Reply:
@@ -218,14 +195,11 @@ def test_what_are_no_events_is_not_passed_on(events: bytes) -> None:
     assert not reply.said
 
 
-def test_segments_of_each_are_its_own() -> None:
-    async def scene() -> None:
-        instance = Instance()
-        async with Stage(instance) as stage:
-            call = stage.call({**BODY, "n": 2})
-            await instance.answer(1, completion([4, 5]))
-            await instance.answer(0, completion([6]))
-            choices = (await call.json())["choices"]
-            assert [segments(choice)[-1]["end"] for choice in choices] == [1, 2]
-
-    run(scene())
+async def test_segments_of_each_are_its_own() -> None:
+    instance = Instance()
+    async with Stage(instance) as stage:
+        call = stage.call({**BODY, "n": 2})
+        await instance.answer(1, completion([4, 5]))
+        await instance.answer(0, completion([6]))
+        choices = (await call.json())["choices"]
+        assert [segments(choice)[-1]["end"] for choice in choices] == [1, 2]

@@ -30,7 +30,6 @@ from rollout_sched.live.ports import Outcome
 from tests import virtual_net
 from tests.core.told import make_scheduler
 from tests.integrations.gateway.data_plane.test_data_plane import BODY, Stage
-from tests.integrations.gateway.data_plane.test_data_plane import run as run_limits
 from tests.integrations.gateway.house import House, Upstream
 from tests.integrations.gateway.scripted import Call, Exchange, Instance, chunk, completion
 from tests.virtual_net import run
@@ -254,25 +253,22 @@ class TestTurns:
     def test_with_more_than_may_wait_the_oldest_is_done_out_of_turn(self) -> None:
         assert taken_by_turn(MOST_WAITING + 3, streams=1, turns=1) == [3, 4]
 
-    def test_who_comes_later_stays_behind_who_waits(self) -> None:
-        async def scene() -> None:
-            queue, done = Pacer(), list[str]()
-            queue.streams = 1
-            for name in "abc":
-                queue.take(done.append, name, never)
-            queue.streams = 0
-            await asyncio.sleep(0)
-            queue.take(done.append, "d", never)
-            assert done == ["a", "b"]
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-            assert done == ["a", "b", "c", "d"]
-
-        run(scene())
+    async def test_who_comes_later_stays_behind_who_waits(self) -> None:
+        queue, done = Pacer(), list[str]()
+        queue.streams = 1
+        for name in "abc":
+            queue.take(done.append, name, never)
+        queue.streams = 0
+        await asyncio.sleep(0)
+        queue.take(done.append, "d", never)
+        assert done == ["a", "b"]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert done == ["a", "b", "c", "d"]
 
     @pytest.mark.parametrize("streams", [0, 1])
     @pytest.mark.parametrize("after", [0, MOST_WAITING + 2])
-    def test_a_failure_is_the_pieces_own(self, streams: int, after: int) -> None:
+    async def test_a_failure_is_the_pieces_own(self, streams: int, after: int) -> None:
         """At once, in a later turn, and out of turn, where it hit who came then."""
 
         def fail(_: object) -> None:
@@ -283,86 +279,70 @@ class TestTurns:
             raise ValueError("and nobody can be told")
 
         failures: list[Exception] = []
-
-        async def scene() -> None:
-            queue, done = Pacer(), list[int]()
-            queue.streams = streams
-            queue.take(done.append, 0, never)
-            queue.take(fail, None, failures.append)
-            queue.take(fail, None, fail_too)
-            for piece in range(1, after):
-                queue.take(done.append, piece, never)
-            while len(done) < max(1, after) or len(failures) < 2:
-                await asyncio.sleep(0.001)
-            assert done == list(range(max(1, after)))
-            assert [str(error) for error in failures] == ["of its own"] * 2
-
-        run(scene())
+        queue, done = Pacer(), list[int]()
+        queue.streams = streams
+        queue.take(done.append, 0, never)
+        queue.take(fail, None, failures.append)
+        queue.take(fail, None, fail_too)
+        for piece in range(1, after):
+            queue.take(done.append, piece, never)
+        while len(done) < max(1, after) or len(failures) < 2:
+            await asyncio.sleep(0.001)
+        assert done == list(range(max(1, after)))
+        assert [str(error) for error in failures] == ["of its own"] * 2
 
 
 class TestCallsBesideStreams:
-    def test_events_pass_between_two_calls_that_came_together(self) -> None:
-        async def scene() -> None:
-            instance = Instance(slots=9)
-            async with Stage(instance) as stage:
-                stream = await self.open(stage, instance)
-                for _ in range(3):
-                    stage.call()
-                before = len(instance.pool.asked)
-                await instance.event(0, chunk([8]))
-                assert b'"token_ids":[8]' in stream.data
-                assert len(instance.pool.asked) == before == 2
-                await instance.asked(3)
-
-        run(scene())
-
-    def test_a_client_that_goes_before_its_turn_has_asked_for_nothing(self) -> None:
-        async def scene() -> None:
-            instance = Instance(slots=9)
-            async with Stage(instance) as stage:
-                await self.open(stage, instance)
+    async def test_events_pass_between_two_calls_that_came_together(self) -> None:
+        instance = Instance(slots=9)
+        async with Stage(instance) as stage:
+            stream = await self.open(stage, instance)
+            for _ in range(3):
                 stage.call()
-                going = stage.call()
-                going.gone = True
-                stage.call()
-                await instance.asked(2)
-                for _ in range(3):
-                    await asyncio.sleep(0)
-                assert len(instance.pool.asked) == 3
-                assert stage.data_plane.calls.requests == 3
+            before = len(instance.pool.asked)
+            await instance.event(0, chunk([8]))
+            assert b'"token_ids":[8]' in stream.data
+            assert len(instance.pool.asked) == before == 2
+            await instance.asked(3)
 
-        run(scene())
+    async def test_a_client_that_goes_before_its_turn_has_asked_for_nothing(self) -> None:
+        instance = Instance(slots=9)
+        async with Stage(instance) as stage:
+            await self.open(stage, instance)
+            stage.call()
+            going = stage.call()
+            going.gone = True
+            stage.call()
+            await instance.asked(2)
+            for _ in range(3):
+                await asyncio.sleep(0)
+            assert len(instance.pool.asked) == 3
+            assert stage.data_plane.calls.requests == 3
 
-    def test_of_streams_that_end_together_the_second_waits_for_its_turn(self) -> None:
-        async def scene() -> None:
-            instance = Instance(slots=9)
-            async with Stage(instance) as stage:
-                streams = [await self.open(stage, instance) for _ in range(3)]
-                await asyncio.sleep(0)  # the last one's beginning was this turn's work
-                for number in (0, 1):
-                    await instance.event(number, chunk([8], "stop"), end=True)
-                assert [stream.over.is_set() for stream in streams] == [True, False, False]
-                await instance.event(2, chunk([8]))
-                assert b'"token_ids":[8]' in streams[2].data
-                assert (await streams[1].events())[-1] == b"[DONE]"
+    async def test_of_streams_that_end_together_the_second_waits_for_its_turn(self) -> None:
+        instance = Instance(slots=9)
+        async with Stage(instance) as stage:
+            streams = [await self.open(stage, instance) for _ in range(3)]
+            await asyncio.sleep(0)  # the last one's beginning was this turn's work
+            for number in (0, 1):
+                await instance.event(number, chunk([8], "stop"), end=True)
+            assert [stream.over.is_set() for stream in streams] == [True, False, False]
+            await instance.event(2, chunk([8]))
+            assert b'"token_ids":[8]' in streams[2].data
+            assert (await streams[1].events())[-1] == b"[DONE]"
 
-        run(scene())
-
-    def test_streams_are_counted_while_they_are_open(self) -> None:
-        async def scene() -> None:
-            instance = Instance(slots=9)
-            async with Stage(instance) as stage:
-                ended = await self.open(stage, instance)
-                left = await self.open(stage, instance)
-                assert stage.data_plane.calls.pacer.streams == 2
-                await instance.event(0, chunk([8], "stop"), end=True)
-                await ended.events()
-                assert stage.data_plane.calls.pacer.streams == 1
-                assert left.on_disconnect is not None
-                left.on_disconnect()
-                assert stage.data_plane.calls.pacer.streams == 0
-
-        run(scene())
+    async def test_streams_are_counted_while_they_are_open(self) -> None:
+        instance = Instance(slots=9)
+        async with Stage(instance) as stage:
+            ended = await self.open(stage, instance)
+            left = await self.open(stage, instance)
+            assert stage.data_plane.calls.pacer.streams == 2
+            await instance.event(0, chunk([8], "stop"), end=True)
+            await ended.events()
+            assert stage.data_plane.calls.pacer.streams == 1
+            assert left.on_disconnect is not None
+            left.on_disconnect()
+            assert stage.data_plane.calls.pacer.streams == 0
 
     @staticmethod
     async def open(stage: Stage, instance: Instance) -> Call:
@@ -428,33 +408,27 @@ def test_there_is_none_unless_asked_for(caplog: pytest.LogCaptureFixture) -> Non
         (Limits(body_bytes=10), BODY, 413, "the limit for all bodies is 10"),
     ],
 )
-def test_what_could_never_fit_is_refused_for_ever(
+async def test_what_could_never_fit_is_refused_for_ever(
     limits: Limits, body: object, status: int, says: str
 ) -> None:
-    async def scene() -> None:
-        async with Stage(Instance(), data_plane={"limits": limits}) as stage:
-            call = stage.call(body)
-            assert says in (await call.json())["error"]["message"]
-            assert call.status == status
-            assert b"retry-after" not in call.answer_headers
-            stage.settled()
-
-    run_limits(scene())
+    async with Stage(Instance(), data_plane={"limits": limits}) as stage:
+        call = stage.call(body)
+        assert says in (await call.json())["error"]["message"]
+        assert call.status == status
+        assert b"retry-after" not in call.answer_headers
+        stage.settled()
 
 
-def test_what_does_not_fit_now_is_told_when_to_come_back() -> None:
-    async def scene() -> None:
-        instance = Instance()
-        limits = Limits(requests=1, retry_after_s=7)
-        async with Stage(instance, data_plane={"limits": limits}) as stage:
-            first, second = stage.call(), stage.call()
-            assert (second.status, second.answer_headers[b"retry-after"]) == (503, b"7")
-            await instance.answer(0, completion([4]))
-            await first.json()
-            assert stage.call().status == 0
-            await instance.answer(1, completion([4]))
-
-    run_limits(scene())
+async def test_what_does_not_fit_now_is_told_when_to_come_back() -> None:
+    instance = Instance()
+    limits = Limits(requests=1, retry_after_s=7)
+    async with Stage(instance, data_plane={"limits": limits}) as stage:
+        first, second = stage.call(), stage.call()
+        assert (second.status, second.answer_headers[b"retry-after"]) == (503, b"7")
+        await instance.answer(0, completion([4]))
+        await first.json()
+        assert stage.call().status == 0
+        await instance.answer(1, completion([4]))
 
 
 # -- The data plane's port to who schedules: the driver has it, and a front's way to one elsewh --

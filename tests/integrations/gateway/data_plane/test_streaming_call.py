@@ -17,7 +17,6 @@ from tests.integrations.gateway.data_plane.test_data_plane import (
     PARTIAL,
     PROMPT,
     Stage,
-    run,
     segments,
 )
 from tests.integrations.gateway.scripted import Call, Instance, chunk, compact, text_of
@@ -81,240 +80,195 @@ def assert_ended(call: Call, events: list[Any], finish: str) -> dict[str, Any]:
 class TestTheEnd:
     @pytest.mark.parametrize("usage", [False, True])
     @pytest.mark.parametrize("endpoint", TARGETS)
-    def test_an_instance_that_is_lost_between_the_last_token_and_the_end(
+    async def test_an_instance_that_is_lost_between_the_last_token_and_the_end(
         self, endpoint: Endpoint, usage: bool
     ) -> None:
         """Nobody has anything left to make then, and the stream hung for ever."""
+        instance = Instance()
+        async with Stage(instance) as stage:
+            more = {"stream_options": {"include_usage": True}} if usage else {}
+            call = stage.call(asked_of(endpoint, 2, **more), TARGETS[endpoint])
+            await instance.event(0, said_of(endpoint, [4]), said_of(endpoint, [5]))
+            stage.driver.fleet.lose("i0", "it is gone")
+            events = await call.events()
+            last = assert_ended(call, events, "length")
+            assert ids_of(events) == [4, 5]
+            for name in ("id", "request_id", "object", "created", "model"):
+                assert last.get(name) == events[0].get(name)
+            assert set(events[0]["choices"][0]) - set(last["choices"][0]) <= {"token_ids"}
+            told = [e["usage"] for e in events[:-1] if not e["choices"]]
+            assert bool(told) == usage
+            if usage:
+                assert told[0]["prompt_tokens"] == 3
+                assert told[0]["completion_tokens"] == 2
+            stage.settled()
 
-        async def scene() -> None:
-            instance = Instance()
-            async with Stage(instance) as stage:
-                more = {"stream_options": {"include_usage": True}} if usage else {}
-                call = stage.call(asked_of(endpoint, 2, **more), TARGETS[endpoint])
-                await instance.event(0, said_of(endpoint, [4]), said_of(endpoint, [5]))
-                stage.driver.fleet.lose("i0", "it is gone")
-                events = await call.events()
-                last = assert_ended(call, events, "length")
-                assert ids_of(events) == [4, 5]
-                for name in ("id", "request_id", "object", "created", "model"):
-                    assert last.get(name) == events[0].get(name)
-                assert set(events[0]["choices"][0]) - set(last["choices"][0]) <= {"token_ids"}
-                told = [e["usage"] for e in events[:-1] if not e["choices"]]
-                assert bool(told) == usage
-                if usage:
-                    assert told[0]["prompt_tokens"] == 3
-                    assert told[0]["completion_tokens"] == 2
-                stage.settled()
-
-        run(scene())
-
-    def test_without_a_limit_of_the_clients(self) -> None:
+    async def test_without_a_limit_of_the_clients(self) -> None:
         """It is the instance's own then."""
+        instance = Instance()
+        async with Stage(instance) as stage:
+            body = {name: value for name, value in BODY.items() if name != "max_tokens"}
+            call = stage.call({**body, "stream": True})
+            limit = 16  # a completion's
+            await instance.event(0, *(chunk([token]) for token in range(limit)))
+            (await instance.asked()).receiver.on_error(InstanceError("reset"))
+            assert_ended(call, await call.events(), "length")
+            stage.settled()
 
-        async def scene() -> None:
-            instance = Instance()
-            async with Stage(instance) as stage:
-                body = {name: value for name, value in BODY.items() if name != "max_tokens"}
-                call = stage.call({**body, "stream": True})
-                limit = 16  # a completion's
-                await instance.event(0, *(chunk([token]) for token in range(limit)))
-                (await instance.asked()).receiver.on_error(InstanceError("reset"))
-                assert_ended(call, await call.events(), "length")
-                stage.settled()
-
-        run(scene())
-
-    def test_an_instance_that_is_lost_after_the_end(self) -> None:
+    async def test_an_instance_that_is_lost_after_the_end(self) -> None:
         """The text had ended; another instance would have written on."""
-
-        async def scene() -> None:
-            one, two = Instance("i0"), Instance("i1")
-            async with Stage(one, two) as stage:
-                call = stage.call({**BODY, "stream": True})
-                await one.event(0, chunk([4]), chunk([5], "stop"))
-                stage.driver.fleet.lose("i0", "it is gone")
-                events = await call.events()
-                assert_ended(call, events, "stop")
-                assert ids_of(events) == [4, 5]
-                assert not two.pool.asked
-                stage.settled()
-
-        run(scene())
+        one, two = Instance("i0"), Instance("i1")
+        async with Stage(one, two) as stage:
+            call = stage.call({**BODY, "stream": True})
+            await one.event(0, chunk([4]), chunk([5], "stop"))
+            stage.driver.fleet.lose("i0", "it is gone")
+            events = await call.events()
+            assert_ended(call, events, "stop")
+            assert ids_of(events) == [4, 5]
+            assert not two.pool.asked
+            stage.settled()
 
     @pytest.mark.parametrize("rest", ["", "data: [DO", "data: [DONE]"])
-    def test_a_close_just_before_done(self, rest: str) -> None:
-        async def scene() -> None:
-            instance = Instance()
-            async with Stage(instance) as stage:
-                call = stage.call({**BODY, "stream": True})
-                await instance.event(0, chunk([4]), chunk([5], "stop"))
-                receiver = (await instance.asked()).receiver
-                receiver.on_data(rest.encode())
-                receiver.on_error(InstanceError("closed in the middle"))
-                assert_ended(call, await call.events(), "stop")
-                assert len(instance.pool.asked) == 1
-                stage.settled()
+    async def test_a_close_just_before_done(self, rest: str) -> None:
+        instance = Instance()
+        async with Stage(instance) as stage:
+            call = stage.call({**BODY, "stream": True})
+            await instance.event(0, chunk([4]), chunk([5], "stop"))
+            receiver = (await instance.asked()).receiver
+            receiver.on_data(rest.encode())
+            receiver.on_error(InstanceError("closed in the middle"))
+            assert_ended(call, await call.events(), "stop")
+            assert len(instance.pool.asked) == 1
+            stage.settled()
 
-        run(scene())
+    async def test_the_usage_that_a_close_has_cost_is_made(self) -> None:
+        instance = Instance()
+        async with Stage(instance) as stage:
+            options = {"stream_options": {"include_usage": True}}
+            call = stage.call({**BODY, "stream": True, **options})
+            await instance.event(0, chunk([4]), chunk([5], "stop"))
+            (await instance.asked()).receiver.on_error(InstanceError("closed"))
+            events = await call.events()
+            assert_ended(call, events, "stop")
+            assert events[-2]["usage"]["total_tokens"] == 5
 
-    def test_the_usage_that_a_close_has_cost_is_made(self) -> None:
-        async def scene() -> None:
-            instance = Instance()
-            async with Stage(instance) as stage:
-                options = {"stream_options": {"include_usage": True}}
-                call = stage.call({**BODY, "stream": True, **options})
-                await instance.event(0, chunk([4]), chunk([5], "stop"))
-                (await instance.asked()).receiver.on_error(InstanceError("closed"))
-                events = await call.events()
-                assert_ended(call, events, "stop")
-                assert events[-2]["usage"]["total_tokens"] == 5
+    async def test_what_comes_after_the_end_is_not_passed_on(self) -> None:
+        instance = Instance()
+        async with Stage(instance) as stage:
+            call = stage.call({**BODY, "stream": True})
+            await instance.event(0, chunk([4], "stop"))
+            receiver = (await instance.asked()).receiver
+            rubbish = b'data: {"x"\n\n: ping\n\ndata: {"surprise":1}\n\n'
+            receiver.on_data(rubbish + b"data: [DONE]\n\n" + b"data: " + compact(chunk([9])))
+            receiver.on_data(b"\n\n")
+            receiver.on_end()
+            receiver.on_error(InstanceError("late"))
+            events = await call.events()
+            assert_ended(call, events, "stop")
+            assert len(events) == 2
+            stage.settled()
 
-        run(scene())
+    async def test_a_server_that_does_not_close_after_done(self) -> None:
+        instance = Instance()
+        async with Stage(instance) as stage:
+            call = stage.call({**BODY, "stream": True})
+            await instance.event(0, chunk([4], "stop"), b"data: [DONE]")
+            assert_ended(call, await call.events(), "stop")
+            stage.settled()
 
-    def test_what_comes_after_the_end_is_not_passed_on(self) -> None:
-        async def scene() -> None:
-            instance = Instance()
-            async with Stage(instance) as stage:
-                call = stage.call({**BODY, "stream": True})
-                await instance.event(0, chunk([4], "stop"))
-                receiver = (await instance.asked()).receiver
-                rubbish = b'data: {"x"\n\n: ping\n\ndata: {"surprise":1}\n\n'
-                receiver.on_data(rubbish + b"data: [DONE]\n\n" + b"data: " + compact(chunk([9])))
-                receiver.on_data(b"\n\n")
-                receiver.on_end()
-                receiver.on_error(InstanceError("late"))
-                events = await call.events()
-                assert_ended(call, events, "stop")
-                assert len(events) == 2
-                stage.settled()
-
-        run(scene())
-
-    def test_a_server_that_does_not_close_after_done(self) -> None:
-        async def scene() -> None:
-            instance = Instance()
-            async with Stage(instance) as stage:
-                call = stage.call({**BODY, "stream": True})
-                await instance.event(0, chunk([4], "stop"), b"data: [DONE]")
-                assert_ended(call, await call.events(), "stop")
-                stage.settled()
-
-        run(scene())
-
-    def test_more_tokens_after_the_end_are_an_error(self) -> None:
+    async def test_more_tokens_after_the_end_are_an_error(self) -> None:
         """The client has what came before, so never may it look good."""
-
-        async def scene() -> None:
-            instance = Instance()
-            async with Stage(instance) as stage:
-                call = stage.call({**BODY, "stream": True})
-                await instance.event(0, chunk([4], "stop"), chunk([5]))
-                events = await call.events()
-                assert "continued after its finish_reason" in str(events[-1]["error"])
-                assert b"[DONE]" not in events
-                stage.settled()
-
-        run(scene())
+        instance = Instance()
+        async with Stage(instance) as stage:
+            call = stage.call({**BODY, "stream": True})
+            await instance.event(0, chunk([4], "stop"), chunk([5]))
+            events = await call.events()
+            assert "continued after its finish_reason" in str(events[-1]["error"])
+            assert b"[DONE]" not in events
+            stage.settled()
 
     @pytest.mark.parametrize("endpoint", TARGETS)
-    def test_a_segments_end_is_not_the_streams(self, endpoint: Endpoint) -> None:
+    async def test_a_segments_end_is_not_the_streams(self, endpoint: Endpoint) -> None:
         """What the last event of each segment brought was lost."""
+        instance = Instance()
+        segmented = {**PARTIAL, "segment_tokens": 2}
+        async with Stage(instance, interruption=segmented) as stage:
+            options = {"stream_options": {"include_usage": True}}
+            call = stage.call(asked_of(endpoint, 3, **options), TARGETS[endpoint])
+            await instance.event(
+                0, said_of(endpoint, [4]), said_of(endpoint, [5], "length"), end=True
+            )
+            later: Endpoint = "generate" if endpoint == "generate" else "completions"
+            usage = {"prompt_tokens": 5, "completion_tokens": 1, "total_tokens": 6}
+            told = {**said_of(later, []), "choices": [], "usage": usage}
+            await instance.event(1, said_of(later, [6], "length"), told, end=True)
+            events = await call.events()
+            assert_ended(call, events, "length")
+            assert ids_of(events) == [4, 5, 6]
+            assert events[-2]["usage"] == {
+                "prompt_tokens": 3,
+                "completion_tokens": 3,
+                "total_tokens": 6,
+            }
+            names = {e.get("id", e.get("request_id")) for e in events[:-1]}
+            assert len(names) == 1
 
-        async def scene() -> None:
-            instance = Instance()
-            segmented = {**PARTIAL, "segment_tokens": 2}
-            async with Stage(instance, interruption=segmented) as stage:
-                options = {"stream_options": {"include_usage": True}}
-                call = stage.call(asked_of(endpoint, 3, **options), TARGETS[endpoint])
-                await instance.event(
-                    0, said_of(endpoint, [4]), said_of(endpoint, [5], "length"), end=True
-                )
-                later: Endpoint = "generate" if endpoint == "generate" else "completions"
-                usage = {"prompt_tokens": 5, "completion_tokens": 1, "total_tokens": 6}
-                told = {**said_of(later, []), "choices": [], "usage": usage}
-                await instance.event(1, said_of(later, [6], "length"), told, end=True)
-                events = await call.events()
-                assert_ended(call, events, "length")
-                assert ids_of(events) == [4, 5, 6]
-                assert events[-2]["usage"] == {
-                    "prompt_tokens": 3,
-                    "completion_tokens": 3,
-                    "total_tokens": 6,
-                }
-                names = {e.get("id", e.get("request_id")) for e in events[:-1]}
-                assert len(names) == 1
-
-        run(scene())
-
-    def test_spans_that_cannot_be_true_are_said(self) -> None:
-        async def scene() -> None:
-            instance = Instance()
-            async with Stage(instance) as stage:
-                call = stage.call(asked_of("generate", 9), TARGETS["generate"])
-                last = said_of("generate", [5], "stop")
-                last["choices"][0]["weight_versions"] = [{"version": "0", "start": 0, "end": 9}]
-                await instance.event(0, said_of("generate", [4]), last)
-                events = await call.events()
-                assert "do not cover" in str(events[-1]["error"])
-                stage.settled()
-
-        run(scene())
+    async def test_spans_that_cannot_be_true_are_said(self) -> None:
+        instance = Instance()
+        async with Stage(instance) as stage:
+            call = stage.call(asked_of("generate", 9), TARGETS["generate"])
+            last = said_of("generate", [5], "stop")
+            last["choices"][0]["weight_versions"] = [{"version": "0", "start": 0, "end": 9}]
+            await instance.event(0, said_of("generate", [4]), last)
+            events = await call.events()
+            assert "do not cover" in str(events[-1]["error"])
+            stage.settled()
 
     @pytest.mark.parametrize("finish", ["stop", "abort"])
-    def test_what_a_restarted_instance_has_streamed_does_not_end_well(self, finish: str) -> None:
+    async def test_what_a_restarted_instance_has_streamed_does_not_end_well(
+        self, finish: str
+    ) -> None:
         """The client has its tokens already; the instance is looked at before it gets more."""
+        instance = Instance()
+        instance.labelled = True
+        async with Stage(instance) as stage:
+            call = stage.call(asked_of("generate", 9), TARGETS["generate"])
+            last = said_of("generate", [5], finish)
+            spans = [{"version": "default", "start": 0, "end": 2}]
+            last["choices"][0]["weight_versions"] = spans
+            await instance.event(0, said_of("generate", [4]), last)
+            events = await call.events()
+            assert "restarted" in str(events[-1]["error"])
+            assert not stage.driver.supervisors["i0"].health.verified.is_set()
+            stage.settled()
 
-        async def scene() -> None:
-            instance = Instance()
-            instance.labelled = True
-            async with Stage(instance) as stage:
-                call = stage.call(asked_of("generate", 9), TARGETS["generate"])
-                last = said_of("generate", [5], finish)
-                spans = [{"version": "default", "start": 0, "end": 2}]
-                last["choices"][0]["weight_versions"] = spans
-                await instance.event(0, said_of("generate", [4]), last)
-                events = await call.events()
-                assert "restarted" in str(events[-1]["error"])
-                assert not stage.driver.supervisors["i0"].health.verified.is_set()
-                stage.settled()
-
-        run(scene())
-
-    def test_a_stream_that_a_restarted_instance_has_begun_is_not_begun_again(self) -> None:
+    async def test_a_stream_that_a_restarted_instance_has_begun_is_not_begun_again(self) -> None:
         """The client has its tokens, and nobody knows which weights made them."""
+        one, two = Instance("i0"), Instance("i1")
+        async with Stage(one, two) as stage:
+            call = stage.call({**BODY, "stream": True})
+            await one.event(0, chunk([4]), chunk([5]))
+            (running,) = stage.driver.front.attempts.on("i0")
+            stage.driver.front.attempts.disbelieve(running.dispatch.attempt)
+            events = await call.events()
+            assert "are not valid" in str(events[-1]["error"])
+            assert not two.pool.asked
+            stage.settled()
 
-        async def scene() -> None:
-            one, two = Instance("i0"), Instance("i1")
-            async with Stage(one, two) as stage:
-                call = stage.call({**BODY, "stream": True})
-                await one.event(0, chunk([4]), chunk([5]))
-                (running,) = stage.driver.front.attempts.on("i0")
-                stage.driver.front.attempts.disbelieve(running.dispatch.attempt)
-                events = await call.events()
-                assert "are not valid" in str(events[-1]["error"])
-                assert not two.pool.asked
-                stage.settled()
-
-        run(scene())
-
-    def test_whoever_watches_the_instance_is_told_that_a_stream_is_not_read(self) -> None:
+    async def test_whoever_watches_the_instance_is_told_that_a_stream_is_not_read(self) -> None:
         """What it has to say waits in the connection; so does the connection's end."""
-
-        async def scene() -> None:
-            instance = Instance()
-            async with Stage(instance) as stage:
-                call = stage.call({**BODY, "stream": True})
-                await instance.event(0, chunk([4]))
-                (running,) = stage.driver.front.attempts.on("i0")
-                assert not getattr(running.attempting, "held_back", True)
-                assert call.on_pause is not None
-                call.on_pause()
-                assert getattr(running.attempting, "held_back", False)
-                assert call.on_resume is not None
-                call.on_resume()
-                assert not getattr(running.attempting, "held_back", True)
-
-        run(scene())
+        instance = Instance()
+        async with Stage(instance) as stage:
+            call = stage.call({**BODY, "stream": True})
+            await instance.event(0, chunk([4]))
+            (running,) = stage.driver.front.attempts.on("i0")
+            assert not getattr(running.attempting, "held_back", True)
+            assert call.on_pause is not None
+            call.on_pause()
+            assert getattr(running.attempting, "held_back", False)
+            assert call.on_resume is not None
+            call.on_resume()
+            assert not getattr(running.attempting, "held_back", True)
 
 
 class TestBrokenOff:
@@ -338,40 +292,34 @@ class TestBrokenOff:
         ],
     )
     @pytest.mark.parametrize("first", [False, True])
-    def test_what_is_no_event_is_made_elsewhere(self, broken: bytes, first: bool) -> None:
-        async def scene() -> None:
-            one, two = Instance("i0"), Instance("i1")
-            async with Stage(one, two) as stage:
-                call = stage.call({**BODY, "stream": True})
-                before = [] if first else [chunk([4]), chunk([5])]
-                await one.event(0, *before, broken)
-                again = await two.asked()
-                assert again.body["prompt"] == ([*PROMPT] if first else [*PROMPT, 4, 5])
-                await two.event(0, chunk([6], "stop"), end=True)
-                events = await call.events()
-                assert_ended(call, events, "stop")
-                assert ids_of(events) == ([6] if first else [4, 5, 6])
-                stage.settled()
+    async def test_what_is_no_event_is_made_elsewhere(self, broken: bytes, first: bool) -> None:
+        one, two = Instance("i0"), Instance("i1")
+        async with Stage(one, two) as stage:
+            call = stage.call({**BODY, "stream": True})
+            before = [] if first else [chunk([4]), chunk([5])]
+            await one.event(0, *before, broken)
+            again = await two.asked()
+            assert again.body["prompt"] == ([*PROMPT] if first else [*PROMPT, 4, 5])
+            await two.event(0, chunk([6], "stop"), end=True)
+            events = await call.events()
+            assert_ended(call, events, "stop")
+            assert ids_of(events) == ([6] if first else [4, 5, 6])
+            stage.settled()
 
-        run(scene())
-
-    def test_anothers_event_is_not_passed_on(self) -> None:
-        async def scene() -> None:
-            one, two = Instance("i0"), Instance("i1")
-            async with Stage(one, two) as stage:
-                call = stage.call({**BODY, "stream": True})
-                await one.asked()
-                (order,) = one.names
-                own = {**chunk([4]), "id": f"cmpl-{order}"}
-                other = {**chunk([9]), "id": f"cmpl-{order}0"}
-                await one.event(0, own, other)
-                assert (await two.asked()).body["prompt"] == [*PROMPT, 4]
-                await two.event(0, chunk([5], "stop"), end=True)
-                events = await call.events()
-                assert_ended(call, events, "stop")
-                assert ids_of(events) == [4, 5]
-
-        run(scene())
+    async def test_anothers_event_is_not_passed_on(self) -> None:
+        one, two = Instance("i0"), Instance("i1")
+        async with Stage(one, two) as stage:
+            call = stage.call({**BODY, "stream": True})
+            await one.asked()
+            (order,) = one.names
+            own = {**chunk([4]), "id": f"cmpl-{order}"}
+            other = {**chunk([9]), "id": f"cmpl-{order}0"}
+            await one.event(0, own, other)
+            assert (await two.asked()).body["prompt"] == [*PROMPT, 4]
+            await two.event(0, chunk([5], "stop"), end=True)
+            events = await call.events()
+            assert_ended(call, events, "stop")
+            assert ids_of(events) == [4, 5]
 
     @pytest.mark.parametrize(
         "packet",
@@ -390,130 +338,107 @@ class TestBrokenOff:
         assert go_on(GOOD + GOOD, opening)
         assert not go_on(packet, opening)
 
-    def test_many_events_in_one_packet_are_looked_at_too(self) -> None:
-        async def scene() -> None:
-            one, two = Instance("i0"), Instance("i1")
-            async with Stage(one, two) as stage:
-                call = stage.call({**BODY, "stream": True})
-                await one.asked()
-                (order,) = one.names
-                own = {"id": f"cmpl-{order}", "choices": chunk([4])["choices"]}
-                other = {"id": f"cmpl-{order}1", "choices": chunk([9])["choices"]}
-                await one.event(0, own)
-                packet = [b"data: %b" % compact(e) for e in (own, other, own)]
-                await one.event(0, b"\n\n".join(packet))
-                assert (await two.asked()).body["prompt"] == [*PROMPT, 4, 4]
-                await two.event(0, chunk([5], "stop"), end=True)
-                assert ids_of(await call.events()) == [4, 4, 5]
+    async def test_many_events_in_one_packet_are_looked_at_too(self) -> None:
+        one, two = Instance("i0"), Instance("i1")
+        async with Stage(one, two) as stage:
+            call = stage.call({**BODY, "stream": True})
+            await one.asked()
+            (order,) = one.names
+            own = {"id": f"cmpl-{order}", "choices": chunk([4])["choices"]}
+            other = {"id": f"cmpl-{order}1", "choices": chunk([9])["choices"]}
+            await one.event(0, own)
+            packet = [b"data: %b" % compact(e) for e in (own, other, own)]
+            await one.event(0, b"\n\n".join(packet))
+            assert (await two.asked()).body["prompt"] == [*PROMPT, 4, 4]
+            await two.event(0, chunk([5], "stop"), end=True)
+            assert ids_of(await call.events()) == [4, 4, 5]
 
-        run(scene())
-
-    def test_an_event_without_end(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_an_event_without_end(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(event_stream, "LONGEST_EVENT", 1000)
+        one, two = Instance("i0"), Instance("i1")
+        async with Stage(one, two) as stage:
+            call = stage.call({**BODY, "stream": True})
+            receiver = (await one.asked()).receiver
+            receiver.on_head(200, [])
+            for _ in range(1001):
+                receiver.on_data(b"x")
+            await two.event(0, chunk([5], "stop"), end=True)
+            assert_ended(call, await call.events(), "stop")
 
-        async def scene() -> None:
-            one, two = Instance("i0"), Instance("i1")
-            async with Stage(one, two) as stage:
-                call = stage.call({**BODY, "stream": True})
-                receiver = (await one.asked()).receiver
-                receiver.on_head(200, [])
-                for _ in range(1001):
-                    receiver.on_data(b"x")
-                await two.event(0, chunk([5], "stop"), end=True)
-                assert_ended(call, await call.events(), "stop")
+    async def test_an_event_without_end_costs_no_more_the_longer_it_is(self) -> None:
+        instance = Instance()
+        async with Stage(instance) as stage:
+            stage.call({**BODY, "stream": True})
+            receiver = (await instance.asked()).receiver
+            receiver.on_head(200, [])
+            receiver.on_data(b"data: ")
 
-        run(scene())
+            def seconds() -> float:
+                start = time.perf_counter()
+                for _ in range(2000):
+                    receiver.on_data(b"x" * 2000)
+                return time.perf_counter() - start
 
-    def test_an_event_without_end_costs_no_more_the_longer_it_is(self) -> None:
-        async def scene() -> None:
-            instance = Instance()
-            async with Stage(instance) as stage:
-                stage.call({**BODY, "stream": True})
-                receiver = (await instance.asked()).receiver
-                receiver.on_head(200, [])
-                receiver.on_data(b"data: ")
+            first = seconds()
+            for _ in range(4):
+                last = seconds()
+            assert last < 10 * first
 
-                def seconds() -> float:
-                    start = time.perf_counter()
-                    for _ in range(2000):
-                        receiver.on_data(b"x" * 2000)
-                    return time.perf_counter() - start
+    async def test_an_error_without_end(self) -> None:
+        one, two = Instance("i0"), Instance("i1")
+        async with Stage(one, two) as stage:
+            call = stage.call({**BODY, "stream": True})
+            receiver = (await one.asked()).receiver
+            receiver.on_head(400, [])
+            for _ in range(3):
+                receiver.on_data(b"x" * 2**19)
+            await two.event(0, chunk([5], "stop"), end=True)
+            assert_ended(call, await call.events(), "stop")
 
-                first = seconds()
-                for _ in range(4):
-                    last = seconds()
-                assert last < 10 * first
+    async def test_an_error_of_several_lines_stays_one_event(self) -> None:
+        one, two = Instance("i0"), Instance("i1")
+        async with Stage(one, two) as stage:
+            call = stage.call({**BODY, "stream": True})
+            await one.event(0, chunk([4]))
+            (await one.asked()).receiver.on_error(InstanceError("reset"))
+            receiver = (await two.asked()).receiver
+            receiver.on_head(400, [])
+            receiver.on_data(b'{"error":\n\n {"message": "no"}\n\n}')
+            receiver.on_end()
+            assert (await call.events())[-1] == {"error": {"message": "no"}}
 
-        run(scene())
-
-    def test_an_error_without_end(self) -> None:
-        async def scene() -> None:
-            one, two = Instance("i0"), Instance("i1")
-            async with Stage(one, two) as stage:
-                call = stage.call({**BODY, "stream": True})
-                receiver = (await one.asked()).receiver
-                receiver.on_head(400, [])
-                for _ in range(3):
-                    receiver.on_data(b"x" * 2**19)
-                await two.event(0, chunk([5], "stop"), end=True)
-                assert_ended(call, await call.events(), "stop")
-
-        run(scene())
-
-    def test_an_error_of_several_lines_stays_one_event(self) -> None:
-        async def scene() -> None:
-            one, two = Instance("i0"), Instance("i1")
-            async with Stage(one, two) as stage:
-                call = stage.call({**BODY, "stream": True})
-                await one.event(0, chunk([4]))
-                (await one.asked()).receiver.on_error(InstanceError("reset"))
-                receiver = (await two.asked()).receiver
-                receiver.on_head(400, [])
-                receiver.on_data(b'{"error":\n\n {"message": "no"}\n\n}')
-                receiver.on_end()
-                assert (await call.events())[-1] == {"error": {"message": "no"}}
-
-        run(scene())
-
-    def test_ids_that_are_none_are_nothing_to_go_on_from(self) -> None:
+    async def test_ids_that_are_none_are_nothing_to_go_on_from(self) -> None:
         """Passed on unread, they are found when somebody has to go on from them."""
+        one, two = Instance("i0"), Instance("i1")
+        async with Stage(one, two) as stage:
+            call = stage.call({**BODY, "stream": True})
+            odd = {"id": "cmpl-1", "object": "text_completion"}
+            odd["choices"] = [{"text": "x", "token_ids": ["x"], "finish_reason": None}]  # type: ignore[assignment]
+            await one.event(0, chunk([4]), odd)
+            stage.driver.fleet.lose("i0", "it is gone")
+            assert "no token_ids" in str((await call.events())[-1]["error"])
+            stage.settled()
 
-        async def scene() -> None:
-            one, two = Instance("i0"), Instance("i1")
-            async with Stage(one, two) as stage:
-                call = stage.call({**BODY, "stream": True})
-                odd = {"id": "cmpl-1", "object": "text_completion"}
-                odd["choices"] = [{"text": "x", "token_ids": ["x"], "finish_reason": None}]  # type: ignore[assignment]
-                await one.event(0, chunk([4]), odd)
-                stage.driver.fleet.lose("i0", "it is gone")
-                assert "no token_ids" in str((await call.events())[-1]["error"])
-                stage.settled()
-
-        run(scene())
-
-    def test_a_chat_that_had_only_opened_begins_anew(self) -> None:
-        async def scene() -> None:
-            one, two = Instance("i0"), Instance("i1")
-            async with Stage(one, two) as stage:
-                call = stage.call(asked_of("chat", 2), TARGETS["chat"])
-                opening = said_of("chat", [])
-                opening["choices"][0]["delta"] = {"role": "assistant", "content": ""}
-                await one.event(0, opening)
-                (await one.asked()).receiver.on_error(InstanceError("reset"))
-                assert (await two.asked()).target == TARGETS["chat"]
-                last = {**said_of("chat", [4, 5], "length"), "id": "chatcmpl-2"}
-                await two.event(0, {**opening, "id": "chatcmpl-2"}, last, end=True)
-                events = await call.events()
-                assert_ended(call, events, "length")
-                assert {e["id"] for e in events[:-1]} == {"chatcmpl-1"}
-                assert [e["choices"][0]["delta"].get("role") for e in events[:-1]] == [
-                    "assistant",
-                    None,
-                    None,
-                ]
-                assert [s["end"] for s in segments(events[-2])] == [2]
-
-        run(scene())
+    async def test_a_chat_that_had_only_opened_begins_anew(self) -> None:
+        one, two = Instance("i0"), Instance("i1")
+        async with Stage(one, two) as stage:
+            call = stage.call(asked_of("chat", 2), TARGETS["chat"])
+            opening = said_of("chat", [])
+            opening["choices"][0]["delta"] = {"role": "assistant", "content": ""}
+            await one.event(0, opening)
+            (await one.asked()).receiver.on_error(InstanceError("reset"))
+            assert (await two.asked()).target == TARGETS["chat"]
+            last = {**said_of("chat", [4, 5], "length"), "id": "chatcmpl-2"}
+            await two.event(0, {**opening, "id": "chatcmpl-2"}, last, end=True)
+            events = await call.events()
+            assert_ended(call, events, "length")
+            assert {e["id"] for e in events[:-1]} == {"chatcmpl-1"}
+            assert [e["choices"][0]["delta"].get("role") for e in events[:-1]] == [
+                "assistant",
+                None,
+                None,
+            ]
+            assert [s["end"] for s in segments(events[-2])] == [2]
 
 
 class TestShapes:
@@ -523,7 +448,7 @@ class TestShapes:
         ["\n", "\r\n", "\r"],
         ids=["lf", "crlf", "cr"],
     )
-    def test_whatever_the_lines_are(self, line: str, size: int) -> None:
+    async def test_whatever_the_lines_are(self, line: str, size: int) -> None:
         events = [
             ": ping",
             f"event: token\ndata: {json.dumps(chunk([4]))}",
@@ -537,65 +462,55 @@ class TestShapes:
             "data: [DONE]",
         ]
         data = "".join(f"{event}\n\n" for event in events).replace("\n", line).encode()
-
-        async def scene() -> None:
-            instance = Instance()
-            async with Stage(instance) as stage:
-                call = stage.call({**BODY, "stream": True})
-                receiver = (await instance.asked()).receiver
-                receiver.on_head(200, [])
-                for start in range(0, len(data), size):
-                    receiver.on_data(data[start : start + size])
-                receiver.on_end()
-                told = await call.events()
-                last = assert_ended(call, told[:3] + told[5:], "stop")
-                assert ids_of([e for e in told[:-1] if e["choices"]]) == [4, 5, 6, 7]
-                assert [s["end"] for s in segments(last)] == [4]
-                assert b"\r" not in call.data
-                stage.settled()
-
-        run(scene())
+        instance = Instance()
+        async with Stage(instance) as stage:
+            call = stage.call({**BODY, "stream": True})
+            receiver = (await instance.asked()).receiver
+            receiver.on_head(200, [])
+            for start in range(0, len(data), size):
+                receiver.on_data(data[start : start + size])
+            receiver.on_end()
+            told = await call.events()
+            last = assert_ended(call, told[:3] + told[5:], "stop")
+            assert ids_of([e for e in told[:-1] if e["choices"]]) == [4, 5, 6, 7]
+            assert [s["end"] for s in segments(last)] == [4]
+            assert b"\r" not in call.data
+            stage.settled()
 
 
 class TestLate:
-    def test_what_comes_for_an_attempt_after_its_end_changes_nothing(self) -> None:
-        async def scene() -> None:
-            one, two = Instance("i0"), Instance("i1")
-            async with Stage(one, two) as stage:
-                call = stage.call({**BODY, "stream": True})
-                await one.event(0, chunk([4]))
-                late = (await one.asked()).receiver
-                stage.driver.fleet.lose("i0", "it is gone")
-                await two.event(0, chunk([5]))
-                late.on_head(200, [])
-                late.on_data(b"data: %b\n\n" % compact(chunk([9])))
-                late.on_data(b"data: %b\n\ndata: [DONE]\n\n" % compact(chunk([9], "stop")))
-                late.on_end()
-                late.on_error(InstanceError("late"))
-                await two.event(0, chunk([6], "stop"), end=True)
-                events = await call.events()
-                assert_ended(call, events, "stop")
-                assert ids_of(events) == [4, 5, 6]
-                assert not stage.scheduler.state.anomalies
-                stage.settled()
-
-        run(scene())
+    async def test_what_comes_for_an_attempt_after_its_end_changes_nothing(self) -> None:
+        one, two = Instance("i0"), Instance("i1")
+        async with Stage(one, two) as stage:
+            call = stage.call({**BODY, "stream": True})
+            await one.event(0, chunk([4]))
+            late = (await one.asked()).receiver
+            stage.driver.fleet.lose("i0", "it is gone")
+            await two.event(0, chunk([5]))
+            late.on_head(200, [])
+            late.on_data(b"data: %b\n\n" % compact(chunk([9])))
+            late.on_data(b"data: %b\n\ndata: [DONE]\n\n" % compact(chunk([9], "stop")))
+            late.on_end()
+            late.on_error(InstanceError("late"))
+            await two.event(0, chunk([6], "stop"), end=True)
+            events = await call.events()
+            assert_ended(call, events, "stop")
+            assert ids_of(events) == [4, 5, 6]
+            assert not stage.scheduler.state.anomalies
+            stage.settled()
 
 
 class TestSlowClients:
-    def test_an_attempt_that_begins_meanwhile_begins_paused(self) -> None:
-        async def scene() -> None:
-            one, two = Instance("i0"), Instance("i1")
-            async with Stage(one, two) as stage:
-                call = stage.call({**BODY, "stream": True})
-                await one.event(0, chunk([4]))
-                assert call.on_pause is not None
-                call.on_pause()
-                (await one.asked()).receiver.on_error(InstanceError("reset"))
-                await two.asked()
-                assert two.pool.exchanges[0].paused == 1
-                assert call.on_resume is not None
-                call.on_resume()
-                assert two.pool.exchanges[0].paused == 0
-
-        run(scene())
+    async def test_an_attempt_that_begins_meanwhile_begins_paused(self) -> None:
+        one, two = Instance("i0"), Instance("i1")
+        async with Stage(one, two) as stage:
+            call = stage.call({**BODY, "stream": True})
+            await one.event(0, chunk([4]))
+            assert call.on_pause is not None
+            call.on_pause()
+            (await one.asked()).receiver.on_error(InstanceError("reset"))
+            await two.asked()
+            assert two.pool.exchanges[0].paused == 1
+            assert call.on_resume is not None
+            call.on_resume()
+            assert two.pool.exchanges[0].paused == 0

@@ -17,7 +17,6 @@ from tests.integrations.gateway.data_plane.test_data_plane import (
     PROMPT,
     Stage,
     generated,
-    run,
     segments,
 )
 from tests.integrations.gateway.scripted import Call, Instance, completion
@@ -42,24 +41,20 @@ LIES = {
 @pytest.mark.parametrize("roles", POLICIES, ids=["starts anew", "keeps partials"])
 @pytest.mark.parametrize("samples", [1, 2])
 @pytest.mark.parametrize("lie", LIES)
-def test_what_only_looks_like_an_answer_is_made_elsewhere(
+async def test_what_only_looks_like_an_answer_is_made_elsewhere(
     lie: str, samples: int, roles: dict[str, Any]
 ) -> None:
     """It was passed on as a 200, or never answered."""
-
-    async def scene() -> None:
-        one, two = Instance("i0"), Instance("i1")
-        async with Stage(one, two, **roles) as stage:
-            call = stage.call({**BODY, "n": samples})
-            await one.answer(0, LIES[lie])
-            for number in range(samples):
-                await two.answer(number, completion([5]))
-            answer = await call.json()
-            assert call.status == 200
-            assert [choice["text"] for choice in answer["choices"]] == ["w5 "] * samples
-            stage.settled()
-
-    run(scene())
+    one, two = Instance("i0"), Instance("i1")
+    async with Stage(one, two, **roles) as stage:
+        call = stage.call({**BODY, "n": samples})
+        await one.answer(0, LIES[lie])
+        for number in range(samples):
+            await two.answer(number, completion([5]))
+        answer = await call.json()
+        assert call.status == 200
+        assert [choice["text"] for choice in answer["choices"]] == ["w5 "] * samples
+        stage.settled()
 
 
 @pytest.mark.parametrize(
@@ -69,140 +64,116 @@ def test_what_only_looks_like_an_answer_is_made_elsewhere(
         ("/inference/v1/generate", {"token_ids": PROMPT}, "request_id", "generate-tokens"),
     ],
 )
-def test_anothers_answer_is_made_elsewhere(
+async def test_anothers_answer_is_made_elsewhere(
     target: str, body: dict[str, Any], field: str, prefix: str
 ) -> None:
     """A server that answers twice had it passed on to the next client."""
-
-    async def scene() -> None:
-        one, two = Instance("i0"), Instance("i1")
-        async with Stage(one, two) as stage:
-            call = stage.call(body, target)
-            await one.asked()
-            (order,) = one.names
-            other = generated([4], "stop", "0") if field == "request_id" else completion([4])
-            await one.answer(0, {**other, field: f"{prefix}-{order}0"})
-            await two.asked()
-            (order,) = two.names
-            own = generated([5], "stop", "0") if field == "request_id" else completion([5])
-            await two.answer(0, {**own, field: f"{prefix}-{order}"})
-            answer = await call.json()
-            assert [s["instance"] for s in segments(answer)] == ["i1"]
-            stage.settled()
-
-    run(scene())
+    one, two = Instance("i0"), Instance("i1")
+    async with Stage(one, two) as stage:
+        call = stage.call(body, target)
+        await one.asked()
+        (order,) = one.names
+        other = generated([4], "stop", "0") if field == "request_id" else completion([4])
+        await one.answer(0, {**other, field: f"{prefix}-{order}0"})
+        await two.asked()
+        (order,) = two.names
+        own = generated([5], "stop", "0") if field == "request_id" else completion([5])
+        await two.answer(0, {**own, field: f"{prefix}-{order}"})
+        answer = await call.json()
+        assert [s["instance"] for s in segments(answer)] == ["i1"]
+        stage.settled()
 
 
 @pytest.mark.parametrize("finish", ["stop", "abort"])
-def test_what_a_restarted_instance_has_made_is_made_elsewhere(finish: str) -> None:
+async def test_what_a_restarted_instance_has_made_is_made_elsewhere(finish: str) -> None:
     """It answers before any poll has seen that it was restarted; its label tells."""
-
-    async def scene() -> None:
-        one, two = Instance("i0"), Instance("i1")
-        one.labelled = two.labelled = True
-        async with Stage(one, two, interruption=PARTIAL) as stage:
-            call = stage.call({"token_ids": PROMPT}, "/inference/v1/generate")
-            await one.answer(0, generated([4], finish, "default"))
-            assert not stage.driver.supervisors["i0"].health.verified.is_set()  # it is looked at
-            await two.answer(0, generated([5], "stop", "0"))
-            answer = await call.json()
-            assert answer["choices"][0]["token_ids"] == [5]
-            assert [s["instance"] for s in segments(answer)] == ["i1"]
-            stage.settled()
-
-    run(scene())
+    one, two = Instance("i0"), Instance("i1")
+    one.labelled = two.labelled = True
+    async with Stage(one, two, interruption=PARTIAL) as stage:
+        call = stage.call({"token_ids": PROMPT}, "/inference/v1/generate")
+        await one.answer(0, generated([4], finish, "default"))
+        assert not stage.driver.supervisors["i0"].health.verified.is_set()  # it is looked at
+        await two.answer(0, generated([5], "stop", "0"))
+        answer = await call.json()
+        assert answer["choices"][0]["token_ids"] == [5]
+        assert [s["instance"] for s in segments(answer)] == ["i1"]
+        stage.settled()
 
 
-def test_the_label_of_a_start_says_nothing_where_nobody_labels() -> None:
-    async def scene() -> None:
-        instance = Instance()
-        async with Stage(instance) as stage:
-            call = stage.call({"token_ids": PROMPT}, "/inference/v1/generate")
-            await instance.answer(0, generated([4], "stop", "default"))
-            answer = await call.json()
-            assert [s["version"] for s in segments(answer)] == [0]
-            stage.settled()
-
-    run(scene())
+async def test_the_label_of_a_start_says_nothing_where_nobody_labels() -> None:
+    instance = Instance()
+    async with Stage(instance) as stage:
+        call = stage.call({"token_ids": PROMPT}, "/inference/v1/generate")
+        await instance.answer(0, generated([4], "stop", "default"))
+        answer = await call.json()
+        assert [s["version"] for s in segments(answer)] == [0]
+        stage.settled()
 
 
-def test_an_interrupted_response_whose_last_attempt_brought_nothing() -> None:
-    async def scene() -> None:
-        instance = Instance()
-        async with Stage(instance, interruption=PARTIAL) as stage:
-            call = stage.call({**BODY, "return_token_ids": True})
-            await instance.asked()
-            await stage.update(1)
-            await until(lambda: instance.calls)
-            await instance.answer(0, completion([4], "abort", prompt=PROMPT))
-            await instance.answer(1, completion([], "stop"))
-            answer = await call.json()
-            (choice,) = answer["choices"]
-            assert (choice["token_ids"], choice["finish_reason"]) == ([4], "stop")
-            assert answer["usage"]["total_tokens"] == 4
-            stage.settled()
-
-    run(scene())
+async def test_an_interrupted_response_whose_last_attempt_brought_nothing() -> None:
+    instance = Instance()
+    async with Stage(instance, interruption=PARTIAL) as stage:
+        call = stage.call({**BODY, "return_token_ids": True})
+        await instance.asked()
+        await stage.update(1)
+        await until(lambda: instance.calls)
+        await instance.answer(0, completion([4], "abort", prompt=PROMPT))
+        await instance.answer(1, completion([], "stop"))
+        answer = await call.json()
+        (choice,) = answer["choices"]
+        assert (choice["token_ids"], choice["finish_reason"]) == ([4], "stop")
+        assert answer["usage"]["total_tokens"] == 4
+        stage.settled()
 
 
 @pytest.mark.parametrize("target", ["/v1/completions", "/v1/chat/completions"])
-def test_a_response_that_has_nothing(target: str) -> None:
+async def test_a_response_that_has_nothing(target: str) -> None:
     """As where the KV cache has no room left for the first token."""
-
-    async def scene() -> None:
-        instance = Instance()
-        async with Stage(instance) as stage:
-            body = {**BODY, "messages": [], "max_tokens": 3}
-            call = stage.call(body, target)
-            await instance.asked()
-            (request,) = stage.driver.front.payloads._payloads
-            payload = next(iter(stage.driver.front.payloads._payloads.values()))
-            payload.responder.answer(DeliveredSample(request, "g", 0, 3, 0, (), 0, "length"))
-            answer = await call.json()
-            assert call.status == 200
-            assert answer["choices"][0]["finish_reason"] == "length"
-            assert segments(answer) == []
-
-    run(scene())
+    instance = Instance()
+    async with Stage(instance) as stage:
+        body = {**BODY, "messages": [], "max_tokens": 3}
+        call = stage.call(body, target)
+        await instance.asked()
+        (request,) = stage.driver.front.payloads._payloads
+        payload = next(iter(stage.driver.front.payloads._payloads.values()))
+        payload.responder.answer(DeliveredSample(request, "g", 0, 3, 0, (), 0, "length"))
+        answer = await call.json()
+        assert call.status == 200
+        assert answer["choices"][0]["finish_reason"] == "length"
+        assert segments(answer) == []
 
 
-def test_what_comes_for_an_attempt_after_its_end_changes_nothing() -> None:
-    async def scene() -> None:
-        one, two = Instance("i0"), Instance("i1")
-        async with Stage(one, two) as stage:
-            call = stage.call()
-            late = (await one.asked()).receiver
-            stage.driver.fleet.lose("i0", "it is gone")
-            await two.asked()
-            late.on_head(200, [])
-            late.on_data(WHOLE)
-            late.on_end()
-            late.on_error(InstanceError("late"))
-            await two.answer(0, completion([5]))
-            await two.answer(0, completion([6]))
-            assert (await call.json())["choices"][0]["text"] == "w5 "
-            assert not stage.scheduler.state.anomalies
-            stage.settled()
-
-    run(scene())
+async def test_what_comes_for_an_attempt_after_its_end_changes_nothing() -> None:
+    one, two = Instance("i0"), Instance("i1")
+    async with Stage(one, two) as stage:
+        call = stage.call()
+        late = (await one.asked()).receiver
+        stage.driver.fleet.lose("i0", "it is gone")
+        await two.asked()
+        late.on_head(200, [])
+        late.on_data(WHOLE)
+        late.on_end()
+        late.on_error(InstanceError("late"))
+        await two.answer(0, completion([5]))
+        await two.answer(0, completion([6]))
+        assert (await call.json())["choices"][0]["text"] == "w5 "
+        assert not stage.scheduler.state.anomalies
+        stage.settled()
 
 
-def test_an_answer_without_end_is_broken_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scene() -> None:
-        one, two = Instance("i0"), Instance("i1")
-        async with Stage(one, two) as stage:
-            call: Call = stage.call()
-            receiver = (await one.asked()).receiver
-            receiver._left = receiver._most = 1000
-            receiver.on_head(200, [])
-            receiver.on_data(b"x" * 1000)
-            with pytest.raises(AnswerBroken) as broken:  # and so the exchange ends with it
-                receiver.on_data(b"x")
-            receiver.on_error(broken.value)
-            await two.answer(0, completion([5]))
-            assert (await call.json())["choices"][0]["text"] == "w5 "
-
-    run(scene())
+async def test_an_answer_without_end_is_broken_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = Instance("i0"), Instance("i1")
+    async with Stage(one, two) as stage:
+        call: Call = stage.call()
+        receiver = (await one.asked()).receiver
+        receiver._left = receiver._most = 1000
+        receiver.on_head(200, [])
+        receiver.on_data(b"x" * 1000)
+        with pytest.raises(AnswerBroken) as broken:  # and so the exchange ends with it
+            receiver.on_data(b"x")
+        receiver.on_error(broken.value)
+        await two.answer(0, completion([5]))
+        assert (await call.json())["choices"][0]["text"] == "w5 "
 
 
 @pytest.mark.parametrize(
