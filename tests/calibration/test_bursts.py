@@ -88,9 +88,6 @@ def test_a_burst_in_waves_has_lengths_of_all_kinds() -> None:
     assert len(set(burst.lengths)) > 30
 
 
-# -- The steps of a burst are those that the simulated instance makes --
-
-
 def test_a_prefill_in_one_step_and_decodes() -> None:
     assert steps_of(Burst(2, 10, 4), 8, 100) == [
         EngineSteps(1, 0, 20, 0, 2 * 10 * 10 / 2, 2),
@@ -118,9 +115,6 @@ def test_more_than_run_at_once_come_and_go_one_by_one() -> None:
     made = sum(run.number * run.sequences + run.requests for run in found)
     assert made == sum(burst.lengths)
     assert sum(run.number for run in found if run.prefill_tokens) > 3
-
-
-# -- What answers take beside the engine, from how much later the last was there than the first --
 
 
 def spread(gap_s: float) -> list[BurstTime]:

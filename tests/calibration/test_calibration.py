@@ -223,9 +223,6 @@ def test_a_server_that_serves_others_all_the_time_is_refused() -> None:
         virtual.in_virtual_time(scene)
 
 
-# -- Times of bursts: medians, their spread, and the constants behind them --
-
-
 def test_a_neighbour_who_disturbs_once_changes_nothing() -> None:
     measurements = Measurements()
     for seconds in (1.0, 1.02, 9.0):

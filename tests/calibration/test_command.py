@@ -183,8 +183,6 @@ def test_wrong_usage(capsys: pytest.CaptureFixture[str], arguments: list[str], s
     assert says in capsys.readouterr().err
 
 
-# -- The file that a calibration writes is a scenario, and its header is honest --
-
 FOUND = Calibration(
     model='a "model" \\ of\nmine',
     instances=2,

@@ -95,9 +95,6 @@ def test_journal_of_several_schedulers_is_read_by_as_many(tmp_path: Path) -> Non
     assert samples == run.summary.samples_delivered > 0
 
 
-# -- The trace out of a journal is the trace that was replayed, whatever the policy did with it --
-
-
 def told(path: Path) -> Trace:
     fold = TraceFold(str(path))
     Recording(path).tell([Folded(fold).observe])
@@ -177,9 +174,6 @@ def test_clients_and_outages(tmp_path: Path) -> None:
     assert run.direct is not None
     assert found["direct"]["answered"] == run.direct.answered > 0
     assert found["outages"]["instances_lost"] == 1
-
-
-# -- The figures of a journal to read --
 
 
 def test_rows(tmp_path: Path) -> None:

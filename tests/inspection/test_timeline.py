@@ -133,9 +133,6 @@ def test_the_file_is_of_the_documented_format(tmp_path: Path, policy: str) -> No
         assert (end["pid"], end["tid"], end["ts"]) in slices, "an arrow ends where a slice begins"
 
 
-# -- A journal as a page --
-
-
 def test_a_page(tmp_path: Path) -> None:
     path = tmp_path / "j.jsonl"
     _, run = recorded(path, "areal")

@@ -47,9 +47,6 @@ async def test_refusal_reaches_the_client_once() -> None:
         assert not front.broken
 
 
-# -- A front's data of a request equals the scheduler's book --
-
-
 def call() -> ClientCall:
     return ClientCall(TokenPayload([1, 2], {}), RequestSubmitted("r", "g", 2, 9, "s", 3))
 

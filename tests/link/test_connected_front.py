@@ -121,9 +121,6 @@ async def test_answer_to_a_gone_client_is_dropped() -> None:
         assert not stage.scheduler.state.anomalies
 
 
-# -- The host judges the results of ordered attempts and reports each to the scheduler once --
-
-
 async def test_an_order_waits_until_its_instance_is_verified() -> None:
     async with Stage(1) as stage:
         verified = stage.driver.supervisors["i0"].health.verified
@@ -219,9 +216,6 @@ async def test_an_answer_that_nobody_could_ask_about_is_not_gone_on_from() -> No
         await until(lambda: stage.batches)
         ((_, payloads),) = stage.batches
         assert [payload.response_ids for payload in payloads] == [[9]]
-
-
-# -- Attempts at other fronts, by number and by instance --
 
 
 async def test_each_call_ends_once_and_its_waiter_hears_it() -> None:

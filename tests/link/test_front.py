@@ -52,8 +52,6 @@ async def test_a_front_that_cannot_follow_orders_ends() -> None:
             raise AssertionError("it takes requests")
 
 
-# -- A front's requests outlive their schedulers and keep their tokens --
-
 SETTINGS = Settings(poll_s=1000.0, stream_s=0.01, abort_timeout_s=0.2)
 
 

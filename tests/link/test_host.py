@@ -183,9 +183,6 @@ async def test_a_front_is_told_what_it_needs(policy: str) -> None:
         assert welcome.keeps_partial
 
 
-# -- Orders go to the owner of a request; when a front leaves, its work continues elsewhere --
-
-
 async def test_a_client_is_answered_by_its_own_front() -> None:
     async with Stage(2) as stage:
         callers = [stage.ask(0), stage.ask(1)]
@@ -300,9 +297,6 @@ async def test_a_front_that_comes_again_under_its_name_is_a_new_one() -> None:
         stage.host.disconnect(first.connected)
         assert len(stage.host.fronts) == 1
         await until(lambda: stage.fronts[1].remote.max_model_len == 10_000)
-
-
-# -- A supervisor's calls for the attempts of its instance reach them at every front --
 
 
 async def test_host_lists_attempts_of_all_fronts() -> None:

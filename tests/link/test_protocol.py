@@ -79,8 +79,6 @@ def test_an_event_carries_no_tokens() -> None:
     assert len(frame) < 120
 
 
-# -- A front decodes a recipe unchanged, and makes the same samples from it as the host would --
-
 WELCOME = Welcome("run", Settings(stream_s=0.5), True, 8)
 
 
@@ -107,9 +105,6 @@ def test_samples_are_made_of_their_prompt() -> None:
 def test_malformed_prompt_is_refused() -> None:
     with pytest.raises(msgspec.DecodeError):
         Recipes(WELCOME).factory(b"\xc1")
-
-
-# -- Each frame is handled once and in order --
 
 
 def test_frames_are_admitted_in_order_and_once() -> None:

@@ -200,9 +200,6 @@ async def test_stalled_reader_reads_pending_frames_before_judging(
         assert not here.over.done()
 
 
-# -- A front finds its scheduler, and finds it again after a loss --
-
-
 class Front:
     """Records its calls."""
 
@@ -327,8 +324,6 @@ async def test_a_wrong_key_is_asked_for_again() -> None:
         await stage.dialler.close()
     stage.fall()
 
-
-# -- Connections to a scheduler's process: accepted, refused and ended --
 
 KEY = "the key"
 
@@ -469,9 +464,6 @@ async def test_closing_disconnects_every_front() -> None:
         await caller.call(port)
         await caller.frames.get()
     assert await caller.over == "closed by the peer"
-
-
-# -- Messages of one iteration of the loop are sent together --
 
 
 def test_one_frame_a_turn_in_order_and_none_after_the_end() -> None:

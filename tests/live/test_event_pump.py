@@ -120,9 +120,6 @@ async def test_before_hooks_run_under_any_handler() -> None:
     assert it.done == ["before", "another"]
 
 
-# -- The clock of a run: nothing is early, nothing goes back --
-
-
 async def test_clock_starts_at_construction() -> None:
     await asyncio.sleep(3.0)
     clock, told = RunClock(), list[str]()

@@ -128,9 +128,6 @@ async def test_closing_cancels_attempts_silently() -> None:
     assert stage.client.failures == []
 
 
-# -- The scheduler's orders to instances reach their supervisors, and the trainer those it is l --
-
-
 def play(scene: Callable[[Driver, Scripted], Any]) -> None:
     async def run() -> None:
         driver, instance = Driver(make_scheduler(), settings=Settings(poll_s=1000.0)), Scripted()

@@ -126,9 +126,6 @@ async def test_state() -> None:
     await live.close()
 
 
-# -- What a scheduler says of itself: as its last event has left it --
-
-
 def test_queues_and_groups() -> None:
     told = Told(2, slots=1)
     told.submit("a", "b", "c")
@@ -150,8 +147,6 @@ def test_progress_of_a_run() -> None:
     assert (state["version"], state["closed"]) == (1, True)
     assert state["anomalies"] == {"unknown_instance": 1}
 
-
-# -- What a run writes down: only what it was asked to, and where --
 
 HEADER = JournalHeader(SCHEMA, "round_robin_sync", 1, 0, 0)
 
@@ -201,9 +196,6 @@ def test_journal_header_names_its_policy(tmp_path: Path) -> None:
 
     virtual_net.run(scene())
     assert load_policy("round_robin_sync").name.encode() in path.read_bytes().splitlines()[0]
-
-
-# -- What is missing where a trainer waits for what does not come by itself --
 
 
 async def test_wait_reason_names_instances_that_have_not_joined() -> None:

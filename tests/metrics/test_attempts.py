@@ -62,9 +62,6 @@ def test_a_scheduler_takes_its_attempts_with_it() -> None:
     assert index_of(dispatch(1, "i"), dispatch(2, "j"), ev.Restored(RunState())).open == {}
 
 
-# -- Where and when attempts ran --
-
-
 def fold(*entries: tuple[float, Any], end_s: float | None = None) -> list[Closed]:
     closed: list[Closed] = []
     spans = AttemptSpans(closed.append)

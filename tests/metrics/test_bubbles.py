@@ -215,8 +215,6 @@ class TestColocatedTraining:
         assert tape.idle(10.0) == {"barrier": 0.6}
 
 
-# -- What the fleet is said to do after each event; what comes of it over time is in test_bubbl --
-
 BEGIN = act.Dispatch("a/0", 1, "i", 10, 100, 0, group="a")
 
 
@@ -291,8 +289,6 @@ def test_queue_inside_an_instance_counts_as_reported() -> None:
     shares = dict(zip(SHARES, stalled.shares.per_second, strict=True))
     assert shares["vacant", "kv_stall"] == 0.5
 
-
-# -- What instances add to the bubbles per second, as they come, work, wait and go --
 
 NOTHING = [0.0] * len(SHARES)
 
@@ -398,9 +394,6 @@ def test_rejoined_instance_starts_empty(fleet: FleetShares) -> None:
     fleet.join("i")
     assert fleet.here == 2
     assert added(fleet) == {"idle other": 2.0, "vacant other": 2.0}
-
-
-# -- Instance-seconds by state --
 
 
 def test_time_between_observations_counts_for_the_last_state() -> None:

@@ -40,9 +40,6 @@ def test_every_fold_names_kinds_of_events_and_actions() -> None:
         assert set(fold.handlers()) <= known
 
 
-# -- Each fold is shown what it looks at, the event before its actions --
-
-
 class Heard:
     def __init__(self, *kinds: type[Any]) -> None:
         self.kinds = kinds
@@ -61,9 +58,6 @@ def test_folds_hear_what_they_asked_for() -> None:
     assert two.heard == [(1.0, ev.Woke()), (1.0, Wake(2.0)), (2.0, Wake(3.0))]
 
 
-# -- Buckets are inclusive and cumulative, and reach as far as responses do --
-
-
 def test_bounds_are_inclusive_and_counts_cumulative() -> None:
     histogram = Histogram((1, 2.5, 4))
     for value in (0, 1, 1.5, 2.5, 4.1):
@@ -78,9 +72,6 @@ def test_the_bounds_of_the_field() -> None:
     assert (TOKENS[:3], TOKENS[-1]) == ((1, 8, 16), 2**20)
     for bounds in (SECONDS, TOKENS):
         assert list(bounds) == sorted(set(bounds))
-
-
-# -- Averages of nothing are 0; quantiles are values that are there --
 
 
 def test_of_nothing_they_are_zero() -> None:

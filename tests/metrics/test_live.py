@@ -66,9 +66,6 @@ def test_present_trainer_counts_from_the_beginning() -> None:
     assert steps.duration.sum == 2.0, "from when it began to count"
 
 
-# -- What clients wait for, and that nothing of it is kept --
-
-
 def asked(now: float, name: str, *actions: act.Action) -> Entry:
     return now, ev.RequestSubmitted(name, name, 3, 9), list(actions)
 
@@ -118,9 +115,6 @@ def test_group_requests_are_not_client_requests() -> None:
     tell(times, [(0.0, ev.GroupSubmitted("g", 1, 3, 9), [dispatch])])
     assert sum(times.wait.counts) == 0
     assert kept(times) == 0
-
-
-# -- How long groups wait and samples take, and that nothing of it is kept --
 
 
 def submitted(now: float, group: str, *actions: act.Action) -> Entry:
@@ -187,9 +181,6 @@ def test_a_surplus_sample_ends_alone_a_failed_one_ends_its_group() -> None:
     assert kept_sample_times(times) == 1, "one still waits"
     tell(times, [(4.0, ev.Restored(RunState()), [])])
     assert kept_sample_times(times) == 0
-
-
-# -- New weights: to one instance, and until all have them --
 
 
 def joined(name: str, version: int = 0) -> Entry:

@@ -42,9 +42,6 @@ def test_time_without_steps_has_no_cause() -> None:
     assert (summary.first_step_s, summary.steady_s, summary.drain_s) == (0.0, 0.0, 0.0)
 
 
-# -- What holds between the figures of any run --
-
-
 def test_steps_add_up_to_the_total() -> None:
     tape = Tape(places=4)
     tape.join("i", "j")

@@ -71,9 +71,6 @@ def test_a_scheduler_that_restarts_takes_no_instance_away() -> None:
     assert of.away_s == 0.0
 
 
-# -- Direct requests: how many, how long, and what became of the others --
-
-
 class Book:
     def __init__(self) -> None:
         self.fold = DirectFold()

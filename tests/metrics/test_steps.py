@@ -26,9 +26,6 @@ def test_a_step_without_instances_has_no_bubbles() -> None:
     assert (step.idle_bubble, step.occupancy_bubble) == (0.0, 0.0)
 
 
-# -- Times, tokens and staleness of the steps, from short journals --
-
-
 class TestTimes:
     def tape(self) -> Tape:
         """Ten requests start at 2 s and finish at 3, 4, ..., 12 s; the trainer asks at 1 s."""
@@ -185,9 +182,6 @@ class TestStaleness:
         tape.start(3, ("old/0", "i"))
         tape.at(4, ev.Woke(), deliver(sample("old/0"), version=3))
         assert tape.metrics.summary(5.0).oldest_prompt_age_steps == 3
-
-
-# -- What the trainer is handed, and whether it is shorter than what was made --
 
 
 def test_staleness_falls_into_the_bucket_that_holds_it() -> None:

@@ -61,8 +61,6 @@ def test_no_script_writes_markup() -> None:
             assert word not in text, each.name
 
 
-# -- Data for a page: what goes in comes out, and nothing of it is markup --
-
 NUMPY = {"Uint8Array": "u1", "Uint32Array": "<u4", "Float32Array": "<f4"}
 
 

@@ -40,9 +40,6 @@ def test_the_key_is_never_in_an_address() -> None:
     assert "Authorization: `Bearer ${key}`" in page
 
 
-# -- What a page is told of a live run, from the middle of it on --
-
-
 class Run:
     """A scheduler, and who looks at it once `look` was called."""
 
@@ -143,9 +140,6 @@ def test_a_look_after_many_steps_starts_afresh(monkeypatch: pytest.MonkeyPatch) 
     assert fold.is_full
 
 
-# -- The attempts of a live run --
-
-
 def test_ended_attempts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_attempts, "ENDED", 3)
     attempts = LiveAttempts()
@@ -159,9 +153,6 @@ def test_ended_attempts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [each.index for each in attempts.since(0)] == [-1, -1, -1]
     assert attempts.serial == 18
     assert attempts.since(17) == attempts.since(0)[-1:]
-
-
-# -- What changed last --
 
 
 def test_each_change_has_a_level_and_a_text() -> None:

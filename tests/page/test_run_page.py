@@ -67,9 +67,6 @@ def test_a_prompt_s_name_cannot_end_the_script() -> None:
     assert b"alert(1)" not in page
 
 
-# -- What a page draws of a run --
-
-
 def test_thinning_keeps_every_nth_request() -> None:
     record = many(1000).record
     thin = record.thinned(4)
@@ -90,9 +87,6 @@ def test_quantiles() -> None:
     found = quantiles([5, 1, 3])
     assert (found[0], found[QUANTILES // 2], found[-1]) == (1, 3, 5)
     assert len(found) == QUANTILES
-
-
-# -- From a journal to what is drawn --
 
 
 @pytest.mark.parametrize("policy", ["dplb", "partial_rollout"])
@@ -127,9 +121,6 @@ def test_attempts_have_slots_waits_and_versions() -> None:
     assert ALONE not in record.requests["index"].tolist()
 
 
-# -- The attempts of a run in columns --
-
-
 def test_a_request_is_one_row_and_each_of_its_attempts_another() -> None:
     tables = AttemptTables()
     folded = Folded(*tables.folds)
@@ -151,9 +142,6 @@ def test_a_request_is_one_row_and_each_of_its_attempts_another() -> None:
     outcomes = [OUTCOMES[number] for number in found["attempts"]["outcome"]]
     assert outcomes == ["interrupted", "still running", "still running"]
     assert found["spans"]["length"] == [1.0, 4.0, 4.0]
-
-
-# -- How busy a fleet was --
 
 
 def test_levels_sum_the_reports_of_all_instances() -> None:
@@ -179,8 +167,6 @@ def test_levels_leave_out_gone_instances() -> None:
     levels.report(1.0, InstanceReported("i", 1, 2, 0.2))
     assert levels.told(2.0)["queued"][-1] == 2.0
 
-
-# -- Levels over time in a bounded number of buckets --
 
 CHANGES = st.lists(st.tuples(st.floats(0, 50), st.floats(0, 100)), max_size=40)
 

@@ -73,9 +73,6 @@ def test_it_goes_on_until_it_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> 
         assert (slept, len(gateway.keys)) == ([0.5] * 3, 3)
 
 
-# -- What a gateway answers, and what is made of what it does not --
-
-
 def test_api_key_is_sent() -> None:
     with serving() as gateway:
         assert GatewaySource(gateway.url + "/", "secret").ask().policy == "best_async"

@@ -78,9 +78,6 @@ def test_markup_in_names_is_text() -> None:
     assert "[red]a[/red]:1: [bold]it hangs[/]" in text
 
 
-# -- Fields that are not shown are no reason not to read --
-
-
 def test_unknown_fields_are_ignored() -> None:
     assert msgspec.convert(said(series=[1, 2]), Document).batches == 128
 

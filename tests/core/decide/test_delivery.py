@@ -259,9 +259,6 @@ def test_a_batch_of_more_than_there_is() -> None:
         told(BatchRequested())
 
 
-# -- Which groups start, and in which order --
-
-
 class TestSelection:
     """Rounds of two out of three like ones, in a window of two rounds; three more come later."""
 

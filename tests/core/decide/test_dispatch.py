@@ -132,8 +132,6 @@ def test_routing_may_let_a_request_wait() -> None:
     assert told.request("a/0").state is RequestState.WAITING
 
 
-# -- Migration in the core: who is interrupted, where it goes on, and what may come in between --
-
 PARTIAL: dict[str, Any] = {"use": "partial", "at_update": "in_place"}
 
 

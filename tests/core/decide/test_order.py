@@ -115,8 +115,6 @@ class TestWhoIsAsked:
         assert batching.asked == {"launch": 1}
 
 
-# -- After a restart nothing is sent before the fleet is here again, or has been waited for --
-
 NOW = 100.0
 
 

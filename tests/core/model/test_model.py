@@ -99,9 +99,6 @@ def test_names_in_error_messages_are_short() -> None:
     assert repr(Instance("i0", 0, 2, 100, 5)) == "<Instance i0 v5 serving 0/2>"
 
 
-# -- The history of lengths by prompt: fed by deliveries, begun with what was known before --
-
-
 class TestPromptLengths:
     @pytest.mark.parametrize(("share", "length"), [(0.0, 1), (0.5, 2), (0.51, 3), (1.0, 4)])
     def test_quantile(self, share: float, length: int) -> None:
@@ -160,9 +157,6 @@ def test_a_delivery_teaches_present_and_later_groups() -> None:
     assert told.scheduler.state.groups["a@3"].siblings.history is here
 
 
-# -- Direct siblings: who teaches whom, and for how long anybody is remembered --
-
-
 def join(book: DirectSiblings, name: str = "p", prompt: int = 3, limit: int = 9) -> Request:
     siblings = book.join(name, prompt, limit)
     request = Request(f"r{id(object())}", siblings, None, siblings.joined - 1, 0, prompt)
@@ -208,9 +202,6 @@ def test_busy_name_starts_afresh_periodically() -> None:
     for request in kept:
         book.leave(request)
     assert len(book) == 0
-
-
-# -- Sessions: the last home is known, and memory is bounded --
 
 
 def test_the_last_home_counts() -> None:

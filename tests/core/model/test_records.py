@@ -36,15 +36,10 @@ def test_a_sample_survives_json() -> None:
     assert msgspec.json.decode(msgspec.json.encode(SAMPLE), type=DeliveredSample) == SAMPLE
 
 
-# -- What rounds begin with and come to survives JSON --
-
-
 @pytest.mark.parametrize("what", [Launch(3, 1, 1.5), DeliveredGroup(10, (4, 7))])
 def test_it_survives_json(what: Launch | DeliveredGroup) -> None:
     assert msgspec.json.decode(msgspec.json.encode(what), type=type(what)) == what
 
-
-# -- The facts of a run survive JSON, and a group may be taken back to what was asked for --
 
 SEGMENTS = (Segment(1, 4, "i0"), Segment(2, 3, "i1", masked=True))
 GROUP = GroupFacts(
@@ -115,9 +110,6 @@ def test_window_drops_lost_groups_and_gets_restarted_ones():
 
 def group(name: str, serial: int, state: GroupStands) -> GroupFacts:
     return GroupFacts(name, serial, 1, 3, 9, name, state=state)
-
-
-# -- Serials: numbers in order, which go on from any of them --
 
 
 def test_they_count_from_one_and_go_on_from_the_last() -> None:

@@ -109,8 +109,6 @@ def test_restored_state_is_recorded_again() -> None:
     assert (changes.groups, changes.prompts) == (state.groups, state.prompts)
 
 
-# -- A scheduler as facts: what is in flight stands there as if its instance were lost --
-
 PARTIAL = {"use": "partial", "at_update": "in_place"}
 
 

@@ -348,9 +348,6 @@ class TestSessions:
         assert (i0.finished, i0.finished_tokens) == ((1, 70) if counts else (0, 0))
 
 
-# -- The open instances: the list and the heap agree with a search through all --
-
-
 def instances(count: int) -> list[Instance]:
     return [Instance(f"i{n}", n, 8, 100, 0) for n in range(count)]
 
@@ -413,9 +410,6 @@ def test_the_least_is_that_of_a_search(changes: list[tuple[int, int | None, bool
             assert ranked.least() is expected
 
 
-# -- What fits where, by the KV cache of instances that are, or were, here --
-
-
 def instances_kv_sizes(*kv_tokens: int) -> list[Instance]:
     return [Instance(f"i{n}", n, 8, size, 0) for n, size in enumerate(kv_tokens)]
 
@@ -453,9 +447,6 @@ def test_oversized_request_fits_the_largest_instance() -> None:
     sizes.measure([small, middle])
     request = make_request(context_tokens=10)
     assert [sizes.fits(request, each) for each in (small, middle)] == [False, True]
-
-
-# -- Where another session may begin: as many as the admission says, at open instances --
 
 
 class OfTwo(SessionAdmission):

@@ -123,9 +123,6 @@ def test_the_first_of_many_is_found_as_fast_as_that_of_a_few() -> None:
     assert seconds_each(40_000) < 6 * few
 
 
-# -- The sample buffer: the oldest go first, and an age can only grow --
-
-
 def fill(**versions: int | None) -> tuple[SampleBuffer, list[Group]]:
     """A buffer that holds groups with these oldest versions, launched in this order."""
     buffer, groups = SampleBuffer(), []

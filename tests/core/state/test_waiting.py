@@ -166,9 +166,6 @@ def test_order_against_a_sorted_list(launched: int, plan: list[tuple[str, int, i
     assert order(queue) == sorted(keys, key=lambda name: keys[name])
 
 
-# -- The replay buffer: parked requests in the order they came, leaving group by group --
-
-
 def test_requests_stay_in_the_order_they_came() -> None:
     buffer = ReplayBuffer()
     for name in ("b/1", "a/0", "b/0"):

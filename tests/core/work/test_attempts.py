@@ -67,9 +67,6 @@ def test_an_answer_to_no_attempt_in_flight_changes_nothing(request_: str, attemp
     assert here.scheduler.view.in_flight == 1
 
 
-# -- Blame: a request that fails everywhere costs nobody else anything, a faulty instance rests --
-
-
 def ask(name: str, group: str = "") -> RequestSubmitted:
     return RequestSubmitted(name, group or name, PROMPT, LIMIT)
 
@@ -273,9 +270,6 @@ def test_request_always_stopped_externally_fails_in_the_end() -> None:
         told.seconds += 1.0
         told(Woke())
     assert stops == MOST_UNASKED_ABORTS + 1
-
-
-# -- Backoff: rests double, nobody is forgotten, nobody is woken who was let go --
 
 
 def instance(name: str = "i0") -> Instance:

@@ -84,9 +84,6 @@ def test_a_sample_is_as_stale_as_its_oldest_segment() -> None:
     assert told.scheduler.parts.finished.of(first).staleness == 0
 
 
-# -- What becomes of groups, one law each; the whole is in test_scheduler --
-
-
 def test_a_set_back_group_waits_in_the_line_of_the_deferred() -> None:
     told, requests = launched(interruption="partial")
     told.scheduler.parts.group_outcomes.set_back(told.scheduler.state.groups["a"])
@@ -132,9 +129,6 @@ def test_stale_group_starts_over_and_fresh_group_stays() -> None:
     assert first.response_tokens == second.response_tokens == 0
 
 
-# -- Finished requests as they are handed out: how old they are is told when they go --
-
-
 def finished(**roles: object) -> Told:
     """Group a, of which one sample of two has finished under version 0."""
     told = Told(batching="fully_async", **roles)
@@ -166,9 +160,6 @@ def test_each_question_has_a_number_of_its_own() -> None:
     assert group.judgement == asked.judgement > 0
     told.scheduler.parts.finished.judge(group)
     assert group.judgement > asked.judgement
-
-
-# -- Groups that are judged once they are whole: kept, filtered, failed, or asked about again --
 
 
 def judged(*groups: str, samples: int = 1) -> list[GroupSubmitted]:

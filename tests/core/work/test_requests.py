@@ -74,9 +74,6 @@ def test_finished_request_changes_expectations() -> None:
     assert here.request("d3").expected_tokens == 7
 
 
-# -- What is expected of requests: whoever waits stands where it says, and is told when it chan --
-
-
 def direct(name: str, prompt: str, priority: int = 0) -> RequestSubmitted:
     return RequestSubmitted(name, prompt, PROMPT, LIMIT, "", priority)
 

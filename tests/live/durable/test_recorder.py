@@ -131,9 +131,6 @@ async def test_unreported_version_survives_a_power_failure(tmp_path):
         await until(lambda: left() == 1)
 
 
-# -- What is put together over some turns of the loop, and written together --
-
-
 class BrokenDisk(Disk):
     broken = False
 
@@ -210,9 +207,6 @@ async def test_disk_failure_is_reported_in_the_loop(tmp_path):
         (error,) = it.errors
         assert isinstance(error, StoreBroken)
         disk.broken = False
-
-
-# -- What trainers have said and were told, as a store holds it --
 
 
 class Kept:

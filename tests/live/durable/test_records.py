@@ -50,9 +50,6 @@ def test_a_loss_is_keyed_by_group_and_batch():
     assert [facts.lost_group(name) for name in names] == ["a:1", "a:1"]
 
 
-# -- Transcripts in a store: written once, cut where they are cut, read as they were --
-
-
 @pytest.fixture
 def store(tmp_path):
     with closing(Store(tmp_path, durable="off")) as store:

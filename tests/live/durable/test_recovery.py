@@ -334,8 +334,6 @@ def put_group(changes, transcripts, uid, tokens):
     transcripts.write(f"{uid}/0", transcript, changes)
 
 
-# -- Payloads that go on with stored tokens --
-
 PROMPT_RESTORED_PAYLOADS = Prompt("a", [1, 2], 1, 9)
 
 

@@ -220,9 +220,6 @@ class TestAdmission:
         assert one.client.calls == [RESUME, HOLD], "it is paused again before it joins"
 
 
-# -- With which version an instance joins, and what is said where it may not --
-
-
 def settle(
     instance: JoiningVersion,
     told: int | None,

@@ -285,9 +285,6 @@ async def test_loader_error_on_cancellation_delays_nothing() -> None:
     assert stage.working.done()
 
 
-# -- An administrator's pause: the instance is told, and it is known whose it is --
-
-
 class Paused:
     """One instance's, which has joined if it is told so."""
 

@@ -166,9 +166,6 @@ async def test_a_stall_is_counted_from_the_end_of_a_pause() -> None:
     assert "no progress for 10 s" in health.judge(still, []).lost
 
 
-# -- What gauges and streams prove about who will never answer, poll by poll --
-
-
 class TestMovement:
     def test_nothing_moves_while_requests_run(self) -> None:
         movement = Movement(0.0)

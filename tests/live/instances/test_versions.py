@@ -131,8 +131,6 @@ class TestGates:
         assert pump.told[-1] == GateOpened("i1")
 
 
-# -- What an answer says of its versions, against what is known of its instance --
-
 KNOWS = frozenset({"weight_info"})
 
 

@@ -205,9 +205,6 @@ async def test_patience_ends() -> None:
     assert "no answer within 0.01 s" in failed.reason
 
 
-# -- Attempts stopped from here: each comes to its end, and one that is gone already is no erro --
-
-
 class StageAttemptTable:
     def __init__(self) -> None:
         self.book = Book()
@@ -283,9 +280,6 @@ async def test_loss_is_reported_after_streamed_tokens_and_before_new_dispatches(
     assert heard == [1]
     assert not len(stage.table)
     await stage.table.close()
-
-
-# -- The book of attempts under way: by instance, and each end told once --
 
 
 class LinkRunningAttempts:

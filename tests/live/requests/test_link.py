@@ -80,9 +80,6 @@ def test_no_tool_begins_for_an_unwanted_turn() -> None:
     play(scene)
 
 
-# -- What an answer is worth: what ends unasked, or contradicts what is known, is looked into --
-
-
 class StageAnswerChecks:
     """One attempt on i0, under version 4."""
 

@@ -132,9 +132,6 @@ def test_take_all_empties_the_book() -> None:
     assert book.take_all() == ([], [])
 
 
-# -- Who is told how requests and groups end --
-
-
 class Client:
     """A responder that notes what it hears."""
 

@@ -72,9 +72,6 @@ async def test_missing_log_probabilities_are_the_instances_fault(
         await attempt
 
 
-# -- Transcripts: the pieces joined are what the core counts --
-
-
 def test_pieces_join_in_order() -> None:
     store = TokenTranscript()
     store.keep(1, 2, Piece([5, 6], [-1.0, -2.0]))
@@ -136,9 +133,6 @@ def test_a_stream_that_brings_no_log_probabilities_once_has_none() -> None:
     collect([5], [-1.0])
     collect([6], None)
     assert store.partial(3, 2) == Piece([5, 6], None)
-
-
-# -- Pieces read as one response: what was generated, and what tools returned --
 
 
 def joined(*pieces: Piece) -> JoinedPieces:

@@ -304,8 +304,6 @@ def test_greedy_text_in_turns_is_the_text_in_one(streams: bool) -> None:
     run(scene)
 
 
-# -- Tools at work: what each returns is told once, and nobody hears of one that was thrown awa --
-
 DISPATCH = Dispatch("r", 1, "i0", 3, 9, 0)
 
 

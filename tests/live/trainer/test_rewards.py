@@ -270,9 +270,6 @@ def test_group_without_a_judge_fails_with_the_reason() -> None:
     assert str(failed["a"]) == "no reward function is set"
 
 
-# -- A reward function of the caller's: bounded, tried again, checked; and what filters by rewa --
-
-
 def sample(index: int = 0, reward: float | None = None) -> Sample:
     return Sample(
         "a", index, [1], [2], [1], None, [0], [], 0, "stop", "COMPLETED", 0, reward=reward

@@ -188,9 +188,6 @@ def test_a_sample_has_its_reward_in_all_and_by_name() -> None:
     assert (worth.reward, worth.rewards) == (0.0, {"answer": 0.0})
 
 
-# -- Sets of about equal weight --
-
-
 @given(st.lists(st.integers(0, 40_000), max_size=60), st.integers(1, 9))
 def test_nothing_is_lost_and_no_two_sets_differ_by_more_than_the_heaviest(
     weights: list[int], count: int
@@ -227,9 +224,6 @@ def test_a_long_list_is_divided_evenly() -> None:
 def test_dividing_over_no_ranks_is_refused() -> None:
     with pytest.raises(CallerError, match="at least one rank, not 0"):
         balanced([1], 0)
-
-
-# -- Tools by name --
 
 
 async def search(trajectory):

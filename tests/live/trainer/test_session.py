@@ -432,9 +432,6 @@ async def test_a_failed_group_says_why() -> None:
         assert "aborted it repeatedly" in why["aborted"]
 
 
-# -- New weights: one line of versions, in the store before they count --
-
-
 class Stored:
     def __init__(self):
         self.published_ = []

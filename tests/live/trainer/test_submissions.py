@@ -125,9 +125,6 @@ async def test_repeated_failure_is_kept_until_each_batch_is_acknowledged():
             here.submit([PROMPT], None)
 
 
-# -- What of a prompt could never be made --
-
-
 def check(*, max_model_len: int = 0, turns: bool = False, **fields: Any) -> None:
     given: dict[str, Any] = {"uid": "a", "prompt_ids": [1] * 60, "samples": 2, "max_tokens": 50}
     check_prompt(Prompt(**(given | fields)), max_model_len=max_model_len, turns=turns)
@@ -166,8 +163,6 @@ def test_ignored_sampling_parameters_are_refused(sampling: dict[str, Any], says:
             check(**where)
         assert says in str(caught.value)
 
-
-# -- Payloads of a trainer's samples --
 
 PROMPT_SAMPLE_PAYLOADS = Prompt(
     "a", [1, 2], 2, 9, {"temperature": 1.0}, each=[{"seed": 1}, {"seed": 2}]
