@@ -1,4 +1,4 @@
-"""Compiles the hot path with mypyc where ROLLOUT_SCHED_COMPILE=1 asks for it; see DESIGN.md, Speed.
+"""Compiles the hot path with mypyc where ROLLOUT_SCHED_COMPILE=1 asks for it; see docs/speed.md.
 
 The sources are the same and so is what they do; without it, as in a checkout that is worked on,
 everything is plain Python.
@@ -9,8 +9,8 @@ import tomllib
 
 from setuptools import setup
 
-#: What every event and every request passes through. Modules whose classes inherit from classes of
-#: the interpreter, as errors do, cannot be compiled, and structs are C already.
+#: What every event and every request passes through, by room. mypyc drops the parameters of the
+#: annotations of a struct: one that msgspec decodes by them stands in another module.
 HOT = {
     "core": "handlers scheduler validation",
     "core/model": "model",
