@@ -32,12 +32,12 @@ INPUTS = {
 }
 
 
-def test_what_is_kept_in_files_is_of_a_target():
+def test_corpus_files_belong_to_a_target():
     """Otherwise the file would never be tried."""
     assert {path.name for path in FOLDER.iterdir()} <= set(TARGETS)
 
 
-def test_what_was_found_can_be_kept(monkeypatch, tmp_path):
+def test_a_finding_can_be_saved(monkeypatch, tmp_path):
     monkeypatch.setattr(corpus, "FOLDER", tmp_path)
     assert corpus.kept("toy") == ()
     corpus.keep("toy", b"x")
@@ -77,7 +77,7 @@ class Toy:
     spend = check
 
 
-def test_what_fails_is_shrunk_and_can_be_run_again():
+def test_a_failure_is_shrunk_and_repeatable():
     report = run(Toy(), 1, inputs=10)
     (found,) = report.failures.values()
     assert (found.law, found.data) == ("no x", b"x")
@@ -86,7 +86,7 @@ def test_what_fails_is_shrunk_and_can_be_run_again():
     assert failure(Toy(), b"a") is None
 
 
-def test_an_error_that_nobody_meant_is_a_failure():
+def test_an_unexpected_error_is_a_failure():
     def fail(data):
         raise KeyError(data)
 

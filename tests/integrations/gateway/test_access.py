@@ -98,7 +98,7 @@ async def test_every_route_has_a_class() -> None:
         *((Access.ADMIN, f"admin-{age}") for age in ("old", "new")),
     ],
 )
-async def test_a_key_opens_what_is_its_holders_and_nothing_above(
+async def test_a_key_opens_its_class_of_routes_and_none_above(
     holder: Access, key: str, files: dict[str, Path]
 ) -> None:
     """Whoever may enter is answered by the route itself, whatever it makes of an empty call."""
@@ -123,7 +123,7 @@ CHEAP = (
 )
 
 
-async def test_no_key_reaches_an_instance_and_no_instances_a_client(files: dict[str, Path]) -> None:
+async def test_keys_pass_neither_to_instances_nor_to_clients(files: dict[str, Path]) -> None:
     instance = Upstream(A)
     async with House(instance, **files) as house:
         for key, path in (("api-old", "/v1/embeddings"), ("admin-new", "/unheard_of")):

@@ -75,7 +75,7 @@ class TestReading:
             ('{"endpoints": [{"address": "a", "po', "truncated"),
         ],
     )
-    def test_what_is_no_use(self, text: str, says: str, tmp_path: Path) -> None:
+    def test_unusable_files_are_refused(self, text: str, says: str, tmp_path: Path) -> None:
         path = tmp_path / "endpoints.json"
         path.write_text(text)
         with pytest.raises(CallerError, match=says):
@@ -92,7 +92,7 @@ class TestReading:
             ("endpoints: [{address: 10, port: 1}]", r"endpoints\[0\]\.address"),
         ],
     )
-    def test_yaml_that_is_no_use(self, text: str, says: str, tmp_path: Path) -> None:
+    def test_unusable_yaml_is_refused(self, text: str, says: str, tmp_path: Path) -> None:
         path = tmp_path / "endpoints.yaml"
         path.write_text(text)
         with pytest.raises(CallerError, match=says) as told:
@@ -123,12 +123,12 @@ class TestReading:
         with pytest.raises(CallerError, match="a value has 2,001 characters, the limit is 1,000"):
             read_endpoints(path)
 
-    def test_what_is_not_read_may_be_anything(self, tmp_path: Path) -> None:
+    def test_unread_fields_may_have_any_type(self, tmp_path: Path) -> None:
         path = tmp_path / "endpoints.yaml"
         path.write_text("endpoints: [{name: 7, address: a, port: 1, labels: [on], gpu: {}}]\nv: 2")
         assert [endpoint.url for endpoint in read_endpoints(path)] == ["http://a:1"]
 
-    def test_what_is_not_there(self, tmp_path: Path) -> None:
+    def test_a_missing_file_is_reported(self, tmp_path: Path) -> None:
         with pytest.raises(CallerError, match="No such file"):
             read_endpoints(tmp_path / "endpoints.yaml")
 
@@ -229,7 +229,7 @@ def path(tmp_path: Path) -> Path:
 
 
 class TestWatching:
-    async def test_who_is_named_joins_and_who_is_not_goes(self, path: Path) -> None:
+    async def test_listed_instances_join_and_others_leave(self, path: Path) -> None:
         fleet = Fleet(path)
         await fleet.file.open()
         assert fleet.here == {"http://a:1", "http://a:2"}
@@ -239,7 +239,7 @@ class TestWatching:
         await until(lambda: not fleet.here)
         await fleet.file.close()
 
-    def test_what_cannot_be_read_changes_nothing_and_is_said_once(
+    def test_an_unreadable_file_changes_nothing_and_is_logged_once(
         self, path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         async def scene() -> None:
@@ -270,7 +270,7 @@ class TestWatching:
         await until(lambda: fleet.here == {"http://a:3"})
         await fleet.file.close()
 
-    async def test_half_a_list_is_not_followed(self) -> None:
+    async def test_a_truncated_list_is_not_followed(self) -> None:
         """Who writes into the file itself leaves a whole list that is too short, for a moment."""
         before, half, whole = listed(1, 2), listed(1), listed(1, 2, 3)
         looks = Looks(before, before, half, whole, half, whole, whole)
@@ -280,7 +280,9 @@ class TestWatching:
         assert not [change for change in fleet.changes if change.startswith("-")]
         await fleet.file.close()
 
-    def test_what_never_stood_is_not_complained_of(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_a_file_replaced_while_read_is_not_logged(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
         async def scene() -> None:
             looks = Looks(listed(1), "", listed(1)[:9], listed(1, 2))
             fleet = Fleet(looks)
@@ -291,7 +293,7 @@ class TestWatching:
         virtual_net.run(scene())
         assert not caplog.records
 
-    def test_a_disk_that_hangs_holds_nobody_up(
+    def test_a_hanging_disk_does_not_block_the_loop(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         monkeypatch.setattr(endpoints_file, "READ_S", 0.01)
@@ -315,7 +317,7 @@ class TestWatching:
         asyncio.run(scene())
         assert "not read within 0.01 s" in caplog.text
 
-    async def test_one_that_comes_again_waits_until_it_has_gone(self, path: Path) -> None:
+    async def test_a_relisted_instance_waits_until_it_has_left(self, path: Path) -> None:
         fleet = Fleet(path)
         await fleet.file.open()
         fleet.removing = asyncio.Event()
@@ -329,7 +331,7 @@ class TestWatching:
         assert fleet.changes[2:] == ["-http://a:2", "+http://a:2"]
         await fleet.file.close()
 
-    def test_one_that_is_refused_keeps_nobody_else_away(
+    def test_a_refused_instance_does_not_block_others(
         self, path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         async def scene() -> None:
@@ -342,7 +344,7 @@ class TestWatching:
         virtual_net.run(scene())
         assert "here already" in caplog.text
 
-    async def test_one_that_somebody_else_added_is_not_removed(self, path: Path) -> None:
+    async def test_an_instance_added_by_another_is_kept(self, path: Path) -> None:
         fleet = Fleet(path)
         fleet.refused = {"http://a:1"}
         await fleet.file.open()
@@ -351,7 +353,7 @@ class TestWatching:
         assert "-http://a:1" not in fleet.changes
         await fleet.file.close()
 
-    async def test_a_file_that_is_no_use_at_start_is_the_callers_fault(self, path: Path) -> None:
+    async def test_an_unusable_file_at_start_is_the_callers_fault(self, path: Path) -> None:
         path.write_text("{}")
         with pytest.raises(CallerError):
             await Fleet(path).file.open()

@@ -121,7 +121,7 @@ def said(endpoint: Endpoint, target: str, body: dict[str, Any]) -> list[bytes]:
     [(False, *at) for at in WHOLE] + [(True, *at) for at in STREAMS],
     ids=lambda value: getattr(value, "__name__", str(value)).rpartition(".")[2],
 )
-async def test_whatever_raises(
+async def test_every_call_ends_after_any_exception(
     streams: bool,
     place: Any,
     name: str,

@@ -106,7 +106,7 @@ async def test_the_ranks_of_our_own_transfer_meet(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("trouble", ["an update", "a lost instance", "both"])
-async def test_clients_do_not_notice(tmp_path: Path, trouble: str) -> None:
+async def test_updates_are_invisible_to_clients(tmp_path: Path, trouble: str) -> None:
     async with fleet(tmp_path) as (service, servers), aiohttp.ClientSession() as session:
         alone = await servers[0].generate([1, 2, 3], sampling=_long(600))
 
@@ -206,7 +206,7 @@ async def test_control_reaches_the_servers(tmp_path: Path) -> None:
         assert (model["id"], model["max_model_len"]) == ("simulated", SPEC.max_model_len)
 
 
-async def test_the_same_in_process(tmp_path: Path) -> None:
+async def test_the_fleet_runs_in_process(tmp_path: Path) -> None:
     policy = tmp_path / "policy.toml"
     policy.write_text(POLICY.format(kv="retain"))
     async with (

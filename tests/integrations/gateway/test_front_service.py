@@ -161,7 +161,7 @@ async def test_clients_are_answered_through_a_front() -> None:
         assert not len(front.calls)
 
 
-async def test_what_is_no_clients_request_is_the_schedulers() -> None:
+async def test_other_requests_go_to_the_scheduler() -> None:
     async with scene() as made, aiohttp.ClientSession() as client:
         named = await made.front("f0", scheduler_url="http://host:9000/")
         front = await made.front("f1")
@@ -195,7 +195,7 @@ async def test_before_its_first_scheduler_a_front_says_so() -> None:
     await front.close()
 
 
-async def test_only_whoever_has_a_key_is_let_in(tmp_path: Path) -> None:
+async def test_a_front_checks_client_keys(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("sesame\n")
     async with scene() as made, aiohttp.ClientSession() as client:
@@ -240,7 +240,7 @@ async def test_a_scheduler_that_restarts_costs_clients_a_pause(pause_s: float) -
         assert made.live.driver.view.anomalies == {}
 
 
-async def test_what_ends_while_no_scheduler_is_there_is_answered() -> None:
+async def test_calls_that_end_without_a_scheduler_are_answered() -> None:
     async with scene() as made:
         front = await made.front("f0")
         path = "/inference/v1/generate"
@@ -336,7 +336,7 @@ def made(url: str, key: str) -> FrontInstance:
     return FrontInstance(url, api_key=key or None)
 
 
-async def test_one_is_made_when_it_is_first_needed_and_looked_at_once() -> None:
+async def test_a_client_is_created_on_first_use_and_checked_once() -> None:
     server = ScriptedVllm()
     async with server.serving():
         clients = FrontClients(made)
@@ -350,7 +350,7 @@ async def test_one_is_made_when_it_is_first_needed_and_looked_at_once() -> None:
         await clients.close()
 
 
-async def test_what_cannot_be_looked_at_fails_what_is_sent_there_and_is_looked_at_again(
+async def test_a_failed_check_fails_the_call_and_is_repeated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("rollout_sched.integrations.gateway.front_service._AGAIN_S", (0.01, 0.02))
@@ -371,7 +371,7 @@ async def test_what_cannot_be_looked_at_fails_what_is_sent_there_and_is_looked_a
         await clients.close()
 
 
-async def test_one_that_joins_anew_is_looked_at_again_before_anything_is_sent_there() -> None:
+async def test_a_rejoined_instance_is_checked_before_use() -> None:
     server = ScriptedVllm()
     async with server.serving():
         clients = FrontClients(made)
@@ -392,7 +392,7 @@ async def test_one_that_joins_anew_is_looked_at_again_before_anything_is_sent_th
         await clients.close()
 
 
-async def test_it_is_sent_the_key_that_its_scheduler_has_for_it() -> None:
+async def test_a_client_sends_the_schedulers_key() -> None:
     clients = FrontClients(made)
     first = clients.client("http://127.0.0.1:9")
     clients.reach("http://127.0.0.1:9", "k")
@@ -403,7 +403,7 @@ async def test_it_is_sent_the_key_that_its_scheduler_has_for_it() -> None:
     await clients.close()
 
 
-async def test_it_is_closed_and_forgotten_when_the_last_that_reached_it_has_left() -> None:
+async def test_an_unused_client_is_closed() -> None:
     closed: list[str] = []
 
     class Noted(FrontInstance):
@@ -440,7 +440,7 @@ async def test_a_fleet_that_comes_and_goes_leaves_no_clients_behind() -> None:
     await clients.close()
 
 
-async def test_a_name_that_is_no_url() -> None:
+async def test_an_invalid_url_is_refused() -> None:
     clients = FrontClients(made)
     with pytest.raises(CallerError):
         clients.client("the one over there")

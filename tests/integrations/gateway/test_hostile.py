@@ -200,7 +200,7 @@ def refused(body: Any) -> str:
         ("/rollout/v1/batches/next", "msgpack: NaN", "$.timeout_s"),
     ],
 )
-async def test_what_is_wrong_is_named(path: str, name: str, says: str) -> None:
+async def test_a_refusal_names_the_fault(path: str, name: str, says: str) -> None:
     headers, body = HOSTILE[name]
     headers = tuple(line for line in headers if not line.startswith("Accept"))
     async with House(Upstream(A)) as house:

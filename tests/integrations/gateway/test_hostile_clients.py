@@ -50,7 +50,7 @@ class TestCountedBeforeItIsMade:
             assert "more than 5 prompts" in refusal(stage.call({**BODY, "prompt": ["a"] * 6}))
             assert stage.call({**BODY, "prompt": ["a"] * 5}).status == 0
 
-    async def test_what_can_never_fit_is_not_asked_to_come_again(self) -> None:
+    async def test_a_call_that_never_fits_has_no_retry_after(self) -> None:
         limits = Limits(requests=3, body_bytes=300)
         async with Stage(data_plane={"limits": limits}) as stage:
             assert "the limit per call is 3" in refusal(stage.call({**BODY, "n": 4}))
@@ -111,7 +111,7 @@ class TestPoison:
             assert call.status == 0
             assert spice in instance.bodies[0]
 
-    async def test_what_cannot_be_gone_on_with_is_the_requests_fault(self) -> None:
+    async def test_an_answer_that_cannot_continue_is_the_requests_fault(self) -> None:
         first, second = Raw("i0"), Raw("i1")
         async with Stage(first, second) as stage:
             body = b'{"prompt":[1,2,3],"max_tokens":10,"temperature":1e999,"stream":true}'
@@ -126,7 +126,7 @@ class TestPoison:
             stage.settled()
 
     @pytest.mark.parametrize("body", [BODY, {**BODY, "n": 2}, {**BODY, "stream": True}])
-    async def test_a_path_that_is_not_ascii(self, body: dict[str, Any]) -> None:
+    async def test_a_path_outside_ascii_is_refused(self, body: dict[str, Any]) -> None:
         instance = Instance()
         async with Stage(instance) as stage:
             call = Call("", body)
@@ -140,16 +140,14 @@ class TestPoison:
     @pytest.mark.parametrize(
         "extra", [b'"x":"\xff"', b'"x":"\\ud800"', b'"x":%b' % (b"[" * 5000 + b"]" * 5000)]
     )
-    async def test_what_is_no_json_is_refused_here(self, extra: bytes, n: int) -> None:
+    async def test_invalid_json_is_refused_by_the_gateway(self, extra: bytes, n: int) -> None:
         instance = Instance()
         async with Stage(instance) as stage:
             assert refusal(stage.call(b'{"prompt":[1],"n":%d,%b}' % (n, extra)))
             assert not instance.pool.asked
 
     @pytest.mark.parametrize("prompt", [b"[1,2x]", b"[1,2}]"])
-    async def test_ids_that_are_read_around_are_read_where_a_body_is_changed(
-        self, prompt: bytes
-    ) -> None:
+    async def test_skipped_ids_are_read_where_a_body_is_changed(self, prompt: bytes) -> None:
         async with Stage(Instance()) as stage:
             long = prompt.replace(b"[1", b"[1" + b",1" * 2000)
             assert "cannot be read" in refusal(stage.call(b'{"prompt":%b,"n":2}' % long))
@@ -209,7 +207,7 @@ class TestOursIsTheValueThatCounts:
             b'"cache_salt":""',
         ],
     )
-    async def test_a_salt(self, theirs: bytes) -> None:
+    async def test_the_gateways_salt_wins(self, theirs: bytes) -> None:
         """Else the KV of old weights is read under new ones."""
         instance = Instance()
         async with Stage(instance) as stage:
@@ -217,7 +215,7 @@ class TestOursIsTheValueThatCounts:
             assert (await instance.asked()).body["cache_salt"] == "v0"
 
     @pytest.mark.parametrize("theirs", [b"false", b"null", b'true,"return_token_ids":false'])
-    async def test_token_ids_to_go_on_from(self, theirs: bytes) -> None:
+    async def test_the_gateways_request_for_token_ids_wins(self, theirs: bytes) -> None:
         instance = Instance()
         async with Stage(instance, interruption=PARTIAL) as stage:
             body = b'{"prompt":[1,2,3],"max_tokens":10,"return_token_ids":%b}' % theirs
@@ -228,7 +226,7 @@ class TestOursIsTheValueThatCounts:
 
     @pytest.mark.parametrize("path", ENDPOINTS)
     @pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
-    async def test_a_segments_limit(self, path: str, field: str) -> None:
+    async def test_a_segments_limit_wins(self, path: str, field: str) -> None:
         instance = Instance()
         async with Stage(instance, interruption={**PARTIAL, "segment_tokens": 2}) as stage:
             body = json.loads(json.dumps(ENDPOINTS[path]))
@@ -240,7 +238,7 @@ class TestOursIsTheValueThatCounts:
             # As vLLM's chat reads it.
             assert (told.get("max_completion_tokens") or told["max_tokens"]) == 2
 
-    async def test_null_is_as_many_as_fit(self) -> None:
+    async def test_a_null_limit_means_as_many_as_fit(self) -> None:
         """It counted as 16 here, and the server made as many as fit."""
         instance = Instance()
         async with Stage(instance, interruption={**PARTIAL, "segment_tokens": 20}) as stage:
@@ -299,7 +297,7 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.usefixtures("quiet")
 class TestEveryCallEndsOnce:
     @pytest.mark.parametrize("body", KINDS)
-    async def test_whatever_raises_while_it_is_taken_in(self, body: dict[str, Any]) -> None:
+    async def test_an_exception_during_admission_ends_the_call(self, body: dict[str, Any]) -> None:
         at, stumbled = 0, True
         while stumbled:
             at += 1
@@ -321,7 +319,7 @@ class TestEveryCallEndsOnce:
 
     @pytest.mark.parametrize("body", KINDS)
     @pytest.mark.parametrize("at", [1, 2, 3])
-    def test_an_observer_that_raises(self, body: dict[str, Any], at: int) -> None:
+    def test_an_observers_exception_ends_no_call(self, body: dict[str, Any], at: int) -> None:
         """Answered with what went wrong, or as if nothing had; never both, never neither."""
 
         async def scene() -> None:
@@ -349,7 +347,7 @@ class TestEveryCallEndsOnce:
         run(scene())
 
     @pytest.mark.parametrize("n", [1, 2])
-    async def test_an_end_that_cannot_be_told(self, n: int) -> None:
+    async def test_an_end_that_cannot_be_written_ends_the_call(self, n: int) -> None:
         """It raised into another call's turn, and the stream stayed open for good."""
         instance = Instance(slots=9)
         async with Stage(instance) as stage:
@@ -368,7 +366,7 @@ class TestEveryCallEndsOnce:
 
     @pytest.mark.parametrize("stream", [False, True])
     @pytest.mark.parametrize("at", [0, 1, 2])
-    async def test_a_child_that_cannot_be(self, at: int, stream: bool) -> None:
+    async def test_an_invalid_sample_ends_the_call(self, at: int, stream: bool) -> None:
         instance = Instance(slots=9)
         async with Stage(instance) as stage:
             prompts = [[k] for k in range(3)]
@@ -392,7 +390,7 @@ class TestEveryCallEndsOnce:
             stage.settled()
 
     @pytest.mark.parametrize("body", KINDS)
-    async def test_when_the_gateway_shuts_down(self, body: dict[str, Any]) -> None:
+    async def test_a_shutdown_ends_every_call(self, body: dict[str, Any]) -> None:
         """The connections were closed without a word."""
         instance = Instance(slots=9)
         async with Stage(instance) as stage:
@@ -418,7 +416,7 @@ class TestEveryCallEndsOnce:
             await until(lambda: not stage.driver.front.attempts.on("i0"))
             stage.settled()
 
-    async def test_work_that_raises_in_anothers_turn(self) -> None:
+    async def test_an_exception_in_another_calls_turn_ends_only_its_call(self) -> None:
         """The other call heard of it, and those that waited never had their turn."""
         instance = Instance(slots=9)
         async with Stage(instance) as stage:

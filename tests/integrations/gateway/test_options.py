@@ -45,7 +45,7 @@ def given(*words: str) -> Options:
     return given_options(parser.parse_args(["--policy", "dplb", *words]))
 
 
-def test_what_is_not_given_is_for_the_options_to_say() -> None:
+def test_options_have_the_defaults() -> None:
     assert given() == Options(policy="dplb")
 
 
@@ -61,7 +61,9 @@ def test_of_gateway_run_and_driver() -> None:
 
 
 @pytest.mark.parametrize("words", [("--port", "70000"), ("--max-body", "0"), ("--poll-s", "x")])
-def test_what_cannot_be(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+def test_impossible_values_are_refused(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
         given(*words)
     assert words[0] in capsys.readouterr().err

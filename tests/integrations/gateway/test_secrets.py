@@ -135,7 +135,7 @@ async def knock(life: Life) -> None:
         await life.ask("admin", "POST", path, {**with_wrong, "slots": "many"})
 
 
-async def test_no_key_is_anywhere(
+async def test_keys_appear_in_no_output(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -182,7 +182,7 @@ def _look_through(life: Life, log: str) -> None:
             assert shape not in told, name
 
 
-def test_what_holds_a_key_does_not_show_it(tmp_path: Path) -> None:
+def test_objects_with_keys_hide_them_in_their_repr(tmp_path: Path) -> None:
     """Nor does what a debugger or a careless log line makes of the objects."""
     life = Life(tmp_path, {"common": "http://127.0.0.1:1", "own": "http://127.0.0.1:2"})
     shown = repr(life.options())

@@ -36,7 +36,7 @@ def options(**other: Any) -> Options:
     return Options(**{"policy": "dplb", "instances": [], "port": 0, "grace_s": 0.5, **other})
 
 
-async def test_in_front_of_vllm(tmp_path: Path) -> None:
+async def test_a_gateway_serves_vllm_instances(tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_text("secret\n")
     said: list[str] = []
@@ -75,14 +75,14 @@ async def test_in_front_of_vllm(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("use", ["by_cost", "none"])
-async def test_a_header_that_is_ignored_is_said(use: str, tmp_path: Path) -> None:
+async def test_an_ignored_header_is_logged(use: str, tmp_path: Path) -> None:
     policy = tmp_path / "mine.toml"
     policy.write_text(f'[affinity]\nuse = "{use}"\n')
     async with House(policy=str(policy)) as house:
         assert any("X-Session-ID is ignored" in line for line in house.said) is (use == "none")
 
 
-async def test_one_that_is_not_up_yet_is_said_and_joins() -> None:
+async def test_an_unreachable_instance_is_logged_and_joins_later() -> None:
     late = Upstream("http://late:1")
     late.dead = True
     async with House(late) as house:
@@ -92,7 +92,7 @@ async def test_one_that_is_not_up_yet_is_said_and_joins() -> None:
         await until(lambda: any("late:1: a model, 8 slots" in line for line in house.said))
 
 
-async def test_what_runs_may_finish_and_nothing_new_comes() -> None:
+async def test_closing_finishes_running_calls_and_refuses_new_ones() -> None:
     instance = Upstream()
     instance.stream = asyncio.Queue()
     async with House(instance, grace_s=20.0) as house:
@@ -110,7 +110,7 @@ async def test_what_runs_may_finish_and_nothing_new_comes() -> None:
         await closing
 
 
-async def test_who_takes_too_long_is_told_so() -> None:
+async def test_a_call_that_exceeds_the_grace_period_gets_an_error() -> None:
     """The connection was closed without a word."""
     instance = Upstream()
     instance.stream = asyncio.Queue()
@@ -124,7 +124,7 @@ async def test_who_takes_too_long_is_told_so() -> None:
         assert "shutting down" in (await response.json())["error"]["message"]
 
 
-async def test_a_stream_that_takes_too_long_ends_in_an_error() -> None:
+async def test_a_stream_that_exceeds_the_grace_period_ends_in_an_error() -> None:
     instance = Upstream()
     instance.stream = asyncio.Queue()
     async with House(instance, grace_s=0.05) as house:
@@ -142,7 +142,7 @@ async def test_a_stream_that_takes_too_long_ends_in_an_error() -> None:
         assert events[2:] == [""]
 
 
-async def test_an_open_gateway_says_so() -> None:
+async def test_an_open_gateway_logs_a_warning() -> None:
     said: list[str] = []
     Service(options(host="0.0.0.0"), said.append)
     assert any("any client that can reach 0.0.0.0 may use this gateway" in line for line in said)
@@ -195,7 +195,7 @@ def test_a_port_that_is_taken_leaves_nothing_behind(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_as_a_process(number: signal.Signals) -> None:
+def test_the_gateway_runs_as_a_process(number: signal.Signals) -> None:
     code = "from rollout_sched.cli import main; raise SystemExit(main())"
     command = [sys.executable, "-c", code, "serve", "--policy", "dplb"]
     with socket.socket() as closed:  # bound but not listening: a connection is refused
@@ -224,7 +224,7 @@ def test_as_a_process(number: signal.Signals) -> None:
     assert (process.returncode, out) == (0, "stopping\n"), err
 
 
-def test_the_official_client() -> None:
+def test_the_openai_client_is_served() -> None:
     openai = pytest.importorskip("openai")
 
     async def scene() -> None:
@@ -256,7 +256,7 @@ class TestTheEnd:
             ("POST", "/v1/embeddings", {}),
         ],
     )
-    async def test_a_control_call_in_progress_is_told(
+    async def test_a_control_call_in_progress_gets_an_error_at_the_end(
         self, method: str, path: str, body: Any
     ) -> None:
         instance = Upstream()
@@ -275,7 +275,7 @@ class TestTheEnd:
             assert status == 503
             assert "the gateway stopped" in said["error"]["message"]
 
-    async def test_what_has_begun_to_be_passed_on_does_not_look_complete(self) -> None:
+    async def test_a_cut_response_does_not_look_complete(self) -> None:
         instance = Upstream()
         instance.stream = asyncio.Queue()
         async with House(instance, grace_s=0.05) as house:
@@ -286,7 +286,7 @@ class TestTheEnd:
             with pytest.raises(aiohttp.ClientPayloadError):
                 await response.content.read()
 
-    async def test_a_publication_that_is_waited_for_too(self) -> None:
+    async def test_a_waiting_publication_ends_with_the_gateway(self) -> None:
         instance = Upstream()
 
         async with House(instance, grace_s=0.05) as house:
@@ -298,7 +298,7 @@ class TestTheEnd:
                 await house.service.close()
                 assert (await asking)[0] == 503
 
-    async def test_the_journal_is_closed_whatever_fails_before(self, tmp_path: Path) -> None:
+    async def test_the_journal_is_closed_after_any_failure(self, tmp_path: Path) -> None:
         async with House(Upstream(), journal=tmp_path / "journal") as house:
             trainer: Any = house.service.gateway.trainer
             close = trainer.close
@@ -315,7 +315,7 @@ class TestTheEnd:
 
 
 class TestAdminSocket:
-    def test_its_owner_needs_no_key_and_the_port_one(self, tmp_path: Path) -> None:
+    def test_the_admin_socket_needs_no_key_but_the_port_does(self, tmp_path: Path) -> None:
         path = tmp_path / "admin"
 
         async def scene() -> None:
@@ -332,7 +332,7 @@ class TestAdminSocket:
 
         asyncio.run(scene())
 
-    def test_with_a_key_file_both_are_open(self, tmp_path: Path) -> None:
+    def test_admin_socket_and_port_are_open_with_a_key_file(self, tmp_path: Path) -> None:
         (tmp_path / "keys").write_text("root\n")
 
         async def scene() -> None:
@@ -344,7 +344,7 @@ class TestAdminSocket:
 
         asyncio.run(scene())
 
-    def test_what_a_gateway_left_behind_is_cleared_away(self, tmp_path: Path) -> None:
+    def test_a_stale_admin_socket_is_removed(self, tmp_path: Path) -> None:
         path = tmp_path / "admin"
         with socket.socket(socket.AF_UNIX) as left:
             left.bind(str(path))
@@ -358,7 +358,7 @@ class TestAdminSocket:
 
         asyncio.run(scene())
 
-    def test_a_file_that_is_no_socket_is_left_alone(self, tmp_path: Path) -> None:
+    def test_a_file_at_the_admin_socket_path_is_kept(self, tmp_path: Path) -> None:
         path = tmp_path / "precious"
         path.write_text("data")
 
@@ -386,7 +386,7 @@ def process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_before_it_listens_ends_it_in_order(
+def test_a_signal_before_listening_ends_the_gateway_in_order(
     number: signal.Signals, tmp_path: Path
 ) -> None:
     """An instance that takes a connection and says nothing holds up the start."""
@@ -404,7 +404,7 @@ def test_a_signal_before_it_listens_ends_it_in_order(
     assert not file.exists()  # closed in order, and empty
 
 
-def test_a_second_signal_ends_it_at_once() -> None:
+def test_a_second_signal_ends_the_gateway_at_once() -> None:
     """One who has sent half a request is waited for, but not by somebody in a hurry."""
     with process("--instance", "http://127.0.0.1:1") as started:
         assert started.stdout is not None

@@ -22,7 +22,7 @@ def said(auth: AccessControl = OPEN, host: str = "127.0.0.1", *, sessions: bool 
     return "\n".join(startup_report(POLICY, auth, host, keeps_sessions=sessions))
 
 
-def test_its_policy_with_every_role() -> None:
+def test_the_report_names_every_role() -> None:
     first = said().splitlines()[0]
     assert first.startswith("rollout-sched ")
     assert "policy dplb (" in first
@@ -30,20 +30,20 @@ def test_its_policy_with_every_role() -> None:
 
 
 @pytest.mark.parametrize(("host", "warns"), [("127.0.0.1", False), ("0.0.0.0", True)])
-def test_who_may_use_it(host: str, warns: bool) -> None:
+def test_the_report_says_who_may_use_the_gateway(host: str, warns: bool) -> None:
     assert ("--api-key-file closes it" in said(host=host)) is warns
     keys = AccessControl({Access.CLIENT: ["k"]})
     assert "--api-key-file" not in said(keys, host)
 
 
-def test_who_may_change_it() -> None:
+def test_the_report_says_who_may_change_the_gateway() -> None:
     assert "open to programs on this machine only" in said()
     keys = AccessControl({Access.TRAINER: ["k"]})
     assert "/admin is closed; --admin-key-file or --admin-socket opens it" in said(keys)
 
 
 @pytest.mark.parametrize("sessions", [True, False])
-def test_whether_it_means_anything_to_name_a_session(sessions: bool) -> None:
+def test_the_report_says_whether_sessions_matter(sessions: bool) -> None:
     assert ("X-Session-ID is ignored" in said(sessions=sessions)) is not sessions
 
 
@@ -57,7 +57,7 @@ class Greets(asyncio.Protocol):
         transport.close()
 
 
-def test_its_owner_is_answered_until_it_is_closed(tmp_path: Path) -> None:
+def test_a_socket_answers_its_owner_until_closed(tmp_path: Path) -> None:
     path = tmp_path / "admin"
 
     async def scene() -> None:
@@ -76,7 +76,7 @@ def test_its_owner_is_answered_until_it_is_closed(tmp_path: Path) -> None:
     asyncio.run(scene())
 
 
-def test_one_that_was_left_behind_is_taken_over(tmp_path: Path) -> None:
+def test_a_stale_socket_is_taken_over(tmp_path: Path) -> None:
     path = tmp_path / "admin"
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(path))
@@ -89,7 +89,7 @@ def test_one_that_was_left_behind_is_taken_over(tmp_path: Path) -> None:
     asyncio.run(scene())
 
 
-def test_a_place_where_none_can_be_is_named(tmp_path: Path) -> None:
+def test_an_impossible_socket_path_is_named(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("data")
     for path in (tmp_path / "precious", tmp_path / "nowhere" / "admin"):
         admin = AdminSocket(path)

@@ -27,7 +27,7 @@ def test_aborts_of_one_tick_are_one_call():
     assert virtual_net.run(calls()) == [["0", "1", "2", "3", "4"], ["5"]]
 
 
-def test_what_the_call_raised_reaches_all_who_wait():
+def test_an_exception_of_the_call_reaches_all_callers():
     async def errors():
         async def send(ids):
             raise InstanceError("no")
@@ -38,7 +38,7 @@ def test_what_the_call_raised_reaches_all_who_wait():
     assert [type(error) for error in virtual_net.run(errors())] == [InstanceError, InstanceError]
 
 
-def test_who_stops_waiting_stops_nobody_else():
+def test_a_cancelled_caller_cancels_no_other():
     async def sent():
         gate = asyncio.Event()
         calls = []
@@ -60,7 +60,7 @@ def test_who_stops_waiting_stops_nobody_else():
     assert virtual_net.run(sent()) == [["a", "b"]]
 
 
-def test_a_call_to_one_who_cannot_be_reached_ends_with_its_instance():
+def test_a_call_to_an_unreachable_server_ends_with_its_instance():
     """It went on for as long as it takes to connect, after all else had been closed."""
 
     async def scene():

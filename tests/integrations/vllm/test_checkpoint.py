@@ -18,7 +18,7 @@ def safetensors(data=b"\0" * 8, head=None):
     return len(head).to_bytes(8, "little") + head + data
 
 
-def test_one_whole_file(tmp_path):
+def test_a_complete_file_passes(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(safetensors())
     check_checkpoint(tmp_path)
 
@@ -38,7 +38,7 @@ def test_all_files_of_the_index_must_be_there(tmp_path):
     check_checkpoint(tmp_path)
 
 
-def test_no_folder(tmp_path):
+def test_a_missing_folder_is_refused(tmp_path):
     with pytest.raises(CallerError, match="no such folder"):
         check_checkpoint(tmp_path / "nowhere")
 

@@ -73,7 +73,7 @@ def test_it_is_tried_again_only_once():
     assert virtual_net.run(calls()) == [b"POST /resume"] * 2
 
 
-def test_what_is_not_safe_is_never_repeated_and_has_its_own_connection():
+def test_unsafe_calls_are_not_repeated_and_have_their_own_connection():
     async def calls():
         async with wire([OK], [None], [OK]) as (control, requests):
             await control.call("/resume")  # leaves a connection behind that must not be used
@@ -84,7 +84,7 @@ def test_what_is_not_safe_is_never_repeated_and_has_its_own_connection():
     assert virtual_net.run(calls()) == [b"POST /resume", b"POST /update_weights"]
 
 
-def test_no_answer_in_time():
+def test_a_late_answer_is_a_timeout():
     async def call():
         async with wire([b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n"], limit_s=0.05) as (
             control,
@@ -107,7 +107,7 @@ def test_no_answer_in_time():
         b"HTTP/1.1 200 OK\r\nX: " + b"x" * 100_000 + b"\r\n\r\n",
     ],
 )
-def test_what_is_no_http_is_the_instances_fault(answer):
+def test_an_answer_that_is_no_http_is_the_instances_fault(answer):
     async def call():
         async with wire([answer], [answer]) as (control, _):
             with pytest.raises(InstanceError, match="/resume"):
@@ -116,7 +116,7 @@ def test_what_is_no_http_is_the_instances_fault(answer):
     virtual_net.run(call())
 
 
-def test_too_long_an_answer(monkeypatch):
+def test_an_oversized_answer_is_refused(monkeypatch):
     monkeypatch.setattr(control_module, "LARGEST_ANSWER", 10)
     long = b"HTTP/1.1 200 OK\r\nContent-Length: 11\r\n\r\n" + b"x" * 11
 
@@ -158,7 +158,7 @@ def test_refusals_say_what_to_do(status, says):
     virtual_net.run(call())
 
 
-def test_nobody_is_there():
+def test_an_unreachable_server_is_an_error():
     async def call():
         async with wire() as (control, _):
             control.url = "http://127.0.0.1:1"
@@ -189,7 +189,7 @@ def test_a_rate_below_one_is_refused(rate):
         Throttle(rate, "control_rate")
 
 
-def test_one_that_need_not_wait_counts_as_well():
+def test_calls_without_wait_count_for_the_rate():
     async def passed() -> list[bool]:
         allow = Throttle(2, "control_rate")
         await allow.acquire()

@@ -99,7 +99,7 @@ def test_without_both_nothing_can_be_aborted():
     assert any("not streamed are lost" in note for note in findings.notes)
 
 
-def test_slots_that_are_not_told_must_be_given():
+def test_unknown_slots_must_be_given():
     server = ScriptedVllm()
     server.missing.add("/server_info")
     with pytest.raises(InstanceError, match=r"give slots.*--max-num-seqs"):
@@ -146,13 +146,13 @@ def test_the_key_is_used_and_missed():
         describe(server)
 
 
-def test_whether_it_is_paused():
+def test_a_paused_server_is_detected():
     server = ScriptedVllm()
     server.is_paused = {"is_paused": True}
     assert describe(server)[0].paused is True
 
 
-def test_one_that_does_not_say_whether_it_is_paused():
+def test_a_server_without_pause_state_counts_as_running():
     server = ScriptedVllm()
     server.missing.add("/is_paused")
     description, findings = describe(server)
@@ -169,7 +169,7 @@ def test_adapters_are_models_too():
     assert description.max_model_len == 8192
 
 
-def test_a_cache_that_is_not_told_may_be_given():
+def test_an_unknown_cache_size_may_be_given():
     server = ScriptedVllm()
     server.metrics = server.metrics.replace("vllm:cache_config_info", "vllm:other")
     with pytest.raises(InstanceError, match=r"it is up, but.*KV cache.*give kv_tokens"):
@@ -236,7 +236,7 @@ def test_no_metrics():
         *("/update_weight_version", "/weight_info", "/version"),
     ],
 )
-def test_what_fails_is_not_what_is_missing(path):
+def test_a_failed_question_differs_from_a_missing_route(path):
     """Without /update_weight_version, say, its tokens would keep the label of a start, and all of
     them be too old for ever."""
     server = ScriptedVllm()
@@ -298,5 +298,5 @@ def test_all_of_them_in_the_development_mode() -> None:
     assert limits() == EngineLimits(4, True, 512, "0.32.0")
 
 
-def test_what_is_not_told_is_not_known() -> None:
+def test_unreported_figures_are_unknown() -> None:
     assert limits("/nowhere") == EngineLimits()

@@ -107,7 +107,7 @@ def test_completions_is_read():
 
 
 @pytest.mark.parametrize(("dialect", "key"), [(Generate(), "request_id"), (Completions(), "id")])
-def test_what_it_answers_is_read(dialect, key):
+def test_answers_are_read(dialect, key):
     end = {"index": 0, "token_ids": [1], "finish_reason": "stop"}
     for choices in ([end], []):
         assert dialect.read(encoded({key: "of-run-1", "choices": choices})).id == "of-run-1"
@@ -225,7 +225,7 @@ def test_an_abort_before_the_first_token_is_an_answer():
         ([Chunk([1], [-1.0], "stop", [VersionSpan("1", 0, 2)])], "do not cover its 1 tokens"),
     ],
 )
-def test_what_cannot_be_true_is_the_instances_fault(chunks, says):
+def test_impossible_answers_are_the_instances_fault(chunks, says):
     with pytest.raises(InstanceError, match=says):
         assembled(chunks)
 
@@ -250,7 +250,7 @@ def test_a_cut_answer_has_what_came():
     assert (output.token_ids, output.logprobs, output.finish) == ([1], [-1.0], "abort")
 
 
-def test_what_had_ended_when_it_was_cut_has_ended():
+def test_an_answer_ended_before_the_cut_is_complete():
     """An abort that came too late: nothing goes on from there."""
     assembly = Assembly(an_order())
     assembly.add(Chunk([1], [-1.0], "stop"))
@@ -261,7 +261,7 @@ def test_the_usage_may_follow_the_end():
     assert assembled([Chunk([1], [-1.0], "stop"), Chunk([])]).finish == "stop"
 
 
-def test_what_comes_twice_is_not_handed_on_twice():
+def test_repeated_events_are_forwarded_once():
     """The end of a stream, which had told it, may never come."""
     got = []
     assembly = Assembly(an_order(), lambda tokens, logprobs: got.append(tokens))

@@ -199,7 +199,7 @@ def test_a_stream_that_cannot_be_true(chunks):
         ([generated([10], None), b"data: garbage\n\n"], AnswerUntrue),
     ],
 )
-def test_what_came_before_a_break_is_true_and_before_a_lie_is_not(chunks, kind):
+def test_tokens_before_a_break_are_kept_and_before_a_lie_are_not(chunks, kind):
     with pytest.raises(InstanceError) as caught:
         generate_against(lambda s: s.stream(GENERATE, chunks), an_order(stream_every=1))
     assert type(caught.value) is kind
@@ -258,7 +258,7 @@ def test_aborts_carry_the_engines_ids_in_one_call():
     ]
 
 
-def test_where_nothing_can_be_aborted_the_connection_is_cut():
+def test_without_aborts_the_connection_is_cut():
     async def cut():
         first = asyncio.Event()
         async with joined(without_abort()) as (instance, server):
@@ -478,7 +478,7 @@ def test_of_several_models_the_one_that_is_wanted_is_named():
     assert [body["model"] for _, body in server.seen] == ["tiny", "tuned", "tiny"]
 
 
-def test_what_a_server_says_of_an_error_stands_in_one_short_line():
+def test_a_servers_error_is_one_short_line():
     server = ScriptedVllm()
     server.answer("/inference/v1/generate", b"no\r\n\x1b[2J" + b"x" * 5000, 500)
 
@@ -503,7 +503,7 @@ def test_a_key_that_cannot_be_sent(key):
     assert not key or key not in str(caught.value)
 
 
-def test_names():
+def test_request_names_are_unique_and_legible():
     assert HttpInstance("http://127.0.0.1:1/").name == "http://127.0.0.1:1"
     assert HttpInstance("http://127.0.0.1:1/", name="a").name == "a"
 
@@ -522,7 +522,7 @@ def test_connections_are_kept_for_less_long_than_vllm_keeps_them():
     assert 0 < KEEP_ALIVE_S < 5.0  # uvicorn's default, which vLLM keeps
 
 
-def test_what_the_callers_callback_raises_comes_through():
+def test_callback_exceptions_propagate():
     def on_tokens(tokens, logprobs):
         raise ZeroDivisionError
 
@@ -609,7 +609,7 @@ def test_a_url_loses_its_last_slash(url, checked):
         "http://[::1",
     ],
 )
-def test_what_cannot_be_called_is_refused_with_the_remedy(url):
+def test_uncallable_servers_are_refused_with_a_remedy(url):
     with pytest.raises(CallerError, match="write it as http://host:port"):
         checked_url(url)
 

@@ -75,7 +75,7 @@ def test_steps_of_a_burst(engine: SteppedEngine) -> None:
     ]
 
 
-def test_what_it_says_of_itself(engine: SteppedEngine) -> None:
+def test_an_in_process_engine_describes_itself(engine: SteppedEngine) -> None:
     assert (engine.slots, engine.max_model_len, engine.kv_tokens) == (4, 100, 128)
     limits = engine.limits
     assert (limits.block_size, limits.prefix_caching, limits.max_num_batched_tokens) == (
@@ -85,7 +85,7 @@ def test_what_it_says_of_itself(engine: SteppedEngine) -> None:
     )
 
 
-def test_where_there_is_no_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_vllm_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)
     monkeypatch.setitem(sys.modules, "vllm.engine", None)
     monkeypatch.setitem(sys.modules, "vllm.engine.arg_utils", None)

@@ -56,14 +56,14 @@ def test_an_order_is_answered(cuttable, stream_every):
 @pytest.mark.parametrize(
     ("status", "kind"), [(400, RequestRejected), (401, InstanceError), (500, InstanceError)]
 )
-def test_a_refusal_is_of_whoever_is_at_fault(cuttable, status, kind):
+def test_a_refusal_names_who_is_at_fault(cuttable, status, kind):
     server = ScriptedVllm()
     server.answer(GENERATE, b"no", status)
     with pytest.raises(kind, match=f"{GENERATE} answered {status}: no"):
         against(server, lambda calls: make(calls, an_order(), cuttable))
 
 
-def test_one_that_is_cut_has_what_was_streamed():
+def test_a_cut_order_keeps_streamed_tokens():
     server = ScriptedVllm()
     server.stream(GENERATE, [generated([10], None), generated([11], "stop")], asyncio.Event())
 
@@ -80,7 +80,7 @@ def test_one_that_is_cut_has_what_was_streamed():
     assert (output.token_ids, output.finish) == ([10], "abort")
 
 
-def test_who_cancels_it_is_not_told_that_it_was_cut():
+def test_a_cancelled_order_is_not_reported_as_cut():
     server = ScriptedVllm()
     server.stream(GENERATE, [generated([10], None), generated([11], "stop")], asyncio.Event())
 
@@ -97,7 +97,7 @@ def test_who_cancels_it_is_not_told_that_it_was_cut():
     against(server, use)
 
 
-def test_one_that_lasts_too_long_is_given_up():
+def test_an_order_above_its_time_limit_is_given_up():
     server = ScriptedVllm()
     server.stream(GENERATE, [generated([10], "stop")], asyncio.Event())
     with pytest.raises(InstanceError, match=r"within 0\.05 s"):
@@ -153,7 +153,7 @@ def test_an_answer_longer_than_it_can_be(receive):
     on_server(use)
 
 
-def test_nobody_is_there():
+def test_an_unreachable_server_is_an_error():
     async def use(pool):
         with pytest.raises(InstanceError, match="/g failed"):
             await post(Pool("http://127.0.0.1:1"), "/g", b"", b"", largest=3)
@@ -175,10 +175,10 @@ OURS = b"traceparent: 00-ours\r\n"
         (b"", OURS),
     ],
 )
-def test_ours_takes_the_place_of_the_client_s(lines: bytes, told: bytes) -> None:
+def test_the_instances_key_replaces_the_clients(lines: bytes, told: bytes) -> None:
     assert renamed(lines, OURS) == told
 
 
-def test_without_one_of_ours_the_client_s_stays() -> None:
+def test_the_clients_key_stays_without_an_instances_key() -> None:
     lines = b"traceparent: 00-theirs\r\n"
     assert renamed(lines, no_trace("order-1")) == lines

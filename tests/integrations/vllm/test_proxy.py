@@ -85,7 +85,7 @@ def test_it_is_known_by_its_order_while_it_lasts() -> None:
     assert not stage.register
 
 
-def test_an_answer_that_nobody_takes_is_held_back() -> None:
+def test_an_unread_answer_is_held_back() -> None:
     stage = Stage()
     stage.send()
     stage.proxy_call.pause()
@@ -102,7 +102,7 @@ def test_an_answer_that_nobody_takes_is_held_back() -> None:
         (KeyError("a bug"), KeyError),
     ],
 )
-def test_what_breaks_says_how_far_it_came(what: Exception, says: type[Exception]) -> None:
+def test_a_broken_call_says_how_far_it_came(what: Exception, says: type[Exception]) -> None:
     stage = Stage()
     stage.send()
     stage.proxy_call.on_error(what)
@@ -140,7 +140,7 @@ async def test_a_call_that_cannot_be_sent_ends(
     assert not stage.register
 
 
-def test_one_that_is_cancelled_says_nothing_one_that_is_cut_says_why() -> None:
+def test_a_cancelled_call_is_silent_and_a_cut_one_says_why() -> None:
     cancelled, cut = Stage(), Stage()
     for stage in (cancelled, cut):
         stage.send()

@@ -109,7 +109,7 @@ async def test_of_two_that_are_checked_together_the_order_of_publishing_decides(
     assert driver.pump.scheduler.state.progress.version == 2
 
 
-def test_a_checkpoint_on_a_mount_that_hangs_stops_nobody(
+def test_a_hanging_mount_does_not_block_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hanging, asked = threading.Event(), []
@@ -139,7 +139,7 @@ def test_a_checkpoint_on_a_mount_that_hangs_stops_nobody(
     hanging.set()
 
 
-async def test_who_was_not_there_when_the_trainer_loaded_is_not_believed(
+async def test_an_instance_absent_at_the_load_is_not_believed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It joined while the trainer said so."""
@@ -157,7 +157,7 @@ async def test_who_was_not_there_when_the_trainer_loaded_is_not_believed(
     await driver.close()
 
 
-async def test_who_comes_later_waits_until_it_says_that_it_has_it() -> None:
+async def test_a_late_instance_waits_until_it_reports_the_version() -> None:
     driver, late = make_driver(), Loading("late")
     driver.publish(1, await WeightLoaders(driver).of(WeightUpdate(1, applied=True)))
     assert await driver.add_instance(late) is None
@@ -169,7 +169,7 @@ async def test_who_comes_later_waits_until_it_says_that_it_has_it() -> None:
     await driver.close()
 
 
-async def test_who_was_restarted_has_lost_what_the_trainer_loaded() -> None:
+async def test_a_restart_loses_weights_loaded_by_the_trainer() -> None:
     driver, instance = make_driver(), Loading()
     await driver.add_instance(instance)
     driver.publish(1, await WeightLoaders(driver).of(WeightUpdate(1, applied=True)))

@@ -212,7 +212,7 @@ class TestRanks:
             apply(loader, 1, client=clients[0])
         assert not clients[0].calls
 
-    def test_who_came_later_or_was_restarted_has_no_part_in_the_group(self):
+    def test_late_and_restarted_instances_have_no_part_in_the_group(self):
         clients = [Recorder(workers=3)]
         loader = WeightTransfer({}, RANKS, fleet=lambda: clients)
         late = Recorder()
@@ -229,7 +229,7 @@ class TestRanks:
         assert not late.calls
 
     @pytest.mark.parametrize("info", [{"port": 1}, lambda client, version: {"rank_offset": 7}])
-    def test_what_names_no_rank_or_is_made_for_each_is_left_as_it_is(self, info):
+    def test_infos_without_ranks_or_per_instance_stay_unchanged(self, info):
         client = Recorder()
         loader = WeightTransfer({}, info, fleet=lambda: [client])
         apply(loader, 1, client=client)
@@ -254,7 +254,7 @@ def test_without_roots_everything_passes() -> None:
         roots.check(path)
 
 
-def test_what_lies_within_passes(root: Path) -> None:
+def test_paths_within_the_roots_pass(root: Path) -> None:
     roots = WeightRoots([root])
     for path in (root, root / "v1", root / "not_yet" / "there", f"{root}/v1/../v2", f"{root}//v1"):
         roots.check(path)
@@ -264,7 +264,7 @@ def test_what_lies_within_passes(root: Path) -> None:
     "path",
     ["{up}/other", "{root}-2", "{root}/../other", "{root}/v1/../../other", "/", "/etc/passwd"],
 )
-def test_what_lies_outside_is_refused(root: Path, path: str) -> None:
+def test_paths_outside_the_roots_are_refused(root: Path, path: str) -> None:
     named = path.format(root=root, up=root.parent)
     with pytest.raises(OutsideRoots, match="--weights-root") as raised:
         WeightRoots([root]).check(named)
@@ -275,7 +275,7 @@ def test_what_lies_outside_is_refused(root: Path, path: str) -> None:
 @pytest.mark.parametrize(
     "path", ["v1", "org/model", "", "~/x", "file:///ckpt", "s3://x/y", "./v1", "/ckpt\0/x"]
 )
-def test_what_is_no_path_of_this_machine_is_refused(root: Path, path: str) -> None:
+def test_remote_paths_are_refused(root: Path, path: str) -> None:
     with pytest.raises(OutsideRoots):
         WeightRoots([root]).check(path)
 
@@ -304,7 +304,7 @@ def test_a_root_may_be_a_link_and_there_may_be_several(root: Path) -> None:
         roots.check(root.parent)
 
 
-def test_what_lies_in_a_folder_is_checked_too(root: Path) -> None:
+def test_files_within_a_folder_are_checked(root: Path) -> None:
     secret = root.parent / "other" / "secret.safetensors"
     secret.write_bytes(b"")
     (root / "v1" / "sound.safetensors").write_bytes(b"")
@@ -357,7 +357,7 @@ def test_fields_within_another() -> None:
 
 @pytest.mark.parametrize("info", [{}, {"path": "x"}, {"init_info": {}}, {"init_info": 7}])
 @pytest.mark.parametrize("fields", [VLLM, WITHIN])
-def test_what_names_no_rank_is_left_as_it_is(info: dict[str, Any], fields: RankFields) -> None:
+def test_infos_without_ranks_stay_unchanged(info: dict[str, Any], fields: RankFields) -> None:
     assert deal(info, fields, [1, 2]) == [info, info]
 
 

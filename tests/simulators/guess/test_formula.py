@@ -87,7 +87,7 @@ def test_what_is_told_of_a_model_holds() -> None:
         ("qwen2.5-7b", Layout(9, 3), "--tp 3"),
     ],
 )
-def test_what_cannot_be(model: str, layout: Layout, says: str) -> None:
+def test_impossible_values_are_refused(model: str, layout: Layout, says: str) -> None:
     with pytest.raises(CallerError, match=says):
         formula.scenario(gpu_named("h100"), model_named(model), layout)
 

@@ -19,7 +19,7 @@ from tests.live.scripted import until
 A, B = "http://a:1", "http://b:1"
 
 
-async def test_instances_with_what_is_known_of_them() -> None:
+async def test_instances_are_listed_with_their_state() -> None:
     late = Upstream(B)
     late.dead = True
     async with House(Upstream(A), late) as house:
@@ -30,7 +30,7 @@ async def test_instances_with_what_is_known_of_them() -> None:
         assert await house.ask("GET", f"/admin/instances/{second['id']}") == (200, second)
 
 
-async def test_one_may_be_added_before_it_is_up() -> None:
+async def test_an_instance_may_be_added_before_it_is_up() -> None:
     async with House() as house:
         late = Upstream(A)
         late.dead = True
@@ -47,7 +47,7 @@ async def test_one_may_be_added_before_it_is_up() -> None:
         assert (await house.ask("DELETE", f"/admin/instances/{view['id']}"))[0] == 404
 
 
-async def test_one_that_drains_finishes_what_it_has() -> None:
+async def test_a_draining_instance_finishes_its_requests() -> None:
     instance = Upstream(A)
     async with House(instance) as house:
         payload = TokenPayload([1], {})
@@ -64,7 +64,7 @@ async def test_one_that_drains_finishes_what_it_has() -> None:
         assert not house.driver.pump.scheduler.state.anomalies
 
 
-async def test_one_that_drains_may_be_removed_at_once() -> None:
+async def test_a_draining_instance_may_be_removed_at_once() -> None:
     instance = Upstream(A)
     async with House(instance) as house:
         house.driver.submit(TokenPayload([1], {}), 1, 9)
@@ -75,7 +75,7 @@ async def test_one_that_drains_may_be_removed_at_once() -> None:
         assert not house.driver.supervisors
 
 
-async def test_a_pause_by_hand() -> None:
+async def test_an_instance_can_be_paused_by_hand() -> None:
     first, second = Upstream(A), Upstream(B)
     async with House(first, second) as house:
         body: dict[str, Any] = {"mode": "abort", "clear_cache": True}
@@ -94,7 +94,7 @@ async def test_a_pause_by_hand() -> None:
         assert (await house.ask("POST", "/admin/pause", {"instances": ["c"]}))[0] == 404
 
 
-async def test_weights_that_the_trainer_has_loaded() -> None:
+async def test_weights_loaded_by_the_trainer_are_recorded() -> None:
     instance = Upstream(A)
     async with House(instance) as house:
         body = {"version": 1, "applied": True, "wait": True}
@@ -104,7 +104,7 @@ async def test_weights_that_the_trainer_has_loaded() -> None:
         assert (status, "versions must increase" in said["error"]["message"]) == (400, True)
 
 
-async def test_weights_without_a_way_to_load_them() -> None:
+async def test_weights_without_a_loading_method_are_refused() -> None:
     async with House(Upstream(A)) as house:
         for body in (
             {"version": 1},
@@ -132,7 +132,7 @@ async def test_state() -> None:
             assert msgspec.msgpack.decode(await response.read()) == state
 
 
-async def test_the_instances_answers_wait_for_nobody() -> None:
+async def test_answers_of_instances_do_not_wait_for_a_checkpoint() -> None:
     """A pause that an instance never confirms blocks neither the others nor the gateway."""
     first, second = Upstream(A), Upstream(B)
 
@@ -148,7 +148,7 @@ async def test_the_instances_answers_wait_for_nobody() -> None:
         await asyncio.gather(asking, return_exceptions=True)
 
 
-def test_a_checkpoint_on_a_mount_that_hangs_holds_up_neither_others_nor_the_end(
+def test_a_hanging_mount_blocks_neither_calls_nor_shutdown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hanging, asked = threading.Event(), threading.Event()
@@ -175,7 +175,7 @@ def test_a_checkpoint_on_a_mount_that_hangs_holds_up_neither_others_nor_the_end(
     hanging.set()
 
 
-def test_of_two_checked_at_once_the_older_is_refused(
+def test_the_older_of_two_concurrent_publications_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     going_on, asked = threading.Event(), threading.Event()

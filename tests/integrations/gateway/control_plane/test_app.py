@@ -58,9 +58,7 @@ class TestDoors:
             {"Host": "evil.example"},
         ],
     )
-    async def test_without_a_key_only_programs_of_this_machine(
-        self, header: dict[str, str]
-    ) -> None:
+    async def test_only_local_programs_need_no_key(self, header: dict[str, str]) -> None:
         async with House(Upstream(A)) as house:
             assert (await house.ask("GET", "/admin/state"))[0] == 200
             assert (await house.ask("GET", "/admin/state", **header))[0] == 403
@@ -69,7 +67,7 @@ class TestDoors:
     @pytest.mark.parametrize(
         "path", ["/v1/../pause", "/v1//pause", "/v1/%2e%2e/pause", "/./pause", "/v1/a%2fb"]
     )
-    async def test_paths_that_may_mean_something_else_to_an_instance(self, path: str) -> None:
+    async def test_ambiguous_paths_are_refused(self, path: str) -> None:
         instance = Upstream(A)
         async with House(instance) as house:
             host, port = house.service.url.removeprefix("http://").split(":")
@@ -79,14 +77,14 @@ class TestDoors:
             writer.close()
             assert not instance.asked
 
-    async def test_a_body_that_is_too_long(self) -> None:
+    async def test_an_oversized_body_is_refused(self) -> None:
         async with House(Upstream(A), max_body=1000) as house:
             status, said = await house.ask("POST", "/rollout/v1/groups", ["x" * 1000])
             assert (status, said["error"]["code"]) == (413, 413)
 
 
 class TestPassingOn:
-    async def test_untouched(self) -> None:
+    async def test_other_calls_pass_unchanged(self) -> None:
         instance = Upstream(A)
         async with House(instance) as house:
             async with house.session.post(
@@ -106,7 +104,7 @@ class TestPassingOn:
             instance.answers["/v1/score"] = (422, {"detail": "no"})
             assert await house.ask("GET", "/v1/score") == (422, {"detail": "no"})
 
-    async def test_a_stream_as_it_comes(self) -> None:
+    async def test_a_stream_passes_as_it_arrives(self) -> None:
         instance = Upstream(A)
         instance.stream = asyncio.Queue()
         async with House(instance) as house:
@@ -130,7 +128,7 @@ class TestPassingOn:
             with pytest.raises(aiohttp.ClientPayloadError):
                 await response.content.read()
 
-    async def test_to_the_least_loaded(self) -> None:
+    async def test_other_calls_go_to_the_least_loaded_instance(self) -> None:
         first, second = Upstream(A), Upstream(B)
         async with House(first, second, policy="dplb") as house:
             house.driver.submit(TokenPayload([1], {}), 1, 9)
@@ -140,11 +138,11 @@ class TestPassingOn:
             assert idle.asked
             assert not busy.asked
 
-    async def test_to_nobody(self) -> None:
+    async def test_a_call_without_instances_is_refused(self) -> None:
         async with House() as house:
             assert (await house.ask("POST", "/tokenize"))[0] == 503
 
-    async def test_to_one_that_is_down(self) -> None:
+    async def test_a_call_to_a_dead_instance_is_a_502(self) -> None:
         instance = Upstream(A)
         async with House(instance) as house:
             await instance.go_down()
@@ -170,7 +168,7 @@ async def test_the_hot_path_is_on_the_same_port() -> None:
 # -- What every client may ask --
 
 
-async def test_health_is_that_somebody_is_here() -> None:
+async def test_health_needs_an_instance() -> None:
     instance = Upstream()
     instance.dead = True
     async with House(instance) as house:
@@ -265,7 +263,7 @@ async def test_weights_are_published_and_the_state_says_so(root: str) -> None:
 
 
 @pytest.mark.parametrize("root", [ADMIN, ROLLOUT])
-async def test_neither_is_for_clients(root: str) -> None:
+async def test_admin_calls_are_closed_to_clients(root: str) -> None:
     async with House(Upstream(), admin_key_file=None, admin_key="") as house:
         header = {"X_Forwarded_For": "9.9.9.9"}
         assert (await house.ask("GET", f"{root}/state", **header))[0] == 403

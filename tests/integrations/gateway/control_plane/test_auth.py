@@ -35,7 +35,7 @@ def bearer(key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}", "Host": "localhost"}
 
 
-def test_with_keys_the_place_does_not_matter() -> None:
+def test_with_keys_the_callers_address_does_not_matter() -> None:
     auth = AccessControl({ADMIN: ["root", "other"]})
     assert auth.refusal(ADMIN, "9.9.9.9", bearer("other")) == ""
     assert "administrator's key" in auth.refusal(ADMIN, "127.0.0.1", {"Host": "localhost"})
@@ -104,7 +104,9 @@ def test_a_key_is_of_one_class() -> None:
         (None, "localhost", False),
     ],
 )
-def test_without_keys_it_does(peer: str | None, host: str, enters: bool) -> None:
+def test_without_keys_only_local_callers_are_let_in(
+    peer: str | None, host: str, enters: bool
+) -> None:
     assert (AccessControl().refusal(ADMIN, peer, {"Host": host}) == "") is enters
 
 
@@ -122,7 +124,7 @@ def test_names_other_than_localhost_may_lead_anywhere() -> None:
         *("X-Client-IP", "X-Original-URL", "X-Envoy-External-Address", "Fastly-Client-IP"),
     ],
 )
-def test_what_a_browser_or_a_proxy_carries_in_needs_a_key(name: str) -> None:
+def test_requests_from_browsers_and_proxies_need_a_key(name: str) -> None:
     why = AccessControl().refusal(ADMIN, "127.0.0.1", {"Host": "localhost", name: "x"})
     assert name in why
     assert "--admin-key-file" in why
@@ -130,12 +132,12 @@ def test_what_a_browser_or_a_proxy_carries_in_needs_a_key(name: str) -> None:
     assert with_key.refusal(ADMIN, "9.9.9.9", {name: "x", **bearer("root")}) == ""
 
 
-def test_what_programs_send_does_not() -> None:
+def test_requests_from_local_programs_need_no_key() -> None:
     headers = {"Host": "localhost", "User-Agent": "x", "Accept": "*/*", "X-Request-Id": "7"}
     assert AccessControl().refusal(ADMIN, "127.0.0.1", headers) == ""
 
 
-def test_who_has_a_socket_has_closed_the_port() -> None:
+def test_an_admin_socket_closes_the_port() -> None:
     auth = AccessControl(has_socket=True)
     assert "--admin-socket" in auth.refusal(ADMIN, "127.0.0.1", {"Host": "localhost"})
     assert auth.refusal(ADMIN, "", {}, by_socket=True) == ""
@@ -151,7 +153,7 @@ SECRET = "the instances' secret"
 
 
 class TestKeys:
-    def test_one_for_those_named_at_start_and_one_each(self, tmp_path: Path) -> None:
+    def test_instances_have_a_common_key_or_their_own(self, tmp_path: Path) -> None:
         file = tmp_path / "keys"
         file.write_text(f"# vLLM's\ncommon\n{B}/  own\nhttp://c:1 third\n")
         keys = read_instance_keys(file, [A, B])
@@ -176,7 +178,7 @@ class TestKeys:
         with pytest.raises(CallerError, match=says):
             read_instance_keys(file, [])
 
-    def test_nobody_else_s(self) -> None:
+    def test_instance_keys_go_to_no_other_server(self) -> None:
         assert InstanceKeys("common", {}, frozenset([A])).of(B) is None
 
 
@@ -217,7 +219,7 @@ class TestAllowList:
     def test_without_patterns_all_may_come(self) -> None:
         AllowList([], [A]).check(B)
 
-    async def test_over_every_door(self) -> None:
+    async def test_the_allow_list_holds_on_every_route(self) -> None:
         """Those named at start may always come back."""
         async with House(Upstream(A), allow_instances=["http://10.0.0.*:8000"]) as house:
             for path, body in (
@@ -344,7 +346,7 @@ def test_a_stranger_gets_no_key_and_is_not_quoted(
     assert not any("common-key" in str(headers) for headers in stranger.headers)
 
 
-async def test_what_is_no_http_is_not_quoted_either() -> None:
+async def test_a_non_http_answer_is_not_quoted() -> None:
     async def banner(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(SECRET.encode() + b"\r\n\r\n")
         await writer.drain()

@@ -64,7 +64,7 @@ def test_a_refusal_is_an_error_of_openais_with_what_goes_with_its_status(
         (msgspec.json.encode(UPDATE), {"Content-Encoding": "identity"}, 202, ""),
     ],
 )
-async def test_a_body_is_read_or_it_is_said_what_is_wrong(
+async def test_a_malformed_body_is_refused_with_its_fault(
     body: bytes, headers: dict[str, str], status: int, says: str
 ) -> None:
     async with House(Upstream()) as house:

@@ -94,14 +94,14 @@ def test_attempts_and_whose_fault_it_is_that_some_fail() -> None:
     assert counters.failed == {"request": 1, "instance": 1}
 
 
-def test_who_is_let_go_is_not_lost() -> None:
+def test_a_drained_instance_does_not_count_as_lost() -> None:
     counters = Counters()
     gone = [InstanceLost("a", "it hangs"), InstanceLost("b", "drained", asked=True)]
     tell(counters, [(0.0, event, []) for event in gone])
     assert counters.gone == {"lost": 1, "removed": 1}
 
 
-def test_what_an_instance_said_goes_with_it() -> None:
+def test_gauges_of_a_removed_instance_are_removed() -> None:
     counters = Counters()
     report = InstanceReported("a", 0, 0, 0.0, generated_tokens=9)
     tell(counters, [(0.0, report, [])])
@@ -158,7 +158,7 @@ def test_weights_that_are_published_and_loaded(caplog: pytest.LogCaptureFixture)
     ("path", "said"),
     [("POST /admin/instances/{}/drain", "drained"), ("DELETE /admin/instances/{}", "removed")],
 )
-def test_run_log_who_is_let_go_is_not_lost(
+def test_a_drained_instance_is_not_logged_as_lost(
     path: str, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -183,7 +183,7 @@ def test_run_log_who_is_let_go_is_not_lost(
     assert (f"instance {A_RUN_LOG} drains" in caplog.messages) == (said == "drained")
 
 
-def test_who_dies_is_lost(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_dead_instance_is_logged_as_lost(caplog: pytest.LogCaptureFixture) -> None:
     async def scene() -> None:
         upstream = Upstream(A_RUN_LOG)
         async with House(upstream) as house:
@@ -199,7 +199,7 @@ def test_who_dies_is_lost(caplog: pytest.LogCaptureFixture) -> None:
     )
 
 
-def test_what_an_instance_answers_is_quoted_in_no_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_instance_answers_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, logger="rollout_sched")
 
     async def scene() -> None:
@@ -219,7 +219,7 @@ def test_what_an_instance_answers_is_quoted_in_no_line(caplog: pytest.LogCapture
 # -- A loop that is held up is seen --
 
 
-def test_a_loop_that_is_held_up_is_seen_and_nothing_is_left() -> None:
+def test_a_blocked_loop_is_measured_and_the_probe_ends() -> None:
     async def scene() -> None:
         lag = LoopLag()
         lag.start()

@@ -46,14 +46,14 @@ WITH_RANKS = """
 
 
 @pytest.mark.parametrize("path", TO_ALL.split())
-def test_what_changes_a_server_goes_to_all(path: str) -> None:
+def test_calls_that_change_a_server_go_to_all(path: str) -> None:
     rule = shipped().of("POST", path)
     assert rule is not None
     assert rule.to == "all"
 
 
 @pytest.mark.parametrize("path", WITH_RANKS.split())
-def test_what_names_ranks_is_written_anew_for_each(path: str) -> None:
+def test_ranks_are_rewritten_for_each_instance(path: str) -> None:
     rule = shipped().of("POST", path)
     assert rule is not None
     assert rule.to == "rewrite"
@@ -63,7 +63,7 @@ def test_nothing_that_generates_goes_to_the_whole_fleet() -> None:
     assert not any(path.encode() in endpoints.ENDPOINTS for _, path in shipped().calls)
 
 
-def test_what_holds_is_undone_by_something_and_asks_those_that_are_away_too() -> None:
+def test_each_pausing_call_has_an_undoing_call() -> None:
     rules = shipped().calls.values()
     assert {rule.pause for rule in rules} == {None, "hold", "release"}
     assert all(rule.away for rule in rules if rule.pause)
@@ -111,7 +111,7 @@ def test_other_calls_are_the_step_that_their_row_says() -> None:
         ('"POST /x" = {', "fanout_table.toml"),
     ],
 )
-def test_a_row_that_cannot_be_is_named(rows: str, message: str) -> None:
+def test_an_impossible_row_is_refused_by_name(rows: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read(f"[calls]\n{rows}\n[rpc]\n")
 
@@ -182,7 +182,9 @@ CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
         (says(b"HTTP/1.1 200"), 504),
     ],
 )
-async def test_whatever_an_instance_answers_there_is_one_answer(speak: Speak, status: int) -> None:
+async def test_a_broadcast_has_one_answer_for_any_instance_answer(
+    speak: Speak, status: int
+) -> None:
     async with House(Byte(speak), live={"update_timeout_s": 0.3}) as house:
         told, said = await ask_raw(house, request("POST", "/v1/embeddings"))
         assert told == status, said
@@ -230,7 +232,7 @@ async def test_a_client_that_does_not_read_is_cut_off(monkeypatch: pytest.Monkey
         writer.close()
 
 
-async def test_a_body_that_does_not_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_body_that_does_not_arrive_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(codec, "BODY_S", 0.1)
     async with House(Upstream(A)) as house:
         for path in ("/v1/embeddings", "/admin/pause", "/pause", "/rollout/v1/groups"):
@@ -241,14 +243,14 @@ async def test_a_body_that_does_not_arrive(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/update_weights", "/rollout/v1/groups"])
-async def test_a_body_that_is_too_long(path: str) -> None:
+async def test_an_oversized_body_is_refused(path: str) -> None:
     async with House(Upstream(A), max_body=1000) as house:
         status, _ = await ask_raw(house, request("POST", path, body=b"x" * 1001))
         assert status == 413
         assert not house.instances[A].asked
 
 
-async def test_what_lies_between_two_neighbours_is_not_passed_on() -> None:
+async def test_hop_by_hop_headers_are_not_forwarded() -> None:
     async with House(Upstream(A)) as house:
         headers = (
             "Connection: close, X-Mine , x-other",
@@ -286,7 +288,7 @@ async def test_a_compressed_body_is_passed_on_as_it_came() -> None:
     assert bytes(seen) == packed
 
 
-async def test_what_is_unknown_does_not_change_one_of_many() -> None:
+async def test_unknown_calls_do_not_reach_one_of_many() -> None:
     async with House(Upstream(A), Upstream(B)) as house:
         status, said = await house.ask("POST", "/load_something")
         assert status == 404
@@ -298,7 +300,7 @@ async def test_what_is_unknown_does_not_change_one_of_many() -> None:
         assert (await house.ask("POST", "/load_something"))[0] == 200  # it is the only one
 
 
-async def test_an_instance_that_is_removed_meanwhile() -> None:
+async def test_a_removed_instance_leaves_a_broadcast() -> None:
     asked = asyncio.Event()
 
     async def hang(request: Any) -> Any:
@@ -356,7 +358,9 @@ def asked(*outcomes: Any) -> tuple[int, dict[str, Any]]:
         ([ValueError("boom"), ValueError("boom")], 502),
     ],
 )
-def test_the_status_says_whether_all_some_or_none_did_it(outcomes: list[Any], status: int) -> None:
+def test_the_status_says_whether_all_some_or_none_succeeded(
+    outcomes: list[Any], status: int
+) -> None:
     told, answer = asked(*outcomes)
     assert told == status
     assert answer["total"] == len(outcomes)
@@ -397,7 +401,7 @@ async def test_every_instance_is_asked_with_its_own_key() -> None:
 
 
 @pytest.mark.parametrize(("pause", "held"), [("hold", True), ("release", False), (None, False)])
-async def test_who_watches_an_instance_knows_that_it_stands_still(pause: Any, held: bool) -> None:
+async def test_a_paused_instance_is_known_to_its_supervisor(pause: Any, held: bool) -> None:
     async with House(Upstream(A)) as house:
         (supervisor,) = house.service.gateway.supervisors()
         await broadcast([supervisor], call("/pause", pause=pause))
@@ -406,7 +410,7 @@ async def test_who_watches_an_instance_knows_that_it_stands_still(pause: Any, he
         assert not supervisor.pauses.held
 
 
-async def test_what_was_refused_has_not_been_done() -> None:
+async def test_a_refused_call_counts_as_not_done() -> None:
     async with House(Upstream(A)) as house:
         house.instances[A].answers["/pause"] = (500, b"\xff no JSON")
         (supervisor,) = house.service.gateway.supervisors()
@@ -424,7 +428,7 @@ async def test_each_may_be_sent_a_body_of_its_own() -> None:
         assert sent == ["for a", "for b"]
 
 
-async def test_who_never_said_to_be_vllm_is_sent_nothing() -> None:
+async def test_an_undescribed_instance_is_sent_nothing() -> None:
     away = Upstream(A)
     away.dead = True
     async with House(away) as house:

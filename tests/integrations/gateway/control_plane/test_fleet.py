@@ -25,7 +25,7 @@ def paths_of(instance: Upstream) -> list[str]:
     return [asked["path"] for asked in instance.asked]
 
 
-async def test_every_call_of_the_table_reaches_whom_its_row_says() -> None:
+async def test_each_call_reaches_the_instances_of_its_row() -> None:
     for (method, path), rule in shipped().calls.items():
         first, second = two()
         async with House(first, second) as house:
@@ -35,7 +35,7 @@ async def test_every_call_of_the_table_reaches_whom_its_row_says() -> None:
             assert (status, asked) == (409 if rule.to == "refuse" else 200, expected), path
 
 
-async def test_what_would_change_one_of_many_is_refused_with_the_remedy() -> None:
+async def test_calls_that_change_one_of_many_are_refused_with_a_remedy() -> None:
     first, second = two()
     async with House(first, second) as house:
         for path, status in (("/mx_prepare_initial_refit", 404), ("/scale_elastic_ep", 409)):
@@ -48,7 +48,7 @@ async def test_what_would_change_one_of_many_is_refused_with_the_remedy() -> Non
         assert (await house.ask("POST", "/scale_elastic_ep", {}))[0] == 200
 
 
-async def test_who_knows_of_one_server_is_told_what_one_would_say() -> None:
+async def test_clients_of_one_server_get_one_servers_answer() -> None:
     first, second = two()
     first.answers["/pause"] = second.answers["/pause"] = (200, {"status": "paused"})
     first.answers["/is_paused"] = (200, {"is_paused": True, "x": 1})
@@ -69,7 +69,7 @@ async def test_who_knows_of_one_server_is_told_what_one_would_say() -> None:
 
 
 @pytest.mark.parametrize("said", [b"plain", {"world_size": "many"}, {"world_size": True}, {}, [1]])
-async def test_what_does_not_add_up_is_left_out(said: Any) -> None:
+async def test_disagreeing_fields_are_left_out(said: Any) -> None:
     first, second = two()
     first.answers["/get_world_size"] = (200, {"world_size": 4})
     second.answers["/get_world_size"] = (200, said)
@@ -79,7 +79,7 @@ async def test_what_does_not_add_up_is_left_out(said: Any) -> None:
         assert "world_size" not in answer
 
 
-async def test_a_failure_of_some_is_one_that_may_be_sent_again() -> None:
+async def test_a_partial_failure_is_retryable() -> None:
     """Not 207, which SkyRL and prime-rl take for success."""
     first, second = two()
     second.answers["/reset_prefix_cache"] = (500, {"error": "no"})
@@ -91,7 +91,7 @@ async def test_a_failure_of_some_is_one_that_may_be_sent_again() -> None:
 
 
 @pytest.mark.parametrize(("said", "told"), [(404, 404), (422, 422), (500, 502)])
-async def test_what_all_refuse_alike_is_the_caller_s_fault(said: int, told: int) -> None:
+async def test_a_refusal_by_all_is_the_callers_fault(said: int, told: int) -> None:
     first, second = two()
     for instance in (first, second):
         instance.answers["/start_profile"] = (said, {"error": "no"})
@@ -100,7 +100,7 @@ async def test_what_all_refuse_alike_is_the_caller_s_fault(said: int, told: int)
         assert (status, answer["error"]["code"]) == (told, told)
 
 
-async def test_who_is_away_is_asked_where_it_matters_and_fails_nobody() -> None:
+async def test_an_unreachable_instance_fails_no_broadcast() -> None:
     first, second = two()
     async with House(first, second) as house:
         second.dead = True
@@ -113,7 +113,7 @@ async def test_who_is_away_is_asked_where_it_matters_and_fails_nobody() -> None:
         assert (await house.ask("GET", "/get_world_size"))[1]["total"] == 1
 
 
-async def test_who_was_held_and_went_away_goes_on_when_it_is_back() -> None:
+async def test_a_held_instance_resumes_after_its_return() -> None:
     first, second = two()
     async with House(first, second, live={"poll_s": 0.05}) as house:
         supervisor = house.driver.supervisors[B]
@@ -130,7 +130,7 @@ async def test_who_was_held_and_went_away_goes_on_when_it_is_back() -> None:
         assert house.driver.versions.gate(B) == ""
 
 
-async def test_where_nobody_has_joined() -> None:
+async def test_a_broadcast_without_instances_is_refused() -> None:
     async with House() as house:
         for path in ("/pause", "/update_weights", "/reset_prefix_cache"):
             status, answer = await house.ask("POST", path, {})
@@ -144,7 +144,7 @@ async def test_where_nobody_has_joined() -> None:
         assert (await house.ask("POST", "/start_weight_update"))[0] == 503
 
 
-async def test_who_is_held_gets_nothing_new_until_it_is_released() -> None:
+async def test_a_held_instance_gets_no_requests() -> None:
     async with House(*two()) as house:
         versions = house.driver.versions
         await house.ask("POST", "/pause?mode=keep&clear_cache=false")
@@ -153,7 +153,7 @@ async def test_who_is_held_gets_nothing_new_until_it_is_released() -> None:
         assert not any(versions.gate(name) for name in (A, B))
 
 
-async def test_who_is_awake_in_part_stands_still() -> None:
+async def test_a_partly_awake_instance_gets_no_requests() -> None:
     """As with SkyRL's servers on the trainer's GPUs: weights first, then the KV cache."""
     first, second = two()
     async with House(first, second) as house:
@@ -209,7 +209,7 @@ async def test_workers_are_listed_added_and_removed() -> None:
         assert (await house.ask("GET", "/list_workers")) == (200, {"urls": []})
 
 
-async def test_by_query() -> None:
+async def test_instances_are_selected_by_query() -> None:
     async with House(Upstream(A)) as house:
         await _add(house, Upstream(B))
         added = await house.ask("POST", f"/add_worker?url={B}")
@@ -220,7 +220,7 @@ async def test_by_query() -> None:
         assert (await house.ask("POST", "/add_worker"))[0] == 400
 
 
-async def test_what_cannot_be_added_or_found() -> None:
+async def test_invalid_workers_are_refused() -> None:
     async with House(Upstream(A)) as house:
         status, said = await house.ask("POST", "/workers", {"url": A})
         assert (status, said["error"]["message"]) == (400, f"instance {A!r} is here already")
@@ -251,7 +251,7 @@ async def test_control_reaches_every_instance() -> None:
             assert result["body"]["method"] == "POST"
 
 
-async def test_a_part_that_failed_is_told() -> None:
+async def test_a_partial_failure_is_reported() -> None:
     first, second = Upstream(A), Upstream(B)
     second.answers["/update_weights"] = (500, {"error": "bad path"})
     async with House(first, second) as house:
@@ -270,7 +270,7 @@ async def test_a_part_that_failed_is_told() -> None:
         assert answer["failed"][0]["message"] == "no JSON"
 
 
-async def test_nobody_to_ask() -> None:
+async def test_control_without_instances_is_refused() -> None:
     async with House() as house:
         assert (await house.ask("POST", "/pause"))[0] == 503
 
@@ -293,7 +293,7 @@ async def test_selected_instances() -> None:
             assert (await house.ask("GET", path))[0] == wanted
 
 
-async def test_who_is_paused_by_hand_is_watched_as_such() -> None:
+async def test_a_manual_pause_is_known_to_the_supervisor() -> None:
     async with House(Upstream(A)) as house:
         supervisor = house.driver.supervisors[A]
         for holding, releasing in (("pause", "resume"), ("sleep?level=0", "wake_up")):
@@ -368,7 +368,7 @@ async def test_a_query_is_passed_on_as_it_came(asked: str, sent: str) -> None:
 @pytest.mark.parametrize(
     "path", ["pause%3Fmode=abort", "%2e%2e/pause", "../pause", "a//b", "a%2Fb", "x%0d%0aX-Evil:1"]
 )
-async def test_a_path_that_may_mean_something_else_goes_to_nobody(path: str) -> None:
+async def test_an_ambiguous_path_is_not_forwarded(path: str) -> None:
     async with House(Upstream(A)) as house:
         for room in ("/v1/rl/engine/", "/v1/rl/workers/http%3A%2F%2Fa%3A1/engine/"):
             assert (await ask_raw(house, request("POST", room + path)))[0] == 404
@@ -387,9 +387,7 @@ async def test_a_path_that_may_mean_something_else_goes_to_nobody(path: str) -> 
     ],
 )
 @pytest.mark.parametrize("accept", ["application/json", "application/msgpack"])
-async def test_whatever_an_instance_answers_can_be_told(
-    body: bytes, told: str, accept: str
-) -> None:
+async def test_any_instance_answer_can_be_reported(body: bytes, told: str, accept: str) -> None:
     async with House(Upstream(A)) as house:
         house.instances[A].answers["/weight_info"] = (200, body)
         async with house.session.get("/weight_info", headers={"Accept": accept}) as response:

@@ -36,7 +36,7 @@ async def test_an_instance_goes_by_its_url_and_by_its_id() -> None:
             gateway.supervisor("http://a\n")
 
 
-async def test_nobody_is_here() -> None:
+async def test_a_gateway_without_instances_has_none() -> None:
     async with House() as house:
         assert not house.service.gateway.healthy
         with pytest.raises(NoSuchInstance, match="known instances: none"):
@@ -56,13 +56,13 @@ async def test_instances_come_and_go() -> None:
         assert (gateway.supervisors(), gateway.healthy) == ([], False)
 
 
-async def test_only_those_that_are_allowed() -> None:
+async def test_only_allowed_instances_are_added() -> None:
     async with House(Upstream(A), allow_instances=["http://10.0.0.*"]) as house:
         with pytest.raises(NotAllowed):
             await house.service.gateway.add(NewInstance("http://evil"))
 
 
-async def test_how_an_instance_is_seen() -> None:
+async def test_an_instances_state_is_described() -> None:
     there, away = Upstream(A), Upstream(B)
     away.dead = True
     async with House(there, away) as house:

@@ -60,7 +60,7 @@ async def test_a_stream_of_documents(keyed: dict[str, object]) -> None:
         await until(lambda: watch.streams == 0)  # it is noticed that the browser has gone
 
 
-async def test_as_many_streams_as_may_be(
+async def test_live_streams_are_limited(
     keyed: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live_routes, "MOST_STREAMS", 0)

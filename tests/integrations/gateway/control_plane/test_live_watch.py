@@ -18,7 +18,7 @@ def watch_of(house: House) -> LiveWatch:
     return house.service.app[WATCH]
 
 
-async def test_nobody_looks_and_nothing_is_folded() -> None:
+async def test_nothing_is_folded_without_watchers() -> None:
     async with House(Upstream()) as house:
         before = list(house.driver.pump.observers)
         watch = watch_of(house)
@@ -30,7 +30,7 @@ async def test_nobody_looks_and_nothing_is_folded() -> None:
         assert house.driver.pump.observers == before
 
 
-async def test_it_lingers_for_who_may_be_back(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_fold_lingers_for_returning_watchers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_watch, "LINGER_S", 0.01)
     async with House(Upstream()) as house:
         watch = watch_of(house)

@@ -116,7 +116,7 @@ def _unescaped(text: str) -> str:
     return re.sub(r"\\(.)", lambda found: {"n": "\n"}.get(found[1], found[1]), text)
 
 
-async def test_a_journal_that_ended_is_told(tmp_path: Path) -> None:
+async def test_an_ended_journal_is_exposed(tmp_path: Path) -> None:
     async with House() as house:
         assert "rollout_sched_journal_broken" not in await families(house.service.gateway)
     async with House(journal=tmp_path / "journal") as house:
@@ -129,7 +129,7 @@ async def test_a_journal_that_ended_is_told(tmp_path: Path) -> None:
         assert state["journal"]["broken"] == "No space left on device"
 
 
-async def test_sessions_that_moved_and_anomalies_are_told() -> None:
+async def test_moved_sessions_and_anomalies_are_exposed() -> None:
     async with House() as house:
         scheduler = house.driver.pump.scheduler
         scheduler.state.anomalies["late"] += 2

@@ -125,7 +125,7 @@ async def test_parts_come_again_until_they_are_acknowledged(streamed: str) -> No
             assert await ask(ack=0, part=part, timeout_s=0) == 202
 
 
-async def test_who_does_not_ask_for_parts_gets_none(streamed: str) -> None:
+async def test_parts_are_sent_only_on_request(streamed: str) -> None:
     instance = Upstream()
     async with House(instance, policy=streamed, prompts_per_step=2) as house:
         await house.ask("POST", "/rollout/v1/groups", [prompt("a"), prompt("b")])
@@ -167,7 +167,7 @@ async def test_a_submission_that_is_sent_again_is_answered_like_the_first() -> N
         )
 
 
-async def test_what_a_full_disk_cannot_hold_is_507(tmp_path: Path) -> None:
+async def test_a_full_disk_is_a_507(tmp_path: Path) -> None:
     """And what is under way is finished and handed out."""
     instance = Upstream()
     async with House(instance, store=tmp_path / "s") as house:
@@ -196,7 +196,7 @@ async def test_what_a_full_disk_cannot_hold_is_507(tmp_path: Path) -> None:
 class TestSeveralTrainers:
     PATH = "/rollout/v1/batches/next"
 
-    async def test_each_takes_batches_of_its_own(self) -> None:
+    async def test_each_trainer_takes_separate_batches(self) -> None:
         instance = Upstream()
         async with House(instance, live={"lease_s": 1000.0}) as house:
             await house.ask("POST", "/rollout/v1/groups", [prompt("a"), prompt("b")])
@@ -213,7 +213,7 @@ class TestSeveralTrainers:
             assert leases == {"t1": "leased", "t2": "leased"}
             assert state["lease_s"] == 1000.0
 
-    async def test_who_lost_its_lease_is_told_who_has_the_batch(self) -> None:
+    async def test_a_trainer_without_lease_learns_the_new_holder(self) -> None:
         instance = Upstream()
         async with House(instance, live={"lease_s": 0.05}) as house:
             await house.ask("POST", "/rollout/v1/groups", [prompt("a")])
@@ -261,7 +261,7 @@ async def test_msgpack_both_ways() -> None:
         assert batch.samples[0].response_ids == [5]
 
 
-async def test_what_cannot_be_made_names_the_place() -> None:
+async def test_malformed_submissions_name_the_field() -> None:
     async with House(Upstream()) as house:
         for body, says in (
             ([{**prompt("a"), "max_tokens": 0}], "$[0].max_tokens"),
@@ -287,7 +287,7 @@ async def test_weights() -> None:
         await until(lambda: house.driver.pump.scheduler.state.progress.fleet_version == 3)
 
 
-async def test_who_waits_when_the_gateway_stops_is_sent_away() -> None:
+async def test_a_waiting_trainer_is_answered_at_shutdown() -> None:
     async with House(Upstream()) as house:
         await house.ask("POST", "/rollout/v1/groups", [prompt("a")])
         asking = asyncio.create_task(house.ask("POST", "/rollout/v1/batches/next"))
@@ -308,7 +308,7 @@ async def test_who_waits_when_the_gateway_stops_is_sent_away() -> None:
         ([[("a", 6)], [("b", 4)]], 200),
     ],
 )
-async def test_samples_are_counted_before_anything_is_made(
+async def test_samples_are_counted_before_they_are_created(
     submissions: list[list[tuple[str, int]]], status: int
 ) -> None:
     async with House(max_samples=10) as house:
@@ -326,7 +326,7 @@ async def test_samples_are_counted_before_anything_is_made(
             assert "--max-samples" in said["error"]["message"]
 
 
-async def test_what_is_delivered_or_failed_makes_room() -> None:
+async def test_delivered_and_failed_groups_free_their_places() -> None:
     instance = Upstream()
     async with House(instance, max_samples=2) as house:
         trainer = house.service.gateway.trainer
@@ -399,7 +399,7 @@ async def test_every_answer_says_which_run_of_the_scheduler_gives_it() -> None:
             assert "Rollout-Epoch" not in response.headers
 
 
-async def test_who_speaks_of_an_earlier_run_is_told_at_once_and_acknowledges_nothing() -> None:
+async def test_an_acknowledgement_of_an_earlier_run_is_refused() -> None:
     instance = Upstream()
     async with House(instance) as house:
         await house.ask("POST", "/rollout/v1/groups", [prompt("a")])
@@ -416,7 +416,7 @@ async def test_who_speaks_of_an_earlier_run_is_told_at_once_and_acknowledges_not
         assert (await house.ask("POST", "/rollout/v1/batches/next")) == (200, batch)
 
 
-async def test_of_what_nothing_will_come() -> None:
+async def test_a_batch_that_cannot_come_is_reported() -> None:
     instance = Upstream()
     async with House(instance) as house:
         await house.ask("POST", "/rollout/v1/groups", [prompt(uid) for uid in "abc"])

@@ -99,7 +99,7 @@ async def test_a_call_that_loads_nothing_moves_no_version(path: str) -> None:
         assert version(house) == 0
 
 
-async def test_nobody_goes_on_with_weights_that_are_half_loaded() -> None:
+async def test_half_loaded_weights_stop_generation() -> None:
     async with House(*two()) as house:
         await statuses(house, ("/pause?mode=keep", {}), (START, {}))
         status, said = await house.ask("POST", "/resume")
@@ -150,7 +150,7 @@ async def test_a_call_in_which_ranks_meet_is_answered_so_that_nobody_repeats_it(
         assert await statuses(house, ("/init_weight_transfer_engine", {})) == [424]
 
 
-async def test_what_was_finished_after_a_load_that_failed_is_not_whole() -> None:
+async def test_finishing_a_failed_load_leaves_weights_incomplete() -> None:
     """As TRL does, whose `finally` finishes; the next update begins anew."""
     first, second = two()
     second.answers[LOAD] = FAILS
@@ -178,7 +178,7 @@ async def test_what_was_finished_after_a_load_that_failed_is_not_whole() -> None
         ("/areal_update_weights", (400, {"error": "a field is missing"}), 400),
     ],
 )
-async def test_what_all_refuse_before_they_begin_changes_nothing(
+async def test_an_update_refused_by_all_changes_nothing(
     path: str, answer: Any, status: int
 ) -> None:
     first, second = two()
@@ -196,7 +196,7 @@ async def test_what_all_refuse_before_they_begin_changes_nothing(
         ("/areal_update_weights", (400, {"success": False, "message": "TP rank: 0 failed"})),
     ],
 )
-async def test_what_failed_within_leaves_the_gates_closed(path: str, answer: Any) -> None:
+async def test_a_failed_update_keeps_the_gates_closed(path: str, answer: Any) -> None:
     first, second = two()
     first.answers[path] = second.answers[path] = answer
     async with House(first, second) as house:
@@ -209,7 +209,7 @@ async def test_what_failed_within_leaves_the_gates_closed(path: str, answer: Any
         assert version(house) == 1
 
 
-async def test_who_is_removed_holds_nobody_up() -> None:
+async def test_a_removed_instance_does_not_block_an_update() -> None:
     first, second = two()
     second.answers[LOAD] = FAILS
     async with House(first, second) as house:
@@ -222,7 +222,7 @@ async def test_who_is_removed_holds_nobody_up() -> None:
         assert version(house) == 1
 
 
-async def test_who_came_after_it_had_begun_has_no_part_in_it() -> None:
+async def test_an_instance_that_joins_late_has_no_part_in_the_update() -> None:
     first, second = two()
     async with House(first) as house:
         await statuses(house, (START, {}))
@@ -235,7 +235,7 @@ async def test_who_came_after_it_had_begun_has_no_part_in_it() -> None:
         assert house.driver.versions.of(B).version != 1
 
 
-async def test_who_is_lost_meanwhile_has_no_part_in_it_when_it_comes_back() -> None:
+async def test_an_instance_lost_during_an_update_has_no_part_in_it() -> None:
     first, second = two()
     async with House(first, second, live={"poll_s": 0.05}) as house:
         await statuses(house, (START, {}))
@@ -264,7 +264,7 @@ def says(instance: Upstream, version: int) -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-async def test_who_waits_for_weights_gets_them_when_they_come_in_one_call(fails: bool) -> None:
+async def test_a_waiting_instance_gets_weights_that_come_in_one_call(fails: bool) -> None:
     """And holds nobody up who has joined."""
     first = Upstream(A)
     async with House(first, live={"poll_s": 0.05}) as house:
@@ -284,7 +284,7 @@ async def test_who_waits_for_weights_gets_them_when_they_come_in_one_call(fails:
             assert house.driver.versions.of(B).version == 2
 
 
-async def test_who_waits_for_weights_is_in_a_transfer_that_is_set_up_with_it() -> None:
+async def test_a_waiting_instance_takes_part_in_its_transfer() -> None:
     first = Upstream(A)
     async with House(first, live={"poll_s": 0.05}) as house:
         set_up = "/init_weight_transfer_engine"
@@ -305,7 +305,7 @@ async def test_who_waits_for_weights_is_in_a_transfer_that_is_set_up_with_it() -
         assert version(house) == 3
 
 
-async def test_one_that_cannot_be_labelled_is_not_believed_to_have_the_version() -> None:
+async def test_an_unlabelled_instance_has_no_verified_version() -> None:
     first, second = two()
     async with House(first, second) as house:
 
@@ -349,7 +349,7 @@ async def test_a_label_is_the_number_of_a_version_and_versions_grow(
         assert version(house) == 5
 
 
-async def test_weights_are_labelled_when_they_are_whole() -> None:
+async def test_weights_are_labelled_when_complete() -> None:
     async with House(*two()) as house:
         await statuses(house, (START, {}))
         assert await statuses(house, ("/update_weight_version", {"new_version": "9"})) == [409]
@@ -524,7 +524,7 @@ async def test_a_trainer_s_update_under_way_in_the_middle_of_answers(
         assert not service.live.driver.pump.scheduler.parts.requests
 
 
-async def test_what_is_asked_while_weights_are_loaded_waits_for_them(tmp_path: Path) -> None:
+async def test_calls_during_a_load_wait_for_its_end(tmp_path: Path) -> None:
     async with fleet(tmp_path) as (service, servers), aiohttp.ClientSession() as http:
         trainer = Through(service, http)
         await trainer.post("/init_weight_transfer_engine", {"init_info": {}})

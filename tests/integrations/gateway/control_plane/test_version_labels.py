@@ -29,7 +29,7 @@ def test_no_body_is_an_empty_one() -> None:
     assert json_object(b"") == {}
 
 
-async def test_what_a_call_names() -> None:
+async def test_a_version_label_is_read_from_the_body() -> None:
     async with House(Upstream(A)) as house:
         labels = VersionLabels(house.driver)
         assert labels.told(b"{}", "new_version") is None
@@ -41,7 +41,7 @@ async def test_what_a_call_names() -> None:
             labels.told(b'{"new_version": "4"}', "new_version")
 
 
-async def test_without_a_name_it_is_the_next_and_only_who_is_labelled_has_it() -> None:
+async def test_an_unnamed_version_is_the_next_and_only_labelled_instances_have_it() -> None:
     one, other = Upstream(A), Upstream(B)
     async with House(one, other) as house:
         driver = house.driver

@@ -123,14 +123,14 @@ def test_without_roots_and_without_a_body_nothing_is_looked_at(root: Path) -> No
     asyncio.run(check(WeightRoots([root]), "/pause", b""))
 
 
-def test_what_is_no_path_passes(root: Path) -> None:
+def test_values_that_are_no_paths_pass(root: Path) -> None:
     handles = {"update_info": {"names": ["model.layers.0"], "ipc_handles": "gASV/+=="}}
     body = json.dumps(handles).encode()
     asyncio.run(check(WeightRoots([root]), "/update_weights", body))
 
 
 @pytest.mark.parametrize("route", ["/admin/weights", "/rollout/v1/weights"])
-async def test_what_is_published_lies_within(route: str, root: Path) -> None:
+async def test_published_paths_lie_within_the_roots(route: str, root: Path) -> None:
     instance = Upstream(A)
     async with House(instance, weights_roots=[root]) as house:
         outside = [

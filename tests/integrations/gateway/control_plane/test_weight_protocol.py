@@ -61,7 +61,7 @@ def test_one_call_is_one_update(step: ProtocolStep) -> None:
     assert not protocol.half_loaded
 
 
-def test_what_never_began_does_not_finish() -> None:
+def test_an_update_that_never_began_cannot_finish() -> None:
     assert not WeightProtocol().did(ProtocolStep.FINISH, b"", BOTH)
 
 
@@ -86,7 +86,7 @@ def test_a_call_that_is_done_is_a_new_one_the_next_time() -> None:
     assert protocol.pending(call(ProtocolStep.WHOLE), BOTH) == BOTH
 
 
-def test_nobody_loads_on_where_a_load_is_half_done() -> None:
+def test_a_half_done_load_blocks_further_loads() -> None:
     protocol = half(begun(), ProtocolStep.LOAD)
     with pytest.raises(Conflict, match="/load has failed on http://b:1"):
         protocol.check(ProtocolStep.LOAD, b"the next chunk")
@@ -94,7 +94,7 @@ def test_nobody_loads_on_where_a_load_is_half_done() -> None:
         protocol.check(step, b"another")
 
 
-def test_what_was_half_loaded_is_not_whole_when_it_is_finished() -> None:
+def test_a_half_load_stays_incomplete_when_finished() -> None:
     protocol = half(begun(), ProtocolStep.LOAD)
     assert not protocol.did(ProtocolStep.FINISH, call(ProtocolStep.FINISH), BOTH)
     assert protocol.half_loaded
@@ -104,13 +104,13 @@ def test_what_was_half_loaded_is_not_whole_when_it_is_finished() -> None:
     assert not protocol.half_loaded
 
 
-def test_a_whole_update_repairs_a_half_one() -> None:
+def test_a_complete_update_repairs_a_half_one() -> None:
     protocol = half(WeightProtocol(), ProtocolStep.WHOLE)
     assert protocol.did(ProtocolStep.WHOLE, b"another checkpoint", BOTH)
     assert not protocol.half_loaded
 
 
-def test_who_came_or_was_restarted_after_it_had_begun_has_no_part_in_it() -> None:
+def test_a_new_or_restarted_instance_has_no_part_in_the_update() -> None:
     again, newcomer = Member(B.name, 2.0), Member("http://c:1", 1.0)
     here = [A, again, newcomer]
     protocol = begun()
@@ -119,7 +119,7 @@ def test_who_came_or_was_restarted_after_it_had_begun_has_no_part_in_it() -> Non
     assert WeightProtocol().members(here, ProtocolStep.WHOLE) == here
 
 
-def test_where_nobody_is_left_that_had_begun_nothing_is_half_loaded() -> None:
+def test_nothing_is_half_loaded_once_all_participants_left() -> None:
     protocol = begun()
     protocol.lost(A.name)
     assert protocol.half_loaded
@@ -128,7 +128,7 @@ def test_where_nobody_is_left_that_had_begun_nothing_is_half_loaded() -> None:
 
 
 @pytest.mark.parametrize("first", [A, B])
-def test_what_was_half_done_stays_so_while_somebody_is_left_that_had_a_part_in_it(
+def test_a_half_load_remains_while_a_participant_remains(
     first: Member,
 ) -> None:
     """The weights of who did it are new, and those of who failed are torn."""
@@ -141,7 +141,7 @@ def test_what_was_half_done_stays_so_while_somebody_is_left_that_had_a_part_in_i
     assert not protocol.half_loaded
 
 
-def test_who_was_restarted_has_not_done_what_it_had_done() -> None:
+def test_a_restart_undoes_an_instances_progress() -> None:
     protocol = WeightProtocol()
     protocol.half_did(
         ProtocolStep.LOAD, PartialUpdate(b"load", "/load", frozenset([B]), frozenset([A]))
@@ -190,7 +190,7 @@ CALLS = st.lists(st.tuples(STEPS, st.booleans(), st.sets(st.integers(0, 2))), ma
 
 
 @given(CALLS)
-def test_whatever_fails_what_counts_as_loaded_is_the_same_everywhere(
+def test_loaded_versions_agree_after_any_failure(
     calls: list[tuple[ProtocolStep, bool, set[int]]],
 ) -> None:
     """A trainer that sends its last call again, or another, to servers any of which may fail."""

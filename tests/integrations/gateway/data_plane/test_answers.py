@@ -75,7 +75,7 @@ def test_finish_and_tokens_are_found_whatever_the_text_says(separators: tuple[st
     ],
     ids=lambda body: f"{body[-40:]!r}" if len(body) < 1000 else "deep",
 )
-def test_what_is_not_whole_is_no_answer(body: bytes) -> None:
+def test_truncated_answers_are_refused(body: bytes) -> None:
     with pytest.raises(InstanceError):
         read_answer(body, "completions")
 
@@ -112,7 +112,7 @@ def test_each_endpoint_has_its_shape() -> None:
         ([], ()),
     ],
 )
-def test_spans(spans: Any, read: Any) -> None:
+def test_version_spans_are_read(spans: Any, read: Any) -> None:
     assert read_answer(told(weight_versions=spans), "generate").spans == read
 
 
@@ -162,20 +162,20 @@ def test_the_label_of_a_start_is_not_believed_where_we_label_the_tokens() -> Non
         b'{"id":"a","error":"it died"}',
     ],
 )
-def test_what_is_no_event(event: bytes) -> None:
+def test_malformed_events_are_refused(event: bytes) -> None:
     with pytest.raises(InstanceError):
         read_event(event)
 
 
 @pytest.mark.parametrize("ids", [["1"], [1.5], 7, "1,2", [[1]], [-1]])
-def test_token_ids_that_are_none(ids: Any) -> None:
+def test_malformed_token_ids_are_refused(ids: Any) -> None:
     event = {"choices": [{"token_ids": ids, "finish_reason": None}]}
     (choice,) = read_event(msgspec.json.encode(event)).choices or ()
     with pytest.raises(InstanceError):
         print(choice.ids)
 
 
-def test_what_an_event_brings() -> None:
+def test_an_event_yields_tokens_and_finish_reason() -> None:
     (choice,) = read_event(json.dumps(chunk([4, 5])).encode()).choices or ()
     assert (choice.ids, choice.speaks, choice.finish_reason) == (b"4,5", True, None)
     opening = {"choices": [{"delta": {"role": "assistant", "content": ""}}], "error": None}
@@ -207,9 +207,7 @@ def answer(content: list[Any], **fields: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("separators", [(",", ":"), (" , ", " : ")])
 @pytest.mark.parametrize("by", ["id", "name"])
-def test_what_is_missing_is_written_beside_what_is_there(
-    by: str, separators: tuple[str, str]
-) -> None:
+def test_missing_fields_are_added_beside_present_ones(by: str, separators: tuple[str, str]) -> None:
     said = answer([sampled(5, by=by), sampled(60, by=by)])
     told = json.loads(both_spellings(json.dumps(said, separators=separators).encode()))
     for token, item in zip([5, 60], told["choices"][0]["logprobs"]["content"], strict=True):
@@ -231,7 +229,7 @@ def test_what_is_missing_is_written_beside_what_is_there(
         {"text": 'it says "token_id":5 and "token":"token_id:5"'},
     ],
 )
-def test_what_has_both_or_none_stays_as_it_is(said: dict[str, Any]) -> None:
+def test_answers_with_both_fields_or_none_stay_unchanged(said: dict[str, Any]) -> None:
     raw = json.dumps(said, separators=(",", ":")).encode()
     assert both_spellings(raw) is raw
 

@@ -40,7 +40,7 @@ scalars = st.none() | st.integers(1, 9) | st.text(max_size=20)
     st.booleans(),
     st.booleans(),
 )
-def test_around_the_ids_is_as_through_them(
+def test_skipping_ids_reads_the_same_as_parsing_them(
     tokens: list[int], name: str, other: dict[str, Any], first: bool, spaced: bool
 ) -> None:
     fields: dict[str, Any] = {**other, name: tokens} if not first else {name: tokens, **other}
@@ -78,7 +78,7 @@ def test_around_the_ids_is_as_through_them(
         ("generate", {"token_ids": [1], "sampling_params": {"max_tokens": None}}, None),
     ],
 )
-def test_limits(endpoint: Any, fields: dict[str, Any], limit: int | None) -> None:
+def test_token_limits_are_read(endpoint: Any, fields: dict[str, Any], limit: int | None) -> None:
     """Absent and null are as vLLM 0.32 takes them: only completions have a default."""
     assert envelopes.read(json.dumps(fields).encode(), endpoint).limit == limit
 
@@ -96,14 +96,16 @@ lists_of_ids = st.lists(st.lists(st.integers(0, 9), max_size=4), min_size=1, max
 
 class TestSeveralPrompts:
     @given(texts | lists_of_ids, st.booleans())
-    def test_they_are_told_apart_without_being_read(self, prompts: list[Any], ascii: bool) -> None:
+    def test_prompt_lists_are_split_without_parsing_ids(
+        self, prompts: list[Any], ascii: bool
+    ) -> None:
         raw = memoryview(json.dumps(prompts, ensure_ascii=ascii).encode())
         found = envelopes.several_prompts(raw, 9)
         assert found is not None
         assert [json.loads(bytes(prompt)) for prompt in found] == prompts
 
     @pytest.mark.parametrize("one", [b'"one"', b'"[1]"', b"[1,2]", b"null"])
-    def test_one_is_none(self, one: bytes) -> None:
+    def test_one_prompt_is_not_a_list_of_prompts(self, one: bytes) -> None:
         assert envelopes.several_prompts(memoryview(one), 9) is None
 
     @pytest.mark.parametrize(
@@ -114,7 +116,7 @@ class TestSeveralPrompts:
             envelopes.several_prompts(memoryview(bad), 9)
 
     @pytest.mark.parametrize("prompt", [b'""', b"[]", b'"a\\"b"'])
-    def test_more_than_may_be_are_refused_as_soon_as_they_are_seen(self, prompt: bytes) -> None:
+    def test_too_many_prompts_are_refused_early(self, prompt: bytes) -> None:
         """Sixteen million of them were decoded first."""
         raw = memoryview(b"[" + b",".join([prompt] * 2_000_000) + b"]")
         start = time.perf_counter()
@@ -150,7 +152,7 @@ class TestSeveralPrompts:
         (b'{"prompt":"a","session_id":"a\\nb"}', "`session_id` contains a character"),
     ],
 )
-def test_what_cannot_be_read_is_refused_by_name(body: bytes | str, says: str) -> None:
+def test_unreadable_fields_are_refused_by_name(body: bytes | str, says: str) -> None:
     raw = body if isinstance(body, bytes) else body.encode()
     with pytest.raises(BadRequest, match=says):
         envelopes.read(raw, "completions")
@@ -201,7 +203,7 @@ def read(body: bytes) -> Fields:
     return msgspec.json.decode(body, type=Fields)
 
 
-def test_what_is_not_there_is_told_from_what_is_null() -> None:
+def test_missing_fields_differ_from_null() -> None:
     assert read(b"{}").max_tokens is UNSET
     assert read(b'{"max_tokens":null}').max_tokens is None
     assert read(b'{"max_tokens":7}').max_tokens == 7
@@ -231,11 +233,11 @@ def test_a_field_of_another_kind_is_named(body: bytes) -> None:
         read(body)
 
 
-def test_what_nobody_here_needs_may_be_anything() -> None:
+def test_unused_fields_may_have_any_type() -> None:
     assert read(b'{"temperature":"hot","logit_bias":[[[]]]}') == read(b"{}")
 
 
-def test_what_may_be_changed_is_found_in_any_body() -> None:
+def test_changeable_fields_are_found_in_any_body() -> None:
     found = msgspec.json.decode(b'{"seed": 5, "n":null, "other":1}', type=Changeable)
     assert (bytes(found.seed), bytes(found.n), found.prompt) == (b"5", b"null", NOTHING)
 
@@ -274,7 +276,7 @@ separators = st.sampled_from([(",", ":"), (", ", ": "), (" ,\n", "\t: ")])
 
 @given(objects, st.none() | objects, st.dictionaries(st.sampled_from(NAMES), values), separators)
 @pytest.mark.parametrize("nested", [False, True])
-def test_as_if_read_and_written(
+def test_a_changed_body_equals_parsing_and_writing(
     nested: bool, fields: Any, sampling: Any, new: Any, separators: tuple[str, str]
 ) -> None:
     fields = {**fields, "sampling_params": sampling, "prompt": "a"}
@@ -302,7 +304,7 @@ def test_numbers_pass_as_they_were_written() -> None:
         b'{"a":{"cache_salt":1},"cache_salt":{"cache_salt":2}}',
     ],
 )
-def test_ours_is_the_value_that_counts(body: bytes) -> None:
+def test_the_gateways_value_wins(body: bytes) -> None:
     """Readers of JSON believe the last of several values."""
     said = ClientBody(body, nested=False).changed({"cache_salt": b'"ours"'}, {})
     assert json.loads(said)["cache_salt"] == "ours"
@@ -310,7 +312,7 @@ def test_ours_is_the_value_that_counts(body: bytes) -> None:
 
 
 @pytest.mark.parametrize("body", [b"{", b'{"a":x}', b'{"a":' + b"[" * 5000 + b"]" * 5000 + b"}"])
-def test_what_cannot_be_read_is_a_bad_request(body: bytes) -> None:
+def test_an_unreadable_body_is_a_bad_request(body: bytes) -> None:
     with pytest.raises(BadRequest):
         ClientBody(body, nested=False).changed({"n": b"1"}, {})
 
@@ -376,7 +378,7 @@ def test_too_many_are_counted_before_they_are_made(fields: dict[str, Any]) -> No
         ones(fields, most=10)
 
 
-def test_a_billion_costs_nothing() -> None:
+def test_a_billion_samples_are_refused_at_no_cost() -> None:
     with pytest.raises(BadRequest, match="1000000000 responses"):
         ones({"prompt": "a", "n": 10**9, "seed": 1})
 

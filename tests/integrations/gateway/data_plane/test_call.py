@@ -68,7 +68,7 @@ def sent(asked: tuple[bytes, bytes]) -> tuple[bytes, dict[str, Any]]:
 
 
 class TestTheFirstAttempt:
-    def test_is_the_clients_body_with_the_salt_of_the_version_before_it(self) -> None:
+    def test_first_attempt_is_the_clients_body_with_a_versioned_salt(self) -> None:
         call = a_call(b'{"prompt": [1, 2, 3], "temperature": 0.10}')
         path, body = call.first(dispatch(), 10)
         assert path == b"/v1/completions"

@@ -90,7 +90,7 @@ def test_json_in_utf8_is_taken(headers: dict[str, str]) -> None:
         ({"content-type": "application/json; charset=latin-1"}, "charset 'latin-1'"),
     ],
 )
-def test_what_would_be_read_otherwise_there_than_here_is_not(
+def test_bodies_that_servers_read_differently_are_refused(
     headers: dict[str, str], says: str
 ) -> None:
     with pytest.raises(BadRequest, match=says) as caught:
@@ -98,7 +98,7 @@ def test_what_would_be_read_otherwise_there_than_here_is_not(
     assert caught.value.status == 415
 
 
-def test_a_path_that_nobody_could_be_told() -> None:
+def test_a_path_that_cannot_be_forwarded_is_refused() -> None:
     with pytest.raises(BadRequest, match="percent-encode"):
         check_head(Call("/v1/completions?\u00e9", b""))
 
@@ -115,7 +115,7 @@ def test_the_port(name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [ReceivedRequest, Call])
-def test_whoever_hands_one_over_has_all_of_it(kind: type[Any]) -> None:
+def test_a_client_request_is_complete(kind: type[Any]) -> None:
     assert [name for name in CALLS if not callable(getattr(kind, name))] == []
     told = {*HttpRequest.__annotations__, "method", "target", "headers", "fields", "body"}
     made = Call("/x", b"") if kind is Call else None

@@ -100,7 +100,7 @@ class TestPassingThrough:
             stage.call(target="/v1/completions?debug=1")
             assert (await instance.asked()).target == "/v1/completions?debug=1"
 
-    async def test_names(self) -> None:
+    async def test_request_names_are_unique_and_legible(self) -> None:
         """Two clients with one name had their responses aborted by each other."""
         instance = Instance()
         async with Stage(instance) as stage:
@@ -133,7 +133,7 @@ class TestPassingThrough:
             stage.call({**BODY, "cache_salt": "tenant"})
             assert (await instance.asked()).body["cache_salt"] == "tenant/v0"
 
-    async def test_an_answer_without_a_token(self) -> None:
+    async def test_an_answer_without_tokens_has_no_segments(self) -> None:
         instance = Instance()
         async with Stage(instance) as stage:
             call = stage.call()
@@ -143,7 +143,7 @@ class TestPassingThrough:
             assert segments(answer) == []
             stage.settled()
 
-    async def test_ids_that_only_we_asked_for_are_taken_out(self) -> None:
+    async def test_token_ids_that_only_the_gateway_requested_are_removed(self) -> None:
         instance = Instance()
         async with Stage(instance, interruption=PARTIAL) as stage:
             call = stage.call()
@@ -169,7 +169,7 @@ class TestErrors:
             ({**BODY, "max_tokens": 100_000}, "KV tokens"),
         ],
     )
-    async def test_bad_requests_are_refused_here(self, body: Any, says: str) -> None:
+    async def test_bad_requests_are_refused_by_the_gateway(self, body: Any, says: str) -> None:
         instance = Instance()
         async with Stage(instance) as stage:
             call = stage.call(body)
@@ -188,7 +188,7 @@ class TestErrors:
             assert call.status == 400
             stage.settled()
 
-    async def test_a_model_that_is_not_there_is_the_clients_fault(self) -> None:
+    async def test_an_unknown_model_is_the_clients_fault(self) -> None:
         """Else any client could send the whole fleet to rest."""
         first, second = Instance("i0"), Instance("i1")
         async with Stage(first, second) as stage:
@@ -200,7 +200,7 @@ class TestErrors:
             stage.settled()
 
     @pytest.mark.parametrize("stream", [False, True])
-    async def test_a_model_that_the_instance_had_when_it_joined_is_not(self, stream: bool) -> None:
+    async def test_a_model_lost_since_joining_is_the_instances_fault(self, stream: bool) -> None:
         """A server that came back with another model, before a poll has noticed it."""
         first, second = Instance("i0"), Instance("i1")
         async with Stage(first, second) as stage:
@@ -211,7 +211,7 @@ class TestErrors:
             assert len(first.names) == 1
 
     @pytest.mark.parametrize("status", [401, 403, 404, 405, 429, 500, 503])
-    async def test_an_instances_failure_is_not(self, status: int) -> None:
+    async def test_an_instances_failure_is_retried_on_another(self, status: int) -> None:
         first, second = Instance("i0"), Instance("i1")
         async with Stage(first, second) as stage:
             call = stage.call()
@@ -231,7 +231,7 @@ class TestErrors:
             await second.answer(0, completion([4]))
             assert (await call.json())["choices"][0]["text"] == "w4 "
 
-    async def test_who_never_gets_an_answer_is_told(self) -> None:
+    async def test_a_call_that_no_instance_answers_gets_a_502(self) -> None:
         instance = Instance()
         async with Stage(instance) as stage:
             stage.scheduler.parts.outcomes.max_failures = 1
@@ -241,7 +241,7 @@ class TestErrors:
             assert call.status == 502
             stage.settled()
 
-    async def test_keys(self) -> None:
+    async def test_client_keys_are_checked(self) -> None:
         instance = Instance()
         async with Stage(instance, data_plane={"keys": ["k1", "k2"]}) as stage:
             assert stage.call().status == 401
@@ -250,7 +250,7 @@ class TestErrors:
             asked = await instance.asked()
             assert asked.headers[b"authorization"] == b"Bearer secret"
 
-    async def test_overload(self) -> None:
+    async def test_calls_above_the_limit_get_a_503(self) -> None:
         instance = Instance(slots=1)
         async with Stage(instance, data_plane={"limits": Limits(requests=2)}) as stage:
             one, two, three = stage.call(), stage.call(), stage.call()
@@ -261,7 +261,7 @@ class TestErrors:
             assert stage.call().status == 0
             assert stage.data_plane.refused == 1
 
-    async def test_as_many_as_fit_is_for_an_instance_to_say(self) -> None:
+    async def test_a_call_without_max_tokens_needs_an_instance(self) -> None:
         async with Stage() as stage:
             chat = stage.call({"messages": []}, "/v1/chat/completions")
             assert chat.status == 503
@@ -273,7 +273,7 @@ class TestErrors:
             await instance.answer(0, completion([4]))
             await waits.json()
 
-    async def test_which_limit_was_hit(self) -> None:
+    async def test_a_refusal_names_the_exceeded_limit(self) -> None:
         """The refusal said "0 requests are here already"."""
 
         async def refused(call: Call) -> str:
@@ -293,7 +293,7 @@ class TestErrors:
 
 
 class TestHangingUp:
-    async def test_before_the_first_byte(self) -> None:
+    async def test_a_disconnect_before_the_first_byte_aborts_the_attempt(self) -> None:
         instance = Instance()
         async with Stage(instance) as stage:
             call = stage.call()
@@ -306,7 +306,7 @@ class TestHangingUp:
             await until(lambda: not stage.driver.front.attempts.on("i0"))
             stage.settled()
 
-    async def test_while_it_waits(self) -> None:
+    async def test_a_disconnect_while_waiting_withdraws_the_request(self) -> None:
         instance = Instance(slots=1)
         async with Stage(instance) as stage:
             stage.call()
@@ -319,7 +319,7 @@ class TestHangingUp:
 
 
 class TestGoingOn:
-    async def test_an_update_is_invisible_but_for_the_field(self) -> None:
+    async def test_an_update_shows_only_in_the_segments_field(self) -> None:
         instance = Instance()
         async with Stage(instance, interruption=PARTIAL) as stage:
             call = stage.call({**BODY, "logprobs": 1, "return_token_ids": True})
@@ -352,7 +352,7 @@ class TestGoingOn:
             assert spans == [(0, 0, 2), (1, 2, 4)]
             stage.settled()
 
-    async def test_a_chat_goes_on_as_tokens(self) -> None:
+    async def test_an_interrupted_chat_continues_as_tokens(self) -> None:
         instance = Instance()
         async with Stage(instance, interruption=PARTIAL) as stage:
             body = {
@@ -459,7 +459,7 @@ class TestGoingOn:
             assert [s["version"] for s in segments(answer)] == [0, 1]
             assert not stage.scheduler.state.anomalies
 
-    async def test_versions_that_do_not_fit_our_book_are_what_has_happened(self) -> None:
+    async def test_reported_versions_replace_expected_ones(self) -> None:
         """Where its instance cannot be asked."""
         instance = Instance()
         async with Stage(instance) as stage:
@@ -474,7 +474,7 @@ class TestGoingOn:
             assert stage.driver.versions.contradictions == {"newer": 1}
             assert stage.scheduler.state.anomalies == {}
 
-    async def test_without_token_ids_it_starts_anew(self) -> None:
+    async def test_an_answer_without_token_ids_restarts(self) -> None:
         instance = Instance()
         async with Stage(instance, interruption=PARTIAL) as stage:
             call = stage.call()
@@ -488,7 +488,7 @@ class TestGoingOn:
             await instance.answer(1, completion([6, 7]))
             assert (await call.json())["choices"][0]["text"] == text_of([6, 7])
 
-    async def test_a_segment_budget(self) -> None:
+    async def test_a_response_is_made_in_segments_of_the_budget(self) -> None:
         instance = Instance()
         segmented = {**PARTIAL, "segment_tokens": 2}
         async with Stage(instance, interruption=segmented) as stage:
@@ -503,7 +503,7 @@ class TestGoingOn:
 
 
 class TestStreams:
-    async def test_events_pass_through(self) -> None:
+    async def test_stream_events_pass_unchanged(self) -> None:
         instance = Instance()
         async with Stage(instance) as stage:
             call = stage.call({**BODY, "stream": True})
@@ -517,7 +517,7 @@ class TestStreams:
             assert [s["end"] for s in segments(events[2])] == [3]
             stage.settled()
 
-    async def test_a_stream_that_does_not_say_why_it_ends(self) -> None:
+    async def test_a_stream_without_finish_reason_ends_with_stop(self) -> None:
         instance = Instance()
         async with Stage(instance) as stage:
             call = stage.call({**BODY, "stream": True})
@@ -543,7 +543,7 @@ class TestStreams:
 
     @pytest.mark.parametrize("spaced", [False, True])
     @pytest.mark.parametrize("size", [1, 7, 64, 10_000])
-    async def test_however_the_bytes_are_cut(self, size: int, spaced: bool) -> None:
+    async def test_events_pass_for_any_chunk_size(self, size: int, spaced: bool) -> None:
         instance = Instance()
         async with Stage(instance) as stage:
             call = stage.call({**BODY, "stream": True})
@@ -599,7 +599,7 @@ class TestStreams:
             assert events.count(b"[DONE]") == 1
             assert [s["version"] for s in segments(events[-2])] == [0, 1]
 
-    async def test_interrupted_with_nothing_left_to_make(self) -> None:
+    async def test_a_stream_interrupted_at_its_limit_ends_with_length(self) -> None:
         instance = Instance()
         async with Stage(instance, interruption=PARTIAL) as stage:
             call = stage.call({**BODY, "stream": True, "max_tokens": 2})
@@ -639,7 +639,7 @@ class TestStreams:
             ) == text_of([4, 5, 6])
             assert {e["object"] for e in events[:-1]} == {"chat.completion.chunk"}
 
-    async def test_one_that_cannot_go_on_ends_in_an_error(self) -> None:
+    async def test_a_stream_that_cannot_continue_ends_in_an_error(self) -> None:
         first, second = Instance("i0"), Instance("i1")
         async with Stage(first, second) as stage:
             call = stage.call({**BODY, "stream": True})
@@ -650,7 +650,7 @@ class TestStreams:
             assert not second.pool.asked
             stage.settled()
 
-    async def test_an_error_before_the_stream(self) -> None:
+    async def test_an_error_before_the_stream_is_a_plain_response(self) -> None:
         instance = Instance()
         async with Stage(instance) as stage:
             call = stage.call({**BODY, "stream": True})
@@ -696,7 +696,7 @@ class TestSeveral:
             assert answer["usage"]["completion_tokens"] == 2
             stage.settled()
 
-    async def test_several_prompts(self) -> None:
+    async def test_each_prompt_and_sample_is_one_choice(self) -> None:
         instance = Instance()
         async with Stage(instance) as stage:
             call = stage.call({**BODY, "prompt": [[1], [2, 3]], "n": 2})
@@ -707,7 +707,7 @@ class TestSeveral:
             answer = await call.json()
             assert [c["text"] for c in answer["choices"]] == [f"w{k + 10} " for k in range(4)]
 
-    async def test_one_failure_ends_all(self) -> None:
+    async def test_a_failed_sample_ends_the_call(self) -> None:
         instance = Instance()
         async with Stage(instance) as stage:
             call = stage.call({**BODY, "n": 2})
@@ -719,7 +719,7 @@ class TestSeveral:
             await until(lambda: not stage.driver.front.attempts.on("i0"))
             stage.settled()
 
-    async def test_streams_are_told_apart_by_index(self) -> None:
+    async def test_stream_events_carry_the_index_of_their_sample(self) -> None:
         instance = Instance()
         async with Stage(instance) as stage:
             call = stage.call({**BODY, "n": 2, "stream": True})

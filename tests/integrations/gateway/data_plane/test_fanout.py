@@ -32,7 +32,7 @@ class TestStreams:
             call.on_resume()
             assert [e.paused for e in exchanges] == [0, 0]
 
-    async def test_one_that_begins_while_the_client_does_not_read_begins_paused(self) -> None:
+    async def test_an_attempt_begins_paused_for_a_slow_client(self) -> None:
         instance = Instance(slots=1)
         async with Stage(instance) as stage:
             call = stage.call(STREAM)
@@ -46,7 +46,7 @@ class TestStreams:
             call.on_resume()
             assert instance.pool.exchanges[1].paused == 0
 
-    async def test_an_instance_that_is_lost_just_before_the_end(self) -> None:
+    async def test_a_sample_of_an_instance_lost_before_the_end_is_complete(self) -> None:
         one, two = Instance("i0"), Instance("i1")
         async with Stage(one, two) as stage:
             call = stage.call({**STREAM, "max_tokens": 2})
@@ -64,7 +64,7 @@ class TestStreams:
             assert sorted(ends) == [0, 1]
             stage.settled()
 
-    async def test_their_usage_is_told_once(self) -> None:
+    async def test_the_usage_of_all_samples_is_sent_once(self) -> None:
         instance = Instance()
         async with Stage(instance) as stage:
             call = stage.call({**STREAM, "stream_options": {"include_usage": True}})
@@ -101,7 +101,7 @@ class TestStreams:
             assert call.data == data
             stage.settled()
 
-    async def test_an_event_that_cannot_be_told_is_made_elsewhere_whole(self) -> None:
+    async def test_a_malformed_event_restarts_its_sample_elsewhere(self) -> None:
         """Nothing of a packet reaches the client, or all of it."""
         one, two = Instance("i0"), Instance("i1")
         async with Stage(one, two) as stage:
@@ -162,7 +162,7 @@ class Reply:
 
 
 @pytest.mark.parametrize("usage", [b"7", b'{"prompt_tokens":"x"}', b'{"completion_tokens":[]}'])
-def test_what_cannot_be_joined_is_a_502(usage: bytes) -> None:
+def test_answers_that_cannot_be_joined_are_a_502(usage: bytes) -> None:
     reply = Reply()
     fanout = Fanout(reply, 2, 2)
     body = b'{"choices":[{"text":""}],"usage":%b}' % usage
@@ -187,7 +187,7 @@ def test_usages_that_cannot_be_joined_end_the_stream_with_an_error() -> None:
 @pytest.mark.parametrize(
     "events", [b"data: {\n\n", b"data: 7\n\n", b'data: {"choices":[7]}\n\n', b"data: \xff\n\n"]
 )
-def test_what_are_no_events_is_not_passed_on(events: bytes) -> None:
+def test_malformed_events_are_not_forwarded(events: bytes) -> None:
     reply = Reply()
     write = Fanout(reply, 1, 1).child(0).begin([])
     with pytest.raises(InstanceError):
@@ -195,7 +195,7 @@ def test_what_are_no_events_is_not_passed_on(events: bytes) -> None:
     assert not reply.said
 
 
-async def test_segments_of_each_are_its_own() -> None:
+async def test_each_sample_has_its_own_segments() -> None:
     instance = Instance()
     async with Stage(instance) as stage:
         call = stage.call({**BODY, "n": 2})

@@ -74,7 +74,7 @@ class Waiting:
 
 
 @in_a_loop
-def test_it_counts_while_it_is_open() -> None:
+def test_a_reply_counts_while_it_is_open() -> None:
     the = Waiting()
     assert (the.calls.requests, the.calls.body_bytes) == (2, 100)
     assert list(the.calls.replies) == [the.reply]
@@ -84,7 +84,7 @@ def test_it_counts_while_it_is_open() -> None:
 @pytest.mark.parametrize("second", ENDS)
 @pytest.mark.parametrize("first", [end for end in ENDS if end != "end"])
 @in_a_loop
-def test_whatever_ends_it_the_rest_changes_nothing(first: str, second: str) -> None:
+def test_events_after_the_end_change_nothing(first: str, second: str) -> None:
     the = Waiting()
     ENDS[first](the.reply, the.call)
     the.assert_left()
@@ -98,7 +98,7 @@ def test_whatever_ends_it_the_rest_changes_nothing(first: str, second: str) -> N
 @pytest.mark.parametrize("second", ENDS)
 @pytest.mark.parametrize("first", [end for end in ENDS if end != "answer"])
 @in_a_loop
-def test_nor_does_it_of_a_stream(first: str, second: str) -> None:
+def test_events_after_the_end_of_a_stream_change_nothing(first: str, second: str) -> None:
     the = Waiting()
     write = the.reply.begin(HEADERS)
     write(b"1")
@@ -124,7 +124,7 @@ def test_a_failure_is_an_answer_or_the_last_event_of_a_stream() -> None:
 
 
 @in_a_loop
-def test_what_is_asked_for_after_its_end_is_withdrawn() -> None:
+def test_requests_made_after_the_end_are_withdrawn() -> None:
     the = Waiting()
     the.reply.fail(500, "no")
     name = the.driver.submit(_Payload(), 3, 5, "g", "")
@@ -146,7 +146,7 @@ def test_a_slow_client_slows_its_instance_down() -> None:
 
 
 @in_a_loop
-def test_an_end_that_cannot_be_told_ends_the_call() -> None:
+def test_a_failed_final_write_ends_the_call() -> None:
     def over(outcome: Any) -> None:
         raise RuntimeError("boom")
 
@@ -157,7 +157,7 @@ def test_an_end_that_cannot_be_told_ends_the_call() -> None:
 
 
 @pytest.mark.parametrize(("status", "retries"), [(503, True), (500, False), (413, False)])
-def test_only_what_may_be_tried_again_says_when(status: int, retries: bool) -> None:
+def test_only_retryable_errors_have_retry_after(status: int, retries: bool) -> None:
     assert (b"retry-after" in dict(error_headers(status, Limits()))) is retries
 
 
@@ -183,7 +183,7 @@ class Reply:
     def fail(self, status: int, text: str) -> None: ...
 
 
-def test_who_leaves_makes_room_for_the_next() -> None:
+def test_a_disconnect_frees_its_place() -> None:
     calls, one, two = OpenCalls(Limits(requests=3, body_bytes=100)), Reply(), Reply()
     calls.enter(one, 2, 60)
     calls.enter(two, 1, 40)
@@ -206,7 +206,7 @@ def test_replies_are_in_the_order_in_which_they_came() -> None:
     assert list(calls.replies) == replies
 
 
-def test_what_would_never_fit_is_told_so() -> None:
+def test_a_call_that_never_fits_is_refused_for_good() -> None:
     calls = OpenCalls(Limits(body_bytes=100))
     calls.check_room(1, 100)
     with pytest.raises(BadRequest, match="ask for fewer responses") as caught:
@@ -244,16 +244,16 @@ def taken_by_turn(count: int, streams: int, turns: int) -> list[int]:
 
 
 class TestTurns:
-    def test_without_streams_nobody_waits(self) -> None:
+    def test_unary_replies_do_not_wait_without_streams(self) -> None:
         assert taken_by_turn(5, streams=0, turns=1) == [5, 5]
 
-    def test_beside_streams_one_at_a_time_and_in_order(self) -> None:
+    def test_unary_replies_beside_streams_are_written_in_order(self) -> None:
         assert taken_by_turn(4, streams=1, turns=4) == [1, 2, 3, 4, 4]
 
-    def test_with_more_than_may_wait_the_oldest_is_done_out_of_turn(self) -> None:
+    def test_a_full_queue_writes_the_oldest_reply_at_once(self) -> None:
         assert taken_by_turn(MOST_WAITING + 3, streams=1, turns=1) == [3, 4]
 
-    async def test_who_comes_later_stays_behind_who_waits(self) -> None:
+    async def test_a_later_reply_stays_behind_waiting_ones(self) -> None:
         queue, done = Pacer(), list[str]()
         queue.streams = 1
         for name in "abc":
@@ -268,7 +268,7 @@ class TestTurns:
 
     @pytest.mark.parametrize("streams", [0, 1])
     @pytest.mark.parametrize("after", [0, MOST_WAITING + 2])
-    async def test_a_failure_is_the_pieces_own(self, streams: int, after: int) -> None:
+    async def test_a_failed_reply_fails_no_other(self, streams: int, after: int) -> None:
         """At once, in a later turn, and out of turn, where it hit who came then."""
 
         def fail(_: object) -> None:
@@ -305,7 +305,7 @@ class TestCallsBesideStreams:
             assert len(instance.pool.asked) == before == 2
             await instance.asked(3)
 
-    async def test_a_client_that_goes_before_its_turn_has_asked_for_nothing(self) -> None:
+    async def test_a_client_that_leaves_before_its_turn_sends_no_request(self) -> None:
         instance = Instance(slots=9)
         async with Stage(instance) as stage:
             await self.open(stage, instance)
@@ -357,14 +357,14 @@ class TestCallsBesideStreams:
 # -- How calls end, counted and, where it is wanted, said --
 
 
-def test_they_are_counted_by_status() -> None:
+def test_calls_are_counted_by_status() -> None:
     responses = Responses()
     for status in (200, 404, 200):
         responses.end(b"GET", b"/", status, responses.begin())
     assert responses.by_status == {200: 2, 404: 1}
 
 
-def test_the_access_log_leaves_out_what_stands_behind_a_path(
+def test_the_access_log_omits_the_query(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, logger="rollout_sched.access")
@@ -386,7 +386,7 @@ def test_the_access_log_leaves_out_what_stands_behind_a_path(
     assert told[0].fields["status"] == 200  # type: ignore[attr-defined]
 
 
-def test_there_is_none_unless_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_access_log_is_off_by_default(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="rollout_sched.access")
 
     async def scene() -> None:
@@ -408,7 +408,7 @@ def test_there_is_none_unless_asked_for(caplog: pytest.LogCaptureFixture) -> Non
         (Limits(body_bytes=10), BODY, 413, "the limit for all bodies is 10"),
     ],
 )
-async def test_what_could_never_fit_is_refused_for_ever(
+async def test_calls_above_the_limit_itself_are_refused_for_good(
     limits: Limits, body: object, status: int, says: str
 ) -> None:
     async with Stage(Instance(), data_plane={"limits": limits}) as stage:
@@ -419,7 +419,7 @@ async def test_what_could_never_fit_is_refused_for_ever(
         stage.settled()
 
 
-async def test_what_does_not_fit_now_is_told_when_to_come_back() -> None:
+async def test_calls_that_do_not_fit_now_get_retry_after() -> None:
     instance = Instance()
     limits = Limits(requests=1, retry_after_s=7)
     async with Stage(instance, data_plane={"limits": limits}) as stage:

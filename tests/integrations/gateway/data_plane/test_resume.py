@@ -38,7 +38,7 @@ def test_an_empty_prompt_is_not_believed(place: str) -> None:
         {"text": ["x"]},
     ],
 )
-def test_what_cannot_be_joined_is_no_part(endpoint: Any, lie: dict[str, Any]) -> None:
+def test_a_malformed_answer_cannot_be_joined(endpoint: Any, lie: dict[str, Any]) -> None:
     """It would be found out when nobody can make it elsewhere any more."""
     answer = completion([4], "abort")
     answer["choices"][0] |= lie
@@ -85,7 +85,7 @@ def test_joined_usage_counts_the_whole() -> None:
 
 
 @pytest.mark.parametrize("endpoint", ["completions", "chat", "generate"])
-def test_a_response_of_which_nobody_has_said_anything(endpoint: Any) -> None:
+def test_a_response_without_answers_is_empty(endpoint: Any) -> None:
     joined = dialects.join(endpoint, [], None, "length")
     (choice,) = joined["choices"]
     assert (choice["finish_reason"], choice["token_ids"]) == ("length", [])

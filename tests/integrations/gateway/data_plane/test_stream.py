@@ -71,7 +71,7 @@ def test_everything_passes_but_the_end_however_it_is_cut(size: int) -> None:
     assert the.stream.tokens.to_go_on_from() == [1, 2, 3, 4, 5]
 
 
-def test_what_goes_on_as_vllm_writes_it_passes_as_it_came_and_uncounted() -> None:
+def test_plain_vllm_events_pass_unread_and_uncounted() -> None:
     the = Watched()
     the.hears(event(chunk([1])))
     odd = event(chunk([2]))[:-4] + b' , "x":1}\n\n'
@@ -81,7 +81,7 @@ def test_what_goes_on_as_vllm_writes_it_passes_as_it_came_and_uncounted() -> Non
 
 
 @pytest.mark.parametrize(("finish", "segment"), [("abort", False), ("length", True)])
-def test_an_end_that_is_none_does_not_reach_the_client(finish: str, segment: bool) -> None:
+def test_an_abort_does_not_reach_the_client(finish: str, segment: bool) -> None:
     the = Watched(segment=segment)
     the.hears(event(chunk([1])), event(chunk([2], finish)), DONE)
     assert the.ids == [1, 2]
@@ -90,7 +90,7 @@ def test_an_end_that_is_none_does_not_reach_the_client(finish: str, segment: boo
     assert the.stream.outcome() == Outcome(2, finish, (), None)  # type: ignore[arg-type]
 
 
-def test_an_end_that_brings_nothing_is_not_even_an_event() -> None:
+def test_an_empty_abort_produces_no_event() -> None:
     the = Watched()
     the.hears(event(chunk([1])), event({**chunk([], "abort")}))
     assert len(the.heard) == 1
@@ -140,7 +140,7 @@ def test_it_has_not_ended_until_it_says_so() -> None:
         (event({"choices": [{"token_ids": ["x"]}]}), AnswerUntrue),
     ],
 )
-def test_what_cannot_be_believed_is_not_passed_on(packet: bytes, kind: type[Exception]) -> None:
+def test_untrue_events_are_not_forwarded(packet: bytes, kind: type[Exception]) -> None:
     the = Watched()
     the.hears(event(chunk([1])))
     with pytest.raises(InstanceError) as caught:
@@ -215,12 +215,12 @@ def test_an_event_that_cannot_be_translated_is_no_event() -> None:
 EVENT = b'data: {"choices":[{"token_ids":[%b]}]}\n\n'
 
 
-def test_nothing_has_come() -> None:
+def test_a_stream_without_events_has_no_tokens() -> None:
     tokens = StreamTokens(1)
     assert (tokens.count, tokens.arrived, tokens.to_go_on_from()) == (0, False, [])
 
 
-def test_what_was_read_counts_at_once() -> None:
+def test_parsed_tokens_count_at_once() -> None:
     tokens = StreamTokens(1)
     tokens.add(b"1,2", speaks=True)
     tokens.add(b"", speaks=False)
@@ -228,13 +228,13 @@ def test_what_was_read_counts_at_once() -> None:
     assert (tokens.count, tokens.to_go_on_from(), tokens.events) == (3, [1, 2, 3], 0)
 
 
-def test_an_event_without_ids_is_a_token_that_nobody_can_go_on_from() -> None:
+def test_an_event_without_ids_is_a_token_that_cannot_be_resumed() -> None:
     tokens = StreamTokens(1)
     tokens.add(b"", speaks=True)
     assert (tokens.count, tokens.events, tokens.to_go_on_from()) == (1, 1, [])
 
 
-def test_what_passed_unread_counts_when_somebody_asks() -> None:
+def test_unread_tokens_are_counted_on_demand() -> None:
     tokens = StreamTokens(5)
     tokens.add_unread(EVENT % b"1" + EVENT % b"2,3")
     assert (tokens.count, tokens.arrived) == (0, True)
@@ -244,7 +244,7 @@ def test_what_passed_unread_counts_when_somebody_asks() -> None:
 
 
 @pytest.mark.parametrize("attempt", [0, 1, 31, 32, 1000])
-def test_and_in_any_case_before_it_is_much(attempt: int) -> None:
+def test_unread_tokens_are_counted_above_a_limit(attempt: int) -> None:
     tokens = StreamTokens(attempt)
     most = 0
     for number in range(3 * READ_TOGETHER):
@@ -279,7 +279,7 @@ def test_streams_that_began_together_count_at_different_times() -> None:
         (b'{"choices":[]}{"choices":[]}', [], 2),
     ],
 )
-def test_ids_however_they_are_written(data: bytes, ids: list[int], events: int) -> None:
+def test_token_ids_are_read_in_any_spacing(data: bytes, ids: list[int], events: int) -> None:
     tokens = StreamTokens(1)
     tokens.add_unread(data)
     tokens.read_up()
@@ -304,7 +304,7 @@ def learn(client: ClientStream, fields: Any) -> None:
     client.learn(event, event.choices[0] if event.choices else None)
 
 
-def test_it_begins_with_what_is_sent_first() -> None:
+def test_a_stream_begins_with_its_prefix() -> None:
     reply = Begun()
     client = ClientStream("completions", reply)
     assert not client.begun
@@ -341,7 +341,7 @@ def test_the_first_event_names_the_response_for_good() -> None:
         ("generate", {"request_id": "", "model": "", "created": 0}),
     ],
 )
-def test_what_the_first_event_does_not_say_is_said_for_it(endpoint: Any, envelope: Any) -> None:
+def test_fields_missing_from_the_first_event_are_filled_in(endpoint: Any, envelope: Any) -> None:
     client = ClientStream(endpoint, Begun())
     learn(client, {"choices": []})
     assert client.envelope == envelope

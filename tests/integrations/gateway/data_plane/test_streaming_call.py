@@ -80,7 +80,7 @@ def assert_ended(call: Call, events: list[Any], finish: str) -> dict[str, Any]:
 class TestTheEnd:
     @pytest.mark.parametrize("usage", [False, True])
     @pytest.mark.parametrize("endpoint", TARGETS)
-    async def test_an_instance_that_is_lost_between_the_last_token_and_the_end(
+    async def test_a_stream_of_an_instance_lost_after_the_last_token_ends_with_length(
         self, endpoint: Endpoint, usage: bool
     ) -> None:
         """Nobody has anything left to make then, and the stream hung for ever."""
@@ -103,7 +103,7 @@ class TestTheEnd:
                 assert told[0]["completion_tokens"] == 2
             stage.settled()
 
-    async def test_without_a_limit_of_the_clients(self) -> None:
+    async def test_the_default_limit_of_completions_ends_a_stream(self) -> None:
         """It is the instance's own then."""
         instance = Instance()
         async with Stage(instance) as stage:
@@ -115,7 +115,7 @@ class TestTheEnd:
             assert_ended(call, await call.events(), "length")
             stage.settled()
 
-    async def test_an_instance_that_is_lost_after_the_end(self) -> None:
+    async def test_a_stream_of_an_instance_lost_after_the_end_ends_with_stop(self) -> None:
         """The text had ended; another instance would have written on."""
         one, two = Instance("i0"), Instance("i1")
         async with Stage(one, two) as stage:
@@ -129,7 +129,7 @@ class TestTheEnd:
             stage.settled()
 
     @pytest.mark.parametrize("rest", ["", "data: [DO", "data: [DONE]"])
-    async def test_a_close_just_before_done(self, rest: str) -> None:
+    async def test_a_connection_closed_before_done_ends_well(self, rest: str) -> None:
         instance = Instance()
         async with Stage(instance) as stage:
             call = stage.call({**BODY, "stream": True})
@@ -141,7 +141,7 @@ class TestTheEnd:
             assert len(instance.pool.asked) == 1
             stage.settled()
 
-    async def test_the_usage_that_a_close_has_cost_is_made(self) -> None:
+    async def test_usage_lost_by_a_close_is_computed(self) -> None:
         instance = Instance()
         async with Stage(instance) as stage:
             options = {"stream_options": {"include_usage": True}}
@@ -152,7 +152,7 @@ class TestTheEnd:
             assert_ended(call, events, "stop")
             assert events[-2]["usage"]["total_tokens"] == 5
 
-    async def test_what_comes_after_the_end_is_not_passed_on(self) -> None:
+    async def test_data_after_the_end_is_dropped(self) -> None:
         instance = Instance()
         async with Stage(instance) as stage:
             call = stage.call({**BODY, "stream": True})
@@ -168,7 +168,7 @@ class TestTheEnd:
             assert len(events) == 2
             stage.settled()
 
-    async def test_a_server_that_does_not_close_after_done(self) -> None:
+    async def test_an_open_connection_after_done_ends_the_stream(self) -> None:
         instance = Instance()
         async with Stage(instance) as stage:
             call = stage.call({**BODY, "stream": True})
@@ -188,7 +188,7 @@ class TestTheEnd:
             stage.settled()
 
     @pytest.mark.parametrize("endpoint", TARGETS)
-    async def test_a_segments_end_is_not_the_streams(self, endpoint: Endpoint) -> None:
+    async def test_the_end_of_a_segment_does_not_end_the_stream(self, endpoint: Endpoint) -> None:
         """What the last event of each segment brought was lost."""
         instance = Instance()
         segmented = {**PARTIAL, "segment_tokens": 2}
@@ -213,7 +213,7 @@ class TestTheEnd:
             names = {e.get("id", e.get("request_id")) for e in events[:-1]}
             assert len(names) == 1
 
-    async def test_spans_that_cannot_be_true_are_said(self) -> None:
+    async def test_impossible_spans_end_the_stream_in_an_error(self) -> None:
         instance = Instance()
         async with Stage(instance) as stage:
             call = stage.call(asked_of("generate", 9), TARGETS["generate"])
@@ -225,9 +225,7 @@ class TestTheEnd:
             stage.settled()
 
     @pytest.mark.parametrize("finish", ["stop", "abort"])
-    async def test_what_a_restarted_instance_has_streamed_does_not_end_well(
-        self, finish: str
-    ) -> None:
+    async def test_a_restarted_instances_stream_ends_in_an_error(self, finish: str) -> None:
         """The client has its tokens already; the instance is looked at before it gets more."""
         instance = Instance()
         instance.labelled = True
@@ -242,7 +240,7 @@ class TestTheEnd:
             assert not stage.driver.supervisors["i0"].health.verified.is_set()
             stage.settled()
 
-    async def test_a_stream_that_a_restarted_instance_has_begun_is_not_begun_again(self) -> None:
+    async def test_a_begun_stream_with_invalid_tokens_is_not_restarted(self) -> None:
         """The client has its tokens, and nobody knows which weights made them."""
         one, two = Instance("i0"), Instance("i1")
         async with Stage(one, two) as stage:
@@ -255,7 +253,7 @@ class TestTheEnd:
             assert not two.pool.asked
             stage.settled()
 
-    async def test_whoever_watches_the_instance_is_told_that_a_stream_is_not_read(self) -> None:
+    async def test_an_unread_stream_is_marked_held_back(self) -> None:
         """What it has to say waits in the connection; so does the connection's end."""
         instance = Instance()
         async with Stage(instance) as stage:
@@ -292,7 +290,7 @@ class TestBrokenOff:
         ],
     )
     @pytest.mark.parametrize("first", [False, True])
-    async def test_what_is_no_event_is_made_elsewhere(self, broken: bytes, first: bool) -> None:
+    async def test_a_malformed_event_is_retried_elsewhere(self, broken: bytes, first: bool) -> None:
         one, two = Instance("i0"), Instance("i1")
         async with Stage(one, two) as stage:
             call = stage.call({**BODY, "stream": True})
@@ -306,7 +304,7 @@ class TestBrokenOff:
             assert ids_of(events) == ([6] if first else [4, 5, 6])
             stage.settled()
 
-    async def test_anothers_event_is_not_passed_on(self) -> None:
+    async def test_another_requests_event_is_not_forwarded(self) -> None:
         one, two = Instance("i0"), Instance("i1")
         async with Stage(one, two) as stage:
             call = stage.call({**BODY, "stream": True})
@@ -332,7 +330,7 @@ class TestBrokenOff:
             GOOD.replace(b',"choices"', b'\n,"choices"') + GOOD,
         ],
     )
-    def test_only_whole_lines_that_begin_as_events_do_pass_unread(self, packet: bytes) -> None:
+    def test_only_complete_event_lines_pass_unread(self, packet: bytes) -> None:
         opening = b'data: {"id":"x"'
         assert go_on(GOOD, opening)
         assert go_on(GOOD + GOOD, opening)
@@ -353,7 +351,7 @@ class TestBrokenOff:
             await two.event(0, chunk([5], "stop"), end=True)
             assert ids_of(await call.events()) == [4, 4, 5]
 
-    async def test_an_event_without_end(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_an_endless_event_is_cut_off(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(event_stream, "LONGEST_EVENT", 1000)
         one, two = Instance("i0"), Instance("i1")
         async with Stage(one, two) as stage:
@@ -384,7 +382,7 @@ class TestBrokenOff:
                 last = seconds()
             assert last < 10 * first
 
-    async def test_an_error_without_end(self) -> None:
+    async def test_an_endless_error_is_cut_off(self) -> None:
         one, two = Instance("i0"), Instance("i1")
         async with Stage(one, two) as stage:
             call = stage.call({**BODY, "stream": True})
@@ -407,7 +405,7 @@ class TestBrokenOff:
             receiver.on_end()
             assert (await call.events())[-1] == {"error": {"message": "no"}}
 
-    async def test_ids_that_are_none_are_nothing_to_go_on_from(self) -> None:
+    async def test_a_stream_with_malformed_ids_cannot_continue(self) -> None:
         """Passed on unread, they are found when somebody has to go on from them."""
         one, two = Instance("i0"), Instance("i1")
         async with Stage(one, two) as stage:
@@ -448,7 +446,7 @@ class TestShapes:
         ["\n", "\r\n", "\r"],
         ids=["lf", "crlf", "cr"],
     )
-    async def test_whatever_the_lines_are(self, line: str, size: int) -> None:
+    async def test_events_pass_with_any_line_ending(self, line: str, size: int) -> None:
         events = [
             ": ping",
             f"event: token\ndata: {json.dumps(chunk([4]))}",
@@ -479,7 +477,7 @@ class TestShapes:
 
 
 class TestLate:
-    async def test_what_comes_for_an_attempt_after_its_end_changes_nothing(self) -> None:
+    async def test_late_data_of_an_ended_attempt_changes_nothing(self) -> None:
         one, two = Instance("i0"), Instance("i1")
         async with Stage(one, two) as stage:
             call = stage.call({**BODY, "stream": True})
@@ -501,7 +499,7 @@ class TestLate:
 
 
 class TestSlowClients:
-    async def test_an_attempt_that_begins_meanwhile_begins_paused(self) -> None:
+    async def test_an_attempt_started_while_paused_begins_paused(self) -> None:
         one, two = Instance("i0"), Instance("i1")
         async with Stage(one, two) as stage:
             call = stage.call({**BODY, "stream": True})

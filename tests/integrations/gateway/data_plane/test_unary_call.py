@@ -41,7 +41,7 @@ LIES = {
 @pytest.mark.parametrize("roles", POLICIES, ids=["starts anew", "keeps partials"])
 @pytest.mark.parametrize("samples", [1, 2])
 @pytest.mark.parametrize("lie", LIES)
-async def test_what_only_looks_like_an_answer_is_made_elsewhere(
+async def test_a_malformed_answer_is_retried_elsewhere(
     lie: str, samples: int, roles: dict[str, Any]
 ) -> None:
     """It was passed on as a 200, or never answered."""
@@ -64,7 +64,7 @@ async def test_what_only_looks_like_an_answer_is_made_elsewhere(
         ("/inference/v1/generate", {"token_ids": PROMPT}, "request_id", "generate-tokens"),
     ],
 )
-async def test_anothers_answer_is_made_elsewhere(
+async def test_another_requests_answer_is_retried_elsewhere(
     target: str, body: dict[str, Any], field: str, prefix: str
 ) -> None:
     """A server that answers twice had it passed on to the next client."""
@@ -85,7 +85,7 @@ async def test_anothers_answer_is_made_elsewhere(
 
 
 @pytest.mark.parametrize("finish", ["stop", "abort"])
-async def test_what_a_restarted_instance_has_made_is_made_elsewhere(finish: str) -> None:
+async def test_a_restarted_instances_answer_is_retried_elsewhere(finish: str) -> None:
     """It answers before any poll has seen that it was restarted; its label tells."""
     one, two = Instance("i0"), Instance("i1")
     one.labelled = two.labelled = True
@@ -100,7 +100,7 @@ async def test_what_a_restarted_instance_has_made_is_made_elsewhere(finish: str)
         stage.settled()
 
 
-async def test_the_label_of_a_start_says_nothing_where_nobody_labels() -> None:
+async def test_the_default_label_is_ignored_without_labels() -> None:
     instance = Instance()
     async with Stage(instance) as stage:
         call = stage.call({"token_ids": PROMPT}, "/inference/v1/generate")
@@ -110,7 +110,7 @@ async def test_the_label_of_a_start_says_nothing_where_nobody_labels() -> None:
         stage.settled()
 
 
-async def test_an_interrupted_response_whose_last_attempt_brought_nothing() -> None:
+async def test_an_empty_last_attempt_keeps_earlier_tokens() -> None:
     instance = Instance()
     async with Stage(instance, interruption=PARTIAL) as stage:
         call = stage.call({**BODY, "return_token_ids": True})
@@ -127,7 +127,7 @@ async def test_an_interrupted_response_whose_last_attempt_brought_nothing() -> N
 
 
 @pytest.mark.parametrize("target", ["/v1/completions", "/v1/chat/completions"])
-async def test_a_response_that_has_nothing(target: str) -> None:
+async def test_an_empty_response_is_answered_with_length(target: str) -> None:
     """As where the KV cache has no room left for the first token."""
     instance = Instance()
     async with Stage(instance) as stage:
@@ -143,7 +143,7 @@ async def test_a_response_that_has_nothing(target: str) -> None:
         assert segments(answer) == []
 
 
-async def test_what_comes_for_an_attempt_after_its_end_changes_nothing() -> None:
+async def test_late_data_of_an_ended_attempt_changes_nothing() -> None:
     one, two = Instance("i0"), Instance("i1")
     async with Stage(one, two) as stage:
         call = stage.call()
@@ -161,7 +161,7 @@ async def test_what_comes_for_an_attempt_after_its_end_changes_nothing() -> None
         stage.settled()
 
 
-async def test_an_answer_without_end_is_broken_off(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_endless_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     one, two = Instance("i0"), Instance("i1")
     async with Stage(one, two) as stage:
         call: Call = stage.call()

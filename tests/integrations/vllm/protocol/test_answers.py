@@ -52,7 +52,7 @@ def test_an_error_in_an_answers_place_is_a_failure_and_no_lie(read, body):
         b'{"x":' + b"[" * 100_000,
     ],
 )
-def test_what_is_no_answer_is_untrue(read, body):
+def test_malformed_answers_are_untrue(read, body):
     with pytest.raises(AnswerUntrue, match="is not valid"):
         read(body)
 
@@ -110,7 +110,7 @@ def test_one_unknown_label_makes_all_unknown():
 
 
 @pytest.mark.parametrize("labels", [["default"], ["default", "4"], ["4", "default"]])
-def test_what_we_have_labelled_never_has_the_label_of_a_start(labels):
+def test_labelled_weights_never_have_the_default_label(labels):
     """It was restarted, and made these tokens with the weights of its start."""
     told = [VersionSpan(label, at, at + 1) for at, label in enumerate(labels)]
     assert spans_of(told, len(told)) == ()
@@ -118,7 +118,7 @@ def test_what_we_have_labelled_never_has_the_label_of_a_start(labels):
         spans_of(told, len(told), labelled=True)
 
 
-def test_a_label_that_somebody_else_has_given_is_no_restart():
+def test_a_foreign_label_is_no_restart():
     """As a trainer that loads the weights itself may, before it tells us of them."""
     assert spans_of([VersionSpan("step-7", 0, 2)], 2, labelled=True) == ()
 
@@ -151,7 +151,7 @@ def test_several_lines_are_one_event():
     assert list(EventStream().feed(b'data: {"a":\ndata: 1}\n\n')) == [b'{"a": 1}']
 
 
-def test_what_follows_the_end_is_not_the_streams():
+def test_data_after_the_end_is_ignored():
     assert list(EventStream().feed(b"data: 1\n\ndata: [DONE]\n\ndata: 2\n\n")) == [b"1"]
 
 

@@ -88,5 +88,5 @@ def test_the_prompt_of_a_chat_is_nothing_to_a_completion():
     assert INPUT["completions"] not in CHAT_ONLY
 
 
-def test_what_we_say_to_completions_is_known_there():
+def test_fields_for_completions_are_known_to_vllm():
     assert not UNKNOWN_TO_COMPLETIONS & NEUTRAL_SAMPLING.keys()

@@ -28,18 +28,18 @@ def test_a_request_is_at_fault_for_its_body_and_its_headers(status, serves):
 
 @pytest.mark.parametrize("status", [401, 403, 404, 405, 407, 408, 409, 421, 425, 426, 429, 499])
 @pytest.mark.parametrize("serves", [None, ("x",)])
-def test_where_it_goes_and_with_which_key_is_not_the_requests_fault(status, serves):
+def test_routing_and_key_errors_are_not_the_requests_fault(status, serves):
     error = refusal_of_request(status, b"{}", serves=serves)
     assert isinstance(error, AnswerRefused)
     assert str(error).startswith(f"it answered {status}: {{}}")
 
 
 @pytest.mark.parametrize("status", [199, 204, 301, 500, 502, 503])
-def test_what_is_no_judgement_is_the_instances(status):
+def test_other_statuses_are_the_instances_fault(status):
     assert isinstance(refusal_of_request(status, b"", serves=("x",)), AnswerRefused)
 
 
-def test_a_model_that_is_not_there_is_the_fault_of_who_named_it():
+def test_an_unknown_model_is_the_fault_of_its_caller():
     assert isinstance(refusal_of_request(404, NO_MODEL, serves=("y", "")), RequestRejected)
     assert isinstance(refusal_of_request(404, NO_MODEL), AnswerRefused)
     assert isinstance(refusal_of_request(404, b"Not Found", serves=("y",)), AnswerRefused)
