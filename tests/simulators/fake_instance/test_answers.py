@@ -34,7 +34,7 @@ def test_a_line_has_one_writer_whoever_else_is_aborted_or_ends() -> None:
     assert len({writer.stream, another.stream, last.stream}) == 3
 
 
-def test_who_has_ended_leaves_its_line_to_others() -> None:
+def test_an_ended_request_leaves_its_line_to_others() -> None:
     answers = OpenAnswers(lambda order, response: 5, versioned_text=False)
     number, ended = begun(answers, "a")
     answers.close(number)
@@ -109,7 +109,7 @@ def test_without_streams_nothing_is_due() -> None:
 
 
 @pytest.mark.parametrize("kind", [SimInstance, ReferenceInstance])
-def test_a_token_of_the_last_step_before_a_pause_is_told(kind: Kind) -> None:
+def test_the_last_token_before_a_pause_is_streamed(kind: Kind) -> None:
     """All running requests are preempted with that very step, and decode no longer."""
     one = kind(InstanceSpec(cost=COST, kv_blocks=100))
     streams = TokenStreams(one)

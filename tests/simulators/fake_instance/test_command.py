@@ -15,7 +15,7 @@ import pytest
 from rollout_sched.cli import main
 
 
-def test_it_says_when_it_is_ready_and_ends_at_once() -> None:
+def test_the_command_reports_readiness_and_ends_at_once() -> None:
     program = "import sys; from rollout_sched.cli import main; sys.exit(main())"
     arguments = ["fake-instance", "--port", "0", "--model", "m", "--scenario", "tiny-cpu-2"]
     process = subprocess.Popen(

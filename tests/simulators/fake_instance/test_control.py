@@ -139,7 +139,7 @@ async def test_bad_orders(path: str, body: Any) -> None:
         assert answer["error"]["message"]
 
 
-async def test_one_that_sleeps_goes_on_when_all_of_it_is_awake() -> None:
+async def test_a_sleeping_server_resumes_when_fully_awake() -> None:
     async with served() as client:
         asleep = await client.post("/sleep?level=2&mode=keep")
         assert asleep == (200, {"status": "sleeping", "level": 2})
@@ -158,7 +158,7 @@ async def test_one_that_sleeps_goes_on_when_all_of_it_is_awake() -> None:
 # -- What a server tells of itself --
 
 
-async def test_what_a_server_tells_of_itself() -> None:
+async def test_a_server_describes_itself() -> None:
     async with served(model="m", world_size=4) as client:
         assert await client.get("/health") == (200, b"")
         assert (await client.get("/version"))[1] == {"version": "0.32.0"}
@@ -178,7 +178,7 @@ async def test_what_a_server_tells_of_itself() -> None:
             assert (await client.get(path))[0] == 405
 
 
-async def test_a_label_set_from_outside_and_a_server_that_lies_of_it() -> None:
+async def test_a_label_is_set_and_may_be_misreported() -> None:
     async with served(weight_version="4") as client:
         assert (await client.get("/weight_info"))[1] == {"weight_version": "4"}
         made = await client.generate([1, 2, 3], sampling={"max_tokens": 2})
@@ -193,7 +193,7 @@ async def test_a_label_set_from_outside_and_a_server_that_lies_of_it() -> None:
         assert (await client.get("/weight_info"))[0] == 404
 
 
-async def test_one_that_has_ended_does_not_say_whether_it_is_paused() -> None:
+async def test_an_ended_server_reports_no_pause_state() -> None:
     async with served() as client:
         await client.post(
             "/collective_rpc",
@@ -209,7 +209,7 @@ async def test_one_that_has_ended_does_not_say_whether_it_is_paused() -> None:
 SAMPLE = re.compile(r'([a-z_:]+)(?:\{((?:[a-z_]+="[^"]*",?)*)\})? ([0-9.e+]+)')
 
 
-def test_every_gauge_is_there() -> None:
+def test_every_gauge_is_exposed() -> None:
     async def scene() -> None:
         engine = Engine(EngineSettings(SPEC, model="m"))
         lines = render(engine, Gauges(1, 2, 0.5, 3, 40, 60, 0, 70)).splitlines()

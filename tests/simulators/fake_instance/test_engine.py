@@ -45,7 +45,7 @@ def test_a_restart_is_a_new_life() -> None:
     virtual_loop.run(scene())
 
 
-def test_one_that_has_ended_says_so_though_it_stands_still() -> None:
+def test_an_ended_server_reports_its_end_while_paused() -> None:
     async def scene() -> None:
         engine = Engine(EngineSettings(SPEC))
         answer = asyncio.create_task(engine.generate(ORDER))
@@ -148,7 +148,7 @@ def joining(
     return member, asyncio.create_task(member.join(RankRange(group, first, count, world)))
 
 
-def test_all_go_on_once_all_are_there(group: str) -> None:
+def test_a_group_proceeds_once_all_ranks_joined(group: str) -> None:
     async def scene() -> None:
         one, first = joining(group, 1, 2, 4)
         assert await hangs(first)
@@ -186,7 +186,7 @@ def test_groups_of_other_masters_do_not_meet(group: str) -> None:
     asyncio.run(scene())
 
 
-def test_who_joins_anew_or_leaves_gives_its_ranks_back(group: str) -> None:
+def test_rejoining_and_leaving_free_ranks(group: str) -> None:
     async def scene() -> None:
         member = Rendezvous()
         for _ in range(2):

@@ -84,7 +84,7 @@ def test_speed_makes_the_seconds_shorter() -> None:
     play(scene)
 
 
-def test_what_was_interrupted_goes_on_with_the_same_text_and_finds_its_kv() -> None:
+def test_an_interrupted_request_resumes_its_text_and_finds_its_kv() -> None:
     async def scene() -> None:
         whole = await make().generate(order())
         one, other = make(), make()
@@ -265,7 +265,7 @@ def test_bad_requests_are_rejected(bad: list[int]) -> None:
     play(scene)
 
 
-def test_closing_fails_whoever_waits() -> None:
+def test_closing_fails_waiting_requests() -> None:
     async def scene() -> None:
         one = make()
         task = asyncio.create_task(one.generate(order()))
@@ -306,7 +306,7 @@ def test_the_cache_can_be_cleared_while_nothing_is_held() -> None:
     play(scene)
 
 
-async def test_a_real_loop_does_too() -> None:
+async def test_a_real_loop_runs_the_instance() -> None:
     one = make(speed=200.0)
     chunks: list[int] = []
     started = time()
@@ -316,7 +316,7 @@ async def test_a_real_loop_does_too() -> None:
 
 
 @pytest.mark.parametrize("preempts", [False, True])
-async def test_what_is_told_late_is_what_was_made(preempts: bool) -> None:
+async def test_late_reports_match_the_generated_tokens(preempts: bool) -> None:
     """The loop was busy, so chunks are told after the version has changed whose tokens came before:
     together they are the answer, token for token."""
     one = make(1000, speed=1000.0, versioned_text=True)
@@ -380,7 +380,7 @@ def request(attempt: int = 1, tokens: int = 6) -> SimRequest:
 
 
 @pytest.mark.parametrize(("speed", "seconds"), [(1.0, 6.0), (2.0, 3.0)])
-def test_what_ends_is_told_when_it_ends(speed: float, seconds: float) -> None:
+def test_an_end_is_reported_when_it_happens(speed: float, seconds: float) -> None:
     async def scene() -> None:
         heard = Heard(speed)
         heard.here.submit(request())
@@ -390,7 +390,7 @@ def test_what_ends_is_told_when_it_ends(speed: float, seconds: float) -> None:
     play(scene)
 
 
-def test_progress_is_told_until_it_ends_or_nobody_wants_it() -> None:
+def test_progress_is_reported_until_the_end_or_unsubscription() -> None:
     async def scene() -> None:
         heard = Heard()
         heard.here.submit(request(tokens=4), 2, heard.progress)
@@ -563,7 +563,7 @@ def test_gauges_stand_still_from_when_a_pause_is_asked_for() -> None:
     virtual_loop.run(scene())
 
 
-def test_those_who_let_requests_finish_see_the_gauges_move_until_then() -> None:
+def test_gauges_move_until_a_waiting_pause_takes_effect() -> None:
     async def scene() -> None:
         engine = SimInstance(SPEC_PAUSES)
         pauses = Pauses(engine)
@@ -575,7 +575,7 @@ def test_those_who_let_requests_finish_see_the_gauges_move_until_then() -> None:
     virtual_loop.run(scene())
 
 
-def test_pauses_of_two_modes_are_told_apart_and_all_fail_at_the_end() -> None:
+def test_pauses_of_two_modes_differ_and_fail_when_closed() -> None:
     async def scene() -> None:
         pauses = Pauses(SimInstance(SPEC_PAUSES))
         wait, keep, other = pauses.ask("wait"), pauses.ask("keep"), pauses.ask("keep")

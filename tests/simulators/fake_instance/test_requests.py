@@ -192,7 +192,7 @@ async def test_a_call_that_does_not_fit_is_text() -> None:
         assert choice["message"].keys() == {"role", "content"}
 
 
-async def test_what_is_said_by_ids_is_gone_on_with_anywhere() -> None:
+async def test_a_response_by_ids_resumes_anywhere() -> None:
     async with served() as client:
         ids = [[7, 8, 9, 10], [7, 8, 11]]
         sampling = {"extra_args": {"fake_response_ids": ids}, "max_tokens": 50}
@@ -223,7 +223,7 @@ def test_a_flag(query: str, meant: bool) -> None:
     assert flag(make_mocked_request("POST", f"/pause{query}"), "x", True) is meant
 
 
-def test_what_is_no_flag_is_refused_with_its_name() -> None:
+def test_an_unknown_flag_is_refused_by_name() -> None:
     with pytest.raises(Refusal, match="x must be true or false, got 'perhaps'") as refused:
         flag(make_mocked_request("POST", "/pause?x=perhaps"), "x", True)
     assert (refused.value.status, refused.value.param) == (400, "x")

@@ -37,7 +37,7 @@ async def test_unknown_paths() -> None:
         assert (await client.get("/nowhere"))[0] == 404
 
 
-async def test_too_many_are_turned_away() -> None:
+async def test_excess_requests_are_refused() -> None:
     async with served(speed=10.0, max_queued=2) as client:
         tasks = [asyncio.create_task(client.generate([n], sampling=FOREVER)) for n in (1, 2)]
         await client.until_running(2)
@@ -69,7 +69,7 @@ async def test_a_cut_stream_has_begun() -> None:
                 await response.content.read()
 
 
-async def test_silence_ends_with_the_connection() -> None:
+async def test_a_silent_server_is_ended_by_its_connection() -> None:
     async with served() as client:
         await switch(client, "silent")
         with pytest.raises(TimeoutError):
@@ -181,7 +181,7 @@ async def test_switches() -> None:
 # -- From a request to its answer --
 
 
-async def test_what_is_no_json_is_refused_before_it_is_read() -> None:
+async def test_a_non_json_body_is_refused_unread() -> None:
     async with (
         served() as client,
         client.session.post("/inference/v1/generate", data=b"{}") as response,
@@ -190,7 +190,7 @@ async def test_what_is_no_json_is_refused_before_it_is_read() -> None:
         assert "application/json" in await response.text()
 
 
-async def test_what_comes_faster_than_it_is_taken_is_taken_together() -> None:
+async def test_unread_events_are_sent_together() -> None:
     news = _News()
     news.add(0, [1], [-1.0])
     news.add(0, [2, 3], None)
@@ -219,7 +219,7 @@ async def test_each_choice_of_a_stream_is_whole_and_they_end_together() -> None:
         assert [len(tokens) for tokens in made.values()] == [6, 6]
 
 
-async def test_where_a_client_leaves_nothing_runs_on() -> None:
+async def test_a_disconnect_ends_its_requests() -> None:
     async with served() as client:
         task = await begin(client)
         assert await client.metric("vllm:num_requests_running") == 1

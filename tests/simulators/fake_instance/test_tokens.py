@@ -70,7 +70,7 @@ def test_words_and_ids_go_both_ways() -> None:
 
 
 @pytest.mark.parametrize("bad", [[], [-1], [text.LARGEST.size], ["a"], [[1]], [1 << 70]])
-def test_what_is_no_context_is_refused(bad: list[int]) -> None:
+def test_an_invalid_context_is_refused(bad: list[int]) -> None:
     with pytest.raises(ValueError, match=r"token|vocabulary"):
         text.read(bad)
 

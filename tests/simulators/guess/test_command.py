@@ -22,14 +22,14 @@ def test_the_list_needs_no_verb(capsys: Capture) -> None:
     assert "qwen7b-8xh100" in bare
 
 
-def test_one_that_is_shown_is_its_file(capsys: Capture) -> None:
+def test_a_shown_scenario_is_its_file(capsys: Capture) -> None:
     assert main(["scenarios", "show", "tiny-cpu-2"]) == 0
     shown = capsys.readouterr().out
     assert "step_s = 1.45e-3" in shown
     assert "# one instance: 621.3 tokens/s alone" in shown
 
 
-def test_what_is_shown_can_be_read_again(capsys: Capture, tmp_path: Path) -> None:
+def test_a_shown_scenario_can_be_read(capsys: Capture, tmp_path: Path) -> None:
     main(["scenarios", "show", "qwen7b-8xh100"])
     file = tmp_path / "again.toml"
     file.write_text(capsys.readouterr().out)
@@ -38,14 +38,14 @@ def test_what_is_shown_can_be_read_again(capsys: Capture, tmp_path: Path) -> Non
     assert "5.95e-3" in capsys.readouterr().out
 
 
-def test_a_valid_one(capsys: Capture) -> None:
+def test_a_valid_scenario_passes(capsys: Capture) -> None:
     assert main(["scenarios", "check", "qwen7b-8xh100"]) == 0
     said = capsys.readouterr().out
     assert said.startswith("qwen7b-8xh100: valid (8 instances, 520,000 tokens of KV")
     assert "4,533 with 64 at 4,096" in said
 
 
-def test_one_with_a_typo(capsys: Capture, tmp_path: Path) -> None:
+def test_a_typo_is_reported(capsys: Capture, tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text("[fleet]\ninstance = 2\n")
     assert main(["scenarios", "check", str(file)]) == 2
@@ -73,7 +73,7 @@ def test_a_guess_is_valid_and_can_be_replayed(
     assert main(["replay", str(trace), "--policy", "dplb", "--scenario", str(file)]) == 0
 
 
-def test_what_is_assumed_is_said(capsys: Capture) -> None:
+def test_assumptions_are_printed(capsys: Capture) -> None:
     main(["scenarios", "guess", "--gpu", "b200", "--params", "14e9", "--layers", "40"])
     said = capsys.readouterr().out
     assert "# Nothing was fitted for this GPU: it gets the efficiencies of h100." in said
@@ -89,6 +89,6 @@ def test_what_is_assumed_is_said(capsys: Capture) -> None:
         (["--gpu", "h1000", "--model", "qwen2.5-7b"], 'did you mean "h100"'),
     ],
 )
-def test_a_guess_that_cannot_be(capsys: Capture, arguments: list[str], says: str) -> None:
+def test_an_impossible_guess_is_refused(capsys: Capture, arguments: list[str], says: str) -> None:
     assert main(["scenarios", "guess", *arguments]) == 2
     assert says in capsys.readouterr().err

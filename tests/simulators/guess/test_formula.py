@@ -73,7 +73,7 @@ def test_a_model_of_which_little_is_known() -> None:
     assert guessed.weights_s == pytest.approx(told.weights_s, rel=0.03)
 
 
-def test_what_is_told_of_a_model_holds() -> None:
+def test_given_facts_of_a_model_are_kept() -> None:
     model = formula.shaped(1e9, 16, hidden=2048, heads=None, kv_heads=2, head_dim=64)
     assert (model.hidden, model.heads, model.kv_heads, model.head_dim) == (2048, 32, 2, 64)
 
@@ -102,7 +102,7 @@ def test_every_gpu_has_all_figures() -> None:
         assert gpu.like in ("", *gpus()), name
 
 
-def test_what_nothing_was_fitted_of_is_like_another() -> None:
+def test_unfitted_hardware_uses_a_fitted_one() -> None:
     assert gpu_named("H800").bandwidth_share == gpu_named("h100").bandwidth_share
 
 

@@ -84,7 +84,7 @@ def test_fit_refuses_nonsense(rows: list[tuple[float, ...]]) -> None:
         fit(rows)
 
 
-def test_what_comes_beside_the_engine_is_not_in_the_constants() -> None:
+def test_overhead_outside_the_engine_is_not_in_the_constants() -> None:
     """A round trip, of bursts of which some come in waves."""
     dice, spans = random.Random(0), []
     cost = CostModel(1e-3, 4e-3, 20e-6, sequence_s=50e-6, request_s=1e-3, prefill_s=2e-3)

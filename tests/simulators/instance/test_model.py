@@ -146,7 +146,7 @@ def test_a_request_that_can_never_run_is_refused(wrong: SimRequest, says: str) -
         (200, 200, (128, "length")),
     ],
 )
-def test_where_a_request_ends(new: int, most: int, ends: tuple[int, str]) -> None:
+def test_a_request_ends_at_its_first_limit(new: int, most: int, ends: tuple[int, str]) -> None:
     one = instance(kv_blocks=50, max_model_len=128)
     asked = request(1, context=10, new=new, max_new_tokens=most)
     assert last_token(asked, one.spec) == ends

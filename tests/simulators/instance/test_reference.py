@@ -7,7 +7,7 @@ from rollout_sched.simulators.instance.reference import BlockPool, ReferenceInst
 from tests.simulators.instance.by_hand import follow, instance, request
 
 
-def test_it_records_what_each_step_decided() -> None:
+def test_each_steps_decisions_are_recorded() -> None:
     one = instance(ReferenceInstance, kv_blocks=8)
     assert isinstance(one, ReferenceInstance)
     one.submit(request(1, context=12, new=16, shared_tokens=12), 0.0)
@@ -27,7 +27,7 @@ def test_it_records_what_each_step_decided() -> None:
 # vLLM's block pool: blank blocks first, then the least recently freed, the oldest copy found.
 
 
-def test_what_was_freed_is_found_until_its_block_is_handed_out() -> None:
+def test_freed_text_is_found_until_its_block_is_reused() -> None:
     pool = BlockPool(3)
     blocks = pool.allocate(2)
     for number, block in enumerate(blocks):

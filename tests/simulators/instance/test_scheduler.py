@@ -88,7 +88,7 @@ def test_with_priorities_the_least_urgent_is_preempted(make: Make) -> None:
     assert one.gauges().preemptions == 1
 
 
-def test_nobody_overtakes_a_blocked_first(make: Make) -> None:
+def test_a_blocked_first_request_is_not_overtaken(make: Make) -> None:
     one = make(kv_blocks=10, prefix_caching=False)
     one.submit(request(1, context=20, new=10), 0.0)
     one.submit(request(2, context=30, new=1), 1.5)
@@ -201,7 +201,7 @@ def test_by_priority_then_arrival():
     assert drain(queue) == [2, 3, 1]
 
 
-def test_one_that_was_aborted_is_passed_over():
+def test_an_aborted_request_is_skipped():
     queue = SimWaitingQueue(priority=False)
     gone = make(1)
     queue.push(gone)

@@ -35,7 +35,7 @@ def test_a_text_is_named_by_the_attempt_that_began_it() -> None:
     assert event == RequestFinished("g/0", 3, 9, ((0, 9),), "stop")
 
 
-def test_what_goes_on_does_what_it_would_have_and_what_starts_over_something_else() -> None:
+def test_resumed_attempts_repeat_and_restarted_ones_differ() -> None:
     load = Workload(make_trace({"g": list(range(10, 60))}), Job(redraws=True))
     attempts = SimAttempts(load)
     assert attempts.begin(dispatch(1)).new_tokens == 10
@@ -51,9 +51,7 @@ def test_what_goes_on_does_what_it_would_have_and_what_starts_over_something_els
 
 
 @pytest.mark.parametrize(("limit", "reason"), [(9, "stop"), (50, "length")])
-def test_what_was_recorded_under_a_lower_cap_is_over_at_the_end_of_a_segment(
-    limit: int, reason: str
-) -> None:
+def test_a_sample_recorded_under_a_lower_cap_ends_with_its_segment(limit: int, reason: str) -> None:
     """Else the scheduler, told that the segment is used up, would ask for what is not there."""
     sample = SampleRecord("g", 0, 4, (Turn(9),), finish="length")
     attempts = SimAttempts(Workload(Trace("t", {"g": [sample]}), Job(max_tokens=100)))

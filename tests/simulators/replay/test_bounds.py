@@ -406,7 +406,7 @@ class TestOnPolicy:
         assert bound.whole_batches_s == pytest.approx((9 + 3) + 2 * 10 + 3.8 + 2)
         assert bound.parts_s == pytest.approx((10.3 + 3.7) + 2 * 10 + 2)
 
-    def test_what_it_trains_takes_its_time_however_early_it_comes(self) -> None:
+    def test_training_takes_its_time_however_early_parts_come(self) -> None:
         bound = self.bound(self.scenario(3.0))
         assert bound.parts_s == pytest.approx(2 * 10 + 3.0 * 38 + 2)
 

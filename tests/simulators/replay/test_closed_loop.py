@@ -295,12 +295,12 @@ class TestFusion:
         assert ran.said(ev.InstanceReturned)[0][0] == pytest.approx(20.0 + 24.0 + 10.0)
         assert ran.said(ev.WeightsPublished)[0][0] == pytest.approx(54.0)
 
-    def test_what_is_not_trained_by_then_is_trained_on_all(self) -> None:
+    def test_the_rest_is_trained_on_all_gpus(self) -> None:
         """4 of a's 6 s are done when b is."""
         ran = self.run(make_trace({"a": [2], "b": [10], "c": [1]}))
         assert ran.said(ev.WeightsPublished)[0][0] == pytest.approx(10.0 + 2.0 + 14.0 + 10.0)
 
-    def test_what_makes_way_goes_on_elsewhere_and_stays_on_policy(self) -> None:
+    def test_displaced_requests_resume_elsewhere_on_policy(self) -> None:
         ran = self.run(make_trace({"a": [2], "b": [20], "c": [30]}), prompts=3)
         (interrupted,) = ran.said(act.Interrupt)
         assert interrupted[1].request == "c/0"
@@ -309,12 +309,12 @@ class TestFusion:
         assert sum(segment.tokens for segment in sample.segments) == 30
         assert all(sample.staleness == 0 for sample in ran.samples)
 
-    def test_all_serve_again_in_the_next_step(self) -> None:
+    def test_lent_instances_serve_in_the_next_step(self) -> None:
         ran = self.run(make_trace({"a": [2], "b": [20], "c": [5], "d": [5]}))
         second = [action.instance for now, action in ran.said(act.Dispatch) if now > 50.0]
         assert sorted(second) == ["instance-0", "instance-1"]
 
-    def test_what_is_lent_is_given_back_where_nothing_else_is_left(self) -> None:
+    def test_the_last_lent_instance_is_returned(self) -> None:
         """The trainer keeps what it has trained by then."""
         lost = Lost(at_s=7.5, instance=1)
         ran = self.run(make_trace({"a": [2], "b": [20], "c": [1]}), lost)
@@ -323,7 +323,7 @@ class TestFusion:
         # b begins anew; 5.5 s on half of the GPUs, which were all that was left, trained a while.
         assert ran.deliveries[-2][0] == pytest.approx(27.5)
 
-    def test_one_that_is_lost_while_it_is_lent_is_not_given_back(self) -> None:
+    def test_an_instance_lost_while_lent_is_not_returned(self) -> None:
         lost = Lost(at_s=7.5, instance=0, returns_after_s=1.0)
         ran = self.run(make_trace({"a": [2], "b": [20], "c": [1]}), lost)
         assert not ran.said(ev.InstanceReturned)
@@ -342,7 +342,7 @@ class Nowhere(Routing, msgspec.Struct, frozen=True):
 
 
 @pytest.mark.parametrize("poll_s", [0.0, 1.0])
-def test_a_policy_that_stalls_is_told_where(poll_s: float) -> None:
+def test_a_stalled_policy_is_reported_with_its_place(poll_s: float) -> None:
     """Polls alone do not keep a run alive."""
     policy = SYNC
     scenario = make_scenario(poll_s=poll_s)
@@ -354,7 +354,7 @@ def test_a_policy_that_stalls_is_told_where(poll_s: float) -> None:
         ClosedLoop(scheduler, workload, scenario).run()
 
 
-def test_what_can_never_fit_is_refused_before_any_work() -> None:
+def test_an_oversized_request_is_refused_at_start() -> None:
     scenario = make_scenario(kv_tokens=50)
     workload = Workload(make_trace({"a": [60]}), scenario.job)
     with pytest.raises(CallerError, match="group 'a' may need 64 tokens"):
@@ -394,7 +394,7 @@ class TestVisibility:
         ran = watch(SYNC, self.trace, make_scenario(poll_s=0.0))
         assert [now for now, _ in ran.said(ev.InstanceReported)] == [ran.total_s]
 
-    def test_a_poll_counts_what_was_made(self) -> None:
+    def test_a_poll_counts_generated_tokens(self) -> None:
         ran = watch(SYNC, make_trace({"a": [5, 3]}), make_scenario(poll_s=2.5))
         _, report = ran.said(ev.InstanceReported)[0]
         assert (report.running, report.waiting, report.generated_tokens) == (2, 0, 4)
@@ -422,7 +422,7 @@ def test_predictions_learn_from_streams() -> None:
 
 
 class TestRestarts:
-    def test_what_was_made_is_kept_as_far_as_it_was_streamed(self) -> None:
+    def test_a_restart_keeps_streamed_tokens(self) -> None:
         restart = [SchedulerRestarts(at_s=4.0)]
         trace = make_trace({"a": [3, 9]})
         ran = watch(SYNC, trace, make_scenario(faults=restart))
@@ -431,19 +431,19 @@ class TestRestarts:
         assert streamed.deliveries == [(9.0, ["a"])]
         assert [[s.tokens for s in sample.segments] for sample in streamed.samples] == [[3], [4, 5]]
 
-    def test_a_trainer_that_trains_meanwhile_notices_nothing(self) -> None:
+    def test_a_restart_does_not_disturb_training(self) -> None:
         trace = make_trace({"a": [3, 5], "b": [2, 4]})
         ran = watch(SYNC, trace, make_scenario(faults=[SchedulerRestarts(at_s=8.0)]))
         assert ran.deliveries == [(5.0, ["a"]), (21.0, ["b"])]
 
-    def test_an_update_that_was_under_way_is_begun_again(self) -> None:
+    def test_a_restart_repeats_an_update_in_progress(self) -> None:
         trace = make_trace({"a": [3, 5], "b": [2, 4]})
         ran = watch(SYNC, trace, make_scenario(faults=[SchedulerRestarts(at_s=16.0)]))
         assert ran.deliveries == [(5.0, ["a"]), (22.0, ["b"])]
         assert [sample.staleness for sample in ran.samples] == [0, 0, 0, 0]
 
     @pytest.mark.parametrize("at_s", [5.2, 6.0, 8.0, 12.0, 16.0, 17.5])
-    def test_a_paused_fleet_goes_on(self, at_s: float) -> None:
+    def test_a_paused_fleet_resumes_after_a_restart(self, at_s: float) -> None:
         policy = make_policy(
             "async",
             batching="fully_async",
@@ -456,7 +456,7 @@ class TestRestarts:
         assert sorted(group for _, groups in ran.deliveries for group in groups) == list("abcd")
         assert ran.loop.anomalies == {}
 
-    def test_a_tool_goes_on(self) -> None:
+    def test_a_tool_continues_through_a_restart(self) -> None:
         trace = trajectories((Turn(3, 2, 6.0), Turn(4)))
         ran = watch(SYNC, trace, make_scenario(faults=[SchedulerRestarts(at_s=5.0)]))
         assert ran.deliveries == [(13.0, ["g0"])]
@@ -495,13 +495,13 @@ class TestRestarts:
             scenario = make_scenario(slots=1, prompts_per_step=1, traffic=traffic, faults=faults)
             assert watch(SYNC, trace, scenario).loop.anomalies == anomalies
 
-    def test_who_was_to_go_goes(self) -> None:
+    def test_a_draining_instance_leaves_after_a_restart(self) -> None:
         faults = [Leaving(at_s=2.0, instance=1), SchedulerRestarts(at_s=3.0)]
         trace = make_trace({"a": [9, 9], "b": [3, 3]})
         ran = watch(SYNC, trace, make_scenario(instances=2, faults=faults))
         assert [now for now, _ in ran.said(ev.InstanceLost)] == [3.0]
 
-    def test_what_was_lent_serves_again(self) -> None:
+    def test_a_lent_instance_serves_after_a_restart(self) -> None:
         policy = make_policy("fusion", lending="tests.helpers:Generous", freshness={})
         trace = make_trace({name: [4, 20] for name in "abcd"})
         faults = [SchedulerRestarts(at_s=at_s) for at_s in (0.5, 6.0, 9.0, 21.0)]
@@ -568,14 +568,14 @@ def test_every_event_can_come_to_pass() -> None:
 POLICY = make_policy("sync")
 
 
-def test_who_is_gone_is_not_polled() -> None:
+def test_a_removed_instance_is_not_polled() -> None:
     scenario = make_scenario(instances=2, poll_s=2.0, faults=[Lost(at_s=3.0, instance=1)])
     ran = watch(POLICY, make_trace({"a": [7]}), scenario)
     polls = [now for now, event in ran.said(ev.InstanceReported) if event.instance == "instance-1"]
     assert polls == [2.0]
 
 
-def test_nothing_is_heard_of_an_attempt_that_has_failed() -> None:
+def test_a_failed_attempt_sends_no_events() -> None:
     """It fails within a step; the stream is read before the instance has got rid of it."""
     faults = [Failing(at_s=0.0, for_s=1.0, after_s=2.4)]
     ran = watch(POLICY, make_trace({"a": [7]}), make_scenario(stream_s=2.5, faults=faults))

@@ -36,11 +36,11 @@ def beside(first: Sequence[Run], other: Sequence[Run], *drawn: Sequence[Run]) ->
 
 
 class TestRatios:
-    def test_the_first_is_as_fast_as_itself(self) -> None:
+    def test_the_first_policy_has_ratio_one(self) -> None:
         first = compared([[run(3.0), run(4.0)], [run(1.0), run(2.0)]])[0]
         assert first.speed_up.value == first.time.value == 1
 
-    def test_it_is_taken_seed_by_seed(self) -> None:
+    def test_the_ratio_is_taken_per_seed(self) -> None:
         """Twice as fast on the one order, half as fast on the other: as fast as the first."""
         found = beside([run(10.0), run(40.0)], [run(5.0), run(80.0)])
         assert found.time.value == pytest.approx(1.0)
@@ -89,9 +89,7 @@ class TestBias:
             ({"steady_mean_ratio": 0.96, "ks": 0.3, "step_ks": 0.5}, ""),
         ],
     )
-    def test_whose_samples_are_not_as_asked_for_is_said(
-        self, bias: dict[str, float], said: str
-    ) -> None:
+    def test_biased_samples_are_reported(self, bias: dict[str, float], said: str) -> None:
         assert beside([run(1.0)], [run(1.0, **bias)]).bias == said
 
     def test_figures_are_means_over_the_seeds(self) -> None:
@@ -117,7 +115,7 @@ class TestResamples:
         assert [r.offered_bound_s for r in one] == [r.offered_bound_s for r in two]
         assert len({r.offered_bound_s for r in one}) == 3
 
-    def test_they_are_as_large_as_the_trace(self) -> None:
+    def test_resamples_are_as_large_as_the_trace(self) -> None:
         whole = replay(self.trace, self.policies, self.scenario)
         for of_policy in self.runs():
             assert {r.summary.samples_delivered for r in of_policy} == {24 * 4}
@@ -204,7 +202,7 @@ BASE = policy("base", 1.0)
 
 
 class TestWhoIsFastest:
-    def test_within_the_staleness_asked_for(self) -> None:
+    def test_only_policies_within_the_staleness_can_win(self) -> None:
         fresh, old = policy("fresh", 1.5), policy("old", 2.0, stale=4)
         assert said(BASE, fresh, old)[0] == "Fastest: old, 2.00x of base."
         first, second, *_ = said(BASE, fresh, old, max_staleness=1)
@@ -220,14 +218,14 @@ class TestWhoIsFastest:
         first, *_ = said(BASE, policy("lucky", 1.1, interval=(0.9, 1.3)))
         assert first == "Fastest: lucky, 1.10x (0.90-1.30) of base, which may be chance."
 
-    def test_who_is_level_with_it(self) -> None:
+    def test_policies_level_with_the_winner_are_named(self) -> None:
         best = policy("best", 1.5, interval=(1.4, 1.6))
         near, far = policy("near", 1.45, interval=(1.3, 1.6)), policy("far", 1.2)
         assert "This replay cannot tell these from the fastest: near (1.45x (1.30-1.60))." in said(
             BASE, best, near, far
         )
 
-    def test_nobody_may_be_allowed(self) -> None:
+    def test_no_policy_may_be_allowed(self) -> None:
         [only] = said(policy("a", 1.0, stale=2), max_staleness=1)
         assert only.startswith("No policy here trains all the requested lengths")
 
@@ -277,5 +275,5 @@ def test_a_real_report_has_all_that_is_looked_at() -> None:
     assert len(sentences) >= 3
 
 
-def test_where_nobody_trains_there_is_no_verdict() -> None:
+def test_no_trainer_means_no_verdict() -> None:
     assert verdict({"prompts": 0, "policies": []}) == []

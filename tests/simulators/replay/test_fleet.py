@@ -39,12 +39,12 @@ class TestFailing:
         assert ran.deliveries == [(10.5, ["a"])]
         assert not ran.scheduler.state.anomalies, "the instance's own answer is not heard"
 
-    def test_what_it_streamed_is_gone_on_from(self) -> None:
+    def test_a_failed_attempt_resumes_from_streamed_tokens(self) -> None:
         ran = self.run(after_s=2.5, stream_s=100.0)
         assert [event.tokens for _, event in ran.said(ev.TokensArrived)] == [2]
         assert ran.deliveries == [(8.5, ["a"])]
 
-    def test_one_that_ends_before_has_not_failed(self) -> None:
+    def test_an_attempt_that_ends_earlier_does_not_fail(self) -> None:
         assert not self.run(after_s=9.0).said(ev.RequestFailed)
 
     def test_an_instance_that_is_not_reached_rests(self) -> None:
@@ -52,7 +52,7 @@ class TestFailing:
         assert ran.said(act.Wake)
         assert instances(ran) == [(0.0, "instance-0"), (0.0, "instance-1")]
 
-    def test_a_prompt_that_nobody_takes_is_given_up(self) -> None:
+    def test_a_prompt_without_takers_is_given_up(self) -> None:
         faults = [Failing(at_s=0.0, for_s=3.0, blame="request")]
         scenario = make_scenario(slots=1, faults=faults)
         ran = watch(SYNC, make_trace({"a": [2], "b": [3], "c": [4]}), scenario)
@@ -70,7 +70,7 @@ def test_a_tool_that_fails_takes_its_group_with_it() -> None:
     assert not ran.scheduler.state.anomalies
 
 
-def test_what_is_thrown_away_takes_its_tools_with_it() -> None:
+def test_a_discarded_group_ends_its_tools() -> None:
     """The first tool fails, and the group with it; the other was to return 3 s later."""
     samples = [SampleRecord("g", i, 4, (Turn(2, 1, 3.0 * (i + 1)), Turn(2))) for i in range(2)]
     samples.append(SampleRecord("h", 0, 4, (Turn(20),)))
@@ -84,7 +84,7 @@ def test_what_is_thrown_away_takes_its_tools_with_it() -> None:
 # -- Two may pause an instance; it goes on when both let it --
 
 
-def test_it_goes_on_when_the_last_lets_it() -> None:
+def test_a_run_continues_after_the_last_fault() -> None:
     node = SimNode("i", SimInstance(make_scenario().instance))
     node.pause("scheduler", 1.0, "keep", False)
     node.pause("trainer", 1.0, "keep", False)
@@ -109,25 +109,25 @@ class TestLost:
         scenario = {"instances": 2, "faults": [self.fault], **scenario}
         return watch(SYNC, make_trace({"a": [8]}), make_scenario(**scenario))
 
-    def test_what_it_held_is_made_again_elsewhere(self) -> None:
+    def test_requests_of_a_lost_instance_restart_elsewhere(self) -> None:
         ran = self.run()
         assert ran.said(ev.InstanceLost) == [(3.5, ev.InstanceLost("instance-0", "lost"))]
         assert instances(ran) == [(0.0, "instance-0"), (3.5, "instance-1")]
         assert ran.deliveries == [(11.5, ["a"])]
         assert not ran.scheduler.state.anomalies
 
-    def test_what_was_streamed_is_not_lost(self) -> None:
+    def test_streamed_tokens_survive_a_lost_instance(self) -> None:
         """Three steps were over by then; the interval at which streams are told does not matter."""
         ran = self.run(stream_s=100.0)
         assert [event.tokens for _, event in ran.said(ev.TokensArrived)] == [3]
         assert ran.deliveries == [(8.5, ["a"])]
         assert [s.tokens for s in ran.samples[0].segments] == [3, 5]
 
-    def test_what_it_answers_afterwards_is_not_heard(self) -> None:
+    def test_answers_of_a_lost_instance_are_ignored(self) -> None:
         ran = self.run()
         assert [now for now, _ in ran.said(ev.RequestFinished)] == [11.5]
 
-    def test_it_returns_with_the_weights_it_started_with(self) -> None:
+    def test_a_lost_instance_returns_with_initial_weights(self) -> None:
         fault = Lost(at_s=6.0, instance=1, returns_after_s=20.0)
         trace = make_trace({"a": [5], "b": [30], "c": [4]})
         ran = watch(SYNC, trace, make_scenario(instances=2, faults=[fault]))
@@ -136,7 +136,7 @@ class TestLost:
         loads = [(now, e.version) for now, e in ran.said(ev.WeightsUpdated)]
         assert (28.0, 1) in loads, "it gets the newest before its first request"
 
-    def test_weights_on_their_way_to_it_never_arrive(self) -> None:
+    def test_a_lost_instance_does_not_receive_pending_weights(self) -> None:
         # a is trained at 5-15 s, and its weights are under way at 15-17 s.
         fault = Lost(at_s=16.0, instance=0, returns_after_s=0.5)
         trace = make_trace({"a": [5], "b": [4]})
@@ -144,7 +144,7 @@ class TestLost:
         assert [now for now, _ in ran.said(ev.WeightsUpdated)] == [18.5]
         assert not ran.scheduler.state.anomalies
 
-    def test_what_is_gone_is_not_lost_again(self) -> None:
+    def test_a_lost_instance_is_not_lost_twice(self) -> None:
         again = Lost(at_s=4.0, instance=0)
         assert len(self.run(faults=[self.fault, again]).said(ev.InstanceLost)) == 1
 
@@ -159,7 +159,7 @@ class TestLeaving:
         scenario = make_scenario(instances=2, slots=1, faults=faults)
         return watch(SYNC, make_trace({"a": [8, 3, 4]}), scenario)
 
-    def test_it_finishes_what_it_has_and_takes_nothing_new(self) -> None:
+    def test_a_leaving_instance_finishes_and_takes_nothing_new(self) -> None:
         ran = self.run()
         assert instances(ran) == [(0.0, "instance-0"), (0.0, "instance-1"), (3.0, "instance-1")]
         assert ran.said(act.Release)[0][0] == 8.0
@@ -168,10 +168,10 @@ class TestLeaving:
         ]
         assert ran.samples[0].response_tokens == 3
 
-    def test_it_returns_some_time_after_it_has_gone(self) -> None:
+    def test_a_leaving_instance_returns_later(self) -> None:
         assert [now for now, _ in self.run(returns_after_s=4.0).said(ev.InstanceJoined)][2:] == [12]
 
-    def test_one_that_dies_meanwhile_is_lost(self) -> None:
+    def test_an_instance_that_dies_while_leaving_is_lost(self) -> None:
         faults = [Leaving(at_s=2.0, instance=0, returns_after_s=1.0), Lost(at_s=4.0, instance=0)]
         ran = watch(SYNC, make_trace({"a": [8]}), make_scenario(instances=2, faults=faults))
         assert ran.said(ev.InstanceLost) == [(4.0, ev.InstanceLost("instance-0", "lost"))]
@@ -228,7 +228,7 @@ class Lent:
 
 
 class TestLending:
-    def test_one_after_the_other_makes_way_and_all_go_on(self) -> None:
+    def test_lent_instances_are_drained_in_turn_and_all_requests_continue(self) -> None:
         world = Lent()
         world.gpus.lend("i0")
         world.settle()
@@ -239,7 +239,7 @@ class TestLending:
         assert world.gpus.resume_all() == ["i0", "i2"]
         assert world.paused() == []
 
-    def test_who_has_made_way_is_not_waited_for_again(self) -> None:
+    def test_a_drained_instance_is_not_awaited_again(self) -> None:
         world = Lent()
         world.gpus.lend("i0")
         world.settle()
@@ -249,14 +249,14 @@ class TestLending:
         assert world.stops == 1
         assert world.paused() == ["i0", "i1", "i2"]
 
-    def test_one_that_is_about_to_make_way_is_waited_for(self) -> None:
+    def test_a_draining_instance_is_awaited(self) -> None:
         world = Lent()
         world.gpus.lend("i0")
         world.gpus.stop_all(clear_cache=True)
         world.settle()
         assert world.stops == 1
 
-    def test_one_is_taken_back(self) -> None:
+    def test_a_lent_instance_is_reclaimed(self) -> None:
         world = Lent()
         world.gpus.lend("i0")
         world.settle()
@@ -264,7 +264,7 @@ class TestLending:
         assert world.shares == pytest.approx([1 / 3, 0.0])
         assert world.paused() == []
 
-    def test_one_that_is_gone_is_lent_no_longer(self) -> None:
+    def test_a_lost_instance_is_no_longer_lent(self) -> None:
         world = Lent()
         world.gpus.lend("i0")
         world.settle()
@@ -278,7 +278,7 @@ class TestColocated:
         scenario = make_scenario(instances=2, colocated=True, keeps_kv=True, faults=faults)
         return watch(ASYNC, make_trace({"a": [2], "b": [20]}), scenario)
 
-    def test_training_does_not_wait_for_one_that_is_lost(self) -> None:
+    def test_training_does_not_wait_for_a_lost_instance(self) -> None:
         """b's instance dies at the very moment at which it is to make way."""
         trace, fault = make_trace({"a": [2], "b": [20]}), Lost(at_s=2.5, instance=1)
         scenario = make_scenario(instances=2, colocated=True, keeps_kv=True, faults=[fault])
@@ -286,7 +286,7 @@ class TestColocated:
         assert ran.said(ev.WeightsPublished)[0][0] <= 13.0
         assert [groups for _, groups in ran.deliveries] == [["a"], ["b"]]
 
-    def test_one_that_joins_meanwhile_stands_still_too(self) -> None:
+    def test_an_instance_joining_during_training_is_paused(self) -> None:
         ran = self.run(Joins(at_s=5.0, instance=1))
         # a is trained at 2-12 s; b has made 2 or 3 tokens then, and has the rest to make.
         assert ran.said(ev.InstanceJoined)[-1][0] == 5.0

@@ -41,7 +41,7 @@ def test_answers_are_written_one_after_the_other() -> None:
     assert not ran.scheduler.state.anomalies
 
 
-def test_none_that_takes_no_time_changes_nothing() -> None:
+def test_a_link_without_delay_changes_nothing() -> None:
     trace = make_trace({"a": [4, 7], "b": [3, 5], "c": [9, 2]})
     plain = watch("areal", trace, with_links(None, slots=2, prompts_per_step=2))
     ran = watch("areal", trace, with_links(Links(4, 0.0), slots=2, prompts_per_step=2))
@@ -97,7 +97,7 @@ def test_orders_wait_too() -> None:
     assert len(done) == 1
 
 
-def test_what_is_not_rehearsed_with_links_is_refused() -> None:
+def test_unsupported_scenarios_with_links_are_refused() -> None:
     table: dict[str, Any] = {
         "fleet": {"instances": 1, "kv_tokens": 100},
         "cost": {"step_s": 1.0, "weights_s": 0.0, "token_s": 0.0},

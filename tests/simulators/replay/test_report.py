@@ -58,7 +58,7 @@ def document() -> dict[str, Any]:
     return reports.document(trace, scenario, runs, steps=0, seeds=2)
 
 
-def test_says_what_was_replayed(document: dict[str, Any]) -> None:
+def test_a_report_names_trace_and_scenario(document: dict[str, Any]) -> None:
     assert document["schema"] == "rollout-sched-replay/1"
     assert (document["trace"], document["scenario"]) == ("tiny", "tiny")
     assert (document["prompts"], document["prompts_per_step"]) == (5, 2)
@@ -94,13 +94,13 @@ class TestWarnings:
         runs = replay(trace, [make_policy("one")], scenario)
         return heading(reports.document(trace, scenario, runs, steps=0, seeds=1), 2000)
 
-    def test_that_history_sees_the_future(self) -> None:
+    def test_history_that_sees_the_future_is_warned_of(self) -> None:
         text = self.heading(2, 3)
         assert "4 prompts x 2 epochs x 3 samples" in text
         assert "WARNING: 4 of 8 groups train samples that another epoch trains too" in text
         assert "history sees the future" in text
 
-    def test_nothing_is_said_of_it_where_it_does_not(self) -> None:
+    def test_history_without_the_future_causes_no_warning(self) -> None:
         assert "future" not in self.heading(2, 2)
 
     def short(self, groups: int, staleness: int) -> list[str]:
@@ -111,14 +111,14 @@ class TestWarnings:
         warnings: list[str] = reports.document(trace, scenario, runs, steps=0, seeds=1)["warnings"]
         return warnings
 
-    def test_that_there_are_too_few_steps_for_the_staleness_allowed(self) -> None:
+    def test_too_few_steps_for_the_staleness_are_warned_of(self) -> None:
         [warning] = self.short(11, 2)
         assert warning.startswith("11 steps are too few")
         assert "(late 12)" in warning
         assert "--epochs" in warning
         assert self.short(12, 2) == []
 
-    def test_that_a_trace_is_sorted_unless_other_orders_are_tried_too(self) -> None:
+    def test_a_sorted_trace_is_warned_of_unless_shuffled(self) -> None:
         trace = make_trace({f"g{i}": [5 + 3 * i] for i in range(40)})
         scenario = make_scenario(prompts_per_step=8)
 
@@ -131,7 +131,7 @@ class TestWarnings:
         assert "Take --seeds 3" in warning
         assert warnings(2) == []
 
-    def test_that_there_are_too_few_for_anybody(self) -> None:
+    def test_too_few_steps_for_any_policy_are_warned_of(self) -> None:
         [warning] = self.short(3, 0)
         assert "(one 4, late 4)" in warning
 
@@ -172,7 +172,7 @@ class TestComparison:
 
 
 class TestWriting:
-    def test_what_is_written_can_be_read(self, document: dict[str, Any]) -> None:
+    def test_a_written_report_can_be_read(self, document: dict[str, Any]) -> None:
         assert json.loads(reports.as_json(document)) == json.loads(json.dumps(document))
 
     def test_a_row_of_csv_for_each_policy(self, document: dict[str, Any]) -> None:
@@ -215,12 +215,12 @@ class TestRoughWorlds:
         assert f"{asked:.0f} conversations of clients" in text
         assert "5 prompts x 2 samples" in text
 
-    def test_who_has_neither_says_nothing_of_them(self, document: dict[str, Any]) -> None:
+    def test_tables_without_clients_or_outages_are_omitted(self, document: dict[str, Any]) -> None:
         assert "conversations" not in document
         assert not {"direct", "outages"} & document["policies"][0].keys()
         assert "What the clients got" not in self.text(document)
 
-    def test_where_nobody_trains_there_is_nothing_said_of_training(self) -> None:
+    def test_training_is_omitted_without_a_trainer(self) -> None:
         text = self.text(self.document(batches=False))
         assert "no training" in text
         assert "What the clients got" in text
@@ -258,7 +258,7 @@ def large(figures: Any) -> Any:
 
 
 @pytest.mark.parametrize("width", [80, 100, 200])
-def test_every_figure_is_whole(document_report_tables: dict[str, Any], width: int) -> None:
+def test_no_figure_is_truncated(document_report_tables: dict[str, Any], width: int) -> None:
     policies = [
         {**large(policy), "name": policy["name"]} for policy in document_report_tables["policies"]
     ]

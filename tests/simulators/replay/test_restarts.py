@@ -17,7 +17,7 @@ from tests.core.told import make_scheduler
 from tests.helpers import Watched, make_policy, make_scenario, watch
 
 
-def test_the_next_one_is_told_what_the_earlier_one_stood_at() -> None:
+def test_a_restarted_scheduler_learns_the_earlier_state() -> None:
     first = make_scheduler()
     restarts = Restarts(first, make_scheduler)
     events = [ev.GroupSubmitted("a", 1, 10, 100), ev.BatchRequested(), ev.InstanceLost("nobody")]
@@ -101,19 +101,19 @@ class TestConversation:
 
 
 class TestPatience:
-    def test_who_waits_too_long_withdraws_and_goes(self) -> None:
+    def test_an_impatient_client_withdraws_and_leaves(self) -> None:
         ran = alone(conversation(Turn(3, 1, 1.0), Turn(50), Turn(3)), patience_s=10.0)
         assert [now for now, _ in ran.said(ev.RequestWithdrawn)] == [5.0 + 10.0]
         assert len(ran.said(ev.RequestSubmitted)) == 2, "nothing more is asked"
         assert [now for now, _ in ran.said(ev.SessionEnded)] == [15.0]
         assert ran.said(act.Interrupt)
 
-    def test_a_session_that_never_was_is_not_ended(self) -> None:
+    def test_a_session_that_never_began_is_not_ended(self) -> None:
         ran = alone(conversation(Turn(50), Turn(3)), patience_s=10.0)
         assert not ran.said(ev.SessionEnded)
         assert not ran.scheduler.state.anomalies
 
-    def test_who_is_answered_in_time_does_not_withdraw(self) -> None:
+    def test_a_client_answered_in_time_does_not_withdraw(self) -> None:
         assert not alone(conversation(Turn(5)), patience_s=5.5).said(ev.RequestWithdrawn)
 
 

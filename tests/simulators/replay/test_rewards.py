@@ -86,7 +86,7 @@ class TestRun:
         ahead = seconds("async", slow, **roles) - seconds("async", None, **roles)
         assert ahead < in_rounds
 
-    def test_what_is_filtered_is_made_up_for_and_counted_as_waste(self) -> None:
+    def test_filtered_groups_are_replaced_and_count_as_waste(self) -> None:
         scenario = make_scenario(prompts_per_step=3, rewards=RewardModel(seconds=1.0, filtered=0.4))
         policy = make_policy("sync")
         run = run_policy(policy, trace(20), scenario)

@@ -245,7 +245,7 @@ class TestRoughScenarios:
         assert of.first_token_p50_s is not None
         assert 0 < of.first_token_p50_s <= of.latency_p50_s < of.latency_p99_s < 60.0
 
-    def test_what_clients_do_when_training_is_over_is_no_part_of_its_figures(self) -> None:
+    def test_client_traffic_after_training_is_not_in_its_figures(self) -> None:
         traffic = TrafficModel(rate=0.1, for_s=500.0)
         trace = make_trace({"a": [5], "b": [5]})
         run = run_policy(make_policy(), trace, make_scenario(traffic=traffic, poll_s=1.0))
@@ -377,7 +377,7 @@ def test_a_run_that_lasts_too_long_is_given_up() -> None:
     assert notes.events == 2
 
 
-def test_progress_is_told_groups_delivered() -> None:
+def test_progress_counts_delivered_groups() -> None:
     trace, told = synthetic(4, 2, median=50, cap=200, prompt_median=20), list[int]()
     run = run_policy(
         load_policy("streamed_sync"), trace, load_scenario("tiny-cpu-2"), progress=told.append
@@ -408,6 +408,6 @@ def test_results_come_in_the_order_of_the_arguments() -> None:
     assert done == {n: 2**n for n in range(6)}
 
 
-def test_what_one_raises_is_raised_as_it_was() -> None:
+def test_a_workers_exception_is_raised_unchanged() -> None:
     with pytest.raises(CallerError, match="-1 is less than nothing"):
         call_each(power, (2,), [(3,), (-1,), (2,)], 2, lambda number, result: None)

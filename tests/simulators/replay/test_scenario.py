@@ -73,9 +73,7 @@ def test_an_instance_is_made_from_whole_blocks() -> None:
         ({"faults": [{"what": "lost", "instance": 0, "at": 3}]}, "faults[0].at", "at_s"),
     ],
 )
-def test_a_misspelt_key_is_told_its_neighbour(
-    changes: dict[str, Any], path: str, nearest: str
-) -> None:
+def test_a_misspelt_key_gets_a_suggestion(changes: dict[str, Any], path: str, nearest: str) -> None:
     text = refusal(**changes)
     assert text.startswith(f"mine: {path}: unknown key")
     assert f'did you mean "{nearest}"?' in text
@@ -122,7 +120,7 @@ def test_a_misspelt_key_is_told_its_neighbour(
         ),
     ],
 )
-def test_a_wrong_value_is_told_its_place(changes: dict[str, Any], path: str) -> None:
+def test_a_wrong_value_is_reported_with_its_place(changes: dict[str, Any], path: str) -> None:
     text = refusal(**changes)
     assert text.startswith("mine: ")
     assert path in text
@@ -192,7 +190,7 @@ def test_a_transfer_takes_its_bytes_over_the_bandwidth() -> None:
 @pytest.mark.parametrize(
     "values", [{"fixed_s": -1.0}, {"bytes": -1.0}, {"bytes_per_s": 0.0}, {"speed": 1.0}]
 )
-def test_what_makes_no_sense_is_refused(values: dict[str, float]) -> None:
+def test_nonsensical_values_are_refused(values: dict[str, float]) -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert(values, TransferCost)
 
@@ -256,13 +254,13 @@ class TestRecorded:
         assert len(traffic) == 2
         assert len(Traffic(TrafficModel(for_s=7.0), Trace("t", gather([TALK, early])), 0)) == 1
 
-    def test_a_trace_without_arrivals_is_told_what_to_do(self) -> None:
+    def test_a_trace_without_arrivals_is_refused_with_a_remedy(self) -> None:
         with pytest.raises(CallerError, match=r"trace t has no arrival times.*set traffic\.rate"):
             Traffic(TrafficModel(), make_trace({"a": [3]}), 0)
 
 
 class TestNeeds:
-    def test_the_longest_request_there_can_be(self) -> None:
+    def test_the_longest_possible_request_is_known(self) -> None:
         trace = Trace("t", gather([TALK]))
         assert Traffic(TrafficModel(max_tokens=50), trace, 0).most_tokens == 4 + 3 + 10 + 50
         assert Traffic(TrafficModel(max_tokens=2), trace, 0).most_tokens == 4 + 2 + 10 + 2

@@ -82,7 +82,7 @@ def test_a_group_that_has_failed_is_waited_for_no_more() -> None:
     assert world.trainer.left == 0
 
 
-def test_colocated_with_a_fleet_of_nobody_it_does_not_wait() -> None:
+def test_colocated_training_does_not_wait_for_an_empty_fleet() -> None:
     world = Trained(make_scenario(train_s=10.0, colocated=True))
     world.deliver("a")
     assert world.told[0] == (10.0, ev.WeightsPublished(1))
@@ -143,7 +143,7 @@ def test_on_shared_gpus_parts_wait_until_the_batch_is_whole() -> None:
 # -- Work that comes in parts and is done meanwhile, on more or fewer GPUs --
 
 
-def test_without_gpus_nothing_is_done() -> None:
+def test_without_gpus_nothing_is_trained() -> None:
     work = PartTraining(0.0)
     work.add(5.0, 1.0)
     assert work.left_s(100.0) == 5.0
@@ -159,7 +159,7 @@ def test_half_of_the_gpus_take_twice_as_long() -> None:
     assert work.left_s(99.0) == 0.0
 
 
-def test_nothing_is_done_before_it_has_come() -> None:
+def test_parts_are_not_trained_before_they_arrive() -> None:
     work = PartTraining(0.0)
     work.set_share(1.0, 0.0)
     work.add(2.0, 10.0)

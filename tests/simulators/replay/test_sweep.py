@@ -48,12 +48,12 @@ def test_an_axis_is_read(text: str, means: Axis) -> None:
 
 
 @pytest.mark.parametrize("text", ["fleet", "fleet.instances", "instances=4", "fleet.instances="])
-def test_what_is_no_axis(text: str) -> None:
+def test_malformed_axes_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"expected table\.key=value"):
         axis(text)
 
 
-def test_whose_an_axis_is() -> None:
+def test_an_axis_belongs_to_policy_or_scenario() -> None:
     assert is_of_policies(Axis("freshness", "max_staleness", (1,)))
     assert is_of_policies(Axis("weights", "when", ("now",)))
     assert not is_of_policies(Axis("weights", "fixed_s", (1.0,)))
@@ -86,7 +86,7 @@ def test_each_policy_has_the_axes_that_are_its_own() -> None:
     assert found[2].roles["batching"][1]["max_ahead"] == 1.5
 
 
-def test_a_value_that_cannot_be_names_its_place() -> None:
+def test_an_invalid_value_is_reported_with_its_place() -> None:
     with pytest.raises(ConfigError, match=r"freshness\.max_staleness"):
         policies(["best_async"], [Axis("freshness", "max_staleness", ("many",))])
     with pytest.raises(ConfigError, match="fleet"):
@@ -121,7 +121,7 @@ class TestSplit:
         assert (found[0].said, found[0].split) == ("1 + 7 GPUs", 8)
 
     @pytest.mark.parametrize(("scenario", "gpus"), [(APART, 6), ("qwen7b-8xh100", 16)])
-    def test_where_nothing_can_be_shared_out(self, scenario: str, gpus: int) -> None:
+    def test_a_fleet_that_cannot_be_split_is_refused(self, scenario: str, gpus: int) -> None:
         (world,) = worlds(scenario, [])
         with pytest.raises(CallerError, match="needs GPUs of its own"):
             split(world, gpus)
@@ -153,7 +153,7 @@ def test_every_world_has_its_report() -> None:
     assert msgspec.json.decode(msgspec.json.encode(found))
 
 
-def test_the_frontier_is_what_none_beats() -> None:
+def test_the_frontier_has_the_unbeaten_points() -> None:
     found = sweep()
     places = [(one["world"], one["policy"]) for one in found["frontier"]]
     rows = {

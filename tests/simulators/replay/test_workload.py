@@ -63,14 +63,14 @@ class TestJob:
         assert load.sample("g0", 1).finish == "length"
         assert load.offered("g0") == [10, 15, 15]
 
-    def test_offered_is_what_was_asked_for(self) -> None:
+    def test_offered_tokens_are_those_requested(self) -> None:
         assert Workload(TRACE, Job(samples_per_prompt=2)).offered("g3") == [13, 23]
         offered = Workload(TRACE, Job(samples_per_prompt=2)).offered_samples()
         assert len(list(offered)) == 24
 
 
 class TestDrawing:
-    def test_what_the_trace_lacks_is_drawn_from_the_group_and_counted_once(self) -> None:
+    def test_missing_samples_are_drawn_from_the_group_and_counted_once(self) -> None:
         load = Workload(TRACE, Job(samples_per_prompt=5))
         assert load.drawn == 0
         drawn = [load.length("g2", index) for index in (3, 4, 3, 4)]
@@ -93,7 +93,7 @@ class TestDrawing:
 
         assert drawn(1) == drawn(1) != drawn(2)
 
-    def test_what_is_drawn_is_cut_too(self) -> None:
+    def test_drawn_samples_are_capped(self) -> None:
         load = Workload(TRACE, Job(max_tokens=5))
         assert load.length("g0", 7) == 5
 
@@ -130,7 +130,7 @@ class TestEpochs:
         assert not load.overlapping
         assert {s.group for s in load.offered_samples()} == set(load.groups)
 
-    def test_what_a_policy_asks_for_beyond_comes_from_the_same_epoch(self) -> None:
+    def test_extra_samples_come_from_the_same_epoch(self) -> None:
         first, second = self.load(2, 2), "g3@2"
         lengths = {first.length("g3", index) for index in range(9)}
         assert lengths.isdisjoint(first.length(second, index) for index in range(9))
@@ -142,7 +142,7 @@ class TestEpochs:
             self.load(5)
         assert self.load(4).samples_per_prompt == 2
 
-    def test_who_asks_for_more_than_there_are_trains_some_twice_and_that_is_counted(self) -> None:
+    def test_repeated_training_samples_are_counted(self) -> None:
         load = self.load(2, 5)
         assert load.overlapping == 6  # the first epoch has its five, the second only three
         assert load.offered("g1") == [10, 11, 12, 13, 14]
@@ -180,7 +180,7 @@ class TestRedraws:
     def load(self, **job: int) -> Workload:
         return Workload(make_trace({"g": list(self.RECORDED)}), Job(redraws=True, **job))
 
-    def test_only_what_begins_again_is_drawn_anew(self) -> None:
+    def test_only_restarted_samples_are_redrawn(self) -> None:
         load = self.load()
         assert load.begin("g", 7) == load.sample("g", 7) == load.trace.groups["g"][7]
         lengths = [load.begin("g", 7).response_tokens for _ in range(20)]
@@ -189,7 +189,7 @@ class TestRedraws:
         assert load.length("g", 7) == load.sample("g", 7).response_tokens == lengths[-1]
         assert load.length("g", 8) == 9
 
-    def test_the_trainer_s_offer_is_what_it_was(self) -> None:
+    def test_redraws_do_not_change_the_trainers_offer(self) -> None:
         load = self.load()
         for _ in range(3):
             load.begin("g", 7)
@@ -203,7 +203,7 @@ class TestRedraws:
         assert first == again
         assert (first.group, first.sample) == ("g", 7)
 
-    def test_what_is_drawn_is_cut_too(self) -> None:
+    def test_drawn_samples_are_capped(self) -> None:
         load = self.load(max_tokens=5)
         assert max(load.begin("g", 50).response_tokens for _ in range(20)) == 5
 
@@ -215,7 +215,7 @@ class TestRedraws:
 class TestKnownSamples:
     """What a trainer knows that has met the prompts before."""
 
-    def test_their_lengths_are_told_and_they_are_not_trained(self) -> None:
+    def test_known_samples_reveal_lengths_and_are_not_trained(self) -> None:
         load = Workload(TRACE, Job(known_samples=1))
         assert load.samples_per_prompt == 2
         assert load.offered("g1") == [11, 21]
@@ -225,7 +225,7 @@ class TestKnownSamples:
         load = Workload(TRACE, Job(known_samples=1))
         assert {load.length("g1", index) for index in range(2, 30)} == {11, 21}
 
-    def test_every_epoch_is_told(self) -> None:
+    def test_known_lengths_hold_in_every_epoch(self) -> None:
         trace = make_trace({"p": [1, 2, 3, 4, 5, 6]})
         load = Workload(trace, Job(known_samples=2, epochs=2))
         assert [load.offered(group) for group in load.groups] == [[1, 2], [3, 4]]
@@ -236,7 +236,7 @@ class TestKnownSamples:
         load = Workload(trace, Job(known_samples=2))
         assert (load.length("q", 0), load.submission("q").history) == (7, ())
 
-    def test_one_must_be_left(self) -> None:
+    def test_known_samples_leave_one_to_train(self) -> None:
         with pytest.raises(CallerError, match="known_samples to at most 2"):
             Workload(TRACE, Job(known_samples=3))
 

@@ -42,7 +42,7 @@ def test_a_folder_is_one_trace_in_the_order_of_its_numbers(dumps: Path) -> None:
     assert [len(members) for members in read(dumps).groups.values()] == [2, 2, 2]
 
 
-def test_so_is_a_pattern(dumps: Path) -> None:
+def test_a_pattern_is_one_trace(dumps: Path) -> None:
     assert steps(f"{dumps}/1*.jsonl") == ["1", "10"]
     assert steps(f"{dumps.parent}/**/*.jsonl") == ["1", "2", "10"]
     assert read(f"{dumps}/[12].jsonl").name == "dumps"
@@ -122,7 +122,7 @@ def test_a_shipped_name_gives_way_to_a_file(
     assert steps("lrm_math_open") == ["5"]
 
 
-def test_what_may_not_be_read(tmp_path: Path) -> None:
+def test_unreadable_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text(VERL.format(1))
     path.chmod(0)

@@ -50,7 +50,7 @@ def test_a_dump_is_counted_and_says_so(model: Path, tmp_path: Path) -> None:
     assert read(dump).estimated_by == "characters / 3.3"
 
 
-def test_what_is_no_tokenizer(tmp_path: Path) -> None:
+def test_an_invalid_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"no tokenizer\.json; name that of the model"):
         with_tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")

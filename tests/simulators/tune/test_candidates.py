@@ -106,7 +106,7 @@ def test_starts_are_inside_the_space(here: Setting) -> None:
         assert_inside(one, here)
 
 
-def test_what_a_setting_has_no_use_for_is_no_start() -> None:
+def test_starts_without_use_in_a_setting_are_left_out() -> None:
     def uses(here: Setting) -> set[str]:
         found = starts(here, random.Random(0))
         return {row["use"] for one in found for row in one.table.values()}
@@ -126,7 +126,7 @@ class TestPresets:
             assert names[: len(shipped)] == shipped
             assert "round_robin_sync" in shipped
 
-    def test_what_must_be_stale_is_not_there_without_staleness(self) -> None:
+    def test_stale_presets_need_staleness(self) -> None:
         names = {one.preset for one in presets(setting(max_staleness=0))}
         assert "one_step_off" not in names
         assert "one_step_off" in {one.preset for one in presets(setting(max_staleness=1))}
@@ -136,7 +136,7 @@ class TestPresets:
         found = {one.preset: one for one in presets(setting(max_staleness=most))}
         assert found["partial_rollout"].table["freshness"]["max_staleness"] == min(4, most)
 
-    def test_they_are_what_is_shipped(self) -> None:
+    def test_presets_are_those_shipped(self) -> None:
         for one in presets(setting(max_staleness=8)):
             shipped = config.load_policy(one.preset)
             assert one.policy().build() == shipped.build()

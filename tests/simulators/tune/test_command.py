@@ -36,7 +36,7 @@ def run(
     return code, *capsys.readouterr()
 
 
-def test_it_writes_a_policy_and_says_how_it_was_found(
+def test_tune_writes_a_policy_and_its_evidence(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, trace: Path
 ) -> None:
     out = tmp_path / "tuned.toml"

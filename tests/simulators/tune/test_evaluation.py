@@ -64,7 +64,7 @@ def test_each_limit(field: str, value: float, said: str) -> None:
     assert LIMITS.excess(figures) > 0
 
 
-def test_what_failed_exceeds_everything() -> None:
+def test_a_failed_run_exceeds_every_limit() -> None:
     assert LIMITS.exceeded(CaseFigures(failed="it stood still")) == ["it stood still"]
 
 
@@ -200,12 +200,12 @@ class TestBench:
         assert (here.instances, here.slots, here.prompts_per_step) == (2, 6, 4)
         assert (here.disaggregated, here.multi_turn, here.max_staleness) == (False, False, 2)
 
-    def test_where_nobody_trains_there_is_nothing_to_tune(self) -> None:
+    def test_tuning_without_a_trainer_is_refused(self) -> None:
         world = make_scenario(batches=False, traffic=TrafficModel(rate=1.0, for_s=1.0))
         with pytest.raises(CallerError, match="there is no training"):
             bench_of(TRACE, world, seed=0)
 
-    def test_what_never_fits_is_said_at_once(self) -> None:
+    def test_requests_that_never_fit_are_refused_at_once(self) -> None:
         with pytest.raises(CallerError, match="holds 30"):
             bench_of(TRACE, make_scenario(kv_tokens=30), seed=0)
 
@@ -259,12 +259,12 @@ class TestFigures:
         assert "max_staleness" in figures.failed
 
 
-def test_what_takes_too_long_is_a_failure() -> None:
+def test_a_timeout_is_a_failure() -> None:
     assert "run not finished after 5 s" in small_bench()(Task({}, Case(3, 1), give_up_s=5.0)).failed
 
 
 @pytest.mark.parametrize(("role", "use"), BLIND)
-def test_without_polls_who_does_not_read_them_does_the_same(
+def test_policies_that_ignore_polls_are_unchanged_without_polls(
     role: str, use: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Checks what the space says of each policy: polls are left out to save time."""
@@ -332,12 +332,12 @@ def test_they_are_other_processes_and_stay() -> None:
     assert os.getpid() not in first
 
 
-def test_what_answers_may_hold_data() -> None:
+def test_workers_may_hold_data() -> None:
     with WorkerPool(partial(scaled, 3), 1) as workers:
         assert list(workers.answers([2], forever)) == [6]
 
 
-def test_when_the_time_is_over_nothing_is_waited_for() -> None:
+def test_an_expired_budget_waits_for_no_worker() -> None:
     with WorkerPool(sleeps, 2) as workers:
         list(workers.answers([0, 0], forever))  # they have started
         began = time.monotonic()
@@ -417,7 +417,7 @@ def test_just_enough_is_not_too_few() -> None:
     assert len(book) == 4
 
 
-def test_what_came_before_an_interruption_stays() -> None:
+def test_results_before_an_interruption_are_kept() -> None:
     book = open_book(Oracle(faster_with_more_prompts, stop_after=3))
     with pytest.raises(KeyboardInterrupt):
         book.measure([ONE, TWO], CASES)

@@ -93,7 +93,7 @@ def test_a_longer_search_begins_as_a_shorter_one() -> None:
     assert long.tasks[:70] == short.tasks
 
 
-def test_what_fails_goes_no_further() -> None:
+def test_failed_candidates_are_dropped() -> None:
     def only_plain(task: Task) -> CaseFigures:
         if task.table.get("routing", {}).get("use") == "round_robin":
             return faster_with_more_prompts(task)
@@ -111,7 +111,7 @@ def test_what_fails_goes_no_further() -> None:
     assert failed_later == []
 
 
-def test_where_nothing_keeps_the_limits_it_goes_on_drawing() -> None:
+def test_the_search_draws_on_while_no_candidate_keeps_the_limits() -> None:
     def biased(task: Task) -> CaseFigures:
         return CaseFigures(tokens_per_s=1.0, step_bias=1.0)
 
@@ -128,7 +128,7 @@ def test_a_candidate_that_is_stale_in_one_case_is_not_among_the_best() -> None:
     assert all(not book.knows(one, rungs(24)[1]) for one in search.best(99))
 
 
-def test_of_those_that_do_the_same_only_the_simplest_goes_on() -> None:
+def test_only_the_simplest_of_equal_candidates_advances() -> None:
     search, _, _ = searched(300)
     parents = search.best(5)
     speeds = [faster_with_more_prompts(Task(one.table, Case(24, 1))) for one in parents]
@@ -136,7 +136,7 @@ def test_of_those_that_do_the_same_only_the_simplest_goes_on() -> None:
     assert parents[0].departures <= 2
 
 
-def test_what_is_near_a_fast_one_that_exceeds_a_limit_is_tried() -> None:
+def test_neighbours_of_fast_candidates_above_a_limit_are_tried() -> None:
     """Here the only way to be fast and allowed lies beside what is fast and not allowed."""
 
     def narrow(task: Task) -> CaseFigures:
@@ -180,7 +180,7 @@ def test_the_frontier_trades_speed_for_bias() -> None:
     assert measured(PLAIN, ODD, FASTER, BIASED).frontier() == [BIASED, ODD, PLAIN]
 
 
-def test_what_failed_is_not_there() -> None:
+def test_failed_candidates_are_not_on_the_frontier() -> None:
     def formula(task: Task) -> CaseFigures:
         return (
             CaseFigures(failed="no") if "ordering" in task.table else faster_with_more_prompts(task)
@@ -191,7 +191,7 @@ def test_what_failed_is_not_there() -> None:
     assert found.frontier() == [PLAIN]
 
 
-def test_what_it_says_of_its_members() -> None:
+def test_the_frontier_describes_its_members() -> None:
     found = measured(PLAIN, FASTER)
     assert found.held_out
     assert not Ranking([], (Case(8, 1),), found.book).held_out
@@ -233,6 +233,6 @@ def test_differences_too_small_to_matter_are_none() -> None:
     assert names(a={"step_bias": 0.101}, b={"step_bias": 0.099}) == ["a"]
 
 
-def test_what_made_nothing_is_not_there() -> None:
+def test_candidates_without_tokens_are_not_on_the_frontier() -> None:
     assert names(a={"tokens_per_s": 0.0}) == []
     assert names() == []

@@ -121,7 +121,7 @@ def test_without_staleness_nothing_that_makes_samples_stale_may_be_chosen() -> N
     assert options("freshness", fresh, {})[0].keys(fresh) == {}
 
 
-def test_what_lives_by_lengths_gets_a_prediction() -> None:
+def test_length_based_options_get_a_prediction() -> None:
     chosen = {"ordering": {"use": "longest_first"}}
     assert [one.use for one in options("prediction", setting(), chosen)] == ["group_history"]
     assert [one.use for one in options("prediction", setting(), {})] == ["none"]
@@ -137,7 +137,7 @@ def test_history_is_for_prompts_that_come_again() -> None:
     assert uses(True) - uses(False) == {"like_lengths", "prompt_history"}
 
 
-def test_affinity_is_for_what_comes_back() -> None:
+def test_affinity_needs_sessions() -> None:
     here = setting(max_staleness=0, multi_turn=False)
     assert "session_affinity" not in {one.use for one in options("routing", here, {})}
     here = setting(max_staleness=0, multi_turn=True)

@@ -50,7 +50,7 @@ def test_equal_plans_give_equal_results() -> None:
     assert [c.key for c in one.searched.candidates] == [c.key for c in other.searched.candidates]
 
 
-def test_what_was_lucky_in_the_search_does_not_win() -> None:
+def test_a_lucky_candidate_does_not_win() -> None:
     def lucky(task: Task) -> CaseFigures:
         figures = faster_with_more_prompts(task)
         if task.table.get("ordering", {}).get("use") == "longest_first" and not task.case.held_out:
@@ -70,7 +70,7 @@ def test_what_was_lucky_in_the_search_does_not_win() -> None:
     )
 
 
-def test_what_breaks_a_limit_only_on_what_was_held_out_does_not_win() -> None:
+def test_a_candidate_above_a_limit_on_held_out_data_does_not_win() -> None:
     def sly(task: Task) -> CaseFigures:
         figures = faster_with_more_prompts(task)
         biased = figures.step_bias > 0 and task.case.held_out
@@ -166,7 +166,7 @@ def test_an_exhausted_space_is_no_endless_search(monkeypatch: pytest.MonkeyPatch
     assert result.ended == EXHAUSTED
 
 
-def test_where_nothing_keeps_the_limits_the_nearest_is_named() -> None:
+def test_the_nearest_candidate_is_named_if_none_keeps_the_limits() -> None:
     def biased(task: Task) -> CaseFigures:
         return CaseFigures(tokens_per_s=1.0, step_bias=0.3)
 
