@@ -280,9 +280,7 @@ class TestWatching:
         assert not [change for change in fleet.changes if change.startswith("-")]
         await fleet.file.close()
 
-    def test_a_file_replaced_while_read_is_not_logged(
-        self, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_a_half_written_file_is_not_logged(self, caplog: pytest.LogCaptureFixture) -> None:
         async def scene() -> None:
             looks = Looks(listed(1), "", listed(1)[:9], listed(1, 2))
             fleet = Fleet(looks)

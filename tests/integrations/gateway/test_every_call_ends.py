@@ -14,15 +14,9 @@ from rollout_sched.integrations.gateway.data_plane import (
     streaming_call,
     unary_call,
 )
-from rollout_sched.integrations.gateway.data_plane import (
-    resume as dialects,
-)
-from rollout_sched.integrations.gateway.data_plane import (
-    stream as client_stream,
-)
-from rollout_sched.integrations.gateway.data_plane import (
-    stream as stream_tokens,
-)
+from rollout_sched.integrations.gateway.data_plane import resume as dialects
+from rollout_sched.integrations.gateway.data_plane import stream as client_stream
+from rollout_sched.integrations.gateway.data_plane import stream as stream_tokens
 from rollout_sched.integrations.vllm.protocol.endpoints import Endpoint
 from rollout_sched.live.ports import AnswerUntrue, InstanceError, RequestRejected
 from tests.integrations.gateway.data_plane.test_data_plane import PARTIAL, Stage
@@ -71,11 +65,7 @@ STREAMS = [
     (fanout.Fanout, "write"),
     (fanout.Fanout, "_usage"),
 ]
-ERRORS = [
-    RuntimeError("boom"),
-    AnswerUntrue("boom"),
-    RequestRejected("boom", 502),
-]
+ERRORS = [RuntimeError("boom"), AnswerUntrue("boom"), RequestRejected("boom", 502)]
 
 
 class Willing(Instance):

@@ -307,10 +307,7 @@ class TestEveryCallEndsOnce:
                 stumbled = call.answers > 0
                 if stumbled:
                     assert call.status == 500
-                    assert (
-                        stage.data_plane.calls.requests,
-                        stage.data_plane.calls.body_bytes,
-                    ) == (
+                    assert (stage.data_plane.calls.requests, stage.data_plane.calls.body_bytes) == (
                         0,
                         0,
                     )

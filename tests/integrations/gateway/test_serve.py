@@ -49,9 +49,7 @@ async def test_a_gateway_serves_vllm_instances(tmp_path: Path) -> None:
     async with server.serving():
         service = Service(
             options(
-                instances=[server.url],
-                instance_api_key_file=key,
-                journal=tmp_path / "journal",
+                instances=[server.url], instance_api_key_file=key, journal=tmp_path / "journal"
             ),
             said.append,
         )

@@ -11,20 +11,9 @@ from aiohttp import web
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.vllm.control import KEEP_ALIVE_S
 from rollout_sched.integrations.vllm.http_instance import HttpInstance, checked_url
-from rollout_sched.live.ports import (
-    AnswerUntrue,
-    InstanceError,
-    RequestRejected,
-    WeightsUnknown,
-)
+from rollout_sched.live.ports import AnswerUntrue, InstanceError, RequestRejected, WeightsUnknown
 from tests import virtual_net
-from tests.integrations.vllm.scripted import (
-    ScriptedVllm,
-    an_order,
-    completed,
-    event,
-    generated,
-)
+from tests.integrations.vllm.scripted import ScriptedVllm, an_order, completed, event, generated
 
 GENERATE = "/inference/v1/generate"
 

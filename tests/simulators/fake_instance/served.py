@@ -102,11 +102,7 @@ def _decoded(body: bytes) -> Any:
 
 @asynccontextmanager
 async def served(
-    *,
-    speed: float = 1000.0,
-    api_key: str = "",
-    spec: InstanceSpec = SPEC,
-    **settings: Any,
+    *, speed: float = 1000.0, api_key: str = "", spec: InstanceSpec = SPEC, **settings: Any
 ) -> AsyncIterator[Client]:
     server = FakeServer(EngineSettings(spec, speed=speed, **settings), api_key=api_key)
     port = await server.start("127.0.0.1", 0)

@@ -44,10 +44,7 @@ async def test_abort_all_and_streams_that_are_aborted() -> None:
         body = {"token_ids": PROMPT, "sampling_params": {**FOREVER, "stream_interval": 16}}
         task = asyncio.create_task(client.stream("/inference/v1/generate", body))
         await client.until_generated(20)
-        assert (await client.post("/abort_requests", {}))[1] == {
-            "status": "aborted",
-            "aborted": 1,
-        }
+        assert (await client.post("/abort_requests", {}))[1] == {"status": "aborted", "aborted": 1}
         choices = [chunk["choices"][0] for chunk in await task]
         sizes = [len(choice["token_ids"]) for choice in choices]
         assert sizes[:2] == [1, 16]
@@ -196,8 +193,7 @@ async def test_a_label_is_set_and_may_be_misreported() -> None:
 async def test_an_ended_server_reports_no_pause_state() -> None:
     async with served() as client:
         await client.post(
-            "/collective_rpc",
-            {"method": "reload_weights", "kwargs": {"weights_path": "/nowhere"}},
+            "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": "/nowhere"}}
         )
         await client.post("/inference/v1/generate", {"token_ids": [1], "sampling_params": {}})
         assert (await client.get("/health"))[0] == 503

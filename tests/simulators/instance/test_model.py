@@ -124,10 +124,7 @@ def test_no_model_runs_in_an_empty_step() -> None:
         (request(1, shared_tokens=11), "shared_tokens"),
         (request(1, known_tokens=11), "known_tokens"),
         (request(1, context=128), "raise max_model_len"),
-        (
-            request(1, context=60, new=30),
-            "23 blocks of 4, but the instance has 20; raise",
-        ),
+        (request(1, context=60, new=30), "23 blocks of 4, but the instance has 20; raise"),
     ],
 )
 def test_a_request_that_can_never_run_is_refused(wrong: SimRequest, says: str) -> None:

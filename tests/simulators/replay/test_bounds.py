@@ -32,12 +32,8 @@ from rollout_sched.simulators.replay.runs import run_policy
 from rollout_sched.simulators.replay.scenario import Scenario
 from rollout_sched.simulators.replay.workload import Workload
 from rollout_sched.simulators.traces import SampleRecord, Turn, read
-from rollout_sched.simulators.traces.model import (
-    SampleRecord as SampleRecordRunBounds,
-)
-from rollout_sched.simulators.traces.model import (
-    Turn as TurnRunBounds,
-)
+from rollout_sched.simulators.traces.model import SampleRecord as SampleRecordRunBounds
+from rollout_sched.simulators.traces.model import Turn as TurnRunBounds
 from rollout_sched.simulators.traces.synthetic import synthetic
 from tests.helpers import make_policy, make_scenario, make_trace
 

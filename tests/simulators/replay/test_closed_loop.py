@@ -527,10 +527,7 @@ class TestRestarts:
 def test_every_event_can_come_to_pass() -> None:
     """All that the scheduler knows of, in one run; but no recorded tool ends a trajectory."""
     policy = make_policy(
-        "all",
-        batching="fully_async",
-        freshness={"max_staleness": 3},
-        interruption="partial",
+        "all", batching="fully_async", freshness={"max_staleness": 3}, interruption="partial"
     )
     samples = [
         SampleRecord(

@@ -84,7 +84,7 @@ def test_a_discarded_group_ends_its_tools() -> None:
 # -- Two may pause an instance; it goes on when both let it --
 
 
-def test_a_run_continues_after_the_last_fault() -> None:
+def test_an_instance_resumes_when_all_pauses_are_released() -> None:
     node = SimNode("i", SimInstance(make_scenario().instance))
     node.pause("scheduler", 1.0, "keep", False)
     node.pause("trainer", 1.0, "keep", False)

@@ -148,9 +148,7 @@ EXTRA = [
     make_policy("random", routing="random", prediction="oracle", ordering="longest_first"),
     make_policy("migration", migration={"use": "tests.helpers:Restless", "interval_s": 3.0}),
     make_policy(
-        "lending",
-        batching={"use": "sync", "part_prompts": 1},
-        lending="tests.helpers:Generous",
+        "lending", batching={"use": "sync", "part_prompts": 1}, lending="tests.helpers:Generous"
     ),
     make_policy(
         "fusion",

@@ -2,13 +2,7 @@
 
 import pytest
 
-from rollout_sched.simulators.traces import (
-    SampleRecord,
-    Trace,
-    Turn,
-    gather,
-    read,
-)
+from rollout_sched.simulators.traces import SampleRecord, Trace, Turn, gather, read
 from rollout_sched.simulators.traces.statistics import statistics
 from rollout_sched.simulators.traces.synthetic import draw_extra, resampled, synthetic
 

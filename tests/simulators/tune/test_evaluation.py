@@ -332,7 +332,7 @@ def test_they_are_other_processes_and_stay() -> None:
     assert os.getpid() not in first
 
 
-def test_workers_may_hold_data() -> None:
+def test_functions_of_workers_may_hold_data() -> None:
     with WorkerPool(partial(scaled, 3), 1) as workers:
         assert list(workers.answers([2], forever)) == [6]
 

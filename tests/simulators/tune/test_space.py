@@ -137,7 +137,7 @@ def test_history_is_for_prompts_that_come_again() -> None:
     assert uses(True) - uses(False) == {"like_lengths", "prompt_history"}
 
 
-def test_affinity_needs_sessions() -> None:
+def test_affinity_needs_multi_turn_samples() -> None:
     here = setting(max_staleness=0, multi_turn=False)
     assert "session_affinity" not in {one.use for one in options("routing", here, {})}
     here = setting(max_staleness=0, multi_turn=True)

@@ -132,7 +132,7 @@ async def test_state() -> None:
             assert msgspec.msgpack.decode(await response.read()) == state
 
 
-async def test_answers_of_instances_do_not_wait_for_a_checkpoint() -> None:
+async def test_a_pause_without_answer_blocks_nothing_else() -> None:
     """A pause that an instance never confirms blocks neither the others nor the gateway."""
     first, second = Upstream(A), Upstream(B)
 

@@ -63,7 +63,7 @@ def test_nothing_that_generates_goes_to_the_whole_fleet() -> None:
     assert not any(path.encode() in endpoints.ENDPOINTS for _, path in shipped().calls)
 
 
-def test_each_pausing_call_has_an_undoing_call() -> None:
+def test_pausing_calls_have_a_release_and_ask_absent_instances() -> None:
     rules = shipped().calls.values()
     assert {rule.pause for rule in rules} == {None, "hold", "release"}
     assert all(rule.away for rule in rules if rule.pause)

@@ -416,7 +416,7 @@ async def test_an_acknowledgement_of_an_earlier_run_is_refused() -> None:
         assert (await house.ask("POST", "/rollout/v1/batches/next")) == (200, batch)
 
 
-async def test_a_batch_that_cannot_come_is_reported() -> None:
+async def test_unknown_groups_are_reported() -> None:
     instance = Upstream()
     async with House(instance) as house:
         await house.ask("POST", "/rollout/v1/groups", [prompt(uid) for uid in "abc"])

@@ -155,11 +155,7 @@ async def test_finishing_a_failed_load_leaves_weights_incomplete() -> None:
     first, second = two()
     second.answers[LOAD] = FAILS
     async with House(first, second) as house:
-        assert await statuses(house, (START, {}), (LOAD, CHUNK), (FINISH, {})) == [
-            200,
-            424,
-            409,
-        ]
+        assert await statuses(house, (START, {}), (LOAD, CHUNK), (FINISH, {})) == [200, 424, 409]
         assert paths_of(first) == paths_of(second) == [START, LOAD, FINISH]
         assert all(gates(house))
         assert version(house) == 0
@@ -339,10 +335,7 @@ async def test_a_label_is_the_number_of_a_version_and_versions_grow(
 ) -> None:
     first, second = two()
     async with House(first, second, start_version=5) as house:
-        for path, field in (
-            (FINISH, "weight_version"),
-            ("/update_weight_version", "new_version"),
-        ):
+        for path, field in ((FINISH, "weight_version"), ("/update_weight_version", "new_version")):
             told, said = await house.ask("POST", path, {field: label})
             assert (told, field in said["error"]["message"]) == (status, True)
         assert not first.asked
@@ -496,10 +489,7 @@ async def test_a_trainer_s_update_under_way_in_the_middle_of_answers(
 ) -> None:
     """Every token's version is that of the server's span; NCCL's ranks would have met."""
     settings: Any = {"world_size": 2, "speed": 200.0}  # three seconds, undisturbed
-    async with (
-        fleet(tmp_path, **settings) as (service, servers),
-        aiohttp.ClientSession() as http,
-    ):
+    async with fleet(tmp_path, **settings) as (service, servers), aiohttp.ClientSession() as http:
         trainer = Through(service, http)
         asking = [asyncio.create_task(trainer.generate([n + 1], 600)) for n in range(8)]
         await asyncio.gather(*(server.until_generated(40) for server in servers))

@@ -128,9 +128,7 @@ def test_nothing_is_half_loaded_once_all_participants_left() -> None:
 
 
 @pytest.mark.parametrize("first", [A, B])
-def test_a_half_load_remains_while_a_participant_remains(
-    first: Member,
-) -> None:
+def test_a_half_load_remains_while_a_participant_remains(first: Member) -> None:
     """The weights of who did it are new, and those of who failed are torn."""
     protocol = half(WeightProtocol(), ProtocolStep.WHOLE)
     protocol.lost(first.name)

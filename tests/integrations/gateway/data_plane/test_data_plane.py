@@ -13,14 +13,7 @@ from rollout_sched.live.driver import Driver
 from rollout_sched.live.ports import InstanceError
 from rollout_sched.live.settings import Settings
 from tests.core.told import make_scheduler
-from tests.integrations.gateway.scripted import (
-    Call,
-    Instance,
-    chunk,
-    compact,
-    completion,
-    text_of,
-)
+from tests.integrations.gateway.scripted import Call, Instance, chunk, compact, completion, text_of
 from tests.live.scripted import until
 
 PROMPT = [1, 2, 3]
@@ -590,11 +583,7 @@ class TestStreams:
             assert (await instance.asked(1)).body["prompt"] == [*PROMPT, 4, 5]
             await instance.event(1, chunk([6], "stop"), end=True)
             events = await call.events()
-            assert [e["choices"][0]["finish_reason"] for e in events[:-1]] == [
-                None,
-                None,
-                "stop",
-            ]
+            assert [e["choices"][0]["finish_reason"] for e in events[:-1]] == [None, None, "stop"]
             assert "".join(e["choices"][0]["text"] for e in events[:-1]) == text_of([4, 5, 6])
             assert events.count(b"[DONE]") == 1
             assert [s["version"] for s in segments(events[-2])] == [0, 1]

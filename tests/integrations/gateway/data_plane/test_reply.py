@@ -364,9 +364,7 @@ def test_calls_are_counted_by_status() -> None:
     assert responses.by_status == {200: 2, 404: 1}
 
 
-def test_the_access_log_omits_the_query(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_the_access_log_omits_the_query(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="rollout_sched.access")
 
     async def scene() -> None:

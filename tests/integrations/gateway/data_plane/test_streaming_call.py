@@ -441,11 +441,7 @@ class TestBrokenOff:
 
 class TestShapes:
     @pytest.mark.parametrize("size", [1, 3, 10_000])
-    @pytest.mark.parametrize(
-        "line",
-        ["\n", "\r\n", "\r"],
-        ids=["lf", "crlf", "cr"],
-    )
+    @pytest.mark.parametrize("line", ["\n", "\r\n", "\r"], ids=["lf", "crlf", "cr"])
     async def test_events_pass_with_any_line_ending(self, line: str, size: int) -> None:
         events = [
             ": ping",
