@@ -24,9 +24,6 @@ def hold(law: str, holds: bool, detail: object = "") -> None:
         raise Broken(law, detail)
 
 
-# -- packets -------------------------------------------------------------------------------
-
-
 def packets(data: bytes, size: int) -> list[bytes]:
     return [data[at : at + size] for at in range(0, len(data), size)]
 
@@ -42,9 +39,6 @@ def cuts(data: bytes) -> Iterator[list[bytes]]:
     dice = random.Random(zlib.crc32(data))
     at = sorted(dice.randrange(len(data) + 1) for _ in range(3))
     yield [data[a:b] for a, b in zip([0, *at], [*at, len(data)], strict=True) if a < b]
-
-
-# -- JSON ----------------------------------------------------------------------------------
 
 
 class Unreadable(Exception):
@@ -66,9 +60,6 @@ def _integer(digits: str) -> int | str:
 
 def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
-
-
-# -- HTTP ----------------------------------------------------------------------------------
 
 
 class Messages:

@@ -173,9 +173,6 @@ async def ask(
     return client, asked
 
 
-# -- answers of working instances ----------------------------------------------------------
-
-
 def good_answer(asked: Asked) -> tuple[int, list[bytes], bool]:
     """A valid answer of two tokens, whole or streamed as requested."""
     try:
@@ -212,9 +209,6 @@ def _said(path: str, ids: list[int], role: str) -> dict[str, Any]:
 
 def _compact(fields: Any) -> bytes:
     return msgspec.json.encode(fields)
-
-
-# -- allowed answers to clients ------------------------------------------------------------
 
 
 def read_whole(data: bytes) -> dict[str, Any]:

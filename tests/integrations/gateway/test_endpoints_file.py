@@ -16,7 +16,6 @@ import pytest
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.gateway import endpoints_file
 from rollout_sched.integrations.gateway.endpoints_file import EndpointsFile, read_endpoints
-from tests import virtual_net
 from tests.integrations.gateway.house import House, Upstream
 from tests.live.scripted import until
 
@@ -239,23 +238,20 @@ class TestWatching:
         await until(lambda: not fleet.here)
         await fleet.file.close()
 
-    def test_an_unreadable_file_changes_nothing_and_is_logged_once(
+    async def test_an_unreadable_file_changes_nothing_and_is_logged_once(
         self, path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
-        async def scene() -> None:
-            fleet = Fleet(path)
-            await fleet.file.open()
-            path.write_text("half a fi")
-            await until(lambda: caplog.records)
-            await asyncio.sleep(0.05)
-            path.unlink()
-            await until(lambda: len(caplog.records) > 1)
-            assert len(fleet.here) == 2
-            write(path, 1)
-            await until(lambda: len(fleet.here) == 1)
-            await fleet.file.close()
-
-        virtual_net.run(scene())
+        fleet = Fleet(path)
+        await fleet.file.open()
+        path.write_text("half a fi")
+        await until(lambda: caplog.records)
+        await asyncio.sleep(0.05)
+        path.unlink()
+        await until(lambda: len(caplog.records) > 1)
+        assert len(fleet.here) == 2
+        write(path, 1)
+        await until(lambda: len(fleet.here) == 1)
+        await fleet.file.close()
         assert sum("half" in r.message or "malformed" in r.message for r in caplog.records) <= 1
 
     async def test_a_config_map_that_changes_is_followed(self, tmp_path: Path) -> None:
@@ -280,15 +276,14 @@ class TestWatching:
         assert not [change for change in fleet.changes if change.startswith("-")]
         await fleet.file.close()
 
-    def test_a_half_written_file_is_not_logged(self, caplog: pytest.LogCaptureFixture) -> None:
-        async def scene() -> None:
-            looks = Looks(listed(1), "", listed(1)[:9], listed(1, 2))
-            fleet = Fleet(looks)
-            await fleet.file.open()
-            await until(lambda: len(fleet.here) == 2)
-            await fleet.file.close()
-
-        virtual_net.run(scene())
+    async def test_a_half_written_file_is_not_logged(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        looks = Looks(listed(1), "", listed(1)[:9], listed(1, 2))
+        fleet = Fleet(looks)
+        await fleet.file.open()
+        await until(lambda: len(fleet.here) == 2)
+        await fleet.file.close()
         assert not caplog.records
 
     def test_a_hanging_disk_does_not_block_the_loop(
@@ -329,17 +324,14 @@ class TestWatching:
         assert fleet.changes[2:] == ["-http://a:2", "+http://a:2"]
         await fleet.file.close()
 
-    def test_a_refused_instance_does_not_block_others(
+    async def test_a_refused_instance_does_not_block_others(
         self, path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
-        async def scene() -> None:
-            fleet = Fleet(path)
-            fleet.refused = {"http://a:1"}
-            await fleet.file.open()
-            assert fleet.here == {"http://a:2"}
-            await fleet.file.close()
-
-        virtual_net.run(scene())
+        fleet = Fleet(path)
+        fleet.refused = {"http://a:1"}
+        await fleet.file.open()
+        assert fleet.here == {"http://a:2"}
+        await fleet.file.close()
         assert "here already" in caplog.text
 
     async def test_an_instance_added_by_another_is_kept(self, path: Path) -> None:

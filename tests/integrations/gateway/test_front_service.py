@@ -309,9 +309,6 @@ async def test_hostile_frames_are_refused_and_change_nothing() -> None:
         assert covered(answer) == 8
 
 
-# -- What a front tells Prometheus --
-
-
 async def test_calls_and_connections() -> None:
     calls = FrontCalls("f0", Shared({}), lambda error: None)
     data_plane = DataPlane(calls, resumable=True)
@@ -327,9 +324,6 @@ async def test_calls_and_connections() -> None:
     assert "rollout_sched_schedulers_total 3.0" in lines
     assert "process_resident_memory_bytes" in page.decode()
     await calls.close()
-
-
-# -- A front finds out what an instance offers before it sends anything there --
 
 
 def made(url: str, key: str) -> FrontInstance:

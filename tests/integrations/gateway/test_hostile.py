@@ -12,7 +12,6 @@ import pytest
 
 from rollout_sched.integrations.gateway.control_plane.gateway import NewInstance
 from tests.integrations.gateway.house import House, Upstream
-from tests.virtual_net import run
 
 A = "http://a:1"
 DEEP = 100_000
@@ -123,21 +122,17 @@ def routes(house: House) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_body_on_every_route(name: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_hostile_body_on_every_route(name: str, caplog: pytest.LogCaptureFixture) -> None:
     headers, body = HOSTILE[name]
-
-    async def scene() -> None:
-        async with House(Upstream(A)) as house:
-            house.service.gateway.trainer.close_submissions()  # else who asks for a batch waits
-            for method, path in routes(house):
-                if A not in house.driver.supervisors:  # a route has removed it
-                    await house.service.gateway.add(NewInstance(A))
-                status, said = await ask_raw(house, request(method, path, headers, body))
-                assert status != 500, (method, path, said)
-                if 400 <= status < 500 and method != "HEAD":
-                    assert refused(said), (method, path)
-
-    run(scene())
+    async with House(Upstream(A)) as house:
+        house.service.gateway.trainer.close_submissions()  # else who asks for a batch waits
+        for method, path in routes(house):
+            if A not in house.driver.supervisors:  # a route has removed it
+                await house.service.gateway.add(NewInstance(A))
+            status, said = await ask_raw(house, request(method, path, headers, body))
+            assert status != 500, (method, path, said)
+            if 400 <= status < 500 and method != "HEAD":
+                assert refused(said), (method, path)
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
@@ -168,15 +163,12 @@ TARGETS = {
 
 @pytest.mark.parametrize("name", TARGETS)
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE", "HEAD", "OPTIONS", "CONNECT", "PUT"])
-def test_a_hostile_target(method: str, name: str, caplog: pytest.LogCaptureFixture) -> None:
-    async def scene() -> None:
-        async with House(Upstream(A)) as house:
-            status, said = await ask_raw(house, request(method, TARGETS[name]))
-            assert status != 500, said
-            assert b"\nX-Evil" not in said
-            assert (await house.ask("GET", "/health"))[0] == 200
-
-    run(scene())
+async def test_a_hostile_target(method: str, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    async with House(Upstream(A)) as house:
+        status, said = await ask_raw(house, request(method, TARGETS[name]))
+        assert status != 500, said
+        assert b"\nX-Evil" not in said
+        assert (await house.ask("GET", "/health"))[0] == 200
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
@@ -234,17 +226,13 @@ FRAMES = {
 
 @pytest.mark.parametrize("name", FRAMES)
 @pytest.mark.parametrize("path", ["/admin/pause", "/pause", "/v1/embeddings", "/health"])
-def test_a_hostile_frame(path: str, name: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_hostile_frame(path: str, name: str, caplog: pytest.LogCaptureFixture) -> None:
     header, body = FRAMES[name]
-
-    async def scene() -> None:
-        async with House(Upstream(A)) as house:
-            sent = f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{header}\r\n\r\n".encode("latin-1")
-            try:
-                status, said = await ask_raw(house, sent + body)
-            except asyncio.IncompleteReadError:
-                return  # what cannot be read is also refused by hanging up
-            assert status != 500, said
-
-    run(scene())
+    async with House(Upstream(A)) as house:
+        sent = f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{header}\r\n\r\n".encode("latin-1")
+        try:
+            status, said = await ask_raw(house, sent + body)
+        except asyncio.IncompleteReadError:
+            return  # what cannot be read is also refused by hanging up
+        assert status != 500, said
     assert not [record for record in caplog.records if record.levelname == "ERROR"]

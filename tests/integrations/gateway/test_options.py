@@ -36,9 +36,6 @@ def test_it_must_be_told_what_to_serve() -> None:
         Options(instances=[])  # type: ignore[call-arg]
 
 
-# -- What is given by flags, and what is left to the options' own defaults --
-
-
 def given(*words: str) -> Options:
     parser = argparse.ArgumentParser(argument_default=argparse.SUPPRESS)
     add_gateway_flags(parser)

@@ -47,9 +47,6 @@ def test_the_report_says_whether_sessions_matter(sessions: bool) -> None:
     assert ("X-Session-ID is ignored" in said(sessions=sessions)) is not sessions
 
 
-# -- A socket that its owner alone can open; over a gateway in test_serve --
-
-
 class Greets(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.WriteTransport)

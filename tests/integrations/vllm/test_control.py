@@ -168,9 +168,6 @@ def test_an_unreachable_server_is_an_error():
     virtual_net.run(call())
 
 
-# -- Rates of calls --
-
-
 def test_no_more_calls_in_a_second_than_allowed():
     async def passed() -> int:
         allow = Throttle(5, "control_rate")

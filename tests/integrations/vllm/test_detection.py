@@ -279,9 +279,6 @@ def test_a_server_of_another_kind():
         describe(server)
 
 
-# -- How an engine was started, as far as a server tells --
-
-
 def limits(path_of: str = "") -> EngineLimits:
     async def read() -> EngineLimits:
         async with served() as client:

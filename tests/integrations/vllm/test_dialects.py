@@ -175,9 +175,6 @@ def test_how_many_tokens_it_says_to_have_made(dialect):
     assert [dialect.read(encoded(answer)).made for answer in told] == [7, None, 8]
 
 
-# -- Chunks of an answer: joined when they can be true, refused when they cannot --
-
-
 def assembled(chunks):
     assembly = Assembly(an_order())
     for chunk in chunks:

@@ -445,7 +445,7 @@ def test_a_url_that_is_one(url):
     assert HttpInstance(url).name == url.rstrip("/")
 
 
-def test_of_several_models_the_one_that_is_wanted_is_named():
+async def test_of_several_models_the_one_that_is_wanted_is_named():
     server = ScriptedVllm()
     server.models["data"].append({"id": "tuned", "max_model_len": None})
 
@@ -456,14 +456,11 @@ def test_of_several_models_the_one_that_is_wanted_is_named():
         instance.use_model("another")
         await instance.generate(an_order())
 
-    async def scene():
-        async with server.serving():
-            instance = HttpInstance(server.url)
-            await instance.describe()
-            await asked(instance)
-            await instance.close()
-
-    virtual_net.run(scene())
+    async with server.serving():
+        instance = HttpInstance(server.url)
+        await instance.describe()
+        await asked(instance)
+        await instance.close()
     assert [body["model"] for _, body in server.seen] == ["tiny", "tuned", "tiny"]
 
 
@@ -563,9 +560,6 @@ def test_how_many_ranks_it_has(status, body, told):
                     await instance.world_size()
 
     virtual_net.run(ask())
-
-
-# -- URLs of servers --
 
 
 @pytest.mark.parametrize(

@@ -104,9 +104,6 @@ def test_an_order_above_its_time_limit_is_given_up():
         against(server, lambda calls: make(calls, an_order()), limit_s=0.05)
 
 
-# -- Calls on a pool: bounded, received as they come --
-
-
 def on_server(use):
     """`use(pool)`, where POST /g answers with the status its body names, in two parts."""
 
@@ -160,8 +157,6 @@ def test_an_unreachable_server_is_an_error():
 
     on_server(use)
 
-
-# -- Which trace an instance is told of --
 
 OURS = b"traceparent: 00-ours\r\n"
 

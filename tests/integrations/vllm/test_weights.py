@@ -195,14 +195,10 @@ class TestRanks:
     def offsets(self, clients):
         return [body["init_info"]["rank_offset"] for c in clients for step, body in c.calls[:1]]
 
-    def test_each_instance_gets_its_own(self):
+    async def test_each_instance_gets_its_own(self):
         clients = [Recorder(workers=2), Recorder(workers=1)]
         loader = WeightTransfer({}, RANKS, fleet=lambda: clients)
-
-        async def scene():
-            await asyncio.gather(*(loader(client, 1) for client in clients))
-
-        virtual_net.run(scene())
+        await asyncio.gather(*(loader(client, 1) for client in clients))
         assert self.offsets(clients) == [1, 3]
 
     def test_a_group_of_another_size_is_refused_before_anybody_waits_in_it(self):
@@ -212,20 +208,16 @@ class TestRanks:
             apply(loader, 1, client=clients[0])
         assert not clients[0].calls
 
-    def test_late_and_restarted_instances_have_no_part_in_the_group(self):
+    async def test_late_and_restarted_instances_have_no_part_in_the_group(self):
         clients = [Recorder(workers=3)]
         loader = WeightTransfer({}, RANKS, fleet=lambda: clients)
         late = Recorder()
-
-        async def scene():
+        await loader(clients[0], 1)
+        with pytest.raises(InstanceError, match="another init_info"):
+            await loader(late, 1)
+        clients[0].started_at = 2.0
+        with pytest.raises(InstanceError, match="another init_info"):
             await loader(clients[0], 1)
-            with pytest.raises(InstanceError, match="another init_info"):
-                await loader(late, 1)
-            clients[0].started_at = 2.0
-            with pytest.raises(InstanceError, match="another init_info"):
-                await loader(clients[0], 1)
-
-        virtual_net.run(scene())
         assert not late.calls
 
     @pytest.mark.parametrize("info", [{"port": 1}, lambda client, version: {"rank_offset": 7}])
@@ -235,9 +227,6 @@ class TestRanks:
         apply(loader, 1, client=client)
         told = {"rank_offset": 7} if callable(info) else info
         assert client.calls[0] == ("init_weight_transfer_engine", {"init_info": told})
-
-
-# -- Paths within the allowed folders pass; what leads out of them is refused with the remedy --
 
 
 @pytest.fixture
@@ -315,8 +304,6 @@ def test_files_within_a_folder_are_checked(root: Path) -> None:
     with pytest.raises(OutsideRoots, match=r"model\.safetensors"):
         roots.check_folder(root / "v1")
 
-
-# -- Each server's ranks in a group that one call describes for all --
 
 PRIME = RankFields("rank_offset", "inference_world_size")
 WITHIN = RankFields("rank_offset", "world_size", within="init_info")

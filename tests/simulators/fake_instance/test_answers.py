@@ -42,8 +42,6 @@ def test_an_ended_request_leaves_its_line_to_others() -> None:
     assert other.stream == ended.stream
 
 
-# -- When chunks are due: compared with what the instance says of the progress step by step --
-
 Kind = type[SimInstance] | type[ReferenceInstance]
 
 COST = CostModel(step_s=1.0, weights_s=0.0, token_s=0.01, sequence_s=0.05, context_s=0.001)

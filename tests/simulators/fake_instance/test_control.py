@@ -152,9 +152,6 @@ async def test_a_sleeping_server_resumes_when_fully_awake() -> None:
         assert (await client.post("/sleep?mode=deep"))[0] == 400
 
 
-# -- What a server tells of itself --
-
-
 async def test_a_server_describes_itself() -> None:
     async with served(model="m", world_size=4) as client:
         assert await client.get("/health") == (200, b"")
@@ -200,8 +197,6 @@ async def test_an_ended_server_reports_no_pause_state() -> None:
         assert (await client.get("/is_paused"))[0] == 500
 
 
-# -- /metrics holds what vLLM's holds, in Prometheus' text format --
-
 SAMPLE = re.compile(r'([a-z_:]+)(?:\{((?:[a-z_]+="[^"]*",?)*)\})? ([0-9.e+]+)')
 
 
@@ -232,8 +227,6 @@ def test_every_gauge_is_exposed() -> None:
 
     virtual_loop.run(scene())
 
-
-# -- LoRA adapters, by each of the three paths that load them --
 
 LOAD = {"lora_name": "mine", "lora_path": "/adapters/1"}
 

@@ -63,9 +63,6 @@ def test_an_ended_server_reports_its_end_while_paused() -> None:
     virtual_loop.run(scene())
 
 
-# -- Labels of weights and their updates, on a virtual loop --
-
-
 def test_loading_weights_takes_simulated_time() -> None:
     async def scene() -> None:
         engine = Engine(EngineSettings(SPEC, speed=4.0, update_s=10.0))
@@ -115,8 +112,6 @@ def test_weights_are_half_loaded_while_an_update_lasts_and_after_one_that_failed
 
     virtual_loop.run(scene())
 
-
-# -- Ranks that meet: all of them, each once, or nobody goes on --
 
 #: How often is looked before a wait counts as one that does not end.
 LOOKS = 10

@@ -350,8 +350,6 @@ def test_at_another_speed_the_rest_takes_another_time() -> None:
     play(scene)
 
 
-# -- A simulated instance in real time: what it says, and when. Tokens: test_realtime_instance --
-
 SPEC = InstanceSpec(cost=SECOND, kv_blocks=100, block_size=4, max_num_seqs=8)
 
 
@@ -477,9 +475,6 @@ async def test_an_outcome_that_is_due_when_the_cache_is_cleared_is_reported() ->
     assert [attempt for _, attempt, _ in heard.ends] == [1]
 
 
-# -- Simulated time on a loop, and the alarm that rings when it is due --
-
-
 def test_time_runs_as_fast_as_told_and_never_back() -> None:
     async def scene() -> None:
         clock = RealtimeClock(4.0)
@@ -534,9 +529,6 @@ def test_an_alarm_rings_when_due_and_not_once_it_is_closed() -> None:
         assert rung == [6.0]
 
     virtual_loop.run(scene())
-
-
-# -- Who waits for a pause hears of it once, and the gauges stand still meanwhile --
 
 
 def running(attempt: int) -> SimRequest:

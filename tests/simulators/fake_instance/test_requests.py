@@ -75,9 +75,6 @@ def test_seeds_of_siblings_count_up() -> None:
     assert siblings(unseeded, 2) == [unseeded, unseeded]
 
 
-# -- What the endpoints' answers have in common --
-
-
 def test_spans_follow_each_other_under_their_labels():
     output = Output([1, 2, 3], None, "stop", ((4, 2), (5, 1)))
     assert versions(output, lambda version: f"v{version}") == [
@@ -85,8 +82,6 @@ def test_spans_follow_each_other_under_their_labels():
         {"version": "v5", "start": 2, "end": 3},
     ]
 
-
-# -- Which tool is called, and how a conversation goes on after it --
 
 PATH = "/v1/chat/completions"
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}

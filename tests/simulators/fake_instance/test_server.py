@@ -178,9 +178,6 @@ async def test_switches() -> None:
             assert (await client.post("/fake/fault", bad))[0] == 400
 
 
-# -- From a request to its answer --
-
-
 async def test_a_non_json_body_is_refused_unread() -> None:
     async with (
         served() as client,

@@ -89,9 +89,6 @@ async def test_areal_s_groups_are_checked_for_their_ranks(offset: int, met: bool
         await asyncio.gather(*waiting, return_exceptions=True)
 
 
-# -- Weights from disk and by transfer, over HTTP --
-
-
 async def test_weights_from_disk(tmp_path: Path) -> None:
     async with served() as client:
         body = {"method": "reload_weights", "kwargs": {"weights_path": str(tmp_path)}}

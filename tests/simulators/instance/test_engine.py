@@ -129,9 +129,6 @@ def test_one_text_has_one_attempt_at_a_time() -> None:
     assert [e.attempt for e in follow(one)] == [1, 2]  # type: ignore[union-attr]
 
 
-# -- Inputs take effect in the order in which they came; aborts are known before --
-
-
 def test_inputs_take_effect_in_order() -> None:
     inbox, seen = Inbox(), []
     assert inbox.due == math.inf

@@ -28,9 +28,6 @@ def test_settings_that_vllm_refuses_are_refused(wrong: dict[str, Any], says: str
         instance(**wrong)
 
 
-# -- The cost model's constants are checked --
-
-
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
@@ -44,8 +41,6 @@ def test_nonsense_is_refused(wrong: dict[str, float], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         CostModel(**{"step_s": 1.0, "weights_s": 1.0, "token_s": 1.0, **wrong})
 
-
-# -- How long steps take, many at once, and the inverse of that --
 
 seconds = st.floats(1e-6, 0.1)
 costs = st.builds(
@@ -112,9 +107,6 @@ def test_no_model_runs_in_an_empty_step() -> None:
     assert StepTime(H100_7B).step(0, 0, 0, 0.0, 0) == H100_7B.step_s
 
 
-# -- What a simulated instance refuses to take --
-
-
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
@@ -147,9 +139,6 @@ def test_a_request_ends_at_its_first_limit(new: int, most: int, ends: tuple[int,
     one = instance(kv_blocks=50, max_model_len=128)
     asked = request(1, context=10, new=new, max_new_tokens=most)
     assert last_token(asked, one.spec) == ends
-
-
-# -- How a simulated instance may be paused --
 
 
 def test_an_unknown_pause_mode_is_refused() -> None:

@@ -98,8 +98,6 @@ def test_a_blocked_first_request_is_not_overtaken(make: Make) -> None:
     assert [e.attempt for e in follow(one)] == [1, 2, 3]  # type: ignore[union-attr]
 
 
-# -- The arithmetic of the event jump against a walk over every step and every attempt --
-
 SIZE = 4
 
 
@@ -158,9 +156,6 @@ def test_books_that_do_not_add_up_are_found():
         batch.check_invariants(attempts[:1])
 
 
-# -- What an instance keeps of an attempt: version spans, and the queue it waits in --
-
-
 def make(number: int, *, arrival: int = 0, priority: int = 0) -> SimAttempt:
     request = SimRequest(number, 10, 5, 5, "prompt", 4, number, priority=priority)
     blocks = KvBlocks(8, True)
@@ -208,9 +203,6 @@ def test_an_aborted_request_is_skipped():
     queue.push(make(2))
     queue.discard(gone)
     assert drain(queue) == [2]
-
-
-# -- What an instance counts, by hand --
 
 
 def test_a_prompt_found_in_the_cache_is_counted_as_such() -> None:

@@ -344,9 +344,6 @@ def test_the_bound_of_a_large_workload_is_finite_and_positive() -> None:
     assert bound.total_s > 0
 
 
-# -- Generation and training together: what no run can beat, by hand on tiny worlds --
-
-
 class TestAnyStaleness:
     def test_disaggregated_training_overlaps(self) -> None:
         # One sample of 9 tokens takes nine steps of a second; training takes 10 s a batch.

@@ -560,8 +560,6 @@ def test_every_event_can_come_to_pass() -> None:
     assert not ran.loop.anomalies
 
 
-# -- Polls and streams at their intervals; what is streamed of an attempt that has failed is no --
-
 POLICY = make_policy("sync")
 
 

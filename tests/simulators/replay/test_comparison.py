@@ -155,9 +155,6 @@ class TestResamples:
         assert inside >= 9
 
 
-# -- The verdict: which policy, at what cost, bounded by what --
-
-
 def spread(value: float) -> dict[str, float]:
     return {"mean": value, "min": value, "max": value}
 

@@ -81,9 +81,6 @@ def test_a_discarded_group_ends_its_tools() -> None:
     assert not ran.scheduler.state.anomalies
 
 
-# -- Two may pause an instance; it goes on when both let it --
-
-
 def test_an_instance_resumes_when_all_pauses_are_released() -> None:
     node = SimNode("i", SimInstance(make_scenario().instance))
     node.pause("scheduler", 1.0, "keep", False)
@@ -97,9 +94,6 @@ def test_an_instance_resumes_when_all_pauses_are_released() -> None:
 def test_its_report_bears_its_name() -> None:
     report = SimNode("i", SimInstance(make_scenario().instance)).report()
     assert (report.instance, report.running, report.waiting) == ("i", 0, 0)
-
-
-# -- Instances that go and come; one engine step takes one second --
 
 
 class TestLost:
@@ -187,8 +181,6 @@ def test_an_instance_may_join_late() -> None:
     ]
     assert instances(ran) == [(0.0, "instance-1"), (2.5, "instance-0")]
 
-
-# -- Instances make way for a trainer on their GPUs, whoever comes and goes meanwhile --
 
 ASYNC = make_policy(
     "async",

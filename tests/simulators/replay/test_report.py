@@ -228,8 +228,6 @@ class TestRoughWorlds:
         assert "No policy" not in text
 
 
-# -- The report to read: every digit of every figure at any width, and what each figure means --
-
 NAMES = ("one", "a_policy_with_quite_a_long_name", "a_policy_with_quite_a_long_game")
 
 
@@ -293,9 +291,6 @@ def test_a_wide_terminal_has_each_table_in_one_piece(
 
 def test_the_heading_fits_too(document_report_tables: dict[str, Any]) -> None:
     assert max(map(len, heading(document_report_tables, 60).splitlines())) <= 60
-
-
-# -- The report of a replay as a page --
 
 
 def drawn(seeds: int = 1) -> tuple[Any, dict[str, Any]]:

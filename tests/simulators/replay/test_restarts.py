@@ -32,8 +32,6 @@ def test_a_restarted_scheduler_learns_the_earlier_state() -> None:
     assert third is not second
 
 
-# -- Clients who wait for one response each; one engine step takes one second --
-
 STICKY = make_policy("sticky", routing="session_affinity")
 
 

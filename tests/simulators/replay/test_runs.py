@@ -363,9 +363,6 @@ def test_the_same_seed_gives_the_same_bytes_in_every_process() -> None:
     assert first == second
 
 
-# -- What a run notes beside its metrics --
-
-
 def test_a_run_that_lasts_too_long_is_given_up() -> None:
     trace = synthetic(2, 2, median=5, cap=9, prompt_median=5)
     notes = RunNotes("ours", Workload(trace, Job(prompts_per_step=2)), None, give_up_s=10.0)
@@ -382,9 +379,6 @@ def test_progress_counts_delivered_groups() -> None:
     )
     assert sum(told) == 4
     assert run.samples_lost == 0
-
-
-# -- Calls in several processes: all are made, in order, and what one raises is heard --
 
 
 def power(base: int, exponent: int) -> int:

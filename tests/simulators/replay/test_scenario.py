@@ -167,9 +167,6 @@ def test_another_job_keeps_what_is_not_given() -> None:
     assert other.fleet == scenario.fleet
 
 
-# -- The trainer model: seconds of a step and of a transfer --
-
-
 def test_a_step_costs_a_fixed_part_and_a_part_per_token() -> None:
     trainer = TrainerModel(fixed_s=5.0, seconds_per_token=1e-3)
     assert trainer.step_s(0) == 5.0
@@ -194,8 +191,6 @@ def test_nonsensical_values_are_refused(values: dict[str, float]) -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert(values, TransferCost)
 
-
-# -- Conversations: who comes when, with what to say --
 
 TALK = SampleRecord("g", 0, 4, (Turn(3, 10, 2.5), Turn(2)), finish="length", arrival_s=7.0)
 

@@ -140,9 +140,6 @@ def test_on_shared_gpus_parts_wait_until_the_batch_is_whole() -> None:
     ]
 
 
-# -- Work that comes in parts and is done meanwhile, on more or fewer GPUs --
-
-
 def test_without_gpus_nothing_is_trained() -> None:
     work = PartTraining(0.0)
     work.add(5.0, 1.0)

@@ -127,9 +127,6 @@ class TestSplit:
             split(world, gpus)
 
 
-# -- One table over a grid of replays, and the frontier --
-
-
 def sweep() -> dict[str, Any]:
     trace = make_trace({f"g{i}": [5 + 3 * i, 9 - i] for i in range(6)}, name="tiny")
     policies = [make_policy("one"), make_policy("two", batching="fully_async")]
@@ -178,9 +175,6 @@ def test_a_row_for_each_that_fits_the_line() -> None:
             line for line in text.splitlines() if line.startswith("* ") and " on the " not in line
         ]
         assert len(rows) == len(found["frontier"])
-
-
-# -- A grid of replays as a page --
 
 
 def test_every_replay_is_a_row_and_a_point() -> None:

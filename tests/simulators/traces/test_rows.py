@@ -46,9 +46,6 @@ def test_a_json_line_that_is_no_object_is_named():
         list(json_rows("t.jsonl", iter([(1, "[1]")])))
 
 
-# -- Each format can be told from those that are tried before it --
-
-
 def test_no_format_hides_another() -> None:
     for earlier, later in combinations(IMPORTERS, 2):
         assert not earlier.columns <= later.columns, (earlier.about, later.about)

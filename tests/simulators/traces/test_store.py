@@ -92,9 +92,6 @@ class TestShipped:
         assert statistics(read("tau_airline")).tool_s_max == 0
 
 
-# -- Importers: a bad file says where and why it cannot be used --
-
-
 @pytest.mark.parametrize(
     ("text", "line", "field", "found"),
     [

@@ -90,9 +90,6 @@ def test_tightened_limits_allow_less_bias_and_the_same_staleness() -> None:
     )
 
 
-# -- Comparison in pairs: what seeds have in common falls out, and noise wins nothing --
-
-
 def at(*speeds: float) -> list[CaseFigures]:
     return [CaseFigures(tokens_per_s=speed) for speed in speeds]
 
@@ -148,8 +145,6 @@ class TestChoice:
         speeds = {"one": [1.0, 1.01], "other": [1.01, 1.005]}
         assert self.choose(speeds, {"one": 1, "other": 1}) == "other"
 
-
-# -- Evaluation: parts of a trace that share no prompt, and figures that a seed repeats --
 
 BLIND = [
     (role, option.use)
@@ -281,9 +276,6 @@ def test_policies_that_ignore_polls_are_unchanged_without_polls(
     assert not blind or bench(task) == fast
 
 
-# -- Worker processes: answers in order, an end when the time is over, and no process left behi --
-
-
 def forever() -> float:
     return 60.0
 
@@ -366,8 +358,6 @@ def test_a_consumer_that_stops_leaves_nothing_running() -> None:
         assert list(workers.answers([0], forever)) == [0]
     assert multiprocessing.active_children() == []
 
-
-# -- The book: nothing is measured twice, and what is in it is a prefix of what was asked for --
 
 ONE, TWO = (
     candidate(batching="sync", over_prompts=1.0),

@@ -149,8 +149,6 @@ def test_neighbours_of_fast_candidates_above_a_limit_are_tried() -> None:
     assert search.best(1)[0].table["batching"]["batches"] == 3
 
 
-# -- Standings: who wins, and what is on the frontier --
-
 CASES = (Case(8, 1, held_out=True), Case(8, 2, held_out=True))
 LIMITS_RANKING = HardLimits(0, 0.01, 0.051)
 PLAIN, FASTER, BIASED = (candidate(batching="sync", over_prompts=over) for over in (1.0, 1.5, 2.0))
@@ -200,9 +198,6 @@ def test_the_frontier_describes_its_members() -> None:
     assert found.preset("dplb") is None
     known = Candidate({}, "dplb")
     assert Ranking([PLAIN, known], CASES, found.book).preset("dplb") == known
-
-
-# -- The frontier: what nothing else is better than in every respect --
 
 
 def names(**items: dict[str, Any]) -> list[str]:

@@ -165,9 +165,6 @@ async def test_the_hot_path_is_on_the_same_port() -> None:
         assert 'rollout_sched_tokens_total{outcome="answered"} 2.0\n' in text
 
 
-# -- What every client may ask --
-
-
 async def test_health_needs_an_instance() -> None:
     instance = Upstream()
     instance.dead = True
@@ -245,9 +242,6 @@ async def test_a_generation_without_a_key_is_refused_before_its_body_is_sent(tmp
 def _error(status: int, text: str) -> dict:
     kind = "BadRequestError" if status < 500 else "InternalServerError"
     return {"error": {"message": text, "type": kind, "code": status}}
-
-
-# -- The same two routes under both roots --
 
 
 @pytest.mark.parametrize("root", [ADMIN, ROLLOUT])

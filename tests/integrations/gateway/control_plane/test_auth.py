@@ -25,7 +25,6 @@ from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.integrations.gateway.serve import Service
 from tests.integrations.gateway.house import House, Upstream
 from tests.integrations.vllm.scripted import ScriptedVllm
-from tests.virtual_net import run
 
 ADMIN, TRAINER, CLIENT = Access.ADMIN, Access.TRAINER, Access.CLIENT
 KEYS = {CLIENT: ["client", "client-2"], TRAINER: ["trainer"], ADMIN: ["admin", "admin-2"]}
@@ -146,8 +145,6 @@ def test_an_admin_socket_closes_the_port() -> None:
     assert "administrator's key" in both.refusal(ADMIN, "127.0.0.1", {})
 
 
-# -- A URL that comes in a call may be anybody's: what it is sent, and what it may say --
-
 A, B = "http://a:1", "http://b:1"
 SECRET = "the instances' secret"
 
@@ -266,21 +263,18 @@ LINE_END_QUOTED = "http%3A%2F%2Fa%3A1%0D%0AX-Evil%3A%201"
         ("POST", f"/v1/rl/workers/{LINE_END_QUOTED}/engine/pause", None),
     ],
 )
-def test_a_url_with_a_line_end_is_refused_wherever_it_is_given(
+async def test_a_url_with_a_line_end_is_refused_wherever_it_is_given(
     method: str, path: str, body: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scene() -> None:
-        async with House(Upstream(A)) as house:
-            data = None if body is None else body
-            async with house.session.request(
-                method, aiohttp.client.URL(house.service.url + path, encoded=True), json=data
-            ) as response:
-                assert response.status == 400
-                assert "X-Evil" not in response.headers
-                assert "printable ASCII" in (await response.json())["error"]["message"]
-            assert list(house.driver.supervisors) == [A]
-
-    run(scene())
+    async with House(Upstream(A)) as house:
+        data = None if body is None else body
+        async with house.session.request(
+            method, aiohttp.client.URL(house.service.url + path, encoded=True), json=data
+        ) as response:
+            assert response.status == 400
+            assert "X-Evil" not in response.headers
+            assert "printable ASCII" in (await response.json())["error"]["message"]
+        assert list(house.driver.supervisors) == [A]
     assert "\nX-Evil" not in caplog.text
 
 
@@ -310,38 +304,34 @@ class Stranger:
 
 @pytest.mark.parametrize("patient", [False, True])
 @pytest.mark.parametrize("status", [200, 401, 404, 500])
-def test_a_stranger_gets_no_key_and_is_not_quoted(
+async def test_a_stranger_gets_no_key_and_is_not_quoted(
     tmp_path: Path, status: int, patient: bool
 ) -> None:
     keys = tmp_path / "keys"
     keys.write_text("common-key\n")
     stranger = Stranger(status, SECRET.encode())
-
-    async def scene() -> None:
-        options = Options(policy="dplb", instances=[], port=0, instance_api_key_file=keys)
-        service = Service(options, lambda line: None)
-        await service.open()
-        async with stranger as url, aiohttp.ClientSession(service.url) as client:
-            body = {"url": url, "patient": patient}
-            async with client.post("/admin/instances", json=body) as response:
-                assert response.status == (202 if patient else 502)
-                said = await response.text()
-            if status != 200:
-                assert str(status) in said
-            if status == 401:
-                assert "--api-key" in said  # the remedy
-            async with client.get("/admin/instances") as response:
+    options = Options(policy="dplb", instances=[], port=0, instance_api_key_file=keys)
+    service = Service(options, lambda line: None)
+    await service.open()
+    async with stranger as url, aiohttp.ClientSession(service.url) as client:
+        body = {"url": url, "patient": patient}
+        async with client.post("/admin/instances", json=body) as response:
+            assert response.status == (202 if patient else 502)
+            said = await response.text()
+        if status != 200:
+            assert str(status) in said
+        if status == 401:
+            assert "--api-key" in said  # the remedy
+        async with client.get("/admin/instances") as response:
+            said += await response.text()
+        # Nor is anything passed on to what has never answered as vLLM.
+        for path in (f"/v1/rl/workers/{url.replace('/', '%2F')}/engine/x", "/v1/rl/engine/x"):
+            where = aiohttp.client.URL(service.url + path, encoded=True)
+            async with client.get(where) as response:
+                assert response.status != 200
                 said += await response.text()
-            # Nor is anything passed on to what has never answered as vLLM.
-            for path in (f"/v1/rl/workers/{url.replace('/', '%2F')}/engine/x", "/v1/rl/engine/x"):
-                where = aiohttp.client.URL(service.url + path, encoded=True)
-                async with client.get(where) as response:
-                    assert response.status != 200
-                    said += await response.text()
-            assert SECRET not in said
-        await service.close()
-
-    run(scene())
+        assert SECRET not in said
+    await service.close()
     assert stranger.headers
     assert not any("common-key" in str(headers) for headers in stranger.headers)
 

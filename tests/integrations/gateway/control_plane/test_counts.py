@@ -32,7 +32,6 @@ from tests.integrations.gateway.house import House, Upstream
 from tests.integrations.gateway.scripted import completion
 from tests.live.scripted import until
 from tests.metrics.told import sample, tell
-from tests.virtual_net import run
 
 A = "http://a:1"
 
@@ -58,9 +57,6 @@ async def test_the_states_of_an_instance() -> None:
         await driver.supervisors[A].pauses.hold("keep", False)
         assert state_of(A) == "held"
         assert set(figures.fleet.seconds(driver.pump.now)) == {"idle", "busy", "closed"}
-
-
-# -- Counts are a fold over what the driver sees --
 
 
 def test_requests_and_tokens_by_outcome() -> None:
@@ -110,8 +106,6 @@ def test_gauges_of_a_removed_instance_are_removed() -> None:
     assert counters.reports == {}
 
 
-# -- What happens in a run is a line with its figures; a drain is no loss --
-
 A_RUN_LOG, B = "http://a:1", "http://b:1"
 
 
@@ -158,40 +152,32 @@ def test_weights_that_are_published_and_loaded(caplog: pytest.LogCaptureFixture)
     ("path", "said"),
     [("POST /admin/instances/{}/drain", "drained"), ("DELETE /admin/instances/{}", "removed")],
 )
-def test_a_drained_instance_is_not_logged_as_lost(
+async def test_a_drained_instance_is_not_logged_as_lost(
     path: str, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-
-    async def scene() -> None:
-        async with House(Upstream(A_RUN_LOG), Upstream(B)) as house:
-            gone = house.driver.supervisors[A_RUN_LOG]
-            names = {
-                view["url"]: view["id"]
-                for view in (await house.ask("GET", "/workers"))[1]["workers"]
-            }
-            method, _, route = path.format(names[A_RUN_LOG]).partition(" ")
-            assert (await house.ask(method, route))[0] in (200, 202, 204)
-            await until(lambda: gone.name not in house.driver.supervisors)
-            counters = house.service.gateway.figures.counters
-            assert counters.gone == {"removed": 1}
-            assert not any("lost" in line for line in house.said)
-
-    run(scene())
+    async with House(Upstream(A_RUN_LOG), Upstream(B)) as house:
+        gone = house.driver.supervisors[A_RUN_LOG]
+        names = {
+            view["url"]: view["id"] for view in (await house.ask("GET", "/workers"))[1]["workers"]
+        }
+        method, _, route = path.format(names[A_RUN_LOG]).partition(" ")
+        assert (await house.ask(method, route))[0] in (200, 202, 204)
+        await until(lambda: gone.name not in house.driver.supervisors)
+        counters = house.service.gateway.figures.counters
+        assert counters.gone == {"removed": 1}
+        assert not any("lost" in line for line in house.said)
     assert f"instance {A_RUN_LOG} was {said}" in caplog.messages
     assert not any("lost" in line for line in caplog.messages)
     assert (f"instance {A_RUN_LOG} drains" in caplog.messages) == (said == "drained")
 
 
-def test_a_dead_instance_is_logged_as_lost(caplog: pytest.LogCaptureFixture) -> None:
-    async def scene() -> None:
-        upstream = Upstream(A_RUN_LOG)
-        async with House(upstream) as house:
-            upstream.dead = True
-            house.driver.supervisors[A_RUN_LOG].health.check_now()
-            await until(lambda: house.service.gateway.figures.counters.gone == {"lost": 1})
-
-    run(scene())
+async def test_a_dead_instance_is_logged_as_lost(caplog: pytest.LogCaptureFixture) -> None:
+    upstream = Upstream(A_RUN_LOG)
+    async with House(upstream) as house:
+        upstream.dead = True
+        house.driver.supervisors[A_RUN_LOG].health.check_now()
+        await until(lambda: house.service.gateway.figures.counters.gone == {"lost": 1})
     (lost,) = [record for record in caplog.records if "lost" in record.getMessage()]
     assert (lost.levelname, lost.getMessage().startswith(f"instance {A_RUN_LOG} lost: ")) == (
         "WARNING",
@@ -199,24 +185,17 @@ def test_a_dead_instance_is_logged_as_lost(caplog: pytest.LogCaptureFixture) -> 
     )
 
 
-def test_instance_answers_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+async def test_instance_answers_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, logger="rollout_sched")
-
-    async def scene() -> None:
-        upstream = Upstream(A_RUN_LOG)
-        quoted = {"error": {"message": "cannot read 'my secret prompt'"}}
-        upstream.answers["/v1/completions"] = (400, quoted)
-        async with House(upstream) as house:
-            body = {"model": "tiny", "prompt": "my secret prompt", "max_tokens": 3}
-            async with house.session.post("/v1/completions", json=body) as response:
-                assert "my secret prompt" in await response.text(), "its client is told"
-
-    run(scene())
+    upstream = Upstream(A_RUN_LOG)
+    quoted = {"error": {"message": "cannot read 'my secret prompt'"}}
+    upstream.answers["/v1/completions"] = (400, quoted)
+    async with House(upstream) as house:
+        body = {"model": "tiny", "prompt": "my secret prompt", "max_tokens": 3}
+        async with house.session.post("/v1/completions", json=body) as response:
+            assert "my secret prompt" in await response.text(), "its client is told"
     assert any("answered 400" in line for line in caplog.messages)
     assert "secret" not in caplog.text
-
-
-# -- A loop that is held up is seen --
 
 
 def test_a_blocked_loop_is_measured_and_the_probe_ends() -> None:

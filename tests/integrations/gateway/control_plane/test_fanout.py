@@ -116,8 +116,6 @@ def test_an_impossible_row_is_refused_by_name(rows: str, message: str) -> None:
         read(f"[calls]\n{rows}\n[rpc]\n")
 
 
-# -- A call that is passed on ends once, whatever the client or the instance does --
-
 A, B = "http://a:1", "http://b:1"
 
 Speak = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -321,8 +319,6 @@ def test_the_bound_is_the_time_for_an_update() -> None:
     """Ten minutes, unless the policy file or a flag says otherwise."""
     assert Settings().update_timeout_s == 600
 
-
-# -- One order to several instances: who did it, who did not, and what that makes together --
 
 A, B = "http://a:1", "http://b:1"
 

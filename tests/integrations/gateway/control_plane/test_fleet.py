@@ -184,8 +184,6 @@ async def test_a_path_in_other_letters_is_the_same_row() -> None:
         assert (await ask_raw(house, request("DELETE", "/pause")))[0] == 405
 
 
-# -- Other routers' conventions: what a trainer written for one of them calls, works --
-
 A, B = "http://a:1", "http://b:1"
 
 

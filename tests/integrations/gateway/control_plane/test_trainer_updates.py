@@ -46,9 +46,6 @@ async def statuses(house: House, *calls: tuple[str, Any]) -> list[int]:
     return [(await house.ask("POST", path, body))[0] for path, body in calls]
 
 
-# -- the protocol --------------------------------------------------------------------------
-
-
 async def test_gates_stay_closed_during_an_update_and_then_the_version_moves() -> None:
     async with House(*two()) as house:
         for path, body in ((START, {}), (LOAD, CHUNK), (LOAD, CHUNK)):
@@ -107,9 +104,6 @@ async def test_half_loaded_weights_stop_generation() -> None:
         assert "/resume" not in paths_of(house.instances[A])  # type: ignore[arg-type]
         assert await statuses(house, (FINISH, {}), ("/resume", {})) == [200, 200]
         assert gates(house) == ["", ""]
-
-
-# -- what fails ----------------------------------------------------------------------------
 
 
 async def test_a_call_that_failed_on_some_is_not_repeated_on_the_others() -> None:
@@ -314,9 +308,6 @@ async def test_an_unlabelled_instance_has_no_verified_version() -> None:
         assert [house.driver.versions.of(name).version for name in (A, B)] == [1, 0]
 
 
-# -- versions ------------------------------------------------------------------------------
-
-
 async def test_the_trainer_may_say_which_version_it_is() -> None:
     async with House(*two()) as house:
         await statuses(house, (START, {}))
@@ -366,9 +357,6 @@ async def test_while_we_load_weights_the_trainer_waits() -> None:
         assert version(house) == 2
 
 
-# -- ranks ---------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("path", "within", "world"),
     [
@@ -400,9 +388,6 @@ async def test_a_set_up_that_is_no_object_is_refused(body: bytes) -> None:
         async with house.session.post(url, data=body) as response:
             assert response.status == 400
             assert "not a JSON object" in (await response.json())["error"]["message"]
-
-
-# -- simulated servers: tokens, labels and ranks that are checked ----------------------------
 
 
 class Through:

@@ -192,9 +192,6 @@ def test_only_an_object_is_an_object() -> None:
             read_object(other)
 
 
-# -- Both spellings of a token in log-probs, and nothing else changed --
-
-
 def sampled(token: int, *, by: str) -> dict[str, Any]:
     named = {"token_id": token} if by == "id" else {"token": f"token_id:{token}"}
     return {**named, "logprob": -0.5, "rank": 1, "top_logprobs": [{**named, "logprob": -0.5}]}

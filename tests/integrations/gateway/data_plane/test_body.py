@@ -196,9 +196,6 @@ def test_only_a_chat_offers_tools(endpoint: Any, said: dict[str, Any], tools: bo
     assert envelopes.read(body, endpoint).tools is tools
 
 
-# -- Which fields of a body are read, and what may stand in them --
-
-
 def read(body: bytes) -> Fields:
     return msgspec.json.decode(body, type=Fields)
 
@@ -254,8 +251,6 @@ def test_a_bad_request_is_a_400_unless_it_says_otherwise() -> None:
     assert (BadRequest("no").status, str(BadRequest("no"))) == (400, "no")
     assert BadRequest("too long", 413).status == 413
 
-
-# -- A body with values changed where they stand says what it would if it were read and written --
 
 NAMES = sorted(set(Changeable.__struct_fields__) - {"cache_salt", "sampling_params"})
 
@@ -315,9 +310,6 @@ def test_the_gateways_value_wins(body: bytes) -> None:
 def test_an_unreadable_body_is_a_bad_request(body: bytes) -> None:
     with pytest.raises(BadRequest):
         ClientBody(body, nested=False).changed({"n": b"1"}, {})
-
-
-# -- One call for several responses: which prompt and which sampling each of them has --
 
 
 def ones(fields: Any, endpoint: Endpoint = "completions", most: int = 100) -> list[One]:

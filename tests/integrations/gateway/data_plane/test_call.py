@@ -206,8 +206,6 @@ def test_versions_of_several_attempts_are_worded_as_the_server_would() -> None:
     assert weight_versions(DeliveredSample("d", "p", 0, 3, 0, (), 0, "stop")) == []
 
 
-# -- The gateway's port to an instance, which the real client has and the tests' doubles imitat --
-
 VALUES = {
     "order_id": "run-1",
     "engine_id": "cmpl-run-1-0",

@@ -103,8 +103,6 @@ def test_a_path_that_cannot_be_forwarded_is_refused() -> None:
         check_head(Call("/v1/completions?\u00e9", b""))
 
 
-# -- The request of the hot path's server is what the data plane asks for, and so is the tests' --
-
 CALLS = {"answer": ["status", "headers", "body"], "begin": ["status", "headers"]}
 CALLS |= {"write": ["data"], "end": []}
 

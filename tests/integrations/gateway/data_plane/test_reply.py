@@ -176,9 +176,6 @@ class _Payload:
         raise AssertionError
 
 
-# -- Calls counted against what may be here at once --
-
-
 class Reply:
     def fail(self, status: int, text: str) -> None: ...
 
@@ -213,8 +210,6 @@ def test_a_call_that_never_fits_is_refused_for_good() -> None:
         calls.check_room(2, 101)
     assert caught.value.status == 413
 
-
-# -- Streams that run go before calls that begin or end --
 
 STREAM = {**BODY, "stream": True}
 
@@ -354,9 +349,6 @@ class TestCallsBesideStreams:
         return stream
 
 
-# -- How calls end, counted and, where it is wanted, said --
-
-
 def test_calls_are_counted_by_status() -> None:
     responses = Responses()
     for status in (200, 404, 200):
@@ -384,18 +376,11 @@ def test_the_access_log_omits_the_query(caplog: pytest.LogCaptureFixture) -> Non
     assert told[0].fields["status"] == 200  # type: ignore[attr-defined]
 
 
-def test_the_access_log_is_off_by_default(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_access_log_is_off_by_default(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="rollout_sched.access")
-
-    async def scene() -> None:
-        async with House(Upstream()) as house:
-            await house.ask("GET", "/version")
-
-    run(scene())
+    async with House(Upstream()) as house:
+        await house.ask("GET", "/version")
     assert not [record for record in caplog.records if record.name == "rollout_sched.access"]
-
-
-# -- What may be here at once --
 
 
 @pytest.mark.parametrize(
@@ -427,9 +412,6 @@ async def test_calls_that_do_not_fit_now_get_retry_after() -> None:
         await first.json()
         assert stage.call().status == 0
         await instance.answer(1, completion([4]))
-
-
-# -- The data plane's port to who schedules: the driver has it, and a front's way to one elsewh --
 
 
 @pytest.mark.parametrize("who", [Driver, FrontCalls])

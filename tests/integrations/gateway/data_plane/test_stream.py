@@ -210,8 +210,6 @@ def test_an_event_that_cannot_be_translated_is_no_event() -> None:
         the.hears(b'data: {"choices":[{"token_ids":[1]}],"usage":{"prompt_tokens":null}}\n\n')
 
 
-# -- Tokens of a stream, counted late and together --
-
 EVENT = b'data: {"choices":[{"token_ids":[%b]}]}\n\n'
 
 
@@ -284,9 +282,6 @@ def test_token_ids_are_read_in_any_spacing(data: bytes, ids: list[int], events: 
     tokens.add_unread(data)
     tokens.read_up()
     assert (tokens.to_go_on_from(), tokens.events) == (ids, events)
-
-
-# -- The one stream that a client sees --
 
 
 class Begun(Reply):

@@ -131,8 +131,6 @@ def test_spans_with_gaps_are_refused(bounds):
         spans_of([VersionSpan("1", start, end) for start, end in bounds], 5)
 
 
-# -- Server-sent events, cut anywhere --
-
 STREAM = (
     b': hello\r\n\r\ndata: {"a": 1}\n\ndata:{"b": 2}\r\n\r\n'
     b'event: x\ndata: {"c": 3}\n\ndata: [DONE]\n\n'

@@ -26,9 +26,6 @@ def test_every_path_that_generates_is_told_apart():
     }
 
 
-# -- Ids that vLLM makes of ours --
-
-
 @pytest.mark.parametrize(
     ("endpoint", "known_as"),
     [("completions", "cmpl-r1-0"), ("chat", "chatcmpl-r1"), ("generate", "generate-tokens-r1")],
@@ -65,17 +62,11 @@ def test_an_id_names_our_order_or_another(said, another):
     assert names_another(said, "ab12cd34-17") is another
 
 
-# -- vLLM's names of gauges: the simulated server says what the client reads, by these names --
-
-
 def test_a_server_of_vllms_was_seen_to_say_all_of_them():
     values = [value for name, value in vars(gauges).items() if name.isupper()]
     names = [value for value in values if str(value).startswith(("vllm:", "local_", "process_"))]
     assert len(names) == 10
     assert [name for name in names if name not in METRICS] == []
-
-
-# -- Fields of requests, by endpoint --
 
 
 def test_every_endpoint_has_a_prompt():
