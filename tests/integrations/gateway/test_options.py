@@ -31,7 +31,7 @@ def test_two_gateways_share_nothing() -> None:
     assert one.allow_instances is not two.allow_instances
 
 
-def test_it_must_be_told_what_to_serve() -> None:
+def test_a_policy_must_be_given() -> None:
     with pytest.raises(TypeError):
         Options(instances=[])  # type: ignore[call-arg]
 
@@ -46,7 +46,7 @@ def test_options_have_the_defaults() -> None:
     assert given() == Options(policy="dplb")
 
 
-def test_of_gateway_run_and_driver() -> None:
+def test_options_of_gateway_run_and_driver_are_read() -> None:
     options = given(
         *("--instance", "http://a:1", "--instance", "http://b:2", "--port", "0"),
         *("--store", "here", "--prompts-per-step", "7", "--poll-s", "3", "--max-body", "2"),

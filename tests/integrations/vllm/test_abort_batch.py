@@ -78,7 +78,7 @@ def test_a_call_to_an_unreachable_server_ends_with_its_instance():
     asyncio.run(scene())
 
 
-def test_nothing_is_sent_once_it_is_closed():
+def test_a_closed_batch_sends_nothing():
     """Who had several to abort went on with the next one after the instance was closed."""
 
     async def scene():

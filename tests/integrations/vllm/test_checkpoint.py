@@ -28,7 +28,7 @@ def test_other_formats_need_only_be_there(tmp_path):
     check_checkpoint(tmp_path)
 
 
-def test_all_files_of_the_index_must_be_there(tmp_path):
+def test_all_files_of_the_index_must_exist(tmp_path):
     (tmp_path / "a.safetensors").write_bytes(safetensors())
     index = {"weight_map": {"w": "a.safetensors", "v": "b.safetensors"}}
     (tmp_path / INDEX).write_text(json.dumps(index))

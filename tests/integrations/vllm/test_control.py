@@ -63,7 +63,7 @@ def test_a_reset_of_a_kept_connection_is_tried_again_on_a_new_one():
     assert virtual_net.run(calls()) == (b"{}", [b"POST /resume"] * 3)
 
 
-def test_it_is_tried_again_only_once():
+def test_a_reset_call_is_retried_only_once():
     async def calls():
         async with wire([None], [None], [OK]) as (control, requests):
             with pytest.raises(InstanceError, match="/resume failed"):

@@ -291,7 +291,7 @@ def limits(path_of: str = "") -> EngineLimits:
     return virtual_net.run(read())
 
 
-def test_all_of_them_in_the_development_mode() -> None:
+def test_engine_limits_are_read_in_the_development_mode() -> None:
     assert limits() == EngineLimits(4, True, 512, "0.32.0")
 
 

@@ -24,7 +24,7 @@ def step(computed, cached, made):
     )
 
 
-def test_nothing_yet():
+def test_gauges_are_empty_at_first():
     assert EngineGauges().now() == Gauges(0, 0, 0.0)
 
 

@@ -398,7 +398,7 @@ def test_the_key_goes_with_every_order():
     assert virtual_net.run(generate()).finish == "length"
 
 
-def test_it_must_be_described_first():
+def test_an_instance_must_be_described_first():
     instance = HttpInstance("http://127.0.0.1:1")
     with pytest.raises(CallerError, match="describe"):
         virtual_net.run(instance.generate(an_order()))
@@ -445,7 +445,7 @@ def test_a_url_that_is_one(url):
     assert HttpInstance(url).name == url.rstrip("/")
 
 
-async def test_of_several_models_the_one_that_is_wanted_is_named():
+async def test_the_wanted_one_of_several_models_is_named():
     server = ScriptedVllm()
     server.models["data"].append({"id": "tuned", "max_model_len": None})
 

@@ -74,7 +74,7 @@ class Stage:
         return self.exchange
 
 
-def test_it_is_known_by_its_order_while_it_lasts() -> None:
+def test_a_call_is_known_by_its_order_while_it_lasts() -> None:
     stage = Stage()
     stage.send()
     assert stage.register["o"].engine_id == "cmpl-o-0"

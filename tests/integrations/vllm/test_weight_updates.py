@@ -91,7 +91,7 @@ async def test_an_old_version_is_refused_before_it_changes_what_is_known() -> No
     assert updates == [{"path": "right"}]
 
 
-async def test_of_two_that_are_checked_together_the_order_of_publishing_decides(
+async def test_publishing_order_decides_between_concurrent_checks(
     tmp_path: Path,
 ) -> None:
     driver = make_driver()

@@ -488,7 +488,7 @@ def test_time_runs_as_fast_as_told_and_never_back() -> None:
     virtual_loop.run(scene())
 
 
-def test_another_speed_goes_on_from_where_it_is() -> None:
+def test_another_speed_continues_from_the_current_time() -> None:
     async def scene() -> None:
         clock = RealtimeClock(4.0)
         await asyncio.sleep(2.0)

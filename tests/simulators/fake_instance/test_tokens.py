@@ -77,7 +77,7 @@ def test_an_invalid_context_is_refused(bad: list[int]) -> None:
 
 class TestVocabulary:
     @pytest.mark.parametrize("size", [64, 509, 32_000, 151_936])
-    def test_all_ids_are_within_it(self, size: int) -> None:
+    def test_all_ids_are_within_the_vocabulary(self, size: int) -> None:
         vocabulary = text.Vocabulary.of(size)
         prompt = text.encode("What is w1 and w999999999 ?", vocabulary)
         name = text.name(text.read(prompt, vocabulary), "x", vocabulary)

@@ -51,14 +51,14 @@ class TestRatios:
         assert found.time.value == pytest.approx(2.0)
         assert found.speed_up.value == pytest.approx(1.2)
 
-    def test_the_interval_is_of_the_resamples_and_paired(self) -> None:
+    def test_intervals_are_paired_over_the_resamples(self) -> None:
         """Each resample is harder than the one before, but the ratio is always the same."""
         seconds = (10.0, 20.0, 30.0, 40.0)
         drawn = [run(s) for s in seconds], [run(s / 2) for s in seconds]
         found = beside([run(10.0)], [run(5.0)], *drawn)
         assert found.time.interval == pytest.approx((2.0, 2.0))
 
-    def test_it_widens_with_their_spread_around_what_the_trace_says(self) -> None:
+    def test_an_interval_widens_with_the_spread_of_resamples(self) -> None:
         drawn = [run(10.0)] * 3, [run(5.0), run(4.0), run(6.25)]
         low, high = beside([run(10.0)], [run(4.0)], *drawn).time.interval or (0.0, 0.0)
         assert low < 2.5 < high
@@ -228,10 +228,10 @@ class TestWhoIsFastest:
 
 
 class TestWhatItCosts:
-    def test_nothing(self) -> None:
+    def test_a_policy_without_cost_says_so(self) -> None:
         assert "It has no cost that is measured here." in said(BASE)
 
-    def test_everything(self) -> None:
+    def test_every_cost_is_named(self) -> None:
         text = " ".join(said(policy("a", 1.0, stale=2, bias="long last", ks=0.3, discarded=0.25)))
         for cost in (
             "samples 1.00 versions old on average, 2 at most",
@@ -258,7 +258,7 @@ class TestWhatBoundsIt:
             ({}, "Bounded by generation"),
         ],
     )
-    def test_else(self, figures: dict[str, Any], says: str) -> None:
+    def test_each_bound_is_named(self, figures: dict[str, Any], says: str) -> None:
         assert says in said(policy("a", 1.0, **figures))[-1]
 
 

@@ -91,7 +91,7 @@ def test_an_instance_resumes_when_all_pauses_are_released() -> None:
     assert node.resume("scheduler", 2.0)
 
 
-def test_its_report_bears_its_name() -> None:
+def test_a_report_names_its_instance() -> None:
     report = SimNode("i", SimInstance(make_scenario().instance)).report()
     assert (report.instance, report.running, report.waiting) == ("i", 0, 0)
 

@@ -304,7 +304,7 @@ def drawn(seeds: int = 1) -> tuple[Any, dict[str, Any]]:
     return data_of(page), report
 
 
-def test_it_holds_the_report_and_the_runs() -> None:
+def test_a_page_has_the_report_and_its_runs() -> None:
     data, report = drawn()
     assert [policy["name"] for policy in data["policies"]] == ["one", "two"]
     assert data["verdict"] == report["verdict"]
@@ -327,6 +327,6 @@ def test_the_tables_are_those_of_the_terminal() -> None:
     assert (first["name"], first["cells"][0]) == ("one", "1.00x")
 
 
-def test_of_several_seeds_it_says_which_is_drawn() -> None:
+def test_a_page_names_the_drawn_seed() -> None:
     data, _ = drawn(seeds=2)
     assert "charts show seed 0" in data["about"][-1]

@@ -138,7 +138,7 @@ class TestBesideBatches:
         model = TrafficModel(rate=0.2, for_s=60.0, **traffic)
         return watch(STICKY, self.trace, make_scenario(traffic=model, train_s=1.0))
 
-    def test_all_are_answered_though_training_is_over(self) -> None:
+    def test_clients_are_answered_after_training(self) -> None:
         ran = self.run()
         asked = len(ran.said(ev.RequestSubmitted))
         assert asked == len(ran.said(act.Answer)) > 5

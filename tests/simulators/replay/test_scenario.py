@@ -160,7 +160,7 @@ def test_traffic_and_faults() -> None:
     assert parse_scenario("mine", table()).traffic is None
 
 
-def test_another_job_keeps_what_is_not_given() -> None:
+def test_another_job_keeps_values_that_are_not_given() -> None:
     scenario = load_scenario("tiny-cpu-2").with_job({"prompts_per_step": 7, "epochs": 2})
     other = scenario.with_job({"prompts_per_step": 0, "max_tokens": 9, "policy": "no job's"})
     assert (other.job.prompts_per_step, other.job.epochs, other.job.max_tokens) == (7, 2, 9)
@@ -218,7 +218,7 @@ class TestDrawn:
         drawn = Traffic(model, self.trace, run_seed)
         return [(c.arrival_s, c.sample) for c in drawn.conversations()]
 
-    def test_so_many_a_second_for_so_long_with_any_sample(self) -> None:
+    def test_drawn_traffic_has_rate_duration_and_any_samples(self) -> None:
         arrivals = self.arrivals()
         assert 900 < len(arrivals) < 1100
         times = [at for at, _ in arrivals]

@@ -51,20 +51,20 @@ def part(*groups: str, number: int = 0, last: bool = True) -> Deliver:
     return Deliver(0, 0, samples, number, last)
 
 
-def test_it_submits_its_prompts_and_asks() -> None:
+def test_a_trainer_submits_its_prompts_and_requests_a_batch() -> None:
     world = Trained(make_scenario())
     assert world.trainer.left == 3
     assert world.trainer.standing == "0 of 3 groups trained"
 
 
-def test_it_publishes_when_a_step_is_over_and_asks_again() -> None:
+def test_a_trainer_publishes_after_a_step_and_requests_again() -> None:
     world = Trained(make_scenario(train_s=10.0))
     world.deliver("a", "b")
     assert world.told == [(10.0, ev.WeightsPublished(1)), (10.0, ev.BatchRequested(parts=True))]
     assert world.trainer.left == 1
 
 
-def test_after_the_last_prompt_it_asks_no_more() -> None:
+def test_a_trainer_stops_requesting_after_the_last_prompt() -> None:
     world = Trained(make_scenario(train_s=10.0))
     world.deliver("a", "b", "c")
     assert world.told == []

@@ -90,7 +90,7 @@ def test_a_replay_says_that_tokens_are_estimated(
     assert "Tokens are estimated" not in capsys.readouterr().out
 
 
-def test_what_is_shipped(capsys: pytest.CaptureFixture[str]) -> None:
+def test_shipped_traces_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", "list"]) == 0
     out = capsys.readouterr().out
     assert all(name in out and about in out for name, about in shipped().items())

@@ -107,7 +107,7 @@ def test_packed_files_and_standard_input(
     assert (trace.name, trace.sample_count) == ("stdin", 1)
 
 
-def test_nothing_on_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_empty_standard_input_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"")))
     with pytest.raises(TraceError, match="<stdin>: the file is empty"):
         read("-")

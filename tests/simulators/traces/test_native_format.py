@@ -66,7 +66,7 @@ class TestRefusing:
         assert error.remedy
         assert "$" not in str(error)
 
-    def test_another_schema_version(self, tmp_path: Path) -> None:
+    def test_another_schema_version_is_refused(self, tmp_path: Path) -> None:
         path = tmp_path / "new.jsonl"
         path.write_text('{"schema":"rollout-sched-trace/2"}\n')
         with pytest.raises(TraceError, match=r"field 'schema'.*rollout-sched-trace/2.*upgrade"):
@@ -87,7 +87,7 @@ class TestRefusing:
         assert len(str(caught.value)) < 500
 
     @pytest.mark.parametrize("content", [b"", b"\n\n", HEADER.encode()])
-    def test_nothing_in_it(self, tmp_path: Path, content: bytes) -> None:
+    def test_an_empty_file_is_refused(self, tmp_path: Path, content: bytes) -> None:
         path = tmp_path / "empty.jsonl"
         path.write_bytes(content)
         with pytest.raises(TraceError, match=r"empty|no samples"):

@@ -117,7 +117,7 @@ def test_one_case_leaves_something_open() -> None:
     assert ratio.low < 1.0 < ratio.high
 
 
-def test_it_is_said_shortly() -> None:
+def test_a_speed_up_is_written_with_its_interval() -> None:
     assert str(SpeedUp(1.256, 1.2, 1.3)) == "1.26x [1.20, 1.30]"
 
 
@@ -141,7 +141,7 @@ class TestChoice:
         speeds = {"odd": [1.5, 1.0, 1.1], "plain": [1.0, 1.0, 1.0]}
         assert self.choose(speeds, {"plain": 0, "odd": 5}) == "odd"
 
-    def test_of_equally_simple_ones_the_faster(self) -> None:
+    def test_the_faster_of_equally_simple_candidates_wins(self) -> None:
         speeds = {"one": [1.0, 1.01], "other": [1.01, 1.005]}
         assert self.choose(speeds, {"one": 1, "other": 1}) == "other"
 
@@ -206,7 +206,7 @@ class TestBench:
 
 
 class TestLasting:
-    def test_all_prompts_come_before_any_comes_again_under_another_name(self) -> None:
+    def test_prompts_repeat_only_after_all_were_used(self) -> None:
         part = lasting(TRACE, 40, seed=1)
         names = list(part.groups)
         assert len(names) == 40
@@ -230,7 +230,7 @@ class TestFigures:
         task = Task(candidate(batching="sync", over_prompts=1.5).table, Case(3, 1))
         assert self.BENCH(task) == self.BENCH(task) == small_bench()(task)
 
-    def test_another_seed_or_part_another_answer(self) -> None:
+    def test_another_seed_or_part_changes_the_answer(self) -> None:
         cases = [Case(3, 1), Case(3, 2), Case(3, 1, held_out=True), Case(4, 1)]
         assert len({self.BENCH(Task({}, case)).total_s for case in cases}) == 4
 
@@ -316,7 +316,7 @@ def test_answers_come_in_the_order_of_the_questions() -> None:
     assert multiprocessing.active_children() == []
 
 
-def test_they_are_other_processes_and_stay() -> None:
+def test_workers_are_lasting_processes() -> None:
     with WorkerPool(whose, 1) as workers:
         first = list(workers.answers([1, 2], forever))
         again = list(workers.answers([3], forever))
@@ -388,7 +388,7 @@ def test_case_by_case_and_nothing_twice() -> None:
     assert book.speed_up(TWO, ONE, CASES).mean == pytest.approx(2.0)
 
 
-def test_so_many_evaluations_and_no_more() -> None:
+def test_the_budget_of_evaluations_is_kept() -> None:
     oracle = Oracle(faster_with_more_prompts)
     book = open_book(oracle, evaluations=3)
     with pytest.raises(Spent):

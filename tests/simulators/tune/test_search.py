@@ -58,7 +58,7 @@ def test_async_runs_are_long_enough_to_be_steady() -> None:
     assert [steps_for(most) for most in (0, 1, 5, 8)] == [24, 24, 24, 36]
 
 
-def test_it_finds_the_fastest_that_keeps_the_limits() -> None:
+def test_the_search_finds_the_fastest_within_the_limits() -> None:
     search, _, _ = searched(300)
     batching = search.best(1)[0].table["batching"]
     # 2.0 is faster but too biased
@@ -166,11 +166,11 @@ def test_the_fastest_that_keeps_the_limits_wins() -> None:
     assert measured(PLAIN, FASTER, BIASED).winner(HardLimits(0, 0.01, 1.0)) == BIASED
 
 
-def test_of_equally_fast_ones_the_simpler() -> None:
+def test_the_simpler_of_equally_fast_candidates_wins() -> None:
     assert measured(ODD, FASTER).winner(LIMITS_RANKING) == FASTER
 
 
-def test_nothing_wins_where_nothing_keeps_the_limits() -> None:
+def test_no_candidate_within_the_limits_means_no_winner() -> None:
     assert measured(FASTER).winner(HardLimits(0, 0.01, 0.0)) is None
 
 

@@ -59,7 +59,7 @@ def test_ranks_are_rewritten_for_each_instance(path: str) -> None:
     assert rule.to == "rewrite"
 
 
-def test_nothing_that_generates_goes_to_the_whole_fleet() -> None:
+def test_generating_calls_are_not_in_the_table() -> None:
     assert not any(path.encode() in endpoints.ENDPOINTS for _, path in shipped().calls)
 
 

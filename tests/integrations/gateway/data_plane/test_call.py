@@ -107,13 +107,13 @@ class TestTheFirstAttempt:
             ),
         ],
     )
-    def test_of_a_segment_is_limited_where_the_client_says_its_limit(
+    def test_a_segments_limit_needs_the_clients_limit(
         self, path: bytes, fields: dict[str, Any], limited: dict[str, Any]
     ) -> None:
         body = sent(a_call(fields, path).first(dispatch(7), 99))[1]
         assert body == {**fields, **limited, "cache_salt": "v3"}
 
-    def test_of_one_of_several_has_its_own_prompt_and_seed(self) -> None:
+    def test_each_sample_has_its_own_prompt_and_seed(self) -> None:
         fields = {"prompt": ["a", "b"], "n": 2, "seed": 5}
         bodies = [sent(a_call(fields, index=i).first(dispatch(), 10))[1] for i in range(4)]
         assert [(b["prompt"], b["n"], b["seed"]) for b in bodies] == [
@@ -125,14 +125,14 @@ class TestTheFirstAttempt:
 
 
 class TestALaterAttempt:
-    def test_goes_on_from_prompt_and_tokens(self) -> None:
+    def test_a_later_attempt_continues_from_prompt_and_tokens(self) -> None:
         call = a_call({"prompt": "abc", "max_tokens": 10}, resumable=True)
         path, body = sent(call.resumed(dispatch(8, made=2), PROMPT, [Part([4]), Part([5])]))
         assert path == b"/v1/completions"
         assert (body["prompt"], body["max_tokens"], body["n"]) == ([1, 2, 3, 4, 5], 8, 1)
         assert (body["cache_salt"], body["return_token_ids"]) == ("v3", True)
 
-    def test_of_a_chat_goes_on_as_a_completion(self) -> None:
+    def test_a_chat_continues_as_a_completion(self) -> None:
         call = a_call({"messages": [{"role": "user"}]}, b"/v1/chat/completions", resumable=True)
         path, body = sent(call.resumed(dispatch(8), PROMPT, [Part([4])]))
         assert path == b"/v1/completions"
@@ -144,7 +144,7 @@ class TestALaterAttempt:
         assert a_call({"prompt": "abc"}).prompt_ids(told) == [7, 8]
         assert a_call({"prompt": "abc"}).prompt_ids([Part([4])]) is None
 
-    def test_that_cannot_be_written_is_the_clients_fault(self) -> None:
+    def test_an_unwritable_attempt_is_the_clients_fault(self) -> None:
         call = a_call(b'{"prompt": [1, 2.5]}')
         with pytest.raises(RequestRejected, match="cannot be passed on") as caught:
             call.prompt_ids([Part([4])])

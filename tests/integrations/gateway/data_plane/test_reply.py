@@ -314,7 +314,7 @@ class TestCallsBesideStreams:
             assert len(instance.pool.asked) == 3
             assert stage.data_plane.calls.requests == 3
 
-    async def test_of_streams_that_end_together_the_second_waits_for_its_turn(self) -> None:
+    async def test_the_second_of_streams_ending_together_waits_for_its_turn(self) -> None:
         instance = Instance(slots=9)
         async with Stage(instance) as stage:
             streams = [await self.open(stage, instance) for _ in range(3)]
@@ -416,7 +416,7 @@ async def test_calls_that_do_not_fit_now_get_retry_after() -> None:
 
 @pytest.mark.parametrize("who", [Driver, FrontCalls])
 @pytest.mark.parametrize("name", ["max_model_len", "submit", "withdraw"])
-def test_both_are_asked_alike(who: type, name: str) -> None:
+def test_ports_and_scheduler_have_the_same_parameters(who: type, name: str) -> None:
     assert asked_for(who, name) == asked_for(Scheduling, name)
 
 

@@ -59,7 +59,7 @@ STREAM = event(chunk([1])) + event(chunk([2, 3])) + event(chunk([4])) + event(ch
 
 
 @pytest.mark.parametrize("size", [1, 2, 17, 100, 10_000])
-def test_everything_passes_but_the_end_however_it_is_cut(size: int) -> None:
+def test_all_events_but_the_end_pass_for_any_chunk_size(size: int) -> None:
     the = Watched()
     whole = STREAM + event(USAGE) + DONE
     done = the.hears(*(whole[at : at + size] for at in range(0, len(whole), size)))
@@ -123,7 +123,7 @@ def test_nothing_counts_after_done() -> None:
     assert the.stream.outcome().tokens == 1
 
 
-def test_it_has_not_ended_until_it_says_so() -> None:
+def test_a_stream_has_not_ended_without_its_last_event() -> None:
     the = Watched()
     the.hears(event(chunk([1])))
     with pytest.raises(InstanceError, match="without a finish_reason"):
