@@ -43,7 +43,7 @@ def measure(
 ) -> list[float]:
     """Microseconds for each of the answers; `recorded`: changes for a store are recorded too, and
     collected after every `LOOK` answers."""
-    dice = random.Random(0)
+    rng = random.Random(0)
     groups = (in_flight + waiting) // GROUP
     scheduler = load_policy(POLICY).scheduler(prompts_per_step=groups)
     slots = -(-in_flight // instances)
@@ -58,10 +58,10 @@ def measure(
     gc.collect()
     gc.disable()
     for _ in range(min(events, in_flight + waiting - GROUP)):
-        place = dice.randrange(len(running))
+        place = rng.randrange(len(running))
         running[place], running[-1] = running[-1], running[place]
         dispatch = running.pop()
-        event = RequestFinished(dispatch.request, dispatch.attempt, dice.randrange(1, 32_768))
+        event = RequestFinished(dispatch.request, dispatch.attempt, rng.randrange(1, 32_768))
         start = time.perf_counter_ns()
         actions = scheduler.handle(event, 1.0)
         if recorder is not None:

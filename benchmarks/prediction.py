@@ -192,7 +192,7 @@ async def _repeat(
     urls: list[str],
     instances: Sequence[HttpInstance],
 ) -> Record:
-    dice, measurements, arms = random.Random(0), TimedMeasurements(), list[Arm]()
+    rng, measurements, arms = random.Random(0), TimedMeasurements(), list[Arm]()
     wanted = [
         (workload, policy)
         for workload in options.workloads or WORKLOADS
@@ -205,7 +205,7 @@ async def _repeat(
             instances, limits, seed=repetition, report=lambda *_: None, measurements=measurements
         )
         calibration = await calibrator.run(options.calibrate_s, str(model))
-        for workload, policy in dice.sample(wanted, len(wanted)):
+        for workload, policy in rng.sample(wanted, len(wanted)):
             asked = prompts(WORKLOADS[workload], repetition)
             journal = folder / prediction_record.journal_of(workload, policy, repetition)
             preempted, began = await _preempted(instances), time.monotonic()
@@ -227,12 +227,12 @@ async def _preempted(instances: Sequence[HttpInstance]) -> int:
 
 def prompts(work: Work, seed: int) -> list[Prompt]:
     """Prompts of random tokens, so that no cache has them from another run."""
-    dice = random.Random(f"{work}/{seed}")
+    rng = random.Random(f"{work}/{seed}")
     stops = list(range(FIRST_STOP, FIRST_STOP + work.stops))
     return [
         Prompt(
             uid=f"prompt-{number:03d}",
-            prompt_ids=dice.choices(range(1000, 2000), k=work.prompt),
+            prompt_ids=rng.choices(range(1000, 2000), k=work.prompt),
             samples=SAMPLES,
             max_tokens=work.most,
             sampling={"temperature": 1.0, "logprobs": 0, "stop_token_ids": stops},

@@ -104,13 +104,13 @@ def _line(what: str, rates: list[float], target: int | None) -> str:
 
 def _samples() -> list[list[bytes]]:
     """A batch of them: prompt, response, mask and log-probs of each."""
-    dice = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     return [
         [
-            dice.integers(0, 150_000, PROMPT, dtype=np.int32).tobytes(),
-            dice.integers(0, 150_000, RESPONSE, dtype=np.int32).tobytes(),
+            rng.integers(0, 150_000, PROMPT, dtype=np.int32).tobytes(),
+            rng.integers(0, 150_000, RESPONSE, dtype=np.int32).tobytes(),
             np.ones(RESPONSE, np.int32).tobytes(),
-            dice.standard_normal(RESPONSE).astype(np.float32).tobytes(),
+            rng.standard_normal(RESPONSE).astype(np.float32).tobytes(),
         ]
         for _ in range(BATCH)
     ]

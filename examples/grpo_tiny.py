@@ -59,12 +59,12 @@ async def reward(sample: Sample) -> float:
 
 
 def prompts(job: Job) -> list[Prompt]:
-    dice = random.Random(job.seed)
+    rng = random.Random(job.seed)
     sampling = {"temperature": 1.0, "logprobs": 0, "stop_token_ids": STOP, "ignore_eos": True}
     return [
         Prompt(
             f"prompt-{number}",
-            [dice.randrange(3, VOCABULARY) for _ in range(8)],
+            [rng.randrange(3, VOCABULARY) for _ in range(8)],
             job.samples,
             job.max_tokens,
             sampling,

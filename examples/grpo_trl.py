@@ -40,8 +40,8 @@ def reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
 
 def prompts(job: Job) -> Dataset:
     """Prompts of eight letters each."""
-    dice = random.Random(job.seed)
-    texts = ["".join(dice.choices(string.ascii_letters, k=8)) for _ in range(job.prompts_per_step)]
+    rng = random.Random(job.seed)
+    texts = ["".join(rng.choices(string.ascii_letters, k=8)) for _ in range(job.prompts_per_step)]
     return Dataset.from_dict({"prompt": texts})
 
 

@@ -201,7 +201,9 @@ class SessionCap(SessionAdmission, msgspec.Struct, frozen=True):
         prompts: set[str] = set()
         in_flight = instance.attempts.values()
         running = _tokens(((a.request.siblings, a.context_tokens) for a in in_flight), prompts)
-        kept = _tokens(((r.siblings, r.context_tokens) for r in instance.kept.values()), prompts)
+        kept = _tokens(
+            ((r.siblings, r.context_tokens) for r in instance.resident.values()), prompts
+        )
         held = max(running, report.kv_usage * instance.kv_tokens) + kept
         return SessionLoad(share, held / max(1, instance.sessions))
 

@@ -20,7 +20,7 @@ WAIT_S: Final = 0.05
 
 def worth_staying(
     request: Request,
-    home: Instance,
+    kv_instance: Instance,
     elsewhere: Instance,
     *,
     margin: int,
@@ -32,7 +32,7 @@ def worth_staying(
     A fixed threshold loses 18-20 % to re-prefills (verl PR 6533); a margin of 2 per session won
     (verl PR 7435).
     """
-    ahead = home.in_flight - elsewhere.in_flight
+    ahead = kv_instance.in_flight - elsewhere.in_flight
     if ahead <= margin:
         return True
     return ahead * wait_s <= request.context_tokens / prefill_tokens_per_s
@@ -50,10 +50,10 @@ class ByCost(Affinity, msgspec.Struct, frozen=True):
     prefill_tokens_per_s: Positive = PREFILL_TOKENS_PER_S
     wait_s: Positive = WAIT_S
 
-    def stays(self, request: Request, home: Instance, elsewhere: Instance) -> bool:
+    def stays(self, request: Request, kv_instance: Instance, elsewhere: Instance) -> bool:
         return worth_staying(
             request,
-            home,
+            kv_instance,
             elsewhere,
             margin=self.margin,
             prefill_tokens_per_s=self.prefill_tokens_per_s,
@@ -61,10 +61,10 @@ class ByCost(Affinity, msgspec.Struct, frozen=True):
         )
 
 
-class Ignored(Affinity, msgspec.Struct, frozen=True):
+class NoAffinity(Affinity, msgspec.Struct, frozen=True):
     """Sessions are ignored: only the routing decides where a request goes."""
 
     keeps_sessions = False
 
-    def stays(self, request: Request, home: Instance, elsewhere: Instance) -> bool:
+    def stays(self, request: Request, kv_instance: Instance, elsewhere: Instance) -> bool:
         return False

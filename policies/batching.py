@@ -35,7 +35,7 @@ def _fill(progress: Progress, wanted: int) -> Launch | None:
 
     None while too few groups for a batch have been submitted.
     """
-    under_way = progress.on_the_way
+    under_way = progress.in_progress
     missing = max(0, wanted - under_way)
     deferred = min(missing, progress.deferred)
     fresh = min(missing - deferred, progress.fresh)
@@ -47,8 +47,8 @@ def _fill(progress: Progress, wanted: int) -> Launch | None:
 def _make_up(progress: Progress) -> Launch | None:
     """Within a round: another group for each that it has lost, and at least enough to fill the
     batch."""
-    wanted = max(progress.prompts_per_step, progress.on_the_way + progress.lost)
-    return _fill(progress, wanted) if progress.on_the_way < wanted else None
+    wanted = max(progress.prompts_per_step, progress.in_progress + progress.lost)
+    return _fill(progress, wanted) if progress.in_progress < wanted else None
 
 
 class Sync(Batching, msgspec.Struct, frozen=True):
@@ -113,7 +113,7 @@ class TailBatching(Batching, msgspec.Struct, frozen=True):
         long = progress.deferred >= self.long_round_share * size
         if long or progress.fresh < size:
             return _fill(progress, size)
-        wanted = ceil(size * self._over(progress) - 1e-9) - progress.on_the_way
+        wanted = ceil(size * self._over(progress) - 1e-9) - progress.in_progress
         fresh = max(0, min(wanted, progress.fresh))
         return Launch(fresh=fresh, oversample=self.over_samples)
 
@@ -148,7 +148,7 @@ class Pooled(Batching, msgspec.Struct, frozen=True):
             return None
         if progress.round is not None:
             return _make_up(progress)
-        pool = progress.on_the_way + progress.deferred
+        pool = progress.in_progress + progress.deferred
         if pool >= size:
             return Launch(deferred=progress.deferred)
         return _fill(progress, size * self.batches)
@@ -204,7 +204,7 @@ class FullyAsync(Batching, msgspec.Struct, frozen=True):
             room = min(room, self.max_groups - progress.active)
         if self.max_ahead:
             most = ceil(progress.prompts_per_step * self.max_ahead - 1e-9)
-            room = min(room, most - progress.on_the_way + progress.in_batch)
+            room = min(room, most - progress.in_progress + progress.in_batch)
         if room <= 0:
             return None
         deferred = min(progress.deferred, room)

@@ -89,7 +89,7 @@ class RoundCost:
         self._prompts = prompts
         self._capacity = capacity
 
-    def of(self, over_prompts: float) -> float:
+    def steps_per_batch(self, over_prompts: float) -> float:
         """Mean steps per batch, if rounds start `over_prompts` times the prompts of a batch, and
         the prompts that are too long for them have rounds of their own."""
         if over_prompts <= 1:
@@ -133,8 +133,10 @@ def best_over_prompts(cost: RoundCost, most: float, least_gain: float) -> float:
     """By how much to multiply the prompts of a batch: at most `most`, in eighths, and 1 if that
     does not save the share `least_gain` of the steps."""
     eighths = [1 + eighth / 8 for eighth in range(1, ceil((most - 1) * 8))]
-    best = min([*eighths, most], key=cost.of)
-    return best if cost.of(best) <= (1 - least_gain) * cost.of(1.0) else 1.0
+    best = min([*eighths, most], key=cost.steps_per_batch)
+    return (
+        best if cost.steps_per_batch(best) <= (1 - least_gain) * cost.steps_per_batch(1.0) else 1.0
+    )
 
 
 def _longest(group: DeliveredGroup) -> int:

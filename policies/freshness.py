@@ -41,7 +41,7 @@ class Paced(Freshness, msgspec.Struct, frozen=True):
     def room(self, progress: Progress) -> int:
         size = progress.prompts_per_step
         most = (1 + self.staleness_threshold) * self.trigger_parameter_sync_step * size
-        gone = (progress.version + 1 - progress.fleet_version) * size - progress.places
+        gone = (progress.version + 1 - progress.fleet_version) * size - progress.open_places
         return int(most + 1e-9) - gone - progress.started
 
     def oldest_allowed(self, version: int) -> int:
@@ -100,7 +100,7 @@ class Bounded(Freshness, msgspec.Struct, frozen=True):
 
     def room(self, progress: Progress) -> int:
         batches = progress.fleet_version + self.max_staleness - progress.version
-        return batches * progress.prompts_per_step + progress.places - progress.started
+        return batches * progress.prompts_per_step + progress.open_places - progress.started
 
     def oldest_allowed(self, version: int) -> int:
         return version - self.max_staleness

@@ -9,7 +9,7 @@ import msgspec
 from rollout_sched.core.model.roles import Interruption, Request
 
 
-class Never(Interruption, msgspec.Struct, frozen=True):
+class NoInterruption(Interruption, msgspec.Struct, frozen=True):
     """No request is interrupted: an instance finishes its requests before it gets weights."""
 
     keeps_partial = False

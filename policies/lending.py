@@ -18,7 +18,7 @@ AtLeastOne = Annotated[float, msgspec.Meta(ge=1)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 
 
-class Keep(Lending, msgspec.Struct, frozen=True):
+class NoLending(Lending, msgspec.Struct, frozen=True):
     """No instance: the trainer waits until its batch is whole, and then takes all GPUs."""
 
     lends = False

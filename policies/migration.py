@@ -16,7 +16,7 @@ Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
 
 
-class Stay(Migration, msgspec.Struct, frozen=True):
+class NoMigration(Migration, msgspec.Struct, frozen=True):
     """No migration: a request ends on the instance where it was sent."""
 
     interval_s = float("inf")

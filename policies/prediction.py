@@ -11,7 +11,7 @@ import msgspec
 from rollout_sched.core.model.roles import Prediction, Request, Siblings
 
 
-class Unknown(Prediction, msgspec.Struct, frozen=True):
+class NoPrediction(Prediction, msgspec.Struct, frozen=True):
     """No prediction: only tokens that exist already count."""
 
     def estimate(self, siblings: Siblings) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from rollout_sched.core.model.roles import Dice, FleetView, Instance, Request, Routing
+from rollout_sched.core.model.roles import FleetView, Instance, RandomSource, Request, Routing
 from rollout_sched.policies.affinity import (
     MARGIN,
     PREFILL_TOKENS_PER_S,
@@ -56,20 +56,20 @@ class StaticSplit(Routing, msgspec.Struct, frozen=True):
 class Random(Routing, msgspec.Struct, frozen=True):
     """A random open instance, by seeded chance."""
 
-    dice: Dice
+    rng: RandomSource
     weighs_tokens = False
 
     def load(self, instance: Instance) -> int:
         return 0
 
     def choose(self, request: Request, fleet: FleetView) -> Instance | None:
-        return fleet.open[self.dice.randrange(len(fleet.open))] if fleet.open else None
+        return fleet.open[self.rng.randrange(len(fleet.open))] if fleet.open else None
 
 
 class PowerOfTwo(Routing, msgspec.Struct, frozen=True):
     """Of two instances drawn by seeded chance, the one with fewer requests (Mitzenmacher 2001)."""
 
-    dice: Dice
+    rng: RandomSource
     weighs_tokens = False
 
     def load(self, instance: Instance) -> int:
@@ -79,8 +79,8 @@ class PowerOfTwo(Routing, msgspec.Struct, frozen=True):
         instances = fleet.open
         if len(instances) < 2:
             return instances[0] if instances else None
-        first = self.dice.randrange(len(instances))
-        second = self.dice.randrange(len(instances) - 1)
+        first = self.rng.randrange(len(instances))
+        second = self.rng.randrange(len(instances) - 1)
         pair = instances[first], instances[second + (second >= first)]
         return min(pair, key=lambda instance: (instance.in_flight, instance.serial))
 
@@ -217,22 +217,22 @@ class SessionAffinity(Routing, msgspec.Struct, frozen=True):
 
     def choose(self, request: Request, fleet: FleetView) -> Instance | None:
         least = fleet.least()
-        home = (
+        kv_instance = (
             fleet.open_instance(request.last_instance)
             if request.last_instance is not None
             else None
         )
-        if home is None or least is None:
+        if kv_instance is None or least is None:
             return self._with_siblings(request, fleet, least)
         stays = worth_staying(
             request,
-            home,
+            kv_instance,
             least,
             margin=self.margin,
             prefill_tokens_per_s=self.prefill_tokens_per_s,
             wait_s=self.wait_s,
         )
-        return home if stays else least
+        return kv_instance if stays else least
 
     def _with_siblings(
         self, request: Request, fleet: FleetView, least: Instance | None

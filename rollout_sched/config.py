@@ -45,7 +45,7 @@ Lengths = Callable[[str, int], int]
 S = TypeVar("S", bound=msgspec.Struct)
 
 #: Largest size of a policy or a scenario file; shipped ones have 1 or 2 KB.
-MOST_BYTES = 256 * 1024
+MAX_BYTES = 256 * 1024
 
 REGISTRY: dict[str, dict[str, Any]] = {
     "routing": {
@@ -60,7 +60,7 @@ REGISTRY: dict[str, dict[str, Any]] = {
         "static_split": routing.StaticSplit,
         "vllm_internal_lb": routing.VllmInternalLb,
     },
-    "affinity": {"by_cost": affinity.ByCost, "none": affinity.Ignored},
+    "affinity": {"by_cost": affinity.ByCost, "none": affinity.NoAffinity},
     "ordering": {
         "fifo": ordering.Fifo,
         "longest_first": ordering.LongestFirst,
@@ -77,7 +77,7 @@ REGISTRY: dict[str, dict[str, Any]] = {
     },
     "prediction": {
         "group_history": prediction.GroupHistory,
-        "none": prediction.Unknown,
+        "none": prediction.NoPrediction,
         "oracle": prediction.Oracle,
         "prompt_history": prediction.PromptHistory,
     },
@@ -98,16 +98,16 @@ REGISTRY: dict[str, dict[str, Any]] = {
         "unbounded": freshness.Unbounded,
     },
     "interruption": {
-        "none": interruption.Never,
+        "none": interruption.NoInterruption,
         "partial": interruption.Partial,
     },
     "weights": {"all_at_once": weights.AllAtOnce, "rolling": weights.Rolling},
     "migration": {
         "by_cost": migration.ByCost,
-        "none": migration.Stay,
+        "none": migration.NoMigration,
         "repack": migration.Repack,
     },
-    "lending": {"none": lending.Keep, "stage_fusion": lending.StageFusion},
+    "lending": {"none": lending.NoLending, "stage_fusion": lending.StageFusion},
 }
 
 DEFAULTS = {
@@ -126,7 +126,7 @@ DEFAULTS = {
 }
 
 #: Constructor parameters that `PolicyFile.build` supplies, not the file.
-SUPPLIED = ("dice", "lengths")
+SUPPLIED = ("rng", "lengths")
 
 #: The table of settings for a live fleet, and that for the rewards of its samples.
 LIVE = "live"
@@ -156,7 +156,8 @@ class PolicyFile(msgspec.Struct, frozen=True):
     differs: str = ""
 
     def build(self, *, seed: int = 0, lengths: Lengths | None = None) -> Roles:
-        """The roles, with dice from `seed`. `lengths` is for the oracle, and only in replays.
+        """The roles, with random numbers from `seed`. `lengths` is for the oracle, and only in
+        replays.
 
         Raises ConfigError if the policy needs true lengths and none are given.
         """
@@ -185,7 +186,7 @@ class PolicyFile(msgspec.Struct, frozen=True):
         cls, parameters = self.roles[role]
         supplied: dict[str, Any] = {}
         for need in _parameters(cls):
-            if need == "dice":
+            if need == "rng":
                 supplied[need] = random.Random(f"{seed}/{role}")
             elif need == "lengths":
                 if lengths is None:
@@ -262,9 +263,9 @@ def read_toml(name_or_path: str, room: str, noun: str) -> tuple[str, dict[str, A
             f"{', '.join(shipped(room))}"
         )
     length = path.stat().st_size
-    if length > MOST_BYTES:  # for some files, the parser's time grows with the square of the size
+    if length > MAX_BYTES:  # for some files, the parser's time grows with the square of the size
         raise ConfigError(
-            f"{name_or_path}: {length:,} bytes, but a {noun} has at most {MOST_BYTES:,}; name the "
+            f"{name_or_path}: {length:,} bytes, but a {noun} has at most {MAX_BYTES:,}; name the "
             f"right file"
         )
     try:

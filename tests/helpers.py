@@ -95,15 +95,15 @@ class ProgressView:
     @property
     def missing(self) -> int:
         left = self.complete + self.judging + self.active + self.spent + self.deferred + self.fresh
-        places = self.places
+        places = self.open_places
         return min(places, left) if self.closed else places
 
     @property
-    def on_the_way(self) -> int:
+    def in_progress(self) -> int:
         return self.in_batch + self.complete + self.judging + self.active
 
     @property
-    def places(self) -> int:
+    def open_places(self) -> int:
         return self.prompts_per_step - self.in_batch
 
 

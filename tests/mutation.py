@@ -51,7 +51,7 @@ MORE_S = 10.0
 SLOW_S = 30.0
 
 #: So many may fail by chance in the unchanged tree, on a busy machine; they are left out as well.
-MOST_FAILED = 3
+MAX_FAILED = 3
 FAILED = re.compile(r"^FAILED (\S+(?:\[.*?\])?)(?: - |$)", re.MULTILINE)
 
 MEMORY_BYTES = 4 << 30
@@ -318,7 +318,7 @@ class Copy:
             calls = re.findall(r"^ *([\d.]+)s call +(.+)$", out, re.MULTILINE)
             slow = {test: float(seconds) for seconds, test in calls if float(seconds) > SLOW_S}
             failed = FAILED.findall(out)
-            if " passed" not in out or len(failed) > MOST_FAILED:
+            if " passed" not in out or len(failed) > MAX_FAILED:
                 raise SystemExit(f"{', '.join(tests)} fail without any change:\n{out[-3000:]}")
             took -= sum(slow.values())
             self._baselines[tests] = TIMES * took + MORE_S, TIMES * used + MORE_S, [*slow, *failed]

@@ -57,10 +57,10 @@ def at_once(self: Any, asked: Any) -> bool:
 class Plain(FirstOpen):
     """A user's own class without msgspec, which needs a parameter and dice."""
 
-    def __init__(self, weight: float, dice: Any) -> None:
+    def __init__(self, weight: float, rng: Any) -> None:
         if weight > 9:
             raise ValueError("weight is too large")
-        self.weight, self.dice = weight, dice
+        self.weight, self.rng = weight, rng
 
 
 class Unresolved(FirstOpen):
@@ -91,10 +91,10 @@ class TestDefaults:
         roles = parse_policy("empty", {}).build()
         assert roles.routing == routing.LeastRequests()
         assert roles.ordering == ordering.Fifo()
-        assert roles.prediction == prediction.Unknown()
+        assert roles.prediction == prediction.NoPrediction()
         assert roles.batching == batching.Sync()
         assert roles.freshness == freshness.Bounded(0, "wait")
-        assert roles.interruption == interruption.Never()
+        assert roles.interruption == interruption.NoInterruption()
 
     def test_a_table_without_use_sets_the_default_s_parameters(self) -> None:
         roles = parse_policy("p", {"batching": {"over_prompts": 1.5}}).build()
@@ -145,8 +145,8 @@ class TestMistakes:
         assert "fifo" in text
 
     def test_a_parameter_that_the_assembly_supplies_is_not_the_file_s(self) -> None:
-        text = refusal({"routing": {"use": "random", "dice": 4}})
-        assert text.startswith("mine.toml: routing.dice: unknown key")
+        text = refusal({"routing": {"use": "random", "rng": 4}})
+        assert text.startswith("mine.toml: routing.rng: unknown key")
 
     @pytest.mark.parametrize(
         ("table", "path"),
@@ -229,8 +229,8 @@ class TestUsersOwn:
         policy = parse_policy("p", {"routing": {"use": f"{mine}:Plain", "weight": 2}})
         first, again = policy.build(seed=7).routing, policy.build(seed=7).routing
         assert isinstance(first.weight, float)
-        assert first.dice.random() == again.dice.random()
-        assert first.dice.random() != policy.build(seed=8).routing.dice.random()
+        assert first.rng.random() == again.rng.random()
+        assert first.rng.random() != policy.build(seed=8).routing.rng.random()
 
     def test_missing_parameter(self, mine: str) -> None:
         assert "mine.toml: routing.weight: missing" in refusal(
@@ -370,8 +370,8 @@ def test_generators_differ_by_seed_and_not_by_build() -> None:
     policy = parse_policy("p", {"routing": {"use": "random"}})
 
     def throws(seed: int) -> list[int]:
-        dice = policy.build(seed=seed).routing.dice
-        return [dice.randrange(1000) for _ in range(5)]
+        rng = policy.build(seed=seed).routing.rng
+        return [rng.randrange(1000) for _ in range(5)]
 
     assert throws(1) == throws(1)
     assert throws(1) != throws(2)

@@ -168,7 +168,9 @@ def dump(scheduler: Scheduler) -> dict[str, Any]:
                 *("batches", "round", "fresh", "deferred", "complete", "started", "update_pending"),
             )
         },
-        "by state": {state: [g.id for g in scheduler.state.groups.of(state)] for state in HERE},
+        "by state": {
+            state: [g.id for g in scheduler.state.groups.in_state(state)] for state in HERE
+        },
         "started": [group.id for group in scheduler.state.sample_buffer.groups()],
         "complete": [group.id for group in scheduler.state.sample_buffer.oldest_first(10**6)],
         "waiting": [request.id for request in scheduler.parts.requests.waiting],

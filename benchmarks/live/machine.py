@@ -89,13 +89,13 @@ class Patience:
     def spend(self, since: Instant) -> None:
         self.left_s -= time.monotonic() - since.wall_s
 
-    def wait_until_quiet(self, sessions: Iterable[int], limit: float, most_s: float) -> None:
+    def wait_until_quiet(self, sessions: Iterable[int], limit: float, max_s: float) -> None:
         """Return when others used less than `limit` of the machine for a second.
 
         Or after `most_s` seconds, or when patience ends; it always observes one second.
         """
         sessions = list(sessions)
-        give_up = time.monotonic() + min(most_s, self.left_s)
+        give_up = time.monotonic() + min(max_s, self.left_s)
         while True:
             before = instant(sessions)
             time.sleep(1.0)

@@ -81,7 +81,7 @@ class Bench:
         """The least disturbed of a few attempts; an undisturbed one ends them."""
         taken: list[Measurement] = []
         while True:
-            self.patience.wait_until_quiet(self.processes.sessions, self.foreign_limit, most_s=20)
+            self.patience.wait_until_quiet(self.processes.sessions, self.foreign_limit, max_s=20)
             before = machine.instant()
             taken.append(self._attempt(shape, running, repetition))
             least = min(taken, key=lambda measurement: measurement.foreign)

@@ -26,11 +26,11 @@ class Attack(NamedTuple):
 
 
 def _asked(body: object, path: str = COMPLETIONS, *more: str) -> Callable[..., tuple[bytes, str]]:
-    return lambda key, dice: (post(path, body, f"authorization: Bearer {key}", *more), "at once")
+    return lambda key, rng: (post(path, body, f"authorization: Bearer {key}", *more), "at once")
 
 
-def _poison(key: str, dice: random.Random) -> tuple[bytes, str]:
-    body = dice.choice(
+def _poison(key: str, rng: random.Random) -> tuple[bytes, str]:
+    body = rng.choice(
         (
             b'{"prompt":"\xff\xfe","max_tokens":4}',
             b'{"prompt":"a","max_tokens":4',
@@ -44,30 +44,30 @@ def _poison(key: str, dice: random.Random) -> tuple[bytes, str]:
     return post(COMPLETIONS, body, f"authorization: Bearer {key}"), "at once"
 
 
-def _huge_head(key: str, dice: random.Random) -> tuple[bytes, str]:
-    lines = ["x: y"] * 8000 if dice.random() < 0.5 else ["x: " + "y" * 60_000]
+def _huge_head(key: str, rng: random.Random) -> tuple[bytes, str]:
+    lines = ["x: y"] * 8000 if rng.random() < 0.5 else ["x: " + "y" * 60_000]
     return post(COMPLETIONS, {"prompt": "a"}, f"authorization: Bearer {key}", *lines), "at once"
 
 
-def _slow_body(key: str, dice: random.Random) -> tuple[bytes, str]:
+def _slow_body(key: str, rng: random.Random) -> tuple[bytes, str]:
     return head(COMPLETIONS, 1000, f"authorization: Bearer {key}") + b'{"prompt":"aaaa', "drips"
 
 
-def _slow_head(key: str, dice: random.Random) -> tuple[bytes, str]:
+def _slow_head(key: str, rng: random.Random) -> tuple[bytes, str]:
     body = {"model": MODEL, "prompt": "a", "max_tokens": 4}
     return post(COMPLETIONS, body, f"authorization: Bearer {key}"), "byte by byte"
 
 
-def _stream(key: str, dice: random.Random) -> bytes:
+def _stream(key: str, rng: random.Random) -> bytes:
     body = {"model": MODEL, "prompt": "a", "max_tokens": 4000, "ignore_eos": True, "stream": True}
     return post(COMPLETIONS, body, f"authorization: Bearer {key}")
 
 
-def _names(key: str, dice: random.Random) -> tuple[bytes, str]:
+def _names(key: str, rng: random.Random) -> tuple[bytes, str]:
     body: dict[str, object] = {"model": MODEL, "prompt": "a", "max_tokens": 4}
     fields = [f"authorization: Bearer {key}"]
-    long = "n" * dice.choice((300, 4_000, 20_000))
-    where = dice.choice(("x-session-id", "x-group-id", "x-request-id", "session_id", "group_id"))
+    long = "n" * rng.choice((300, 4_000, 20_000))
+    where = rng.choice(("x-session-id", "x-group-id", "x-request-id", "session_id", "group_id"))
     if where.startswith("x-"):
         fields.append(f"{where}: {long}")
     else:
@@ -88,11 +88,11 @@ ATTACKS = {
     "huge head": Attack(_huge_head, (431,)),
     "slow body": Attack(_slow_body, ()),
     "byte by byte": Attack(_slow_head, (200,)),
-    "does not read": Attack(lambda key, dice: (_stream(key, dice), "does not read"), ()),
-    "cancelled": Attack(lambda key, dice: (_stream(key, dice), "goes"), ()),
+    "does not read": Attack(lambda key, rng: (_stream(key, rng), "does not read"), ()),
+    "cancelled": Attack(lambda key, rng: (_stream(key, rng), "goes"), ()),
     "bad key": Attack(
-        lambda key, dice: (
-            post(COMPLETIONS, {"prompt": "a"}, f"authorization: Bearer {'x' * dice.randrange(99)}"),
+        lambda key, rng: (
+            post(COMPLETIONS, {"prompt": "a"}, f"authorization: Bearer {'x' * rng.randrange(99)}"),
             "at once",
         ),
         (401,),
@@ -103,9 +103,9 @@ ATTACKS = {
 }
 
 
-async def attack(kind: str, key: str, port: int, dice: random.Random) -> int:
+async def attack(kind: str, key: str, port: int, rng: random.Random) -> int:
     """The status of the answer, 0 if it did not wait for one. Raises wire.WireError."""
-    data, how = ATTACKS[kind].make(key, dice)
+    data, how = ATTACKS[kind].make(key, rng)
     line = await Line.open(port, small_buffer=how == "does not read")
     try:
         await _BEHAVIOURS[how](line, data)

@@ -43,9 +43,9 @@ SHARES = {
 }
 
 
-def asking(number: int, key: str, dice: random.Random) -> Asking:
+def asking(number: int, key: str, rng: random.Random) -> Asking:
     """The call with this number."""
-    kind = dice.choices(list(SHARES), list(SHARES.values()))[0]
+    kind = rng.choices(list(SHARES), list(SHARES.values()))[0]
     name = f"soak-{number}"
     fields = (f"authorization: Bearer {key}", f"x-request-id: {name}")
     stream = kind in ("stream", "chat stream", "two streams", "cancelled")

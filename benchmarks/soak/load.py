@@ -23,7 +23,7 @@ HOSTILE_S = 45.0
 HOSTILE_SHARE = 0.1
 
 #: Maximum of open calls; further calls are not started, which is reported as a finding.
-MOST_OPEN = 2000
+MAX_OPEN = 2000
 
 
 class Load:
@@ -33,7 +33,7 @@ class Load:
         self.seen = Seen()
         self._port = port
         self._attacks = attacks
-        self._dice = random.Random(seed)
+        self._rng = random.Random(seed)
         self._idle: deque[Line] = deque()
         self._number = 0
         self._open: set[asyncio.Task[None]] = set()
@@ -50,12 +50,12 @@ class Load:
     async def _send(self, arm: Arm, calls: int, rate: float, *, beside: bool) -> None:
         due = time.monotonic()
         for _ in range(calls):
-            due += self._dice.expovariate(rate)
+            due += self._rng.expovariate(rate)
             await asyncio.sleep(max(0.0, due - time.monotonic()))
-            if len(self._open) >= MOST_OPEN:
+            if len(self._open) >= MAX_OPEN:
                 self.seen.skipped += 1
                 continue
-            is_hostile = beside and self._dice.random() < HOSTILE_SHARE
+            is_hostile = beside and self._rng.random() < HOSTILE_SHARE
             call = self._hostile() if is_hostile else self._innocent(arm, due)
             task = asyncio.create_task(call)
             self._open.add(task)
@@ -70,7 +70,7 @@ class Load:
     async def _innocent(self, arm: Arm, due: float) -> None:
         """`due`: when it should be sent; waiting time counts from then on."""
         self._number += 1
-        asking = innocents.asking(self._number, KEY, self._dice)
+        asking = innocents.asking(self._number, KEY, self._rng)
         arm.calls += 1
         line: Line | None = None
         try:
@@ -94,11 +94,11 @@ class Load:
             line.drop()
 
     async def _hostile(self) -> None:
-        kind = self._dice.choice(self._attacks)
+        kind = self._rng.choice(self._attacks)
         wanted = hostile.ATTACKS[kind].statuses
         try:
             async with asyncio.timeout(HOSTILE_S):
-                status = await hostile.attack(kind, KEY, self._port, self._dice)
+                status = await hostile.attack(kind, KEY, self._port, self._rng)
         except TimeoutError:
             outcome, fine = f"no end within {HOSTILE_S:.0f} s", False
         except (WireError, OSError) as error:

@@ -12,11 +12,11 @@ MIB = 2**20
 
 #: Bytes by which the gateway may grow over the last two thirds of a soak, by a least-squares line
 #: through its memory: 200,000 calls that leave 100 bytes each are 20 MB.
-MOST_GROWTH = 16 * MIB
+MAX_GROWTH = 16 * MIB
 
 #: How many times longer the slowest hundredth of innocent calls may wait beside hostile clients,
 #: and milliseconds of noise in addition.
-MOST_TIMES = 2.0
+MAX_TIMES = 2.0
 NOISE_MS = 5.0
 
 
@@ -80,11 +80,11 @@ def _memory(seen: Seen) -> Finding:
     grown = growth(seen.memory)
     levels = [level for _, level in seen.memory] or [0.0]
     told = (
-        f"{grown / MIB:+.1f} MiB over the last two thirds (at most {MOST_GROWTH / MIB:.0f}); "
+        f"{grown / MIB:+.1f} MiB over the last two thirds (at most {MAX_GROWTH / MIB:.0f}); "
         f"{levels[0] / MIB:.0f} MiB at first, {levels[-1] / MIB:.0f} at the end, "
         f"at most {max(levels) / MIB:.0f}"
     )
-    return Finding("memory", grown <= MOST_GROWTH, told)
+    return Finding("memory", grown <= MAX_GROWTH, told)
 
 
 def _latency(seen: Seen) -> Finding:
@@ -92,9 +92,9 @@ def _latency(seen: Seen) -> Finding:
     told = (
         f"innocents' p50 / p99: {seen.without.percentile_ms(0.5):.1f} / {without:.1f} ms without, "
         f"{seen.beside.percentile_ms(0.5):.1f} / {beside:.1f} ms with hostile clients "
-        f"(at most {MOST_TIMES:g} x)"
+        f"(at most {MAX_TIMES:g} x)"
     )
-    holds = math.isfinite(beside) and beside <= MOST_TIMES * without + NOISE_MS
+    holds = math.isfinite(beside) and beside <= MAX_TIMES * without + NOISE_MS
     return Finding("latency", holds, told)
 
 

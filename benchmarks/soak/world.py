@@ -22,7 +22,7 @@ FAULTS = ("garbage", "cut", "reset", "error_500")
 FAULT_SHARE = 0.003
 
 #: The gateway's maximum of memory, so that a bomb ends it and nothing else.
-MOST_MEMORY = 6 * 2**30
+MAX_MEMORY = 6 * 2**30
 
 
 class World:
@@ -49,7 +49,7 @@ class World:
         self.gateway = processes.start_server(
             "gateway", command, None, Request(url(self.port, "/health")), patience_s=60
         )
-        resource.prlimit(self.gateway.pid, resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
+        resource.prlimit(self.gateway.pid, resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
         self._log = processes.folder / "gateway.log"
 
     def faults(self, share: float) -> None:

@@ -24,14 +24,14 @@ from rollout_sched.process import off_loop
 log = logging.getLogger(__name__)
 
 #: Seconds between two reads of the file. A change is applied at the second read that finds it.
-LOOK_S = 2.0
+POLL_S = 2.0
 
 #: Seconds that reading the file may take before an error is logged.
 READ_S = 60.0
 
 #: Bytes of a YAML file, enough for thousands of endpoints. PyYAML needs quadratic time for some
 #: inputs.
-MOST_YAML = 256 * 1024
+MAX_YAML = 256 * 1024
 
 #: Characters of a value in YAML. A number may be written in base 60, for which PyYAML needs time
 #: quadratic in its digits.
@@ -94,9 +94,9 @@ def _decode_yaml(text: bytes, *, type: type[_File], strict: bool) -> _File:
     error of PyYAML or msgspec."""
     import yaml
 
-    if len(text) > MOST_YAML:
+    if len(text) > MAX_YAML:
         raise ValueError(
-            f"{len(text):,} bytes, the limit for YAML is {MOST_YAML:,}: write JSON to a file that "
+            f"{len(text):,} bytes, the limit for YAML is {MAX_YAML:,}: write JSON to a file that "
             "ends in .json"
         )
     try:
@@ -162,12 +162,12 @@ class EndpointsFile:
         add: Callable[[str], Awaitable[None]],
         remove: Callable[[str], Awaitable[None]],
         *,
-        look_s: float = LOOK_S,
+        poll_s: float = POLL_S,
     ) -> None:
         self._path = path
         self._add = add
         self._remove = remove
-        self._look_s = look_s
+        self._poll_s = poll_s
         self._seen = self._followed = b""
         self._complaint = ""
         self._named: set[str] = set()
@@ -189,10 +189,10 @@ class EndpointsFile:
 
     async def _watch(self) -> None:
         while True:
-            await asyncio.sleep(self._look_s)
-            await self._look()
+            await asyncio.sleep(self._poll_s)
+            await self._poll()
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         try:
             text = await off_loop(self._path.read_bytes, READ_S)
             stands = text == self._seen

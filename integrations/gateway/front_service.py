@@ -153,7 +153,7 @@ class FrontClients:
 
 
 async def _look_at(client: FrontInstance, looked: asyncio.Event) -> None:
-    wait_s, most_s = _AGAIN_S
+    wait_s, max_s = _AGAIN_S
     while True:
         try:
             await client.describe()
@@ -166,7 +166,7 @@ async def _look_at(client: FrontInstance, looked: asyncio.Event) -> None:
         if not client.unknown:
             return
         await asyncio.sleep(wait_s)
-        wait_s = min(2 * wait_s, most_s)
+        wait_s = min(2 * wait_s, max_s)
 
 
 class FrontMetrics(Collector):
@@ -317,10 +317,10 @@ class FrontService:
     def scheduler_url(self, url: str) -> None:
         self._app.scheduler_url = url.rstrip("/")
 
-    def connect(self, welcome: bytes, send: Callable[[bytes], None]) -> None:
+    def connect(self, accepted: bytes, send: Callable[[bytes], None]) -> None:
         """A scheduler has connected, perhaps a different one than before: the front reports all its
         requests to it. `send` takes frames for it. Raises msgspec.DecodeError."""
-        self.calls.connect(welcome, send)
+        self.calls.connect(accepted, send)
 
     def receive(self, frame: bytes) -> None:
         """A frame from the scheduler. Raises msgspec.DecodeError."""
@@ -420,6 +420,6 @@ def _client_maker(options: FrontOptions) -> Callable[[str, str], FrontInstance]:
     keys = read_instance_keys(options.instance_api_key_file, ())
 
     def make(url: str, key: str) -> FrontInstance:
-        return FrontInstance(checked_url(url), api_key=key or keys.of(url) or keys.common)
+        return FrontInstance(checked_url(url), api_key=key or keys.key_of(url) or keys.common)
 
     return make

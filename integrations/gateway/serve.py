@@ -331,7 +331,7 @@ def _client_maker(options: Options, kind: type[HttpInstance]) -> MakeClient:
     keys = read_instance_keys(options.instance_api_key_file, options.instances)
 
     def make(new: NewInstance) -> InstanceClient:
-        key = new.api_key or keys.of(new.url)
+        key = new.api_key or keys.key_of(new.url)
         return kind(
             new.url,
             api_key=key,
@@ -350,7 +350,7 @@ def _named_by_file(options: Options) -> MakeClient:
     keys = read_instance_keys(options.instance_api_key_file, ())
 
     def make(new: NewInstance) -> InstanceClient:
-        key = keys.of(new.url) or keys.common
+        key = keys.key_of(new.url) or keys.common
         return HttpInstance(new.url, api_key=key, slots=options.slots, kv_tokens=options.kv_tokens)
 
     return make

@@ -59,8 +59,8 @@ class UntilClose:
 
     __slots__ = ("_most", "_room")
 
-    def __init__(self, most: int) -> None:
-        self._most = self._room = most
+    def __init__(self, limit: int) -> None:
+        self._most = self._room = limit
 
     def feed(self, data: bytes) -> tuple[bytes, bytes | None]:
         self._room -= len(data)
@@ -77,10 +77,10 @@ class Chunked:
 
     __slots__ = ("_fair", "_held", "_left", "_most", "_room", "_spare", "_trailing")
 
-    def __init__(self, most: int, *, fair: bool) -> None:
+    def __init__(self, limit: int, *, fair: bool) -> None:
         self._fair = fair
         self._spare = SPARE_CHUNKS
-        self._most = self._room = most  # _room: bytes that further chunks may announce
+        self._most = self._room = limit  # _room: bytes that further chunks may announce
         self._held = b""  # framing that is not complete yet
         self._left = -1  # missing bytes of the open chunk; -1: no chunk is open
         self._trailing = False  # the last chunk has been seen
@@ -158,22 +158,22 @@ class Chunked:
 Body = Length | Chunked | UntilClose
 
 
-def body_of(length: int, most: int, *, fair: bool) -> Body:
+def body_of(length: int, limit: int, *, fair: bool) -> Body:
     """The framing for a length, CHUNKED or UNTIL_CLOSE; `fair` as in `Chunked`.
 
     Raises Malformed for a length of more than `most` bytes.
     """
     if length == CHUNKED:
-        return Chunked(most, fair=fair)
+        return Chunked(limit, fair=fair)
     if length == UNTIL_CLOSE:
-        return UntilClose(most)
-    if length > most:
-        raise too_long(most)
+        return UntilClose(limit)
+    if length > limit:
+        raise too_long(limit)
     return Length(length)
 
 
-def too_long(most: int) -> Malformed:
-    return Malformed(f"the body is longer than {most} bytes", status=413)
+def too_long(limit: int) -> Malformed:
+    return Malformed(f"the body is longer than {limit} bytes", status=413)
 
 
 def _only_chunk(data: bytes) -> bytes:
@@ -200,8 +200,8 @@ class BodyBudget:
 
     __slots__ = ("most", "refused", "used")
 
-    def __init__(self, most: int) -> None:
-        self.most = most
+    def __init__(self, limit: int) -> None:
+        self.most = limit
         self.used = 0
         self.refused = 0
 

@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 
 from rollout_sched.integrations.http.client_connection import (
     ClientConnection,
-    ConnectionOwner,
     Exchange,
+    PoolCallbacks,
     Receiver,
 )
 from rollout_sched.integrations.http.errors import AnswerBroken, NotConnected
@@ -77,7 +77,7 @@ class IdleConnections:
     def __len__(self) -> int:
         return len(self._idle)
 
-    def keep(self, connection: ClientConnection) -> None:
+    def put(self, connection: ClientConnection) -> None:
         if self._timer is None:
             self._loop = asyncio.get_running_loop()
             self._timer = self._loop.call_later(self._keepalive_s, self._close_old)
@@ -131,7 +131,7 @@ class Dialler:
     __slots__ = ("_connect_s", "_dialling", "_on_done", "_origin", "_owner")
 
     def __init__(
-        self, owner: ConnectionOwner, origin: Origin, connect_s: float, on_done: Callable[[], None]
+        self, owner: PoolCallbacks, origin: Origin, connect_s: float, on_done: Callable[[], None]
     ) -> None:
         self._owner = owner
         self._origin = origin
@@ -249,7 +249,7 @@ class Pool:
         headers: bytes | Sequence[tuple[bytes, bytes]],
         body: bytes,
         receiver: Receiver,
-        most: int = MAX_BODY,
+        limit: int = MAX_BODY,
     ) -> Exchange:
         """Send a request; every callback comes after this has returned.
 
@@ -266,7 +266,7 @@ class Pool:
             head = b"%b%bcontent-length: %d\r\n\r\n" % (opening, lines, len(body))
         else:
             head = b"%b%b\r\n" % (opening, lines)
-        exchange = Exchange(head, body, method == "HEAD", receiver, most)
+        exchange = Exchange(head, body, method == "HEAD", receiver, limit)
         self._start(exchange)
         return exchange
 
@@ -303,7 +303,7 @@ class Pool:
         for connection in list(self._connections):
             connection.fail(AnswerBroken(f"{self.url}: the pool was closed"))
 
-    # Called by the connections of this pool (client_connection.ConnectionOwner).
+    # Called by the connections of this pool (client_connection.PoolCallbacks).
 
     def now(self) -> float:
         return asyncio.get_running_loop().time()
@@ -328,7 +328,7 @@ class Pool:
         if self._closed:
             connection.drop()
             return
-        self._idle.keep(connection)
+        self._idle.put(connection)
         if self._waiting:
             self._start_waiting()
 
@@ -367,11 +367,11 @@ class WholeAnswer:
 
     __slots__ = ("_headers", "_left", "_most", "_parts", "_status")
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, limit: int) -> None:
         self._status = 0
         self._headers: Headers = []
         self._parts: list[bytes] = []  # most answers are one part, and joining one copies nothing
-        self._left = self._most = most
+        self._left = self._most = limit
 
     def arrived(self, status: int, headers: Headers, body: bytes) -> None:
         raise NotImplementedError
@@ -399,8 +399,8 @@ class _Whole(WholeAnswer):
 
     __slots__ = ("future",)
 
-    def __init__(self, future: asyncio.Future[HttpResponse], most: int) -> None:
-        super().__init__(most)
+    def __init__(self, future: asyncio.Future[HttpResponse], limit: int) -> None:
+        super().__init__(limit)
         self.future = future
 
     def arrived(self, status: int, headers: Headers, body: bytes) -> None:

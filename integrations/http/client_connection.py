@@ -59,7 +59,7 @@ class Receiver(Protocol):
     def on_error(self, error: Exception) -> None: ...
 
 
-class Carrier(Protocol):
+class ExchangeCallbacks(Protocol):
     """What an exchange needs from the connection that carries it."""
 
     def drop(self) -> None: ...
@@ -85,14 +85,14 @@ class Exchange:
     )
 
     def __init__(
-        self, head: bytes, body: bytes, head_only: bool, receiver: Receiver, most: int
+        self, head: bytes, body: bytes, head_only: bool, receiver: Receiver, limit: int
     ) -> None:
         self.head = head  # the request, kept while it may have to be sent again
         self.body = body
         self.head_only = head_only
-        self.most = most  # bytes of body that the answer may have
+        self.most = limit  # bytes of body that the answer may have
         self.receiver: Receiver | None = receiver
-        self.connection: Carrier | None = None
+        self.connection: ExchangeCallbacks | None = None
         self.paused = False
         self.redialled = False
         self.sent_at = 0.0
@@ -151,7 +151,7 @@ def tell(receiver: Receiver, error: Exception) -> None:
 RACE_S = 1.0
 
 
-class ConnectionOwner(Protocol):
+class PoolCallbacks(Protocol):
     """What a connection needs from its pool."""
 
     url: str
@@ -191,7 +191,7 @@ class ClientConnection:
         "reused",
     )
 
-    def __init__(self, owner: ConnectionOwner, first: Exchange | None = None) -> None:
+    def __init__(self, owner: PoolCallbacks, first: Exchange | None = None) -> None:
         self._owner = owner
         self._heads = AnswerHeads()
         self._first = first

@@ -131,7 +131,7 @@ class Connections:
         if not self.served and self._emptied is not None:
             self._emptied.set()
 
-    def hand_over(self, connection: ServedConnection, handed: Waiting) -> None:
+    def transfer(self, connection: ServedConnection, handed: Waiting) -> None:
         """From now on the fallback answers this connection."""
         self.handed[handed] = None
         self.leave(connection)
@@ -156,7 +156,7 @@ class Connections:
                 connection.drop()
         self.stop()
 
-    def put_off(self, deadline: float, size: int) -> float:
+    def extend_deadline(self, deadline: float, size: int) -> float:
         """The new deadline of a body after `size` more bytes have arrived."""
         limits = self._limits
         return min(self.now + limits.stall_s, deadline + size / limits.body_rate)
@@ -179,9 +179,9 @@ class Backlog:
 
     __slots__ = ("_most", "_transport", "_unsent", "throttled")
 
-    def __init__(self, transport: asyncio.Transport, most: int) -> None:
+    def __init__(self, transport: asyncio.Transport, limit: int) -> None:
         self._transport = transport
-        self._most = most
+        self._most = limit
         self._unsent = 0  # unread bytes at the last check
         self.throttled = False
 

@@ -126,9 +126,9 @@ def read_fields(block: bytes) -> Headers:
     return [_field_lines[line] for line in _split(block, MAX_LINES)]
 
 
-def _split(block: bytes, most: int) -> list[bytes]:
-    lines = block.split(_CRLF, most)
-    if len(lines) > most:
+def _split(block: bytes, limit: int) -> list[bytes]:
+    lines = block.split(_CRLF, limit)
+    if len(lines) > limit:
         raise Malformed(f"more than {MAX_LINES} header lines", status=431)
     return lines
 
@@ -207,10 +207,10 @@ class HeadBuffer:
 
     __slots__ = ("_most", "_searched", "_start", "data", "pos")
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, limit: int) -> None:
         self.data = b""  # received; from pos on not yet processed
         self.pos = 0
-        self._most = most
+        self._most = limit
         self._start = 0  # start of the last head
         self._searched = 0  # bytes from pos on in which no head ends
 

@@ -23,7 +23,7 @@ _LAST_CHUNK: Final = b"0\r\n\r\n"
 _SIZE_LINES = [b"%x\r\n" % size for size in range(4096)]
 
 
-class Outlet(Protocol):
+class ConnectionCallbacks(Protocol):
     """What a request needs from its connection."""
 
     keep_alive: bool
@@ -59,7 +59,7 @@ class ReceivedRequest:
         "_outlet",
         "_state",
         "body",
-        "gone",
+        "disconnected",
         "method",
         "on_disconnect",
         "on_pause",
@@ -68,17 +68,17 @@ class ReceivedRequest:
     )
 
     def __init__(
-        self, outlet: Outlet, method: bytes, target: bytes, head: Head, body: bytes
+        self, outlet: ConnectionCallbacks, method: bytes, target: bytes, head: Head, body: bytes
     ) -> None:
         self.method = method
         self.target = target
         self.body = body
-        self.gone = False
+        self.disconnected = False
         self.on_disconnect: Callable[[], None] | None = None
         self.on_pause: Callable[[], None] | None = None
         self.on_resume: Callable[[], None] | None = None
         self._head = head
-        self._outlet: Outlet | None = outlet
+        self._outlet: ConnectionCallbacks | None = outlet
         self._state = _UNANSWERED
         self._framing = _NO_BODY
 
@@ -196,7 +196,7 @@ class ReceivedRequest:
     def lose(self) -> None:
         """The client is gone."""
         on_disconnect = self.on_disconnect
-        self.gone = True
+        self.disconnected = True
         self._let_go()
         if on_disconnect is not None:
             on_disconnect()
@@ -214,7 +214,7 @@ class ReceivedRequest:
         """The error for a call that the state of the answer does not allow."""
         return RuntimeError(f"the answer is {self._state}")
 
-    def _connection_field(self, outlet: Outlet) -> bytes:
+    def _connection_field(self, outlet: ConnectionCallbacks) -> bytes:
         if not outlet.keep_alive:
             return b"connection: close\r\n"
         return b"" if self._head.minor else b"connection: keep-alive\r\n"

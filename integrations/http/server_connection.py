@@ -103,7 +103,7 @@ class HandedConnection:
             self._body = None
             self._wait()
         elif not self._backlog.throttled:
-            self.deadline = server.connections.put_off(self.deadline, len(payload))
+            self.deadline = server.connections.extend_deadline(self.deadline, len(payload))
 
     def eof_received(self) -> bool | None:
         return self._fallback.eof_received()
@@ -408,7 +408,7 @@ class ServerConnection:
         upload.payload += payload
         if rest is None:
             if not self._backlog.throttled:
-                self.deadline = self._server.connections.put_off(self.deadline, size)
+                self.deadline = self._server.connections.extend_deadline(self.deadline, size)
             return False
         self._upload = None
         if rest:
@@ -439,7 +439,7 @@ class ServerConnection:
             raise server.bodies.full()
         handed = HandedConnection(server, server.fallback(), self._transport, self._backlog, length)
         head, rest = self._buffer.last_head(), self._buffer.rest()
-        server.connections.hand_over(self, handed)
+        server.connections.transfer(self, handed)
         self._transport.set_protocol(cast(asyncio.Protocol, handed))
         handed.begin(head, rest)
 

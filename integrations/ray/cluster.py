@@ -130,7 +130,7 @@ def _make(options: Options, deployment: Deployment) -> Any:
         num_cpus=0,
         scheduling_strategy=scheduler_placement(deployment, stored=options.store is not None),
     )
-    return actor.remote(_absolute(options), deployment, PolicyText.of(options.policy))
+    return actor.remote(_absolute(options), deployment, PolicyText.read(options.policy))
 
 
 def _absolute(options: Options) -> Options:

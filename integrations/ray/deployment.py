@@ -76,7 +76,7 @@ class PolicyText(msgspec.Struct, frozen=True):
     text: str
 
     @classmethod
-    def of(cls, policy: str) -> PolicyText | None:
+    def read(cls, policy: str) -> PolicyText | None:
         """None if `policy` is the name of a preset."""
         path = Path(policy)
         return cls(path.name, path.read_text("utf-8")) if path.is_file() else None

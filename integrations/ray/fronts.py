@@ -22,7 +22,7 @@ from rollout_sched.link import LinkDialler, SchedulerPlace
 log = logging.getLogger(__name__)
 
 #: Seconds between two reads of the cluster's nodes.
-LOOK_S = 2.0
+POLL_S = 2.0
 
 #: Seconds for a front to answer.
 ANSWER_S = 30.0
@@ -97,7 +97,7 @@ class Fronts:
 
     async def _place_for_ever(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
             try:
                 await self._place()
             except Exception as error:  # Ray is busy or unreachable: try again at the next read

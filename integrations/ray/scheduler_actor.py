@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 #: Seconds that an earlier process may take to release the store: a process notices late that its
 #: node's daemon was killed.
 STORE_S = 60.0
-STORE_LOOK_S = 0.2
+STORE_POLL_S = 0.2
 
 
 class HandedBatch(msgspec.Struct, frozen=True):
@@ -179,7 +179,7 @@ class SchedulerActor:
             except StoreInUse:
                 if asyncio.get_running_loop().time() > patience:
                     raise
-            await asyncio.sleep(STORE_LOOK_S)
+            await asyncio.sleep(STORE_POLL_S)
 
     def _follow(self, pattern: str, cluster: Cluster) -> None:
         method = self._deployment.server_method

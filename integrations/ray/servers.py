@@ -16,12 +16,12 @@ log = logging.getLogger(__name__)
 
 #: Seconds between two reads of the cluster's actor names, and the timeout for a server to return
 #: its URL: a starting server does not answer.
-LOOK_S = 2.0
+POLL_S = 2.0
 TELL_S = 5.0
 
 #: Known actors are asked for their URL again after so many reads: an actor that Ray has restarted
 #: keeps its name, but may have another address.
-LOOKS_A_QUESTION = 15
+POLLS_PER_QUESTION = 15
 
 
 class ActorName(NamedTuple):
@@ -71,7 +71,7 @@ class NamedServers:
         self._cluster = cluster or Cluster()
         self._here: dict[ActorName, str] = {}
         self._said: dict[ActorName, str] = {}
-        self._looks = 0
+        self._polls = 0
         self._following: asyncio.Task[None] | None = None
 
     def open(self) -> None:
@@ -89,8 +89,8 @@ class NamedServers:
         for actor in self._here.keys() - wanted:
             await self._told(actor, self._let_go(actor))
         asked = wanted - self._here.keys()
-        self._looks += 1
-        if self._cluster.moves and self._looks % LOOKS_A_QUESTION == 0:
+        self._polls += 1
+        if self._cluster.moves and self._polls % POLLS_PER_QUESTION == 0:
             asked = wanted
         await asyncio.gather(*(self._told(actor, self._take_in(actor)) for actor in asked))
 
@@ -124,7 +124,7 @@ class NamedServers:
                 await self.follow()
             except Exception as error:  # Ray is busy or unreachable: try again at the next read
                 log.warning("cannot read the cluster's actor names: %s", error)
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
 
 
 def url_of(told: Any) -> str:

@@ -12,7 +12,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from rollout_sched.live.trainer.samples import Batch
 
 #: Seconds between two checks whether the weights that a batch waits for have been published.
-LOOK_S = 0.1
+POLL_S = 0.1
 
 
 class Rollouts(Protocol):
@@ -103,7 +103,7 @@ class _Taken:
             state = rollouts.state()
             if state["version"] != self._version or _over(state):
                 return
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
 
 
 def _over(state: dict[str, Any]) -> bool:

@@ -33,10 +33,10 @@ class Prompts:
     def __init__(self, args: Any, processing_class: Any) -> None:
         self._args = args
         self._processing_class = processing_class
-        self._dice = random.Random(args.seed)
+        self._rng = random.Random(args.seed)
         self._run = uuid.uuid4().hex
 
-    def of(self, prompts: Sequence[Any], samples: int, first: int) -> list[Prompt]:
+    def groups_of(self, prompts: Sequence[Any], samples: int, first: int) -> list[Prompt]:
         """A group of `samples` samples for each prompt (text or messages). The groups are numbered
         from `first`; the number is part of the uid."""
         return [
@@ -46,7 +46,7 @@ class Prompts:
                 samples,
                 self._args.max_completion_length,
                 self._sampling(),
-                [{"seed": self._dice.getrandbits(63)} for _ in range(samples)],
+                [{"seed": self._rng.getrandbits(63)} for _ in range(samples)],
                 prompt_key=_key(token_ids),
             )
             for number, token_ids in enumerate(self.tokenized(prompts), first)
@@ -81,7 +81,7 @@ def _key(token_ids: Sequence[int]) -> str:
 
 
 #: Seconds between two checks whether the expected batch can still come.
-LOOK_S = 1.0
+POLL_S = 1.0
 
 _FILTERED = (
     "the group was filtered, but this trainer needs every prompt; start the scheduler without keep"
@@ -161,7 +161,7 @@ class RolloutFunc:
         self._check(len(different))
         if self._prompts is None:
             self._prompts = Prompts(trainer.args, trainer.processing_class)
-        groups = self._prompts.of(different, samples, self._submitted)
+        groups = self._prompts.groups_of(different, samples, self._submitted)
         self._submitted += len(groups)
         self._rollouts.submit(groups, tool=self._tool)
         made = self._collect({group.uid for group in groups})
@@ -192,7 +192,7 @@ class RolloutFunc:
         scheduler's state is checked while waiting."""
         coming = self._rollouts.start(lambda rollouts: rollouts.next_batch())
         try:
-            while not wait([coming], LOOK_S).done:
+            while not wait([coming], POLL_S).done:
                 state = self._rollouts.state()
                 _raise_failed(state["failed"], missing)
                 _raise_failed(dict.fromkeys(state["filtered"], _FILTERED), missing)

@@ -21,7 +21,7 @@ from rollout_sched.integrations.trl.scoring import RewardFunc, Scores, score
 log = logging.getLogger(__name__)
 
 #: Seconds between two checks whether the trainer has taken all samples.
-LOOK_S = 0.02
+POLL_S = 0.02
 
 #: Seconds between two checks for failed prompts.
 FAILED_S = 1.0
@@ -115,7 +115,7 @@ class RolloutWorker:
         while True:
             await self._feed.fill(rollouts, ahead)
             while self.rollout_buffer.qsize():
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(POLL_S)
             await self._hand_over(await self._next_batch(rollouts, ahead))
 
     async def _next_batch(self, rollouts: RolloutScheduler, ahead: int) -> Batch:
@@ -171,7 +171,7 @@ class _Feed:
         if not rows and not self._here:
             raise CallerError("the data set has no rows")
         texts = [row["prompt"] for row in rows]
-        groups = await asyncio.to_thread(self._prompts.of, texts, self._samples, first)
+        groups = await asyncio.to_thread(self._prompts.groups_of, texts, self._samples, first)
         for number, (group, row) in enumerate(zip(groups, rows, strict=True), first):
             self._here[group.uid] = number, row
         self._submitted += len(groups)

@@ -31,12 +31,12 @@ class Coordinator:
         rollouts: RolloutScheduler,
         tags: Callable[[], Awaitable[Tags]],
         groups_per_step: int,
-        look_s: float,
+        poll_s: float,
     ) -> None:
         self._rollouts = rollouts
         self._tags = tags
         self._groups_per_step = groups_per_step
-        self._look_s = look_s
+        self._poll_s = poll_s
         self._waiting: dict[str, asyncio.Future[list[Sample]]] = {}
         self._given: set[str] = set()
         self._broken: Exception | None = None
@@ -90,7 +90,7 @@ class Coordinator:
             self._given = still_given(tags, self._given)
             if asks_for_more(tags, self._given, self._groups_per_step):
                 return
-            await asyncio.sleep(self._look_s)
+            await asyncio.sleep(self._poll_s)
 
     def _hand_out(self, batch: Batch) -> None:
         for failed in batch.failed:

@@ -174,7 +174,7 @@ class _CoordinatorActor:
             rollouts = _elsewhere(settings)
             await rollouts.__aenter__()  # for as long as the actor lives
         transfer_queue.init()
-        self._coordinator = Coordinator(rollouts, _tags, self._groups_per_step, settings.look_s)
+        self._coordinator = Coordinator(rollouts, _tags, self._groups_per_step, settings.poll_s)
 
     async def samples(self, prompt: Prompt) -> list[Sample]:
         return await self._coordinator.samples(prompt)
@@ -189,7 +189,7 @@ class _CoordinatorActor:
         await rollouts.__aenter__()
         servers = VerlServers(rollouts, self._balancer)
         await servers.follow()
-        self._following = asyncio.create_task(servers.keep_following(self._settings.look_s))
+        self._following = asyncio.create_task(servers.keep_following(self._settings.poll_s))
         return rollouts
 
 

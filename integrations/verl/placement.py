@@ -107,7 +107,7 @@ class Placement:
             for at, session in [key for key in self._placed if key[0] == server]:
                 for dispatch in self._placed.pop((at, session)):
                     self._pump.tell(RequestWithdrawn(dispatch.request))
-            self._pump.tell(InstanceLost(server, "removed", asked=True))
+            self._pump.tell(InstanceLost(server, "removed", requested=True))
 
     def forget_sessions(self) -> int:
         """Place the next request of each session as if it were the first. Returns the number of

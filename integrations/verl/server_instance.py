@@ -206,10 +206,10 @@ class VerlServers:
             await self._rollouts.add_instance(ServerInstance(address, servers[address]))
             self._here.add(address)
 
-    async def keep_following(self, look_s: float) -> None:
-        """Call `follow` every `look_s` seconds, until this is cancelled."""
+    async def keep_following(self, poll_s: float) -> None:
+        """Call `follow` every `poll_s` seconds, until this is cancelled."""
         while True:
-            await asyncio.sleep(look_s)
+            await asyncio.sleep(poll_s)
             try:
                 await self.follow()
             except Exception as error:  # it may succeed next time

@@ -33,7 +33,7 @@ class RoomSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     policy: str = ""
     api_key_file: str = ""
     trainer_key_file: str = ""
-    look_s: Annotated[float, msgspec.Meta(gt=0)] = 0.5
+    poll_s: Annotated[float, msgspec.Meta(gt=0)] = 0.5
 
     def __post_init__(self) -> None:
         if bool(self.gateway or self.ray) == bool(self.policy):

@@ -42,7 +42,7 @@ _DEV_ENDPOINTS = {
 }
 _FIRST_WITH_SPANS = (0, 32)
 
-MOST_SLOTS = 2**20
+MAX_SLOTS = 2**20
 
 #: The only status from 500 on that means that a path is not offered.
 _NOT_IMPLEMENTED = 501
@@ -226,7 +226,7 @@ async def _slots(control: ServerControl) -> int:
         config: Any = decoded(path, answer.body, dict[str, Any]).get("vllm_config")
         scheduler = config.get("scheduler_config") if isinstance(config, dict) else None
         told = scheduler.get("max_num_seqs") if isinstance(scheduler, dict) else None
-        if isinstance(told, int) and 0 < told <= MOST_SLOTS:
+        if isinstance(told, int) and 0 < told <= MAX_SLOTS:
             return told
     raise InstanceError(
         f"it does not report how many sequences it runs at once (/server_info answered "

@@ -52,7 +52,7 @@ class Chunk(msgspec.Struct):
     made: int | None = None
 
 
-class Assembly:
+class AnswerAssembler:
     """Joins the chunks of one answer and passes streamed tokens on.
 
     Raises InstanceError for an answer that breaks off, AnswerUntrue for one that is inconsistent.

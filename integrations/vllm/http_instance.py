@@ -18,19 +18,19 @@ from rollout_sched.integrations.http.server import authorization, check_key
 from rollout_sched.integrations.vllm import metrics_text
 from rollout_sched.integrations.vllm.control import KEEP_ALIVE_S, ServerControl, Throttle, decoded
 from rollout_sched.integrations.vllm.detection import (
-    MOST_SLOTS,
+    MAX_SLOTS,
     Findings,
     Way,
     detect,
     read_is_paused,
     read_weight_version,
 )
-from rollout_sched.integrations.vllm.dialects import Assembly
+from rollout_sched.integrations.vllm.dialects import AnswerAssembler
 from rollout_sched.integrations.vllm.orders import OrderCalls, TraceLines, renamed
 from rollout_sched.integrations.vllm.protocol import endpoints
 from rollout_sched.integrations.vllm.protocol.refusals import refusal
 from rollout_sched.integrations.vllm.proxy import ProxyCall, ProxyCalls
-from rollout_sched.integrations.vllm.weights import MOST_RANKS
+from rollout_sched.integrations.vllm.weights import MAX_RANKS
 from rollout_sched.live.ports import (
     Description,
     Gauges,
@@ -111,7 +111,7 @@ def checked_url(url: str) -> str:
 
 
 class _WorldSize(msgspec.Struct):
-    world_size: Annotated[int, msgspec.Meta(ge=1, le=MOST_RANKS)]
+    world_size: Annotated[int, msgspec.Meta(ge=1, le=MAX_RANKS)]
 
 
 _JSON = (b"content-type", b"application/json")
@@ -156,8 +156,8 @@ class HttpInstance:
         answer_limit_s: float | None = None,
     ) -> None:
         url = checked_url(url)
-        _check_size("slots", slots, MOST_SLOTS)
-        _check_size("kv_tokens", kv_tokens, metrics_text.MOST)
+        _check_size("slots", slots, MAX_SLOTS)
+        _check_size("kv_tokens", kv_tokens, metrics_text.MAX_VALUE)
         self.name = name or url
         self.api_key = api_key or ""
         self.request_headers = _key_field(self.name, api_key)
@@ -199,7 +199,10 @@ class HttpInstance:
 
     async def generate(self, order: Order, on_tokens: OnTokens | None = None) -> Output:
         found = self.findings
-        told, assembly = found.description, Assembly(order, on_tokens, labelled=self.labelled)
+        told, assembly = (
+            found.description,
+            AnswerAssembler(order, on_tokens, labelled=self.labelled),
+        )
         model = self._model if self._model in told.models else told.model
         if found.abort_path is None:
             return await self._orders.make_cuttable(order, found.dialect, model, assembly)
@@ -307,6 +310,6 @@ def _key_field(name: str, api_key: str | None) -> list[tuple[bytes, bytes]]:
     return [(b"authorization", authorization(api_key))]
 
 
-def _check_size(setting: str, value: int | None, most: int) -> None:
-    if value is not None and not 0 < value <= most:
-        raise CallerError(f"{setting} is {value}; it must be a number from 1 to {most}")
+def _check_size(setting: str, value: int | None, limit: int) -> None:
+    if value is not None and not 0 < value <= limit:
+        raise CallerError(f"{setting} is {value}; it must be a number from 1 to {limit}")

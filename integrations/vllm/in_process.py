@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.vllm.detection import EngineLimits
-from rollout_sched.integrations.vllm.dialects import Assembly, Chunk
+from rollout_sched.integrations.vllm.dialects import AnswerAssembler, Chunk
 from rollout_sched.integrations.vllm.protocol.answers import VersionSpan, version_of
 from rollout_sched.live.ports import (
     Description,
@@ -134,7 +134,7 @@ class InProcessInstance:
         )
 
     async def generate(self, order: Order, on_tokens: OnTokens | None = None) -> Output:
-        assembly = Assembly(order, on_tokens)
+        assembly = AnswerAssembler(order, on_tokens)
         wants_logprobs = order.sampling.get("logprobs") is not None
         async with aclosing(self._answers(order)) as answers:
             async for answer in answers:

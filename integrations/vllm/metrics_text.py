@@ -11,9 +11,9 @@ import msgspec
 from rollout_sched.integrations.vllm.protocol import endpoints as names
 from rollout_sched.live.ports import Gauges, InstanceError
 
-MOST = 2**53  # a float is exact up to this; no real value comes near
+MAX_VALUE = 2**53  # a float is exact up to this; no real value comes near
 
-_MOST_SAMPLES = 4096  # of one metric: engines, with some labels each
+_MAX_SAMPLES = 4096  # of one metric: engines, with some labels each
 
 _LABEL = re.compile(rb'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
 
@@ -33,8 +33,8 @@ def samples(text: bytes, name: str) -> Iterator[tuple[bytes, float]]:
     found = 0
     while at >= 0:
         found += 1
-        if found > _MOST_SAMPLES:
-            raise InstanceError(f"/metrics has {name} more than {_MOST_SAMPLES} times")
+        if found > _MAX_SAMPLES:
+            raise InstanceError(f"/metrics has {name} more than {_MAX_SAMPLES} times")
         after = at + len(key)
         starts_line = at == 0 or text[at - 1 : at] == b"\n"  # else a comment or a longer name
         if starts_line and text[after : after + 1] in (b"{", b" "):
@@ -124,6 +124,6 @@ def _number(name: str, value: bytes) -> float:
         number = float(value)
     except ValueError as error:
         raise InstanceError(f"/metrics: {name} is not a number: {value[:40]!r}") from error
-    if not (math.isfinite(number) and 0 <= number <= MOST):
+    if not (math.isfinite(number) and 0 <= number <= MAX_VALUE):
         raise InstanceError(f"/metrics: {name} is out of range: {number}")
     return number

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from rollout_sched.integrations.http import ExchangeError, Headers, Pool
 from rollout_sched.integrations.vllm.control import ControlAnswer, Throttle
-from rollout_sched.integrations.vllm.dialects import Assembly, Dialect
+from rollout_sched.integrations.vllm.dialects import AnswerAssembler, Dialect
 from rollout_sched.integrations.vllm.protocol.answers import EventStream
 from rollout_sched.integrations.vllm.protocol.refusals import refusal_of_request
 from rollout_sched.integrations.vllm.proxy import as_instance_error
@@ -128,7 +128,9 @@ class OrderCalls:
         self.trace: TraceLines = no_trace
         self._cuttable: dict[str, asyncio.Task[Output]] = {}
 
-    async def make(self, order: Order, dialect: Dialect, model: str, assembly: Assembly) -> Output:
+    async def make(
+        self, order: Order, dialect: Dialect, model: str, assembly: AnswerAssembler
+    ) -> Output:
         """Raises RequestRejected if the order is at fault, else InstanceError."""
         body = dialect.body(order, model)
         lines = self._header_lines + _session_line(order.session) + self.trace(order.id)
@@ -155,7 +157,7 @@ class OrderCalls:
         return assembly.output()
 
     async def make_cuttable(
-        self, order: Order, dialect: Dialect, model: str, assembly: Assembly
+        self, order: Order, dialect: Dialect, model: str, assembly: AnswerAssembler
     ) -> Output:
         """Make an order at a server without abort: `cut` ends the answer with the tokens so far."""
         call = asyncio.create_task(self.make(order, dialect, model, assembly))

@@ -14,7 +14,7 @@ from rollout_sched.live.ports import InstanceClient, InstanceError, WeightLoader
 from rollout_sched.live.trainer import StoredWeights
 
 #: Seconds between two polls of an instance whose weights the trainer loads itself.
-LOOK_S = 1.0
+POLL_S = 1.0
 
 
 class Reload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -80,7 +80,7 @@ def update_of(version: int, apply: Apply) -> WeightUpdate:
 
 
 def stored(update: WeightUpdate) -> bytes:
-    """The update as the store keeps it (`WeightLoaders.take_up`)."""
+    """The update as the store keeps it (`WeightLoaders.restore`)."""
     return msgspec.json.encode(update)
 
 
@@ -94,7 +94,7 @@ class WeightLoaders:
         self._transfer: WeightTransfer
         self._update_infos: dict[int, Any] = {}
 
-    async def of(self, update: WeightUpdate) -> WeightLoader:
+    async def loader_for(self, update: WeightUpdate) -> WeightLoader:
         """Raises CallerError if the version does not increase, or the weights are missing.
 
         Checking the weights takes time, and another update may come meanwhile: versions are ordered
@@ -108,12 +108,12 @@ class WeightLoaders:
             await loader.check(version)
         return loader
 
-    def take_up(self, stored: StoredWeights | None) -> None:
+    def restore(self, stored: StoredWeights | None) -> None:
         """Load what an earlier run has published. If the trainer had loaded it itself, it is no
         longer known which instances have it: they are asked."""
         if stored is not None:
             update = msgspec.json.decode(stored.loader, type=WeightUpdate)
-            self._driver.take_up_weights(self._loader(update))
+            self._driver.restore_weights(self._loader(update))
 
     def _loader(self, update: WeightUpdate) -> WeightLoader:
         if update.reload is not None:
@@ -169,5 +169,5 @@ class _LoadedByTrainer:
             told = (await client.describe()).version
             if told is not None and told >= version:
                 return
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
         raise InstanceError("it was lost before it had its weights")

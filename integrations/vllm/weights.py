@@ -38,7 +38,7 @@ from rollout_sched.process import off_loop
 # forever for the others. So each server gets its own ranks, in order.
 
 #: The largest rank number that is accepted.
-MOST_RANKS = 2**20
+MAX_RANKS = 2**20
 
 
 class RankFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -92,8 +92,8 @@ def deal(
 
 
 def _number(field: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST_RANKS:
-        raise CallerError(f"{field} must be a number from 0 to {MOST_RANKS}")
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_RANKS:
+        raise CallerError(f"{field} must be a number from 0 to {MAX_RANKS}")
     return value
 
 

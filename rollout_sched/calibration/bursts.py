@@ -38,7 +38,7 @@ _SHORTEST, _SPREAD, _GOLDEN = 0.25, 1.5, 0.6180339887
 _WAVES = 3
 
 #: Fewest and most tokens that a decoding burst generates.
-_FEWEST_NEW, _MOST_NEW = 16, 128
+_FEWEST_NEW, _MAX_NEW = 16, 128
 
 
 class Burst(NamedTuple):
@@ -121,7 +121,7 @@ def bursts_of(room: Room, pace: Pace, burst_s: float) -> list[Burst]:
     """Different bursts of about `burst_s` seconds or less each. They change in large steps with the
     pace, so that a second calibration measures the same bursts."""
     steps = _power_of_two(burst_s / pace.step_s)
-    new = min(max(steps, _FEWEST_NEW), _MOST_NEW, room.max_model_len - SHORT)
+    new = min(max(steps, _FEWEST_NEW), _MAX_NEW, room.max_model_len - SHORT)
     prefill = _power_of_two(burst_s / pace.prefill_token_s)
     found: dict[Burst, None] = {}
     for batch in _between(1, room.slots, _BATCHES):

@@ -165,7 +165,7 @@ class Calibrator:
     ) -> None:
         self._prober = Prober(instances, seed)
         self._limits = limits
-        self._dice = random.Random(seed)
+        self._rng = random.Random(seed)
         self._report = report
         self._measurements = measurements or Measurements()
         self._whole = False
@@ -222,7 +222,7 @@ class Calibrator:
         self._planned = _ROUNDS * len(bursts)
         done, unseen = 0, set(bursts)
         while not self._over(deadline):
-            for burst in self._dice.sample(bursts, len(bursts)):
+            for burst in self._rng.sample(bursts, len(bursts)):
                 self._report(done, self._planned, _shown(burst))
                 times = await self._prober.burst(burst)
                 self._measurements.add(burst, times)

@@ -42,7 +42,7 @@ class StepCalibrator:
 
     def __init__(self, engine: MeasuredEngine, seed: int, report: Report) -> None:
         self._engine = engine
-        self._dice = random.Random(seed)
+        self._rng = random.Random(seed)
         self._report = report
         self._room = Room(engine.slots, engine.kv_tokens, engine.max_model_len)
         self._rows: dict[tuple[Burst, int, int, int], list[EngineStep]] = {}
@@ -84,7 +84,7 @@ class StepCalibrator:
         bursts = bursts_of(self._room, pace(tried), _BURST_S)
         rounds = 0
         while time.monotonic() < deadline and rounds < _ROUNDS:
-            for number, burst in enumerate(self._dice.sample(bursts, len(bursts))):
+            for number, burst in enumerate(self._rng.sample(bursts, len(bursts))):
                 self._report(rounds * len(bursts) + number, _ROUNDS * len(bursts), str(burst))
                 self._keep(burst, self._burst(burst))
                 if time.monotonic() > deadline:
@@ -93,7 +93,7 @@ class StepCalibrator:
             self._whole = len(self._bursts) == len(bursts)
 
     def _burst(self, burst: Burst) -> list[EngineStep]:
-        prompts = [self._dice.choices(IDS, k=burst.prompt) for _ in range(burst.requests)]
+        prompts = [self._rng.choices(IDS, k=burst.prompt) for _ in range(burst.requests)]
         return self._engine.burst(prompts, burst.lengths, SAMPLING)
 
     def _keep(self, burst: Burst, steps: list[EngineStep]) -> None:

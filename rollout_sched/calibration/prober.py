@@ -29,7 +29,7 @@ IDS = range(16, 256)
 #: Seconds to wait until requests of others have ended, or for answers before the instance is asked
 #: whether it still works on them; and between two polls.
 _PATIENCE_S = 20.0
-_LOOK_S = 0.2
+_POLL_S = 0.2
 
 
 class Prober:
@@ -49,8 +49,8 @@ class Prober:
         self.instances = list(instances)
         self.disturbed = 0
         self._sampling = sampling
-        self._dice = random.Random(seed)
-        self._run = f"calibrate-{self._dice.getrandbits(64):x}"
+        self._rng = random.Random(seed)
+        self._run = f"calibrate-{self._rng.getrandbits(64):x}"
         self._sent = 0
 
     async def burst(self, burst: Burst) -> list[BurstTime]:
@@ -118,7 +118,7 @@ class Prober:
                     f"{gauges.waiting} waiting): take it out of service for the calibration, or "
                     "choose an unused server"
                 )
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
         return gauges
 
     async def _of_prompt(self, instance: InstanceClient, prompt: list[int]) -> float:
@@ -145,7 +145,7 @@ class Prober:
 
     def _prompt(self, tokens: int) -> list[int]:
         """A random prompt: no two share a prefix, so the prefix cache finds nothing."""
-        return self._dice.choices(IDS, k=tokens)
+        return self._rng.choices(IDS, k=tokens)
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()

@@ -51,7 +51,7 @@ class InProcess(RolloutScheduler):
         self._received = NOTHING
         self._live = self._start()
         self._weight_loaders = WeightLoaders(self._live.driver)
-        self._weight_loaders.take_up(self._live.records.weights)
+        self._weight_loaders.restore(self._live.records.weights)
         try:
             await asyncio.gather(*(self._take_in(i, patient=True) for i in self._instances))
         except BaseException:
@@ -86,11 +86,11 @@ class InProcess(RolloutScheduler):
             await self._live.trainer.publish_weights(version, apply, wait=wait)
             return
         update = update_of(version, apply)
-        loader = await self._weight_loaders.of(update)
-        await self._live.trainer.publish_weights(version, loader, said=stored(update), wait=wait)
+        loader = await self._weight_loaders.loader_for(update)
+        await self._live.trainer.publish_weights(version, loader, encoded=stored(update), wait=wait)
 
-    async def give_back(self, url: str) -> None:
-        self._live.trainer.give_back(url.rstrip("/"))
+    async def return_instance(self, url: str) -> None:
+        self._live.trainer.return_instance(url.rstrip("/"))
 
     async def add_instance(self, instance: str | InstanceClient) -> None:
         await self._take_in(instance, patient=False)

@@ -200,7 +200,7 @@ class RolloutScheduler(ABC):
     async def _publish_weights(self, version: int, apply: Apply, wait: bool) -> None: ...
 
     @abstractmethod
-    async def give_back(self, url: str) -> None:
+    async def return_instance(self, url: str) -> None:
         """Return an instance that was lent to the trainer (see `borrower`). Call it before you
         publish the weights, so that all instances get them together. Raises CallerError if the
         instance is not lent, or was lost since. Only `from_toml` supports it."""
@@ -308,7 +308,7 @@ def _sampling(sampling: dict[str, Any]) -> dict[str, Any]:
 # Logs why a wait takes long.
 
 #: Seconds until the reason is first checked and logged, and between two checks.
-LOOK_S = 5.0
+POLL_S = 5.0
 
 
 @contextlib.asynccontextmanager
@@ -325,7 +325,7 @@ async def log_while_waiting(what: str, why: Callable[[], Awaitable[str]]) -> Asy
 async def _say(what: str, why: Callable[[], Awaitable[str]]) -> None:
     said = ""
     while True:
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(POLL_S)
         try:
             reason = await why()
         except RolloutError as error:

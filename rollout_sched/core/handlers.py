@@ -48,7 +48,7 @@ from rollout_sched.core.work.parts import Parts
 
 #: The scheduler gives up a request that others have stopped this often. A trainer that updates the
 #: weights around us may stop a long request once in each of its steps.
-MOST_UNASKED_ABORTS = 60
+MAX_EXTERNAL_ABORTS = 60
 
 
 class TrainerEvents:
@@ -67,20 +67,20 @@ class TrainerEvents:
             event.prompt_tokens,
             event.max_tokens,
             event.prompt,
-            None if history is None else history.of(event.prompt, event.history),
+            None if history is None else history.lengths_of(event.prompt, event.history),
             event.expected_tokens,
         )
         serial, samples = state.serials.next(), event.samples
         state.groups.add(Group(event.group, serial, samples, siblings, judged=event.judged))
-        state.progress.dirty = True
+        state.progress.must_decide = True
 
     def submissions_closed(self, event: SubmissionsClosed, now: float) -> None:
         progress = self._state.progress
-        progress.closed = progress.dirty = True
+        progress.closed = progress.must_decide = True
 
     def batch_requested(self, event: BatchRequested, now: float) -> None:
         progress = self._state.progress
-        progress.trainer_waiting = progress.dirty = True
+        progress.trainer_waiting = progress.must_decide = True
         progress.takes_parts = event.parts
         progress.shares_gpus = event.shares_gpus
 
@@ -94,7 +94,7 @@ class TrainerEvents:
         """
         progress, freshness = self._state.progress, self._state.roles.freshness
         progress.version, progress.loads = event.version, event.loads
-        progress.dirty = True
+        progress.must_decide = True
         self._lender.published()
         self._updater.published()
         if freshness.masks:
@@ -122,19 +122,19 @@ class ClientEvents:
         request.session = event.session
         request.priority = event.priority
         request.last_instance = state.sessions.last_instance(event.session)
-        home = state.fleet.instances.get(request.last_instance or "")
-        if home is not None:
-            state.fleet.keep(request, home)
-        if not (event.made or event.ends):
+        kv_instance = state.fleet.instances.get(request.last_instance or "")
+        if kv_instance is not None:
+            state.fleet.retain_kv(request, kv_instance)
+        if not (event.prior_segments or event.ends):
             self._requests.wait(request)
             return
-        request.segments = event.made
-        request.response_tokens = sum([segment.tokens for segment in event.made])
+        request.segments = event.prior_segments
+        request.response_tokens = sum([segment.tokens for segment in event.prior_segments])
         request.context_tokens += request.response_tokens
         if event.ends:
             self._outcomes.finish(request, "stop")
         else:
-            self._outcomes.go_on(request)
+            self._outcomes.requeue(request)
 
     def request_withdrawn(self, event: RequestWithdrawn, now: float) -> None:
         request = self._requests.get(event.request)
@@ -165,12 +165,12 @@ class InstanceEvents:
             self._lose(before)
         instance = fleet.join(event.instance, event.slots, event.kv_tokens, event.version)
         self._updater.joined(instance)
-        self._state.progress.dirty = True
+        self._state.progress.must_decide = True
         self._refuse_oversized()
 
     def lost(self, event: InstanceLost, now: float) -> None:
         instance = self._find(event.instance)
-        self._state.progress.dirty = True
+        self._state.progress.must_decide = True
         if instance is not None:
             self._lose(instance)
 
@@ -189,13 +189,13 @@ class InstanceEvents:
 
     def paused(self, event: InstancePaused, now: float) -> None:
         instance = self._find(event.instance)
-        self._state.progress.dirty = True
+        self._state.progress.must_decide = True
         if instance is not None and not self._updater.paused(instance):
             self._state.anomalies["pause_not_asked_for"] += 1
 
     def updated(self, event: WeightsUpdated, now: float) -> None:
         instance = self._find(event.instance)
-        self._state.progress.dirty = True
+        self._state.progress.must_decide = True
         if instance is None:
             return
         if event.version > self._state.progress.version:
@@ -221,7 +221,7 @@ class InstanceEvents:
 
     def returned(self, event: InstanceReturned, now: float) -> None:
         instance = self._find(event.instance)
-        self._state.progress.dirty = True
+        self._state.progress.must_decide = True
         if instance is not None and not self._lender.returned(instance):
             self._state.anomalies["instance_not_lent"] += 1
 
@@ -242,7 +242,7 @@ class InstanceEvents:
     def _lose(self, instance: Instance) -> None:
         self._lender.lost(instance)
         self._updater.lost(instance)
-        for request in list(instance.kept.values()):
+        for request in list(instance.resident.values()):
             self._parts.requests.leave_home(request)
         lost = self._state.fleet.lose(instance)
         wanted = [attempt for attempt in lost if not attempt.abandoned]
@@ -250,11 +250,11 @@ class InstanceEvents:
             if attempt.abandoned:
                 self._parts.ledger.waste(attempt, attempt.abandoned)
             else:
-                self._parts.ledger.keep(attempt, ())
+                self._parts.ledger.record(attempt, ())
         for attempt in wanted:
             # The first request that continues may complete its group and end a sibling here.
             if attempt.request.state in (RUNNING, INTERRUPTING):
-                self._parts.outcomes.go_on(attempt.request)
+                self._parts.outcomes.requeue(attempt.request)
 
     def _refuse_oversized(self) -> None:
         """End requests that came before the KV sizes were known and that fit on no instance."""
@@ -309,7 +309,7 @@ class AttemptEvents:
         if self._requests.room_for(request):
             move(request, ACT)
             request.turn += 1
-            self._state.fleet.keep(request, attempt.instance)
+            self._state.fleet.retain_kv(request, attempt.instance)
         else:
             self._outcomes.finish(request, "length")
         self._check_age(attempt, event.spans)
@@ -321,7 +321,7 @@ class AttemptEvents:
         if event.observation_tokens < 0:
             self._state.anomalies["tokens_out_of_range"] += 1
         request.context_tokens += max(0, event.observation_tokens)
-        self._outcomes.go_on(request)
+        self._outcomes.requeue(request)
 
     def trajectory_ended(self, event: TrajectoryEnded, now: float) -> None:
         request = self._acting(event)
@@ -348,12 +348,12 @@ class AttemptEvents:
         request = attempt.request
         if request.state is RUNNING and self._requests.room_for(request):
             # Another party pauses that instance, perhaps for a while.
-            request.unasked_aborts += 1
-            if request.unasked_aborts > MOST_UNASKED_ABORTS:
+            request.external_aborts += 1
+            if request.external_aborts > MAX_EXTERNAL_ABORTS:
                 self._outcomes.give_up(request)
                 return
             self._parts.backoff.rest(request, 0, now)
-        self._outcomes.go_on(request)
+        self._outcomes.requeue(request)
         self._check_age(attempt, event.spans)
 
     def _check_age(self, attempt: Attempt, spans: Spans) -> None:
@@ -376,19 +376,19 @@ class AttemptEvents:
         if not event.usable:
             self._ledger.waste(attempt, "untrue")
             attempt.tokens = 0
-        self._ledger.keep(attempt, ())
+        self._ledger.record(attempt, ())
         self._try_again(attempt, event, now)
 
     def _try_again(self, attempt: Attempt, event: RequestFailed, now: float) -> None:
         request = attempt.request
         if event.blame == "unclear":
-            blame.suspect(request, attempt.instance)
+            blame.record_unclear(request, attempt.instance)
         if event.blame == "request" or request.failures >= self._outcomes.max_failures:
             self._outcomes.give_up(request)
             return
         if event.blame == "unclear" and not self._may_try_elsewhere(request):
             self._parts.backoff.rest(request, request.failures - 1, now)
-        self._outcomes.go_on(request)
+        self._outcomes.requeue(request)
 
     def _may_try_elsewhere(self, request: Request) -> bool:
         """Once, and only on an instance where it has not failed; after more failures it waits."""
@@ -403,7 +403,7 @@ class AttemptEvents:
             return None
         instance = attempt.instance
         if instance.suspects or instance.faults or instance.rests:
-            blame.acquit(instance)
+            blame.clear(instance)
         self._free(attempt)
         tokens = event.tokens
         if not 0 <= tokens <= attempt.max_new_tokens:
@@ -413,9 +413,11 @@ class AttemptEvents:
             self._ledger.waste(attempt, attempt.abandoned)
             return None
         if attempt.request.failed_on:
-            for at_fault in blame.succeed(attempt.request, self._state.fleet.instances):
+            for at_fault in blame.blame_failed_instances(
+                attempt.request, self._state.fleet.instances
+            ):
                 self._rest(at_fault, now)
-        self._ledger.keep(attempt, event.spans)
+        self._ledger.record(attempt, event.spans)
         return attempt
 
     def _free(self, attempt: Attempt) -> None:
@@ -423,7 +425,7 @@ class AttemptEvents:
         instance = attempt.instance
         self._state.fleet.close(attempt)
         if not instance.attempts:
-            self._state.progress.dirty |= self._updater.emptied(instance)
+            self._state.progress.must_decide |= self._updater.emptied(instance)
             self._lender.emptied(instance)
             if instance.leaving:
                 self._state.orders.append(Release(instance.id))

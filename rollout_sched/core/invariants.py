@@ -30,12 +30,12 @@ def _check_instances(parts: Parts) -> None:
             assert instance.status is InstanceStatus.SERVING, f"{instance!r} is open"
             assert not instance.gate_closed, f"{instance!r} is open although its gate is closed"
             assert parts.state.roles.admission.admits(instance), f"{instance!r} is full but open"
-        for request in instance.kept.values():
-            assert request.home is instance, f"{request!r} has left {instance!r}"
+        for request in instance.resident.values():
+            assert request.kv_instance is instance, f"{request!r} has left {instance!r}"
         sessions = parts.state.roles.sessions
-        takes_new = is_open and sessions is not None and sessions.begins(instance)
-        assert instance.takes_new == takes_new, f"{instance!r}: takes new ones?"
-    assert fleet.sessions.taking == sum(i.takes_new for i in fleet.instances.values()), (
+        accepts_sessions = is_open and sessions is not None and sessions.begins(instance)
+        assert instance.accepts_sessions == accepts_sessions, f"{instance!r}: takes new ones?"
+    assert fleet.sessions.taking == sum(i.accepts_sessions for i in fleet.instances.values()), (
         "instances that take new ones"
     )
     assert attempts == fleet.attempts, "attempts in flight do not add up over instances"
@@ -53,9 +53,11 @@ def _check_requests(parts: Parts) -> None:
         assert (state is RequestState.WAITING) == (request in requests.waiting), f"{request!r}"
         parked = request in requests.replay_buffer
         assert (state is RequestState.PARKED) == parked, f"{request!r}"
-        if request.home is not None:
+        if request.kv_instance is not None:
             assert state in (RequestState.ACTING, RequestState.WAITING), f"{request!r} has a home"
-            assert request.home.kept.get(request.id) is request, f"{request!r} is not at home"
+            assert request.kv_instance.resident.get(request.id) is request, (
+                f"{request!r} is not at home"
+            )
         in_flight = state in (RequestState.RUNNING, RequestState.INTERRUPTING)
         assert in_flight == (request.attempt is not None), f"{request!r}"
         made = sum(segment.tokens for segment in request.segments)
@@ -78,7 +80,9 @@ def _check_groups(parts: Parts) -> None:
         judging = group.state is GroupState.JUDGING
         assert whole == (judging or group.state is GroupState.COMPLETE), f"{group!r}"
         assert judging == bool(group.judgement), f"{group!r}: judgement {group.judgement}"
-        assert any(group is other for other in groups.of(group.state)), f"{group!r} is misplaced"
+        assert any(group is other for other in groups.in_state(group.state)), (
+            f"{group!r} is misplaced"
+        )
         finished = [r for r in group.requests if r.state is RequestState.FINISHED]
         assert len(finished) == len(group.finished) <= group.samples, f"{group!r}"
         for request in group.requests:
@@ -104,11 +108,11 @@ def _check_groups(parts: Parts) -> None:
 
 def _check_budgets(parts: Parts) -> None:
     groups, progress = parts.state.groups, parts.state.progress
-    for group in groups.of(GroupState.ACTIVE):
+    for group in groups.in_state(GroupState.ACTIVE):
         assert any(map(_can_go_on, group.requests)), f"{group!r}: nothing of it can go on"
-    for group in groups.of(GroupState.SPENT):
+    for group in groups.in_state(GroupState.SPENT):
         assert not any(map(_can_go_on, group.requests)), f"{group!r}: something of it can go on"
-    if progress.on_the_way < progress.prompts_per_step:
+    if progress.in_progress < progress.prompts_per_step:
         assert not progress.spent, "spent groups wait although the batch lacks groups"
 
 
@@ -123,7 +127,7 @@ def _check_no_idle_capacity(parts: Parts, decider: Decider) -> None:
         return
     first = waiting.first()
     held_back = fleet.sessions.bound is not None and not fleet.sessions.taking
-    if first is not None and fleet.open and not (held_back and first.home is None):
+    if first is not None and fleet.open and not (held_back and first.kv_instance is None):
         chosen = parts.state.roles.routing.choose(first, fleet)
         assert chosen is None, f"{first!r} waits although {chosen!r} is open"
     for request in waiting.aside:

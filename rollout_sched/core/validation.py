@@ -45,7 +45,7 @@ def _request_submitted(parts: Parts, event: RequestSubmitted) -> None:
             f"request {event.request!r}: prompt_tokens and max_tokens must be at least 1, "
             f"not {event.prompt_tokens} and {event.max_tokens}"
         )
-    made = [segment.tokens for segment in event.made]
+    made = [segment.tokens for segment in event.prior_segments]
     if any(tokens < 1 for tokens in made) or sum(made) > event.max_tokens:
         raise CallerError(
             f"request {event.request!r}: segments of {made} tokens are not a response of at most "
@@ -93,7 +93,9 @@ def _weights_published(parts: Parts, event: WeightsPublished) -> None:
 
 
 def _restored(parts: Parts, event: Restored) -> None:
-    begun = parts.state.progress.dirty or parts.state.serials.last or parts.state.fleet.instances
+    begun = (
+        parts.state.progress.must_decide or parts.state.serials.last or parts.state.fleet.instances
+    )
     if begun or parts.state.progress.trainer_waiting or parts.state.progress.closed:
         raise CallerError("only a scheduler without events can be restored; make a new one")
     here, wanted = event.state.run.in_batch, parts.state.progress.prompts_per_step

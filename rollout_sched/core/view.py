@@ -19,7 +19,7 @@ class RunView(Progress, Protocol):
     @property
     def batches(self) -> int: ...
     @property
-    def lacking(self) -> int: ...
+    def wanted(self) -> int: ...
 
 
 class SchedulerView:
@@ -112,7 +112,7 @@ class SchedulerView:
         if found is None or found.state is not FINISHED:
             return None
         judged = found.group is not None and found.group.judged
-        return self._finished.of(found) if judged else None
+        return self._finished.sample_of(found) if judged else None
 
     def is_judged(self, group: str, judgement: int) -> bool:
         """Whether the group still waits for the answer to the Judge with this number."""

@@ -130,7 +130,7 @@ class TimelineFold:
         self._note("joined", now, event.instance, {"version": event.version})
 
     def _lost(self, now: float, event: InstanceLost) -> None:
-        how = "left" if event.asked else "lost"
+        how = "left" if event.requested else "lost"
         self._note(how, now, event.instance, {"reason": event.reason})
 
     def _updated(self, now: float, event: WeightsUpdated) -> None:

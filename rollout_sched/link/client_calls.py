@@ -23,7 +23,7 @@ from rollout_sched.core.model.events import (
     TokensArrived,
 )
 from rollout_sched.core.model.records import DeliveredSample, Segment
-from rollout_sched.link.protocol import Refused, Serves
+from rollout_sched.link.protocol import InstanceVersion, RejectRequest
 from rollout_sched.link.remote_link import RemoteLink
 from rollout_sched.live import Front
 from rollout_sched.live.ports import Payload, RequestRejected
@@ -73,7 +73,7 @@ class ClientCall:
         self._ends = False  # by a stop; at a token limit the scheduler decides whether it continues
 
     @property
-    def made(self) -> tuple[Segment, ...]:
+    def segments(self) -> tuple[Segment, ...]:
         """The segments of the tokens in its transcript."""
         now = [segment for one in self._attempts.values() for segment in one.segments()]
         return (*self._before, *now)
@@ -82,7 +82,7 @@ class ClientCall:
         attempt = _Attempt(dispatch.instance, version, dispatch.max_new_tokens)
         self._attempts[dispatch.attempt] = attempt
 
-    def told(self, event: OfAttempt) -> None:
+    def reported(self, event: OfAttempt) -> None:
         """Note an event that is reported to the scheduler about one of its attempts."""
         attempt = self._attempts.get(event.attempt)
         if attempt is None:
@@ -106,7 +106,7 @@ class ClientCall:
 
     def whole(self) -> DeliveredSample | None:
         """The response if it is certainly complete; None if it may continue."""
-        made, asked = self.made, self.submitted
+        made, asked = self.segments, self.submitted
         tokens = sum(segment.tokens for segment in made)
         if not self._ends and tokens < asked.max_tokens:
             return None
@@ -114,13 +114,13 @@ class ClientCall:
         prompt = asked.prompt_tokens
         return DeliveredSample(asked.request, asked.group, 0, prompt, tokens, made, 0, finish)
 
-    def anew(self, request: str) -> RequestSubmitted:
+    def resubmission(self, request: str) -> RequestSubmitted:
         """The submission to another scheduler, under the id `request`."""
-        self._before = self.made
+        self._before = self.segments
         self._attempts.clear()
         self.payload.transcript.detach()
         self.submitted = msgspec.structs.replace(
-            self.submitted, request=request, made=self._before, ends=self._ends
+            self.submitted, request=request, prior_segments=self._before, ends=self._ends
         )
         return self.submitted
 
@@ -204,7 +204,7 @@ class ClientCalls:
             else:
                 self._answer_if_whole(call)
 
-    def hand_over(self, call: ClientCall, take_over: Callable[[ClientCall], None]) -> None:
+    def transfer(self, call: ClientCall, take_over: Callable[[ClientCall], None]) -> None:
         """No attempt of the request runs any more: hand it over, unless it has ended meanwhile."""
         request = call.submitted.request
         if self._calls.pop(request, None) is not None:
@@ -213,12 +213,12 @@ class ClientCalls:
 
     def take_over(self, call: ClientCall) -> None:
         """Take a request of a scheduler that is gone; it continues from the tokens it has."""
-        call.anew(self._new_id())
+        call.resubmission(self._new_id())
         self._take_in(call)
 
     # -- what the scheduler orders, and is told --------------------------------------------
 
-    def serves(self, order: Serves) -> None:
+    def serves(self, order: InstanceVersion) -> None:
         self._versions[order.instance] = order.version
 
     def departed(self, instance: str) -> None:
@@ -229,11 +229,11 @@ class ClientCalls:
         if call is not None:
             call.begun(order, self._versions.get(order.instance, order.salt))
 
-    def told(self, event: OfAttempt) -> None:
+    def reported(self, event: OfAttempt) -> None:
         call = self._calls.get(event.request)
         if call is None:
             return
-        call.told(event)
+        call.reported(event)
         if self._alone and isinstance(event, RequestFinished):
             self._answer_if_whole(call)
 
@@ -249,13 +249,13 @@ class ClientCalls:
             self._over(order.sample.request)
             self._endings.answer(order)
 
-    def refuse(self, order: Refused) -> None:
+    def refuse(self, order: RejectRequest) -> None:
         payload = self._payloads.get(order.request)
         if payload is not None:
             self._over(order.request)
             self._payloads.forget(order.request)
             error = RequestRejected(order.reason)
-            self._link.afterwards(payload.responder.fail, "failed", error)
+            self._link.defer(payload.responder.fail, "failed", error)
 
     # -- small things ----------------------------------------------------------------------
 

@@ -23,19 +23,19 @@ from rollout_sched.core.model.events import (
 )
 from rollout_sched.core.model.model import Instance
 from rollout_sched.core.model.request_ids import group_of
-from rollout_sched.link.pieces import keep, keep_streamed
+from rollout_sched.link.pieces import add_piece, add_streamed
 from rollout_sched.link.protocol import (
     CallTool,
-    Departed,
+    ConnectInstance,
+    DisconnectInstance,
     FrameSequence,
+    InstanceReleased,
+    InstanceVersion,
     Order,
     Orders,
     PieceMade,
-    Reach,
-    Refused,
-    Relinquished,
+    RejectRequest,
     RestartSuspected,
-    Serves,
     Streamed,
     encode,
     read_reports,
@@ -191,16 +191,16 @@ class OrderedAttempts:
         if self._reached.get(name) is not instance:
             self._reached[name] = instance
             client = self._driver.supervisors[name].client
-            self._order(Reach(name, getattr(client, "api_key", "")))
+            self._order(ConnectInstance(name, getattr(client, "api_key", "")))
         if self._served.get(name) != instance.version:
             self._served[name] = instance.version
-            self._order(Serves(name, instance.version))
+            self._order(InstanceVersion(name, instance.version))
 
     def departed(self, instance: str) -> None:
         """The instance is gone; if it joins again, the front is told again."""
         self._served.pop(instance, None)
         if self._reached.pop(instance, None) is not None:
-            self._order(Departed(instance))
+            self._order(DisconnectInstance(instance))
 
     def interrupt(self, action: Interrupt) -> None:
         attempt = self.attempts.get(action.attempt)
@@ -229,7 +229,7 @@ class OrderedAttempts:
         elif payload is not None:
             kept = payload.transcript.streamed(number)
             if kept:
-                payload.transcript.keep(number, kept, payload.transcript.partial(number, kept))
+                payload.transcript.append(number, kept, payload.transcript.partial(number, kept))
         return RequestInterrupted(request, number, kept)
 
     def lose(self, instance: str) -> None:
@@ -330,7 +330,7 @@ def _finish(event: Ended) -> Any:
     return "turn" if isinstance(event, TurnFinished) else "abort"
 
 
-class Owners(Protocol):
+class HostCallbacks(Protocol):
     """The part of the host that this uses."""
 
     def owns(self, front: ConnectedFront, request: str) -> bool:
@@ -340,7 +340,7 @@ class Owners(Protocol):
     def is_owned(self, front: ConnectedFront, name: str) -> bool:
         """Whether this front owns a client's request or a group."""
 
-    def relinquished(self, front: ConnectedFront, instance: str) -> None: ...
+    def released(self, front: ConnectedFront, instance: str) -> None: ...
     def discard(self, action: Discard) -> None: ...
 
 
@@ -348,7 +348,7 @@ class ConnectedFront:
     """Passes the front's reports to the scheduler, and sends it orders.
 
     ordered   the attempts that it was ordered to make
-    groups    the groups that it was given, with their recipes
+    groups    the groups that it was given, with their specs
     """
 
     def __init__(
@@ -356,7 +356,7 @@ class ConnectedFront:
         name: str,
         epoch: str,
         driver: Driver,
-        owners: Owners,
+        owners: HostCallbacks,
         send: Callable[[bytes], None],
     ) -> None:
         self.name = name
@@ -380,7 +380,7 @@ class ConnectedFront:
             PieceMade: self._piece_made,
             Streamed: self._streamed,
             RestartSuspected: self._restart_suspected,
-            Relinquished: self._relinquished,
+            InstanceReleased: self._released,
         }
 
     @property
@@ -433,7 +433,7 @@ class ConnectedFront:
             self._driver.tell(event)
         except Exception as error:  # reported to its client
             self._owners.no_longer_owned(event.request)
-            self.order(Refused(event.request, str(error)))
+            self.order(RejectRequest(event.request, str(error)))
 
     def _withdrawn(self, event: RequestWithdrawn) -> None:
         if self._owners.is_owned(self, event.request):
@@ -444,18 +444,18 @@ class ConnectedFront:
         wanted = self._driver.view.versions_of(made.attempt) is not None
         acting = self.ordered.turns.get(made.request) == made.attempt
         if (wanted or acting) and self._owners.is_owned(self, group_of(made.request)):
-            keep(self._driver.front.payloads, made)
+            add_piece(self._driver.front.payloads, made)
 
     def _streamed(self, said: Streamed) -> None:
         wanted = self._driver.view.versions_of(said.attempt) is not None
         if wanted and self._owners.is_owned(self, group_of(said.request)):
-            keep_streamed(self._driver.front.payloads, said)
+            add_streamed(self._driver.front.payloads, said)
 
     def _restart_suspected(self, report: RestartSuspected) -> None:
         self.ordered.restart_suspected(report.instance)
 
-    def _relinquished(self, report: Relinquished) -> None:
-        self._owners.relinquished(self, report.instance)
+    def _released(self, report: InstanceReleased) -> None:
+        self._owners.released(self, report.instance)
 
     def _tool_is_over(self, event: ToolReturned | TrajectoryEnded) -> None:
         turns = self.ordered.turns

@@ -21,24 +21,24 @@ from rollout_sched.link.client_calls import ClientCall, ClientCalls, OfAttempt
 from rollout_sched.link.pieces import GroupPieces
 from rollout_sched.link.protocol import (
     CallTool,
-    Departed,
+    ConnectInstance,
+    DisconnectInstance,
     FleetChanged,
     FrameSequence,
+    GroupSpecs,
+    InstanceReleased,
+    InstanceVersion,
     Lose,
-    Reach,
-    Recipes,
-    Refused,
+    RejectRequest,
     RejectStreamed,
     ReleaseGroup,
-    Relinquished,
     Report,
     Reports,
-    Serves,
     StopAttempt,
     TakeGroup,
     encode,
+    read_accepted,
     read_orders,
-    read_welcome,
 )
 from rollout_sched.link.remote_link import Clients, RemoteLink
 from rollout_sched.link.transport import Outbox
@@ -57,7 +57,7 @@ class RemoteFront:
     epoch      of the scheduler; frames of another epoch are refused and counted
     run_id     prefix of the names of orders to instances
     send       passes a frame to the link, which keeps the order
-    make       makes a group's payloads from its recipe
+    make       makes a group's payloads from its spec
     on_broken  called once, with the error, when this front cannot continue
     on_over    called with each client request that has ended
 
@@ -91,9 +91,9 @@ class RemoteFront:
         self._pieces = GroupPieces(self.front.payloads)
         self._orders: dict[type[Any], Callable[[Any], None]] = {
             **self.front.orders,
-            Reach: self._link.reach,
-            Departed: self._departed,
-            Serves: self.calls.serves,
+            ConnectInstance: self._link.reach,
+            DisconnectInstance: self._departed,
+            InstanceVersion: self.calls.serves,
             Dispatch: self._dispatch,
             Answer: self.calls.answer,
             Discard: self._discard,
@@ -103,7 +103,7 @@ class RemoteFront:
             Lose: self._lose,
             TakeGroup: self._take_group,
             ReleaseGroup: self._release_group,
-            Refused: self.calls.refuse,
+            RejectRequest: self.calls.refuse,
             FleetChanged: self._fleet_changed,
         }
 
@@ -132,7 +132,7 @@ class RemoteFront:
         for call in self.calls.every():
             attempt = running.pop(call.submitted.request, None)
             if attempt is None:
-                self.calls.hand_over(call, take_over)
+                self.calls.transfer(call, take_over)
             else:
                 attempts.end(attempt)
                 ended = attempt.ended()
@@ -150,7 +150,7 @@ class RemoteFront:
     def _hand_over(
         self, call: ClientCall, take_over: Callable[[ClientCall], None], ended: object
     ) -> None:
-        self.calls.hand_over(call, take_over)
+        self.calls.transfer(call, take_over)
 
     # -- what it is told -------------------------------------------------------------------
 
@@ -174,7 +174,7 @@ class RemoteFront:
         await self.front.close()
         self._link.leave_all()
 
-    def _departed(self, order: Departed) -> None:
+    def _departed(self, order: DisconnectInstance) -> None:
         self._link.leave(order.instance)
         self.calls.departed(order.instance)
 
@@ -192,20 +192,22 @@ class RemoteFront:
         self.front.attempts.stop(order.attempt, order.reason)
 
     def _reject_streamed(self, order: RejectStreamed) -> None:
-        self.front.attempts.disbelieve(order.attempt)
+        self.front.attempts.reject_streamed(order.attempt)
 
     def _lose(self, order: Lose) -> None:
         lost = self.front.attempts.on(order.instance)
-        self.front.attempts.lose(order.instance, lambda: self._relinquish(order.instance, lost))
+        self.front.attempts.lose(
+            order.instance, lambda: self._release_instance(order.instance, lost)
+        )
 
-    def _relinquish(self, instance: str, lost: Sequence[LiveAttempt]) -> None:
-        """Report the streamed tokens of the lost attempts, then Relinquished."""
+    def _release_instance(self, instance: str, lost: Sequence[LiveAttempt]) -> None:
+        """Report the streamed tokens of the lost attempts, then InstanceReleased."""
         for running in lost:
             self._say_made(running.dispatch.request, running.dispatch.attempt)
-        self._outbox.put(Relinquished(instance))
+        self._outbox.put(InstanceReleased(instance))
 
     def _take_group(self, order: TakeGroup) -> None:
-        self.front.payloads.add_group(order.group, self._make(order.recipe))
+        self.front.payloads.add_group(order.group, self._make(order.spec))
         self._pieces.take(order)
 
     def _release_group(self, order: ReleaseGroup) -> None:
@@ -219,7 +221,7 @@ class RemoteFront:
 
     def _tell(self, event: Any) -> None:
         if isinstance(event, OfAttempt):
-            self.calls.told(event)
+            self.calls.reported(event)
         if isinstance(event, TokensArrived):
             streamed = self._pieces.streamed(event.request, event.attempt, event.tokens)
             if streamed is not None:
@@ -229,7 +231,7 @@ class RemoteFront:
         self._outbox.put(event)
 
     def _say_made(self, request: str, attempt: int) -> None:
-        piece = self._pieces.of(request, attempt)
+        piece = self._pieces.piece_of(request, attempt)
         if piece is not None:
             self._outbox.put(piece)
 
@@ -308,9 +310,9 @@ class FrontCalls:
 
     # -- its schedulers --------------------------------------------------------------------
 
-    def connect(self, welcome: bytes, send: Callable[[bytes], None]) -> None:
+    def connect(self, accepted: bytes, send: Callable[[bytes], None]) -> None:
         """A scheduler has connected; `send` takes the frames for it. Raises msgspec.DecodeError."""
-        told = read_welcome(welcome)
+        told = read_accepted(accepted)
         self.connections += 1
         before = self._remote
         remote = self._remote = RemoteFront(
@@ -319,7 +321,7 @@ class FrontCalls:
             told.epoch,
             send=send,
             clients=self._clients,
-            make=Recipes(told).factory,
+            make=GroupSpecs(told).factory,
             settings=told.settings,
             on_broken=self._on_broken,
             on_over=self._over,

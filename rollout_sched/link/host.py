@@ -2,8 +2,8 @@
 
 The core closes one thing without hearing from the front: a lost instance. So the fronts are asked
 first. The gate is closed, every front with attempts on the instance reports how far its streams
-have come (Lose, Relinquished), and then the scheduler is told. Until then the instance neither gets
-work nor joins again. Afterwards the fronts close their connections to it (Departed).
+have come (Lose, InstanceReleased), and then the scheduler is told. Until then the instance neither
+gets work nor joins again. Afterwards the fronts close their connections to it (DisconnectInstance).
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from rollout_sched.core.model.events import (
 from rollout_sched.link.connected_front import ConnectedFront
 from rollout_sched.link.pieces import pieces_of
 from rollout_sched.link.protocol import (
+    Accepted,
     FleetChanged,
     Lose,
     RejectStreamed,
     ReleaseGroup,
     StopAttempt,
     TakeGroup,
-    Welcome,
     encoded,
 )
 from rollout_sched.live import Driver, LiveScheduler
@@ -92,11 +92,11 @@ class SharedFleetAttempts:
         one.stopped = True
         front.order(StopAttempt(attempt, reason))
 
-    def disbelieve(self, attempt: int) -> None:
+    def reject_streamed(self, attempt: int) -> None:
         """Fail an attempt whose stream has brought tokens: they may be of unknown weights."""
         front = self._front_of(attempt)
         if front is None:
-            self._local.disbelieve(attempt)
+            self._local.reject_streamed(attempt)
         else:
             front.order(RejectStreamed(attempt))
 
@@ -121,7 +121,7 @@ class SharedFleetAttempts:
         for front in waiting:
             front.order(Lose(instance))
 
-    def relinquished(self, front: ConnectedFront, instance: str) -> None:
+    def released(self, front: ConnectedFront, instance: str) -> None:
         """A front has reported everything, or is gone."""
         loss = self._losses.get(instance)
         if loss is None or front not in loss.waiting:
@@ -135,10 +135,10 @@ class SharedFleetAttempts:
             self._local.lose(instance, tell)
         self._versions.open_gate(instance, LOSING)
 
-    def gone(self, front: ConnectedFront) -> None:
+    def front_gone(self, front: ConnectedFront) -> None:
         """The front is gone and will report nothing more."""
         for instance in list(self._losses):
-            self.relinquished(front, instance)
+            self.released(front, instance)
 
 
 class Host:
@@ -202,11 +202,11 @@ class Host:
             self._driver.tell(RequestWithdrawn(request))  # may dispatch another of them
             self._owners.pop(request, None)
         ends = front.end()
-        for group, recipe in front.groups.items():
-            self._give(group, recipe)
+        for group, spec in front.groups.items():
+            self._give(group, spec)
         for event in ends:
             front.tell(event)
-        self._attempts.gone(front)
+        self._attempts.front_gone(front)
 
     def _fleet_changed(self, event: InstanceJoined | InstanceLost) -> None:
         """Called before the event's actions are carried out, so that fronts know the change
@@ -221,27 +221,27 @@ class Host:
 
     # -- groups ----------------------------------------------------------------------------
 
-    def submit_group(self, submitted: GroupSubmitted, make: PayloadFactory, recipe: bytes) -> None:
+    def submit_group(self, submitted: GroupSubmitted, make: PayloadFactory, spec: bytes) -> None:
         """Submit a group to the front with the fewest groups, which makes the payloads from
-        `recipe`."""
-        self._give(submitted.group, recipe)
+        `spec`."""
+        self._give(submitted.group, spec)
         try:
             self._driver.submit_group(submitted, make)
         except BaseException:
             self._take_back(submitted.group, ())
             raise
 
-    def _give(self, group: str, recipe: bytes) -> None:
+    def _give(self, group: str, spec: bytes) -> None:
         """Give a group and its tokens to a front; to the host's own if there is no other."""
         front = min(self.fronts.values(), key=lambda front: len(front.groups), default=None)
         if front is None:
             self._owners.pop(group, None)
             return
         self._owners[group] = front
-        front.groups[group] = recipe
+        front.groups[group] = spec
         payloads = self._driver.front.payloads
         pieces = [piece for name in payloads.of_group(group) for piece in pieces_of(payloads, name)]
-        front.order(TakeGroup(group, recipe, tuple(pieces)))
+        front.order(TakeGroup(group, spec, tuple(pieces)))
 
     def _take_back(self, group: str, requests: tuple[str, ...]) -> None:
         front = self._owners.pop(group, None)
@@ -263,8 +263,8 @@ class Host:
     def is_owned(self, front: ConnectedFront, name: str) -> bool:
         return self._owners.get(name) is front
 
-    def relinquished(self, front: ConnectedFront, instance: str) -> None:
-        self._attempts.relinquished(front, instance)
+    def released(self, front: ConnectedFront, instance: str) -> None:
+        self._attempts.released(front, instance)
 
     # -- what the scheduler orders ---------------------------------------------------------
 
@@ -298,7 +298,7 @@ class Host:
         if action.ends and not action.group:
             self._owners.pop(action.request, None)
         elif action.ends and action.reason in OF_GROUP:
-            self._driver.pump.afterwards(self._take_back, action.group, ())
+            self._driver.pump.defer(self._take_back, action.group, ())
 
     def _deliver(self, action: Deliver) -> None:
         requests: dict[str, list[str]] = {}
@@ -329,12 +329,12 @@ class Hub:
 
     def connect(self, name: str, send: Callable[[bytes], None]) -> bytes:
         """A front has connected; it replaces one of the same name. `send` takes the frames for it,
-        in order. Returns the welcome frame (`protocol.Welcome`)."""
+        in order. Returns the first frame (`protocol.Accepted`)."""
         live = self._live
         driver, stream_every = live.driver, live.trainer.submissions.payloads.stream_every
-        welcome = Welcome(self.epoch, driver.settings, driver.view.keeps_partial, stream_every)
+        accepted = Accepted(self.epoch, driver.settings, driver.view.keeps_partial, stream_every)
         self._host.connect(name, send)
-        return encoded(welcome)
+        return encoded(accepted)
 
     def receive(self, name: str, frame: bytes) -> None:
         """Handle a frame of a connected front. Raises msgspec.DecodeError."""

@@ -10,7 +10,7 @@ from typing import cast
 
 from rollout_sched.core.model.request_ids import group_of, parse_request_id
 from rollout_sched.link.protocol import PieceMade, ReleaseGroup, Streamed, TakeGroup
-from rollout_sched.live.requests import PayloadBook
+from rollout_sched.live.requests import Payloads
 from rollout_sched.live.requests.token_payload import Piece, TokenTranscript
 from rollout_sched.store.transaction import Tokens, decode, encode
 
@@ -18,7 +18,7 @@ from rollout_sched.store.transaction import Tokens, decode, encode
 class GroupPieces:
     """Finds the new tokens of each request of the groups that one front was given."""
 
-    def __init__(self, payloads: PayloadBook) -> None:
+    def __init__(self, payloads: Payloads) -> None:
         self._payloads = payloads
         self._groups: set[str] = set()
         self._streamed: dict[int, int] = {}  # tokens of running attempts that it has
@@ -26,7 +26,7 @@ class GroupPieces:
     def take(self, order: TakeGroup) -> None:
         self._groups.add(order.group)
         for piece in order.pieces:
-            keep(self._payloads, piece)
+            add_piece(self._payloads, piece)
 
     def release(self, order: ReleaseGroup) -> None:
         self._groups.discard(order.group)
@@ -42,7 +42,7 @@ class GroupPieces:
         self._streamed[attempt] = tokens
         return Streamed(request, attempt, start, _encoded(_slice(piece, start, tokens)))
 
-    def of(self, request: str, attempt: int) -> PieceMade | None:
+    def piece_of(self, request: str, attempt: int) -> PieceMade | None:
         """The tokens that an ended attempt, or its tool, has added; None if there are none, or the
         request is a client's."""
         start = self._streamed.pop(attempt, 0)
@@ -57,7 +57,7 @@ class GroupPieces:
         return PieceMade(request, attempt, _encoded(new), start)
 
 
-def keep(payloads: PayloadBook, made: PieceMade) -> None:
+def add_piece(payloads: Payloads, made: PieceMade) -> None:
     """Add a piece to the transcript of its request. Raises PieceDamaged."""
     transcript = _transcript(payloads, made)
     tokens = decode(made.tokens)
@@ -66,12 +66,12 @@ def keep(payloads: PayloadBook, made: PieceMade) -> None:
     logprobs = None
     if tokens.logprobs is not None and piece.logprobs is not None:
         logprobs = [*piece.logprobs, *tokens.logprobs]
-    transcript.keep(made.attempt, len(ids), Piece(ids, logprobs))
+    transcript.append(made.attempt, len(ids), Piece(ids, logprobs))
     if tokens.observed is not None:
         transcript.observe(made.attempt, tokens.observed)
 
 
-def keep_streamed(payloads: PayloadBook, said: Streamed) -> None:
+def add_streamed(payloads: Payloads, said: Streamed) -> None:
     """Add streamed tokens to the stream of their attempt. Raises PieceDamaged."""
     tokens = decode(said.tokens)
     _transcript(payloads, said).collect(said.attempt)(tokens.ids, tokens.logprobs)
@@ -84,7 +84,7 @@ def _begun(transcript: TokenTranscript, made: PieceMade) -> Piece:
     return _slice(transcript.partial(made.attempt, made.start), 0, made.start)
 
 
-def pieces_of(payloads: PayloadBook, request: str) -> list[PieceMade]:
+def pieces_of(payloads: Payloads, request: str) -> list[PieceMade]:
     """All tokens of a request, for another front to continue from."""
     payload = payloads.get(request)
     if payload is None:
@@ -93,7 +93,7 @@ def pieces_of(payloads: PayloadBook, request: str) -> list[PieceMade]:
     return [PieceMade(request, number, _encoded(piece)) for number, piece in transcript.pieces]
 
 
-def _transcript(payloads: PayloadBook, made: PieceMade | Streamed) -> TokenTranscript:
+def _transcript(payloads: Payloads, made: PieceMade | Streamed) -> TokenTranscript:
     group, index = parse_request_id(made.request)
     payload = payloads.of_sample(group, index, made.request)
     return cast(TokenTranscript, payload.transcript)

@@ -59,7 +59,7 @@ class RejectStreamed(_Message, frozen=True):
 
 
 class Lose(_Message, frozen=True):
-    """An instance is gone: report its streamed tokens, and then Relinquished."""
+    """An instance is gone: report its streamed tokens, and then InstanceReleased."""
 
     instance: str
 
@@ -85,11 +85,11 @@ class Streamed(_Message, frozen=True):
 
 
 class TakeGroup(_Message, frozen=True):
-    """The front that gets this now owns a group's requests. `recipe`: what their payloads are made
+    """The front that gets this now owns a group's requests. `spec`: what their payloads are made
     from; `pieces`: the tokens that were made elsewhere."""
 
     group: str
-    recipe: bytes
+    spec: bytes
     pieces: tuple[PieceMade, ...] = ()
 
 
@@ -101,14 +101,14 @@ class ReleaseGroup(_Message, frozen=True):
     requests: tuple[str, ...] = ()
 
 
-class Refused(_Message, frozen=True):
+class RejectRequest(_Message, frozen=True):
     """The scheduler has refused a request that this front submitted."""
 
     request: str
     reason: str
 
 
-class Reach(_Message, frozen=True):
+class ConnectInstance(_Message, frozen=True):
     """An instance has joined, perhaps again; sent before the first Dispatch to it, so that the
     front detects its capabilities. `key`: its API key; "": as in the front's own settings."""
 
@@ -116,13 +116,13 @@ class Reach(_Message, frozen=True):
     key: str
 
 
-class Departed(_Message, frozen=True):
-    """A reached instance is gone; nothing is sent to it until another Reach."""
+class DisconnectInstance(_Message, frozen=True):
+    """A reached instance is gone; nothing is sent to it until another ConnectInstance."""
 
     instance: str
 
 
-class Serves(_Message, frozen=True):
+class InstanceVersion(_Message, frozen=True):
     """The version of an instance's weights; sent before the first Dispatch under it."""
 
     instance: str
@@ -146,11 +146,11 @@ Order = (
     | Lose
     | TakeGroup
     | ReleaseGroup
-    | Refused
+    | RejectRequest
     | FleetChanged
-    | Reach
-    | Departed
-    | Serves
+    | ConnectInstance
+    | DisconnectInstance
+    | InstanceVersion
 )
 
 # -- from a front ----------------------------------------------------------------------------
@@ -162,7 +162,7 @@ class RestartSuspected(_Message, frozen=True):
     instance: str
 
 
-class Relinquished(_Message, frozen=True):
+class InstanceReleased(_Message, frozen=True):
     """The answer to Lose: there are no more reports about attempts on the instance."""
 
     instance: str
@@ -181,7 +181,7 @@ Report = (
     | PieceMade
     | Streamed
     | RestartSuspected
-    | Relinquished
+    | InstanceReleased
 )
 
 # -- frames ----------------------------------------------------------------------------------
@@ -223,10 +223,10 @@ def read_reports(frame: bytes) -> Reports:
 
 
 # ------------------------------------------------------------------------------------------
-# Recipes: what the scheduler's process sends so that a front can make the samples of a group.
+# Specs: what the scheduler's process sends so that a front can make the samples of a group.
 
 
-class Welcome(msgspec.Struct, frozen=True):
+class Accepted(msgspec.Struct, frozen=True):
     """The answer to a front that connects.
 
     epoch         of the scheduler
@@ -241,24 +241,24 @@ class Welcome(msgspec.Struct, frozen=True):
     stream_every: int
 
 
-def encoded(told: Welcome | Prompt) -> bytes:
+def encoded(told: Accepted | Prompt) -> bytes:
     return _ENCODER.encode(told)
 
 
-def read_welcome(frame: bytes) -> Welcome:
+def read_accepted(frame: bytes) -> Accepted:
     """Raises msgspec.DecodeError."""
-    return msgspec.msgpack.decode(frame, type=Welcome)
+    return msgspec.msgpack.decode(frame, type=Accepted)
 
 
-class Recipes:
-    """Makes the payloads of groups from their recipes, for one epoch."""
+class GroupSpecs:
+    """Makes the payloads of groups from their specs, for one epoch."""
 
-    def __init__(self, welcome: Welcome) -> None:
-        self._payloads = SamplePayloads(welcome.stream_every, lambda: 0)
+    def __init__(self, accepted: Accepted) -> None:
+        self._payloads = SamplePayloads(accepted.stream_every, lambda: 0)
 
-    def factory(self, recipe: bytes) -> PayloadFactory:
+    def factory(self, spec: bytes) -> PayloadFactory:
         """The factory of a group's payloads. Raises msgspec.DecodeError."""
-        prompt = msgspec.msgpack.decode(recipe, type=Prompt)
+        prompt = msgspec.msgpack.decode(spec, type=Prompt)
         return partial(self._payloads.new, prompt)
 
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from rollout_sched.core.model.actions import Dispatch
 from rollout_sched.core.model.events import Event
-from rollout_sched.link.protocol import CallTool, Reach, RestartSuspected
+from rollout_sched.link.protocol import CallTool, ConnectInstance, RestartSuspected
 from rollout_sched.live.ports import InstanceClient, Outcome
 from rollout_sched.live.requests import Verdict
 
@@ -68,7 +68,7 @@ class RemoteLink:
     def unverified(self, instance: str) -> asyncio.Event | None:
         return self._clients.unverified(instance)
 
-    def reach(self, order: Reach) -> None:
+    def reach(self, order: ConnectInstance) -> None:
         self._clients.reach(order.instance, order.key)
         if order.instance in self._reached:
             self._clients.leave(order.instance)
@@ -105,7 +105,7 @@ class RemoteLink:
 
     # -- afterwards ------------------------------------------------------------------------
 
-    def afterwards(self, call: Callable[..., object], *arguments: Any) -> None:
+    def defer(self, call: Callable[..., object], *arguments: Any) -> None:
         self._later.append((call, arguments))
 
     def settle(self) -> None:

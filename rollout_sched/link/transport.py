@@ -24,7 +24,7 @@ from rollout_sched.core.model.errors import RolloutError
 log = logging.getLogger(__name__)
 
 #: Most bytes of a frame, and of all unsent data: with more, the peer has long stopped reading.
-MOST_BYTES = 2**30
+MAX_BYTES = 2**30
 
 #: Seconds after which a silent machine counts as gone, and the number of keepalive probes.
 SILENCE_S = 15
@@ -32,7 +32,7 @@ QUESTIONS = 3
 
 #: Seconds after which a silent process counts as hung, and between two checks.
 STANDS_S = 30.0
-LOOK_S = 5.0
+POLL_S = 5.0
 
 _LENGTH = 4
 _EMPTY = bytes(_LENGTH)
@@ -52,7 +52,7 @@ class FrameConnection(asyncio.Protocol):
     def __init__(self, on_frame: Callable[[bytes], None], on_end: Callable[[str], None]) -> None:
         self.on_frame = on_frame
         self.on_end = on_end
-        self.most_bytes = MOST_BYTES
+        self.max_bytes = MAX_BYTES
         self._transport: asyncio.Transport | None = None
         self._received = bytearray()
         self._why = ""
@@ -64,8 +64,8 @@ class FrameConnection(asyncio.Protocol):
         transport = self._transport
         if transport is None or transport.is_closing():
             raise LinkEnded(f"the link is closed: {self._why or 'it was never open'}")
-        if len(frame) + transport.get_write_buffer_size() > MOST_BYTES:
-            self._abort(f"the peer has not read more than {MOST_BYTES:,} bytes")
+        if len(frame) + transport.get_write_buffer_size() > MAX_BYTES:
+            self._abort(f"the peer has not read more than {MAX_BYTES:,} bytes")
             raise LinkEnded(f"the link is closed: {self._why}")
         transport.writelines((len(frame).to_bytes(_LENGTH, "big"), frame))
 
@@ -90,7 +90,7 @@ class FrameConnection(asyncio.Protocol):
         at = 0
         while len(received) >= at + _LENGTH:
             length = int.from_bytes(received[at : at + _LENGTH], "big")
-            if length > self.most_bytes:
+            if length > self.max_bytes:
                 self._abort(f"a frame of {length:,} bytes; the peer is no scheduler or front")
                 return
             end = at + _LENGTH + length
@@ -117,14 +117,14 @@ class FrameConnection(asyncio.Protocol):
         self.on_end(self._why or str(error or "closed by the peer"))
 
     def _look_later(self) -> None:
-        self._looking = asyncio.get_running_loop().call_later(LOOK_S, self._look)
+        self._looking = asyncio.get_running_loop().call_later(POLL_S, self._look)
 
     def _look(self) -> None:
         """Send an empty frame, and check that the peer has sent something."""
         transport, now = self._transport, asyncio.get_running_loop().time()
         if transport is None or transport.is_closing():
             return
-        if now - self._looked > 2 * LOOK_S:
+        if now - self._looked > 2 * POLL_S:
             self._heard = now  # our own loop was blocked: received data may be waiting to be read
         self._looked = now
         if now - self._heard > STANDS_S:
@@ -166,14 +166,14 @@ async def dial(connection: FrameConnection, address: str, port: int) -> None:
 # ------------------------------------------------------------------------------------------
 # Accepts the connections of fronts in the process of their scheduler.
 
-#: Seconds in which a new connection must send its hello.
-HELLO_S = 10.0
+#: Seconds in which a new connection must send Connect.
+CONNECT_S = 10.0
 
-#: Most bytes of the hello.
-HELLO_BYTES = 4096
+#: Most bytes of Connect.
+CONNECT_BYTES = 4096
 
 
-class Hello(msgspec.Struct, frozen=True):
+class Connect(msgspec.Struct, frozen=True):
     """The first frame of a front. `key`: the key of the scheduler's process."""
 
     front: Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
@@ -184,7 +184,7 @@ class LinkedHub(Protocol):
     """The hub that fronts talk to."""
 
     def connect(self, name: str, send: Callable[[bytes], None]) -> bytes:
-        """A front has connected. Returns the welcome frame."""
+        """A front has connected. Returns the Accepted frame."""
 
     def receive(self, name: str, frame: bytes) -> None: ...
 
@@ -227,16 +227,16 @@ class LinkListener:
 
     def _hello(self, caller: _Caller, frame: bytes) -> None:
         """Raises msgspec.DecodeError, or PermissionError."""
-        hello = msgspec.msgpack.decode(frame, type=Hello)
-        if not hmac.compare_digest(hello.key.encode(), self._key.encode()):
-            raise PermissionError(f"{hello.front!r} does not have this scheduler's key")
-        before = self._fronts.get(hello.front)
+        connect = msgspec.msgpack.decode(frame, type=Connect)
+        if not hmac.compare_digest(connect.key.encode(), self._key.encode()):
+            raise PermissionError(f"{connect.front!r} does not have this scheduler's key")
+        before = self._fronts.get(connect.front)
         if before is not None:
             self._drop(before, "it has connected again")
-        name = caller.name = hello.front
+        name = caller.name = connect.front
         self._fronts[name] = caller
         caller.receive = lambda frame: self._hub.receive(name, frame)
-        caller.connection.most_bytes = MOST_BYTES
+        caller.connection.max_bytes = MAX_BYTES
         caller.connection.send(self._hub.connect(name, caller.send))
         log.info("front %s connected", name)
 
@@ -254,19 +254,19 @@ class LinkListener:
 
 
 class _Caller:
-    """A connection; without a name until it has sent its hello."""
+    """A connection; without a name until it has sent Connect."""
 
     def __init__(
         self,
-        hello: Callable[[_Caller, bytes], None],
+        connect: Callable[[_Caller, bytes], None],
         gone: Callable[[_Caller, str], None],
     ) -> None:
         self.name = ""
-        self.receive: Callable[[bytes], None] = lambda frame: hello(self, frame)
+        self.receive: Callable[[bytes], None] = lambda frame: connect(self, frame)
         self._gone = gone
         self.connection = FrameConnection(self._frame, self._end)
-        self.connection.most_bytes = HELLO_BYTES
-        self._patience = asyncio.get_running_loop().call_later(HELLO_S, self.connection.close)
+        self.connection.max_bytes = CONNECT_BYTES
+        self._patience = asyncio.get_running_loop().call_later(CONNECT_S, self.connection.close)
 
     def send(self, frame: bytes) -> None:
         """A frame to a closed connection is dropped; `gone` reports the end."""
@@ -289,9 +289,9 @@ class _Caller:
 
 #: Seconds between two tries to connect: the first wait, and the longest.
 RETRY_S = 0.1
-MOST_RETRY_S = 2.0
+MAX_RETRY_S = 2.0
 
-#: Seconds for the scheduler's process to accept a connection and to answer the hello.
+#: Seconds for the scheduler's process to accept a connection and to answer Connect.
 ANSWER_S = 10.0
 
 
@@ -306,7 +306,7 @@ class SchedulerPlace(NamedTuple):
 class LinkedFront(Protocol):
     """The front that the scheduler talks to."""
 
-    def connect(self, welcome: bytes, send: Callable[[bytes], None]) -> None: ...
+    def connect(self, accepted: bytes, send: Callable[[bytes], None]) -> None: ...
 
     def receive(self, frame: bytes) -> None: ...
 
@@ -350,7 +350,7 @@ class LinkDialler:
             except Exception as error:  # whatever the error, the scheduler may be back soon
                 self._complain(error)
                 await asyncio.sleep(wait_s)
-                wait_s = min(MOST_RETRY_S, 2 * wait_s)
+                wait_s = min(MAX_RETRY_S, 2 * wait_s)
                 continue
             wait_s, self._said = RETRY_S, ""
             try:
@@ -362,12 +362,12 @@ class LinkDialler:
             log.warning("front %s has lost its scheduler: %s", self._name, why)
 
     async def _connected(self) -> _Call:
-        """Connect and wait for the welcome. Raises OSError, LinkEnded or what `locate` raises."""
+        """Connect and wait for Accepted. Raises OSError, LinkEnded or what `locate` raises."""
         place = await self._locate()
         call = self._call = _Call(self._front)
         try:
             await dial(call.connection, place.address, place.port)
-            call.connection.send(msgspec.msgpack.encode(Hello(self._name, place.key)))
+            call.connection.send(msgspec.msgpack.encode(Connect(self._name, place.key)))
             answers: list[asyncio.Future[Any]] = [call.welcomed, call.over]
             await asyncio.wait(answers, return_when=asyncio.FIRST_COMPLETED)
             if call.over.done():
@@ -389,7 +389,7 @@ class LinkDialler:
 class _Call:
     """A connection to the scheduler's process.
 
-    welcomed  done when the front has received the welcome
+    welcomed  done when the front has received Accepted
     over      done when the connection has ended, with the reason
     """
 

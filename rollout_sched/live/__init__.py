@@ -5,7 +5,7 @@ from rollout_sched.live.driver import Driver, Front
 from rollout_sched.live.event_pump import EventPump
 from rollout_sched.live.live_scheduler import LiveScheduler, settings_of
 from rollout_sched.live.settings import RunOptions, Settings
-from rollout_sched.live.timeouts import ask
+from rollout_sched.live.timeouts import with_timeout
 
 __all__ = [
     "Driver",
@@ -14,7 +14,7 @@ __all__ = [
     "LiveScheduler",
     "RunOptions",
     "Settings",
-    "ask",
     "ports",
     "settings_of",
+    "with_timeout",
 ]

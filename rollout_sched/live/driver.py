@@ -48,11 +48,11 @@ from rollout_sched.live.requests.attempts import AttemptStarter, AttemptTable, R
 from rollout_sched.live.requests.judging import Judging
 from rollout_sched.live.requests.link import AnswerChecks, DirectLink, SchedulerLink
 from rollout_sched.live.requests.payloads import (
-    Endings,
+    Completions,
     OnDeliver,
     OnGroupFailed,
-    PayloadBook,
     PayloadFactory,
+    Payloads,
 )
 from rollout_sched.live.requests.trajectories import ToolCalls
 from rollout_sched.live.settings import DEFAULTS, Settings
@@ -64,9 +64,9 @@ class FleetOrders:
     """Passes the scheduler's orders for instances to their supervisors, and reports lent instances.
     `orders`: the function that carries out an action, by its type. `on_lent` is called with an
     instance that is paused, so that the trainer may use its GPUs; `on_reclaimed` with one that the
-    trainer must give back. `afterwards` calls a function when the current event was handled."""
+    trainer must give back. `defer` calls a function when the current event was handled."""
 
-    def __init__(self, fleet: LiveFleet, afterwards: Callable[..., None]) -> None:
+    def __init__(self, fleet: LiveFleet, defer: Callable[..., None]) -> None:
         self.on_lent: Callable[[str], None] | None = None
         self.on_reclaimed: Callable[[str], None] | None = None
         self.orders: dict[type[Any], Callable[[Any], None]] = {
@@ -78,7 +78,7 @@ class FleetOrders:
             Release: self._release,
         }
         self._fleet = fleet
-        self._afterwards = afterwards
+        self._defer = defer
 
     def take_back(self, instance: str) -> None:
         """The trainer no longer uses an instance that was lent to it."""
@@ -106,7 +106,7 @@ class FleetOrders:
 
     def _reclaim(self, action: Reclaim) -> None:
         if self.on_reclaimed is not None:
-            self._afterwards(self.on_reclaimed, action.instance)
+            self._defer(self.on_reclaimed, action.instance)
 
     def _release(self, action: Release) -> None:
         self._fleet.supervisor(action.instance).membership.drained.set()
@@ -131,8 +131,8 @@ class Front:
         on_deliver: OnDeliver | None = None,
         on_group_failed: OnGroupFailed | None = None,
     ) -> None:
-        self.payloads = PayloadBook()
-        self.endings = Endings(link, self.payloads, on_deliver, on_group_failed)
+        self.payloads = Payloads()
+        self.endings = Completions(link, self.payloads, on_deliver, on_group_failed)
         self.tools = ToolCalls(link, self.payloads)
         running = RunningAttempts(link, self.payloads, self.tools)
         self.attempts = AttemptTable(running, settings)
@@ -196,7 +196,7 @@ class Driver:
         self.fleet = LiveFleet(
             self.pump.tell, self.view, settings, supervisors, self.front.attempts, self.versions
         )
-        self.lending = FleetOrders(self.fleet, self.pump.afterwards)
+        self.lending = FleetOrders(self.fleet, self.pump.defer)
         for kind, carry_out in (*self.front.orders.items(), *self.lending.orders.items()):
             self.pump.on(kind, carry_out)
         self.pump.on(Wake, self.pump.wake)
@@ -220,12 +220,12 @@ class Driver:
     def restore(self, event: Restored, paused: set[str], model: str) -> None:
         """Continue a run that has ended. Call it before you add instances. `paused`: the instances
         that the earlier run had paused to load weights; `model`: what its instances served."""
-        self.pump.go_on_from(event.state.run.now)
+        self.pump.resume_at(event.state.run.now)
         self.fleet.paused_before = paused
         self.fleet.model = model
         self.pump.tell(event)
 
-    def take_up_weights(self, loader: WeightLoader) -> None:
+    def restore_weights(self, loader: WeightLoader) -> None:
         """`loader` loads the version that an earlier run published."""
         self.fleet.loader = loader
 
@@ -243,7 +243,7 @@ class Driver:
             self.judging.cancel_all()
         self.front.fail_all(error)
         if self.on_broken is not None:
-            self.pump.afterwards(self.on_broken)
+            self.pump.defer(self.on_broken)
 
     # -- requests --------------------------------------------------------------------------
 
@@ -300,7 +300,7 @@ class Driver:
             raise
         self.versions.published()
 
-    def give_back(self, instance: str) -> None:
+    def return_instance(self, instance: str) -> None:
         """The trainer no longer uses an instance that was lent to it. Raises CallerError if it is
         not lent."""
         found = self.view.instance(instance)

@@ -30,7 +30,7 @@ class RunClock:
     def now(self) -> float:
         return self._earlier_s + (self._loop.time() - self._origin)
 
-    def go_on_from(self, now: float) -> None:
+    def resume_at(self, now: float) -> None:
         """Continue from `now`, where an earlier scheduler of the run ended."""
         self._origin = self._loop.time()
         self._earlier_s = now  # subtracted from the origin, it could round to an earlier time
@@ -50,7 +50,7 @@ class EventPump:
     """Gives events to the scheduler, has its actions carried out, and shows both to observers.
 
     `now` counts seconds of the loop's clock from the creation of this object, or continues an
-    earlier run (`go_on_from`). Every observer, such as the journal and the metrics, sees every
+    earlier run (`resume_at`). Every observer, such as the journal and the metrics, sees every
     (now, event, actions). An observer that raises is logged and gets no more events: a record with
     gaps is worse than one that ends.
 
@@ -73,16 +73,16 @@ class EventPump:
         self._clock = RunClock()
         self._inbox: deque[Event] = deque()
         self._handling = False
-        self._afterwards: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
+        self._defer: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         self._anomalies = 0
 
     @property
     def now(self) -> float:
         return self._clock.now
 
-    def go_on_from(self, now: float) -> None:
+    def resume_at(self, now: float) -> None:
         """Continue the clock from `now`, where an earlier run of the same scheduler ended."""
-        self._clock.go_on_from(now)
+        self._clock.resume_at(now)
 
     def on(self, kind: type[Any], carry_out: Callable[[Any], None]) -> None:
         """Carry out actions of this type with `carry_out`. An error in it breaks the scheduler."""
@@ -100,10 +100,10 @@ class EventPump:
         for kind in kinds:
             self._watchers.setdefault(kind, []).append(watcher)
 
-    def afterwards(self, call: Callable[..., object], *arguments: Any) -> None:
+    def defer(self, call: Callable[..., object], *arguments: Any) -> None:
         """Call this when the current event has been handled: a receiver of an answer may send a new
         request at once, which must not happen within an event."""
-        self._afterwards.append((call, arguments))
+        self._defer.append((call, arguments))
 
     def tell(self, event: Event) -> None:
         """Handle an event. Raises CallerError, and changes nothing, if the event is invalid. A
@@ -117,8 +117,8 @@ class EventPump:
             self._empty_inbox()
         finally:
             self._handling = False
-        while self._afterwards:
-            call, arguments = self._afterwards.popleft()
+        while self._defer:
+            call, arguments = self._defer.popleft()
             try:
                 call(*arguments)
             except Exception:

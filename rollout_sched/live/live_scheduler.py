@@ -14,7 +14,7 @@ from rollout_sched.core.scheduler import Scheduler
 from rollout_sched.core.state.groups import HERE, JUDGING
 from rollout_sched.journal import SCHEMA, JournalHeader
 from rollout_sched.live.driver import Driver
-from rollout_sched.live.durable.journal import JournalKeeper
+from rollout_sched.live.durable.journal import JournalRecorder
 from rollout_sched.live.durable.run import JOURNAL_BYTES, StoredRun
 from rollout_sched.live.requests.trajectories import Tool
 from rollout_sched.live.settings import RunOptions, Settings
@@ -127,12 +127,12 @@ class RunRecords:
         judges: bool,
     ) -> None:
         self.lengths = None if run.length_history is None else LengthStore(run.length_history)
-        self.journal = None if run.journal is None else JournalKeeper(run.journal, header)
+        self.journal = None if run.journal is None else JournalRecorder(run.journal, header)
         self.stored: StoredRun | None = None
         if run.store is not None:
             self.stored = stored = StoredRun(run.store, durable, tools, judges=judges)
             if self.journal is None:
-                self.journal = JournalKeeper(stored.journal(), header, bound=JOURNAL_BYTES)
+                self.journal = JournalRecorder(stored.journal(), header, bound=JOURNAL_BYTES)
 
     @property
     def run_id(self) -> str:
@@ -151,10 +151,10 @@ class RunRecords:
         if self.journal is not None:
             driver.pump.observers.append(self.journal.observe)
 
-    def go_on(self, driver: Driver, trainer: TrainerSession) -> None:
+    def resume(self, driver: Driver, trainer: TrainerSession) -> None:
         """Continue from what an earlier epoch has left."""
         if self.stored is not None:
-            self.stored.go_on(driver, trainer)
+            self.stored.resume(driver, trainer)
 
     def state(self) -> dict[str, Any]:
         """The state of each record; None for one that is not kept."""
@@ -249,7 +249,7 @@ class LiveScheduler:
             rewards=rewards,
             tools=named_tools,
         )
-        records.go_on(self.driver, self.trainer)
+        records.resume(self.driver, self.trainer)
 
     def state(self) -> dict[str, Any]:
         """The queues, versions and anomalies of the scheduler (`scheduler_state`), and also:
@@ -271,8 +271,8 @@ class LiveScheduler:
                 "batch": batch(driver),
                 "weights": weights(driver),
             },
-            **trainer.submissions.told(),
-            "leases": trainer.batches.told(),
+            **trainer.submissions.summary(),
+            "leases": trainer.batches.summary(),
             "lease_s": driver.settings.lease_s,
             "fronts": self.fronts(),
             "instances": len(driver.supervisors),

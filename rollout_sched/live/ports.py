@@ -20,9 +20,9 @@ from rollout_sched.core.model.model import DeliveredSample
 EXCERPT = 500
 
 
-def printable(text: str, most: int = EXCERPT) -> str:
+def printable(text: str, limit: int = EXCERPT) -> str:
     """Foreign text made fit for a log or an answer: one line of limited length."""
-    cut = text if len(text) <= most else f"{text[:most]}..."
+    cut = text if len(text) <= limit else f"{text[:limit]}..."
     return "".join(c if c.isprintable() else " " for c in cut)
 
 
@@ -248,7 +248,7 @@ class Transcript(Protocol):
     def partial(self, attempt: int, tokens: int) -> Any:
         """The piece of an attempt that ended early: the first `tokens` tokens of its stream."""
 
-    def keep(self, attempt: int, tokens: int, piece: Any) -> None:
+    def append(self, attempt: int, tokens: int, piece: Any) -> None:
         """Append a piece, cut to `tokens` tokens if it is longer."""
 
     def drop(self, attempt: int) -> None:
@@ -307,7 +307,7 @@ class SampleJudge(Protocol):
         group."""
 
 
-class Acting(Payload, Protocol):
+class ToolPayload(Payload, Protocol):
     """A payload whose attempts may end with "turn": a tool is called between two turns."""
 
     async def act(self) -> Sequence[int] | Literal["stop", "length"]:

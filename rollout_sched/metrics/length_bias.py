@@ -145,10 +145,10 @@ def _ks_by_chance(groups: Sequence[Sequence[int]], sizes: Sequence[int]) -> floa
     not_longer = np.cumsum(count)
     below, upto = (not_longer - count) / len(rank), not_longer / len(rank)
     ends = np.cumsum(sizes)
-    dice = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     distances: list[float] = []
     while len(distances) < _STEPS_BY_CHANCE:
-        dealt = dice.permutation(len(groups))
+        dealt = rng.permutation(len(groups))
         for end, size in zip(ends, sizes, strict=True):
             step = np.sort(rank[_places(dealt[end - size : end], first, members)])
             distances.append(_largest_gap(below[step], upto[step]))

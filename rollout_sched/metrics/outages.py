@@ -87,7 +87,7 @@ class OutageFold:
             return
         self._here.remove(name)
         self._gone_at[name] = now
-        if event.asked:
+        if event.requested:
             self._left += 1
         else:
             self._lost += 1

@@ -155,7 +155,7 @@ class ChangeLog:
         self._note(now, "info", "joined", f"{event.instance} joined with version {event.version}")
 
     def _lost(self, now: float, event: InstanceLost) -> None:
-        if event.asked:
+        if event.requested:
             self._note(now, "info", "left", f"{event.instance} was {event.reason}")
         else:
             self._note(now, "error", "lost", f"{event.instance} was lost: {event.reason}")
@@ -186,7 +186,7 @@ class ChangeLog:
 STEPS = 20
 
 #: After so many steps a new fold should replace this one, because it keeps data of every step.
-MOST_STEPS = 1000
+MAX_STEPS = 1000
 
 
 class LiveFold:
@@ -220,7 +220,7 @@ class LiveFold:
 
     @property
     def is_full(self) -> bool:
-        return len(self._steps.delivered) >= MOST_STEPS
+        return len(self._steps.delivered) >= MAX_STEPS
 
     def steps(self) -> list[dict[str, Any]]:
         """The last delivered steps."""

@@ -339,7 +339,7 @@ class FleetLevels:
         self._series["in_flight"].set(now, in_flight)
         self._series["waiting"].set(now, waiting)
 
-    def gone(self, instance: str) -> None:
+    def instance_gone(self, instance: str) -> None:
         self._reports.pop(instance, None)
 
     def report(self, now: float, event: InstanceReported) -> None:
@@ -348,7 +348,7 @@ class FleetLevels:
             self._reported_s = now
         self._reports[event.instance] = event
 
-    def told(self, end_s: float) -> dict[str, Any]:
+    def summary(self, end_s: float) -> dict[str, Any]:
         self._look()
         levels: dict[str, Any] = {
             name: series.means(end_s) for name, series in self._series.items()
@@ -396,7 +396,7 @@ class RunFold:
             instances=list(self._attempts.instances),
             groups=list(self._attempts.groups),
             **self._attempts.columns(end_s),
-            fleet=self._fleet.told(end_s),
+            fleet=self._fleet.summary(end_s),
             marks=self._marks,
             lengths=quantiles(self._lengths),
             curves=curves,
@@ -416,14 +416,14 @@ class RunFold:
         if now > 0:
             self._marks.append((now, "joined", f"{event.instance} joined"))
         self._attempts.instance(event.instance)
-        self._fleet.gone(event.instance)
+        self._fleet.instance_gone(event.instance)
 
     def _lost(self, now: float, event: InstanceLost) -> None:
-        if event.asked:
+        if event.requested:
             self._marks.append((now, "left", f"{event.instance} was {event.reason}"))
         else:
             self._marks.append((now, "lost", f"{event.instance} was lost: {event.reason}"))
-        self._fleet.gone(event.instance)
+        self._fleet.instance_gone(event.instance)
 
     def _published(self, now: float, event: WeightsPublished) -> None:
         self._marks.append((now, "published", f"version {event.version} published"))

@@ -60,7 +60,7 @@ _PUT_PIECE = """INSERT INTO pieces (owner, ordinal, crc, data) VALUES (?, ?, ?, 
 ON CONFLICT (owner, ordinal) DO UPDATE SET crc = excluded.crc, data = excluded.data"""
 
 #: Most characters that are shown of a damaged row.
-_MOST_SHOWN = 80
+_MAX_SHOWN = 80
 
 
 class FactRow(NamedTuple):
@@ -123,7 +123,7 @@ class Database:
             if isinstance(value, bytes) and _crc_of_fact(fact) == crc:
                 facts.append(fact)
             else:
-                damaged.facts[id] = f"{kind} {name}"[:_MOST_SHOWN]
+                damaged.facts[id] = f"{kind} {name}"[:_MAX_SHOWN]
         for id, owner, ordinal, crc, data in self._db.execute("SELECT * FROM pieces"):
             if isinstance(data, bytes) and _crc_of_piece(owner, ordinal, data) == crc:
                 self._resize(owner, ordinal, len(data))

@@ -44,7 +44,7 @@ class Losses(msgspec.Struct):
     def __bool__(self) -> bool:
         return bool(self.facts or self.owners)
 
-    def told(self) -> list[str]:
+    def summary(self) -> list[str]:
         """One line for each kind of loss, for people."""
         said = ("damaged facts", self.facts), ("damaged tokens of", self.owners)
         return [f"{what}: {', '.join(names)}" for what, names in said if names]

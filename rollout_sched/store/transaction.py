@@ -34,7 +34,7 @@ class Tokens(msgspec.Struct, frozen=True, gc=False):
     observed: Sequence[int] | None = None
 
     @property
-    def most_bytes(self) -> int:
+    def max_bytes(self) -> int:
         """Upper bound of their encoded size."""
         return HEAD + 4 * (len(self.ids) + len(self.observed or ())) + 8 * len(self.logprobs or ())
 
@@ -137,7 +137,7 @@ class Transaction:
 
     def append(self, owner: str, ordinal: int, data: bytes | Tokens) -> None:
         self.pieces.setdefault(owner, {})[ordinal] = data
-        self.size += data.most_bytes if isinstance(data, Tokens) else len(data)
+        self.size += data.max_bytes if isinstance(data, Tokens) else len(data)
 
     def take_back(self, owner: str, ordinal: int) -> None:
         """Remove one piece of an owner."""

@@ -25,7 +25,7 @@ AGAIN_S = 0.5
 HEADROOM = 2**26
 
 #: Most bytes that may wait for the disk before new work is refused.
-MOST_WAITING = 2**28
+MAX_WAITING = 2**28
 
 
 _CLOSED = "the store was closed"
@@ -79,7 +79,7 @@ class StoreWriter:
             raise self.broken
         if self.full:
             raise StoreFull(self.full)
-        if self._waiting_bytes > MOST_WAITING:
+        if self._waiting_bytes > MAX_WAITING:
             raise StoreFull(
                 f"store {self.store.folder}: {self._waiting_bytes} bytes wait because its disk "
                 "does not keep up; submit less at once, or use a faster disk"

@@ -96,7 +96,7 @@ def run(options: argparse.Namespace) -> None:
     source, console = GatewaySource(options.url, os.environ.get(KEY, "")), Console()
     if options.once:
         document = source.ask()
-        console.print(screen(document, source.url, most=len(document.instances)))
+        console.print(screen(document, source.url, limit=len(document.instances)))
         return
     watch(source, console, options.every)
 

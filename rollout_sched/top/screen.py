@@ -116,14 +116,14 @@ BAR = 8
 _STYLES = {"serving": "green", "away": "red", "warning": "yellow", "error": "red"}
 
 
-def screen(document: Document, url: str, most: int, away: str = "") -> Group:
+def screen(document: Document, url: str, limit: int, away: str = "") -> Group:
     """`most`: how many instances are shown; `away`: why the gateway does not answer now."""
     parts: list[RenderableType] = [_head(document, url)]
     if away:
         parts.append(Text(f"no answer: {away}. Below is the last known state.", "bold red"))
     if document.broken:
         parts.append(Text(f"the scheduler has stopped: {document.broken}", "bold red"))
-    parts += [_queue(document), _fleet(document.instances, most), _step(document)]
+    parts += [_queue(document), _fleet(document.instances, limit), _step(document)]
     if document.steps:
         parts.append(_steps(document.steps[-STEPS:]))
     parts += [_shares(document), *_changes(document)]
@@ -150,7 +150,7 @@ def _queue(document: Document) -> Text:
     )
 
 
-def _fleet(instances: Sequence[InstanceLine], most: int) -> RenderableType:
+def _fleet(instances: Sequence[InstanceLine], limit: int) -> RenderableType:
     """A table: first the instances that do not serve, then the fullest."""
     if not instances:
         return Text("no instances")
@@ -161,7 +161,7 @@ def _fleet(instances: Sequence[InstanceLine], most: int) -> RenderableType:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("", width=BAR)
     ordered = sorted(instances, key=lambda one: (one.status == "serving", -one.in_flight))
-    shown, left = ordered[:most], ordered[most:]
+    shown, left = ordered[:limit], ordered[limit:]
     for one in shown:
         table.add_row(*_instance(one))
     reasons = [Text(f"{_short(one.url)}: {one.reason}", "red") for one in shown if one.reason]

@@ -121,7 +121,7 @@ class OpenAnswers:
         self.by_number[number] = answer
         self._numbers.setdefault(answer.id, []).append(number)
 
-    def of(self, order_id: str) -> list[int]:
+    def numbers_of(self, order_id: str) -> list[int]:
         return self._numbers.get(order_id, [])
 
     def stop_writing(self, answer: OpenAnswer) -> None:

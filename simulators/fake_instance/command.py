@@ -114,7 +114,7 @@ def _settings(options: argparse.Namespace) -> EngineSettings:
 
 def _vocabulary(size: int) -> Vocabulary:
     try:
-        return Vocabulary.of(size) if size else LARGEST
+        return Vocabulary.of_size(size) if size else LARGEST
     except ValueError as error:
         raise CallerError(f"--vocab-size: {error}") from None
 

@@ -262,7 +262,7 @@ class Status:
         return reply({"is_paused": self._engine.paused})
 
     async def weight_info(self, _: web.Request) -> web.Response:
-        told = self._engine.weights.told
+        told = self._engine.weights.reported_label
         if told is None:
             raise Refusal(404, "Not Found")
         return reply({"weight_version": told})

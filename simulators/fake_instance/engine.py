@@ -30,7 +30,7 @@ from rollout_sched.simulators.instance import InstanceSpec, PauseMode
 # Rank 0 is the trainer's and not waited for, because the trainer here is often a test without NCCL.
 
 #: Seconds between two checks of the ranks.
-LOOK_S = 0.02
+POLL_S = 0.02
 
 
 class RankRange(msgspec.Struct, frozen=True):
@@ -60,11 +60,11 @@ class Rendezvous:
         for rank in place.ranks:
             path = folder / str(rank)
             while (descriptor := _lock(path)) is None:
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(POLL_S)
             self._locked[path] = descriptor
         others = [folder / str(rank) for rank in range(1, place.world) if rank not in place.ranks]
         while not _all_locked(others):
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
 
     def leave(self) -> None:
         for path, descriptor in self._locked.items():
@@ -177,7 +177,7 @@ class EngineWeights:
         return Refusal(500, reason)
 
     @property
-    def told(self) -> str | None:
+    def reported_label(self) -> str | None:
         """The label that it reports when asked; None if none."""
         return self.label if self.says == "" else self.says
 
@@ -363,8 +363,8 @@ class Engine:
             return max(1, asked)
         if order.sampling.get("ignore_eos"):
             return self.settings.spec.max_model_len
-        dice = random.Random(self.settings.seed << 32 ^ response.name)
-        drawn = dice.lognormvariate(math.log(self.settings.median_tokens), self.settings.sigma)
+        rng = random.Random(self.settings.seed << 32 ^ response.name)
+        drawn = rng.lognormvariate(math.log(self.settings.median_tokens), self.settings.sigma)
         return max(1, round(drawn))
 
     def _check_alive(self) -> None:

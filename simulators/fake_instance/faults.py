@@ -68,7 +68,7 @@ class Switchboard:
 
     def __init__(self, seed: int = 0) -> None:
         self.faults: dict[Kind, Fault] = {}
-        self._dice = random.Random(seed)
+        self._rng = random.Random(seed)
 
     def set(self, fault: Fault) -> None:
         if fault.probability:
@@ -79,7 +79,7 @@ class Switchboard:
     def draw(self, where: Where) -> Fault | None:
         """The fault of this call, if any: the first kind that is drawn."""
         for fault in list(self.faults.values()):
-            if fault.strikes in (where, "all") and self._dice.random() < fault.probability:
+            if fault.strikes in (where, "all") and self._rng.random() < fault.probability:
                 fault.struck += 1
                 if fault.times is not None:
                     fault.times -= 1

@@ -336,7 +336,7 @@ class RealtimeInstance:
 
     async def abort(self, order_id: str) -> None:
         self._check_open()
-        for number in self._answers.of(order_id):
+        for number in self._answers.numbers_of(order_id):
             self._abort(number, self._answers.by_number[number])
 
     async def pause(self, mode: PauseMode, clear_cache: bool) -> None:

@@ -463,7 +463,7 @@ class FakeServer:
         if asked.weight_version:
             await weights.set_label(asked.weight_version)
         weights.says = asked.says
-        return reply({"weight_version": weights.label, "says": weights.told})
+        return reply({"weight_version": weights.label, "says": weights.reported_label})
 
     async def _clear_faults(self, request: web.Request) -> web.Response:
         self.switchboard.faults.clear()

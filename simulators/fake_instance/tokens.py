@@ -39,7 +39,7 @@ class Vocabulary(NamedTuple):
     names: int = 1 << 30
 
     @classmethod
-    def of(cls, size: int) -> Vocabulary:
+    def of_size(cls, size: int) -> Vocabulary:
         """The third quarter are words, half of the fourth are names: the ids of chat templates are
         at the very end. Raises ValueError if there are too few."""
         if size < LEAST_SIZE:

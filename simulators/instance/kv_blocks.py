@@ -84,7 +84,7 @@ class Table:
         """(first run, end of the used part): later runs are reached by `rest`"""
 
 
-class Hit(NamedTuple):
+class CacheHit(NamedTuple):
     """Cached blocks found for a context, from its start."""
 
     blocks: int
@@ -93,7 +93,7 @@ class Hit(NamedTuple):
     parts: list[tuple[BlockRun, int, int]]
 
 
-NO_HIT: Final = Hit(0, 0, [])
+NO_HIT: Final = CacheHit(0, 0, [])
 
 
 class KvBlocks:
@@ -133,7 +133,7 @@ class KvBlocks:
 
     # Finding and using
 
-    def lookup(self, table: Table, limit: int) -> Hit:
+    def lookup(self, table: Table, limit: int) -> CacheHit:
         """The longest cached prefix of at most `limit` whole blocks. Changes nothing."""
         shared = table.shared_blocks
         found = 0
@@ -148,9 +148,9 @@ class KvBlocks:
         for run, lo, hi in parts:
             if not run.ref_count:
                 idle += hi - lo
-        return Hit(found, idle, parts)
+        return CacheHit(found, idle, parts)
 
-    def take(self, table: Table, hit: Hit) -> None:
+    def take(self, table: Table, hit: CacheHit) -> None:
         """Use the blocks of a hit that `lookup` has just returned."""
         runs: list[tuple[BlockRun, int]] = []
         # Backwards, because cutting a run keeps its left part under the old name.

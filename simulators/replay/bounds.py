@@ -344,7 +344,7 @@ class OnPolicyBound(msgspec.Struct, frozen=True):
     whole_batches_s: float
     parts_s: float
 
-    def of(self, *, in_parts: bool) -> float:
+    def seconds(self, *, in_parts: bool) -> float:
         return self.parts_s if in_parts else self.whole_batches_s
 
 

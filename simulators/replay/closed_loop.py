@@ -369,7 +369,7 @@ class ClosedLoop:
             Release: self._membership.release,
             UpdateWeights: fleet.update_weights,
             Lend: self._trainer.take,
-            Reclaim: self._trainer.give_back,
+            Reclaim: self._trainer.return_instance,
             Judge: self._judge,
             Deliver: self._deliver,
             Answer: self._clients.answer,

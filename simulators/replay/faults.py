@@ -125,7 +125,7 @@ class Failures:
         ]
         self._tools_failing = [fault for fault in faults if isinstance(fault, ToolsFailing)]
 
-    def of(self, action: Dispatch, now: float) -> Failing | None:
+    def failure_of(self, action: Dispatch, now: float) -> Failing | None:
         """The fault that makes the attempt dispatched now fail, if any."""
         for number, (name, fault) in enumerate(self._failing):
             if name is not None and name != action.instance:

@@ -171,7 +171,7 @@ class SharedGpus:
             self.on_lent()
         self._has_stopped(node)
 
-    def gone(self, node: SimNode) -> None:
+    def instance_gone(self, node: SimNode) -> None:
         """The instance is gone: do not wait for it any more."""
         self._forget(node)
         self._has_stopped(node)
@@ -313,7 +313,7 @@ class SimFleet:
         node.instance.submit(self._attempts.begin(action), self._queue.now)
         self.changed[node] = None
         if self._failures is not None:
-            failing = self._failures.of(action, self._queue.now)
+            failing = self._failures.failure_of(action, self._queue.now)
             if failing is not None:
                 self._queue.after(failing.after_s, self._fail, (node, action, failing))
 
@@ -468,7 +468,7 @@ class SimMembership:
         node.due = INFINITY
         node.instance.close()
         self._tell(InstanceLost(name, reason, asked))
-        fleet.gpus.gone(node)
+        fleet.gpus.instance_gone(node)
         if returns_after_s:
             self._queue.after(returns_after_s, self.join, name)
 

@@ -44,7 +44,7 @@ class SimLinks:
         self._model = model
         self._queue = queue
         self._tell = tell
-        self._dice = random.Random(f"links/{seed}")
+        self._rng = random.Random(f"links/{seed}")
         self._up = [0.0] * model.fronts  # when the last message sent so far arrives
         self._down = [0.0] * model.fronts
         self._written = [0.0] * model.fronts  # when a front has written the answers so far
@@ -79,7 +79,7 @@ class SimLinks:
 
     def _arrival(self, lanes: list[float], owner: str, sent: float) -> float:
         front, model = self._front(owner), self._model
-        takes_s = model.delay_s * (1 + model.spread * self._dice.uniform(-1, 1))
+        takes_s = model.delay_s * (1 + model.spread * self._rng.uniform(-1, 1))
         lanes[front] = max(lanes[front], sent + takes_s)
         return lanes[front]
 

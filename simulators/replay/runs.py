@@ -269,7 +269,7 @@ class _Watch:
             return None
         step, batches = self._workload.prompts_per_step, len(notes.delivered)
         bound = on_policy_bound(demand, step, batches, self._scenario, restarts)
-        return bound.of(in_parts=notes.in_parts)
+        return bound.seconds(in_parts=notes.in_parts)
 
     def _measure_training(self, now: float, event: Event, actions: list[Action]) -> None:
         """Measure only until training ends: later work for clients is not part of its steps."""

@@ -187,12 +187,12 @@ class Traffic:
 
 
 def _drawn(model: TrafficModel, trace: Trace, seed: int) -> Iterator[tuple[float, SampleRecord]]:
-    dice = random.Random(f"traffic/{model.seed}/{seed}")
+    rng = random.Random(f"traffic/{model.seed}/{seed}")
     samples = list(trace.samples())
-    at = dice.expovariate(model.rate)
+    at = rng.expovariate(model.rate)
     while at < model.for_s:
-        yield at, dice.choice(samples)
-        at += dice.expovariate(model.rate)
+        yield at, rng.choice(samples)
+        at += rng.expovariate(model.rate)
 
 
 def _recorded(model: TrafficModel, trace: Trace) -> list[tuple[float, SampleRecord]]:

@@ -138,7 +138,7 @@ class SimTrainer:
         """An instance is lent before the batch is whole."""
         self._gpus.lend(action.instance)
 
-    def give_back(self, action: Reclaim) -> None:
+    def return_instance(self, action: Reclaim) -> None:
         self._gpus.take_back(action.instance)
         self._tell(InstanceReturned(action.instance))
 

@@ -22,10 +22,10 @@ from rollout_sched.core.model.errors import CallerError
 Finish = Literal["stop", "length", "abort", "unknown"]
 
 # No context is this long: such a number is a time stamp or an id in the wrong column.
-MOST_TOKENS = 100_000_000
+MAX_TOKENS = 100_000_000
 
-Count = Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)]
-Length = Annotated[int, msgspec.Meta(ge=1, le=MOST_TOKENS)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)]
+Length = Annotated[int, msgspec.Meta(ge=1, le=MAX_TOKENS)]
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
 
 #: The label of samples whose tokens the recorder did not count. The second constant is its value if

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from rollout_sched.simulators.traces.files import Lines
 from rollout_sched.simulators.traces.model import (
-    MOST_TOKENS,
+    MAX_TOKENS,
     Counting,
     SamplePlace,
     SampleRecord,
@@ -66,8 +66,8 @@ class Row:
     def checked_whole(self, field: str, value: object, *, least: int) -> int:
         """An integer from the field, else TraceError: `3`, `"3"` and `3.0` are integers."""
         number = _number(value)
-        if not (least <= number <= MOST_TOKENS and number % 1 == 0):
-            raise self.error(field, f"expected a whole number from {least} to {MOST_TOKENS}")
+        if not (least <= number <= MAX_TOKENS and number % 1 == 0):
+            raise self.error(field, f"expected a whole number from {least} to {MAX_TOKENS}")
         return int(number)
 
     def checked_seconds(self, field: str, value: object) -> float:

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from rollout_sched.simulators.traces.model import MOST_TOKENS, SampleRecord, Trace, Turn
+from rollout_sched.simulators.traces.model import MAX_TOKENS, SampleRecord, Trace, Turn
 
 
 def draw_extra(members: Sequence[SampleRecord], group: str, index: int, seed: int) -> SampleRecord:
@@ -67,10 +67,10 @@ def synthetic(
     """
     _check_sizes(groups=groups, samples=samples, median=median, cap=cap, prompts=prompt_median)
     _check_sigmas(between=sigma_between, within=sigma_within, prompt=prompt_sigma)
-    dice = np.random.default_rng(seed)
-    prompts = _lengths(prompt_median, dice.normal(0.0, prompt_sigma, groups))
-    effects = dice.normal(0.0, sigma_between, groups)[:, None]
-    lengths = _lengths(median, effects + dice.normal(0.0, sigma_within, (groups, samples)))
+    rng = np.random.default_rng(seed)
+    prompts = _lengths(prompt_median, rng.normal(0.0, prompt_sigma, groups))
+    effects = rng.normal(0.0, sigma_between, groups)[:, None]
+    lengths = _lengths(median, effects + rng.normal(0.0, sigma_within, (groups, samples)))
     made = {}
     for number, (prompt, row) in enumerate(zip(prompts.tolist(), lengths.tolist(), strict=True)):
         name = str(number)
@@ -88,8 +88,8 @@ def synthetic(
 
 
 def _lengths(median: float, logs: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-    # Above MOST_TOKENS the exact value does not matter, and would overflow the integer.
-    lengths = np.clip(np.rint(median * np.exp(np.minimum(logs, 50.0))), 1, MOST_TOKENS)
+    # Above MAX_TOKENS the exact value does not matter, and would overflow the integer.
+    lengths = np.clip(np.rint(median * np.exp(np.minimum(logs, 50.0))), 1, MAX_TOKENS)
     return lengths.astype(np.int64)
 
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from rollout_sched.simulators.traces.model import (
     COUNTED_BY,
-    MOST_TOKENS,
+    MAX_TOKENS,
     Counting,
     SampleRecord,
     Turn,
@@ -236,8 +236,8 @@ def _session_records(rows: Iterable[Row], counting: Counting) -> Placed:
 
 def _timed_turns(row: Row, counting: Counting) -> tuple[Turn, ...]:
     made_s = row.seconds("generate_s")
-    if made_s * counting.tokens_per_s > MOST_TOKENS:
-        raise row.error("generate_s", f"expected seconds for at most {MOST_TOKENS} tokens")
+    if made_s * counting.tokens_per_s > MAX_TOKENS:
+        raise row.error("generate_s", f"expected seconds for at most {MAX_TOKENS} tokens")
     acting_s = row.seconds("toolcall_s") if row.fields.get("toolcall_s") is not None else 0.0
     if not acting_s:
         return (Turn(counting.of_seconds(made_s)),)

@@ -66,28 +66,28 @@ def presets(setting: Setting) -> list[Candidate]:
     return found
 
 
-def starts(setting: Setting, dice: random.Random) -> list[Candidate]:
+def starts(setting: Setting, rng: random.Random) -> list[Candidate]:
     """Further starting points of the search: policies known to be good, completed."""
     narrowed = [_narrowed(table, setting) for table in space.STARTS]
     fitting = [table for table in narrowed if _inside(table, setting)]
-    completed = [Candidate(_mended(table, setting, dice)) for table in fitting]
+    completed = [Candidate(_mended(table, setting, rng)) for table in fitting]
     return [one for one in completed if _buildable(one)]
 
 
-def draw(setting: Setting, dice: random.Random) -> Candidate:
+def draw(setting: Setting, rng: random.Random) -> Candidate:
     """Any policy of the space; half of the roles get the plainest."""
 
     def make() -> Candidate:
         table: dict[str, dict[str, Any]] = {}
         for role in space.SPACE:
-            plain = dice.random() < _PLAIN
-            table[role] = _draw_role(role, setting, table, dice, plain=plain)
+            plain = rng.random() < _PLAIN
+            table[role] = _draw_role(role, setting, table, rng, plain=plain)
         return Candidate(table)
 
     return _first_buildable(make)
 
 
-def neighbour(of: Candidate, setting: Setting, dice: random.Random) -> Candidate:
+def neighbour(of: Candidate, setting: Setting, rng: random.Random) -> Candidate:
     """The policy with one or two changed keys: the next value of a parameter, or another policy of
     a role.
 
@@ -95,23 +95,23 @@ def neighbour(of: Candidate, setting: Setting, dice: random.Random) -> Candidate
     """
 
     def make() -> Candidate:
-        table = _mended(of.table, setting, dice)
+        table = _mended(of.table, setting, rng)
         while True:
-            _change(table, setting, dice)
-            table = _mended(table, setting, dice)
-            if dice.random() >= _AND_ANOTHER:
+            _change(table, setting, rng)
+            table = _mended(table, setting, rng)
+            if rng.random() >= _AND_ANOTHER:
                 return Candidate(table)
 
     return _first_buildable(make)
 
 
-def cross(one: Candidate, other: Candidate, setting: Setting, dice: random.Random) -> Candidate:
+def cross(one: Candidate, other: Candidate, setting: Setting, rng: random.Random) -> Candidate:
     """Takes each role from one of the two."""
 
     def make() -> Candidate:
-        tables = [_mended(parent.table, setting, dice) for parent in (one, other)]
-        mixed = {role: dice.choice(tables)[role] for role in space.SPACE}
-        return Candidate(_mended(mixed, setting, dice))
+        tables = [_mended(parent.table, setting, rng) for parent in (one, other)]
+        mixed = {role: rng.choice(tables)[role] for role in space.SPACE}
+        return Candidate(_mended(mixed, setting, rng))
 
     return _first_buildable(make)
 
@@ -160,29 +160,29 @@ def _buildable(candidate: Candidate) -> bool:
 
 
 def _draw_role(
-    role: str, setting: Setting, table: Table, dice: random.Random, *, plain: bool = False
+    role: str, setting: Setting, table: Table, rng: random.Random, *, plain: bool = False
 ) -> dict[str, Any]:
     """A policy that fits the roles before it, with values; if `plain` the first one that fits, with
     its defaults."""
     fitting = space.options(role, setting, table)
-    option = fitting[0] if plain else dice.choice(fitting)
+    option = fitting[0] if plain else rng.choice(fitting)
     keys = option.keys(setting)
     defaults = _defaults(role, option.use) if plain else {}
     values = {
-        key: defaults[key] if key in defaults and defaults[key] in values else dice.choice(values)
+        key: defaults[key] if key in defaults and defaults[key] in values else rng.choice(values)
         for key, values in keys.items()
     }
     return {"use": option.use, **values}
 
 
-def _mended(table: Table, setting: Setting, dice: random.Random) -> dict[str, dict[str, Any]]:
+def _mended(table: Table, setting: Setting, rng: random.Random) -> dict[str, dict[str, Any]]:
     """A copy inside the space: every role and every parameter is set, and nothing else."""
     mended: dict[str, dict[str, Any]] = {}
     for role in space.SPACE:
         row = {"use": config.DEFAULTS[role], **table.get(role, {})}
         fitting = {option.use: option for option in space.options(role, setting, mended)}
         if row["use"] not in fitting:
-            mended[role] = _draw_role(role, setting, mended, dice)
+            mended[role] = _draw_role(role, setting, mended, rng)
             continue
         defaults = _defaults(role, row["use"])
         said = {
@@ -200,31 +200,31 @@ def _stated(value: Any, values: list[Any], default: Any) -> Any:
     return default if default in values else values[0]
 
 
-def _change(table: dict[str, dict[str, Any]], setting: Setting, dice: random.Random) -> None:
+def _change(table: dict[str, dict[str, Any]], setting: Setting, rng: random.Random) -> None:
     """Change one key of a complete table."""
-    (role,) = dice.choices(list(table), [space.WEIGHTS.get(role, 1) for role in table])
-    key = dice.choice(list(table[role]))
+    (role,) = rng.choices(list(table), [space.WEIGHTS.get(role, 1) for role in table])
+    key = rng.choice(list(table[role]))
     before = {name: table[name] for name in list(space.SPACE)[: list(space.SPACE).index(role)]}
     options = {option.use: option for option in space.options(role, setting, before)}
     if key == "use":
         others = [use for use in options if use != table[role]["use"]]
         if others:
-            use = dice.choice(others)
-            drawn = {k: dice.choice(v) for k, v in options[use].keys(setting).items()}
+            use = rng.choice(others)
+            drawn = {k: rng.choice(v) for k, v in options[use].keys(setting).items()}
             table[role] = {"use": use, **drawn}
         return
     values = options[table[role]["use"]].keys(setting)[key]
-    table[role] = {**table[role], key: _other_value(table[role][key], values, dice)}
+    table[role] = {**table[role], key: _other_value(table[role][key], values, rng)}
 
 
-def _other_value(value: Any, values: list[Any], dice: random.Random) -> Any:
+def _other_value(value: Any, values: list[Any], rng: random.Random) -> Any:
     others = [other for other in values if other != value]
     if not others:
         return value
-    if value not in values or dice.random() < _ANY_VALUE:
-        return dice.choice(others)
+    if value not in values or rng.random() < _ANY_VALUE:
+        return rng.choice(others)
     at = values.index(value)
-    return dice.choice(values[max(0, at - 1) : at] + values[at + 1 : at + 2])
+    return rng.choice(values[max(0, at - 1) : at] + values[at + 1 : at + 2])
 
 
 def _defaults(role: str, use: str) -> dict[str, Any]:

@@ -209,7 +209,7 @@ class Task(msgspec.Struct, frozen=True):
     give_up_s: float = inf
 
 
-class Bench(msgspec.Struct, frozen=True):
+class Evaluator(msgspec.Struct, frozen=True):
     """What candidates are evaluated on: two parts of a trace, and a scenario whose job is explicit,
     so that a part is trained like the whole.
 
@@ -252,7 +252,7 @@ class Bench(msgspec.Struct, frozen=True):
         )
 
 
-def bench_of(trace: Trace, scenario: Scenario, *, seed: int) -> Bench:
+def bench_of(trace: Trace, scenario: Scenario, *, seed: int) -> Evaluator:
     """The bench for a trace, cut in two by `seed`.
 
     A trace is not cut if it has recorded arrivals, or fewer prompts than each part needs for a
@@ -275,11 +275,11 @@ def bench_of(trace: Trace, scenario: Scenario, *, seed: int) -> Bench:
     kept = round(len(trace.groups) * (1 - HELD_OUT))
     arrivals = any(sample.arrival_s for sample in trace.samples())
     if arrivals or len(trace.groups) - kept < job.prompts_per_step:
-        return Bench(trace, trace, scenario, split=False)
+        return Evaluator(trace, trace, scenario, split=False)
     prompts = list(trace.groups)
     random.Random(f"{seed}/prompts").shuffle(prompts)
     search, held_out = set(prompts[:kept]), set(prompts[kept:])
-    return Bench(_part(trace, search), _part(trace, held_out), scenario, split=True)
+    return Evaluator(_part(trace, search), _part(trace, held_out), scenario, split=True)
 
 
 def _part(trace: Trace, prompts: set[str]) -> Trace:
@@ -351,7 +351,7 @@ Question = TypeVar("Question")
 Answer = TypeVar("Answer")
 
 #: Seconds between two checks of the time left.
-_LOOK_S = 0.5
+_POLL_S = 0.5
 
 
 class WorkerDied(RolloutError, RuntimeError):
@@ -398,7 +398,7 @@ class WorkerPool(Generic[Question, Answer]):
                     wire.send(questions[number])
                     asked[wire] = number
                     number += 1
-                for ready in wait(list(asked), min(_LOOK_S, max(0.0, left_s()))):
+                for ready in wait(list(asked), min(_POLL_S, max(0.0, left_s()))):
                     assert isinstance(ready, Connection)
                     answered[asked[ready]] = self._receive(ready)
                     del asked[ready]
@@ -460,11 +460,11 @@ _TIMES = 2.0
 Ask = Callable[[Sequence[Task]], Iterator[CaseFigures]]
 
 
-class Spent(Exception):
+class BudgetSpent(Exception):
     """The budget is used up; the book keeps what was measured before."""
 
 
-class FigureBook:
+class ResultCache:
     """Figures by candidate and case. `evaluations`: how many may be measured, None for no limit.
 
     Its content does not depend on how evaluations are spread over processes: answers come in the
@@ -488,7 +488,8 @@ class FigureBook:
         return candidate.key in self.candidates
 
     def measure(self, candidates: Sequence[Candidate], cases: Sequence[Case]) -> None:
-        """Measure what is not measured yet, case by case. Raises Spent if the budget ends first."""
+        """Measure what is not measured yet, case by case. Raises BudgetSpent if the budget ends
+        first."""
         if self._reference is not None:
             self._measure([(self._reference, case) for case in cases])
         self._measure([(candidate, case) for case in cases for candidate in candidates])
@@ -510,7 +511,7 @@ class FigureBook:
             if self._left is not None:
                 self._left -= 1
         if done < len(wanted):
-            raise Spent
+            raise BudgetSpent
 
     def _give_up_s(self, case: Case) -> float:
         if self._reference is None:
@@ -521,9 +522,9 @@ class FigureBook:
     def knows(self, candidate: Candidate, cases: Sequence[Case]) -> bool:
         return all((candidate.key, case) in self._figures for case in cases)
 
-    def of(self, candidate: Candidate, cases: Sequence[Case]) -> list[CaseFigures]:
+    def figures_of(self, candidate: Candidate, cases: Sequence[Case]) -> list[CaseFigures]:
         return [self._figures[candidate.key, case] for case in cases]
 
     def speed_up(self, one: Candidate, other: Candidate, cases: Sequence[Case]) -> SpeedUp:
         """How much faster `one` is than `other` in these cases, pair by pair."""
-        return speed_up(self.of(one, cases), self.of(other, cases))
+        return speed_up(self.figures_of(one, cases), self.figures_of(other, cases))

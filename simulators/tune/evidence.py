@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 
 from rollout_sched.simulators.tune.candidates import REFERENCE, Candidate
-from rollout_sched.simulators.tune.evaluation import Bench, HardLimits, SpeedUp
+from rollout_sched.simulators.tune.evaluation import Evaluator, HardLimits, SpeedUp
 from rollout_sched.simulators.tune.search import Ranking
 from rollout_sched.simulators.tune.space import Table
 from rollout_sched.simulators.tune.tuning import Plan, TuningResult
@@ -30,7 +30,7 @@ COLUMNS = (
 
 
 def document(
-    result: TuningResult, bench: Bench, limits: HardLimits, plan: Plan, command: str
+    result: TuningResult, bench: Evaluator, limits: HardLimits, plan: Plan, command: str
 ) -> str:
     """The policy file: the measurements in comments, then the policy. Ends with a newline.
 
@@ -53,7 +53,7 @@ def document(
     return f"{head}\n\n{_toml(result, bench)}"
 
 
-def facts(result: TuningResult, bench: Bench, limits: HardLimits, plan: Plan) -> list[str]:
+def facts(result: TuningResult, bench: Evaluator, limits: HardLimits, plan: Plan) -> list[str]:
     """What was replayed, how much of it, and the limits."""
     job = bench.scenario.job
     search, held_out = len(bench.search.groups), len(bench.held_out.groups)
@@ -165,7 +165,7 @@ def _rich(title: str, lines: Sequence[Sequence[str]]) -> RichTable:
     return table
 
 
-def _toml(result: TuningResult, bench: Bench) -> str:
+def _toml(result: TuningResult, bench: Evaluator) -> str:
     finalists = result.finalists
     figures = finalists.figures(result.winner)
     reference = finalists.preset(REFERENCE)

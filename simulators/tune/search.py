@@ -27,8 +27,8 @@ from rollout_sched.simulators.tune.candidates import (
 from rollout_sched.simulators.tune.evaluation import (
     Case,
     CaseFigures,
-    FigureBook,
     HardLimits,
+    ResultCache,
     SpeedUp,
     simplest_of_the_best,
     together,
@@ -115,7 +115,7 @@ class Search:
         self,
         setting: Setting,
         limits: HardLimits,
-        book: FigureBook,
+        book: ResultCache,
         rungs: Sequence[Rung],
         *,
         seed: int = 0,
@@ -124,12 +124,13 @@ class Search:
         self._limits = limits
         self._book = book
         self._rungs = rungs
-        self._dice = random.Random(f"{seed}/candidates")
+        self._rng = random.Random(f"{seed}/candidates")
         self._presets = presets(setting)
 
     def run(self) -> None:
-        """Run until the space is exhausted. Raises Spent, or what interrupts a measurement."""
-        parents = [*self._presets, *starts(self._setting, self._dice)]
+        """Run until the space is exhausted. Raises BudgetSpent, or what interrupts a
+        measurement."""
+        parents = [*self._presets, *starts(self._setting, self._rng)]
         while new := self._generation(parents):
             self._bracket([*parents, *new])
             parents = [*self.best(_PARENTS), *self._beyond(_BEYOND)]
@@ -186,14 +187,14 @@ class Search:
 
     def _speed(self, candidate: Candidate, rung: Rung) -> float:
         """A mean of logarithms, so that all cases have equal weight."""
-        return sum(math.log(one.tokens_per_s) for one in self._book.of(candidate, rung))
+        return sum(math.log(one.tokens_per_s) for one in self._book.figures_of(candidate, rung))
 
     def _allowed(self, candidate: Candidate, rung: Rung, limits: HardLimits | None = None) -> bool:
         figures = self._figures(candidate, rung)
         return not (limits or self._limits).exceeded(figures)
 
     def _figures(self, candidate: Candidate, rung: Rung) -> CaseFigures:
-        return together(self._book.of(candidate, rung))
+        return together(self._book.figures_of(candidate, rung))
 
     # -- new candidates --------------------------------------------------------------------------
 
@@ -204,13 +205,13 @@ class Search:
         return [*children, *self._new(_NEW - near, self._draw, children)]
 
     def _draw(self) -> Candidate:
-        return draw(self._setting, self._dice)
+        return draw(self._setting, self._rng)
 
     def _child(self, parents: Sequence[Candidate]) -> Candidate:
-        parent = self._dice.choice(parents)
-        if len(parents) > 1 and self._dice.random() < 0.25:
-            return cross(parent, self._dice.choice(parents), self._setting, self._dice)
-        return neighbour(parent, self._setting, self._dice)
+        parent = self._rng.choice(parents)
+        if len(parents) > 1 and self._rng.random() < 0.25:
+            return cross(parent, self._rng.choice(parents), self._setting, self._rng)
+        return neighbour(parent, self._setting, self._rng)
 
     def _new(
         self, count: int, make: Callable[[], Candidate], besides: Sequence[Candidate] = ()
@@ -233,7 +234,7 @@ class Ranking(msgspec.Struct, frozen=True):
 
     candidates: list[Candidate]
     cases: tuple[Case, ...]
-    book: FigureBook
+    book: ResultCache
 
     @property
     def held_out(self) -> bool:
@@ -244,7 +245,7 @@ class Ranking(msgspec.Struct, frozen=True):
         return next((one for one in self.candidates if one.preset == name), None)
 
     def figures(self, candidate: Candidate) -> CaseFigures:
-        return together(self.book.of(candidate, self.cases))
+        return together(self.book.figures_of(candidate, self.cases))
 
     def speed_up(self, one: Candidate, other: Candidate) -> SpeedUp:
         """How much faster `one` is than `other`, pair by pair."""
@@ -263,8 +264,8 @@ class Ranking(msgspec.Struct, frozen=True):
         return frontier(sound, self.figures)
 
 
-def ranking(book: FigureBook, cases: tuple[Case, ...]) -> Ranking:
+def ranking(book: ResultCache, cases: tuple[Case, ...]) -> Ranking:
     """All candidates in the book that were measured in every case and did not fail."""
     measured = [one for one in book.candidates.values() if book.knows(one, cases)]
-    sound = [one for one in measured if not together(book.of(one, cases)).failed]
+    sound = [one for one in measured if not together(book.figures_of(one, cases)).failed]
     return Ranking(sound, cases, book)

@@ -76,23 +76,23 @@ STALE_AND_SEVERAL = Condition(
 )
 
 
-class Times(msgspec.Struct, frozen=True):
+class MultiplesOfSetting(msgspec.Struct, frozen=True):
     """Integers: these multiples of a field of the setting."""
 
-    of: str
+    field: str
     factors: tuple[float, ...]
 
     def values(self, setting: Setting) -> list[int]:
-        return list(dict.fromkeys(round(f * getattr(setting, self.of)) for f in self.factors))
+        return list(dict.fromkeys(round(f * getattr(setting, self.field)) for f in self.factors))
 
 
-class UpTo(msgspec.Struct, frozen=True):
+class RangeToSetting(msgspec.Struct, frozen=True):
     """Integers from 1 to a field of the setting: all up to 4, then powers of two."""
 
-    of: str
+    field: str
 
     def values(self, setting: Setting) -> list[int]:
-        most = getattr(setting, self.of)
+        most = getattr(setting, self.field)
         steps = [1, 2, 3, 4, *(2**k for k in range(3, 17))]
         return [*(step for step in steps if step < most), most]
 
@@ -100,20 +100,22 @@ class UpTo(msgspec.Struct, frozen=True):
 class FixedSetting(msgspec.Struct, frozen=True):
     """A fixed value, taken from the setting."""
 
-    of: str
+    field: str
 
     def values(self, setting: Setting) -> list[Any]:
-        return [getattr(setting, self.of)]
+        return [getattr(setting, self.field)]
 
 
 class Parameter(msgspec.Struct, frozen=True):
     """Values to try, similar ones adjacent. If `when` does not hold, it keeps its default."""
 
-    of: tuple[Any, ...] | Times | UpTo | FixedSetting
+    choices: tuple[Any, ...] | MultiplesOfSetting | RangeToSetting | FixedSetting
     when: Condition = ALWAYS
 
     def values(self, setting: Setting) -> list[Any]:
-        return list(self.of) if isinstance(self.of, tuple) else self.of.values(setting)
+        return (
+            list(self.choices) if isinstance(self.choices, tuple) else self.choices.values(setting)
+        )
 
 
 class Option(msgspec.Struct, frozen=True):
@@ -169,7 +171,7 @@ CARRIES_OVER = (
 #: Groups of a part of a batch, 0 for whole batches. Only a trainer with its own GPUs takes parts.
 PARTS = {
     "part_prompts": Parameter(
-        Times("prompts_per_step", (0, 0.0625, 0.125, 0.25, 0.5)), DISAGGREGATED
+        MultiplesOfSetting("prompts_per_step", (0, 0.0625, 0.125, 0.25, 0.5)), DISAGGREGATED
     )
 }
 
@@ -196,7 +198,9 @@ SPACE: dict[str, tuple[Option, ...]] = {
             "fully_async",
             {
                 "max_ahead": Parameter((0.0, 1.0, 1.125, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0)),
-                "max_groups": Parameter(Times("prompts_per_step", (0, 1, 1.25, 1.5, 2, 3, 4))),
+                "max_groups": Parameter(
+                    MultiplesOfSetting("prompts_per_step", (0, 1, 1.25, 1.5, 2, 3, 4))
+                ),
                 **PARTS,
             },
             STALENESS,
@@ -222,7 +226,9 @@ SPACE: dict[str, tuple[Option, ...]] = {
             {
                 "kv": Parameter(("recompute", "retain")),
                 "at_update": Parameter(("resubmit", "in_place", "drain")),
-                "segment_tokens": Parameter(Times("max_tokens", (0, 0.125, 0.25, 0.5))),
+                "segment_tokens": Parameter(
+                    MultiplesOfSetting("max_tokens", (0, 0.125, 0.25, 0.5))
+                ),
                 "segment": Parameter(("budget", "chunk")),
             },
             STALENESS,
@@ -233,7 +239,7 @@ SPACE: dict[str, tuple[Option, ...]] = {
         Option(
             "bounded",
             {
-                "max_staleness": Parameter(UpTo("max_staleness")),
+                "max_staleness": Parameter(RangeToSetting("max_staleness")),
                 "when_stale": Parameter(("wait", "drop")),
             },
             needs=CARRIES_OVER,
@@ -302,7 +308,7 @@ SPACE: dict[str, tuple[Option, ...]] = {
         ),
         Option(
             "aimd_concurrency",
-            {"longest": Parameter(Times("max_tokens", (0.25, 0.5, 1, 2)))},
+            {"longest": Parameter(MultiplesOfSetting("max_tokens", (0.25, 0.5, 1, 2)))},
             SEVERAL_TURNS,
             reads_polls=True,
         ),

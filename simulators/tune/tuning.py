@@ -18,12 +18,12 @@ from rollout_sched.core.model.errors import CallerError
 from rollout_sched.simulators.tune.candidates import BASELINES, REFERENCE, Candidate, presets
 from rollout_sched.simulators.tune.evaluation import (
     Ask,
-    Bench,
+    BudgetSpent,
     Case,
     CaseFigures,
-    FigureBook,
+    Evaluator,
     HardLimits,
-    Spent,
+    ResultCache,
     Task,
     WorkerDied,
 )
@@ -37,7 +37,7 @@ _SPARE = 0.15
 #: The first seed of the validation; the seeds of the search are small.
 _HELD_OUT_SEED = 1001
 #: The largest share of the time kept for the validation, and the margin over its estimated time.
-_MOST_KEPT = 0.35
+_MAX_KEPT = 0.35
 _BEYOND = 1.15
 
 #: The reasons why a search ends.
@@ -106,7 +106,7 @@ class Answering(Protocol):
 
 
 def tune(
-    bench: Bench,
+    bench: Evaluator,
     limits: HardLimits,
     plan: Plan,
     workers: Answering,
@@ -123,11 +123,11 @@ def tune(
     setting = bench.setting(limits.max_staleness)
     reference = next(one for one in presets(setting) if one.preset == REFERENCE)
     asking = _asking(workers, keeper, plan.validation_steps, told)
-    book = FigureBook(asking, reference, plan.evaluations)
+    book = ResultCache(asking, reference, plan.evaluations)
     search = Search(setting, limits, book, plan.rungs, seed=plan.seed)
     ended = _ended(search.run)
     finalists = _finalists(search, book, limits)
-    validation = FigureBook(_asking(workers, keeper, 0, told), reference)
+    validation = ResultCache(_asking(workers, keeper, 0, told), reference)
     if ended != INTERRUPTED:
         _ended(lambda: validation.measure(finalists, plan.held_out))
     cases = tuple(c for c in plan.held_out if all(validation.knows(one, [c]) for one in finalists))
@@ -158,7 +158,7 @@ class Timekeeper:
     def left_s(self, before: int) -> float:
         """The time left if `before` training steps must be replayed afterwards."""
         elapsed = self._clock() - self._began
-        kept = _MOST_KEPT * self._seconds if before else 0.0
+        kept = _MAX_KEPT * self._seconds if before else 0.0
         if self._steps:
             kept = min(kept, _BEYOND * before * elapsed / self._steps)
         return self._seconds - elapsed - (kept if math.isfinite(kept) else 0.0)
@@ -180,7 +180,7 @@ def _asking(workers: Answering, keeper: Timekeeper, before: int, told: Told) -> 
 def _ended(measuring: Callable[[], None]) -> str:
     try:
         measuring()
-    except Spent:
+    except BudgetSpent:
         return SPENT
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -189,7 +189,7 @@ def _ended(measuring: Callable[[], None]) -> str:
     return EXHAUSTED
 
 
-def _finalists(search: Search, book: FigureBook, limits: HardLimits) -> list[Candidate]:
+def _finalists(search: Search, book: ResultCache, limits: HardLimits) -> list[Candidate]:
     """The best of the search, the best preset, and the baselines."""
     known = book.candidates.values()
     allowed = search.best(len(known))
@@ -200,7 +200,7 @@ def _finalists(search: Search, book: FigureBook, limits: HardLimits) -> list[Can
     return list({one.key: one for one in chosen}.values())
 
 
-def _longest(book: FigureBook, rungs: Sequence[Rung]) -> Ranking:
+def _longest(book: ResultCache, rungs: Sequence[Rung]) -> Ranking:
     """The candidates of the longest rung with any measurement."""
     rankings = [ranking(book, rung) for rung in reversed(rungs)]
     return next((one for one in rankings if one.candidates), rankings[-1])

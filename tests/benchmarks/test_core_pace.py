@@ -51,10 +51,10 @@ def test_one_is_as_fast_as_it_gets() -> None:
 
 @pytest.mark.parametrize("share", [0.0, 0.6, 1.0])
 def test_what_is_felt_of_it_is_found_again(share: float) -> None:
-    dice = random.Random(0)
+    rng = random.Random(0)
     times = {
         name: [
-            PacedTime(usual * factor(slow, share) * dice.lognormvariate(0, 0.02), slow)
+            PacedTime(usual * factor(slow, share) * rng.lognormvariate(0, 0.02), slow)
             for slow in (1.0, 1.2, 1.4, 1.7, 1.0, 1.6)
         ]
         for name, usual in enumerate((0.01, 0.3, 2.0, 0.05, 0.7))

@@ -70,7 +70,7 @@ def test_patience_ends_and_is_not_spent_on_quiet(monkeypatch):
     monkeypatch.setattr(machine.time, "sleep", sleep)
     monkeypatch.setattr(machine.time, "monotonic", lambda: now)
     patience = Patience(10.0)
-    patience.wait_until_quiet([], limit=0.1, most_s=20)
+    patience.wait_until_quiet([], limit=0.1, max_s=20)
     assert now == 2
     assert patience.left_s == 9
 
@@ -79,5 +79,5 @@ def test_without_patience_one_second_is_given(monkeypatch):
     busy = iter([Instant(0, 0, 0), Instant(1, CORES, 0)])
     monkeypatch.setattr(machine, "instant", lambda sessions: next(busy))
     monkeypatch.setattr(machine.time, "sleep", lambda seconds: None)
-    Patience(0.0).wait_until_quiet([], limit=0.1, most_s=20)
+    Patience(0.0).wait_until_quiet([], limit=0.1, max_s=20)
     assert next(busy, None) is None

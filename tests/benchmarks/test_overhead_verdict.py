@@ -76,8 +76,8 @@ def test_the_interval_is_the_sign_tests(count, left_out):
 
 
 def test_a_median_is_in_its_interval_19_times_out_of_20():
-    dice = random.Random(7)
-    runs = [[dice.lognormvariate(0, 1) for _ in range(15)] for _ in range(2000)]
+    rng = random.Random(7)
+    runs = [[rng.lognormvariate(0, 1) for _ in range(15)] for _ in range(2000)]
     held = sum(low <= 1 <= high for low, high in map(interval, runs))
     assert 0.95 <= held / len(runs) <= 0.98  # it errs on the side of being wide
 

@@ -30,14 +30,14 @@ class Lengths:
     """As the real ones: as asked for, or ended by a token id that comes up by chance."""
 
     def __init__(self) -> None:
-        self._dice = random.Random(0)
+        self._rng = random.Random(0)
         self._drawn: dict[int, int] = {}
 
     def __call__(self, order: Order, response: Any) -> int:
         if order.sampling.get("ignore_eos"):
             return SPEC.max_model_len
         share = len(order.sampling["stop_token_ids"]) / 2000
-        drawn = 1 + int(self._dice.expovariate(share))
+        drawn = 1 + int(self._rng.expovariate(share))
         return self._drawn.setdefault(response.name, drawn)
 
 

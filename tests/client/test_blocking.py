@@ -79,7 +79,7 @@ def test_errors_reach_the_caller() -> None:
         with pytest.raises(InstanceError):
             rollouts.add_instance("http://127.0.0.1:1")
         with pytest.raises(CallerError, match="is not lent"):
-            rollouts.give_back("i0")
+            rollouts.return_instance("i0")
 
 
 def test_it_is_used_within_with() -> None:

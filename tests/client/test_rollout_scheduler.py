@@ -25,7 +25,7 @@ from rollout_sched.client import (
 from rollout_sched.client.remote import calls
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.live.ports import InstanceError
-from tests.integrations.gateway.house import House, Upstream
+from tests.integrations.gateway.gateway_fixture import House, Upstream
 from tests.integrations.vllm.scripted import ScriptedVllm
 from tests.live.scripted import Scripted, until
 
@@ -190,7 +190,7 @@ async def test_a_coroutine_loads_weights_in_process() -> None:
 async def test_returning_an_instance_not_lent_is_refused(way: str, why: str) -> None:
     async with rollouts_by(way, Upstream(NAME)) as rollouts:
         with pytest.raises(CallerError, match=why):
-            await rollouts.give_back(NAME)
+            await rollouts.return_instance(NAME)
 
 
 async def test_a_coroutine_cannot_travel() -> None:
@@ -281,7 +281,7 @@ async def test_prompts_before_a_refused_one_stay(way: str) -> None:
 async def test_endless_wait_logs_its_reason(
     way: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(rollout_scheduler, "LOOK_S", 0.001)
+    monkeypatch.setattr(rollout_scheduler, "POLL_S", 0.001)
     async with rollouts_by(way, Upstream(NAME), prompts_per_step=4) as rollouts:
         await rollouts.submit(prompts("a"))
         asking = asyncio.create_task(rollouts.next_batch())

@@ -15,7 +15,7 @@ from tests.live.scripted import until
 def test_each_reason_is_logged_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(module, "LOOK_S", 0.0)
+    monkeypatch.setattr(module, "POLL_S", 0.0)
     answers = iter(["", "no prompts", "no prompts", "", CallerError("gone"), "no prompts"])
     asked = []
 

@@ -46,16 +46,16 @@ def test_answered_without_a_trainer() -> None:
 def test_request_continues_from_the_tokens_of_an_earlier_scheduler() -> None:
     told = Told(prompts_per_step=4)
     made = (Segment(2, 3, "i7"), Segment(3, 1, "i8"))
-    (dispatch,) = told(RequestSubmitted("d1", "g", PROMPT, LIMIT, made=made))
+    (dispatch,) = told(RequestSubmitted("d1", "g", PROMPT, LIMIT, prior_segments=made))
     assert dispatch == Dispatch("d1", 1, "i0", PROMPT + 4, LIMIT - 4, 0, response_tokens=4)
     (answer,) = told(RequestFinished("d1", 1, 2))
     assert isinstance(answer, Answer)
     assert answer.sample.segments == (*made, Segment(0, 2, "i0"))
     assert answer.sample.response_tokens == 6
-    (answer,) = told(RequestSubmitted("d2", "g", PROMPT, 4, made=made))
+    (answer,) = told(RequestSubmitted("d2", "g", PROMPT, 4, prior_segments=made))
     assert isinstance(answer, Answer)
     assert answer.sample.finish == "length"
-    (answer,) = told(RequestSubmitted("d3", "g", PROMPT, LIMIT, made=made, ends=True))
+    (answer,) = told(RequestSubmitted("d3", "g", PROMPT, LIMIT, prior_segments=made, ends=True))
     assert isinstance(answer, Answer)
     assert (answer.sample.finish, answer.sample.segments) == ("stop", made)
     assert not told.scheduler.parts.requests
@@ -66,7 +66,7 @@ def test_impossible_prior_segments_are_refused(made: tuple[int, ...]) -> None:
     told = Told(prompts_per_step=4)
     segments = tuple(Segment(0, tokens, "i0") for tokens in made)
     with pytest.raises(CallerError, match="are not a response of at most"):
-        told(RequestSubmitted("d1", "g", PROMPT, LIMIT, made=segments))
+        told(RequestSubmitted("d1", "g", PROMPT, LIMIT, prior_segments=segments))
     assert not told.scheduler.parts.requests
 
 
@@ -141,13 +141,13 @@ CLIENTS = 12
 def converse(told: Told, *, sessions: bool) -> list[tuple[str, str]]:
     """So many clients with so many turns each: what was sent where. Answers come, and clients ask
     on, in any order. A turn's context holds the one before it."""
-    dice = random.Random(0)
+    rng = random.Random(0)
     where: list[tuple[str, str]] = []
     turns: Counter[int] = Counter()
     thinking = list(range(CLIENTS))
     running: dict[str, Dispatch] = {}
     while running or thinking:
-        place = dice.randrange(len(running) + len(thinking))
+        place = rng.randrange(len(running) + len(thinking))
         event: Event
         if place < len(thinking):
             client = thinking.pop(place)

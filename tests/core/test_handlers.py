@@ -37,9 +37,9 @@ from tests.core.told import BIG, LIMIT, PROMPT, Told
 def test_only_some_make_the_group_level_roles_look_again(event: Event, asks: bool) -> None:
     told = Told()
     told(RequestSubmitted("d0", "", PROMPT, LIMIT))
-    assert not told.scheduler.state.progress.dirty
+    assert not told.scheduler.state.progress.must_decide
     told.scheduler._apply[type(event)](event, 0.0)
-    assert told.scheduler.state.progress.dirty is asks
+    assert told.scheduler.state.progress.must_decide is asks
 
 
 def test_the_last_report_stays_with_its_instance() -> None:

@@ -193,17 +193,17 @@ def spent_but_wanted(told: Told) -> None:
 
 @corruption("<Request d/0 .*> has left <Instance i0")
 def kept_but_not_at_home(told: Told) -> None:
-    told.instance("i0").kept["d/0"] = told.request("d/0")
+    told.instance("i0").resident["d/0"] = told.request("d/0")
 
 
 @corruption("<Request d/0 .*> is not at home")
 def at_home_but_not_kept(told: Told) -> None:
-    told.request("d/0").home = told.instance("i0")
+    told.request("d/0").kv_instance = told.instance("i0")
 
 
 @corruption("<Instance i0 .*: takes new ones?")
 def takes_new_ones_without_a_bound(told: Told) -> None:
-    told.instance("i0").takes_new = True
+    told.instance("i0").accepts_sessions = True
 
 
 @corruption("instances that take new ones")

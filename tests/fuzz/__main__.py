@@ -18,7 +18,7 @@ from tests.fuzz.target import Target
 from tests.fuzz.targets import TARGETS
 
 #: Bytes by which a process may grow in the second half of a target's inputs.
-MOST_GROWN = 64 * 2**20
+MAX_GROWN = 64 * 2**20
 
 
 def main() -> int:
@@ -69,7 +69,7 @@ def _told(reports: Iterable[tuple[Target, Report]], *, keeping: bool) -> int:
             _tell(target, found)
             if keeping and found.part is None:
                 print(f"  kept   {keep(target.name, found.data)}\n", flush=True)
-        broken += len(report.failures) + (report.grown > MOST_GROWN)
+        broken += len(report.failures) + (report.grown > MAX_GROWN)
         inputs, seconds = inputs + report.inputs, seconds + report.seconds
     print(f"{inputs} inputs in {seconds:.0f} s")
     print(f"{broken} laws broken" if broken else "every law held")

@@ -12,11 +12,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from tests import virtual_loop
-from tests.fuzz.json_words import WORDS as JSON_WORDS
-from tests.fuzz.laws import Unreadable, cuts, hold, packets, plain_json
-from tests.fuzz.stage import (
+from tests.fuzz.fixtures import (
     ENDPOINTS,
-    MOST_ATTEMPTS,
+    MAX_ATTEMPTS,
     PROMPT,
     Asked,
     Client,
@@ -27,6 +25,8 @@ from tests.fuzz.stage import (
     good_answer,
     read_whole,
 )
+from tests.fuzz.json_words import WORDS as JSON_WORDS
+from tests.fuzz.laws import Unreadable, cuts, hold, packets, plain_json
 
 
 class Kind(NamedTuple):
@@ -104,16 +104,16 @@ class Answers:
         for kind in sorted({0, 1, 2, 3, number % len(KINDS)})
     )
 
-    def make(self, dice: random.Random) -> bytes:
-        kind = dice.randrange(len(KINDS))
-        ids = [dice.randrange(100) for _ in range(dice.choice((0, 1, 2, 8, 9, 200)))]
-        finish = dice.choice(("stop", "length", "abort", "abort", "error", "", "tool_calls"))
+    def make(self, rng: random.Random) -> bytes:
+        kind = rng.randrange(len(KINDS))
+        ids = [rng.randrange(100) for _ in range(rng.choice((0, 1, 2, 8, 9, 200)))]
+        finish = rng.choice(("stop", "length", "abort", "abort", "error", "", "tool_calls"))
         body = answer(KINDS[kind][0], ids, finish)
-        if dice.random() < 0.4:
+        if rng.random() < 0.4:
             told = msgspec.json.decode(body)
-            place = dice.choice((told, told["choices"][0], told["usage"]))
-            field = dice.choice(list(place))
-            place[field] = dice.choice((None, 7, -1, "x", [], {}, [None], {"content": 7}, [1.5]))
+            place = rng.choice((told, told["choices"][0], told["usage"]))
+            field = rng.choice(list(place))
+            place[field] = rng.choice((None, 7, -1, "x", [], {}, [None], {"content": 7}, [1.5]))
             body = msgspec.json.encode(told)
         return b"%c%b" % (FIRST + kind, body)
 
@@ -129,7 +129,7 @@ class Answers:
         client, asked = virtual_loop.run(
             ask(kind.path, request(kind.path), says, partial=kind.partial)
         )
-        hold("a call has a bounded number of attempts", len(asked) <= MOST_ATTEMPTS, len(asked))
+        hold("a call has a bounded number of attempts", len(asked) <= MAX_ATTEMPTS, len(asked))
         if client.status == 200:
             self._check_answer(client, kind, body, len(asked))
         else:

@@ -27,7 +27,7 @@ ADDRESS_SPACE = 8 * 2**30
 #: Inputs of these lengths are compared; a cost that grows with the square would be 64 times higher.
 SMALL = 64 * 1024
 LARGE = 8 * SMALL
-MOST_TIMES = 24.0
+MAX_TIMES = 24.0
 #: CPU seconds below which a measurement is noise.
 NOISE_S = 0.12
 
@@ -93,7 +93,7 @@ def check_growth(target: Target, data: bytes, start: int, end: int) -> None:
             return
         few = _often(target, small)
         many = min(times, _cpu_s(target, large))
-    if many > NOISE_S and many > MOST_TIMES * few:
+    if many > NOISE_S and many > MAX_TIMES * few:
         told = f"{few:.4f} s for {len(small)} bytes, {many:.4f} s for {len(large)}"
         raise Broken("the cost of an input grows linearly with its length", told)
 

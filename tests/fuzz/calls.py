@@ -13,8 +13,7 @@ from typing import Any
 from tests import virtual_loop
 from tests.fuzz import json_words
 from tests.fuzz.envelope import BODIES, INPUT
-from tests.fuzz.laws import Unreadable, hold, plain_json
-from tests.fuzz.stage import (
+from tests.fuzz.fixtures import (
     ENDPOINTS,
     Asked,
     Client,
@@ -24,6 +23,7 @@ from tests.fuzz.stage import (
     read_events,
     read_whole,
 )
+from tests.fuzz.laws import Unreadable, hold, plain_json
 
 HEADERS = {b"x-policy": b"7", b"connection": b"x", b"x-request-id": b"mine"}
 #: Statuses that blame the client's call, and the status for a call at a bad time.
@@ -52,8 +52,8 @@ class Calls:
         b'0{"prompt":["a"' + b',"a"' * 1000 + b'],"n":1000}',
     )
 
-    def make(self, dice: random.Random) -> bytes:
-        return b"%d" % dice.randrange(6) + json_words.made_body(dice)
+    def make(self, rng: random.Random) -> bytes:
+        return b"%d" % rng.randrange(6) + json_words.made_body(rng)
 
     def check(self, data: bytes) -> None:
         kind = data[:1]

@@ -26,8 +26,8 @@ from rollout_sched.live.ports import InstanceGone
 from rollout_sched.live.settings import Settings
 from tests import virtual_loop
 from tests.fuzz import json_words
+from tests.fuzz.fixtures import Instance, good_answer
 from tests.fuzz.laws import hold
-from tests.fuzz.stage import Instance, good_answer
 
 CALLS = (
     "/rollout/v1/groups",
@@ -45,8 +45,8 @@ FORMATS = (b"j", b"m")
 FIRST = ord("a")
 
 #: Most bytes of a body, and most samples in the gateway.
-MOST_BYTES = 2**20
-MOST_SAMPLES = 10_000
+MAX_BYTES = 2**20
+MAX_SAMPLES = 10_000
 
 PROMPT = {"uid": "p", "prompt_ids": [1, 2], "samples": 2, "max_tokens": 9}
 BODIES: tuple[tuple[str, Any], ...] = (
@@ -117,10 +117,10 @@ class ControlCalls:
         if body
     )
 
-    def make(self, dice: random.Random) -> bytes:
-        path, value = dice.choice(BODIES)
-        value = _changed(value, dice)
-        kind = dice.choice(FORMATS)
+    def make(self, rng: random.Random) -> bytes:
+        path, value = rng.choice(BODIES)
+        value = _changed(value, rng)
+        kind = rng.choice(FORMATS)
         body = _msgpack(value) if kind == b"m" else _json(value)
         return b"%c%b%b" % (FIRST + CALLS.index(path), kind, body)
 
@@ -141,21 +141,20 @@ def _asked(data: bytes) -> tuple[str, str, bytes] | None:
     return CALLS[number], kind, data[2:]
 
 
-def _changed(value: Any, dice: random.Random) -> Any:
+def _changed(value: Any, rng: random.Random) -> Any:
     """The value with changes in one or two places."""
-    if dice.random() < 0.25:
-        return dice.choice((None, True, -1, 0, 1, 2**31, 2**64, 1e308, "", "x", "x" * 300, [], {}))
+    if rng.random() < 0.25:
+        return rng.choice((None, True, -1, 0, 1, 2**31, 2**64, 1e308, "", "x", "x" * 300, [], {}))
     if isinstance(value, dict):
         changed = {
-            key: _changed(each, dice) if dice.random() < 0.4 else each
-            for key, each in value.items()
+            key: _changed(each, rng) if rng.random() < 0.4 else each for key, each in value.items()
         }
-        if dice.random() < 0.1:
-            changed[dice.choice(("uid", "unheard_of", ""))] = 1
+        if rng.random() < 0.1:
+            changed[rng.choice(("uid", "unheard_of", ""))] = 1
         return changed
     if isinstance(value, list):
-        times = dice.choice((1, 1, 1, 0, 2, 20))
-        return [_changed(each, dice) if dice.random() < 0.4 else each for each in value] * times
+        times = rng.choice((1, 1, 1, 0, 2, 20))
+        return [_changed(each, rng) if rng.random() < 0.4 else each for each in value] * times
     return value
 
 
@@ -174,7 +173,7 @@ async def _call(path: str, kind: str, body: bytes) -> None:
         parse_policy("fuzzed", {"batching": {"use": "sync"}}), settings=Settings(poll_s=1e6)
     )
     gateway = Gateway(live, DataPlane(live.driver, resumable=False), _nobody)
-    app = make_app(gateway, AccessControl(), max_body=MOST_BYTES, max_samples=MOST_SAMPLES)
+    app = make_app(gateway, AccessControl(), max_body=MAX_BYTES, max_samples=MAX_SAMPLES)
     app.freeze()
     try:
         for name in ("http://a:1", "http://b:1"):
@@ -195,7 +194,7 @@ async def _call(path: str, kind: str, body: bytes) -> None:
 
 async def _answered(app: web.Application, path: str, kind: str, body: bytes) -> Any:
     loop = asyncio.get_running_loop()
-    payload = StreamReader(BaseProtocol(loop), 2 * MOST_BYTES, loop=loop)
+    payload = StreamReader(BaseProtocol(loop), 2 * MAX_BYTES, loop=loop)
     payload.feed_data(body)
     payload.feed_eof()
     headers = {"Content-Type": kind, "Content-Length": f"{len(body)}", "Host": "localhost"}
@@ -207,7 +206,7 @@ async def _answered(app: web.Application, path: str, kind: str, body: bytes) -> 
         transport=_Transport(),
         app=app,
         loop=loop,
-        client_max_size=MOST_BYTES,
+        client_max_size=MAX_BYTES,
     )
     return await app._handle(request)
 

@@ -38,18 +38,18 @@ class EndpointsFiles:
         *(b"[" * 2000, b"\xef\xbb\xbf", b"\\ud800", b'"', b"'", b"#"),
     )
 
-    def make(self, dice: random.Random) -> bytes:
+    def make(self, rng: random.Random) -> bytes:
         """A list of endpoints as JSON, which is also YAML."""
         values: list[Any] = ["a", "10.0.0.7", "::1", "a:1", "", 0, 80, "80", 1e9, True, None, []]
         endpoints = [
             {
-                key: dice.choice(values)
+                key: rng.choice(values)
                 for key in ("name", "address", "port", "labels")
-                if dice.random() < 0.9
+                if rng.random() < 0.9
             }
-            for _ in range(dice.randrange(4))
+            for _ in range(rng.randrange(4))
         ]
-        return dice.choice((b"y", b"j")) + json.dumps({"endpoints": endpoints}).encode()
+        return rng.choice((b"y", b"j")) + json.dumps({"endpoints": endpoints}).encode()
 
     def check(self, data: bytes) -> None:
         path = Path("fleet.json" if data[:1] == b"j" else "fleet.yaml")

@@ -53,7 +53,7 @@ def run(target: Target, seed: int, *, inputs: int = 0, seconds: float = 0.0) -> 
     The same seed makes the same inputs, whatever the time.
     """
     report = Report(target.name)
-    dice = random.Random(f"{seed} {target.name}")
+    rng = random.Random(f"{seed} {target.name}")
     start = time.monotonic()
     logging.disable(logging.CRITICAL)
     try:
@@ -63,8 +63,8 @@ def run(target: Target, seed: int, *, inputs: int = 0, seconds: float = 0.0) -> 
         while report.inputs < inputs or (spent := time.monotonic() - start) < seconds:
             if not half and (2 * report.inputs > inputs if inputs else 2 * spent > seconds):
                 half = memory()
-            data = next_input(target, dice)
-            part = _part(data, dice)
+            data = next_input(target, rng)
+            part = _part(data, rng)
             _try(target, data, report)
             if part is not None and report.inputs % GROWTH_EVERY == 0:
                 _try(target, data, report, part)
@@ -91,11 +91,11 @@ def failure(target: Target, data: bytes, part: tuple[int, int] | None = None) ->
     return None
 
 
-def _part(data: bytes, dice: random.Random) -> tuple[int, int] | None:
+def _part(data: bytes, rng: random.Random) -> tuple[int, int] | None:
     if not data:
         return None
-    start = dice.randrange(len(data))
-    return start, min(len(data), start + 1 + int(dice.expovariate(1 / 12)))
+    start = rng.randrange(len(data))
+    return start, min(len(data), start + 1 + int(rng.expovariate(1 / 12)))
 
 
 def _try(target: Target, data: bytes, report: Report, part: tuple[int, int] | None = None) -> None:

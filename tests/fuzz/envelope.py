@@ -50,8 +50,8 @@ class Envelope:
     words = WORDS
     corpus = BODIES
 
-    def make(self, dice: random.Random) -> bytes:
-        return made_body(dice)
+    def make(self, rng: random.Random) -> bytes:
+        return made_body(rng)
 
     def check(self, data: bytes) -> None:
         for endpoint in ENDPOINTS.values():

@@ -111,19 +111,19 @@ class Client:
         b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 200 + b"content-length: 0\r\n\r\n",
     )
 
-    def make(self, dice: random.Random) -> bytes:
-        early = b"HTTP/1.1 103 Early\r\nlink: x\r\n\r\n" * dice.choice((0, 0, 0, 1, 2))
-        status = dice.choice((200, 200, 200, 204, 304, 404, 500, 101, 199))
-        version = dice.choice((b"1.1", b"1.1", b"1.1", b"1.0", b"1.2"))
-        line = b"HTTP/%b %d%b\r\n" % (version, status, dice.choice((b" OK", b"", b" ", b" \xff")))
-        fields = field_lines(dice, FIELDS)
-        body = b"x" * dice.choice((0, 0, 1, 5, 300))
-        if dice.random() < 0.4:
+    def make(self, rng: random.Random) -> bytes:
+        early = b"HTTP/1.1 103 Early\r\nlink: x\r\n\r\n" * rng.choice((0, 0, 0, 1, 2))
+        status = rng.choice((200, 200, 200, 204, 304, 404, 500, 101, 199))
+        version = rng.choice((b"1.1", b"1.1", b"1.1", b"1.0", b"1.2"))
+        line = b"HTTP/%b %d%b\r\n" % (version, status, rng.choice((b" OK", b"", b" ", b" \xff")))
+        fields = field_lines(rng, FIELDS)
+        body = b"x" * rng.choice((0, 0, 1, 5, 300))
+        if rng.random() < 0.4:
             fields.append(b"content-length: %d\r\n" % len(body))
-        elif dice.random() < 0.7:
+        elif rng.random() < 0.7:
             fields.append(b"transfer-encoding: chunked\r\n")
-            body = chunked(dice, body)
-        dice.shuffle(fields)
+            body = chunked(rng, body)
+        rng.shuffle(fields)
         return early + line + b"".join(fields) + b"\r\n" + body
 
     def check(self, data: bytes) -> None:

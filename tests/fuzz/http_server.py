@@ -112,22 +112,22 @@ class Server:
         b"POST /a HTTP/1.1\r\nhost: a\r\n" + b"x: y\r\n" * 200 + b"content-length: 1\r\n\r\na",
     )
 
-    def make(self, dice: random.Random) -> bytes:
-        return b"".join(self._message(dice) for _ in range(dice.choice((1, 1, 2, 3))))
+    def make(self, rng: random.Random) -> bytes:
+        return b"".join(self._message(rng) for _ in range(rng.choice((1, 1, 2, 3))))
 
-    def _message(self, dice: random.Random) -> bytes:
-        method = dice.choice((b"POST", b"POST", b"POST", b"POST", b"GET", b"post", b"PRI"))
-        version = dice.choice((b"1.1", b"1.1", b"1.1", b"1.0", b"2.0"))
-        line = b"%b %b HTTP/%b\r\n" % (method, dice.choice(TARGETS), version)
-        fields = [b"host: a\r\n"] if dice.random() < 0.9 else []
-        fields += field_lines(dice, FIELDS)
-        body = b"x" * dice.choice((0, 0, 1, 5, 300))
-        if dice.random() < 0.5:
+    def _message(self, rng: random.Random) -> bytes:
+        method = rng.choice((b"POST", b"POST", b"POST", b"POST", b"GET", b"post", b"PRI"))
+        version = rng.choice((b"1.1", b"1.1", b"1.1", b"1.0", b"2.0"))
+        line = b"%b %b HTTP/%b\r\n" % (method, rng.choice(TARGETS), version)
+        fields = [b"host: a\r\n"] if rng.random() < 0.9 else []
+        fields += field_lines(rng, FIELDS)
+        body = b"x" * rng.choice((0, 0, 1, 5, 300))
+        if rng.random() < 0.5:
             fields.append(b"content-length: %d\r\n" % len(body))
-        elif dice.random() < 0.7:
+        elif rng.random() < 0.7:
             fields.append(b"transfer-encoding: chunked\r\n")
-            body = chunked(dice, body)
-        dice.shuffle(fields)
+            body = chunked(rng, body)
+        rng.shuffle(fields)
         return line + b"".join(fields) + b"\r\n" + body
 
     def check(self, data: bytes) -> None:

@@ -51,17 +51,17 @@ WORDS = (
 )
 
 
-def field_lines(dice: random.Random, fields: Sequence[bytes]) -> list[bytes]:
-    return [dice.choice(fields) + b"\r\n" for _ in range(dice.choice((0, 0, 1, 2, 5)))]
+def field_lines(rng: random.Random, fields: Sequence[bytes]) -> list[bytes]:
+    return [rng.choice(fields) + b"\r\n" for _ in range(rng.choice((0, 0, 1, 2, 5)))]
 
 
-def chunked(dice: random.Random, body: bytes) -> bytes:
+def chunked(rng: random.Random, body: bytes) -> bytes:
     """The body in chunks, some with extensions; sometimes with a trailer."""
     framed = []
     while body:
-        size = dice.randint(1, len(body))
-        extension = dice.choice((b"", b"", b"", b";x=y", b' ;q="z"', b"\t"))
+        size = rng.randint(1, len(body))
+        extension = rng.choice((b"", b"", b"", b";x=y", b' ;q="z"', b"\t"))
         framed.append(b"%x%b\r\n%b\r\n" % (size, extension, body[:size]))
         body = body[size:]
-    trailer = dice.choice((b"", b"", b"trailer: t\r\n", b"content-length: 1\r\n"))
-    return b"".join(framed) + dice.choice((b"0", b"0", b"00", b"0;e")) + b"\r\n" + trailer + b"\r\n"
+    trailer = rng.choice((b"", b"", b"trailer: t\r\n", b"content-length: 1\r\n"))
+    return b"".join(framed) + rng.choice((b"0", b"0", b"00", b"0;e")) + b"\r\n" + trailer + b"\r\n"

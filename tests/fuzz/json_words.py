@@ -20,46 +20,46 @@ WORDS = (
 )
 
 
-def made_body(dice: random.Random) -> bytes:
+def made_body(rng: random.Random) -> bytes:
     """An object of known and unknown fields, in any order, some of the wrong type."""
     fields: dict[str, Any] = {
-        dice.choice(("prompt", "prompt", "messages", "token_ids")): _prompt(dice)
+        rng.choice(("prompt", "prompt", "messages", "token_ids")): _prompt(rng)
     }
-    for name in dice.sample(_NAMES, dice.randrange(5)):
-        fields.setdefault(name, _value(name, dice))
-    if dice.random() < 0.3:
-        fields[dice.choice(("x", "nested", "logit_bias"))] = _nest(dice)
-    if dice.random() < 0.2:
+    for name in rng.sample(_NAMES, rng.randrange(5)):
+        fields.setdefault(name, _value(name, rng))
+    if rng.random() < 0.3:
+        fields[rng.choice(("x", "nested", "logit_bias"))] = _nest(rng)
+    if rng.random() < 0.2:
         fields["padding"] = '"prompt": [4, 5]' + "x" * 2048
     names = list(fields)
-    dice.shuffle(names)
-    spaced = None if dice.random() < 0.3 else (",", ":")
-    ascii_only = dice.random() < 0.5
+    rng.shuffle(names)
+    spaced = None if rng.random() < 0.3 else (",", ":")
+    ascii_only = rng.random() < 0.5
     body = json.dumps({n: fields[n] for n in names}, separators=spaced, ensure_ascii=ascii_only)
     return body.encode("utf-8", "surrogatepass")
 
 
-def _prompt(dice: random.Random) -> Any:
-    ids = [dice.randrange(200_000) for _ in range(dice.choice((1, 3, 600)))]
-    return dice.choice((ids, ids, "a text", "", [ids, [1]], ["a", "b"], [], [{"content": "a"}], 7))
+def _prompt(rng: random.Random) -> Any:
+    ids = [rng.randrange(200_000) for _ in range(rng.choice((1, 3, 600)))]
+    return rng.choice((ids, ids, "a text", "", [ids, [1]], ["a", "b"], [], [{"content": "a"}], 7))
 
 
-def _value(name: str, dice: random.Random) -> Any:
-    if dice.random() < 0.2:
-        return dice.choice(_ODD)
+def _value(name: str, rng: random.Random) -> Any:
+    if rng.random() < 0.2:
+        return rng.choice(_ODD)
     if name == "sampling_params":
-        return {"max_tokens": dice.choice((1, 5, None)), "n": dice.choice((1, 2, None)), "seed": 3}
+        return {"max_tokens": rng.choice((1, 5, None)), "n": rng.choice((1, 2, None)), "seed": 3}
     if name in ("stream", "return_token_ids"):
-        return dice.choice((True, False, None))
+        return rng.choice((True, False, None))
     if name in ("cache_salt", "group_id", "session_id", "model"):
-        return dice.choice(("s", "\u00e9", "s" * 200, None))
+        return rng.choice(("s", "\u00e9", "s" * 200, None))
     if name in ("prompt", "messages", "token_ids"):
-        return _prompt(dice)
-    return dice.choice((1, 2, 3, None))
+        return _prompt(rng)
+    return rng.choice((1, 2, 3, None))
 
 
-def _nest(dice: random.Random) -> Any:
-    value: Any = dice.choice(_ODD)
-    for _ in range(dice.choice((0, 1, 5, 100))):
-        value = [value] if dice.random() < 0.5 else {"prompt": value}
+def _nest(rng: random.Random) -> Any:
+    value: Any = rng.choice(_ODD)
+    for _ in range(rng.choice((0, 1, 5, 100))):
+        value = [value] if rng.random() < 0.5 else {"prompt": value}
     return value

@@ -36,8 +36,8 @@ def cuts(data: bytes) -> Iterator[list[bytes]]:
     """
     yield [data]
     yield packets(data, 1 if len(data) <= 1024 else 1 + len(data) // 1024)
-    dice = random.Random(zlib.crc32(data))
-    at = sorted(dice.randrange(len(data) + 1) for _ in range(3))
+    rng = random.Random(zlib.crc32(data))
+    at = sorted(rng.randrange(len(data) + 1) for _ in range(3))
     yield [data[a:b] for a, b in zip([0, *at], [*at, len(data)], strict=True) if a < b]
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from rollout_sched.integrations.vllm.dialects import Assembly, Completions, Dialect, Generate
+from rollout_sched.integrations.vllm.dialects import AnswerAssembler, Completions, Dialect, Generate
 from rollout_sched.integrations.vllm.protocol.answers import EventStream
 from rollout_sched.live.ports import InstanceError, Order, Output
+from tests.fuzz.fixtures import ENDPOINTS, chunk
 from tests.fuzz.laws import Unreadable, cuts, hold, packets, plain_json
-from tests.fuzz.stage import ENDPOINTS, chunk
 from tests.fuzz.streams import DONE, STREAMS, WORDS
 
 LIMIT = 8
@@ -50,15 +50,15 @@ class Orders:
         b'0data: {"choices":' + b"[" * 5000 + b"\n\n",
     )
 
-    def make(self, dice: random.Random) -> bytes:
-        number = dice.randrange(4)
+    def make(self, rng: random.Random) -> bytes:
+        number = rng.randrange(4)
         path = ENDPOINTS[2] if number < 2 else ENDPOINTS[0]
-        events = [chunk(path, [n]) for n in range(dice.randrange(LIMIT + 2))]
-        events.append(chunk(path, [1], dice.choice(("stop", "length", "abort", "error"))))
-        if dice.random() < 0.5:
-            extra = dice.choice((_LOGPROBS, _VERSIONS))
+        events = [chunk(path, [n]) for n in range(rng.randrange(LIMIT + 2))]
+        events.append(chunk(path, [1], rng.choice(("stop", "length", "abort", "error"))))
+        if rng.random() < 0.5:
+            extra = rng.choice((_LOGPROBS, _VERSIONS))
             events = [event.replace(b',"logprobs":null', extra) for event in events]
-        return b"%d" % number + b"".join(events) + dice.choice((b"", DONE))
+        return b"%d" % number + b"".join(events) + rng.choice((b"", DONE))
 
     def check(self, data: bytes) -> None:
         if data[:1] not in (b"0", b"1", b"2", b"3"):
@@ -75,7 +75,7 @@ class Orders:
         sampling = {"logprobs": 0} if wanted else {}
         order = Order("id", [1, 2], LIMIT, "v0", sampling)
         streamed: list[int] = []
-        assembly = Assembly(order, lambda ids, logprobs: streamed.extend(ids))
+        assembly = AnswerAssembler(order, lambda ids, logprobs: streamed.extend(ids))
         try:
             for payload in payloads:
                 assembly.add(dialect.read(payload))
@@ -119,7 +119,7 @@ class Orders:
         stream = EventStream()
         for packet in packets(data[1:], 256):
             for payload in stream.feed(packet):
-                assembly = Assembly(Order("id", [1], LIMIT, "v0", {}))
+                assembly = AnswerAssembler(Order("id", [1], LIMIT, "v0", {}))
                 try:
                     assembly.add(DIALECTS[0].read(payload))
                 except InstanceError:

@@ -26,7 +26,7 @@ _FLIP = 5
 _ENDS = 7
 
 #: Most flips of one input; the rest is ignored.
-MOST_FLIPS = 200
+MAX_FLIPS = 200
 
 #: Where SQLite keeps its most important data: the headers of the file and of its first pages.
 _HEADS = (*range(120), *(page * PAGE + at for page in range(1, 8) for at in range(20)))
@@ -48,11 +48,11 @@ class StoreFiles:
         self._facts: dict[str, bytes] = {}
         self._pieces: dict[tuple[str, int], bytes] = {}
 
-    def make(self, dice: random.Random) -> bytes:
+    def make(self, rng: random.Random) -> bytes:
         flips = []
-        for _ in range(dice.randint(1, 4)):
-            at = dice.choice(_HEADS) if dice.random() < 0.4 else dice.randrange(2**24)
-            flips.append(bytes([dice.randrange(8), *at.to_bytes(3, "big"), dice.randrange(256)]))
+        for _ in range(rng.randint(1, 4)):
+            at = rng.choice(_HEADS) if rng.random() < 0.4 else rng.randrange(2**24)
+            flips.append(bytes([rng.randrange(8), *at.to_bytes(3, "big"), rng.randrange(256)]))
         return b"".join(flips)
 
     def check(self, data: bytes) -> None:
@@ -106,7 +106,7 @@ class StoreFiles:
 
 def _flip(folder: Path, data: bytes) -> None:
     content = bytearray((folder / ROWS).read_bytes())
-    for start in range(0, min(MOST_FLIPS, len(data) // _FLIP) * _FLIP, _FLIP):
+    for start in range(0, min(MAX_FLIPS, len(data) // _FLIP) * _FLIP, _FLIP):
         what, *place, value = data[start : start + _FLIP]
         at = int.from_bytes(place, "big") % max(1, len(content))
         if what == _ENDS:

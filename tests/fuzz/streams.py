@@ -15,10 +15,9 @@ from rollout_sched.live.ports import InstanceError
 from tests import virtual_loop
 from tests.fuzz.answers import FIRST, LIMIT, Kind, request, says_first
 from tests.fuzz.answers import WORDS as ANSWER_WORDS
-from tests.fuzz.laws import Broken, cuts, hold, packets
-from tests.fuzz.stage import (
+from tests.fuzz.fixtures import (
     ENDPOINTS,
-    MOST_ATTEMPTS,
+    MAX_ATTEMPTS,
     Client,
     Says,
     ask,
@@ -27,6 +26,7 @@ from tests.fuzz.stage import (
     read_events,
     read_whole,
 )
+from tests.fuzz.laws import Broken, cuts, hold, packets
 
 KINDS = [
     *itertools.product(ENDPOINTS, (False, True), (False, True), (200,), (False,)),
@@ -93,17 +93,17 @@ class Streams:
         for kind in sorted({0, 1, 2, 3, 13, number % len(KINDS)})
     )
 
-    def make(self, dice: random.Random) -> bytes:
-        kind = dice.randrange(len(KINDS))
+    def make(self, rng: random.Random) -> bytes:
+        kind = rng.randrange(len(KINDS))
         path = KINDS[kind][0]
-        events = [chunk(path, [n] * dice.choice((1, 1, 1, 0, 3))) for n in range(dice.randrange(7))]
-        end = dice.choice(("stop", "stop", "length", "abort", "abort", "", "error"))
-        events.append(chunk(path, [9] * dice.randrange(2), end))
-        events += dice.choice(([DONE], [DONE], [DONE], []))
-        if dice.random() < 0.3:
-            events.insert(dice.randrange(len(events) + 1), dice.choice(WORDS))
-        if dice.random() < 0.2:
-            del events[dice.randrange(len(events))]
+        events = [chunk(path, [n] * rng.choice((1, 1, 1, 0, 3))) for n in range(rng.randrange(7))]
+        end = rng.choice(("stop", "stop", "length", "abort", "abort", "", "error"))
+        events.append(chunk(path, [9] * rng.randrange(2), end))
+        events += rng.choice(([DONE], [DONE], [DONE], []))
+        if rng.random() < 0.3:
+            events.insert(rng.randrange(len(events) + 1), rng.choice(WORDS))
+        if rng.random() < 0.2:
+            del events[rng.randrange(len(events))]
         return b"%c%b" % (FIRST + kind, b"".join(events))
 
     def check(self, data: bytes) -> None:
@@ -120,7 +120,7 @@ class Streams:
         client, asked = virtual_loop.run(
             ask(kind.path, request(kind.path, stream=True), says, partial=kind.partial)
         )
-        hold("a call has a bounded number of attempts", len(asked) <= MOST_ATTEMPTS, len(asked))
+        hold("a call has a bounded number of attempts", len(asked) <= MAX_ATTEMPTS, len(asked))
         if not client.streamed:
             check_error(client, passed_on=400 <= kind.status < 500)
             return client.status

@@ -24,7 +24,7 @@ class Target(Protocol):
     corpus: Sequence[bytes]
     words: Sequence[bytes]
 
-    def make(self, dice: random.Random) -> bytes:
+    def make(self, rng: random.Random) -> bytes:
         """An input from the grammar, more or less well-formed."""
 
     def check(self, data: bytes) -> None:
@@ -34,39 +34,39 @@ class Target(Protocol):
         """Process the input once in small packets, without checking the result."""
 
 
-def next_input(target: Target, dice: random.Random) -> bytes:
+def next_input(target: Target, rng: random.Random) -> bytes:
     """An input decided by the state of the random generator."""
-    if dice.random() < 0.5:
-        data = target.make(dice)
-        times = dice.choice((0, 0, 1, 2))
+    if rng.random() < 0.5:
+        data = target.make(rng)
+        times = rng.choice((0, 0, 1, 2))
     else:
-        data = dice.choice(target.corpus)
-        times = dice.randint(1, 4)
+        data = rng.choice(target.corpus)
+        times = rng.randint(1, 4)
     for _ in range(times):
-        data = mutated(target, data, dice)
+        data = mutated(target, data, rng)
     return data[:LONGEST]
 
 
-def mutated(target: Target, data: bytes, dice: random.Random) -> bytes:
+def mutated(target: Target, data: bytes, rng: random.Random) -> bytes:
     """The input cut, doubled, spliced, or with a misplaced word or number of its language."""
-    start = dice.randrange(len(data) + 1)
-    end = min(len(data), start + int(dice.expovariate(1 / 12)))
-    kind = dice.randrange(8)
+    start = rng.randrange(len(data) + 1)
+    end = min(len(data), start + int(rng.expovariate(1 / 12)))
+    kind = rng.randrange(8)
     if kind == 0:
         return data[:start] + data[end:]
     if kind == 1:
-        return data[:end] + data[start:end] * dice.choice((1, 2, 30)) + data[end:]
+        return data[:end] + data[start:end] * rng.choice((1, 2, 30)) + data[end:]
     if kind == 2:
-        other = dice.choice(target.corpus)
-        return data[:start] + other[dice.randrange(len(other) + 1) :]
+        other = rng.choice(target.corpus)
+        return data[:start] + other[rng.randrange(len(other) + 1) :]
     if kind == 3:
-        return data[:start] + dice.choice(target.words) + data[start:]
+        return data[:start] + rng.choice(target.words) + data[start:]
     if kind == 4:
-        return data[:start] + dice.choice(target.words) + data[end:]
+        return data[:start] + rng.choice(target.words) + data[end:]
     if kind == 5:
-        return data[:start] + dice.choice(_NUMBERS) + data[end:]
+        return data[:start] + rng.choice(_NUMBERS) + data[end:]
     if kind == 6:
-        return data[:start] + dice.choice(_BYTES) + data[start + 1 :]
+        return data[:start] + rng.choice(_BYTES) + data[start + 1 :]
     return data[:start]
 
 

@@ -67,7 +67,7 @@ class Toy:
         self._on = on
         self._do = do or (lambda data: hold("no x", False, data))
 
-    def make(self, dice):
+    def make(self, rng):
         return b"a"
 
     def check(self, data):
@@ -98,8 +98,8 @@ def test_an_unexpected_error_is_a_failure():
 def test_one_seed_makes_the_same_inputs():
     for target in TARGETS.values():
         made = [
-            [next_input(target, dice) for _ in range(100)]
-            for dice in (random.Random(7), random.Random(7), random.Random(8))
+            [next_input(target, rng) for _ in range(100)]
+            for rng in (random.Random(7), random.Random(7), random.Random(8))
         ]
         assert made[0] == made[1] != made[2]
 

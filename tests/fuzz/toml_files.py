@@ -68,17 +68,17 @@ class TomlFiles:
         self.words = (*_WORDS, *self._lines)
         self._folder = ""
 
-    def make(self, dice: random.Random) -> bytes:
+    def make(self, rng: random.Random) -> bytes:
         """Misplaced lines of shipped files."""
-        lines = dice.choice(self._texts).splitlines()
-        for _ in range(dice.choice((1, 1, 2, 5))):
-            at = dice.randrange(len(lines) + 1)
-            lines[at : at + dice.randrange(2)] = [dice.choice(self._lines)]
-        if dice.random() < 0.5:
-            at = dice.randrange(len(lines))
+        lines = rng.choice(self._texts).splitlines()
+        for _ in range(rng.choice((1, 1, 2, 5))):
+            at = rng.randrange(len(lines) + 1)
+            lines[at : at + rng.randrange(2)] = [rng.choice(self._lines)]
+        if rng.random() < 0.5:
+            at = rng.randrange(len(lines))
             key, equals, _ = lines[at].partition(b"=")
             if equals:
-                lines[at] = key + b"= " + dice.choice(_WORDS)
+                lines[at] = key + b"= " + rng.choice(_WORDS)
         return b"\n".join(lines)
 
     def check(self, data: bytes) -> None:

@@ -64,18 +64,18 @@ class TraceFiles:
         self.corpus = (b"", *kept(self.name))
         self._folder = Path(tempfile.mkdtemp())
 
-    def make(self, dice: random.Random) -> bytes:
+    def make(self, rng: random.Random) -> bytes:
         """Lines of a seed with changed numbers; sometimes compressed and then damaged."""
-        lines = dice.choice(self.corpus[1:]).splitlines(keepends=True)
-        for _ in range(dice.choice((1, 1, 2))):
-            at = dice.randrange(len(lines))
-            lines[at] = _changed(lines[at], dice)
-        if dice.random() < 0.2:
-            dice.shuffle(lines)
-        data = b"".join(lines * dice.choice((1, 1, 1, 2)))
-        if dice.random() < 0.1:
+        lines = rng.choice(self.corpus[1:]).splitlines(keepends=True)
+        for _ in range(rng.choice((1, 1, 2))):
+            at = rng.randrange(len(lines))
+            lines[at] = _changed(lines[at], rng)
+        if rng.random() < 0.2:
+            rng.shuffle(lines)
+        data = b"".join(lines * rng.choice((1, 1, 1, 2)))
+        if rng.random() < 0.1:
             packed = bytearray(gzip.compress(data, mtime=0))
-            packed[dice.randrange(len(packed))] ^= dice.choice((0, 1, 255))
+            packed[rng.randrange(len(packed))] ^= rng.choice((0, 1, 255))
             return bytes(packed)
         return data
 
@@ -103,10 +103,10 @@ class TraceFiles:
             traces.read(path)
 
 
-def _changed(line: bytes, dice: random.Random) -> bytes:
+def _changed(line: bytes, rng: random.Random) -> bytes:
     """The line with one of its values changed."""
     ends = [at for at, byte in enumerate(line) if byte in b",:]}[\n"]
     if len(ends) < 2:
-        return line + dice.choice(_ODD)
-    at = dice.randrange(len(ends) - 1)
-    return line[: ends[at] + 1] + dice.choice(_ODD) + line[ends[at + 1] :]
+        return line + rng.choice(_ODD)
+    at = rng.randrange(len(ends) - 1)
+    return line[: ends[at] + 1] + rng.choice(_ODD) + line[ends[at + 1] :]

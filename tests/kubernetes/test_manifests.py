@@ -20,7 +20,7 @@ from rollout_sched.integrations.gateway.endpoints_file import parse_endpoints
 from rollout_sched.integrations.gateway.options import Options, given_options
 from rollout_sched.integrations.gateway.serve import LAST_WORDS_S
 from rollout_sched.integrations.ray.deployment import Deployment
-from tests.integrations.gateway.house import House, Upstream
+from tests.integrations.gateway.gateway_fixture import House, Upstream
 from tests.kubernetes.manifests import (
     FOLDER,
     NAME,

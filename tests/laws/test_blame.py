@@ -41,7 +41,7 @@ class World:
     def __init__(self, fails: list[float], seed: int, routing: str = "least_requests") -> None:
         self.scheduler = make_scheduler(routing=routing)
         self.fails = {f"i{number}": share for number, share in enumerate(fails)}
-        self.dice = random.Random(seed)
+        self.rng = random.Random(seed)
         self.now = 0.0
         self.later: list[tuple[float, int, Event]] = []
         self.serial = 0
@@ -81,10 +81,10 @@ class World:
             name, attempt = action.request, action.attempt
             self.tries[name] = self.tries.get(name, 0) + 1
             poison = name.startswith("poison")
-            if poison or self.dice.random() < self.fails[action.instance]:
+            if poison or self.rng.random() < self.fails[action.instance]:
                 self.at(self.now + 0.001, RequestFailed(name, attempt, "status 500"))
             else:
-                self.at(self.now + self.dice.uniform(*ANSWER_S), RequestFinished(name, attempt, 7))
+                self.at(self.now + self.rng.uniform(*ANSWER_S), RequestFinished(name, attempt, 7))
         elif isinstance(action, Wake):
             self.at(action.at, Woke())
         elif isinstance(action, Answer):
@@ -93,7 +93,7 @@ class World:
             self.given_up.add(action.request)
 
     @property
-    def most_tries(self) -> int:
+    def max_tries(self) -> int:
         return self.scheduler.parts.outcomes.max_failures
 
     def waits(self) -> list[float]:
@@ -114,14 +114,14 @@ def test_poison_costs_nobody_but_its_client(
 ) -> None:
     world = World([0.0] * instances, seed, routing)
     for number in range(60):
-        world.ask(f"innocent{number}", world.dice.uniform(0, 10))
+        world.ask(f"innocent{number}", world.rng.uniform(0, 10))
     for number in range(poison):
-        world.ask(f"poison{number}", 5.0 if at_once else world.dice.uniform(0, 10))
+        world.ask(f"poison{number}", 5.0 if at_once else world.rng.uniform(0, 10))
     world.run()
     assert len(world.answered) == 60
     assert world.given_up == {f"poison{number}" for number in range(poison)}
     assert not world.rested
-    assert all(world.tries[f"poison{n}"] == world.most_tries for n in range(poison))
+    assert all(world.tries[f"poison{n}"] == world.max_tries for n in range(poison))
     assert all(world.tries[name] == 1 for name in world.answered)
 
 
@@ -148,9 +148,9 @@ def test_an_instance_that_fails_everything_rests_and_nothing_is_lost(
 ) -> None:
     world = World([1.0] + [0.0] * (instances - 1), seed)
     for number in range(80):
-        world.ask(f"innocent{number}", world.dice.uniform(0, 40))
+        world.ask(f"innocent{number}", world.rng.uniform(0, 40))
     for number in range(poison):
-        world.ask(f"poison{number}", world.dice.uniform(0, 40))
+        world.ask(f"poison{number}", world.rng.uniform(0, 40))
     world.run()
     assert len(world.answered) == 80
     assert world.rested == {"i0"}

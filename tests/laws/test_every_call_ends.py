@@ -54,9 +54,9 @@ class Transcript(TokenTranscript):
         self._may_raise("partial")
         return super().partial(attempt, tokens)
 
-    def keep(self, attempt: int, tokens: int, piece: Any) -> None:
-        self._may_raise("keep")
-        super().keep(attempt, tokens, piece)
+    def append(self, attempt: int, tokens: int, piece: Any) -> None:
+        self._may_raise("append")
+        super().append(attempt, tokens, piece)
 
     def drop(self, attempt: int) -> None:
         self._may_raise("drop")
@@ -136,7 +136,7 @@ class Stage:
 
 @pytest.mark.parametrize("breaks", [False, True])
 @pytest.mark.parametrize(
-    "bad", ["begin", "streamed", "partial", "keep", "drop", "answer", "fail", ""]
+    "bad", ["begin", "streamed", "partial", "append", "drop", "answer", "fail", ""]
 )
 async def test_a_payload_that_raises_ends_alone(bad: str, breaks: bool) -> None:
     async with Stage() as stage:
@@ -166,7 +166,7 @@ async def test_unsendable_request_is_not_retried() -> None:
         assert kinds.count("RequestFailed") == 1
 
 
-@pytest.mark.parametrize("bad", ["begin", "streamed", "partial", "keep"])
+@pytest.mark.parametrize("bad", ["begin", "streamed", "partial", "append"])
 async def test_a_lost_instance_is_survived_by_a_payload_that_raises(bad: str) -> None:
     async with Stage() as stage:
         guilty, innocent = stage.ask(Client(bad)), stage.ask(Client())

@@ -30,7 +30,7 @@ from tests import virtual_loop
 from tests.laws.test_links import SPEC, SPEED, delays, length_of, times, undisturbed
 from tests.link.wires import Shared, Wire
 
-SAMPLES, MOST_TOKENS = 2, 100
+SAMPLES, MAX_TOKENS = 2, 100
 PATIENCE_S = 300
 SETTINGS = Settings(poll_s=2.0, stream_s=0.3, abort_timeout_s=5.0, resume_paused=True)
 EXAMPLES = int(os.environ.get("LINK_EXAMPLES", "10"))
@@ -157,7 +157,7 @@ class Run:
             return
         sampling = {"temperature": 0.0, "logprobs": 0}
         live.trainer.submit(
-            Prompt(f"g{n}", [n + 1, 7, 9], SAMPLES, MOST_TOKENS, sampling) for n in missing
+            Prompt(f"g{n}", [n + 1, 7, 9], SAMPLES, MAX_TOKENS, sampling) for n in missing
         )
         live.trainer.close_submissions()
         batch = await live.trainer.next_batch()
@@ -193,7 +193,7 @@ class Run:
         calls = self.fronts[front % len(self.fronts)]
         caller = Caller(CALLERS + number)
         self.callers.append(caller)
-        request = calls.submit(caller, 3, MOST_TOKENS)
+        request = calls.submit(caller, 3, MAX_TOKENS)
         if patience_s:
             await asyncio.sleep(patience_s)
             calls.withdraw(request)

@@ -40,7 +40,7 @@ from tests.link.wires import Joined
 #: Few slots and a slow engine: a run takes some seconds, and requests are in flight in each second.
 SPEC = msgspec.structs.replace(load_scenario("tiny-cpu-2").instance, max_num_seqs=4)
 SPEED = 0.2
-STEP, SAMPLES, MOST_TOKENS = 3, 2, 100
+STEP, SAMPLES, MAX_TOKENS = 3, 2, 100
 
 #: Timeout in virtual seconds, far longer than any run.
 PATIENCE_S = 10_000
@@ -63,7 +63,7 @@ POLICIES = (
 
 def length_of(order: Order, response: OrderedResponse) -> int:
     """One response in five reaches the limit."""
-    return 10 + response.name % (MOST_TOKENS + 15)
+    return 10 + response.name % (MAX_TOKENS + 15)
 
 
 class Caller(TokenPayload):
@@ -133,9 +133,9 @@ class Run:
         self.callers: list[tuple[Joined, Caller]] = []
         self.came: Counter[tuple[str, int]] = Counter()
 
-    def factory(self, recipe: bytes) -> PayloadFactory:
+    def factory(self, spec: bytes) -> PayloadFactory:
         """The payload factory of a group, by the number in its recipe."""
-        prompt = prompt_of(int(recipe))
+        prompt = prompt_of(int(spec))
         sampling = {"temperature": 0.0, "logprobs": 0}
         return lambda index: TokenPayload(prompt, sampling, stream_every=2)
 
@@ -146,10 +146,10 @@ class Run:
     async def train(self) -> None:
         for number in range(self.world.groups):
             submitted = GroupSubmitted(
-                f"g{number}", SAMPLES, len(prompt_of(number)), MOST_TOKENS, f"p{number}"
+                f"g{number}", SAMPLES, len(prompt_of(number)), MAX_TOKENS, f"p{number}"
             )
-            recipe = b"%d" % number
-            self.host.submit_group(submitted, self.factory(recipe), recipe)
+            spec = b"%d" % number
+            self.host.submit_group(submitted, self.factory(spec), spec)
         self.driver.tell(SubmissionsClosed())
         wanted = await undisturbed(self.world.groups)
         trained = 0
@@ -202,7 +202,7 @@ class Run:
             return
         caller = Caller(number)
         self.callers.append((joined, caller))
-        request = joined.remote.calls.submit(caller, 2, MOST_TOKENS)
+        request = joined.remote.calls.submit(caller, 2, MAX_TOKENS)
         await asyncio.sleep(patience_s)
         if not joined.dead:
             joined.remote.calls.withdraw(request)
@@ -251,7 +251,7 @@ def prompt_of(number: int) -> list[int]:
 async def undisturbed(groups: int) -> dict[str, list[int]]:
     one = RealtimeInstance("one", SPEC, length_of, speed=SPEED)
     orders = [
-        Order(f"g{number}", prompt_of(number), MOST_TOKENS, "v0", {"temperature": 0.0})
+        Order(f"g{number}", prompt_of(number), MAX_TOKENS, "v0", {"temperature": 0.0})
         for number in range(groups)
     ]
     outputs = await asyncio.gather(*map(one.generate, orders))

@@ -31,7 +31,7 @@ from rollout_sched.simulators.replay.scenario import load_scenario
 
 SPEC = load_scenario("tiny-cpu-2").instance
 STEP, STEPS, SAMPLES = 3, 5, 2
-MOST_TOKENS = 100
+MAX_TOKENS = 100
 LEASE_S = 0.05
 
 T = TypeVar("T")
@@ -42,7 +42,7 @@ Keep = Callable[[Sequence[Sample]], Awaitable[bool]]
 PATIENCE_S = 300
 
 PROMPTS = [
-    Prompt(f"p{n}", [n + 1, 7, 9], SAMPLES, MOST_TOKENS, {"temperature": 0.0, "logprobs": 0})
+    Prompt(f"p{n}", [n + 1, 7, 9], SAMPLES, MAX_TOKENS, {"temperature": 0.0, "logprobs": 0})
     for n in range(STEP * STEPS)
 ]
 
@@ -53,7 +53,7 @@ POLICIES = [
 
 def length_of(order: Order, response: OrderedResponse) -> int:
     """One response in five reaches the limit."""
-    return 10 + response.name % (MOST_TOKENS + 15)
+    return 10 + response.name % (MAX_TOKENS + 15)
 
 
 class Life:
@@ -77,7 +77,7 @@ class Life:
         settings = Settings(poll_s=0.05, stream_s=0.01, lease_s=lease_s)
         self.live = LiveScheduler(policy, options, settings=settings, reward=worth, keep=keep)
         self.live.driver.pump.observers.append(self._count)
-        self.live.driver.take_up_weights(load)
+        self.live.driver.restore_weights(load)
         self.instances = [
             RealtimeInstance(
                 name,
@@ -152,7 +152,7 @@ class Trainer:
                 assert self._bound is None or sample.staleness <= self._bound
                 assert sample.rewards == await worth(sample)
             if live.trainer.version <= batch.number:
-                await live.trainer.publish_weights(batch.number + 1, load, said=b"at once")
+                await live.trainer.publish_weights(batch.number + 1, load, encoded=b"at once")
             self.acknowledged = batch.number
 
     def _has(self, batch: int) -> bool:
@@ -161,7 +161,7 @@ class Trainer:
 
 async def undisturbed() -> dict[str, list[int]]:
     one = RealtimeInstance("one", SPEC, length_of, speed=2.0)
-    orders = [Order(p.uid, p.prompt_ids, MOST_TOKENS, "v0", p.sampling) for p in PROMPTS]
+    orders = [Order(p.uid, p.prompt_ids, MAX_TOKENS, "v0", p.sampling) for p in PROMPTS]
     outputs = await asyncio.gather(*map(one.generate, orders))
     return {order.id: output.token_ids for order, output in zip(orders, outputs, strict=True)}
 
@@ -189,10 +189,10 @@ async def trained(
     policy: PolicyFile, seed: int, folder: Path, *, keep: Keep | None = None
 ) -> Trainer:
     """Run with six kills; all kept prompts, each in exactly one batch."""
-    dice, version = random.Random(f"{policy.name}/{seed}"), 0
+    rng, version = random.Random(f"{policy.name}/{seed}"), 0
     trainer = Trainer(staleness_bound(policy.scheduler(STEP).roles.freshness))
     for _ in range(6):
-        events = dice.randrange(5, 150)
+        events = rng.randrange(5, 150)
         async with Life(policy, folder, events, version, keep=keep) as one:
             training = asyncio.ensure_future(trainer.train(one.live))
             killed = asyncio.ensure_future(one.over.wait())
@@ -202,7 +202,7 @@ async def trained(
                 training.result()
             training.cancel()
             killed.cancel()
-            version = dice.randint(0, one.live.trainer.version)
+            version = rng.randint(0, one.live.trainer.version)
     forever = float("inf")
     async with Life(policy, folder, forever, version, keep=keep) as last:
         await trainer.train(last.live)
@@ -227,10 +227,10 @@ class OneOfSeveral:
     """A trainer that dies between a delivery and its acknowledgement and returns under its name, or
     is too slow for its lease."""
 
-    def __init__(self, name: str, book: Book, dice: random.Random) -> None:
+    def __init__(self, name: str, book: Book, rng: random.Random) -> None:
         self._name = name
         self._book = book
-        self._dice = dice
+        self._rng = rng
         self._received: int | None = None
 
     async def train(self, live: LiveScheduler) -> None:
@@ -253,14 +253,14 @@ class OneOfSeveral:
             await self._work(live, batch)
 
     async def _work(self, live: LiveScheduler, batch: Batch) -> None:
-        befalls = self._dice.random()
+        befalls = self._rng.random()
         if befalls < 0.2:
             self._received = None  # its checkpoint is older
             return
         await asyncio.sleep(3 * LEASE_S if befalls < 0.4 else 0.0)
         self._received = batch.number
         with contextlib.suppress(CallerError):  # the other trainer was faster
-            await live.trainer.publish_weights(live.trainer.version + 1, load, said=b"at once")
+            await live.trainer.publish_weights(live.trainer.version + 1, load, encoded=b"at once")
 
 
 @pytest.mark.parametrize("policy", ["round_robin_sync", "areal"])
@@ -269,10 +269,10 @@ def test_two_trainers_share_a_run_that_is_killed(policy: str, seed: int, tmp_pat
     """Every prompt is acknowledged once, by one of the trainers."""
 
     async def scene() -> None:
-        dice, book = random.Random(f"{policy}/{seed}/two"), Book()
-        pair = [OneOfSeveral(name, book, dice) for name in ("t1", "t2")]
+        rng, book = random.Random(f"{policy}/{seed}/two"), Book()
+        pair = [OneOfSeveral(name, book, rng) for name in ("t1", "t2")]
         for life in range(6):
-            events = dice.randrange(20, 200) if life < 5 else float("inf")
+            events = rng.randrange(20, 200) if life < 5 else float("inf")
             await live_once(load_policy(policy), tmp_path, events, book, pair)
         trained = Counter(uid for n in book.acknowledged for uid in book.batches[n].groups())
         assert trained == {prompt.uid: 1 for prompt in PROMPTS}

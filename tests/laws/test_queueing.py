@@ -48,10 +48,10 @@ def mean_wait_s(servers: int, load: float) -> float:
 
 def customers(count: int, load: float, seed: int) -> Iterator[Customer]:
     """(arrival, tokens): Poisson arrivals, exponential lengths in whole tokens."""
-    dice, now = random.Random(seed), 0.0
+    rng, now = random.Random(seed), 0.0
     for _ in range(count):
-        now += dice.expovariate(load / SERVICE_S)
-        yield now, max(1, round(dice.expovariate(1 / MEAN_TOKENS)))
+        now += rng.expovariate(load / SERVICE_S)
+        yield now, max(1, round(rng.expovariate(1 / MEAN_TOKENS)))
 
 
 def exact_waits(servers: int, queue: Iterable[Customer]) -> Iterator[float]:

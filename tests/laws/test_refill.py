@@ -114,7 +114,7 @@ class World:
         """The size that must stay constant: that of the round; None without one."""
         progress = self.scheduler.state.progress
         if self.name in ROUNDS:
-            return None if progress.round is None else progress.on_the_way
+            return None if progress.round is None else progress.in_progress
         return None
 
     def on_dispatch(self, action: act.Dispatch) -> None:

@@ -576,7 +576,7 @@ class World(RuleBasedStateMachine):
 
     @precondition(lambda self: self.lent)
     @rule(data=st.data())
-    def give_back(self, data):
+    def return_instance(self, data):
         self.returned(data.draw(st.sampled_from(sorted(self.lent))))
 
     def returned(self, name):

@@ -37,7 +37,7 @@ POWER = st.sampled_from([None, "all"]) | st.randoms(use_true_random=False)
 LOG_BYTES = 2 * LOG_PAGES * PAGE
 
 #: Bytes of the tables and indices of the few rows of these tests.
-MOST_ROWS = 32 * PAGE
+MAX_ROWS = 32 * PAGE
 
 CHANGE = st.one_of(
     st.tuples(st.just("put"), NAMES, DATA),
@@ -129,7 +129,7 @@ class StoreUnderCrashes(RuleBasedStateMachine):
 
     @invariant()
     def the_disk_is_bounded(self):
-        assert self.store.disk_bytes <= 2 * LOG_BYTES + MOST_ROWS
+        assert self.store.disk_bytes <= 2 * LOG_BYTES + MAX_ROWS
 
     def teardown(self):
         if hasattr(self, "store"):

@@ -229,7 +229,7 @@ class Payload(TokenPayload):
 
     async def befall(self, dispatch: Dispatch, attempt: Coroutine[Any, Any, Outcome]) -> Outcome:
         """Run the attempt, unless it is to break off."""
-        failing = self.world.failures.of(dispatch, self.world.driver.pump.now)
+        failing = self.world.failures.failure_of(dispatch, self.world.driver.pump.now)
         if failing is None:
             return await attempt
         try:
@@ -481,7 +481,11 @@ def ambiguous(journal: list[Any]) -> bool:
         where |= {a.attempt: a.instance for a in actions if isinstance(a, Dispatch)}
         answer = isinstance(said, ANSWERS)
         instance = where.get(said.attempt, "") if answer else ""
-        if instance and at in lost and lost[at] != InstanceLost(instance, "drained", asked=True):
+        if (
+            instance
+            and at in lost
+            and lost[at] != InstanceLost(instance, "drained", requested=True)
+        ):
             return True
         if instance and before[0] == at and before[1] not in ("", instance):
             return True

@@ -12,9 +12,9 @@ from rollout_sched.core.model.events import (
 )
 from rollout_sched.core.model.records import DeliveredSample, Segment
 from rollout_sched.link.client_calls import ClientCall
-from rollout_sched.link.protocol import Refused
+from rollout_sched.link.protocol import RejectRequest
 from rollout_sched.live.requests.token_payload import Piece, TokenPayload
-from tests.link.stage import Stage
+from tests.link.fixtures import Stage
 from tests.live.scripted import until
 
 
@@ -38,7 +38,7 @@ async def test_refusal_reaches_the_client_once() -> None:
         front = stage.fronts[0]
         caller = stage.ask()
         await stage.instance.order(0)
-        front.connected.order(Refused(stage.request, "there is no room"))
+        front.connected.order(RejectRequest(stage.request, "there is no room"))
         late = DeliveredSample(stage.request, "g", 0, 3, 0, (), 0, "stop")
         front.connected.order(Answer(late))
         await until(lambda: caller.heard)
@@ -58,58 +58,58 @@ def dispatch(attempt: int, instance: str = "i0", most: int = 9) -> Dispatch:
 def test_tokens_belong_to_their_spans_or_the_instance_version() -> None:
     one = call()
     one.begun(dispatch(1), 4)
-    one.told(TokensArrived("r", 1, 2))
-    assert one.made == (Segment(4, 2, "i0"),)
-    one.told(RequestInterrupted("r", 1, 3, ((4, 1), (5, 2))))
+    one.reported(TokensArrived("r", 1, 2))
+    assert one.segments == (Segment(4, 2, "i0"),)
+    one.reported(RequestInterrupted("r", 1, 3, ((4, 1), (5, 2))))
     one.begun(dispatch(2, "i1"), 6)
-    one.told(RequestFinished("r", 2, 99, ((6, 1),)))
-    assert one.made == (Segment(4, 1, "i0"), Segment(5, 2, "i0"), Segment(6, 9, "i1"))
+    one.reported(RequestFinished("r", 2, 99, ((6, 1),)))
+    assert one.segments == (Segment(4, 1, "i0"), Segment(5, 2, "i0"), Segment(6, 9, "i1"))
 
 
 def test_finished_call_is_complete_until_discarded() -> None:
     one = call()
     one.begun(dispatch(1), 0)
-    one.told(RequestFinished("r", 1, 3, (), "stop"))
+    one.reported(RequestFinished("r", 1, 3, (), "stop"))
     whole = one.whole()
     assert whole == DeliveredSample("r", "g", 0, 2, 3, (Segment(0, 3, "i0"),), 0, "stop")
-    assert one.anew("r1").ends
+    assert one.resubmission("r1").ends
     one.discarded(0)
-    assert not one.anew("r2").ends
+    assert not one.resubmission("r2").ends
     one.begun(dispatch(1, most=3), 0)
-    one.told(RequestFinished("r", 1, 3, (), "length"))
+    one.reported(RequestFinished("r", 1, 3, (), "length"))
     assert one.whole() is None
-    assert not one.anew("r3").ends
+    assert not one.resubmission("r3").ends
 
 
 def test_unusable_or_discarded_tokens_do_not_count() -> None:
     one = call()
     one.begun(dispatch(1), 0)
-    one.told(RequestInterrupted("r", 1, 3))
+    one.reported(RequestInterrupted("r", 1, 3))
     one.begun(dispatch(2), 0)
-    one.told(TokensArrived("r", 2, 2))
-    one.told(RequestFailed("r", 2, "untrue", usable=False))
-    one.told(RequestFinished("r", 2, 5))
-    assert one.made == (Segment(0, 3, "i0"),)
+    one.reported(TokensArrived("r", 2, 2))
+    one.reported(RequestFailed("r", 2, "untrue", usable=False))
+    one.reported(RequestFinished("r", 2, 5))
+    assert one.segments == (Segment(0, 3, "i0"),)
     one.begun(dispatch(3), 0)
-    one.told(TokensArrived("r", 3, 2))
-    one.told(RequestFailed("r", 3, "broke off"))
-    assert one.made == (Segment(0, 3, "i0"), Segment(0, 2, "i0"))
+    one.reported(TokensArrived("r", 3, 2))
+    one.reported(RequestFailed("r", 3, "broke off"))
+    assert one.segments == (Segment(0, 3, "i0"), Segment(0, 2, "i0"))
     one.discarded(1)
-    assert one.made == (Segment(0, 2, "i0"),)
+    assert one.segments == (Segment(0, 2, "i0"),)
     one.discarded(0)
-    assert one.made == ()
+    assert one.segments == ()
 
 
 def test_another_scheduler_continues_a_call_under_a_new_id() -> None:
     one = call()
     transcript = one.payload.transcript
     for epoch, tokens in (("a", [7, 8]), ("b", [9])):
-        submitted = one.anew(f"r-{epoch}")
-        assert submitted.made == one.made
+        submitted = one.resubmission(f"r-{epoch}")
+        assert submitted.prior_segments == one.segments
         one.begun(dispatch(1), 0)  # each scheduler numbers its own attempts
-        one.told(RequestInterrupted("r", 1, len(tokens)))
-        transcript.keep(1, len(tokens), Piece(tokens, None))
-    again = one.anew("r-c")
+        one.reported(RequestInterrupted("r", 1, len(tokens)))
+        transcript.append(1, len(tokens), Piece(tokens, None))
+    again = one.resubmission("r-c")
     assert again == RequestSubmitted(
         "r-c", "g", 2, 9, "s", 3, (Segment(0, 2, "i0"), Segment(0, 1, "i0"))
     )

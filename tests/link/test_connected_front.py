@@ -11,10 +11,17 @@ from rollout_sched.core.model.actions import Dispatch as DispatchRemoteAttempts
 from rollout_sched.core.model.actions import Interrupt
 from rollout_sched.core.model.events import RequestFinished, RequestSubmitted, RequestWithdrawn
 from rollout_sched.link.connected_front import RemoteAttempt, RemoteAttempts
-from rollout_sched.link.protocol import Dispatch, FrameMissing, Reach, Reports, Serves, encode
+from rollout_sched.link.protocol import (
+    ConnectInstance,
+    Dispatch,
+    FrameMissing,
+    InstanceVersion,
+    Reports,
+    encode,
+)
 from rollout_sched.live.ports import ConnectionBroken
 from rollout_sched.live.settings import Settings
-from tests.link.stage import PROMPT, Stage
+from tests.link.fixtures import PROMPT, Stage
 from tests.live.scripted import until
 
 
@@ -157,7 +164,7 @@ async def test_a_front_hears_of_an_instance_and_its_version_once() -> None:
         for _ in range(2):
             stage.ask()
         await until(lambda: len(said) == 4)
-        assert said[:2] == [Reach("i0", ""), Serves("i0", 0)]
+        assert said[:2] == [ConnectInstance("i0", ""), InstanceVersion("i0", 0)]
         assert [type(one) for one in said[2:]] == [Dispatch, Dispatch]
 
 

@@ -18,7 +18,7 @@ from rollout_sched.link.protocol import Orders, Reports, encode
 from rollout_sched.live.live_scheduler import LiveScheduler
 from rollout_sched.live.ports import InstanceClient, InstanceGone
 from rollout_sched.live.settings import RunOptions, Settings
-from tests.link.stage import PROMPT, Caller, Stage
+from tests.link.fixtures import PROMPT, Caller, Stage
 from tests.link.wires import Shared
 from tests.live.scripted import Scripted, until
 
@@ -75,8 +75,8 @@ class Play:
 
     def connect(self) -> None:
         hub = self.hub
-        welcome = hub.connect("f0", self.calls.receive)
-        self.calls.connect(welcome, lambda frame: hub.receive("f0", frame))
+        accepted = hub.connect("f0", self.calls.receive)
+        self.calls.connect(accepted, lambda frame: hub.receive("f0", frame))
 
     async def end(self) -> None:
         self.calls.disconnected()

@@ -17,16 +17,16 @@ from rollout_sched.core.model.model import DeliveredSample, Instance, Request
 from rollout_sched.core.model.roles import FleetView, Routing
 from rollout_sched.link.front import RemoteFront
 from rollout_sched.link.host import LOSING, Hub
-from rollout_sched.link.protocol import Recipes, read_welcome
+from rollout_sched.link.protocol import GroupSpecs, read_accepted
 from rollout_sched.live.live_scheduler import LiveScheduler
 from rollout_sched.live.ports import InstanceClient, RequestRejected
 from rollout_sched.live.requests.token_payload import TokenPayload
 from rollout_sched.live.settings import RunOptions, Settings
 from rollout_sched.live.trainer.samples import Batch, Prompt, Tool
 from tests import virtual_net
-from tests.link.stage import PROMPT as PROMPT_FLEET_ATTEMPTS
-from tests.link.stage import PROMPT as PROMPT_HOST
-from tests.link.stage import Stage, factory
+from tests.link.fixtures import PROMPT as PROMPT_FLEET_ATTEMPTS
+from tests.link.fixtures import PROMPT as PROMPT_HOST
+from tests.link.fixtures import Stage, factory
 from tests.link.wires import Shared
 from tests.live.scripted import Scripted, until
 
@@ -47,16 +47,16 @@ class Fleet:
 
     def join(self, name: str) -> RemoteFront:
         frames: list[bytes] = []
-        welcome = read_welcome(self.hub.connect(name, lambda frame: take(frame)))
+        accepted = read_accepted(self.hub.connect(name, lambda frame: take(frame)))
         instances: dict[str, InstanceClient] = {"i0": self.instance}
         front = self.fronts[name] = RemoteFront(
             name,
-            welcome.epoch,
-            welcome.epoch,
+            accepted.epoch,
+            accepted.epoch,
             send=lambda frame: self.hub.receive(name, frame),
             clients=Shared(instances),
-            make=Recipes(welcome).factory,
-            settings=welcome.settings,
+            make=GroupSpecs(accepted).factory,
+            settings=accepted.settings,
             on_broken=lambda error: frames.append(repr(error).encode()),
         )
         take = front.receive
@@ -177,10 +177,10 @@ def test_every_start_has_an_epoch_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize("policy", ["partial_rollout"])
 async def test_a_front_is_told_what_it_needs(policy: str) -> None:
     async with fleet() as made:
-        welcome = read_welcome(made.hub.connect("f0", lambda frame: None))
-        assert (welcome.epoch, welcome.settings) == (made.hub.epoch, SETTINGS)
-        assert welcome.stream_every == 2
-        assert welcome.keeps_partial
+        accepted = read_accepted(made.hub.connect("f0", lambda frame: None))
+        assert (accepted.epoch, accepted.settings) == (made.hub.epoch, SETTINGS)
+        assert accepted.stream_every == 2
+        assert accepted.keeps_partial
 
 
 async def test_a_client_is_answered_by_its_own_front() -> None:
@@ -373,7 +373,7 @@ async def test_tokens_streamed_before_an_unnoticed_restart_are_discarded() -> No
         await stage.instance.order()
         await stage.instance.stream(0, [7, 8])
         (one,) = stage.driver.fleet.attempts.on("i0")
-        stage.driver.fleet.attempts.disbelieve(one.dispatch.attempt)
+        stage.driver.fleet.attempts.reject_streamed(one.dispatch.attempt)
         await stage.instance.answer(1, [9])
         await until(lambda: caller.heard)
         assert caller.response_ids == [9]

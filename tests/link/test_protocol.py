@@ -9,21 +9,21 @@ from rollout_sched.core.model.actions import Answer, Discard, Dispatch, Interrup
 from rollout_sched.core.model.events import RequestFinished, RequestSubmitted, TokensArrived
 from rollout_sched.core.model.model import DeliveredSample, Segment
 from rollout_sched.link.protocol import (
+    Accepted,
     FrameMissing,
     FrameSequence,
+    GroupSpecs,
+    InstanceReleased,
     Orders,
     PieceMade,
-    Recipes,
-    Relinquished,
     Reports,
     Streamed,
     TakeGroup,
-    Welcome,
     encode,
     encoded,
+    read_accepted,
     read_orders,
     read_reports,
-    read_welcome,
 )
 from rollout_sched.live.requests.token_payload import TokenPayload
 from rollout_sched.live.settings import Settings
@@ -59,7 +59,7 @@ def test_reports() -> None:
             Streamed("g/0", 2, 0, b""),
             PieceMade("g/0", 2, b"", start=2),
             RequestFinished("g/0", 2, 2, ((1, 2),), "length"),
-            Relinquished("i0"),
+            InstanceReleased("i0"),
         ],
     )
     assert read_reports(encode(frame)) == frame
@@ -79,23 +79,23 @@ def test_an_event_carries_no_tokens() -> None:
     assert len(frame) < 120
 
 
-WELCOME = Welcome("run", Settings(stream_s=0.5), True, 8)
+WELCOME = Accepted("run", Settings(stream_s=0.5), True, 8)
 
 
 def test_a_welcome_is_read_as_it_was_written() -> None:
-    assert read_welcome(encoded(WELCOME)) == WELCOME
+    assert read_accepted(encoded(WELCOME)) == WELCOME
 
 
 @pytest.mark.parametrize("frame", [b"", b"\xc1", encoded(Prompt("a", [1], 1, 9))])
 def test_malformed_welcome_is_refused(frame: bytes) -> None:
     with pytest.raises(msgspec.DecodeError):
-        read_welcome(frame)
+        read_accepted(frame)
 
 
 def test_samples_are_made_of_their_prompt() -> None:
-    recipes = Recipes(WELCOME)
+    specs = GroupSpecs(WELCOME)
     prompt = Prompt("a", [4, 5], 2, 9, sampling={"temperature": 0.5, "seed": 3})
-    payload = recipes.factory(encoded(prompt))(1)
+    payload = specs.factory(encoded(prompt))(1)
     assert isinstance(payload, TokenPayload)
     assert payload.prompt_ids == [4, 5]
     assert payload.stream_every == 8
@@ -104,7 +104,7 @@ def test_samples_are_made_of_their_prompt() -> None:
 
 def test_malformed_prompt_is_refused() -> None:
     with pytest.raises(msgspec.DecodeError):
-        Recipes(WELCOME).factory(b"\xc1")
+        GroupSpecs(WELCOME).factory(b"\xc1")
 
 
 def test_frames_are_admitted_in_order_and_once() -> None:

@@ -56,10 +56,10 @@ def test_deferred_calls_may_defer_calls() -> None:
     done: list[int] = []
 
     def again() -> None:
-        stage.link.afterwards(done.append, 2)
+        stage.link.defer(done.append, 2)
         raise RuntimeError("its own")
 
-    stage.link.afterwards(again)
+    stage.link.defer(again)
     assert done == []
     stage.link.settle()
     assert done == [2]

@@ -17,8 +17,8 @@ from rollout_sched.link import transport as connections
 from rollout_sched.link import transport as diallers
 from rollout_sched.link import transport as listeners
 from rollout_sched.link.transport import (
+    Connect,
     FrameConnection,
-    Hello,
     LinkDialler,
     LinkEnded,
     LinkListener,
@@ -134,7 +134,7 @@ def flood(connection: FrameConnection) -> None:
 
 @runs
 async def test_peer_that_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "MOST_BYTES", 2**20)
+    monkeypatch.setattr(connections, "MAX_BYTES", 2**20)
     there = end()
     async with asyncio.timeout(30), joined(there) as (here, _):
         with pytest.raises(LinkEnded, match="has not read"):
@@ -165,7 +165,7 @@ async def test_unreachable_scheduler_refuses_the_connection() -> None:
 @runs
 async def test_a_process_that_stands_still_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its kernel still accepts data and acknowledges it."""
-    monkeypatch.setattr(connections, "LOOK_S", 0.02)
+    monkeypatch.setattr(connections, "POLL_S", 0.02)
     monkeypatch.setattr(connections, "STANDS_S", 0.2)
     stands = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
     here = end()
@@ -179,7 +179,7 @@ async def test_a_process_that_stands_still_is_given_up(monkeypatch: pytest.Monke
 async def test_quiet_peer_stays_connected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(connections, "LOOK_S", 0.02)
+    monkeypatch.setattr(connections, "POLL_S", 0.02)
     monkeypatch.setattr(connections, "STANDS_S", 0.2)
     async with joined() as (here, there):
         await asyncio.sleep(0.6)
@@ -191,7 +191,7 @@ async def test_quiet_peer_stays_connected(
 async def test_stalled_reader_reads_pending_frames_before_judging(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(connections, "LOOK_S", 0.02)
+    monkeypatch.setattr(connections, "POLL_S", 0.02)
     monkeypatch.setattr(connections, "STANDS_S", 0.1)
     async with joined() as (here, _):
         await asyncio.sleep(0.05)
@@ -207,9 +207,9 @@ class Front:
         self.told: asyncio.Queue[str | bytes] = asyncio.Queue()
         self.send: Callable[[bytes], None] = lambda frame: None
 
-    def connect(self, welcome: bytes, send: Callable[[bytes], None]) -> None:
+    def connect(self, accepted: bytes, send: Callable[[bytes], None]) -> None:
         self.send = send
-        self.told.put_nowait(welcome)
+        self.told.put_nowait(accepted)
 
     def receive(self, frame: bytes) -> None:
         self.told.put_nowait(frame)
@@ -359,7 +359,7 @@ class Caller:
 
     async def call(self, port: int, name: str = "f", key: str = KEY) -> None:
         await dial(self.connection, "127.0.0.1", port)
-        self.connection.send(msgspec.msgpack.encode(Hello(name, key)))
+        self.connection.send(msgspec.msgpack.encode(Connect(name, key)))
 
 
 @asynccontextmanager
@@ -424,7 +424,7 @@ async def test_wrong_key_receives_nothing(
 async def test_malformed_or_long_hello_ends_the_connection() -> None:
     hub = Hub()
     async with listening_listener(hub) as port:
-        for frame in (b"hello?", bytes(listeners.HELLO_BYTES + 1)):
+        for frame in (b"hello?", bytes(listeners.CONNECT_BYTES + 1)):
             stranger = Caller()
             await dial(stranger.connection, "127.0.0.1", port)
             stranger.connection.send(frame)
@@ -434,7 +434,7 @@ async def test_malformed_or_long_hello_ends_the_connection() -> None:
 
 @runs
 async def test_silent_connection_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listeners, "HELLO_S", 0.01)
+    monkeypatch.setattr(listeners, "CONNECT_S", 0.01)
     hub, silent = Hub(), Caller()
     async with listening_listener(hub) as port:
         await dial(silent.connection, "127.0.0.1", port)

@@ -40,7 +40,7 @@ async def test_nested_events_are_handled_afterwards() -> None:
 async def test_deferred_calls_may_submit_at_once() -> None:
     it = Pumped()
     again = ev.RequestSubmitted("again", "r", 10, 20)
-    it.pump.on(Dispatch, lambda action: it.pump.afterwards(ask) if len(it.seen) == 2 else None)
+    it.pump.on(Dispatch, lambda action: it.pump.defer(ask) if len(it.seen) == 2 else None)
 
     def ask() -> None:
         it.pump.tell(again)
@@ -135,7 +135,7 @@ async def test_clock_continues_from_an_earlier_run(began: float, earlier: float)
     """Not from a rounding before it, at which that run could not be restored."""
     await asyncio.sleep(began)
     clock, times = RunClock(), list[float]()
-    clock.go_on_from(earlier)
+    clock.resume_at(earlier)
     assert clock.now == earlier
     clock.call_at(earlier + 0.13, lambda: times.append(clock.now))
     await asyncio.sleep(0.2)

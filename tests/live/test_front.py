@@ -47,7 +47,7 @@ class Link:
     def tell(self, event: Event) -> None:
         self.told.append(event)
 
-    def afterwards(self, call: Callable[..., object], *arguments: Any) -> None:
+    def defer(self, call: Callable[..., object], *arguments: Any) -> None:
         call(*arguments)
 
     def client(self, instance: str) -> Scripted:

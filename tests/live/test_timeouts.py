@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from rollout_sched.live.ports import InstanceError
-from rollout_sched.live.timeouts import ask, is_ending, said
+from rollout_sched.live.timeouts import error_line, is_cancelled, with_timeout
 
 
 async def after(seconds: float, error: Exception | None = None) -> str:
@@ -30,16 +30,16 @@ async def test_call_errors_are_reported(
     question: tuple[float, Exception | None], error: type[Exception], text: str
 ) -> None:
     with pytest.raises(error, match=text):
-        await ask(after(*question), 5.0)
+        await with_timeout(after(*question), 5.0)
 
 
 async def test_an_answer_in_time() -> None:
-    assert await ask(after(4.0), 5.0) == "here"
+    assert await with_timeout(after(4.0), 5.0) == "here"
 
 
 def test_an_error_without_words_is_named() -> None:
-    assert said(KeyError()) == "KeyError"
-    assert said(ValueError("two\nlines")) == "two lines"
+    assert error_line(KeyError()) == "KeyError"
+    assert error_line(ValueError("two\nlines")) == "two lines"
 
 
 async def test_cancellation_of_the_task_is_told_from_that_of_the_call() -> None:
@@ -49,7 +49,7 @@ async def test_cancellation_of_the_task_is_told_from_that_of_the_call() -> None:
         try:
             await question
         except asyncio.CancelledError:
-            seen.append(is_ending())
+            seen.append(is_cancelled())
 
     for cancel_the_task in (False, True):
         question: asyncio.Future[None] = asyncio.get_running_loop().create_future()

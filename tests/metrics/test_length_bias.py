@@ -161,11 +161,11 @@ class TestFloor:
     def test_it_is_the_mean_distance_of_whole_groups_dealt_out(self) -> None:
         stats = pytest.importorskip("scipy.stats")
         offered = {f"g{n}": [n * n % 97 + 1, *[n * n % 89 + 1] * (n % 3)] for n in range(20)}
-        names, dice = list(offered), np.random.default_rng(0)
+        names, rng = list(offered), np.random.default_rng(0)
         every = [length for of in offered.values() for length in of]
         distances = []
         while len(distances) < 100:
-            dealt = [names[number] for number in dice.permutation(len(names))]
+            dealt = [names[number] for number in rng.permutation(len(names))]
             for step in (dealt[:12], dealt[12:]):
                 lengths = [length for name in step for length in offered[name]]
                 distances.append(stats.ks_2samp(lengths, every, method="asymp").statistic)

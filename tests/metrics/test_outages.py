@@ -37,7 +37,7 @@ def test_lost_instance_returns() -> None:
 
 
 def test_released_instance_is_no_outage() -> None:
-    removed = (5.0, ev.InstanceLost("a", asked=True), [])
+    removed = (5.0, ev.InstanceLost("a", requested=True), [])
     of = figures(100.0, joined(0.0), removed, joined(50.0), lost(60.0))
     assert (of.instances_left, of.instances_lost) == (1, 1)
     assert of.away_s == 45.0 + 40.0

@@ -130,7 +130,7 @@ def test_waste_by_cause() -> None:
 
 
 def test_a_look_after_many_steps_starts_afresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_fold, "MOST_STEPS", 1)
+    monkeypatch.setattr(live_fold, "MAX_STEPS", 1)
     run = Run()
     run.begin(1)
     fold = run.look()
@@ -161,7 +161,7 @@ def test_each_change_has_a_level_and_a_text() -> None:
     folded.observe(1.0, InstanceJoined("i", 4, 1000, 7), [])
     folded.observe(2.0, RequestFailed("a", 1, "500"), [])
     folded.observe(3.0, InstanceLost("i", "gone"), [])
-    folded.observe(4.0, InstanceLost("j", "drained", asked=True), [])
+    folded.observe(4.0, InstanceLost("j", "drained", requested=True), [])
     assert [change[1:] for change in changes.last] == [
         ("info", "joined", "i joined with version 7"),
         ("warning", "failed", "an attempt of a failed: 500"),

@@ -150,7 +150,7 @@ def test_levels_sum_the_reports_of_all_instances() -> None:
     levels.report(0.0, InstanceReported("i", 1, 2, 0.2))
     levels.report(0.0, InstanceReported("j", 1, 4, 0.6))
     levels.report(1.0, InstanceReported("j", 1, 0, 0.0))
-    told = levels.told(2.0)
+    told = levels.summary(2.0)
     half = round(1.0 / told["width_s"])
     assert set(told["in_flight"]) == {3.0}
     assert set(told["queued"][:half]) == {6.0}
@@ -163,9 +163,9 @@ def test_levels_leave_out_gone_instances() -> None:
     levels = FleetLevels()
     levels.report(0.0, InstanceReported("i", 1, 2, 0.2))
     levels.report(0.0, InstanceReported("j", 1, 4, 0.6))
-    levels.gone("j")
+    levels.instance_gone("j")
     levels.report(1.0, InstanceReported("i", 1, 2, 0.2))
-    assert levels.told(2.0)["queued"][-1] == 2.0
+    assert levels.summary(2.0)["queued"][-1] == 2.0
 
 
 CHANGES = st.lists(st.tuples(st.floats(0, 50), st.floats(0, 100)), max_size=40)

@@ -98,7 +98,7 @@ def poll(usage: float = 0.7, *, preemptions: int = 0, waiting: int = 0) -> Insta
 def keep(on: Instance, contexts: list[int]) -> None:
     """Trajectories between two turns."""
     for number, context in enumerate(contexts):
-        on.kept[str(number)] = request = make_request(context=context)
+        on.resident[str(number)] = request = make_request(context=context)
         request.siblings.id = f"kept {number}"
 
 
@@ -210,7 +210,7 @@ class TestSessionCap:
     def test_shared_prompt_counts_once(self) -> None:
         there = instance(0)
         keep(there, [350, 350, 350])
-        for request in there.kept.values():
+        for request in there.resident.values():
             request.siblings.prompt_tokens = 200
             request.siblings.id = "g"
         assert observed(self.policy, there, poll(0.0)).tokens == (350 + 150 + 150) / 3

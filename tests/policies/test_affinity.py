@@ -39,5 +39,5 @@ def test_it_stays_though_elsewhere_is_fuller() -> None:
 
 def test_ignored_is_ignored() -> None:
     fleet = loads(0)
-    assert not affinity.Ignored().keeps_sessions
-    assert not affinity.Ignored().stays(make_request(), fleet[0], fleet[1])
+    assert not affinity.NoAffinity().keeps_sessions
+    assert not affinity.NoAffinity().stays(make_request(), fleet[0], fleet[1])

@@ -103,13 +103,15 @@ ALIKE = [DeliveredGroup(100, (5000, 5000))] * 32
 def test_a_round_that_fits_costs_its_longest_answer_and_context_reads() -> None:
     cost = RoundCost([DeliveredGroup(100, (400, 400))] * 3, 10, LARGE)
     tokens, context = 10 * 2 * 400, 100 + 400 / 2
-    assert cost.of(1.0) == pytest.approx(400 + tokens * context / (8 * WEIGHTS_TOKENS))
+    assert cost.steps_per_batch(1.0) == pytest.approx(400 + tokens * context / (8 * WEIGHTS_TOKENS))
 
 
 def test_queueing_adds_to_the_cost() -> None:
     few = Capacity(instances=8, slots=5, kv_tokens=10**9)
     groups = [DeliveredGroup(100, (400, 400))] * 3
-    waiting = RoundCost(groups, 10, few).of(1.0) - RoundCost(groups, 10, LARGE).of(1.0)
+    waiting = RoundCost(groups, 10, few).steps_per_batch(1.0) - RoundCost(
+        groups, 10, LARGE
+    ).steps_per_batch(1.0)
     assert waiting == pytest.approx((1 - 5 / 20) * 20 * 400 / 5)
 
 
@@ -117,14 +119,16 @@ def test_kv_bounds_the_slots() -> None:
     kv = Capacity(instances=8, slots=10_000, kv_tokens=5 * 300)
     slots = Capacity(instances=8, slots=5, kv_tokens=10**9)
     groups = [DeliveredGroup(100, (400, 400))] * 3
-    assert RoundCost(groups, 10, kv).of(1.0) == pytest.approx(RoundCost(groups, 10, slots).of(1.0))
+    assert RoundCost(groups, 10, kv).steps_per_batch(1.0) == pytest.approx(
+        RoundCost(groups, 10, slots).steps_per_batch(1.0)
+    )
 
 
 def test_a_tail_of_few_prompts_is_worth_rounds_of_its_own() -> None:
     cost = RoundCost(TAIL, 16, Capacity(instances=1000, slots=10_000, kv_tokens=10**9))
     # Of four rounds three take 1,000 tokens and one takes 20,000, and not all four.
-    assert cost.of(4 / 3) == pytest.approx((3 * 1000 + 20_000) / 4, rel=0.02)
-    assert cost.of(1.0) == pytest.approx(20_000, rel=0.02)
+    assert cost.steps_per_batch(4 / 3) == pytest.approx((3 * 1000 + 20_000) / 4, rel=0.02)
+    assert cost.steps_per_batch(1.0) == pytest.approx(20_000, rel=0.02)
     assert best_over_prompts(cost, 1.5, 0.1) > 1.25
 
 
@@ -143,7 +147,7 @@ def test_candidates_are_eighths_and_the_most() -> None:
     seen: list[float] = []
 
     class Seen:
-        def of(self, over_prompts: float) -> float:
+        def steps_per_batch(self, over_prompts: float) -> float:
             seen.append(over_prompts)
             return 1.0
 
@@ -158,7 +162,7 @@ def test_candidates_are_eighths_and_the_most() -> None:
 def test_more_room_never_makes_a_batch_longer(lengths: list[list[int]], prompts: int) -> None:
     groups = [DeliveredGroup(100, tuple(group)) for group in lengths]
     costs = [
-        RoundCost(groups, prompts, Capacity(8, slots, slots * 1000)).of(1.25)
+        RoundCost(groups, prompts, Capacity(8, slots, slots * 1000)).steps_per_batch(1.25)
         for slots in (1, 16, 256, 4096)
     ]
     assert all(less <= more * (1 + 1e-9) for more, less in pairwise(costs))

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.policies.interruption import Never, Partial
+from rollout_sched.policies.interruption import NoInterruption, Partial
 from tests.helpers import make_request
 
 
 def test_never_drains_and_keeps_nothing() -> None:
-    policy = Never()
+    policy = NoInterruption()
     assert policy.at_update == "drain"
     assert not policy.keeps_partial
     assert not policy.keeps_kv
@@ -40,4 +40,4 @@ def test_only_a_budget_waits_for_the_next_round(
     segment_tokens: int, segment: Any, waits: bool
 ) -> None:
     assert Partial(segment_tokens=segment_tokens, segment=segment).budgeted is waits
-    assert not Never().budgeted
+    assert not NoInterruption().budgeted

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rollout_sched.core.model.model import InstanceStatus
-from rollout_sched.policies.lending import Keep, StageFusion
+from rollout_sched.policies.lending import NoLending, StageFusion
 from tests.helpers import ProgressView
 from tests.policies.running import Running
 
@@ -28,8 +28,8 @@ def lent(fleet: Running, how: StageFusion | None = None, **how_far: int) -> list
 
 
 def test_keep_lends_no_instance() -> None:
-    assert not Keep().lends
-    assert Keep().choose(tail().fleet, progress()) == ()
+    assert not NoLending().lends
+    assert NoLending().choose(tail().fleet, progress()) == ()
 
 
 def test_instances_with_the_fewest_tokens_are_lent_first() -> None:

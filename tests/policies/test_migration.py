@@ -8,7 +8,7 @@ import pytest
 
 from rollout_sched.core.model.model import Attempt, Instance, InstanceStatus, RequestState
 from rollout_sched.core.model.roles import Migrant
-from rollout_sched.policies.migration import ByCost, Repack, Stay
+from rollout_sched.policies.migration import ByCost, NoMigration, Repack
 from tests.policies.running import Running
 
 KV = 10**6  # tokens of each instance
@@ -22,8 +22,8 @@ def moves(migrants: Sequence[Migrant]) -> list[tuple[int, str]]:
 def test_stay_migrates_nothing() -> None:
     fleet = Running(2)
     fleet.run(0, 5000, 5000, 5000)
-    assert Stay().choose(fleet.fleet) == ()
-    assert Stay().interval_s == float("inf")
+    assert NoMigration().choose(fleet.fleet) == ()
+    assert NoMigration().interval_s == float("inf")
 
 
 class TestByCost:

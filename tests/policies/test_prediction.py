@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_sched.core.model.model import Attempt, Instance, PromptLengths, Request
-from rollout_sched.policies.prediction import GroupHistory, Oracle, PromptHistory, Unknown
+from rollout_sched.policies.prediction import GroupHistory, NoPrediction, Oracle, PromptHistory
 from tests.helpers import make_group, make_request
 
 
@@ -21,11 +21,11 @@ def expect(policy: Any, request: Request) -> int:
 
 def test_unknown_expects_only_generated_tokens() -> None:
     request = make_request(made=30)
-    assert expect(Unknown(), request) == 30
+    assert expect(NoPrediction(), request) == 30
     instance = Instance("i", 0, 1, 1000, 0)
     request.attempt = Attempt(1, request, instance, 0, 130, 1000, 0)
     request.attempt.tokens = 12
-    assert expect(Unknown(), request) == 42
+    assert expect(NoPrediction(), request) == 42
 
 
 def test_oracle_asks_for_group_and_index() -> None:

@@ -211,7 +211,7 @@ class TestSessionAffinity:
         loads = Loads(policy, 2)
         siblings = make_request().siblings
         for index in range(2):
-            loads.fleet.keep(Request(f"g/{index}", siblings, None, index, index, 1), loads[0])
+            loads.fleet.retain_kv(Request(f"g/{index}", siblings, None, index, index, 1), loads[0])
         loads.send(1)
         assert chosen(policy, loads) == "i1", "one in flight, but two will be back to i0"
 

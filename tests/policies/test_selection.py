@@ -125,14 +125,14 @@ class TestLikeLengths:
 
     def test_the_bound_holds_for_the_lengths_themselves_in_expectation(self) -> None:
         """What is expected to be longer is longer by chance only, and that suffices."""
-        dice = np.random.default_rng(7)
+        rng = np.random.default_rng(7)
         window, size, bias = 256, 32, 0.25
         steps: list[list[int]] = [[] for _ in range(window // size)]
         everything: list[int] = []
         for _ in range(40):
-            effects = dice.normal(7, 0.8, window)
-            earlier = np.exp(effects[:, None] + dice.normal(0, 0.5, (window, 4))).astype(int)
-            made = np.exp(effects[:, None] + dice.normal(0, 0.5, (window, 4))).astype(int)
+            effects = rng.normal(7, 0.8, window)
+            earlier = np.exp(effects[:, None] + rng.normal(0, 0.5, (window, 4))).astype(int)
+            made = np.exp(effects[:, None] + rng.normal(0, 0.5, (window, 4))).astype(int)
             groups = [make(n, *map(int, row), max_tokens=10**6) for n, row in enumerate(earlier)]
             rounds = rounds_of(LikeLengths(max_step_bias=bias), groups, size)
             for step, chosen in zip(steps, rounds, strict=True):

@@ -149,8 +149,8 @@ def deaths(kind: str, cluster: Cluster, servers: list[Program], folder: Path) ->
             stage = Stage(cluster, rollouts, deployment)
             await stage.run(None)
             for seed in range(KILLS):
-                dice = random.Random(seed)
-                who, after_s = dice.randrange(100), dice.uniform(0.0, 1.0)
+                rng = random.Random(seed)
+                who, after_s = rng.randrange(100), rng.uniform(0.0, 1.0)
                 die: Callable[[], Awaitable[None]] = stage.kill_scheduler
                 if kind == "vanished":
                     die = stage.freeze_node

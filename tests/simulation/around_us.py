@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 #: Seconds between two looks at an instance, for one call, and until all have the new weights;
 #: instances that are away get them when they return.
-LOOK_S, CALL_S, PATIENCE_S = 0.5, 4.0, 15.0
+POLL_S, CALL_S, PATIENCE_S = 0.5, 4.0, 15.0
 
 
 #: Errors of an instance that is away or gives a wrong answer.
@@ -39,8 +39,8 @@ class WeightsAroundUs:
         """Wait until every instance has the weights, except those that are away for too long."""
         waited_s = 0.0
         while self._lacking and waited_s < PATIENCE_S:
-            await asyncio.sleep(LOOK_S)
-            waited_s += LOOK_S
+            await asyncio.sleep(POLL_S)
+            waited_s += POLL_S
 
     async def keep_up(self) -> None:
         """Forever: give the newest weights to each instance that returns with other ones."""
@@ -50,7 +50,7 @@ class WeightsAroundUs:
                 for instance in self._world.instances:
                     with contextlib.suppress(*_ASKED_AGAIN):
                         await self._look(session, instance.url)
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(POLL_S)
 
     async def _look(self, session: aiohttp.ClientSession, url: str) -> None:
         version = self.version

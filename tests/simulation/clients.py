@@ -59,8 +59,8 @@ class Call:
         plan = self._world.plan
         await asyncio.sleep(at_s)
         self.began_s = self._world.kernel.time()
-        dice = Random(f"call/{plan.seed}/{self.number}")
-        asking = innocents.asking(self.number, gateway.KEY, dice)
+        rng = Random(f"call/{plan.seed}/{self.number}")
+        asking = innocents.asking(self.number, gateway.KEY, rng)
 
         def check(answer: Answer) -> None:
             self.answer = answer.body
@@ -92,10 +92,10 @@ def _nobody(world: World) -> tuple[int, ...]:
 async def attack(world: World, number: int, at_s: float, kind: str) -> None:
     """The call of a hostile client. Raises LawBroken if the answer is not an allowed one."""
     await asyncio.sleep(at_s)
-    dice = Random(f"attack/{world.plan.seed}/{number}")
+    rng = Random(f"attack/{world.plan.seed}/{number}")
     try:
         async with asyncio.timeout(ATTACK_S):
-            status = await hostile.attack(kind, gateway.KEY, gateway.PORT, dice)
+            status = await hostile.attack(kind, gateway.KEY, gateway.PORT, rng)
     except (WireError, OSError):
         return  # the gateway closed the connection, or is away
     except TimeoutError:

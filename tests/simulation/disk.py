@@ -49,28 +49,28 @@ class MachineDisk(SimulatedDisk):
         super()._step()
 
 
-def rot_tokens(store: Path, dice: Random, share: float) -> list[str]:
+def rot_tokens(store: Path, rng: Random, share: float) -> list[str]:
     """Flip a byte in some pieces of a closed store, at least in one if there are any. Returns their
     owners."""
     with _rows(store) as rows:
         pieces = _all(rows, "SELECT id, owner, data FROM pieces ORDER BY owner, ordinal")
-        some = [piece for piece in pieces if dice.random() < share]
+        some = [piece for piece in pieces if rng.random() < share]
         if pieces and not some:
-            some = [dice.choice(pieces)]
+            some = [rng.choice(pieces)]
         for id, _, data in some:
-            at = dice.randrange(len(data))
+            at = rng.randrange(len(data))
             rotten = data[:at] + bytes([data[at] ^ 255]) + data[at + 1 :]
             rows.execute("UPDATE pieces SET data = ? WHERE id = ?", (rotten, id))
     return [owner for _, owner, _ in some]
 
 
-def rot_row(store: Path, dice: Random, kind: str) -> str:
+def rot_row(store: Path, rng: Random, kind: str) -> str:
     """Damage a fact of a closed store. Returns its name; "" if there is none."""
     with _rows(store) as rows:
         names = _all(rows, "SELECT name FROM facts WHERE kind = ? ORDER BY name", kind)
         if not names:
             return ""
-        (name,) = dice.choice(names)
+        (name,) = rng.choice(names)
         change = "UPDATE facts SET crc = crc + 1 WHERE kind = ? AND name = ?"
         rows.execute(change, (kind, name))
     return str(name)

@@ -255,16 +255,16 @@ Any = (
 )
 
 
-def draw(dice: Random, calm_s: float, instances: int, *, power: bool) -> list[Any]:
+def draw(rng: Random, calm_s: float, instances: int, *, power: bool) -> list[Any]:
     """A random number of faults of random kinds. `power`: whether the gateway's machine may lose
     power."""
-    number = dice.choice((0, 1, 1, 2, 3, 4, 6, 9, 14))
-    kinds = dice.sample(list(_KINDS), dice.randint(1, len(_KINDS)))  # a run has its own mixture
-    found = [_KINDS[dice.choice(kinds)](dice, calm_s, instances, power) for _ in range(number)]
+    number = rng.choice((0, 1, 1, 2, 3, 4, 6, 9, 14))
+    kinds = rng.sample(list(_KINDS), rng.randint(1, len(_KINDS)))  # a run has its own mixture
+    found = [_KINDS[rng.choice(kinds)](rng, calm_s, instances, power) for _ in range(number)]
     return sorted(found, key=lambda fault: fault.at_s)
 
 
-def draw_more(dice: Random, plan: Plan) -> list[Any]:
+def draw_more(rng: Random, plan: Plan) -> list[Any]:
     """Faults of parts that not every run has, and of publications."""
     befall: list[Callable[[Random, Plan], Any]] = [_published_again, _stands_still]
     if plan.trainers > 1:
@@ -273,146 +273,146 @@ def draw_more(dice: Random, plan: Plan) -> list[Any]:
         befall.append(_stranger)
     if plan.rewards is not None:
         befall.append(_grader)
-    number = dice.choice((1, 2, 4, 6) if plan.lease_s else (0, 0, 1, 2, 4))
-    return [dice.choice(befall)(dice, plan) for _ in range(number)]
+    number = rng.choice((1, 2, 4, 6) if plan.lease_s else (0, 0, 1, 2, 4))
+    return [rng.choice(befall)(rng, plan) for _ in range(number)]
 
 
-def draw_even_more(dice: Random, plan: Plan) -> list[Any]:
+def draw_even_more(rng: Random, plan: Plan) -> list[Any]:
     """Faults of a third trainer, and damage on the disk when a gateway restarts."""
     third: list[Callable[[Random, Plan], Any]] = [
         _other_trainer_dies,
         _other_trainer_is_cut_off,
         _stands_still,
     ]
-    befall = [dice.choice(third) for _ in range(dice.randrange(3))] if plan.trainers > 2 else []
-    if dice.random() < 0.2:
-        befall += [_rots] * dice.randint(1, 2)
+    befall = [rng.choice(third) for _ in range(rng.randrange(3))] if plan.trainers > 2 else []
+    if rng.random() < 0.2:
+        befall += [_rots] * rng.randint(1, 2)
     rows = Random(f"rows/{plan.seed}")
     if rows.random() < 0.1:
         befall += [partial(_row_rots, rows)] * rows.randint(1, 2)
-    return [one(dice, plan) for one in befall]
+    return [one(rng, plan) for one in befall]
 
 
-def _span(dice: Random, calm_s: float, most_s: float) -> dict[str, float]:
-    at_s = dice.uniform(0, calm_s)
-    return {"at_s": round(at_s, 3), "for_s": round(min(dice.uniform(0, most_s), calm_s - at_s), 3)}
+def _span(rng: Random, calm_s: float, max_s: float) -> dict[str, float]:
+    at_s = rng.uniform(0, calm_s)
+    return {"at_s": round(at_s, 3), "for_s": round(min(rng.uniform(0, max_s), calm_s - at_s), 3)}
 
 
-def _host(dice: Random, instances: int) -> str:
-    return dice.choice(["trainer", *(f"instance {k}" for k in range(instances))])
+def _host(rng: Random, instances: int) -> str:
+    return rng.choice(["trainer", *(f"instance {k}" for k in range(instances))])
 
 
-def _dies(dice: Random, calm_s: float, instances: int, power: bool) -> Any:
+def _dies(rng: Random, calm_s: float, instances: int, power: bool) -> Any:
     return InstanceDies(
-        **_span(dice, calm_s, 8),
-        instance=dice.randrange(instances),
-        label=dice.choice(["default", "default", "0", "1"]),
-        silently=dice.random() < 0.3,
-        model=dice.choice(["", "", "", OTHER]),
+        **_span(rng, calm_s, 8),
+        instance=rng.randrange(instances),
+        label=rng.choice(["default", "default", "0", "1"]),
+        silently=rng.random() < 0.3,
+        model=rng.choice(["", "", "", OTHER]),
     )
 
 
-def _stands(dice: Random, calm_s: float, instances: int, power: bool) -> Any:
-    return InstanceStandsStill(**_span(dice, calm_s, 15), instance=dice.randrange(instances))
+def _stands(rng: Random, calm_s: float, instances: int, power: bool) -> Any:
+    return InstanceStandsStill(**_span(rng, calm_s, 15), instance=rng.randrange(instances))
 
 
-def _slow(dice: Random, calm_s: float, instances: int, power: bool) -> Any:
-    by = dice.choice([3.0, 10.0, 100.0])
-    return InstanceIsSlow(**_span(dice, calm_s, 10), instance=dice.randrange(instances), by=by)
+def _slow(rng: Random, calm_s: float, instances: int, power: bool) -> Any:
+    by = rng.choice([3.0, 10.0, 100.0])
+    return InstanceIsSlow(**_span(rng, calm_s, 10), instance=rng.randrange(instances), by=by)
 
 
-def _lies(dice: Random, calm_s: float, instances: int, power: bool) -> Any:
-    kind: fake.Kind = dice.choice(LIES)
+def _lies(rng: Random, calm_s: float, instances: int, power: bool) -> Any:
+    kind: fake.Kind = rng.choice(LIES)
     where: list[fake.Where] = ["generate", "generate", "weights", "control", "all"]
     return InstanceLies(
-        **_span(dice, calm_s, 10),
-        instance=dice.randrange(instances),
+        **_span(rng, calm_s, 10),
+        instance=rng.randrange(instances),
         kind=kind,
-        on=dice.choice(where),
-        share=dice.choice([0.1, 0.5, 1.0]),
-        seconds=round(dice.uniform(0.1, 20), 3),
+        on=rng.choice(where),
+        share=rng.choice([0.1, 0.5, 1.0]),
+        seconds=round(rng.uniform(0.1, 20), 3),
     )
 
 
-def _cut(dice: Random, calm_s: float, instances: int, power: bool) -> Any:
-    return LinkIsCut(**_span(dice, calm_s, 12), host=_host(dice, instances))
+def _cut(rng: Random, calm_s: float, instances: int, power: bool) -> Any:
+    return LinkIsCut(**_span(rng, calm_s, 12), host=_host(rng, instances))
 
 
-def _break(dice: Random, calm_s: float, instances: int, power: bool) -> Any:
-    share = dice.choice([0.0, 0.3, 0.8])
-    return ConnectionsBreak(**_span(dice, calm_s, 6), host=_host(dice, instances), share=share)
+def _break(rng: Random, calm_s: float, instances: int, power: bool) -> Any:
+    share = rng.choice([0.0, 0.3, 0.8])
+    return ConnectionsBreak(**_span(rng, calm_s, 6), host=_host(rng, instances), share=share)
 
 
-def _gateway(dice: Random, calm_s: float, instances: int, power: bool) -> Any:
+def _gateway(rng: Random, calm_s: float, instances: int, power: bool) -> Any:
     return GatewayDies(
-        **_span(dice, calm_s, 6),
-        writes=dice.choice([0, dice.randrange(1, 8), dice.randrange(1, 60)]),
-        power=dice.choice([None, *POWERS]) if power else None,
+        **_span(rng, calm_s, 6),
+        writes=rng.choice([0, rng.randrange(1, 8), rng.randrange(1, 60)]),
+        power=rng.choice([None, *POWERS]) if power else None,
     )
 
 
-def _stops(dice: Random, calm_s: float, instances: int, power: bool) -> Any:
-    return GatewayStops(**_span(dice, calm_s, 6))
+def _stops(rng: Random, calm_s: float, instances: int, power: bool) -> Any:
+    return GatewayStops(**_span(rng, calm_s, 6))
 
 
-def _full(dice: Random, calm_s: float, instances: int, power: bool) -> Any:
-    return DiskIsFull(**_span(dice, calm_s, 10))
+def _full(rng: Random, calm_s: float, instances: int, power: bool) -> Any:
+    return DiskIsFull(**_span(rng, calm_s, 10))
 
 
-def _fails(dice: Random, calm_s: float, instances: int, power: bool) -> Any:
-    return DiskFails(**_span(dice, calm_s, 2))
+def _fails(rng: Random, calm_s: float, instances: int, power: bool) -> Any:
+    return DiskFails(**_span(rng, calm_s, 2))
 
 
-def _trainer(dice: Random, calm_s: float, instances: int, power: bool) -> Any:
-    return TrainerDies(**_span(dice, calm_s, 6), when=dice.choice(MOMENTS))
+def _trainer(rng: Random, calm_s: float, instances: int, power: bool) -> Any:
+    return TrainerDies(**_span(rng, calm_s, 6), when=rng.choice(MOMENTS))
 
 
-def _stale(dice: Random, calm_s: float, instances: int, power: bool) -> Any:
-    return StalePublication(at_s=round(dice.uniform(0, calm_s), 3), back=dice.randrange(3))
+def _stale(rng: Random, calm_s: float, instances: int, power: bool) -> Any:
+    return StalePublication(at_s=round(rng.uniform(0, calm_s), 3), back=rng.randrange(3))
 
 
-def _published_again(dice: Random, plan: Plan) -> Any:
-    at_s = round(dice.uniform(0, plan.horizon_s), 3)
-    return StalePublication(at_s=at_s, back=dice.choice([0, 0, 1, 2]))
+def _published_again(rng: Random, plan: Plan) -> Any:
+    at_s = round(rng.uniform(0, plan.horizon_s), 3)
+    return StalePublication(at_s=at_s, back=rng.choice([0, 0, 1, 2]))
 
 
-def _stands_still(dice: Random, plan: Plan) -> Any:
+def _stands_still(rng: Random, plan: Plan) -> Any:
     who = ["gateway"] if plan.in_process else ["gateway", *_trainers(plan)]
-    span = _span(dice, plan.horizon_s, 6 + 2 * plan.lease_s)
-    return ProcessStandsStill(**span, process=dice.choice(who))
+    span = _span(rng, plan.horizon_s, 6 + 2 * plan.lease_s)
+    return ProcessStandsStill(**span, process=rng.choice(who))
 
 
 def _trainers(plan: Plan) -> list[str]:
     return [f"trainer {number}" for number in range(plan.trainers)]
 
 
-def _other_trainer_dies(dice: Random, plan: Plan) -> Any:
-    span = _span(dice, plan.horizon_s, 6 + 2 * plan.lease_s)
-    return TrainerDies(**span, when=dice.choice(MOMENTS), trainer=dice.randrange(1, plan.trainers))
+def _other_trainer_dies(rng: Random, plan: Plan) -> Any:
+    span = _span(rng, plan.horizon_s, 6 + 2 * plan.lease_s)
+    return TrainerDies(**span, when=rng.choice(MOMENTS), trainer=rng.randrange(1, plan.trainers))
 
 
-def _other_trainer_is_cut_off(dice: Random, plan: Plan) -> Any:
+def _other_trainer_is_cut_off(rng: Random, plan: Plan) -> Any:
     """It is cut off for so long that its lease ends."""
-    span = _span(dice, plan.horizon_s, 6 + 2 * plan.lease_s)
-    return LinkIsCut(**span, host=f"trainer {dice.randrange(1, plan.trainers)}")
+    span = _span(rng, plan.horizon_s, 6 + 2 * plan.lease_s)
+    return LinkIsCut(**span, host=f"trainer {rng.randrange(1, plan.trainers)}")
 
 
-def _stranger(dice: Random, plan: Plan) -> Any:
-    at_s = round(dice.uniform(0, plan.horizon_s), 3)
-    return StrangerTakesBatch(at_s=at_s, acknowledges=dice.random() < 0.5)
+def _stranger(rng: Random, plan: Plan) -> Any:
+    at_s = round(rng.uniform(0, plan.horizon_s), 3)
+    return StrangerTakesBatch(at_s=at_s, acknowledges=rng.random() < 0.5)
 
 
-def _rots(dice: Random, plan: Plan) -> Any:
-    return TokensRot(**_span(dice, plan.horizon_s, 4), share=dice.choice([0.0, 0.2, 1.0]))
+def _rots(rng: Random, plan: Plan) -> Any:
+    return TokensRot(**_span(rng, plan.horizon_s, 4), share=rng.choice([0.0, 0.2, 1.0]))
 
 
-def _row_rots(rows: Random, dice: Random, plan: Plan) -> Any:
+def _row_rots(rows: Random, rng: Random, plan: Plan) -> Any:
     kinds = [GROUP, PROMPT, DELIVERED, *([REWARD] if plan.rewards else [])]
     return RowRots(**_span(rows, plan.horizon_s, 4), kind=rows.choice(kinds))
 
 
-def _grader(dice: Random, plan: Plan) -> Any:
-    return GraderIsAway(**_span(dice, plan.horizon_s, 10))
+def _grader(rng: Random, plan: Plan) -> Any:
+    return GraderIsAway(**_span(rng, plan.horizon_s, 10))
 
 
 _KINDS = {

@@ -28,7 +28,7 @@ URL = f"http://{HOST}:{PORT}"
 KEY = "a-client-s-key"
 
 #: Seconds between two checks whether it is alive, and before it is restarted.
-LOOK_S = 1.0
+POLL_S = 1.0
 
 
 class Gateway:
@@ -62,7 +62,7 @@ class Gateway:
             elif self.live is not None and self.live.driver.broken is not None:
                 self._world.note(f"the gateway is broken: {self.live.driver.broken}")
                 self.kill()
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
 
     def disk_of(self, folder: Path) -> MachineDisk:
         disk = MachineDisk(folder, self._crashed_at_a_write)

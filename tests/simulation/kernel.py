@@ -21,7 +21,7 @@ from tests.virtual_loop import VirtualLoop
 log = logging.getLogger(__name__)
 
 #: Most callbacks without progress of the time; more of them count as an endless loop.
-MOST_STEPS = 1_000_000
+MAX_STEPS = 1_000_000
 
 
 class Kernel(VirtualLoop):
@@ -46,21 +46,21 @@ class Kernel(VirtualLoop):
         before = self.time()
         super()._jump()
         self._jumps = 0 if self.time() > before else self._jumps + 1
-        if self._jumps > MOST_STEPS:
+        if self._jumps > MAX_STEPS:
             raise RuntimeError(f"time stands still at {before} s: {self.timeline.ready[0]}")
 
     def _settle(self) -> None:
         steps, ready = 0, self.timeline.ready
         while ready:
             steps += 1
-            if steps > MOST_STEPS:
+            if steps > MAX_STEPS:
                 raise RuntimeError(f"endless callbacks at {self.time()} s: {ready[0]}")
             handle = ready.popleft()
             loop: Any = handle._loop  # type: ignore[attr-defined]
             if handle.cancelled() or loop.dead:
                 continue
             if loop.stopped:
-                loop.put_off(handle)
+                loop.extend_deadline(handle)
                 continue
             events._set_running_loop(loop)
             handle._run()
@@ -145,12 +145,12 @@ class Process(VirtualLoop):
         """Stop it with all its threads, as by SIGSTOP, until `go_on`."""
         self.stopped = True
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         self.stopped = False
         self.timeline.ready.extend(self._put_off)
         self._put_off.clear()
 
-    def put_off(self, handle: asyncio.Handle) -> None:
+    def extend_deadline(self, handle: asyncio.Handle) -> None:
         """Delay a callback until the process continues."""
         self._put_off.append(handle)
 

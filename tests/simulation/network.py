@@ -147,7 +147,7 @@ class Network:
         vanished = one in self._vanished or other in self._vanished
         return not vanished and frozenset((one, other)) not in self._cut
 
-    def dice(self, name: str) -> Random:
+    def rng(self, name: str) -> Random:
         return Random(f"{self._seed}/{name}")
 
     def fake_socket(self, here: Address, there: Address | None) -> FakeSocket:
@@ -221,7 +221,7 @@ class End(asyncio.Transport):
         self.link = frozenset((process.host, peer))
         self._network = network
         self._sock = sock
-        self._dice = network.dice(f"{name}-{process.host}")
+        self._rng = network.rng(f"{name}-{process.host}")
         self._protocol: Any = None
         self._other: End
         self._socket: FakeSocket
@@ -242,9 +242,9 @@ class End(asyncio.Transport):
 
     def will_break(self, share: float) -> None:
         """Break with probability `share`, in the middle of a request or of an answer."""
-        if self._dice.random() < share:
-            end = self if self._dice.random() < 0.5 else self._other
-            end._breaks_in = self._dice.randrange(6)
+        if self._rng.random() < share:
+            end = self if self._rng.random() < 0.5 else self._other
+            end._breaks_in = self._rng.randrange(6)
 
     def pair(self, other: End, here: Address, there: Address) -> None:
         self._other, other._other = other, self
@@ -335,8 +335,8 @@ class End(asyncio.Transport):
             self._on_the_way[self._sent] = self._outbox
             self._outbox, self._missed = [], 0
             now = self.process.time()
-            dice = self._dice
-            took = self._network.latency_s * (1 + dice.random() + 20 * (dice.random() < 0.02))
+            rng = self._rng
+            took = self._network.latency_s * (1 + rng.random() + 20 * (rng.random() < 0.02))
             self._arrives_at = max(self._arrives_at, now + took)
             # On the world's loop: the system of a dead process still answers.
             self._network.kernel.call_at(self._arrives_at, self._arrived, self._sent)
@@ -413,7 +413,7 @@ class End(asyncio.Transport):
             self._take(self._missed)
             self._missed, self._outbox = 0, []
             self._other.lose_sight()
-        elif self._inbox or self._dice.random() < 0.5:
+        elif self._inbox or self._rng.random() < 0.5:
             self._tell_reset()
         else:
             self.write_eof()

@@ -122,92 +122,92 @@ def draw(seed: int) -> Plan:
 
 def _basis(seed: int) -> Plan:
     """The part that every seed draws."""
-    dice = Random(f"plan/{seed}")
-    step, instances = dice.randint(1, 4), dice.randint(1, 3)
-    durable: Durable = dice.choice(["batch", "batch", "event", "off"])
+    rng = Random(f"plan/{seed}")
+    step, instances = rng.randint(1, 4), rng.randint(1, 3)
+    durable: Durable = rng.choice(["batch", "batch", "event", "off"])
     calm = Plan(
         seed=seed,
-        policy=dice.choice(policies()),
-        groups=step * dice.randint(1, 6) + dice.choice([0, 0, 1]),
-        samples=dice.randint(1, 4),
-        max_tokens=dice.choice([20, 100, 300]),
+        policy=rng.choice(policies()),
+        groups=step * rng.randint(1, 6) + rng.choice([0, 0, 1]),
+        samples=rng.randint(1, 4),
+        max_tokens=rng.choice([20, 100, 300]),
         prompts_per_step=step,
-        parts=dice.random() < 0.3,
-        stream_every=dice.choice([0, 1, 4, 16]),
+        parts=rng.random() < 0.3,
+        stream_every=rng.choice([0, 1, 4, 16]),
         durable=durable,
-        weights=dice.choice(["reload", "reload", "transfer"]),
+        weights=rng.choice(["reload", "reload", "transfer"]),
         instances=instances,
-        slots=dice.choice([1, 2, 4, 16]),
-        kv_blocks=dice.choice([100, 400, 4000]),
-        versioned=dice.choice([False, False, True, True]),
-        train_s=dice.choice([0.0, 0.3, 3.0]),
-        latency_s=dice.choice([0.0001, 0.002, 0.03]),
-        calls=dice.choice([0, 0, 5, 15]),
+        slots=rng.choice([1, 2, 4, 16]),
+        kv_blocks=rng.choice([100, 400, 4000]),
+        versioned=rng.choice([False, False, True, True]),
+        train_s=rng.choice([0.0, 0.3, 3.0]),
+        latency_s=rng.choice([0.0001, 0.002, 0.03]),
+        calls=rng.choice([0, 0, 5, 15]),
         attacks=[],
         faults=[],
     )
     return msgspec.structs.replace(
         calm,
-        attacks=_attacks(dice, calm.horizon_s) if calm.calls else [],
-        faults=faults.draw(dice, calm.horizon_s, instances, power=durable != "off"),
+        attacks=_attacks(rng, calm.horizon_s) if calm.calls else [],
+        faults=faults.draw(rng, calm.horizon_s, instances, power=durable != "off"),
     )
 
 
-def _more(plan: Plan, dice: Random) -> Plan:
+def _more(plan: Plan, rng: Random) -> Plan:
     """Choices that were added later, from their own random generator."""
-    trainers, in_process = dice.choice([(1, False), (1, False), (2, False), (2, False), (1, True)])
+    trainers, in_process = rng.choice([(1, False), (1, False), (2, False), (2, False), (1, True)])
     plan = msgspec.structs.replace(
         plan,
-        overrides=_overrides(dice, plan.policy),
-        rewards=rewards.draw(dice) if dice.random() < 0.4 else None,
+        overrides=_overrides(rng, plan.policy),
+        rewards=rewards.draw(rng) if rng.random() < 0.4 else None,
         trainers=trainers,
-        lease_s=dice.choice([0.0, 4.0, 8.0, 30.0]) if trainers > 1 else 0.0,
+        lease_s=rng.choice([0.0, 4.0, 8.0, 30.0]) if trainers > 1 else 0.0,
         # With several trainers it would be unknown what a damaged store has forgotten.
         durable="batch" if trainers > 1 and plan.durable == "off" else plan.durable,
         in_process=in_process,
-        tools=tools.draw(dice) if in_process and dice.random() < 0.7 else None,
+        tools=tools.draw(rng) if in_process and rng.random() < 0.7 else None,
         calls=0 if in_process else plan.calls,
         attacks=[] if in_process else plan.attacks,
     )
-    if trainers == 1 and not in_process and dice.random() < 0.25:
+    if trainers == 1 and not in_process and rng.random() < 0.25:
         plan = msgspec.structs.replace(
             plan,
-            weights=dice.choice(AROUND_US),
-            pause_mode=dice.choice(["keep", "abort", "wait"]),
+            weights=rng.choice(AROUND_US),
+            pause_mode=rng.choice(["keep", "abort", "wait"]),
         )
-    more = faults.draw_more(dice, plan)
+    more = faults.draw_more(rng, plan)
     found = sorted([*plan.faults, *more], key=lambda fault: fault.at_s)
     return msgspec.structs.replace(plan, faults=found)
 
 
-def _even_more(plan: Plan, dice: Random) -> Plan:
+def _even_more(plan: Plan, rng: Random) -> Plan:
     """Choices that were added after that, in a share of the runs; the others stay the same."""
-    if plan.trainers == 2 and dice.random() < 0.3:
+    if plan.trainers == 2 and rng.random() < 0.3:
         plan = msgspec.structs.replace(plan, trainers=3)
-    if plan.trainers == 1 and dice.random() < 0.4:
-        open_s = round(dice.uniform(2.0, plan.horizon_s), 3)
+    if plan.trainers == 1 and rng.random() < 0.4:
+        open_s = round(rng.uniform(2.0, plan.horizon_s), 3)
         plan = msgspec.structs.replace(plan, open_s=open_s)
-    more = faults.draw_even_more(dice, plan)
+    more = faults.draw_even_more(rng, plan)
     found = sorted([*plan.faults, *more], key=lambda fault: fault.at_s)
     return msgspec.structs.replace(plan, faults=found)
 
 
-def _overrides(dice: Random, policy: str) -> dict[str, dict[str, Any]]:
+def _overrides(rng: Random, policy: str) -> dict[str, dict[str, Any]]:
     """What happens to stale samples, and the size of parts, if the policy has these keys."""
     roles = load_policy(policy).roles
     asked: dict[str, dict[str, Any]] = {
-        "freshness": {"when_stale": dice.choice(get_args(WhenStale))},
-        "batching": {"part_prompts": dice.choice([1, 2])},
+        "freshness": {"when_stale": rng.choice(get_args(WhenStale))},
+        "batching": {"part_prompts": rng.choice([1, 2])},
     }
     return {
         role: keys
         for role, keys in asked.items()
-        if dice.random() < 0.5 and keys.keys() <= set(roles[role][0].__struct_fields__)
+        if rng.random() < 0.5 and keys.keys() <= set(roles[role][0].__struct_fields__)
     }
 
 
-def _attacks(dice: Random, until_s: float) -> list[tuple[float, str]]:
-    number = dice.choice([0, 0, 3, 10])
+def _attacks(rng: Random, until_s: float) -> list[tuple[float, str]]:
+    number = rng.choice([0, 0, 3, 10])
     return sorted(
-        (round(dice.uniform(0, until_s), 3), dice.choice(list(ATTACKS))) for _ in range(number)
+        (round(rng.uniform(0, until_s), 3), rng.choice(list(ATTACKS))) for _ in range(number)
     )

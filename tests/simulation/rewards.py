@@ -59,31 +59,31 @@ class Rewards(msgspec.Struct, frozen=True):
         }
 
 
-def draw(dice: Random) -> Rewards:
+def draw(rng: Random) -> Rewards:
     return Rewards(
-        keep=dice.choice(["", "nonzero_variance", "nonzero_variance"]),
-        in_thread=dice.random() < 0.3,
-        seconds=dice.choice([0.0, 0.2, 2.0]),
-        equal=dice.choice([0.0, 0.3, 0.6]),
-        broken=dice.choice([0.0, 0.0, 0.2]),
-        concurrency=dice.choice([1, 4, 64]),
+        keep=rng.choice(["", "nonzero_variance", "nonzero_variance"]),
+        in_thread=rng.random() < 0.3,
+        seconds=rng.choice([0.0, 0.2, 2.0]),
+        equal=rng.choice([0.0, 0.3, 0.6]),
+        broken=rng.choice([0.0, 0.0, 0.2]),
+        concurrency=rng.choice([1, 4, 64]),
     )
 
 
 def said_by_prompt(
-    rewards: Rewards, samples: int, dice: Random, away: Iterable[tuple[float, float]]
+    rewards: Rewards, samples: int, rng: Random, away: Iterable[tuple[float, float]]
 ) -> dict[str, Any]:
     """The `extra` of a prompt; `away`: the times at which the grader is away."""
     made = MOST * samples
-    if dice.random() < rewards.broken:
+    if rng.random() < rewards.broken:
         worth: list[Worth] = [None] * made
-    elif dice.random() < rewards.equal:
+    elif rng.random() < rewards.equal:
         worth = [1.0] * made
     else:
-        worth = [dice.choice([number, {"answer": number, "form": 0}]) for number in range(made)]
+        worth = [rng.choice([number, {"answer": number, "form": 0}]) for number in range(made)]
     return {
         "worth": worth,
-        "seconds": [round(dice.uniform(0, rewards.seconds), 3) for _ in range(made)],
+        "seconds": [round(rng.uniform(0, rewards.seconds), 3) for _ in range(made)],
         "away": [list(span) for span in away],
     }
 

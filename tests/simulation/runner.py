@@ -81,9 +81,9 @@ def _hostile(plan: Plan, kinds: Sequence[str]) -> tuple[Outcome, Outcome]:
     calm = msgspec.structs.replace(
         plan, faults=[], calls=15, attacks=[], in_process=False, tools=None
     )
-    dice = Random(f"blame/{plan.seed}")
-    times = (dice.uniform(0, plan.horizon_s) for _ in range(20))
-    attacks = sorted((at_s, dice.choice(kinds)) for at_s in times)
+    rng = Random(f"blame/{plan.seed}")
+    times = (rng.uniform(0, plan.horizon_s) for _ in range(20))
+    attacks = sorted((at_s, rng.choice(kinds)) for at_s in times)
     alone = run(calm)
     if alone.broken:
         return alone, alone

@@ -29,7 +29,7 @@ BEGAN = 1_700_000_000.0
 def simulated(kernel: Kernel, seed: int, disk_of: Callable[[Path], Any]) -> Iterator[None]:
     """Within the context the program gets virtual time, seeded random numbers, threads that run one
     at a time, and the disks that `disk_of` returns for the folders of stores."""
-    dice = random.Random(f"secrets/{seed}")
+    rng = random.Random(f"secrets/{seed}")
 
     def open_store(folder: Path, **other: Any) -> Store:
         return Store(folder, disk=disk_of(folder), **other)
@@ -38,7 +38,7 @@ def simulated(kernel: Kernel, seed: int, disk_of: Callable[[Path], Any]) -> Iter
         "time.time": lambda: BEGAN + kernel.time(),
         "time.monotonic": kernel.time,
         "aiohttp.connector.monotonic": kernel.time,
-        "secrets.token_hex": lambda size=16: dice.randbytes(size).hex(),
+        "secrets.token_hex": lambda size=16: rng.randbytes(size).hex(),
         "os.getpid": lambda: 1,
         "socket.gethostname": lambda: "simulated",
         "rollout_sched.process.Thread": threads.SimulatedThread,

@@ -21,7 +21,7 @@ class Reader(asyncio.Protocol):
 
 @pytest.mark.parametrize("seed", range(60))
 def test_what_is_written_arrives_in_order_however_the_link_is_cut(seed: int) -> None:
-    kernel, dice, reader = Kernel(), Random(seed), Reader()
+    kernel, rng, reader = Kernel(), Random(seed), Reader()
     network = Network(kernel, seed, latency_s=0.03)
     server = kernel.spawn("server", "10.0.0.1", network)
     client = kernel.spawn("client", "10.0.0.2", network)
@@ -32,9 +32,9 @@ def test_what_is_written_arrives_in_order_however_the_link_is_cut(seed: int) -> 
         await server.create_server(lambda: reader, server.host, 80)
         transport, _ = await client.create_connection(asyncio.Protocol, server.host, 80)
         for byte in written:
-            await asyncio.sleep(dice.choice((0.0, 0.01, 0.1)))
-            if dice.random() < 0.2:
-                dice.choice((network.cut, network.mend))(*hosts)
+            await asyncio.sleep(rng.choice((0.0, 0.01, 0.1)))
+            if rng.random() < 0.2:
+                rng.choice((network.cut, network.mend))(*hosts)
             transport.write(bytes([byte]))
         network.mend(*hosts)
         await asyncio.sleep(10)

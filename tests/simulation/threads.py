@@ -39,7 +39,7 @@ class SimulatedThread:
             return  # the process is in its last callback
         self.process.on_exit.append(self._end)
         self._real.start()
-        self.process.call_soon(self.go_on)
+        self.process.call_soon(self.resume)
 
     def join(self) -> None:
         """Called from another thread of the process."""
@@ -49,7 +49,7 @@ class SimulatedThread:
             self._joining.append(me)
             me.wait()
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Run the thread until it waits again. Called by the kernel."""
         if self.done:
             return
@@ -59,7 +59,7 @@ class SimulatedThread:
             if self.error is not None:
                 raise self.error
             for thread in self._joining:
-                thread.process.call_soon(thread.go_on)
+                thread.process.call_soon(thread.resume)
 
     def wait(self) -> None:
         """Wait until the thread is resumed. Called by the thread itself. Raises Killed."""
@@ -70,7 +70,7 @@ class SimulatedThread:
 
     def sleep(self, seconds: float) -> None:
         """Called by the thread itself. Raises Killed."""
-        self.process.call_later(seconds, self.go_on)
+        self.process.call_later(seconds, self.resume)
         self.wait()
 
     def _main(self) -> None:
@@ -141,7 +141,7 @@ class SimulatedCondition:
     def _wake(self, thread: SimulatedThread) -> None:
         if thread in self._waiting:  # else it already continues
             self._waiting.remove(thread)
-            thread.go_on()
+            thread.resume()
 
 
 def run(process: Any, function: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:

@@ -36,26 +36,26 @@ class Tools(msgspec.Struct, frozen=True):
     broken: float
 
 
-def draw(dice: Random) -> Tools:
+def draw(rng: Random) -> Tools:
     return Tools(
-        share=dice.choice([0.3, 1.0]),
-        named=dice.choice([0.5, 1.0, 1.0]),
-        turns=dice.choice([2, 4]),
-        seconds=dice.choice([0.0, 0.3, 3.0]),
-        broken=dice.choice([0.0, 0.0, 0.2]),
+        share=rng.choice([0.3, 1.0]),
+        named=rng.choice([0.5, 1.0, 1.0]),
+        turns=rng.choice([2, 4]),
+        seconds=rng.choice([0.0, 0.3, 3.0]),
+        broken=rng.choice([0.0, 0.0, 0.2]),
     )
 
 
-def said_by_prompt(tools: Tools, dice: Random) -> dict[str, Any]:
+def said_by_prompt(tools: Tools, rng: Random) -> dict[str, Any]:
     """The `extra` of a prompt."""
-    if dice.random() >= tools.share:
+    if rng.random() >= tools.share:
         return {}
-    turns = dice.randint(1, tools.turns)
+    turns = rng.randint(1, tools.turns)
     return {
-        "tool": "named" if dice.random() < tools.named else "unnamed",
+        "tool": "named" if rng.random() < tools.named else "unnamed",
         "turns": turns,
-        "tool_s": round(dice.uniform(0, tools.seconds), 3),
-        "raises_at": dice.randint(1, turns) if dice.random() < tools.broken else 0,
+        "tool_s": round(rng.uniform(0, tools.seconds), 3),
+        "raises_at": rng.randint(1, turns) if rng.random() < tools.broken else 0,
     }
 
 
@@ -83,5 +83,5 @@ def of(prompt: Prompt) -> Tool | None:
 
 def observation(uid: str, turn: int) -> list[int]:
     """The tokens after a turn: ids that no response contains."""
-    dice = Random(f"observation/{uid}/{turn}")
-    return [dice.randrange(1000) for _ in range(dice.randint(1, LONGEST))]
+    rng = Random(f"observation/{uid}/{turn}")
+    return [rng.randrange(1000) for _ in range(rng.randint(1, LONGEST))]

@@ -185,10 +185,10 @@ class World:
             self.kernel.call_later(1.0, each.start)
         for fault in self.plan.faults:
             self._do(self._befall(fault))
-        dice = Random(f"clients/{self.plan.seed}")
+        rng = Random(f"clients/{self.plan.seed}")
         for call in self.calls:
             process = self.spawn(f"client {call.number}", f"127.0.3.{call.number + 1}")
-            process.start(call.make(dice.uniform(clients.EARLIEST_S, self.plan.horizon_s)))
+            process.start(call.make(rng.uniform(clients.EARLIEST_S, self.plan.horizon_s)))
         for number, (at_s, kind) in enumerate(self.plan.attacks):
             process = self.spawn(f"attacker {number}", f"127.0.4.{number + 1}")
             self._attacks.append(process.start(clients.attack(self, number, at_s, kind)))
@@ -429,7 +429,7 @@ class World:
         if process is not None:
             process.stop()
             await asyncio.sleep(fault.for_s)
-            process.go_on()
+            process.resume()
 
     async def _stranger_takes_batch(self, fault: faults.StrangerTakesBatch) -> None:
         self.spawn("stranger", STRANGER).start(self._take_batch(fault.acknowledges))
@@ -455,14 +455,14 @@ class World:
 
     async def _tokens_rot(self, fault: faults.TokensRot) -> None:
         self.gateway.die(faults.GatewayDies(at_s=fault.at_s, for_s=fault.for_s))
-        dice = Random(f"rot/{self.plan.seed}/{fault.at_s}")
-        rotten = rot_tokens(self.gateway.store, dice, fault.share)
+        rng = Random(f"rot/{self.plan.seed}/{fault.at_s}")
+        rotten = rot_tokens(self.gateway.store, rng, fault.share)
         self.note(f"rotten: {rotten}")
 
     async def _row_rots(self, fault: faults.RowRots) -> None:
         self.gateway.die(faults.GatewayDies(at_s=fault.at_s, for_s=fault.for_s))
-        dice = Random(f"rot/{self.plan.seed}/{fault.at_s}")
-        self.note(f"rotten: {fault.kind} {rot_row(self.gateway.store, dice, fault.kind)}")
+        rng = Random(f"rot/{self.plan.seed}/{fault.at_s}")
+        self.note(f"rotten: {fault.kind} {rot_row(self.gateway.store, rng, fault.kind)}")
 
 
 _BEFALLS: dict[type[Any], Callable[[World, Any], Coroutine[Any, Any, None]]] = {
@@ -487,12 +487,12 @@ _BEFALLS: dict[type[Any], Callable[[World, Any], Coroutine[Any, Any, None]]] = {
 
 
 def _prompts(plan: Plan) -> list[Prompt]:
-    dice = Random(f"prompts/{plan.seed}")
+    rng = Random(f"prompts/{plan.seed}")
     sampling = {"temperature": 0.0, "logprobs": 0}
     return [
         Prompt(
             f"p{number}",
-            [number + 1, *(dice.randrange(1000) for _ in range(dice.randrange(40)))],
+            [number + 1, *(rng.randrange(1000) for _ in range(rng.randrange(40)))],
             plan.samples,
             plan.max_tokens,
             sampling,
@@ -504,13 +504,13 @@ def _prompts(plan: Plan) -> list[Prompt]:
 
 def _extra(plan: Plan, number: int) -> dict[str, Any]:
     """The `extra` of a prompt, with the data for its tools and rewards."""
-    dice = Random(f"extra/{plan.seed}/{number}")
+    rng = Random(f"extra/{plan.seed}/{number}")
     extra: dict[str, Any] = {}
     if plan.rewards is not None:
         away = [(f.at_s, f.over_s) for f in plan.faults if isinstance(f, faults.GraderIsAway)]
-        extra |= rewards.said_by_prompt(plan.rewards, plan.samples, dice, away)
+        extra |= rewards.said_by_prompt(plan.rewards, plan.samples, rng, away)
     if plan.tools is not None:
-        extra |= tools.said_by_prompt(plan.tools, dice)
+        extra |= tools.said_by_prompt(plan.tools, rng)
     return extra
 
 

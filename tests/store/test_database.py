@@ -141,11 +141,11 @@ class SlowCommit(Disk):
     """Takes until `go_on` for a commit."""
 
     def __init__(self):
-        self.at_work, self.go_on = threading.Event(), threading.Event()
+        self.at_work, self.resume = threading.Event(), threading.Event()
 
     def commit(self, database):
         self.at_work.set()
-        assert self.go_on.wait(60)
+        assert self.resume.wait(60)
         super().commit(database)
 
 
@@ -158,7 +158,7 @@ def test_reading_does_not_wait_for_a_write(database):
     thread.start()
     assert disk.at_work.wait(60)
     assert database.pieces("x") == {0: b"old"}
-    disk.go_on.set()
+    disk.resume.set()
     thread.join()
     assert database.pieces("x") == {0: b"new"}
 

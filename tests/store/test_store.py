@@ -84,7 +84,7 @@ def test_tokens_that_have_changed_cost_their_owner_and_nobody_else(tmp_path):
         rows.commit()
     with closing(Store(tmp_path)) as store:
         assert store.losses.owners == ["x"]
-        assert store.losses.told() == ["damaged tokens of: x"]
+        assert store.losses.summary() == ["damaged tokens of: x"]
         assert store.facts("group") == {"a": b"1", "b": b"2"}
         assert store.pieces("x") == {0: b"one"}
         assert store.pieces("y") == {0: b"three" * 100}

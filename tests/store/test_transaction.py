@@ -41,7 +41,7 @@ def test_log_probs_of_any_kind_of_number_are_read(count):
         tokens = Tokens([7] * count, logprobs)
         data = encode(tokens)
         assert decode(data).logprobs == logprobs
-        assert len(data) <= tokens.most_bytes
+        assert len(data) <= tokens.max_bytes
 
 
 def test_an_id_beyond_31_bits_is_refused():

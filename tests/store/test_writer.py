@@ -144,7 +144,7 @@ def test_little_room_is_as_none_for_new_work_only(writer, disk, monkeypatch):
 
 
 def test_work_that_the_disk_does_not_keep_up_with_is_not_added_to(writer, monkeypatch):
-    monkeypatch.setattr(writer_module, "MOST_WAITING", -1)
+    monkeypatch.setattr(writer_module, "MAX_WAITING", -1)
     with pytest.raises(StoreFull, match="does not keep up"):
         writer.check_room()
 

@@ -12,10 +12,10 @@ from tests.top.made_up import document, instance, said
 URL = "http://gateway:9000"
 
 
-def shown(of: Document, width: int = 80, most: int = 99, away: str = "") -> str:
+def shown(of: Document, width: int = 80, limit: int = 99, away: str = "") -> str:
     console = Console(width=width, force_terminal=False, color_system=None)
     with console.capture() as capture:
-        console.print(screen(of, URL, most, away))
+        console.print(screen(of, URL, limit, away))
     return capture.get()
 
 
@@ -43,7 +43,7 @@ def test_the_step_and_what_it_waits_for() -> None:
 
 
 def test_instances_not_serving_come_first_with_a_reason() -> None:
-    lines = shown(document(), most=3).splitlines()
+    lines = shown(document(), limit=3).splitlines()
     starts = [line.split()[0] for line in lines if line.startswith("10.0.0.")]
     assert starts == ["10.0.0.2:8000", "10.0.0.3:8000", "10.0.0.1:8000", "10.0.0.3:8000:"]
     assert "10.0.0.3:8000: it does not answer" in lines

@@ -33,8 +33,8 @@ def test_the_steps_of_a_burst_are_those_that_the_engine_makes(
     stepped: SteppedEngine, burst: Burst
 ) -> None:
     """So the constants can be found from how long a whole burst took."""
-    dice = random.Random(str(burst))
-    prompts = [dice.choices(IDS, k=burst.prompt) for _ in range(burst.requests)]
+    rng = random.Random(str(burst))
+    prompts = [rng.choices(IDS, k=burst.prompt) for _ in range(burst.requests)]
     made = stepped.burst(prompts, burst.lengths, SAMPLING)
     limit = stepped.limits.max_num_batched_tokens
     assert limit is not None

@@ -385,24 +385,24 @@ def _hits(decided: Any) -> dict[str, int]:
 class Workload:
     """Random inputs at random boundaries."""
 
-    def __init__(self, pair: Lockstep, dice: random.Random) -> None:
+    def __init__(self, pair: Lockstep, rng: random.Random) -> None:
         self.pair = pair
-        self.dice = dice
+        self.rng = rng
         size = pair.spec.block_size
-        lengths = (0, 2 * size, 2 * size + 5, 3 * size, dice.randrange(1, 5 * size))
-        self.prompts = [[dice.randrange(3, FIRST_OWN_TOKEN) for _ in range(n)] for n in lengths]
-        self.haste = dice.choice([0.1, 0.35, 0.9])
-        self.unrest = dice.choice([0.0, 0.3, 1.0])
-        self.left = dice.randrange(15, 45)
+        lengths = (0, 2 * size, 2 * size + 5, 3 * size, rng.randrange(1, 5 * size))
+        self.prompts = [[rng.randrange(3, FIRST_OWN_TOKEN) for _ in range(n)] for n in lengths]
+        self.haste = rng.choice([0.1, 0.35, 0.9])
+        self.unrest = rng.choice([0.0, 0.3, 1.0])
+        self.left = rng.randrange(15, 45)
         self.version = 0
 
     def run(self) -> None:
-        pair, dice = self.pair, self.dice
+        pair, rng = self.pair, self.rng
         while self.left or pair.live:
             self.act()
             if pair.can_run():
-                within = list(pair.live) if dice.random() < 0.02 * self.unrest else []
-                pair.step(dice.choice(within) if within else None)
+                within = list(pair.live) if rng.random() < 0.02 * self.unrest else []
+                pair.step(rng.choice(within) if within else None)
             pair.simulated.check_invariants()
             pair.jumping.check_invariants()
         pair.can_run()
@@ -410,21 +410,21 @@ class Workload:
         pair.compare_jumping()
 
     def act(self) -> None:
-        dice, pair = self.dice, self.pair
-        while self.left and dice.random() < self.haste:
+        rng, pair = self.rng, self.pair
+        while self.left and rng.random() < self.haste:
             self.left -= 1
             self.submit()
-        if pair.live and dice.random() < 0.02 * self.unrest:
-            pair.abort(dice.choice(list(pair.live)))
-        if dice.random() < 0.01 * self.unrest:
-            pair.clear_cache(dice.random() < 0.5)
-        if dice.random() < 0.01 * self.unrest:
+        if pair.live and rng.random() < 0.02 * self.unrest:
+            pair.abort(rng.choice(list(pair.live)))
+        if rng.random() < 0.01 * self.unrest:
+            pair.clear_cache(rng.random() < 0.5)
+        if rng.random() < 0.01 * self.unrest:
             self.new_version()
-        if pair.paused and dice.random() < 0.3:
+        if pair.paused and rng.random() < 0.3:
             pair.resume()
-        elif dice.random() < 0.02 * self.unrest:
-            pair.pause(dice.choice(PAUSES), dice.random() < 0.5)
-            if dice.random() < 0.5:
+        elif rng.random() < 0.02 * self.unrest:
+            pair.pause(rng.choice(PAUSES), rng.random() < 0.5)
+            if rng.random() < 0.5:
                 self.new_version()
 
     def new_version(self) -> None:
@@ -434,61 +434,61 @@ class Workload:
         self.pair.set_version(self.version)
 
     def submit(self) -> None:
-        dice, spec = self.dice, self.pair.spec
+        rng, spec = self.rng, self.pair.spec
         room = min(spec.max_model_len, spec.kv_blocks * spec.block_size)
         resting = [t for t in self.pair.texts if t.resting and len(t.tokens) < room - 30]
-        if resting and dice.random() < 0.4:
-            text = dice.choice(resting)
-            if dice.random() < 0.5:  # an observation
-                text.tokens = text.tokens + dice.choices(text.own, k=dice.randrange(1, 60))
+        if resting and rng.random() < 0.4:
+            text = rng.choice(resting)
+            if rng.random() < 0.5:  # an observation
+                text.tokens = text.tokens + rng.choices(text.own, k=rng.randrange(1, 60))
         else:
             text = self.new_text()
         context = len(text.tokens)
         if context + 1 < room:
             # With room for more than max_model_len, vLLM's own limit gets its turn.
-            new = dice.choice([dice.randrange(1, 150)] * 9 + [400])
+            new = rng.choice([rng.randrange(1, 150)] * 9 + [400])
             if spec.kv_blocks * spec.block_size < spec.max_model_len:
                 new = min(new, room - context)
-            limit = dice.choice([new, 1 + new // 2, 500])
-            self.pair.submit(text, new, limit, dice.choice([0, 0, 1, 2]))
+            limit = rng.choice([new, 1 + new // 2, 500])
+            self.pair.submit(text, new, limit, rng.choice([0, 0, 1, 2]))
 
     def new_text(self) -> Text:
-        dice, texts = self.dice, self.pair.texts
-        prompt_stream = dice.randrange(len(self.prompts))
+        rng, texts = self.rng, self.pair.texts
+        prompt_stream = rng.randrange(len(self.prompts))
         prompt = self.prompts[prompt_stream]
         first = FIRST_OWN_TOKEN + OWN_TOKENS * len(texts)
         own = list(range(first, first + OWN_TOKENS))
-        extra = dice.choices(own, k=dice.choice([0, 0, 1, 7, 40]))
+        extra = rng.choices(own, k=rng.choice([0, 0, 1, 7, 40]))
         if not prompt and not extra:
             extra = own[:1]
-        salt = dice.choice([0, 0, 0, 1])
+        salt = rng.choice([0, 0, 0, 1])
         text = Text(len(texts), prompt_stream, len(prompt), salt, own, prompt + extra)
         texts.append(text)
         return text
 
 
-def random_spec(dice: random.Random) -> InstanceSpec:
-    slots = dice.choice([2, 4, 8, 16])
+def random_spec(rng: random.Random) -> InstanceSpec:
+    slots = rng.choice([2, 4, 8, 16])
     return InstanceSpec(
         cost=COST,
-        kv_blocks=dice.randrange(10, 31),
+        kv_blocks=rng.randrange(10, 31),
         block_size=32,
         max_num_seqs=slots,
-        max_num_batched_tokens=dice.choice([slots, slots + 20, 64, 1024]),
+        max_num_batched_tokens=rng.choice([slots, slots + 20, 64, 1024]),
         max_model_len=512,
-        prefix_caching=dice.random() < 0.85,
-        scheduling=dice.choice(["fcfs", "priority"]),
-        watermark=dice.choice([0.0, 0.0, 0.05]),
+        prefix_caching=rng.random() < 0.85,
+        scheduling=rng.choice(["fcfs", "priority"]),
+        watermark=rng.choice([0.0, 0.0, 0.05]),
     )
 
 
 def run_lockstep(engine: Any, models: list[Path], seed: int) -> Counter[str]:
     """One random workload on one random instance; returns what it has met."""
-    dice = random.Random(seed)
-    spec = random_spec(dice)
+    rng = random.Random(seed)
+    spec = random_spec(rng)
     pair = Lockstep(RealInstance(engine, spec), spec, models)
     pair.real.set_version(0, models[0])
-    Workload(pair, dice).run()
+    Workload(pair, rng).run()
     return pair.seen
 
 

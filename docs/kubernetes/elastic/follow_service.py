@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-LOOK_S = 5.0
+POLL_S = 5.0
 
 
 def addresses(service: str, port: int) -> list[str]:
@@ -43,4 +43,4 @@ def look(service: str, port: int, path: Path) -> None:
 if __name__ == "__main__":
     while True:
         look(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)

@@ -15,13 +15,13 @@ from rollout_sched.integrations.gateway.control_plane.gateway import Gateway, Ne
 from rollout_sched.live.instances import InstanceSupervisor
 
 
-class Named(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class InstanceNames(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Which instances, by id or URL; all if none are named."""
 
     instances: list[str] = []
 
 
-class Halt(Named, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class PauseCall(InstanceNames, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Which instances to pause, and how."""
 
     mode: Literal["keep", "abort"] = "keep"
@@ -74,7 +74,7 @@ class Admin:
         return reply(request, self._gateway.view(supervisor), 202)
 
     async def pause(self, request: web.Request) -> web.Response:
-        halt = await read(request, Halt)
+        halt = await read(request, PauseCall)
 
         async def hold(supervisor: InstanceSupervisor) -> dict[str, Any]:
             await supervisor.pauses.hold(halt.mode, halt.clear_cache)
@@ -87,12 +87,12 @@ class Admin:
             await supervisor.pauses.release()
             return {"held": False}
 
-        return await self._each(request, await read(request, Named), release)
+        return await self._each(request, await read(request, InstanceNames), release)
 
     async def _each(
         self,
         request: web.Request,
-        named: Named,
+        named: InstanceNames,
         order: Callable[[InstanceSupervisor], Awaitable[dict[str, Any]]],
     ) -> web.Response:
         chosen = [self._gateway.supervisor(name) for name in named.instances]

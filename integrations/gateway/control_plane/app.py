@@ -65,7 +65,7 @@ class SchedulerRoutes:
         return reply(request, {"version": update.version}, 200 if update.wait else 202)
 
 
-class Public:
+class PublicRoutes:
     """The routes that every client may call: health, version, models, metrics."""
 
     def __init__(self, gateway: Gateway) -> None:
@@ -187,7 +187,7 @@ def make_app(
     app[HANDLING] = set()
     app.on_response_prepare.append(_close_after)
     app.on_response_prepare.append(_Epoch(gateway).say)
-    public, workers = Public(gateway), WorkerRoutes(gateway, control)
+    public, workers = PublicRoutes(gateway), WorkerRoutes(gateway, control)
     scheduler, trainer = SchedulerRoutes(gateway), TrainerApi(gateway, max_samples)
     app[WATCH] = LiveWatch(gateway)
     live = LiveRoutes(app[WATCH])

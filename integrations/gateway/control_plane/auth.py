@@ -187,7 +187,7 @@ class InstanceKeys(msgspec.Struct, frozen=True):
     by_url: Mapping[str, str] = {}
     named: frozenset[str] = frozenset()
 
-    def of(self, url: str) -> str | None:
+    def key_of(self, url: str) -> str | None:
         url = url.rstrip("/")
         return self.by_url.get(url) or (self.common if url in self.named else None)
 

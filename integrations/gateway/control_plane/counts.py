@@ -120,7 +120,7 @@ class Counters:
         self.reports[event.instance] = event
 
     def _lost(self, now: float, event: InstanceLost) -> None:
-        self.gone["removed" if event.asked else "lost"] += 1
+        self.gone["removed" if event.requested else "lost"] += 1
         self.reports.pop(event.instance, None)
 
     def _dispatched(self, now: float, action: Dispatch) -> None:
@@ -178,7 +178,7 @@ class LoopLag:
         self._wait(loop, now + EVERY_S)
 
 
-class Figures:
+class LiveMetrics:
     """Observes a driver from its creation on. The counts become metrics only on request
     (`prometheus.py`). Events such as the end of a step are logged."""
 

@@ -75,12 +75,12 @@ class FanoutTable:
         self._rpc = rpc
         self._rpc_paths = rpc_paths
 
-    def of(self, method: str, path: str) -> Rule | None:
+    def rule_for(self, method: str, path: str) -> Rule | None:
         return self.calls.get((method, path))
 
     def path_fields(self, method: str, path: str, body: bytes) -> frozenset[str]:
         """The fields of a call's body that name weights on disk."""
-        rule = self.of(method, path)
+        rule = self.rule_for(method, path)
         if rule is None:
             return frozenset()
         if rule.update is ProtocolStep.BY_METHOD:

@@ -72,7 +72,7 @@ class FleetControl:
 
     def goes_to_one(self, method: str, path: str) -> bool:
         """Whether any instance may answer for all."""
-        rule = self._table.of(method, path)
+        rule = self._table.rule_for(method, path)
         return rule is not None and rule.to == "one"
 
     async def call(self, request: web.Request) -> web.Response:
@@ -138,7 +138,7 @@ async def call_of(gateway: Gateway, request: web.Request, path: str) -> FleetCal
     body = await body_of(request)
     await gateway.check_paths(request.method, path, body)
     limit_s = gateway.driver.settings.update_timeout_s
-    rule = shipped().of(request.method, path)
+    rule = shipped().rule_for(request.method, path)
     pause = None if rule is None else rule.pause
     return FleetCall(request.method, path, query, headers, body, limit_s, pause)
 
@@ -288,7 +288,7 @@ class WorkerRoutes:
         fields of the list."""
         call = await call_of(self._gateway, request, _path_of_engine(request))
         selector = request.query.get("selector", "")
-        rule = shipped().of(call.method, call.path)
+        rule = shipped().rule_for(call.method, call.path)
         if rule is not None and selector in EVERYBODY:
             answer = await self._control.carry_out(call, rule)
             return reply(request, answer, multi_status(answer))

@@ -11,7 +11,7 @@ import msgspec
 
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.gateway.control_plane.auth import AllowList, checked_url, id_of
-from rollout_sched.integrations.gateway.control_plane.counts import Figures
+from rollout_sched.integrations.gateway.control_plane.counts import LiveMetrics
 from rollout_sched.integrations.gateway.control_plane.fanout import shipped
 from rollout_sched.integrations.gateway.control_plane.trainer_updates import TrainerUpdates
 from rollout_sched.integrations.gateway.data_plane.data_plane import DataPlane
@@ -103,9 +103,9 @@ class Gateway:
         self.data_plane = data_plane
         self._weight_roots = weight_roots or WeightRoots()
         self._weight_loaders = WeightLoaders(live.driver, self._weight_roots)
-        self._weight_loaders.take_up(live.records.weights)
+        self._weight_loaders.restore(live.records.weights)
         self.trainer_updates = TrainerUpdates(live.driver)
-        self.figures = Figures(live.driver)
+        self.figures = LiveMetrics(live.driver)
         self.responses = responses or Responses()
         self.turned_away: Mapping[int, int] = {}
         self.created = int(time.time())
@@ -151,9 +151,9 @@ class Gateway:
         if update.transfer is not None:
             told = msgspec.json.encode(update.transfer)
             await self.check_paths("POST", endpoints.UPDATE_WEIGHTS, told)
-        loader = await self._weight_loaders.of(update)
+        loader = await self._weight_loaders.loader_for(update)
         await self.trainer.publish_weights(
-            update.version, loader, said=stored(update), wait=update.wait
+            update.version, loader, encoded=stored(update), wait=update.wait
         )
 
     def view(self, supervisor: InstanceSupervisor) -> InstanceView:

@@ -153,7 +153,7 @@ class LiveWatch:
 EVENT_STREAM = "text/event-stream"
 
 #: Streams that may be open at once.
-MOST_STREAMS = 16
+MAX_STREAMS = 16
 
 #: Seconds within which a browser must read what it is sent.
 TAKE_S = 10.0
@@ -188,8 +188,8 @@ class LiveRoutes:
         """One document, or a stream of them if the client accepts a stream."""
         if EVENT_STREAM not in request.headers.get("Accept", ""):
             return reply(request, self._watch.state())
-        if self._watch.streams >= MOST_STREAMS:
-            return refusal(503, f"{MOST_STREAMS} pages are open, which is the limit; close one")
+        if self._watch.streams >= MAX_STREAMS:
+            return refusal(503, f"{MAX_STREAMS} pages are open, which is the limit; close one")
         response = web.StreamResponse(headers={"Content-Type": EVENT_STREAM, **_HEADERS})
         await response.prepare(request)
         try:

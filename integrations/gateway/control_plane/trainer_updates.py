@@ -40,7 +40,7 @@ from rollout_sched.integrations.gateway.control_plane.weight_protocol import (
 )
 from rollout_sched.integrations.vllm.protocol.answers import version_of
 from rollout_sched.integrations.vllm.weights import RankFields, deal
-from rollout_sched.live import Driver, ask
+from rollout_sched.live import Driver, with_timeout
 from rollout_sched.live.instances import THROUGH_US, InstanceSupervisor
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class VersionLabels:
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
 
-    def told(self, body: bytes, field: str) -> int | None:
+    def version_in(self, body: bytes, field: str) -> int | None:
         """The version that a call names; None if it names none. Raises CallerError."""
         label = json_object(body).get(field)
         if label is None:
@@ -77,7 +77,7 @@ class VersionLabels:
         async def label(supervisor: InstanceSupervisor) -> dict[str, Any]:
             limit_s = self._driver.settings.control_timeout_s
             async with supervisor.control_lock:
-                await ask(supervisor.client.set_version(version), limit_s)
+                await with_timeout(supervisor.client.set_version(version), limit_s)
             return {}
 
         _, answer = await to_each(supervisors, label)
@@ -194,7 +194,7 @@ class TrainerUpdates:
 
     async def _world_size(self, supervisor: InstanceSupervisor) -> int:
         client = cast(HasRanks, supervisor.client)
-        return await ask(client.world_size(), self._driver.settings.control_timeout_s)
+        return await with_timeout(client.world_size(), self._driver.settings.control_timeout_s)
 
     # -- load ------------------------------------------------------------------------------
 
@@ -204,7 +204,9 @@ class TrainerUpdates:
         self._check_that_we_load_nothing()
         protocol.check(step, identity)
         told = (
-            self._labels.told(call.body, "weight_version") if step is ProtocolStep.FINISH else None
+            self._labels.version_in(call.body, "weight_version")
+            if step is ProtocolStep.FINISH
+            else None
         )
         members = protocol.members(self._candidates(step), step)
         pending = [self._driver.supervisors[m.name] for m in protocol.pending(identity, members)]
@@ -216,9 +218,9 @@ class TrainerUpdates:
         answer["done_before"] = len(members) - len(pending)
         failed = {failure["url"] for failure in answer["failed"]}
         if failed and not _left_as_it_was(answer, step):
-            lacking = frozenset(member for member in members if member.name in failed)
-            done = frozenset(members) - lacking
-            protocol.half_did(step, PartialUpdate(identity, call.path, done, lacking))
+            missing = frozenset(member for member in members if member.name in failed)
+            done = frozenset(members) - missing
+            protocol.half_did(step, PartialUpdate(identity, call.path, done, missing))
             log.warning("%s", self.state()["remedy"])
         elif members and not failed and protocol.did(step, identity, members):
             away = {failure["url"] for failure in answer["away"]}
@@ -276,7 +278,7 @@ class TrainerUpdates:
                 "weights are half loaded: label them with the weight_version of "
                 "/finish_weight_update, or after the update"
             )
-        version = self._labels.told(call.body, "new_version")
+        version = self._labels.version_in(call.body, "new_version")
         here = self._here()
         status, answer = await broadcast(here, call)
         if status == 200 and version is not None:

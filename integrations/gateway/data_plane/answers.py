@@ -52,7 +52,7 @@ class _Answer(msgspec.Struct):
     request_id: str | None = None
 
 
-class Whole(msgspec.Struct):
+class WholeAnswer(msgspec.Struct):
     """A whole answer. `id` is the id of the request that it claims to answer."""
 
     tokens: int
@@ -123,12 +123,12 @@ _WHITE = b" \t\r\n"
 _DIGITS = b"0123456789" + _WHITE
 
 
-def read_answer(body: bytes, spoken: Endpoint, *, labelled: bool = False) -> Whole:
+def read_answer(body: bytes, upstream_endpoint: Endpoint, *, labelled: bool = False) -> WholeAnswer:
     """Raises AnswerUntrue if it is not a whole answer of the endpoint `spoken`; `labelled` as in
     `spans_of`."""
     answer = decoded(_answer.decode, body)
     choice = answer.choices[0]
-    holder, first = _HOLDS[spoken]
+    holder, first = _HOLDS[upstream_endpoint]
     if memoryview(getattr(choice, holder))[:1] != first:
         raise AnswerUntrue(f"the answer's {holder!r} is missing or has the wrong type")
     tokens = answer.usage.completion_tokens
@@ -136,7 +136,7 @@ def read_answer(body: bytes, spoken: Endpoint, *, labelled: bool = False) -> Who
         raise AnswerUntrue(f"the answer's token_ids are not the {tokens} ids that its usage counts")
     finish = finish_of(choice.finish_reason)
     spans = spans_of(choice.weight_versions, tokens, labelled=labelled)
-    return Whole(tokens, finish, spans, answer.id or answer.request_id or "")
+    return WholeAnswer(tokens, finish, spans, answer.id or answer.request_id or "")
 
 
 def read_event(data: bytes) -> Event:

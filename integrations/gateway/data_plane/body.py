@@ -135,7 +135,7 @@ def _address(text: bytes | msgspec.Raw) -> int:
 
 
 #: More than any model makes.
-MOST_TOKENS = 2**31 - 1
+MAX_TOKENS = 2**31 - 1
 
 #: Longest name of a group, session or request, in bytes: names are kept and written to the journal.
 LONGEST_NAME = 256
@@ -233,8 +233,8 @@ def read(body: bytes, endpoint: Endpoint) -> Envelope:
         raise BadRequest(f"`{INPUT[endpoint]}` is missing")
     if envelope.samples < 1:
         raise BadRequest("`n` must be at least 1")
-    if envelope.limit is not None and not 1 <= envelope.limit <= MOST_TOKENS:
-        least = "at least 1" if envelope.limit < 1 else f"at most {MOST_TOKENS}"
+    if envelope.limit is not None and not 1 <= envelope.limit <= MAX_TOKENS:
+        least = "at least 1" if envelope.limit < 1 else f"at most {MAX_TOKENS}"
         raise BadRequest(f"`{envelope.limit_field}` must be {least}")
     if envelope.group:
         check_name("group_id", envelope.group)
@@ -267,7 +267,7 @@ def are_token_ids(raw: bytes | memoryview) -> bool:
     return _FLAT_IDS.match(raw) is not None
 
 
-def several_prompts(raw: memoryview, most: int) -> list[memoryview] | None:
+def several_prompts(raw: memoryview, limit: int) -> list[memoryview] | None:
     """The prompts if `raw` is a list of prompts; None for one prompt. They are not copied.
 
     Raises BadRequest as soon as it finds more than `most`.
@@ -282,8 +282,8 @@ def several_prompts(raw: memoryview, most: int) -> list[memoryview] | None:
         found = _ONE_OF_SEVERAL.match(raw, at)
         if found is None:
             break
-        if len(prompts) == most:
-            raise BadRequest(f"`prompt` has more than {most} prompts; send them in several calls")
+        if len(prompts) == limit:
+            raise BadRequest(f"`prompt` has more than {limit} prompts; send them in several calls")
         prompts.append(raw[found.start(1) : found.end(1)])
         at = found.end()
     if at < end:
@@ -325,7 +325,7 @@ def with_fields(body: bytes, fields: dict[str, Any]) -> bytes:
 _SEED = msgspec.json.Decoder(Seed | None)
 
 
-class One:
+class SubRequest:
     """One of the responses of a call: its prompt, and values that differ from the call's body."""
 
     __slots__ = ("prompt", "sampling", "tokens", "values")
@@ -339,7 +339,7 @@ class One:
         self.sampling = sampling
 
 
-def split(body: ClientBody, endpoint: Endpoint, envelope: Envelope, most: int) -> list[One]:
+def split(body: ClientBody, endpoint: Endpoint, envelope: Envelope, limit: int) -> list[SubRequest]:
     """The responses of a call, in order of their index; samples of one prompt share it.
 
     They are counted before anything is built: raises BadRequest for more than `most`.
@@ -347,21 +347,21 @@ def split(body: ClientBody, endpoint: Endpoint, envelope: Envelope, most: int) -
     samples = envelope.samples
     prompts = None
     if endpoint == "completions":
-        prompts = several_prompts(envelope.prompt, most)
+        prompts = several_prompts(envelope.prompt, limit)
     if prompts is None and samples == 1:
-        return [One(envelope.prompt, prompt_tokens(envelope.prompt))]
+        return [SubRequest(envelope.prompt, prompt_tokens(envelope.prompt))]
     count = samples * (1 if prompts is None else len(prompts))
-    if count > most:
+    if count > limit:
         raise BadRequest(
             f"the call asks for {count} responses (`n` is {samples}), the limit per call is "
-            f"{most}; send it as several calls"
+            f"{limit}; send it as several calls"
         )
     samplings = _samplings(body, samples)
     ones = []
     for prompt in prompts or [envelope.prompt]:
         tokens = prompt_tokens(prompt)
         values = NONE if prompts is None else {"prompt": prompt}
-        ones += [One(prompt, tokens, values, sampling) for sampling in samplings]
+        ones += [SubRequest(prompt, tokens, values, sampling) for sampling in samplings]
     return ones
 
 

@@ -10,10 +10,10 @@ import msgspec
 from rollout_sched.core.model.actions import Dispatch
 from rollout_sched.core.model.model import DeliveredSample
 from rollout_sched.integrations.gateway.data_plane import body as envelopes
-from rollout_sched.integrations.gateway.data_plane.body import One, Values
+from rollout_sched.integrations.gateway.data_plane.body import SubRequest, Values
 from rollout_sched.integrations.gateway.data_plane.client_request import ClientRequest, Headers
 from rollout_sched.integrations.gateway.data_plane.fields import BadRequest
-from rollout_sched.integrations.gateway.data_plane.resume import RESUME_PATH, Part, resume
+from rollout_sched.integrations.gateway.data_plane.resume import RESUME_PATH, ResponsePart, resume
 from rollout_sched.integrations.http import Receiver
 from rollout_sched.integrations.vllm.protocol.endpoints import ENDPOINTS, INPUT, engine_id
 from rollout_sched.live.ports import Attempting, Outcome, Over, RequestRejected
@@ -91,7 +91,7 @@ class Call:
 
     __slots__ = ("body", "endpoint", "keep_ids", "one", "prompt", "request", "resumable")
 
-    def __init__(self, request: ClientRequest, one: One, *, resumable: bool) -> None:
+    def __init__(self, request: ClientRequest, one: SubRequest, *, resumable: bool) -> None:
         self.request = request
         self.one = one
         self.body = request.body.raw
@@ -111,8 +111,8 @@ class Call:
         if request.request_id:
             name = b"%b-%b" % (request.request_id, name)
         lines = b"%bx-request-id: %b\r\n" % (request.header_lines, name)
-        spoken = ENDPOINTS[path.partition(b"?")[0]]
-        engine = engine_id(spoken, name.decode("latin-1"))
+        upstream_endpoint = ENDPOINTS[path.partition(b"?")[0]]
+        engine = engine_id(upstream_endpoint, name.decode("latin-1"))
         return client.pass_on(order_id, engine, path.decode(), lines, body, receiver)
 
     def first(self, dispatch: Dispatch, max_tokens: int) -> tuple[bytes, bytes]:
@@ -133,7 +133,7 @@ class Call:
         return request.path, self._changed(values, sampling)
 
     def resumed(
-        self, dispatch: Dispatch, prompt_ids: list[int], parts: list[Part]
+        self, dispatch: Dispatch, prompt_ids: list[int], parts: list[ResponsePart]
     ) -> tuple[bytes, bytes]:
         """(path, body) of an attempt that resumes a response. Raises RequestRejected."""
         limit = dispatch.max_new_tokens
@@ -145,7 +145,7 @@ class Call:
         except Exception as error:  # whatever the error, no instance caused it
             raise _cannot_be_sent(error) from error
 
-    def prompt_ids(self, parts: list[Part]) -> list[int] | None:
+    def prompt_ids(self, parts: list[ResponsePart]) -> list[int] | None:
         """The prompt's token ids, from the client or from the instance. Raises RequestRejected."""
         if not envelopes.are_token_ids(self.prompt):
             return parts[0].prompt_ids

@@ -28,7 +28,7 @@ class HttpRequest(Protocol):
     @property
     def body(self) -> bytes: ...
 
-    gone: bool
+    disconnected: bool
     on_disconnect: Callable[[], None] | None
     on_pause: Callable[[], None] | None
     on_resume: Callable[[], None] | None

@@ -11,7 +11,7 @@ from typing import Any
 
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.gateway.data_plane import body as envelopes
-from rollout_sched.integrations.gateway.data_plane.body import ClientBody, One, split
+from rollout_sched.integrations.gateway.data_plane.body import ClientBody, SubRequest, split
 from rollout_sched.integrations.gateway.data_plane.call import JSON, Call, Reply, error_body
 from rollout_sched.integrations.gateway.data_plane.client_request import (
     ClientRequest,
@@ -87,7 +87,7 @@ class DataPlane:
     def _take_in(self, request: HttpRequest) -> None:
         status, text = 400, ""
         try:
-            if not request.gone:
+            if not request.disconnected:
                 self._take(request)
             return
         except BadRequest as error:
@@ -138,7 +138,7 @@ class DataPlane:
                 raise
             log_failure(error)  # the client already has its answer
 
-    def _submit(self, request: ClientRequest, one: One, to: Reply) -> str:
+    def _submit(self, request: ClientRequest, one: SubRequest, to: Reply) -> str:
         envelope = request.envelope
         call = Call(request, one, resumable=self._resumable or envelope.stream)
         tokens, limit = one.tokens, envelope.limit
@@ -152,8 +152,8 @@ class DataPlane:
 
     def _as_many_as_fit(self, tokens: int) -> tuple[int, int]:
         """(prompt, new) tokens if the client sets no limit; the prompt's may be an estimate."""
-        most = self.scheduling.max_model_len()
-        if not most:
+        limit = self.scheduling.max_model_len()
+        if not limit:
             raise Unavailable("no instance has joined, so the token limit is not known")
-        tokens = min(tokens, max(1, most - 1))
-        return tokens, max(1, most - tokens)
+        tokens = min(tokens, max(1, limit - 1))
+        return tokens, max(1, limit - tokens)

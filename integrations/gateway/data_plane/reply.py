@@ -45,7 +45,7 @@ class Limits:
 
 #: Most calls that may wait. Beyond this the oldest runs immediately, so that a flood of calls is
 #: not held in memory before it is counted, and the first calls do not wait long.
-MOST_WAITING = 1024
+MAX_WAITING = 1024
 
 Subject = TypeVar("Subject")
 
@@ -68,7 +68,7 @@ class Pacer:
         """Call `do(subject)`, and `failed` with the exception that it raises."""
         if self._taken:
             self._waiting.append((do, subject, failed))
-            if len(self._waiting) > MOST_WAITING:
+            if len(self._waiting) > MAX_WAITING:
                 self._do_oldest()
             return
         if self.streams:

@@ -27,7 +27,7 @@ RESUME_PATH: dict[Endpoint, bytes] = {
 }
 
 
-class Part(msgspec.Struct):
+class ResponsePart(msgspec.Struct):
     """One attempt's share of a response. `logprobs` has the format of the attempt's endpoint."""
 
     token_ids: list[int]
@@ -36,7 +36,7 @@ class Part(msgspec.Struct):
     prompt_ids: list[int] | None = None
 
 
-def part_of(endpoint: Endpoint, answer: dict[str, Any]) -> Part | None:
+def part_of(endpoint: Endpoint, answer: dict[str, Any]) -> ResponsePart | None:
     """The tokens to resume from; None if the answer does not give its tokens.
 
     `answer` has passed `answers.read_answer`. Raises AnswerUntrue if it cannot be joined with
@@ -50,7 +50,7 @@ def part_of(endpoint: Endpoint, answer: dict[str, Any]) -> Part | None:
     text = (choice.get("text") if message is None else message.get("content")) or ""
     # A prompt is never empty: with an empty list the response would resume from nothing.
     prompt_ids = choice.get("prompt_token_ids") or answer.get("prompt_token_ids") or None
-    part = Part(token_ids, text, choice.get("logprobs"), prompt_ids)
+    part = ResponsePart(token_ids, text, choice.get("logprobs"), prompt_ids)
     try:
         sum(prompt_ids or ())
         join(endpoint, [part], answer, "length")
@@ -63,7 +63,7 @@ def resume(
     endpoint: Endpoint,
     body: bytes,
     prompt_ids: list[int],
-    parts: list[Part],
+    parts: list[ResponsePart],
     limit: int | None,
     salt: str,
 ) -> dict[str, Any]:
@@ -84,16 +84,16 @@ def resume(
 
 def _as_completion(fields: dict[str, Any]) -> dict[str, Any]:
     wanted = fields.get("logprobs")
-    most = fields.get("top_logprobs") or 0
+    limit = fields.get("top_logprobs") or 0
     kept = {key: value for key, value in fields.items() if key not in CHAT_ONLY}
-    kept["logprobs"] = most if wanted else None
+    kept["logprobs"] = limit if wanted else None
     # The chat template has already added the special tokens.
     kept["add_special_tokens"] = False
     return kept
 
 
 def join(
-    endpoint: Endpoint, parts: list[Part], last: dict[str, Any] | None, finish: str
+    endpoint: Endpoint, parts: list[ResponsePart], last: dict[str, Any] | None, finish: str
 ) -> dict[str, Any]:
     """One answer in the endpoint's format from all parts; `last` is the answer with the last part.
 

@@ -252,13 +252,13 @@ class Stream:
 
         Raises InstanceError for invalid events; the rest of these bytes is then dropped.
         """
-        if self._opening and not self._cut and go_on(data, self._opening):
+        if self._opening and not self._cut and are_plain_events(data, self._opening):
             self._client.send(data)
             self.tokens.add_unread(data)
             return False
         data = self._events.feed(data)
         self._cut = bool(self._events.rest)
-        if self._opening and go_on(data, self._opening):
+        if self._opening and are_plain_events(data, self._opening):
             self._client.send(data)
             self.tokens.add_unread(data)
         elif data:
@@ -359,20 +359,20 @@ class Stream:
             raise InstanceError(f"invalid event: {error!r}") from None
 
 
-def go_on(data: bytes, opening: bytes) -> bool:
+def are_plain_events(data: bytes, opening: bytes) -> bool:
     """Whether these are whole events of this stream, as vLLM writes them, and none ends it."""
     if not data.endswith(b"\n\n"):
         return False
     if data.find(_NEWLINE) == len(data) - 2:  # a single event, as in most packets
-        return _goes_on(data, opening)
+        return _is_plain_event(data, opening)
     events = data[:-2].split(b"\n\n")
     for one in events:
-        if not _goes_on(one, opening):
+        if not _is_plain_event(one, opening):
             return False
     return data.count(b"\n") == 2 * len(events)
 
 
-def _goes_on(event: bytes, opening: bytes) -> bool:
+def _is_plain_event(event: bytes, opening: bytes) -> bool:
     return (
         event.rfind(_GOES_ON) > 0
         and event.startswith(opening)

@@ -30,7 +30,7 @@ from rollout_sched.integrations.gateway.data_plane.call import (
     weight_versions,
     with_added,
 )
-from rollout_sched.integrations.gateway.data_plane.resume import Part
+from rollout_sched.integrations.gateway.data_plane.resume import ResponsePart
 from rollout_sched.integrations.gateway.data_plane.stream import ClientStream, Stream
 from rollout_sched.integrations.gateway.data_plane.unary_call import failure
 from rollout_sched.integrations.vllm.protocol.answers import DONE, as_event
@@ -78,7 +78,7 @@ class StreamTranscript:
     def partial(self, attempt: int, tokens: int) -> None:
         """Nothing to do: the stream holds the ids."""
 
-    def keep(self, attempt: int, tokens: int, piece: None) -> None:
+    def append(self, attempt: int, tokens: int, piece: None) -> None:
         """Nothing to do: the client already has the tokens."""
 
     def detach(self) -> None:
@@ -163,7 +163,9 @@ class StreamingCall:
         streams = self.transcript.streams()
         for stream in streams:
             stream.tokens.read_up()
-        part = Part([token for stream in streams for token in stream.tokens.to_go_on_from()])
+        part = ResponsePart(
+            [token for stream in streams for token in stream.tokens.to_go_on_from()]
+        )
         if self._client.prompt_ids:
             part.prompt_ids = msgspec.json.decode(self._client.prompt_ids)
         lost = any(stream.tokens.events for stream in streams)

@@ -25,7 +25,7 @@ from rollout_sched.integrations.gateway.data_plane.call import (
     weight_versions,
     with_added,
 )
-from rollout_sched.integrations.gateway.data_plane.resume import Part
+from rollout_sched.integrations.gateway.data_plane.resume import ResponsePart
 from rollout_sched.integrations.http import Headers, WholeAnswer, write_fields
 from rollout_sched.integrations.vllm.protocol.endpoints import Endpoint, names_another
 from rollout_sched.integrations.vllm.protocol.refusals import refusal_of_request
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 Answer = dict[str, Any]
 
 #: Most bytes of an answer.
-MOST = 256 * 2**20
+MAX_ANSWER_BYTES = 256 * 2**20
 
 NO_IDS = error_body(502, "the instance gives no token_ids, so the response cannot be resumed")
 
@@ -49,16 +49,16 @@ def header_lines(instance: str) -> bytes:
     return write_fields([JSON, named] if instance else [JSON])
 
 
-class Raw(msgspec.Struct):
+class RawAnswer(msgspec.Struct):
     """An answer as received; it is the whole response."""
 
     body: bytes
 
 
-class Share(msgspec.Struct):
+class PartialAnswer(msgspec.Struct):
     """A part of a response, and the answer that has it."""
 
-    part: Part
+    part: ResponsePart
     answer: Answer
 
 
@@ -66,14 +66,14 @@ class UnaryTranscript:
     """The answers of the attempts so far (`live.ports.Transcript`); no tokens arrive before one."""
 
     def __init__(self) -> None:
-        self._pieces: dict[int, Raw | Share] = {}
+        self._pieces: dict[int, RawAnswer | PartialAnswer] = {}
 
     @property
-    def last(self) -> Raw | Share | None:
+    def last(self) -> RawAnswer | PartialAnswer | None:
         return next(reversed(self._pieces.values()), None)
 
-    def parts(self) -> list[Part]:
-        return [share.part for share in self._pieces.values() if isinstance(share, Share)]
+    def parts(self) -> list[ResponsePart]:
+        return [share.part for share in self._pieces.values() if isinstance(share, PartialAnswer)]
 
     def streamed(self, attempt: int) -> int:
         return 0
@@ -81,10 +81,10 @@ class UnaryTranscript:
     def partial(self, attempt: int, tokens: int) -> None:
         """Nothing to do: no tokens arrive before the answer."""
 
-    def keep(self, attempt: int, tokens: int, piece: Raw | Share | None) -> None:
-        if isinstance(piece, Share):
+    def append(self, attempt: int, tokens: int, piece: RawAnswer | PartialAnswer | None) -> None:
+        if isinstance(piece, PartialAnswer):
             del piece.part.token_ids[tokens:]
-        if isinstance(piece, Raw) or (tokens and piece is not None):
+        if isinstance(piece, RawAnswer) or (tokens and piece is not None):
             self._pieces[attempt] = piece
 
     def detach(self) -> None:
@@ -115,12 +115,14 @@ class UnaryCall:
         else:
             path, body = self.call.first(dispatch, self.max_tokens)
         segment = dispatch.max_new_tokens < self.max_tokens - dispatch.response_tokens
-        spoken = "completions" if parts and self.call.endpoint == "chat" else self.call.endpoint
+        upstream_endpoint = (
+            "completions" if parts and self.call.endpoint == "chat" else self.call.endpoint
+        )
         receiver = UnaryReceiver(
             self,
             over,
             order_id,
-            spoken,
+            upstream_endpoint,
             whole=not parts,
             segment=segment,
             labelled=client.labelled,
@@ -133,7 +135,7 @@ class UnaryCall:
         self,
         body: bytes,
         order_id: str,
-        spoken: Endpoint,
+        upstream_endpoint: Endpoint,
         *,
         whole: bool,
         segment: bool,
@@ -141,14 +143,14 @@ class UnaryCall:
     ) -> Outcome:
         """The outcome of an answer. `whole`: it is the first attempt; `segment`: its "length" is
         not the end; `labelled`: as its instance's. Raises InstanceError for an invalid answer."""
-        said = answers.read_answer(body, spoken, labelled=labelled)
+        said = answers.read_answer(body, upstream_endpoint, labelled=labelled)
         if names_another(said.id, order_id):
             raise InstanceError(f"it answered {order_id} with the answer to {said.id[:80]!r}")
         if self.call.endpoint == "generate":
             body = both_spellings(body)  # here, as the next instance may run another vLLM version
         finish = said.finish
         if whole and finish != "abort" and not (segment and finish == "length"):
-            return Outcome(said.tokens, finish, said.spans, Raw(body))
+            return Outcome(said.tokens, finish, said.spans, RawAnswer(body))
         parts = self.transcript.parts()
         if finish == "abort" and not parts and self.call.request.envelope.tools:
             # A resumed response is plain text, from which no server would parse a tool call.
@@ -162,7 +164,7 @@ class UnaryCall:
                 # Without token ids it cannot be resumed: it starts from the beginning.
                 return Outcome(0, "abort", (), None)
             raise RequestRejected("the instance gives no token_ids to resume from", 502, NO_IDS)
-        return Outcome(said.tokens, finish, said.spans, Share(part, answer))
+        return Outcome(said.tokens, finish, said.spans, PartialAnswer(part, answer))
 
 
 class UnaryResponder:
@@ -193,7 +195,7 @@ class UnaryResponder:
 
     def _body(self, sample: DeliveredSample) -> bytes:
         last = self._transcript.last
-        if isinstance(last, Raw):
+        if isinstance(last, RawAnswer):
             return self._whole(last.body, sample)
         said = None if last is None else last.answer
         answer = dialects.join(self._call.endpoint, self._transcript.parts(), said, sample.finish)
@@ -242,7 +244,7 @@ class UnaryReceiver(WholeAnswer):
         "_owner",
         "_segment",
         "_serves",
-        "_spoken",
+        "_upstream_endpoint",
         "_whole",
         "upstream_call",
     )
@@ -252,18 +254,18 @@ class UnaryReceiver(WholeAnswer):
         owner: UnaryCall,
         over: Over,
         order_id: str,
-        spoken: Endpoint,
+        upstream_endpoint: Endpoint,
         *,
         whole: bool,
         segment: bool,
         labelled: bool,
         serves: tuple[str, ...],
     ) -> None:
-        super().__init__(MOST)
+        super().__init__(MAX_ANSWER_BYTES)
         self._owner = owner
         self._over: Over | None = over
         self._order_id = order_id
-        self._spoken = spoken
+        self._upstream_endpoint = upstream_endpoint
         self._whole = whole
         self._segment = segment
         self._labelled = labelled
@@ -284,7 +286,7 @@ class UnaryReceiver(WholeAnswer):
             outcome = self._owner.outcome(
                 body,
                 self._order_id,
-                self._spoken,
+                self._upstream_endpoint,
                 whole=self._whole,
                 segment=self._segment,
                 labelled=self._labelled,

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 #: Seconds that one request for a batch may take, and between two checks of the fleet's version.
 LONG_POLL_S = 30.0
-LOOK_S = 0.5
+POLL_S = 0.5
 
 #: Prompt uids sent in one call.
 PORTION_UIDS = 4096
@@ -139,12 +139,12 @@ class Remote(RolloutScheduler):
             )
         await self._tell_of(update_of(version, apply))
         while wait and not (await self.state())["loaded"]:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
 
     async def _tell_of(self, update: WeightUpdate) -> None:
         await self._gateway.post("/rollout/v1/weights", update)
 
-    async def give_back(self, url: str) -> None:
+    async def return_instance(self, url: str) -> None:
         raise CallerError(
             "a gateway does not lend instances; use from_toml, which schedules in the trainer's "
             "process"

@@ -52,7 +52,7 @@ class Launcher:
         else:
             return  # instances that have not been updated yet still make older tokens
         launched: list[Group] = []
-        anew: list[Group] = []  # groups that were set back and hold no tokens
+        restarted: list[Group] = []  # groups that were set back and hold no tokens
         while deferred > 0 and progress.deferred:
             group = groups.first(DEFERRED)
             assert group is not None
@@ -60,13 +60,13 @@ class Launcher:
                 if allowed <= 0:
                     break
                 allowed -= 1
-                anew.append(group)
+                restarted.append(group)
             self._outcomes.launch(group, launch.oversample)
             launched.append(group)
             deferred -= 1
         fresh = min(fresh, allowed, progress.fresh)
         if fresh > 0:
-            for group in state.selection_window.take(fresh, anew):
+            for group in state.selection_window.take(fresh, restarted):
                 self._outcomes.launch(group, launch.oversample)
                 launched.append(group)
         progress.launched(launch, len(launched))
@@ -76,7 +76,7 @@ class Launcher:
     def renew_budgets(self) -> None:
         """If nothing else can fill the batch, groups that have spent their budget go on."""
         progress = self._state.progress
-        while progress.spent and progress.on_the_way < progress.prompts_per_step:
+        while progress.spent and progress.in_progress < progress.prompts_per_step:
             group = self._state.groups.first(SPENT)
             assert group is not None
             self._outcomes.launch(group, 1.0)
@@ -84,7 +84,7 @@ class Launcher:
     def recall_oldest(self) -> None:
         """The batch may wait for groups that were set back: the oldest of these go on."""
         state = self._state
-        groups = state.groups.of(DEFERRED) + state.groups.of(SPENT)
+        groups = state.groups.in_state(DEFERRED) + state.groups.in_state(SPENT)
         set_back = [group for group in groups if group in state.sample_buffer]
         newest = state.progress.fleet_version
         ages = [newest if g.oldest_version is None else g.oldest_version for g in set_back]
@@ -182,7 +182,7 @@ class Deliverer:
         """Groups that were never dispatched may still get the newest version."""
         progress = self._state.progress
         remaining = self._state.sample_buffer.remaining([], progress.version)
-        return self._state.roles.freshness.must_wait(progress, remaining, progress.lacking)
+        return self._state.roles.freshness.must_wait(progress, remaining, progress.wanted)
 
     def _fewer(self, groups: list[Group]) -> list[Group]:
         """The largest number of these groups that may go, if not all may. Each delivered group
@@ -198,9 +198,9 @@ class Deliverer:
 
     def _hand_over(self, groups: list[Group], *, last: bool) -> None:
         """Deliver a batch, or the next part of it."""
-        progress, sample = self._state.progress, self._finished.of
+        progress, sample = self._state.progress, self._finished.sample_of
         samples = tuple(sample(request) for group in groups for request in group.finished)
-        short = progress.lacking - len(groups) if last else 0
+        short = progress.wanted - len(groups) if last else 0
         self._state.orders.append(
             Deliver(progress.batches, progress.version, samples, progress.parts, last, short)
         )

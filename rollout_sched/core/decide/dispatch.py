@@ -61,7 +61,7 @@ class Migrator:
             self._meant[attempt.id] = instance.id
             self._requests.interrupt(attempt.request)
 
-    def meant_for(self, request: Request) -> Instance | None:
+    def target_of(self, request: Request) -> Instance | None:
         """The target of a request that was interrupted to migrate, if open; given only once."""
         if not self._meant:
             return None
@@ -108,16 +108,16 @@ class Dispatcher:
             request = waiting.first()
             if request is None:
                 return
-            if capped and not fleet.sessions.taking and request.home is None:
+            if capped and not fleet.sessions.taking and request.kv_instance is None:
                 return  # the requests after it have no home either
-            instance = self._migrator.meant_for(request) or routing.choose(request, fleet)
+            instance = self._migrator.target_of(request) or routing.choose(request, fleet)
             if instance is None:
                 return
             if instance.open_index < 0:
                 raise PolicyError(f"routing chose {instance!r}, which is not open")
             if request.session and self._asks_affinity:
                 instance = self._home_or(request, instance)
-            choosy = request.failed_on or fleet.kv.unlike or capped
+            choosy = request.failed_on or fleet.kv.mixed or capped
             if choosy and not self._suits(request, instance):
                 instance = self._elsewhere(request)
                 if instance is None:
@@ -131,10 +131,14 @@ class Dispatcher:
         if request.last_instance is None:
             return elsewhere
         state = self._state
-        home = state.fleet.open_instance(request.last_instance)
-        if home is None or home is elsewhere:
+        kv_instance = state.fleet.open_instance(request.last_instance)
+        if kv_instance is None or kv_instance is elsewhere:
             return elsewhere
-        return home if state.roles.affinity.stays(request, home, elsewhere) else elsewhere
+        return (
+            kv_instance
+            if state.roles.affinity.stays(request, kv_instance, elsewhere)
+            else elsewhere
+        )
 
     def _suits(self, request: Request, instance: Instance) -> bool:
         if instance.id in request.failed_on:

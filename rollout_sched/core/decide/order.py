@@ -26,7 +26,7 @@ from rollout_sched.core.work.parts import Parts
 PATIENCE_S = 5.0
 
 
-class Gathering:
+class RejoinBarrier:
     """`expected`: number of instances that are waited for; 0 when not gathering."""
 
     def __init__(self, state: State) -> None:
@@ -57,7 +57,7 @@ class Decider:
     def __init__(self, parts: Parts) -> None:
         self.updater = WeightUpdater(parts.state)
         self.migrator = Migrator(parts)
-        self.gathering = Gathering(parts.state)
+        self.gathering = RejoinBarrier(parts.state)
         self.lender = Lender(parts, self.updater)
         self._launcher = Launcher(parts)
         self._deliverer = Deliverer(parts, self._launcher, self.lender)
@@ -70,9 +70,9 @@ class Decider:
         """Ask the roles. It asks the group-level roles only if something changed: asking them
         costs more than most events do."""
         progress, fleet, waiting = self._progress, self._fleet, self._waiting
-        changed = progress.dirty
+        changed = progress.must_decide
         if changed:
-            progress.dirty = False
+            progress.must_decide = False
             if progress.trainer_waiting:
                 self._deliverer.deliver()
             if self.updater.outdated:

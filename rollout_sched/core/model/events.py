@@ -44,7 +44,7 @@ class InstanceLost(_Event, frozen=True, omit_defaults=True):
 
     instance: str
     reason: str = ""
-    asked: bool = False
+    requested: bool = False
 
 
 class InstanceLeaving(_Event, frozen=True):
@@ -111,7 +111,7 @@ class RequestSubmitted(_Event, frozen=True, omit_defaults=True):
     max_tokens: int
     session: str = ""
     priority: int = 0
-    made: tuple[Segment, ...] = ()
+    prior_segments: tuple[Segment, ...] = ()
     ends: bool = False
 
 

@@ -29,7 +29,7 @@ from rollout_sched.core.model.records import DeliveredSample, Segment
 
 #: Lengths remembered per prompt: enough for several groups of the usual sizes, and no more memory
 #: than a prompt's name and tokens take elsewhere.
-MOST_LENGTHS = 32
+MAX_LENGTHS = 32
 
 
 class PromptLengths:
@@ -56,7 +56,7 @@ class PromptLengths:
         """A group was delivered with these response lengths, in any order."""
         deliveries = self._deliveries
         deliveries.append(_thinned(sorted(lengths)))
-        while sum([len(delivery) for delivery in deliveries]) > MOST_LENGTHS:
+        while sum([len(delivery) for delivery in deliveries]) > MAX_LENGTHS:
             del deliveries[0]
         self.ascending = sorted([length for delivery in deliveries for length in delivery])
 
@@ -90,7 +90,7 @@ class LengthHistory:
         """All lengths by prompt, ascending."""
         return {prompt: known.ascending for prompt, known in self._prompts.items()}
 
-    def of(self, prompt: str, before: Sequence[int] = ()) -> PromptLengths:
+    def lengths_of(self, prompt: str, before: Sequence[int] = ()) -> PromptLengths:
         """A prompt's lengths; `before` is what was known of them when it first comes.
 
         A prompt without a name ("") cannot be recognised later, so its lengths are not kept.
@@ -104,8 +104,8 @@ class LengthHistory:
 
 
 def _thinned(ascending: list[int]) -> list[int]:
-    """At most `MOST_LENGTHS` of the lengths, evenly by rank."""
-    here, most = len(ascending), MOST_LENGTHS
+    """At most `MAX_LENGTHS` of the lengths, evenly by rank."""
+    here, most = len(ascending), MAX_LENGTHS
     if here <= most:
         return ascending
     return [ascending[(2 * rank + 1) * here // (2 * most)] for rank in range(most)]
@@ -183,11 +183,12 @@ class Instance:
     admission derived from the polls. `kept` are the requests between two turns whose KV it has.
     `finished` counts the requests that finished on it, `finished_tokens` the tokens of their
     contexts, if the admission needs them. While `gate_closed` is set, another party controls the
-    instance, and nothing new is sent to it. `open_index`, `heap_version` and `takes_new` belong to
-    the fleet.
+    instance, and nothing new is sent to it. `open_index`, `heap_version` and `accepts_sessions`
+    belong to the fleet.
     """
 
     __slots__ = (
+        "accepts_sessions",
         "attempts",
         "faults",
         "finished",
@@ -195,7 +196,6 @@ class Instance:
         "gate_closed",
         "heap_version",
         "id",
-        "kept",
         "kv_tokens",
         "last_dispatch",
         "leaving",
@@ -203,13 +203,13 @@ class Instance:
         "open_index",
         "report",
         "report_before",
+        "resident",
         "rests",
         "rests_until",
         "serial",
         "slots",
         "status",
         "suspects",
-        "takes_new",
         "tokens",
         "unreported",
         "version",
@@ -234,13 +234,13 @@ class Instance:
         self.report: InstanceReported | None = None
         self.unreported = 0
         self.observed: Any = None
-        self.kept: dict[str, Request] = {}
+        self.resident: dict[str, Request] = {}
         self.finished = 0
         self.finished_tokens = 0
         self.report_before: InstanceReported | None = None
         self.open_index = -1
         self.heap_version = 0
-        self.takes_new = False
+        self.accepts_sessions = False
 
     @property
     def in_flight(self) -> int:
@@ -249,7 +249,7 @@ class Instance:
     @property
     def sessions(self) -> int:
         """Requests whose KV the instance has: those in flight and those between two turns."""
-        return len(self.attempts) + len(self.kept)
+        return len(self.attempts) + len(self.resident)
 
     def __repr__(self) -> str:
         return f"<Instance {self.id} v{self.version} {self.status} {self.in_flight}/{self.slots}>"
@@ -379,13 +379,14 @@ class Request:
         "computed_tokens",
         "context_tokens",
         "expected_tokens",
+        "external_aborts",
         "failed_on",
         "failures",
         "finish",
         "group",
-        "home",
         "id",
         "index",
+        "kv_instance",
         "last_attempt",
         "last_instance",
         "migrations",
@@ -400,7 +401,6 @@ class Request:
         "siblings",
         "state",
         "turn",
-        "unasked_aborts",
     )
 
     def __init__(
@@ -427,13 +427,13 @@ class Request:
         self.turn = 0
         self.last_attempt = 0
         self.last_instance: str | None = None
-        self.home: Instance | None = None
+        self.kv_instance: Instance | None = None
         self.session = ""
         self.priority = 0
         self.salt: int | None = None
         self.failures = 0
         self.failed_on: tuple[str, ...] = ()
-        self.unasked_aborts = 0
+        self.external_aborts = 0
         self.migrations = 0
         self.rests_until = 0.0
         self.finish = ""
@@ -512,7 +512,7 @@ class Attempt:
 
 #: Siblings per set. Each answer updates all of them, so without a bound a client that never changes
 #: its group would make every request more expensive than the one before.
-MOST_SIBLINGS = 64
+MAX_SIBLINGS = 64
 
 
 class DirectSiblings:
@@ -531,7 +531,7 @@ class DirectSiblings:
         """The siblings that the request joins; it is counted among them."""
         key = (name, prompt_tokens, max_tokens)
         siblings = self._open.get(key)
-        if siblings is None or siblings.joined >= MOST_SIBLINGS:
+        if siblings is None or siblings.joined >= MAX_SIBLINGS:
             siblings = self._open[key] = Siblings(name, prompt_tokens, max_tokens)
         siblings.joined += 1
         return siblings
@@ -578,7 +578,7 @@ class Sessions:
         return self._instances.pop(session, None) is not None
 
 
-class Serials:
+class IdCounter:
     """Numbers from 1, the order in which groups and requests came, which breaks ties. `last` is the
     last one given out; a restored run continues from it."""
 

@@ -125,7 +125,7 @@ class GroupFacts(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     requests: tuple[RequestFacts, ...] = ()
     judged: bool = False
 
-    def anew(self) -> GroupFacts:
+    def as_submitted(self) -> GroupFacts:
         """The group as it was submitted."""
         return msgspec.structs.replace(
             self,
@@ -181,7 +181,7 @@ class RunFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     serials: int = 0
     attempts: int = 0
     instances: int = 0
-    most_kv_tokens: int = 0
+    max_kv_tokens: int = 0
     lost: int = 0
 
     def after_losses(self, written: Iterable[GroupFacts], kept: Iterable[GroupFacts]) -> RunFacts:

@@ -1,7 +1,7 @@
 """Roles: the questions the scheduler asks, one each. A policy is an object that answers one.
 
 Answers are data. A role never changes its arguments, and has no clock and no source of randomness
-of its own; a policy that needs randomness is given a seeded `Dice`.
+of its own; a policy that needs randomness is given a seeded `RandomSource`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rollout_sched.core.model.model import Attempt, Group, Instance, Request, Si
 from rollout_sched.core.model.records import DeliveredGroup, Launch
 
 
-class Dice(Protocol):
+class RandomSource(Protocol):
     """The part of `random.Random` that policies may use."""
 
     def randrange(self, stop: int, /) -> int: ...
@@ -57,12 +57,12 @@ class Progress(Protocol):
     *complete*; *delivered* in the end. `started` counts the groups, neither fresh nor delivered,
     that staleness applies to. Of the current batch, `in_batch` groups have gone to the trainer, if
     it takes parts, and `missing` have not; these are fewer than fill a batch if no more groups
-    come. `on_the_way` is the number of active, judging and complete groups, plus `in_batch`. `lost`
-    counts the groups that the round has lost (failed, filtered or started over) and that no launch
-    has made up for yet. `places` is how many groups the trainer still takes at its version, if it
-    takes one batch per version. `round` is the launch in effect since the last batch was whole.
-    `updating` counts the instances that are getting weights. `recent` are the groups of the last 12
-    batches, kept only for a batching whose attribute `uses_recent` is true.
+    come. `in_progress` is the number of active, judging and complete groups, plus `in_batch`.
+    `lost` counts the groups that the round has lost (failed, filtered or started over) and that no
+    launch has made up for yet. `open_places` is how many groups the trainer still takes at its
+    version, if it takes one batch per version. `round` is the launch in effect since the last batch
+    was whole. `updating` counts the instances that are getting weights. `recent` are the groups of
+    the last 12 batches, kept only for a batching whose attribute `uses_recent` is true.
     """
 
     @property
@@ -92,9 +92,9 @@ class Progress(Protocol):
     @property
     def missing(self) -> int: ...
     @property
-    def places(self) -> int: ...
+    def open_places(self) -> int: ...
     @property
-    def on_the_way(self) -> int: ...
+    def in_progress(self) -> int: ...
     @property
     def lost(self) -> int: ...
     @property
@@ -150,7 +150,7 @@ class Affinity:
     """False: the role is never asked."""
 
     @abstractmethod
-    def stays(self, request: Request, home: Instance, elsewhere: Instance) -> bool:
+    def stays(self, request: Request, kv_instance: Instance, elsewhere: Instance) -> bool:
         """`home` is the session's last instance, `elsewhere` the routing's choice; both open."""
 
 
@@ -311,7 +311,7 @@ class Freshness:
         """True if delivering now would leave groups behind that would then become too old.
 
         `remaining`: oldest version -> groups that would still be open after this delivery;
-        `places`: how many groups the current batch would lack after it.
+        `open_places`: how many groups the current batch would lack after it.
         """
 
 
@@ -453,7 +453,6 @@ __all__ = [
     "Batching",
     "Capacity",
     "DeliveredGroup",
-    "Dice",
     "FleetView",
     "Freshness",
     "Group",
@@ -466,6 +465,7 @@ __all__ = [
     "Ordering",
     "Prediction",
     "Progress",
+    "RandomSource",
     "Request",
     "Roles",
     "Routing",

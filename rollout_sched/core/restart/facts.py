@@ -96,7 +96,7 @@ def run_facts(scheduler: Scheduler, now: float) -> RunFacts:
 
 def prompt_facts(prompt: str, lengths: LengthHistory) -> PromptFacts:
     """Facts of a prompt that `lengths` knows."""
-    return PromptFacts(prompt, lengths.of(prompt).deliveries)
+    return PromptFacts(prompt, lengths.lengths_of(prompt).deliveries)
 
 
 def group_facts(group: Group, scheduler: Scheduler) -> GroupFacts:
@@ -187,7 +187,7 @@ class Changes(msgspec.Struct, frozen=True):
 
     run: RunFacts
     groups: tuple[GroupFacts, ...] = ()
-    gone: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
     prompts: tuple[PromptFacts, ...] = ()
     recent: tuple[DeliveredGroup, ...] | None = None
     delivered: tuple[Deliver, ...] = ()
@@ -237,11 +237,11 @@ class FactRecorder:
         now, self._now = self._now, None
         if now is None:
             return None
-        groups, gone = self._groups()
+        groups, dropped = self._groups()
         changes = Changes(
             run_facts(self._scheduler, now),
             groups,
-            gone,
+            dropped,
             self._prompt_facts(),
             tuple(self._scheduler.state.progress.recent) if self._recent_changed else None,
             tuple(self._delivered),
@@ -258,16 +258,16 @@ class FactRecorder:
 
     def _groups(self) -> tuple[tuple[GroupFacts, ...], tuple[str, ...]]:
         here: list[GroupFacts] = []
-        gone: list[str] = []
+        dropped: list[str] = []
         for group in self._touched:
             if group.state in HERE:
                 here.append(group_facts(group, self._scheduler))
                 continue
             self._prompts[group.prompt] = None
             if group.id not in self._scheduler.state.groups:  # else it was submitted again
-                gone.append(group.id)
+                dropped.append(group.id)
         self._touched.clear()
-        return tuple(here), tuple(gone)
+        return tuple(here), tuple(dropped)
 
     def _prompt_facts(self) -> tuple[PromptFacts, ...]:
         lengths = self._scheduler.state.prompt_lengths
@@ -290,7 +290,7 @@ class FoldedFacts:
         self._run = changes.run
         for group in changes.groups:
             self._groups[group.group] = group
-        for name in changes.gone:
+        for name in changes.dropped:
             self._groups.pop(name, None)  # a group may come and go between two calls
         for prompt in changes.prompts:
             self._prompts[prompt.prompt] = prompt

@@ -56,27 +56,27 @@ class Restorer:
                 f"earlier time {now} s"
             )
         self._restore_run(stored, now)
-        going_on = [
+        survivors = [
             request
             for facts in sorted(stored.groups, key=_serial)
             for request in self._restore_group(facts)
         ]
-        for request in going_on:  # an earlier one may complete its group and end a sibling
+        for request in survivors:  # an earlier one may complete its group and end a sibling
             if request.id in self._parts.requests:
-                self._parts.outcomes.go_on(request)
+                self._parts.outcomes.requeue(request)
 
     def _restore_run(self, stored: RunState, now: float) -> None:
         run, state = stored.run, self._state
         state.progress.restore(run, stored.recent)
         state.fleet.dispatched = run.attempts
-        state.fleet.kv.most = run.most_kv_tokens
+        state.fleet.kv.most = run.max_kv_tokens
         state.selection_window.left = run.window
         state.serials.last = run.serials
         self._decider.migrator.due_at = now
         self._decider.gathering.begin(run.instances, now)
         if state.prompt_lengths is not None:
             for prompt in stored.prompts:
-                _remember(state.prompt_lengths.of(prompt.prompt), prompt.deliveries)
+                _remember(state.prompt_lengths.lengths_of(prompt.prompt), prompt.deliveries)
 
     def _restore_group(self, facts: GroupFacts) -> list[Request]:
         """Returns the requests of the group that may go on."""
@@ -92,7 +92,7 @@ class Restorer:
         group.state = GroupState(facts.state)
         group.launch_place, group.launch_size = facts.launch_place, facts.launch_size
         self._state.groups.add(group)
-        going_on = self._restore_requests(group, facts)
+        survivors = self._restore_requests(group, facts)
         samples = self._state.sample_buffer
         if facts.started:
             samples.add(group)
@@ -101,24 +101,24 @@ class Restorer:
             samples.completed(group)
         elif group.state is JUDGING:
             self._parts.finished.judge(group)
-        return going_on
+        return survivors
 
     def _restore_requests(self, group: Group, facts: GroupFacts) -> list[Request]:
-        going_on: list[Request] = []
+        survivors: list[Request] = []
         requests = {known.index: self._request(known, group) for known in facts.requests}
         for known in facts.requests:
             request = requests[known.index]
-            self._parts.requests.take_in(request)
+            self._parts.requests.add(request)
             if request.state is PARKED:
                 self._parts.requests.replay_buffer.add(request)
             elif request.state is INTERRUPTING:
-                going_on.append(request)
+                survivors.append(request)
         group.finished = [requests[index] for index in facts.finished]
         lengths = [request.response_tokens for request in group.finished]
         group.siblings.lengths = sorted(lengths)
         if lengths:
             self._parts.requests.expectations.learn(group.siblings)
-        return going_on
+        return survivors
 
     def _request(self, facts: RequestFacts, group: Group) -> Request:
         name, siblings = request_id(group.id, facts.index), group.siblings
@@ -143,7 +143,7 @@ class Restorer:
         if lengths is None:
             return None
         if facts.prompt in lengths:
-            return lengths.of(facts.prompt)
+            return lengths.lengths_of(facts.prompt)
         own = PromptLengths()
         _remember(own, facts.history)
         return own

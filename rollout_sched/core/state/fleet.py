@@ -80,7 +80,7 @@ class OpenInstances:
 
 class SessionRoom:
     """Which instances may take a new session, if the admission bounds sessions. `taking` counts the
-    open instances that take new sessions (`Instance.takes_new`).
+    open instances that take new sessions (`Instance.accepts_sessions`).
 
     bound    the admission that bounds sessions; None if there is none
     """
@@ -91,7 +91,7 @@ class SessionRoom:
 
     def may_begin(self, request: Request, instance: Instance) -> bool:
         """Whether there is room; a request that has KV somewhere is not checked."""
-        return instance.takes_new or self.bound is None or request.home is not None
+        return instance.accepts_sessions or self.bound is None or request.kv_instance is not None
 
     def observe(self, instance: Instance, report: InstanceReported) -> None:
         if self.bound is not None:
@@ -106,9 +106,9 @@ class SessionRoom:
         """The instance is no longer open."""
         self._take_new(instance, False)
 
-    def _take_new(self, instance: Instance, takes_new: bool) -> None:
-        self.taking += takes_new - instance.takes_new
-        instance.takes_new = takes_new
+    def _take_new(self, instance: Instance, accepts_sessions: bool) -> None:
+        self.taking += accepts_sessions - instance.accepts_sessions
+        instance.accepts_sessions = accepts_sessions
 
 
 class KvSizes:
@@ -122,14 +122,14 @@ class KvSizes:
     def __init__(self) -> None:
         self.largest: int | None = None
         self.most = 0
-        self.unlike = False
+        self.mixed = False
 
-    def measure(self, instances: Iterable[Instance]) -> None:
+    def update(self, instances: Iterable[Instance]) -> None:
         """Take the sizes of the current instances."""
         sizes = [instance.kv_tokens for instance in instances]
         self.largest = max(sizes, default=None)
         self.most = max([self.most, *sizes])
-        self.unlike = any(size < self.most for size in sizes)
+        self.mixed = any(size < self.most for size in sizes)
 
     def fits(self, request: Request, instance: Instance) -> bool:
         """Whether the instance holds all that the request may become, or as much as any so far.
@@ -199,7 +199,7 @@ class Fleet:
         self._joined += 1
         self.instances[name] = instance
         self._versions[version] += 1
-        self.kv.measure(self.instances.values())
+        self.kv.update(self.instances.values())
         self.touch(instance)
         return instance
 
@@ -211,7 +211,7 @@ class Fleet:
         for attempt in attempts:
             del self.attempts[attempt.id]
         instance.attempts.clear()
-        self.kv.measure(self.instances.values())
+        self.kv.update(self.instances.values())
         self._shut(instance)
         instance.heap_version += 1
         return attempts
@@ -239,8 +239,8 @@ class Fleet:
         instance.tokens += attempt.context_tokens + expected
         instance.last_dispatch = attempt.id
         instance.unreported += 1
-        if request.home is not None:
-            self.leave(request)
+        if request.kv_instance is not None:
+            self.release_kv(request)
         self.touch(instance)
         return attempt
 
@@ -252,23 +252,23 @@ class Fleet:
         instance.tokens -= attempt.context_tokens + attempt.expected_tokens
         self.touch(instance)
 
-    def keep(self, request: Request, instance: Instance) -> None:
+    def retain_kv(self, request: Request, instance: Instance) -> None:
         """A turn is over: the instance keeps its KV for the next one."""
-        request.home = instance
-        instance.kept[request.id] = request
+        request.kv_instance = instance
+        instance.resident[request.id] = request
         self.touch(instance)
 
-    def leave(self, request: Request) -> None:
+    def release_kv(self, request: Request) -> None:
         """The KV of the request need not be kept any longer."""
-        instance = request.home
+        instance = request.kv_instance
         if instance is not None:
-            request.home = None
-            del instance.kept[request.id]
+            request.kv_instance = None
+            del instance.resident[request.id]
             self.touch(instance)
 
     def finished(self, request: Request) -> None:
         """The request is finished: count its final context for its last instance."""
-        self.leave(request)
+        self.release_kv(request)
         if not self.counts_finished:
             return
         instance = self.instances.get(request.last_instance or "")

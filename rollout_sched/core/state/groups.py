@@ -111,11 +111,11 @@ class Groups:
         """The group that has been in the state longest."""
         return next(iter(self._by_state[state].values()), None)
 
-    def front(self, state: GroupState, most: int) -> list[Group]:
+    def front(self, state: GroupState, limit: int) -> list[Group]:
         """The first `most` groups of a state, or all if there are fewer."""
-        return list(islice(self._by_state[state].values(), most))
+        return list(islice(self._by_state[state].values(), limit))
 
-    def of(self, state: GroupState) -> list[Group]:
+    def in_state(self, state: GroupState) -> list[Group]:
         return list(self._by_state[state].values())
 
     def touch(self, group: Group) -> None:

@@ -58,7 +58,7 @@ class RunProgress:
         self.trainer_waiting = False
         self.shares_gpus = False
         self.closed = False
-        self.dirty = False
+        self.must_decide = False
         self.delivered = 0
         self.batches = 0
         self.takes_parts = False
@@ -116,25 +116,25 @@ class RunProgress:
         self.round = run.round
         if self._keeps_recent:
             self.recent.extend(recent)
-        self.dirty = True
+        self.must_decide = True
 
     @property
     def missing(self) -> int:
         """Groups that the batch lacks and will get: at most all that are left, once closed."""
-        return min(self.lacking, len(self._groups)) if self.closed else self.lacking
+        return min(self.wanted, len(self._groups)) if self.closed else self.wanted
 
     @property
-    def lacking(self) -> int:
+    def wanted(self) -> int:
         """Groups that the batch would still take, whether or not there are any."""
         return self.prompts_per_step - self.in_batch
 
     @property
-    def on_the_way(self) -> int:
+    def in_progress(self) -> int:
         return self.in_batch + self.complete + self.judging + self.active
 
     @property
-    def places(self) -> int:
-        return 0 if self.whole_at == self.version else self.lacking
+    def open_places(self) -> int:
+        return 0 if self.whole_at == self.version else self.wanted
 
     @property
     def fresh(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from rollout_sched.core.model.actions import Action
-from rollout_sched.core.model.model import DirectSiblings, LengthHistory, Serials, Sessions
+from rollout_sched.core.model.model import DirectSiblings, IdCounter, LengthHistory, Sessions
 from rollout_sched.core.model.roles import Roles
 from rollout_sched.core.state.fleet import Fleet
 from rollout_sched.core.state.groups import Groups, SampleBuffer
@@ -25,7 +25,7 @@ class State:
         self.roles = roles
         self.orders: list[Action] = []
         self.anomalies: Counter[str] = Counter()
-        self.serials = Serials()
+        self.serials = IdCounter()
         self.prompt_lengths = LengthHistory() if roles.uses_history else None
         self.fleet = Fleet(
             roles.routing.load,

@@ -144,6 +144,6 @@ class ReplayBuffer:
         """Remove the request if the buffer has it."""
         self._parked.pop(request.id, None)
 
-    def of(self, group: Group) -> list[Request]:
+    def parked_of(self, group: Group) -> list[Request]:
         """The parked requests of one group."""
         return [r for r in group.requests if r.state is PARKED]

@@ -47,7 +47,7 @@ class AttemptLedger:
         self._state.anomalies["tokens_out_of_range"] += 1
         return min(max(0, tokens), attempt.max_new_tokens)
 
-    def keep(self, attempt: Attempt, spans: Spans) -> None:
+    def record(self, attempt: Attempt, spans: Spans) -> None:
         """Add what the attempt made to its request."""
         request = attempt.request
         request.attempt = None
@@ -127,7 +127,7 @@ def discard(
 FAULTS_TO_REST = 3
 
 
-def suspect(request: Request, instance: Instance) -> None:
+def record_unclear(request: Request, instance: Instance) -> None:
     """An attempt failed, and the request or the instance may be at fault."""
     request.failures += 1
     if instance.id not in request.failed_on:
@@ -135,13 +135,13 @@ def suspect(request: Request, instance: Instance) -> None:
     instance.suspects.add(request.id)
 
 
-def acquit(instance: Instance) -> None:
+def clear(instance: Instance) -> None:
     """The instance has answered: its earlier failures no longer count."""
     instance.faults = instance.rests = 0
     instance.suspects.clear()
 
 
-def succeed(request: Request, instances: Mapping[str, Instance]) -> list[Instance]:
+def blame_failed_instances(request: Request, instances: Mapping[str, Instance]) -> list[Instance]:
     """The request got an answer, so the instances where it failed were at fault. Returns those that
     must rest."""
     at_fault = []
@@ -168,7 +168,7 @@ def _failed_on(request: Request, instances: Mapping[str, Instance]) -> list[Inst
 
 
 #: Each failure in a row doubles the rest, at most this many times.
-MOST_DOUBLINGS = 6
+MAX_DOUBLINGS = 6
 
 
 class Backoff:
@@ -186,7 +186,7 @@ class Backoff:
 
     def rest(self, who: Instance | Request, before: int, now: float) -> None:
         """Start a rest of `who`, after `before` earlier rests in a row."""
-        at = now + self.first_s * 2 ** min(before, MOST_DOUBLINGS)
+        at = now + self.first_s * 2 ** min(before, MAX_DOUBLINGS)
         who.rests_until = at
         self._serial += 1
         heappush(self._rests, (at, self._serial, who))

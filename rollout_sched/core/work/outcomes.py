@@ -39,7 +39,7 @@ class FinishedSamples:
     def __init__(self, state: State) -> None:
         self._state = state
 
-    def of(self, request: Request) -> DeliveredSample:
+    def sample_of(self, request: Request) -> DeliveredSample:
         segments = request.segments
         if self._state.roles.freshness.masks and request.group is not None:
             segments = self._masked(segments)
@@ -66,7 +66,7 @@ class FinishedSamples:
     def judge(self, group: Group) -> None:
         """Ask whether a whole group is to be trained."""
         group.judgement = self._state.serials.next()
-        samples = tuple([self.of(request) for request in group.finished])
+        samples = tuple([self.sample_of(request) for request in group.finished])
         self._state.orders.append(Judge(group.id, group.judgement, samples))
 
     def _masked(self, segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
@@ -76,7 +76,7 @@ class FinishedSamples:
         )
 
 
-class GroupOutcomes:
+class GroupMoves:
     """Moves groups through `groups.py`, and moves their requests accordingly.
 
     budgeted  whether a group has a token budget for each round
@@ -100,7 +100,7 @@ class GroupOutcomes:
             if index not in used:
                 self._requests.create(group.siblings, group, index, request_id(group.id, index))
             index += 1
-        for request in self._requests.replay_buffer.of(group):
+        for request in self._requests.replay_buffer.parked_of(group):
             self._requests.wait(request)
 
     def finished(self, request: Request, group: Group) -> None:
@@ -125,7 +125,7 @@ class GroupOutcomes:
 
     def start_over(self, group: Group, reason: str = "stale") -> None:
         """Queue a group for a later launch, and throw away all its tokens."""
-        self._state.progress.dirty = True
+        self._state.progress.must_decide = True
         self._state.groups.touch(group)
         if reason == "stale":
             self._state.progress.group_lost(group)
@@ -163,7 +163,7 @@ class GroupOutcomes:
 
     def lose(self, group: Group, why: Literal["failed", "filtered"]) -> None:
         """The group will never be delivered."""
-        self._state.progress.dirty = True
+        self._state.progress.must_decide = True
         self._state.progress.group_lost(group)
         self._state.groups.move(group, FAIL if why == "failed" else FILTER)
         for request in group.requests:
@@ -178,11 +178,11 @@ class GroupOutcomes:
             parked = request.state is PARKED and not request.rests_until
             if request.state is not FINISHED and not parked:
                 return  # this request goes on
-        self._state.progress.dirty = True
+        self._state.progress.must_decide = True
         self._state.groups.move(group, SPEND)
 
     def _fill(self, group: Group) -> None:
-        self._state.progress.dirty = True
+        self._state.progress.must_decide = True
         self._state.groups.move(group, JUDGE if group.judged else FILL)
         for request in group.requests:
             if request.state is not FINISHED:
@@ -207,7 +207,7 @@ class GroupOutcomes:
             self._requests.interrupt(request)
 
 
-class Outcomes:
+class RequestMoves:
     """Moves requests when an attempt, a turn or a rest is over.
 
     groups        the moves of their groups
@@ -219,7 +219,7 @@ class Outcomes:
         state: State,
         requests: Requests,
         finished: FinishedSamples,
-        groups: GroupOutcomes,
+        groups: GroupMoves,
         max_failures: int,
     ) -> None:
         self.groups = groups
@@ -228,7 +228,7 @@ class Outcomes:
         self._requests = requests
         self._finished = finished
 
-    def go_on(self, request: Request) -> None:
+    def requeue(self, request: Request) -> None:
         """To the waiting queue if the request may run, else to the replay buffer."""
         if not self._requests.room_for(request):
             self.finish(request, "length")
@@ -243,7 +243,7 @@ class Outcomes:
             self._requests.park(request)
             self.groups.spend(request.group)
         else:
-            self.go_on(request)
+            self.requeue(request)
 
     def finish(self, request: Request, reason: str) -> None:
         group = request.group
@@ -272,7 +272,7 @@ class Outcomes:
 
     def _answer(self, request: Request) -> None:
         """A direct request is finished: answer it at once."""
-        self._state.orders.append(Answer(self._finished.of(request)))
+        self._state.orders.append(Answer(self._finished.sample_of(request)))
         self._requests.forget(request)
         self._leave(request)
 
@@ -300,7 +300,7 @@ class Outcomes:
 class Judgement:
     """Takes the answers to Judge; an answer to an earlier question about the group is ignored."""
 
-    def __init__(self, state: State, outcomes: GroupOutcomes) -> None:
+    def __init__(self, state: State, outcomes: GroupMoves) -> None:
         self._state = state
         self._outcomes = outcomes
 
@@ -311,7 +311,7 @@ class Judgement:
             return
         group.judgement = 0
         if event.verdict == "kept":
-            self._state.progress.dirty = True
+            self._state.progress.must_decide = True
             self._state.groups.move(group, KEEP)
             self._state.sample_buffer.completed(group)
         else:

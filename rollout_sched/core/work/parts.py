@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rollout_sched.core.state.state import State
 from rollout_sched.core.work.attempts import AttemptLedger, Backoff
-from rollout_sched.core.work.outcomes import FinishedSamples, GroupOutcomes, Outcomes
+from rollout_sched.core.work.outcomes import FinishedSamples, GroupMoves, RequestMoves
 from rollout_sched.core.work.requests import Requests
 
 
@@ -18,7 +18,7 @@ class Parts:
         self.ledger = AttemptLedger(state)
         self.requests = Requests(state, self.ledger)
         self.finished = FinishedSamples(state)
-        self.group_outcomes = GroupOutcomes(state, self.requests, self.finished)
-        self.outcomes = Outcomes(
+        self.group_outcomes = GroupMoves(state, self.requests, self.finished)
+        self.outcomes = RequestMoves(
             state, self.requests, self.finished, self.group_outcomes, max_failures
         )

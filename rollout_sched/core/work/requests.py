@@ -81,7 +81,7 @@ class Expectations:
         key = self._ordering.key(request)
         if self._prioritised:
             key = (request.priority, key)
-        return key if self._sessions is None else (request.home is None, key)
+        return key if self._sessions is None else (request.kv_instance is None, key)
 
 
 class Requests:
@@ -118,10 +118,10 @@ class Requests:
         """A new request, parked until the caller moves it on, within the same event."""
         serial = self._state.serials.next()
         request = Request(name, siblings, group, index, serial, siblings.prompt_tokens)
-        self.take_in(request)
+        self.add(request)
         return request
 
-    def take_in(self, request: Request) -> None:
+    def add(self, request: Request) -> None:
         """Add a request that is known by its id from now on."""
         self._all[request.id] = request
         request.siblings.requests.append(request)
@@ -130,9 +130,13 @@ class Requests:
         """The request may be dispatched (again)."""
         self.replay_buffer.discard(request)
         request.rests_until = 0.0
-        home = request.home
-        if home is not None and self._sessions is not None and not self._sessions.continues(home):
-            self._fleet.leave(request)
+        kv_instance = request.kv_instance
+        if (
+            kv_instance is not None
+            and self._sessions is not None
+            and not self._sessions.continues(kv_instance)
+        ):
+            self._fleet.release_kv(request)
         move(request, RETURN)
         self.expectations.enqueue(request)
 
@@ -147,12 +151,12 @@ class Requests:
 
     def leave_home(self, request: Request) -> None:
         """The instance that kept the KV of the request is gone."""
-        self._fleet.leave(request)
+        self._fleet.release_kv(request)
         if request.state is WAITING:
             self.expectations.rerank(request)
 
     def park(self, request: Request) -> None:
-        self._fleet.leave(request)
+        self._fleet.release_kv(request)
         if request.state is WAITING:
             self.waiting.remove(request)
         move(request, PARK)
@@ -182,7 +186,7 @@ class Requests:
     def end(self, request: Request, reason: str) -> None:
         """The request ends without being delivered or answered."""
         self._ledger.abandon(request, reason)
-        self._fleet.leave(request)
+        self._fleet.release_kv(request)
         if request.failed_on:
             blame.forget(request, self._fleet.instances)
         if request.state is WAITING:

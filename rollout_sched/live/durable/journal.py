@@ -23,10 +23,10 @@ SYNC_S = 1.0
 CLOSE_S = 10.0
 
 #: Most bytes that may wait for a slow disk.
-MOST = 2**28
+MAX_WAITING_BYTES = 2**28
 
 
-class JournalKeeper:
+class JournalRecorder:
     """An observer of the driver that records every event. Create it inside a running event loop.
 
     A thread writes, so a slow disk blocks nothing. A disk failure does not stop the rollouts: the
@@ -63,7 +63,7 @@ class JournalKeeper:
             self._empty = False
         except Exception as error:  # without this event, later ones are useless
             self._give_up(error)
-        if len(self._pending) > MOST:
+        if len(self._pending) > MAX_WAITING_BYTES:
             self._give_up(f"the disk does not keep up: {len(self._pending)} bytes wait for it")
 
     def state(self) -> dict[str, str]:

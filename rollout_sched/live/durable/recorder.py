@@ -118,7 +118,7 @@ class StoredSession:
         self._transcripts = transcripts
         self._deliveries: dict[str, Deliver] = {}  # not acknowledged
         self._rewarded: set[str] = set()  # requests
-        self._told: dict[int, list[str]] = {}  # lost groups, by the batch that reports them
+        self._reported: dict[int, list[str]] = {}  # lost groups, by the batch that reports them
 
     def check_room(self) -> None:
         """Raises StoreFull if no new work can be accepted."""
@@ -128,16 +128,16 @@ class StoredSession:
         """Awaiting it may raise StoreBroken."""
         return self._open.promise()
 
-    def take_up(self, found: Recovered) -> None:
+    def restore(self, found: Recovered) -> None:
         """Continue from what an earlier epoch has left, and drop what is not continued."""
         for action in found.deliveries:
             self.delivered(action)
         for group in found.lost:
             self.lost(group)
-        for batch, groups in found.told.items():
+        for batch, groups in found.reported.items():
             for group in groups:
                 self.lost(group, batch)
-        for name in found.untold:
+        for name in found.orphaned_losses:
             self._open.changes.drop(facts.LOST, name)
         for name in found.unleased:
             self._open.changes.drop(facts.LEASE, name)
@@ -174,7 +174,7 @@ class StoredSession:
                     self.forget(sample.request)
                 for uid in {sample.group for sample in action.samples}:
                     self.forget_prompt(uid)
-        for uid in self._told.pop(batch, ()):
+        for uid in self._reported.pop(batch, ()):
             self._open.changes.drop(facts.LOST, facts.loss_name(uid, batch))
 
     # -- what they are told ----------------------------------------------------------------
@@ -184,9 +184,9 @@ class StoredSession:
         self._deliveries[name] = action
         self._open.changes.put(facts.DELIVERED, name, encoded(action))
 
-    def telling(self, last: Deliver) -> None:
+    def record_report(self, last: Deliver) -> None:
         """A batch after the last that only reports lost groups; its number is not used again."""
-        self._open.changes.put(facts.TELLING, ONE, encoded(last.batch))
+        self._open.changes.put(facts.LAST_REPORT, ONE, encoded(last.batch))
         self.delivered(last)
 
     def lost(self, group: LostGroup, batch: int | None = None) -> None:
@@ -195,7 +195,7 @@ class StoredSession:
         self._open.changes.put(facts.LOST, facts.loss_name(group.uid, batch), loss)
         if batch is not None:
             self._open.changes.drop(facts.LOST, facts.loss_name(group.uid, None))
-            self._told.setdefault(batch, []).append(group.uid)
+            self._reported.setdefault(batch, []).append(group.uid)
 
     def leased(self, batch: int, lease: LeaseFacts | None) -> None:
         """The lease of a batch has changed; None: it is no longer needed."""
@@ -239,7 +239,7 @@ class StoredPayloads(Protocol):
     def get(self, request: str) -> Payload | None: ...
 
 
-class StoreKeeper:
+class RunRecorder:
     """An observer of the event pump. Create it inside a running event loop, before the first event.
 
     Each write is the state between two events: facts of the scheduler, and the tokens that they
@@ -304,13 +304,13 @@ class StoreKeeper:
         self._open.changes.put(facts.MODEL, ONE, model.encode())
         self._open.soon()
 
-    def take_up(self, found: Recovered) -> None:
+    def restore(self, found: Recovered) -> None:
         """Continue from what an earlier epoch has left, and drop what is not continued."""
-        self.session.take_up(found)
-        for request in found.anew:
+        self.session.restore(found)
+        for request in found.restarted:
             self.session.forget(request)
         changes = self._open.changes
-        for uid in found.gone:
+        for uid in found.dropped:
             changes.drop(facts.GROUP, uid)
             changes.drop(facts.PROMPT, uid)
         known = {facts.prompt_owner(uid) for uid in found.prompts} | self._transcripts.owners()
@@ -362,7 +362,7 @@ class StoreKeeper:
             changes.put(facts.LENGTHS, prompt.prompt, encoded(prompt))
         if changed.recent is not None:
             changes.put(facts.RECENT, ONE, encoded(changed.recent))
-        self.session.forget_groups(changed.gone)
+        self.session.forget_groups(changed.dropped)
 
     def _streamed(self, request: Request) -> tuple[tuple[int, Piece], ...]:
         """The tokens of the running attempt that the scheduler knows of."""

@@ -22,7 +22,7 @@ PROMPT = "prompt"
 DELIVERED = "delivered"
 LEASE = "lease"
 LOST = "failed"
-TELLING = "telling"
+LAST_REPORT = "last_report"
 REWARD = "reward"
 WEIGHTS = "weights"
 PAUSED = "paused"
@@ -160,7 +160,7 @@ class StoredTranscripts:
         if self._held.pop(request, None) is not None:
             changes.clear(_owner(request))
 
-    def take_up(self, request: str) -> tuple[int, int]:
+    def restore(self, request: str) -> tuple[int, int]:
         """Read the index of a request of an earlier epoch. Returns the numbers of generated and of
         observed tokens. Raises PieceDamaged."""
         held = self._held.setdefault(request, {})

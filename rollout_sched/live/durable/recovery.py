@@ -49,7 +49,7 @@ _DAMAGED = "its data in the store is damaged: submit it again"
 def recover(store: Store, transcripts: StoredTranscripts, tools: Container[str] = ()) -> Recovered:
     """Read the store. `tools`: names of the tools that are given again. A damaged group starts over
     or is in `lost`, and is logged. Raises StoreError if the run cannot be continued."""
-    for line in store.losses.told():
+    for line in store.losses.summary():
         log.error("store %s: %s", store.folder, line)
     try:
         return _Recovery(store, transcripts, tools).recovered()
@@ -99,16 +99,16 @@ class _Recovery:
         found.model = store.facts(facts.MODEL).get(ONE, b"").decode()
         weights = store.facts(facts.WEIGHTS).get(ONE)
         found.weights = None if weights is None else decoded(weights, StoredWeights)
-        telling = store.facts(facts.TELLING).get(ONE)
-        found.telling = -1 if telling is None else decoded(telling, int)
+        last_report = store.facts(facts.LAST_REPORT).get(ONE)
+        found.last_report = -1 if last_report is None else decoded(last_report, int)
         self._find_running(groups)
         self._fail_what_is_left(groups)
         self._give_up_rewards()
         delivered = {action.batch for action in found.deliveries}
-        for batch in found.told.keys() - delivered:
-            lost = found.told.pop(batch)
+        for batch in found.reported.keys() - delivered:
+            lost = found.reported.pop(batch)
             found.lost += lost
-            found.untold += [facts.loss_name(group.uid, batch) for group in lost]
+            found.orphaned_losses += [facts.loss_name(group.uid, batch) for group in lost]
         return found
 
     def _read_prompts(self) -> None:
@@ -137,7 +137,7 @@ class _Recovery:
             if loss.batch is None:
                 self._found.lost.append(group)
             else:
-                self._found.told.setdefault(loss.batch, []).append(group)
+                self._found.reported.setdefault(loss.batch, []).append(group)
 
     def _take_deliveries(self, deliveries: list[Deliver]) -> None:
         """A group that lacks tokens or a reward is reported as failed, not delivered again."""
@@ -150,8 +150,8 @@ class _Recovery:
                 or self._lacks_reward(sample.group, sample.request)
             }
             for uid in sorted(spoilt):
-                self._found.told.setdefault(action.batch, []).append(self._lost(uid, _DAMAGED))
-            self._found.anew += [s.request for s in action.samples if s.group in spoilt]
+                self._found.reported.setdefault(action.batch, []).append(self._lost(uid, _DAMAGED))
+            self._found.restarted += [s.request for s in action.samples if s.group in spoilt]
             samples = tuple(sample for sample in action.samples if sample.group not in spoilt)
             self._found.deliveries.append(msgspec.structs.replace(action, samples=samples))
 
@@ -167,20 +167,20 @@ class _Recovery:
         needs_tool = not whole or group.state not in ("judging", "complete")
         tool = self._found.tools.get(uid)
         if needs_tool and tool is not None and tool not in self._given:
-            self._found.anew += names
+            self._found.restarted += names
             self._fail(uid, str(ToolGone(tool)))
             return None
         if whole:
             return self._judged(group, names)
         log.warning("store %s: group %s starts over: tokens are lost", self._store.folder, uid)
-        self._found.anew += names
-        return group.anew()
+        self._found.restarted += names
+        return group.as_submitted()
 
     def _fail_what_is_left(self, groups: list[GroupFacts]) -> None:
         """Fail prompts for which the store no longer says whether they wait or were delivered. Of
         some it may have only the tokens."""
         delivered = {s.group for action in self._found.deliveries for s in action.samples}
-        known = delivered.union(self._found.gone, (group.group for group in groups))
+        known = delivered.union(self._found.dropped, (group.group for group in groups))
         uids = map(facts.uid_of_owner, self._store.owners())
         submitted = self._prompts.keys() | {uid for uid in uids if uid is not None}
         for uid in sorted(submitted - known):
@@ -199,14 +199,14 @@ class _Recovery:
     def _lost(self, uid: str, why: str) -> LostGroup:
         """The group is not continued."""
         log.error("store %s: group %s: %s", self._store.folder, uid, why)
-        self._found.gone.append(uid)
+        self._found.dropped.append(uid)
         self._found.prompts.pop(uid, None)
         return LostGroup(uid, why)
 
     def _generated(self, request: str) -> int:
         """Number of its generated tokens in the store; -1 if they are damaged."""
         try:
-            return self._transcripts.take_up(request)[0]
+            return self._transcripts.restore(request)[0]
         except PieceDamaged:
             return -1
 
@@ -291,7 +291,7 @@ class RestoredPayloads:
             )
             for counted in action.samples
         ]
-        lost = self._found.told.get(action.batch, []) if is_newest else []
+        lost = self._found.reported.get(action.batch, []) if is_newest else []
         return batch_of(action, samples, lost)
 
     def _payload(self, prompt: Prompt, index: int) -> TokenPayload:

@@ -17,11 +17,11 @@ from rollout_sched.core.model.request_ids import request_id
 from rollout_sched.core.scheduler import Scheduler
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.durable import records as facts
-from rollout_sched.live.durable.recorder import StoreKeeper
+from rollout_sched.live.durable.recorder import RunRecorder
 from rollout_sched.live.durable.records import ONE, StoredTranscripts
 from rollout_sched.live.durable.recovery import RestoredPayloads, recover
 from rollout_sched.live.requests.token_payload import TokenPayload
-from rollout_sched.live.timeouts import ask
+from rollout_sched.live.timeouts import with_timeout
 from rollout_sched.live.trainer.samples import NamedTools, Prompt
 from rollout_sched.live.trainer.session import TrainerSession
 from rollout_sched.live.trainer.stored import StoredWeights
@@ -64,7 +64,7 @@ class StaleAttempts:
         limit_s = self._driver.settings.control_timeout_s
         for order in orders:
             try:
-                await ask(client.abort(order), limit_s)
+                await with_timeout(client.abort(order), limit_s)
             except Exception as error:
                 log.warning("%s of an earlier run on %s: %s", order, instance, error)
 
@@ -97,7 +97,7 @@ class StoredRun:
         except BaseException:
             self.store.close()
             raise
-        self.keeper: StoreKeeper
+        self.keeper: RunRecorder
         self._stale_attempts: StaleAttempts | None = None
 
     @property
@@ -124,14 +124,14 @@ class StoredRun:
 
     def begin(self, scheduler: Scheduler, driver: Driver) -> None:
         """Write all events to the store from now on."""
-        self.keeper = StoreKeeper(
+        self.keeper = RunRecorder(
             self.store, scheduler, driver.front.payloads, self._transcripts, driver.pump.fail
         )
         driver.pump.observers.insert(0, self.keeper.observe)
         driver.fleet.record = self.keeper
-        self.keeper.take_up(self._found)
+        self.keeper.restore(self._found)
 
-    def go_on(self, driver: Driver, trainer: TrainerSession) -> None:
+    def resume(self, driver: Driver, trainer: TrainerSession) -> None:
         """Continue from what the earlier epoch has left."""
         found = self._found
         event = found.event
@@ -148,7 +148,7 @@ class StoredRun:
             for request in group.requests:
                 turn = _turn(group, request)
                 if driver.view.is_acting(turn.request, turn.attempt):
-                    driver.front.tools.take_up(turn)
+                    driver.front.tools.restore(turn)
 
     def state(self) -> dict[str, Any]:
         """ "full": why no new work is accepted; "broken": why the run has stopped; "" if not."""
@@ -162,7 +162,7 @@ class StoredRun:
             "disk_bytes": self.store.disk_bytes,
             "full": self.keeper.writer.full,
             "broken": "" if broken is None else str(broken),
-            "lost": self.store.losses.told(),
+            "lost": self.store.losses.summary(),
         }
 
     async def close(self) -> None:
@@ -181,7 +181,7 @@ class StoredRun:
 
     def _payload(self, trainer: TrainerSession, prompt: Prompt, index: int) -> TokenPayload:
         name = self._found.tools.get(prompt.uid)
-        tool = None if name is None else self._tools.of(name)
+        tool = None if name is None else self._tools.tool(name)
         return trainer.submissions.payloads.new(prompt, index, tool)
 
     def _name_of_run(self) -> str:

@@ -23,7 +23,7 @@ from rollout_sched.live.instances.pause import FIND, RESTART, RESUME, InstancePa
 from rollout_sched.live.instances.versions import FleetVersions
 from rollout_sched.live.ports import Description, InstanceClient, InstanceError, printable
 from rollout_sched.live.settings import Settings
-from rollout_sched.live.timeouts import ask, said
+from rollout_sched.live.timeouts import error_line, with_timeout
 
 log = logging.getLogger(__name__)
 
@@ -172,7 +172,7 @@ class InstanceAdmission:
     async def admit(self) -> None:
         """Let it join. Raises an error if it may not."""
         limit_s = self._fleet.settings.control_timeout_s
-        description = await ask(self._client.describe(), limit_s)
+        description = await with_timeout(self._client.describe(), limit_s)
         self._note_start(description.started_at)
         self._note_model(description)
         self._with_required_model(description)
@@ -181,7 +181,7 @@ class InstanceAdmission:
             await settle_pause(self._client, description, self._pause, self._fleet.settings)
             if description.version is None:
                 # Labels its tokens from now on, to tell them from those after its first update.
-                await ask(self._client.set_version(version), limit_s)
+                await with_timeout(self._client.set_version(version), limit_s)
             # Meanwhile others may have joined, and the trainer may have published a version.
             description = self._with_required_model(description)
             self._join(description, self._settle_version(description))
@@ -189,7 +189,7 @@ class InstanceAdmission:
     def refuse(self, error: Exception) -> None:
         """The instance stays away because of `error`."""
         before = self._membership.reason
-        self._membership.move(MembershipMove.REFUSE, said(error))
+        self._membership.move(MembershipMove.REFUSE, error_line(error))
         self.awaits_weights = isinstance(error, VersionRefused | JoinsLater)
         news = self.awaits_weights and self._membership.reason != before
         level = logging.WARNING if news else logging.DEBUG
@@ -284,7 +284,7 @@ async def settle_pause(
             )
     elif pause.held:
         if not description.paused:
-            await ask(client.pause("keep", False), settings.control_timeout_s)
+            await with_timeout(client.pause("keep", False), settings.control_timeout_s)
     elif description.paused and not (pause.ours or settings.resume_paused):
         pause.move(FIND)
         raise InstanceError(
@@ -293,5 +293,5 @@ async def settle_pause(
             "or set resume_paused to resume instances that are found paused"
         )
     elif description.paused is not False:
-        await ask(client.resume(), settings.control_timeout_s)
+        await with_timeout(client.resume(), settings.control_timeout_s)
     pause.move(RESUME)

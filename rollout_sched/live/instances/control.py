@@ -19,7 +19,7 @@ from rollout_sched.live.instances.pause import (
 )
 from rollout_sched.live.ports import InFlight, InstanceClient, InstanceError, WeightLoader
 from rollout_sched.live.settings import Settings
-from rollout_sched.live.timeouts import ask, is_ending, said
+from rollout_sched.live.timeouts import error_line, is_cancelled, with_timeout
 
 log = logging.getLogger(__name__)
 
@@ -30,10 +30,10 @@ class Attempts(Protocol):
     def on(self, instance: str) -> Sequence[InFlight]: ...
     async def answered(self, instance: str) -> None: ...
     def stop(self, attempt: int, reason: str) -> None: ...
-    def disbelieve(self, attempt: int) -> None: ...
+    def reject_streamed(self, attempt: int) -> None: ...
 
 
-class OrdersOwner(Protocol):
+class OrderCallbacks(Protocol):
     """The part of the driver that control orders use."""
 
     @property
@@ -69,7 +69,7 @@ class ControlOrders:
     def __init__(
         self,
         client: InstanceClient,
-        owner: OrdersOwner,
+        owner: OrderCallbacks,
         pause: InstancePause,
         lock: asyncio.Lock,
         *,
@@ -145,18 +145,18 @@ class ControlOrders:
 
     async def carry_out(self) -> None:
         """Carry out all orders until this is cancelled."""
-        while not is_ending():
+        while not is_cancelled():
             order = await self._orders.get()
             try:
                 self._under_way = asyncio.ensure_future(self._carry_out(order))
                 await self._under_way
             except asyncio.CancelledError:
-                if is_ending():
+                if is_cancelled():
                     raise
                 log.info("instance %s was lost; order cancelled: %s", self._client.name, order.what)
             except Exception as error:
-                if not is_ending():
-                    self._on_failed(order, said(error))
+                if not is_cancelled():
+                    self._on_failed(order, error_line(error))
 
     async def _resume(self) -> None:
         if not self._pause.held:
@@ -166,7 +166,7 @@ class ControlOrders:
 
     async def _carry_out(self, order: ControlOrder) -> None:
         async with self._lock:
-            await ask(order.carry_out(), order.timeout_s)
+            await with_timeout(order.carry_out(), order.timeout_s)
 
 
 class PauseControl:
@@ -204,7 +204,9 @@ class PauseControl:
     async def hold(self, mode: Literal["keep", "abort"], clear_cache: bool) -> None:
         """Pause it until `release`. Raises InstanceError."""
         async with self._lock:
-            await ask(self._client.pause(mode, clear_cache), self._settings.control_timeout_s)
+            await with_timeout(
+                self._client.pause(mode, clear_cache), self._settings.control_timeout_s
+            )
             self.note_held()
 
     async def release(self) -> None:
@@ -214,7 +216,7 @@ class PauseControl:
             if self.held and self._membership.state is not MembershipState.JOINED:
                 self._pause.move(RELEASE_LATER)
                 return
-            await ask(self._client.resume(), self._settings.control_timeout_s)
+            await with_timeout(self._client.resume(), self._settings.control_timeout_s)
             self.note_released()
 
     def note_left_paused(self) -> None:

@@ -17,10 +17,10 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from rollout_sched.live.instances.pause import FIND, RELEASE, InstancePause, PausedBy
-from rollout_sched.live.instances.versions import AROUND_US, FleetVersions, Known
+from rollout_sched.live.instances.versions import AROUND_US, FleetVersions, VersionSource
 from rollout_sched.live.ports import Description, Gauges, InstanceClient
 from rollout_sched.live.settings import Settings
-from rollout_sched.live.timeouts import ask
+from rollout_sched.live.timeouts import with_timeout
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ class EngineWatch:
 
     async def _asked(self, question: Coroutine[Any, Any, T]) -> T | None:
         try:
-            return await ask(question, self._settings.poll_timeout_s)
+            return await with_timeout(question, self._settings.poll_timeout_s)
         except Exception as error:  # the polls decide whether it is alive
             log.debug("instance %s did not answer: %s", self._client.name, error)
             return None
@@ -121,17 +121,17 @@ class EngineWatch:
 
     async def _compare(self) -> None:
         name = self._client.name
-        before = self._versions.of(name).version
+        before = self._versions.version_of(name).version
         told = await self._asked(self._client.weight_version())
         known = self._versions.compare(name, told)
-        if told is None or known is Known.AS_IT_IS:
+        if told is None or known is VersionSource.AS_IT_IS:
             return
-        if known is Known.OLDER and self._versions.of(name).version != before:
+        if known is VersionSource.OLDER and self._versions.version_of(name).version != before:
             return  # an answer reported newer weights while this call ran
-        if known is Known.NEWER and self._settings.on_contradiction == "server":
+        if known is VersionSource.NEWER and self._settings.on_contradiction == "server":
             self._versions.moved(name, told, AROUND_US)
         else:
             self._on_wrong(
                 f"it reports weights of version {told}, but version "
-                f"{self._versions.of(name).version} was loaded"
+                f"{self._versions.version_of(name).version} was loaded"
             )

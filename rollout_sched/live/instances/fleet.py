@@ -178,7 +178,7 @@ class LiveFleet:
 
     def _tell_lost(self, gone: InstanceLost, then: Callable[[], None] | None) -> None:
         if self._view.instance(gone.instance) is not None:
-            if gone.asked:
+            if gone.requested:
                 log.info("instance %s was %s", gone.instance, gone.reason)
             else:
                 log.warning("instance %s lost: %s", gone.instance, gone.reason)

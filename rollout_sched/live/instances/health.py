@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from rollout_sched.live.ports import Gauges, InFlight, InstanceClient, InstanceGone
 from rollout_sched.live.settings import Settings
-from rollout_sched.live.timeouts import ask, said
+from rollout_sched.live.timeouts import error_line, with_timeout
 
 # ------------------------------------------------------------------------------------------
 # Finds what will never answer: an instance without progress, or requests that it has lost.
@@ -244,7 +244,7 @@ class HealthChecks:
         self.verified.clear()
         self._at_once.set()
 
-    def look_soon(self) -> None:
+    def poll_soon(self) -> None:
         """Poll now."""
         self._at_once.set()
 
@@ -258,7 +258,7 @@ class HealthChecks:
     async def poll(self) -> Poll:
         failures = self._failures
         try:
-            gauges = await ask(self._client.gauges(), self._settings.poll_timeout_s)
+            gauges = await with_timeout(self._client.gauges(), self._settings.poll_timeout_s)
         except Exception as error:
             return Poll(None, self._missed(error), False, failures)
         self._misses = 0
@@ -279,7 +279,7 @@ class HealthChecks:
         self._misses += 1
         self.verified.clear()
         if isinstance(error, InstanceGone) or self._misses >= self._settings.misses:
-            return said(error)
+            return error_line(error)
         if self._misses == 1:
             self._at_once.set()
         return ""

@@ -12,7 +12,7 @@ from rollout_sched.live.instances.admission import FleetToJoin, InstanceAdmissio
 from rollout_sched.live.instances.control import (
     ControlOrder,
     ControlOrders,
-    OrdersOwner,
+    OrderCallbacks,
     PauseControl,
 )
 from rollout_sched.live.instances.engine_watch import EngineWatch
@@ -20,12 +20,12 @@ from rollout_sched.live.instances.health import HealthChecks
 from rollout_sched.live.instances.membership import Membership, MembershipMove, MembershipState
 from rollout_sched.live.instances.pause import InstancePause, PausedBy
 from rollout_sched.live.ports import Description, Gauges, InFlight, InstanceClient
-from rollout_sched.live.timeouts import is_ending
+from rollout_sched.live.timeouts import is_cancelled
 
 log = logging.getLogger(__name__)
 
 
-class Owner(OrdersOwner, FleetToJoin, Protocol):
+class SupervisorCallbacks(OrderCallbacks, FleetToJoin, Protocol):
     """The part of the driver that a supervisor uses."""
 
     def lose(self, name: str, reason: str) -> None: ...
@@ -44,7 +44,7 @@ class InstanceSupervisor:
     control_lock  held by the code that controls it, so that control calls do not interleave
     """
 
-    def __init__(self, client: InstanceClient, owner: Owner) -> None:
+    def __init__(self, client: InstanceClient, owner: SupervisorCallbacks) -> None:
         self.client = client
         self.membership = Membership(client.name)
         self.health = HealthChecks(client, owner.settings)
@@ -77,7 +77,7 @@ class InstanceSupervisor:
             pause,
             lock,
             on_resumed=self.health.forget_progress,
-            on_wrong=self._lose_disbelieved,
+            on_wrong=self._lose_discarding,
         )
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -140,7 +140,7 @@ class InstanceSupervisor:
     def suspect(self) -> None:
         """Something suggests that somebody else pauses it or loads weights: check it soon."""
         self._watching.suspect()
-        self.health.look_soon()
+        self.health.poll_soon()
 
     # -- watching --------------------------------------------------------------------------
 
@@ -155,12 +155,12 @@ class InstanceSupervisor:
             self.admission.refuse(error)
 
     async def _watch(self) -> None:
-        while not is_ending():
+        while not is_cancelled():
             await self.health.until_due()
             try:
                 await (self._check() if self.joined else self._try_to_join())
             except asyncio.CancelledError:
-                if is_ending():
+                if is_cancelled():
                     raise
                 log.warning("a check of instance %s was cancelled unexpectedly", self.name)
             except Exception:
@@ -177,7 +177,7 @@ class InstanceSupervisor:
             return
         if poll.restarted:
             # Attempts from before lost their connections, so these began after the restart.
-            self._lose_disbelieved("it was restarted")
+            self._lose_discarding("it was restarted")
             return
         if self._pause.by in (PausedBy.NOBODY, PausedBy.SOMEBODY_ELSE):
             assert self.description is not None  # it has joined
@@ -215,11 +215,11 @@ class InstanceSupervisor:
     def _lose(self, reason: str) -> None:
         self._leave_fleet(MembershipMove.LOSE, reason, reason)
 
-    def _lose_disbelieved(self, reason: str) -> None:
+    def _lose_discarding(self, reason: str) -> None:
         """The instance has other weights than the known ones, so what its streams have brought is
         labelled wrongly: drop it, and lose the instance."""
         for running in self._under_way():
-            self._owner.attempts.disbelieve(running.dispatch.attempt)
+            self._owner.attempts.reject_streamed(running.dispatch.attempt)
         self._lose(reason)
 
     def _leave_fleet(self, move: MembershipMove, away: str, lost: str) -> None:

@@ -40,7 +40,7 @@ from rollout_sched.live.ports import (
     WeightsUnknown,
 )
 from rollout_sched.live.settings import Settings
-from rollout_sched.live.timeouts import ask
+from rollout_sched.live.timeouts import with_timeout
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ US, THROUGH_US, AROUND_US = DrivenBy
 _IN_OUR_HANDS = (InstanceStatus.UPDATING, InstanceStatus.LENT)
 
 
-class Known(StrEnum):
+class VersionSource(StrEnum):
     """The version that an instance reports, compared with the known one."""
 
     AS_IT_IS = "as known, or being changed just now"
@@ -76,7 +76,7 @@ class ServedVersion(msgspec.Struct, frozen=True):
     gate: str
 
 
-class Told(Protocol):
+class NotedEvent(Protocol):
     """The part of the driver that this uses (`live.event_pump`)."""
 
     def tell(self, event: Event) -> None: ...
@@ -90,7 +90,7 @@ class FleetVersions:
     contradictions  number of answers with other versions than were known, by kind
     """
 
-    def __init__(self, pump: Told, view: SchedulerView, *, adopts: bool = False) -> None:
+    def __init__(self, pump: NotedEvent, view: SchedulerView, *, adopts: bool = False) -> None:
         self.adopts = adopts
         self.contradictions: Counter[str] = Counter()
         self._pump = pump
@@ -98,7 +98,7 @@ class FleetVersions:
         self._driven_by: dict[str, DrivenBy] = {}
         self._gates: dict[str, list[str]] = {}
 
-    def of(self, instance: str) -> ServedVersion:
+    def version_of(self, instance: str) -> ServedVersion:
         known = self._view.instance(instance)
         return ServedVersion(
             None if known is None else known.version,
@@ -152,14 +152,14 @@ class FleetVersions:
         newest = self._view.run.version
         return version > newest or (version == newest and not self._view.loads_newest)
 
-    def compare(self, instance: str, told: int | None) -> Known:
+    def compare(self, instance: str, told: int | None) -> VersionSource:
         """`told`: the version that the instance reports; it proves nothing while we update it."""
         known = self._view.instance(instance)
         if known is None or told is None or known.status in _IN_OUR_HANDS:
-            return Known.AS_IT_IS
+            return VersionSource.AS_IT_IS
         if told == known.version:
-            return Known.AS_IT_IS
-        return Known.NEWER if told > known.version else Known.OLDER
+            return VersionSource.AS_IT_IS
+        return VersionSource.NEWER if told > known.version else VersionSource.OLDER
 
     def published(self) -> None:
         """The newest version was published with a way to load it, so we load it."""
@@ -268,7 +268,7 @@ class Contradictions:
         if description is None or "weight_info" not in description.capabilities:
             return None
         try:
-            return await ask(source.client.weight_version(), self._settings.poll_timeout_s)
+            return await with_timeout(source.client.weight_version(), self._settings.poll_timeout_s)
         except InstanceError as error:
             raise AnswerUntrue(f"its versions differ from the known ones, and {error}") from error
 

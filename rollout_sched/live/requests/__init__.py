@@ -9,7 +9,7 @@ from rollout_sched.live.requests.attempts import (
     may_be_restarted,
 )
 from rollout_sched.live.requests.link import Settle, Verdict
-from rollout_sched.live.requests.payloads import OF_GROUP, PayloadBook, PayloadFactory, drop
+from rollout_sched.live.requests.payloads import OF_GROUP, PayloadFactory, Payloads, drop
 from rollout_sched.live.requests.trajectories import Tool, Trajectory
 
 __all__ = [
@@ -17,8 +17,8 @@ __all__ = [
     "OVERTAKEN_S",
     "AttemptTable",
     "LiveAttempt",
-    "PayloadBook",
     "PayloadFactory",
+    "Payloads",
     "Settle",
     "Tool",
     "Trajectory",

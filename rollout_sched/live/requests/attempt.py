@@ -28,11 +28,11 @@ class LiveAttempt:
         "begun",
         "client",
         "dispatch",
+        "known_tokens",
         "order_id",
         "payload",
         "stopped",
         "timer",
-        "told",
     )
 
     def __init__(
@@ -49,7 +49,7 @@ class LiveAttempt:
         self.order_id = order_id
         self.begun = begun  # seconds of the loop's clock, when it was sent
         self.stopped = False  # by its instance's supervisor
-        self.told = 0  # tokens of its stream that the core knows of
+        self.known_tokens = 0  # tokens of its stream that the core knows of
         self.attempting: Attempting | None = None  # None until it is sent
         self.timer: asyncio.TimerHandle | None = None
         self._open = True
@@ -70,17 +70,19 @@ class LiveAttempt:
         Raises what the payload raises."""
         dispatch = self.dispatch
         tokens = min(self.streamed, dispatch.max_new_tokens)
-        if tokens <= self.told:
+        if tokens <= self.known_tokens:
             return None
-        self.told = tokens
+        self.known_tokens = tokens
         return TokensArrived(dispatch.request, dispatch.attempt, tokens)
 
     def keep_streamed(self) -> None:
         """The stream of the attempt broke: keep the tokens that the core was told of; no more will
         come."""
-        if self.told:
+        if self.known_tokens:
             attempt, transcript = self.dispatch.attempt, self.payload.transcript
-            transcript.keep(attempt, self.told, transcript.partial(attempt, self.told))
+            transcript.append(
+                attempt, self.known_tokens, transcript.partial(attempt, self.known_tokens)
+            )
 
     async def abort(self, patience_s: float) -> bool:
         """Abort it; False if it has not ended after `patience_s` seconds.

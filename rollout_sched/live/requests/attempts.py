@@ -32,10 +32,10 @@ from rollout_sched.live.ports import (
 )
 from rollout_sched.live.requests.attempt import LiveAttempt
 from rollout_sched.live.requests.link import SchedulerLink, Settle
-from rollout_sched.live.requests.payloads import PayloadBook, drop
+from rollout_sched.live.requests.payloads import Payloads, drop
 from rollout_sched.live.requests.trajectories import ToolCalls
 from rollout_sched.live.settings import Settings
-from rollout_sched.live.timeouts import unquoted
+from rollout_sched.live.timeouts import plain_message
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 class RunningAttempts:
     """Holds each attempt from its order to its end, which it reports to the scheduler, once."""
 
-    def __init__(self, link: SchedulerLink, payloads: PayloadBook, tools: ToolCalls) -> None:
+    def __init__(self, link: SchedulerLink, payloads: Payloads, tools: ToolCalls) -> None:
         self._link = link
         self._payloads = payloads
         self._tools = tools
@@ -111,7 +111,7 @@ class RunningAttempts:
             return
         kept = min(max(0, outcome.tokens), dispatch.max_new_tokens)
         try:
-            running.payload.transcript.keep(dispatch.attempt, kept, outcome.piece)
+            running.payload.transcript.append(dispatch.attempt, kept, outcome.piece)
         except Exception as error:  # the payload's own
             self._tell_failed(running, error, usable=False)
             return
@@ -146,7 +146,7 @@ class RunningAttempts:
         if not usable:
             drop(running.payload, dispatch.attempt)
         self._payloads.note_error(dispatch, error)
-        why = unquoted(error)
+        why = plain_message(error)
         log.debug("attempt %d on %s failed: %s", dispatch.attempt, dispatch.instance, why)
         if may_be_restarted(error):  # first, because `tell` gives the slot to new work at once
             self._link.restart_suspected(dispatch.instance)
@@ -261,7 +261,7 @@ class AttemptTable:
         running.cancel()
         self._running.failed(running, InstanceError(f"given up: {reason}"))
 
-    def disbelieve(self, attempt: int) -> None:
+    def reject_streamed(self, attempt: int) -> None:
         """Fail an attempt whose stream has brought tokens: they may be of unknown weights."""
         running = self._running.get(attempt)
         if running is None:
@@ -313,7 +313,7 @@ class AttemptStarter:
     def __init__(
         self,
         link: SchedulerLink,
-        payloads: PayloadBook,
+        payloads: Payloads,
         running: RunningAttempts,
         table: AttemptTable,
         patience_s: float,
@@ -329,7 +329,7 @@ class AttemptStarter:
 
     def dispatch(self, action: Dispatch) -> None:
         try:
-            payload = self._payloads.of(action)
+            payload = self._payloads.payload_of(action)
         except Exception as error:  # the caller's own
             self._payloads.note_error(action, error)
             self._link.tell(RequestFailed(action.request, action.attempt, str(error), "request"))

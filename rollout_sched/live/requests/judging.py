@@ -26,7 +26,7 @@ from rollout_sched.core.model.model import DeliveredSample
 from rollout_sched.core.model.request_ids import request_id
 from rollout_sched.live.event_pump import EventPump
 from rollout_sched.live.ports import SampleJudge
-from rollout_sched.live.requests.payloads import PayloadBook
+from rollout_sched.live.requests.payloads import Payloads
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class Judging:
     discarded, its judgement is cancelled and forgotten.
     """
 
-    def __init__(self, pump: EventPump, payloads: PayloadBook, judge: SampleJudge) -> None:
+    def __init__(self, pump: EventPump, payloads: Payloads, judge: SampleJudge) -> None:
         self._judge = judge
         self._pump = pump
         self._payloads = payloads
@@ -121,7 +121,7 @@ class Judging:
         return call
 
     async def _judge_one(self, sample: DeliveredSample) -> None:
-        worth = await self._judge.judge(sample, self._payloads.of)
+        worth = await self._judge.judge(sample, self._payloads.payload_of)
         if self._samples.get(sample.request) is asyncio.current_task():
             self._judge.note(sample, worth)  # else this task ran on after it was cancelled
 
@@ -134,7 +134,7 @@ class Judging:
     async def _settle(self, action: Judge, calls: Sequence[asyncio.Task[None]]) -> None:
         try:
             await asyncio.gather(*calls)
-            kept = await self._judge.keeps(action.samples, self._payloads.of)
+            kept = await self._judge.keeps(action.samples, self._payloads.payload_of)
         except Exception as error:  # the caller's own
             log.exception("group %s could not be judged", action.group)
             self._payloads.note_group_error(action.group, error)

@@ -67,7 +67,7 @@ class SchedulerLink(Protocol):
         """Reports an event of a request that this front holds."""
 
     @property
-    def afterwards(self) -> Callable[..., None]:
+    def defer(self) -> Callable[..., None]:
         """Calls a function with arguments when the current order or event has been handled: a
         receiver of an answer may send a new request at once."""
 
@@ -101,7 +101,7 @@ class DirectLink:
         checks: AnswerChecks,
     ) -> None:
         self.tell: Callable[[Event], None] = pump.tell  # without a wrapper: it is on the hot path
-        self.afterwards: Callable[..., None] = pump.afterwards
+        self.defer: Callable[..., None] = pump.defer
         self._pump = pump
         self._view = view
         self._supervisors = supervisors
@@ -130,7 +130,7 @@ class DirectLink:
         return self._checks.judge(dispatch, outcome, stopped=stopped)
 
     def when_acting(self, dispatch: Dispatch, begin: Callable[[], None]) -> None:
-        self._pump.afterwards(self._begin_if_acting, dispatch, begin)
+        self._pump.defer(self._begin_if_acting, dispatch, begin)
 
     def _begin_if_acting(self, dispatch: Dispatch, begin: Callable[[], None]) -> None:
         if self._view.is_acting(dispatch.request, dispatch.attempt):

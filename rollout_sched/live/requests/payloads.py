@@ -11,7 +11,7 @@ from rollout_sched.core.model.errors import CallerError
 from rollout_sched.core.model.model import DeliveredSample
 from rollout_sched.core.model.request_ids import group_of
 from rollout_sched.live.ports import Payload, RequestRejected
-from rollout_sched.live.timeouts import unquoted
+from rollout_sched.live.timeouts import plain_message
 
 log = logging.getLogger(__name__)
 
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 PayloadFactory = Callable[[int], Payload]
 
 
-class PayloadBook:
+class Payloads:
     """The payloads of requests, the payload factories of groups, and the last error of each.
 
     A group's payloads are found without looking at those of others: a front that is lost may leave
@@ -53,7 +53,7 @@ class PayloadBook:
         """The payload of a request; None if it was never dispatched by this front, or has ended."""
         return self._payloads.get(request)
 
-    def of(self, it: Dispatch | Discard | DeliveredSample) -> Payload:
+    def payload_of(self, it: Dispatch | Discard | DeliveredSample) -> Payload:
         """The payload of a request, created at the first call: a request that finished in an
         earlier epoch of the run was never dispatched by this process.
 
@@ -93,7 +93,7 @@ class PayloadBook:
 
     def take(self, sample: DeliveredSample) -> Payload:
         """Remove and return the payload of a request that has ended."""
-        payload = self.of(sample)
+        payload = self.payload_of(sample)
         self.forget(sample.request)
         return payload
 
@@ -158,22 +158,22 @@ _TOLD = ("failed", "withdrawn", "oversized")
 OF_GROUP = ("failed", "filtered")
 
 
-class Afterwards(Protocol):
+class LinkCallbacks(Protocol):
     """The part of the link to the scheduler that this uses (`live.requests.link`)."""
 
     @property
-    def afterwards(self) -> Callable[..., None]: ...
+    def defer(self) -> Callable[..., None]: ...
     def fail(self, error: Exception) -> None: ...
 
 
-class Endings:
+class Completions:
     """Carries out the scheduler's orders for requests that end or start over: their payloads leave
     the book, and the responder is called after the event."""
 
     def __init__(
         self,
-        link: Afterwards,
-        payloads: PayloadBook,
+        link: LinkCallbacks,
+        payloads: Payloads,
         on_deliver: OnDeliver | None,
         on_group_failed: OnGroupFailed | None,
     ) -> None:
@@ -188,7 +188,7 @@ class Endings:
         for sample in action.samples:
             self._payloads.forget_group(sample.group)
         if self.on_deliver is not None:
-            self._link.afterwards(self._hand_over, self.on_deliver, action, payloads)
+            self._link.defer(self._hand_over, self.on_deliver, action, payloads)
 
     def _hand_over(self, on_deliver: OnDeliver, action: Deliver, payloads: list[Payload]) -> None:
         try:
@@ -197,7 +197,7 @@ class Endings:
             self._link.fail(error)
 
     def answer(self, action: Answer) -> None:
-        self._link.afterwards(_answer, self._payloads.take(action.sample), action.sample)
+        self._link.defer(_answer, self._payloads.take(action.sample), action.sample)
 
     def discard(self, action: Discard) -> None:
         """Discard an attempt's tokens, all tokens of a request, or the request itself."""
@@ -211,7 +211,7 @@ class Endings:
             error = RequestRejected("prompt + max_tokens do not fit any instance's KV cache")
         if payload is not None and action.reason in _TOLD:
             reason = "withdrawn" if action.reason == "withdrawn" else "failed"
-            self._link.afterwards(payload.responder.fail, reason, error)
+            self._link.defer(payload.responder.fail, reason, error)
         if action.reason in OF_GROUP and self._payloads.has_group(action.group):
             self._lose_group(action.group, filtered=action.reason == "filtered")
 
@@ -219,21 +219,21 @@ class Endings:
         """The group will never be delivered; report that."""
         error = self._payloads.forget_group(group)
         if not filtered:
-            why = "unknown reason" if error is None else unquoted(error)
+            why = "unknown reason" if error is None else plain_message(error)
             log.error("group %s failed: %s", group, why)
             if self.on_group_failed is not None:
-                self._link.afterwards(self.on_group_failed, group, error)
+                self._link.defer(self.on_group_failed, group, error)
         elif self.on_group_filtered is not None:
-            self._link.afterwards(self.on_group_filtered, group)
+            self._link.defer(self.on_group_filtered, group)
 
     def fail_all(self, error: Exception) -> None:
         """Fail all requests and groups."""
         payloads, groups = self._payloads.take_all()
         for payload in payloads:
-            self._link.afterwards(payload.responder.fail, "failed", error)
+            self._link.defer(payload.responder.fail, "failed", error)
         if self.on_group_failed is not None:
             for group in groups:
-                self._link.afterwards(self.on_group_failed, group, error)
+                self._link.defer(self.on_group_failed, group, error)
 
 
 def _answer(payload: Payload, sample: DeliveredSample) -> None:

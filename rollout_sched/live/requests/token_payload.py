@@ -173,7 +173,7 @@ class TokenTranscript:
     def partial(self, attempt: int, tokens: int) -> Piece:
         return self._streams[attempt]
 
-    def keep(self, attempt: int, tokens: int, piece: Piece) -> None:
+    def append(self, attempt: int, tokens: int, piece: Piece) -> None:
         if len(piece.token_ids) > tokens:
             logprobs = None if piece.logprobs is None else piece.logprobs[:tokens]
             piece = Piece(piece.token_ids[:tokens], logprobs)

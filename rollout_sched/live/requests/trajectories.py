@@ -19,9 +19,9 @@ import msgspec
 
 from rollout_sched.core.model.actions import Discard, Dispatch
 from rollout_sched.core.model.events import ToolReturned, TrajectoryEnded
-from rollout_sched.live.ports import Acting, InstanceClient, Outcome, Payload
+from rollout_sched.live.ports import InstanceClient, Outcome, Payload, ToolPayload
 from rollout_sched.live.requests.link import SchedulerLink
-from rollout_sched.live.requests.payloads import PayloadBook
+from rollout_sched.live.requests.payloads import Payloads
 from rollout_sched.live.requests.token_payload import TokenPayload
 
 log = logging.getLogger(__name__)
@@ -125,7 +125,7 @@ class ToolCalls:
     """Runs a coroutine for each trajectory whose turn is over: its tool. The result is reported to
     the scheduler. If a trajectory is discarded or starts over, its tool call is cancelled."""
 
-    def __init__(self, link: SchedulerLink, payloads: PayloadBook) -> None:
+    def __init__(self, link: SchedulerLink, payloads: Payloads) -> None:
         self._link = link
         self._payloads = payloads
         self._calls: dict[str, asyncio.Task[None]] = {}
@@ -136,18 +136,18 @@ class ToolCalls:
     def expect(self, dispatch: Dispatch, payload: Payload) -> None:
         """The turn of this attempt is over; call its tool after the scheduler was told, unless the
         turn was the last."""
-        self._link.when_acting(dispatch, partial(self._begin, dispatch, cast(Acting, payload)))
+        self._link.when_acting(dispatch, partial(self._begin, dispatch, cast(ToolPayload, payload)))
 
-    def take_up(self, dispatch: Dispatch) -> None:
+    def restore(self, dispatch: Dispatch) -> None:
         """The turn of this attempt was over when an earlier run ended, and the tool call was lost
         with that run: call the tool again."""
-        self._begin(dispatch, cast(Acting, self._payloads.of(dispatch)))
+        self._begin(dispatch, cast(ToolPayload, self._payloads.payload_of(dispatch)))
 
-    def _begin(self, dispatch: Dispatch, payload: Acting) -> None:
+    def _begin(self, dispatch: Dispatch, payload: ToolPayload) -> None:
         call = asyncio.get_running_loop().create_task(self._call(dispatch, payload))
         self._calls[dispatch.request] = call
 
-    async def _call(self, dispatch: Dispatch, payload: Acting) -> None:
+    async def _call(self, dispatch: Dispatch, payload: ToolPayload) -> None:
         request, attempt = dispatch.request, dispatch.attempt
         event: ToolReturned | TrajectoryEnded
         try:

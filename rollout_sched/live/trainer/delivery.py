@@ -140,7 +140,7 @@ class Lease:
         self.holder, self.former = facts.holder, set(facts.former)
         self.until = None if facts.acknowledged else until
 
-    def told(self, now: float) -> dict[str, Any]:
+    def summary(self, now: float) -> dict[str, Any]:
         """For display."""
         ends_in_s = None if self.until is None else max(0.0, self.until - now)
         return {
@@ -257,10 +257,10 @@ class Leases:
         lease.acknowledge(trainer)
         self._say(lease)
 
-    def told(self, now: float) -> list[dict[str, Any]]:
+    def summary(self, now: float) -> list[dict[str, Any]]:
         """For display: the leases of unacknowledged batches."""
         here: Iterable[Lease] = self._leases.values()
-        return [lease.told(now) for lease in here if lease.state is not ACKNOWLEDGED]
+        return [lease.summary(now) for lease in here if lease.state is not ACKNOWLEDGED]
 
     def _until(self, now: float) -> float | None:
         return now + self.term_s if self.term_s else None
@@ -408,9 +408,9 @@ class BatchDelivery:
         """The trainer is alive: renew its lease. Returns the number of the batch that it holds."""
         return self.leases.renew(trainer, self._clock())
 
-    def told(self) -> list[dict[str, Any]]:
+    def summary(self) -> list[dict[str, Any]]:
         """For display: which trainer holds each batch."""
-        return self.leases.told(self._clock())
+        return self.leases.summary(self._clock())
 
     def expect(self, batch: Batch) -> None:
         """The batch will be delivered soon, before any other."""

@@ -54,7 +54,7 @@ class LengthStore:
         self.broken = ""
         self._history = LengthHistory()
         for prompt, lengths in _read(path).items():
-            self._history.of(prompt, lengths)
+            self._history.lengths_of(prompt, lengths)
         try:
             _write(path, self._encoded())
         except OSError as error:
@@ -74,13 +74,13 @@ class LengthStore:
         prompt = submitted.prompt
         if submitted.history or prompt not in self._history:
             return submitted
-        known = tuple(self._history.of(prompt).ascending)
+        known = tuple(self._history.lengths_of(prompt).ascending)
         return msgspec.structs.replace(submitted, history=known)
 
     def delivered(self, submitted: GroupSubmitted, lengths: Sequence[int]) -> None:
         """Note the lengths of its samples. A prompt without a name cannot be recognised again."""
         if submitted.prompt:
-            self._history.of(submitted.prompt, submitted.history).note(lengths)
+            self._history.lengths_of(submitted.prompt, submitted.history).note(lengths)
             self._changed = True
 
     def state(self) -> dict[str, Any]:

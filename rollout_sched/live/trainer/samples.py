@@ -368,7 +368,7 @@ class NamedTools:
     def __contains__(self, name: object) -> bool:
         return name in self._tools
 
-    def of(self, name: str) -> Tool:
+    def tool(self, name: str) -> Tool:
         """The tool of this name; if it was not passed again, one that raises ToolGone."""
 
         async def gone(trajectory: Trajectory) -> None:

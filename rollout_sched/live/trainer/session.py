@@ -33,7 +33,7 @@ from rollout_sched.live.trainer.submissions import SamplePayloads, Submissions
 _LOADED = (InstanceStatus.SERVING, InstanceStatus.GATED)
 
 #: Seconds between two checks, during a wait, that the scheduler is not broken.
-_LOOK_S = 1.0
+_POLL_S = 1.0
 
 _FLEET_EVENTS = (InstanceJoined, InstanceLost, WeightsUpdated)
 
@@ -55,23 +55,23 @@ class WeightPublisher:
         return self._driver.view.run.version
 
     async def publish(
-        self, version: int, apply: WeightLoader, said: bytes | None, *, wait: bool
+        self, version: int, apply: WeightLoader, encoded: bytes | None, *, wait: bool
     ) -> None:
         """Publish a version that `apply` loads into one instance, and with `wait` wait until the
         fleet has it. `said`: its encoded form, for the store."""
-        if self._stored is not None and said is None:
+        if self._stored is not None and encoded is None:
             raise CallerError(
                 "with a store, weights must be loadable after a restart, and a coroutine cannot "
                 "be stored; pass Reload(path), Transfer(...) or Applied(), or run without a store"
             )
         self._driver.publish(version, apply)
-        if self._stored is not None and said is not None:
-            self._stored.published(version, said)
+        if self._stored is not None and encoded is not None:
+            self._stored.published(version, encoded)
             await self._stored.promise()
         while wait and not self.has_loaded(version):
             self._fleet_changed.clear()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_LOOK_S):
+                async with asyncio.timeout(_POLL_S):
                     await self._fleet_changed.wait()
             if self._driver.broken is not None:
                 raise self._driver.broken
@@ -98,7 +98,7 @@ class Borrower(Protocol):
 
     def lent(self, instance: str) -> None:
         """The instance has no work and is paused: the trainer may use its GPUs until it calls
-        `give_back`."""
+        `return_instance`."""
 
     def reclaimed(self, instance: str) -> None:
         """The scheduler needs the instance to continue: give it back as soon as possible."""
@@ -147,7 +147,7 @@ class TrainerSession:
             self._acknowledged,
             asyncio.get_running_loop().time,
         )
-        self._telling_before = -1  # number of the last batch that only reported lost groups
+        self._last_report = -1  # number of the last batch that only reported lost groups
         driver.front.endings.on_deliver = self._deliver
         driver.front.endings.on_group_failed = self._fail
         driver.front.endings.on_group_filtered = self._filter
@@ -185,7 +185,7 @@ class TrainerSession:
             for group in found.state.groups
         }
         self.submissions.restore(found, made)
-        self._telling_before = found.telling
+        self._last_report = found.last_report
 
     def unknown(self, uids: Iterable[str]) -> list[str]:
         """The groups of these uids that are neither open nor in an unacknowledged batch."""
@@ -233,14 +233,14 @@ class TrainerSession:
         """Every current or later wait for a batch raises NotReady."""
         self.batches.close()
 
-    def give_back(self, instance: str) -> None:
+    def return_instance(self, instance: str) -> None:
         """The trainer no longer uses an instance that was lent to it. Call it before weights are
         published, so that all instances get them together. Raises CallerError if the instance is
         not lent, or was lost since."""
-        self.driver.give_back(instance)
+        self.driver.return_instance(instance)
 
     async def publish_weights(
-        self, version: int, apply: WeightLoader, *, said: bytes | None = None, wait: bool = False
+        self, version: int, apply: WeightLoader, *, encoded: bytes | None = None, wait: bool = False
     ) -> None:
         """Version `version` is ready; `apply(client, version)` loads it into one instance. `said`:
         the encoded form from which a later run can make that loader; required with a store.
@@ -249,7 +249,7 @@ class TrainerSession:
         one (instances lost meanwhile get it when they join again). Raises CallerError if the
         version does not grow, or a batch was delivered only in part.
         """
-        await self.weights.publish(version, apply, said, wait=wait)
+        await self.weights.publish(version, apply, encoded, wait=wait)
 
     # -- what the driver says --------------------------------------------------------------
 
@@ -296,14 +296,14 @@ class TrainerSession:
         if self.driver.broken is not None:
             batches.fail(self.driver.broken)
         elif run.closed and not (batches.expected or self.submissions.prompts or batches.begun):
-            batches.deliver(self._telling() if self.submissions.lost else None)
+            batches.deliver(self._loss_report() if self.submissions.lost else None)
 
-    def _telling(self) -> Batch:
+    def _loss_report(self) -> Batch:
         """A batch after the last that only reports lost groups; leased and kept like any other.
         After a restart a damaged store may add more losses, so each gets a new number."""
         run = self.driver.view.run
-        number = self._telling_before = max(run.batches, self._telling_before + 1)
-        last = Deliver(number, run.version, (), missing=run.lacking)
+        number = self._last_report = max(run.batches, self._last_report + 1)
+        last = Deliver(number, run.version, (), missing=run.wanted)
         if self._stored is not None:
-            self._stored.telling(last)
+            self._stored.record_report(last)
         return batch_of(last, [], self.submissions.take_lost(number))

@@ -41,7 +41,7 @@ class TrainerStore(Protocol):
 
     def acknowledged(self, batch: int) -> None: ...
 
-    def telling(self, last: Deliver) -> None:
+    def record_report(self, last: Deliver) -> None:
         """A batch after the last that only reports lost groups."""
         ...
 
@@ -103,15 +103,15 @@ class Recovered(msgspec.Struct):
     leases: dict[int, LeaseFacts] = {}
     unleased: list[str] = []
     lost: list[LostGroup] = []
-    told: dict[int, list[LostGroup]] = {}
-    telling: int = -1
-    untold: list[str] = []
+    reported: dict[int, list[LostGroup]] = {}
+    last_report: int = -1
+    orphaned_losses: list[str] = []
     weights: StoredWeights | None = None
     paused: set[str] = set()
     model: str = ""
     running: list[tuple[str, int]] = []
-    gone: list[str] = []
-    anew: list[str] = []
+    dropped: list[str] = []
+    restarted: list[str] = []
 
     @property
     def event(self) -> Restored | None:

@@ -59,7 +59,7 @@ class SamplePayloads:
         )
 
 
-class RewardBook:
+class Rewards:
     """Holds the rewards of a trainer's samples from their computation to their delivery. It judges
     them (`live.ports.SampleJudge`) by a reward function.
 
@@ -81,7 +81,7 @@ class RewardBook:
     def __len__(self) -> int:
         return len(self._known)
 
-    def take_up(self, known: Mapping[str, Reward]) -> None:
+    def restore(self, known: Mapping[str, Reward]) -> None:
         """Take over the rewards of an earlier epoch of the run."""
         self._known.update(known)
 
@@ -233,10 +233,10 @@ class Submissions:
         self._tools = tools
         self._delivered: dict[int, dict[str, Prompt]] = {}  # by batch, until it is acknowledged
         self._lost: dict[str, LostGroup] = {}  # not reported to a trainer yet
-        self._told: dict[int, dict[str, LostGroup]] = {}  # by batch, until acknowledged
-        self._rewards: RewardBook | None = None
+        self._reported: dict[int, dict[str, LostGroup]] = {}  # by batch, until acknowledged
+        self._rewards: Rewards | None = None
         if rewards is not None:
-            self._rewards = RewardBook(rewards, self.prompts, stored)
+            self._rewards = Rewards(rewards, self.prompts, stored)
             driver.judge_by(self._rewards)
 
     def submit(self, prompts: Iterable[Prompt], tool: Tool | None) -> None:
@@ -267,9 +267,9 @@ class Submissions:
         """Continue from what an earlier run has left; `made`: the factory of the samples of each
         open group."""
         self._lost = _by_uid(found.lost)
-        self._told = {batch: _by_uid(found.told[batch]) for batch in sorted(found.told)}
+        self._reported = {batch: _by_uid(found.reported[batch]) for batch in sorted(found.reported)}
         if self._rewards is not None:
-            self._rewards.take_up(found.rewards)
+            self._rewards.restore(found.rewards)
         for uid, factory in made.items():
             prompt = self.prompts[uid] = found.prompts[uid]
             self.open_samples += prompt.samples
@@ -293,7 +293,7 @@ class Submissions:
     def acknowledged(self, batch: int) -> None:
         """The whole batch is acknowledged: its uids may be used again."""
         self._delivered.pop(batch, None)
-        self._told.pop(batch, None)
+        self._reported.pop(batch, None)
 
     def fail(self, group: str, error: Exception | None) -> None:
         """The group can never be complete; its uid may be submitted again."""
@@ -308,7 +308,7 @@ class Submissions:
         """Lost groups that the next batch will report."""
         return list(self._lost.values())
 
-    def told(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         """The lost groups that the next batch will report: failed with reasons, and filtered."""
         return {
             "failed": {group.uid: group.reason for group in self.lost if group.reason is not None},
@@ -319,7 +319,7 @@ class Submissions:
         """Remove and return the lost groups, which are reported with this batch."""
         lost, self._lost = self.lost, {}
         if lost:
-            self._told.setdefault(batch, {}).update(_by_uid(lost))
+            self._reported.setdefault(batch, {}).update(_by_uid(lost))
         if self._stored is not None:
             for group in lost:
                 self._stored.lost(group, batch)
@@ -334,8 +334,8 @@ class Submissions:
 
     def _loss(self, uid: str) -> LostGroup | None:
         """The last loss of a group whose report is not acknowledged."""
-        unheard = (self._lost, *reversed(self._told.values()))
-        return next((groups[uid] for groups in unheard if uid in groups), None)
+        unacknowledged = (self._lost, *reversed(self._reported.values()))
+        return next((groups[uid] for groups in unacknowledged if uid in groups), None)
 
     def _reward(self, request: str) -> Reward | None:
         return None if self._rewards is None else self._rewards.take(request)

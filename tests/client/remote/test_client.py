@@ -21,7 +21,7 @@ from rollout_sched.core.model.errors import CallerError
 from rollout_sched.simulators.fake_instance.engine import EngineSettings
 from rollout_sched.simulators.fake_instance.server import FakeServer
 from rollout_sched.simulators.replay.scenario import load_scenario
-from tests.integrations.gateway.house import House, Upstream
+from tests.integrations.gateway.gateway_fixture import House, Upstream
 from tests.live.scripted import until
 
 NAME = "http://a:1"

@@ -206,7 +206,7 @@ class TestWaiting:
 
 
 class TestLastBatch:
-    def told(self) -> Told:
+    def summary(self) -> Told:
         told = Told(2)
         told.submit("a", "b", "c")
         told(BatchRequested(), RequestFinished("a/0", 1, 5), RequestFinished("b/0", 2, 5))
@@ -214,7 +214,7 @@ class TestLastBatch:
         return told
 
     def test_is_not_short_before_submissions_close(self) -> None:
-        told = self.told()
+        told = self.summary()
         assert told.running == [], "one prompt is no batch, and another may come"
         assert dispatched(told(SubmissionsClosed())) == ["c/0"]
         assert delivered(told(RequestFinished("c/0", 3, 5))) == ["c/0"]
@@ -227,7 +227,7 @@ class TestLastBatch:
         assert delivered(told(SubmissionsClosed())) == ["a/0"]
 
     def test_a_full_one_is_made_of_another_prompt(self) -> None:
-        told = self.told()
+        told = self.summary()
         assert dispatched(told.submit("d")) == ["c/0", "d/0"]
 
     def test_a_failed_group_makes_it_short(self) -> None:
@@ -262,7 +262,7 @@ def test_a_batch_of_more_than_there_is() -> None:
 class TestSelection:
     """Rounds of two out of three like ones, in a window of two rounds; three more come later."""
 
-    def told(self) -> Told:
+    def summary(self) -> Told:
         alike = {"use": "like_lengths", "window": 2, "max_step_bias": 1.0}
         told = Told(2, slots=9, batching=tail(1.5, 1.0), selection=alike)
         for group, length in zip("abcdefghi", (60, 10, 50, 20, 40, 30, 5, 1, 3), strict=True):
@@ -284,12 +284,12 @@ class TestSelection:
         return sorted(told.running)
 
     def test_prompts_of_like_length_start_together(self) -> None:
-        told = self.told()
+        told = self.summary()
         assert sorted(told.running) == ["b/0", "d/0", "f/0"]
         assert self.step(told, "b/0", "d/0") == ["a/0", "c/0", "e/0"]
 
     def test_long_round_collects_deferred_groups_and_defers_none_twice(self) -> None:
-        told = self.told()
+        told = self.summary()
         self.step(told, "b/0", "d/0")
         assert self.step(told, "c/0", "e/0") == ["a/0", "f/0"]
         assert self.step(told, "a/0", "f/0") == ["g/0", "h/0", "i/0"]

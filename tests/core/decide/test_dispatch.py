@@ -78,9 +78,9 @@ class TestSessions:
         told(BatchRequested(), TurnFinished("a/0", 1, 5))
         assert told.running == ["a/1"]
         told(ToolReturned("a/0", 1, 5))
-        assert told.request("a/0").home is told.instance("i0"), "it waits for the slot"
+        assert told.request("a/0").kv_instance is told.instance("i0"), "it waits for the slot"
         told(InstanceLost("i0"))
-        assert told.request("a/0").home is None
+        assert told.request("a/0").kv_instance is None
         assert dispatched(told(InstanceJoined("i1", 2, BIG))) == ["a/0", "a/1"]
 
     def test_trajectory_returning_to_a_full_cache_releases_its_kv(self) -> None:
@@ -88,7 +88,7 @@ class TestSessions:
         told.submit("a", samples=2)
         told(BatchRequested(), TurnFinished("a/0", 1, 30), InstanceReported("i0", 1, 0, 0.0))
         assert told(ToolReturned("a/0", 1, 5)) == []
-        assert told.request("a/0").home is None
+        assert told.request("a/0").kv_instance is None
         assert dispatched(told(RequestFinished("a/1", 2, 5))) == ["a/0"]
 
     def test_report_that_frees_sessions_starts_requests(self) -> None:

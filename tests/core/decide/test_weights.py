@@ -13,7 +13,7 @@ from rollout_sched.core.model.errors import PolicyError
 from rollout_sched.core.model.model import Attempt, Instance, InstanceStatus
 from rollout_sched.core.model.roles import Weights
 from rollout_sched.core.state.groups import LAUNCH, SET_BACK
-from rollout_sched.policies.interruption import Never, Partial
+from rollout_sched.policies.interruption import NoInterruption, Partial
 from rollout_sched.policies.weights import AllAtOnce
 from tests.core.told import make_group, make_parts, make_request
 
@@ -38,7 +38,7 @@ class Bench:
         weights: Any = None,
     ) -> None:
         self.state = make_parts(
-            weights=weights or AllAtOnce(), interruption=interruption or Never()
+            weights=weights or AllAtOnce(), interruption=interruption or NoInterruption()
         ).state
         self.fleet, self.groups = self.state.fleet, self.state.groups
         self.instances = [self.fleet.join(f"i{n}", 4, 100, 0) for n in range(instances)]
@@ -431,7 +431,7 @@ class TestTheTrainerLoads:
         assert not bench.updater.found(bench.instances[0], 0)
         assert told(bench) == [0]
 
-    @pytest.mark.parametrize("how", [Never(), Partial(at_update="resubmit"), Partial()])
+    @pytest.mark.parametrize("how", [NoInterruption(), Partial(at_update="resubmit"), Partial()])
     def test_instance_paused_for_our_update_resumes(self, how: Any) -> None:
         """Our update was under way when the trainer brought newer weights."""
         bench = Bench(1, busy=[0], interruption=how)

@@ -6,8 +6,8 @@ import pytest
 
 from rollout_sched.core.model.events import BatchRequested, GroupSubmitted, RequestFinished
 from rollout_sched.core.model.model import (
-    MOST_LENGTHS,
-    MOST_SIBLINGS,
+    MAX_LENGTHS,
+    MAX_SIBLINGS,
     Attempt,
     DirectSiblings,
     Group,
@@ -115,30 +115,30 @@ class TestPromptLengths:
 
     def test_a_large_group_is_thinned_and_not_cut(self) -> None:
         """Those that finish last are the longest."""
-        known = PromptLengths(range(100 * MOST_LENGTHS))
-        assert len(known.ascending) == MOST_LENGTHS
-        assert known.quantile(0.5) == pytest.approx(50 * MOST_LENGTHS, rel=0.05)
-        assert known.ascending[0] < 100 < 98 * MOST_LENGTHS < known.ascending[-1]
+        known = PromptLengths(range(100 * MAX_LENGTHS))
+        assert len(known.ascending) == MAX_LENGTHS
+        assert known.quantile(0.5) == pytest.approx(50 * MAX_LENGTHS, rel=0.05)
+        assert known.ascending[0] < 100 < 98 * MAX_LENGTHS < known.ascending[-1]
 
 
 class TestLengthHistory:
     def test_groups_of_a_prompt_share_what_is_known(self) -> None:
         history = LengthHistory()
-        first, second = history.of("p"), history.of("p")
+        first, second = history.lengths_of("p"), history.lengths_of("p")
         first.note([5])
         assert second.ascending == [5]
         assert history.lengths() == {"p": [5]}
 
     def test_given_history_counts_for_a_new_prompt(self) -> None:
         history = LengthHistory()
-        history.of("p", [5]).note([6])
-        assert history.of("p", [5]).ascending == [5, 6]
+        history.lengths_of("p", [5]).note([6])
+        assert history.lengths_of("p", [5]).ascending == [5, 6]
 
     def test_a_prompt_without_a_name_is_not_kept(self) -> None:
         history = LengthHistory()
-        assert history.of("", [5]).ascending == [5]
+        assert history.lengths_of("", [5]).ascending == [5]
         assert not len(history)
-        assert history.of("").ascending == []
+        assert history.lengths_of("").ascending == []
 
 
 def test_a_delivery_teaches_present_and_later_groups() -> None:
@@ -192,12 +192,12 @@ def test_siblings_are_forgotten_with_the_last_request() -> None:
 
 def test_busy_name_starts_afresh_periodically() -> None:
     book = DirectSiblings()
-    kept = [join(book) for _ in range(3 * MOST_SIBLINGS)]
+    kept = [join(book) for _ in range(3 * MAX_SIBLINGS)]
     families: list[Siblings] = []
     for request in kept:
         if request.siblings not in families:
             families.append(request.siblings)
-    assert [len(siblings.requests) for siblings in families] == [MOST_SIBLINGS] * 3
+    assert [len(siblings.requests) for siblings in families] == [MAX_SIBLINGS] * 3
     assert len(book) == 1
     for request in kept:
         book.leave(request)

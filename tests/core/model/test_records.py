@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from rollout_sched.core.model.model import Serials
+from rollout_sched.core.model.model import IdCounter
 from rollout_sched.core.model.records import (
     DeliveredGroup,
     DeliveredSample,
@@ -75,7 +75,7 @@ def test_a_request_has_the_tokens_of_its_segments() -> None:
 
 
 def test_a_group_without_its_tokens_is_as_it_was_submitted() -> None:
-    assert GROUP.anew() == GroupFacts("a", 1, 2, 10, 100, "p", 5, history=((3, 9),))
+    assert GROUP.as_submitted() == GroupFacts("a", 1, 2, 10, 100, "p", 5, history=((3, 9),))
 
 
 def test_a_state_that_no_group_has_is_refused() -> None:
@@ -89,7 +89,7 @@ def test_round_losses_are_counted():
     written = [group("a", 1, "active"), group("b", 2, "complete"), group("c", 3, "spent")]
     assert run.after_losses(written, written) == run
     assert run.after_losses(written, written[1:]).lost == 2
-    assert run.after_losses(written, [written[0].anew(), written[1]]).lost == 2
+    assert run.after_losses(written, [written[0].as_submitted(), written[1]]).lost == 2
     assert RunFacts().after_losses(written, []).lost == 0
 
 
@@ -104,8 +104,8 @@ def test_window_drops_lost_groups_and_gets_restarted_ones():
     assert run.after_losses(written, written).window == 2
     assert run.after_losses(written, [active, *fresh[1:]]).window == 1
     assert run.after_losses(written, [active, *fresh[:2]]).window == 2
-    assert run.after_losses(written, [active.anew(), *fresh]).window == 3
-    assert RunFacts().after_losses(written, [active.anew(), *fresh]).window == 0
+    assert run.after_losses(written, [active.as_submitted(), *fresh]).window == 3
+    assert RunFacts().after_losses(written, [active.as_submitted(), *fresh]).window == 0
 
 
 def group(name: str, serial: int, state: GroupStands) -> GroupFacts:
@@ -113,7 +113,7 @@ def group(name: str, serial: int, state: GroupStands) -> GroupFacts:
 
 
 def test_they_count_from_one_and_go_on_from_the_last() -> None:
-    serials = Serials()
+    serials = IdCounter()
     assert [serials.next(), serials.next()] == [1, 2]
     serials.last = 41
     assert serials.next() == 42

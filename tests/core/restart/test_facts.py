@@ -68,23 +68,23 @@ def test_delivered_group_is_gone_and_its_batch_recorded() -> None:
     recorded = Recorded(Told(1))
     recorded(*submitted("a", "b"), BatchRequested())
     changes = recorded(RequestFinished("a/0", 1, 5))
-    assert changes.gone == ("a",)
+    assert changes.dropped == ("a",)
     assert [deliver.batch for deliver in changes.delivered] == [0]
     recorded(BatchRequested())
-    assert recorded(RequestFailed("b/0", 2, "poison", "request")).gone == ("b",)
+    assert recorded(RequestFailed("b/0", 2, "poison", "request")).dropped == ("b",)
 
 
 def test_group_that_came_and_went_is_gone() -> None:
     recorded = Recorded(Told(1))
     changes = recorded(BatchRequested(), *submitted("a"), RequestFinished("a/0", 1, 5))
-    assert (names(changes), changes.gone) == ([], ("a",))
+    assert (names(changes), changes.dropped) == ([], ("a",))
 
 
 def test_a_name_that_comes_again_at_once_is_here() -> None:
     recorded = Recorded(Told(1))
     recorded(BatchRequested(), *submitted("a"))
     changes = recorded(RequestFinished("a/0", 1, 5), *submitted("a"))
-    assert (names(changes), changes.gone) == (["a"], ())
+    assert (names(changes), changes.dropped) == (["a"], ())
 
 
 def test_a_delivery_teaches_about_its_prompt() -> None:
@@ -98,7 +98,7 @@ def test_a_delivery_teaches_about_its_prompt() -> None:
 def test_a_direct_request_changes_nothing_of_a_group() -> None:
     recorded = Recorded(Told(1))
     changes = recorded(RequestSubmitted("d", "", PROMPT, LIMIT), TokensArrived("d", 1, 3))
-    assert (changes.groups, changes.gone) == ((), ())
+    assert (changes.groups, changes.dropped) == ((), ())
 
 
 def test_restored_state_is_recorded_again() -> None:

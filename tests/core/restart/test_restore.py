@@ -122,7 +122,7 @@ def test_counters_go_on() -> None:
         round=Launch(2, 1, 1.5),
         serials=30,
         attempts=20,
-        most_kv_tokens=BIG,
+        max_kv_tokens=BIG,
     )
     waits = GroupFacts("a", 1, 1, PROMPT, LIMIT, state="active", started=True)
     waits = msgspec.structs.replace(waits, requests=(RequestFacts(0, 2, "waiting"),))
@@ -169,7 +169,7 @@ def test_a_client_asks_again() -> None:
 def test_a_group_whose_tokens_are_lost_starts_anew() -> None:
     told = begun(group("a", 2), RequestFinished("a/1", 2, 5))
     state = state_of(told.scheduler, 0.0)
-    groups = tuple([facts.anew() for facts in state.groups])
+    groups = tuple([facts.as_submitted() for facts in state.groups])
     following = Told(1, instances=0)
     following(Restored(msgspec.structs.replace(state, groups=groups)))
     assert [dispatch.request for dispatch in following(JOINED)] == ["a/0", "a/1"]

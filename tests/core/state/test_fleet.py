@@ -300,20 +300,20 @@ class TestSessions:
         fleet = self.fleet()
         first = send(fleet, "i0")
         send(fleet, "i0")
-        assert (fleet.sessions.taking, fleet.instances["i0"].takes_new) == (1, False)
+        assert (fleet.sessions.taking, fleet.instances["i0"].accepts_sessions) == (1, False)
         fleet.close(first)
         assert fleet.sessions.taking == 2
-        fleet.keep(first.request, fleet.instances["i0"])
+        fleet.retain_kv(first.request, fleet.instances["i0"])
         assert (fleet.sessions.taking, fleet.instances["i0"].sessions) == (1, 2)
         fleet.send(first.request, fleet.instances["i1"], 5)
         assert (fleet.sessions.taking, fleet.instances["i0"].sessions) == (2, 1)
-        assert first.request.home is None
+        assert first.request.kv_instance is None
 
     def test_only_one_without_kv_asks_whether_it_may_begin(self) -> None:
         fleet = self.fleet()
         full, other = fleet.instances.values()
         kept, new = make_request("a/0"), make_request("b/0")
-        fleet.keep(kept, full)
+        fleet.retain_kv(kept, full)
         send(fleet, "i0")
         assert [fleet.sessions.may_begin(new, i) for i in (full, other)] == [False, True]
         assert [fleet.sessions.may_begin(kept, i) for i in (full, other)] == [True, True]
@@ -416,25 +416,25 @@ def instances_kv_sizes(*kv_tokens: int) -> list[Instance]:
 
 def test_empty_fleet_has_no_kv_sizes() -> None:
     sizes = KvSizes()
-    sizes.measure([])
-    assert (sizes.largest, sizes.most, sizes.unlike) == (None, 0, False)
+    sizes.update([])
+    assert (sizes.largest, sizes.most, sizes.mixed) == (None, 0, False)
 
 
 def test_the_largest_is_remembered_when_it_has_gone() -> None:
     sizes = KvSizes()
     small, large = instances_kv_sizes(30, 50)
-    sizes.measure([small, large])
-    assert (sizes.largest, sizes.most, sizes.unlike) == (50, 50, True)
-    sizes.measure([small])
-    assert (sizes.largest, sizes.most, sizes.unlike) == (30, 50, True)
-    sizes.measure([large])
-    assert not sizes.unlike
+    sizes.update([small, large])
+    assert (sizes.largest, sizes.most, sizes.mixed) == (50, 50, True)
+    sizes.update([small])
+    assert (sizes.largest, sizes.most, sizes.mixed) == (30, 50, True)
+    sizes.update([large])
+    assert not sizes.mixed
 
 
 def test_a_request_fits_with_all_that_it_may_become() -> None:
     sizes = KvSizes()
     small, middle, large = instances_kv_sizes(30, 110, 500)
-    sizes.measure([small, middle, large])
+    sizes.update([small, middle, large])
     request = make_request(context_tokens=10)
     assert request.context_tokens + request.remaining_tokens == 110
     assert [sizes.fits(request, each) for each in (small, middle, large)] == [False, True, True]
@@ -444,7 +444,7 @@ def test_oversized_request_fits_the_largest_instance() -> None:
     """Its response is cut there; where less fits it would be cut sooner."""
     sizes = KvSizes()
     small, middle = instances_kv_sizes(30, 60)
-    sizes.measure([small, middle])
+    sizes.update([small, middle])
     request = make_request(context_tokens=10)
     assert [sizes.fits(request, each) for each in (small, middle)] == [False, True]
 
@@ -470,7 +470,7 @@ def test_sessions_are_unbounded_without_a_policy() -> None:
     room.update(instance)
     room.observe(instance, InstanceReported("i0", 0, 0, 0.5))
     assert room.may_begin(make_request(), instance)
-    assert (room.taking, instance.takes_new, instance.observed) == (0, False, None)
+    assert (room.taking, instance.accepts_sessions, instance.observed) == (0, False, None)
 
 
 def test_instances_taking_new_sessions_are_counted() -> None:
@@ -478,13 +478,13 @@ def test_instances_taking_new_sessions_are_counted() -> None:
     full, other = (Instance(f"i{n}", n, 8, 100, 0) for n in range(2))
     for number in range(2):
         request = make_request(f"a/{number}")
-        full.kept[request.id] = request
+        full.resident[request.id] = request
     for instance in (full, other, other):
         room.update(instance)
-    assert (room.taking, full.takes_new, other.takes_new) == (1, False, True)
+    assert (room.taking, full.accepts_sessions, other.accepts_sessions) == (1, False, True)
     assert not room.may_begin(make_request(), full)
     at_home = make_request()
-    at_home.home = other
+    at_home.kv_instance = other
     assert room.may_begin(at_home, full), "it has begun already"
     room.close(other)
     room.close(other)

@@ -57,7 +57,7 @@ def test_a_move_that_is_not_listed_changes_nothing() -> None:
         else:
             with pytest.raises(IllegalMove, match=f"group a is {state}: it cannot {verb}"):
                 groups.move(group, verb)
-            assert groups.of(state) == [group]
+            assert groups.in_state(state) == [group]
 
 
 def test_groups_of_a_state_are_in_order_of_arrival() -> None:
@@ -68,11 +68,11 @@ def test_groups_of_a_state_are_in_order_of_arrival() -> None:
         groups.move(group, LAUNCH)
     for group in (c, a):
         groups.move(group, SET_BACK)
-    assert groups.of(DEFERRED) == [c, a]
+    assert groups.in_state(DEFERRED) == [c, a]
     assert groups.first(DEFERRED) is c
     assert groups.first(FRESH) is None
-    assert groups.of(ACTIVE) == [b]
-    assert [groups.front(DEFERRED, most) for most in (0, 1, 9)] == [[], [c], [c, a]]
+    assert groups.in_state(ACTIVE) == [b]
+    assert [groups.front(DEFERRED, limit) for limit in (0, 1, 9)] == [[], [c], [c, a]]
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(GroupMove)), max_size=40))

@@ -141,4 +141,4 @@ def test_group_under_judgement_is_on_the_way(progress: RunProgress, groups: Grou
     groups.add(group)
     groups.move(group, LAUNCH)
     groups.move(group, JUDGE)
-    assert (progress.judging, progress.active, progress.on_the_way) == (1, 0, 1)
+    assert (progress.judging, progress.active, progress.in_progress) == (1, 0, 1)

@@ -180,8 +180,8 @@ def test_requests_of_a_group_are_in_index_order() -> None:
     one.requests[1].state = RequestState.RUNNING
     for request in (one.requests[2], other.requests[0], one.requests[0]):
         buffer.add(request)
-    assert buffer.of(one) == [one.requests[0], one.requests[2]]
-    assert buffer.of(other) == [other.requests[0]]
+    assert buffer.parked_of(one) == [one.requests[0], one.requests[2]]
+    assert buffer.parked_of(other) == [other.requests[0]]
 
 
 def test_removed_request_is_gone() -> None:

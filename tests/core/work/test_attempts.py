@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollout_sched.core.handlers import MOST_UNASKED_ABORTS
+from rollout_sched.core.handlers import MAX_EXTERNAL_ABORTS
 from rollout_sched.core.model.actions import Action, Answer, Dispatch, Wake
 from rollout_sched.core.model.events import (
     BatchRequested,
@@ -269,7 +269,7 @@ def test_request_always_stopped_externally_fails_in_the_end() -> None:
         stops += 1
         told.seconds += 1.0
         told(Woke())
-    assert stops == MOST_UNASKED_ABORTS + 1
+    assert stops == MAX_EXTERNAL_ABORTS + 1
 
 
 def instance(name: str = "i0") -> Instance:

@@ -36,7 +36,7 @@ def test_a_group_is_full_with_the_last_sample_it_needs() -> None:
         request.attempt = None
         outcomes.finish(request, "stop")
     assert group.state is GroupState.COMPLETE
-    assert told.scheduler.state.progress.dirty
+    assert told.scheduler.state.progress.must_decide
 
 
 def test_a_group_fails_with_one_of_its_requests() -> None:
@@ -71,7 +71,7 @@ def test_resting_request_of_an_active_group_is_parked() -> None:
     told, (first, _) = launched()
     first.attempt = None
     first.rests_until = 9.0
-    told.scheduler.parts.outcomes.go_on(first)
+    told.scheduler.parts.outcomes.requeue(first)
     assert first.state is RequestState.PARKED
 
 
@@ -79,9 +79,9 @@ def test_a_sample_is_as_stale_as_its_oldest_segment() -> None:
     told, (first, _) = launched()
     first.segments = (Segment(3, 1, "i0"), Segment(2, 1, "i1"))
     told.scheduler.state.progress.version = 5
-    assert told.scheduler.parts.finished.of(first).staleness == 3
+    assert told.scheduler.parts.finished.sample_of(first).staleness == 3
     first.segments = ()
-    assert told.scheduler.parts.finished.of(first).staleness == 0
+    assert told.scheduler.parts.finished.sample_of(first).staleness == 0
 
 
 def test_a_set_back_group_waits_in_the_line_of_the_deferred() -> None:
@@ -140,15 +140,15 @@ def finished(**roles: object) -> Told:
 def test_a_sample_is_as_old_as_the_trainer_has_come() -> None:
     told = finished(freshness="unbounded")
     first = told.request("a/0")
-    assert told.scheduler.parts.finished.of(first).staleness == 0
+    assert told.scheduler.parts.finished.sample_of(first).staleness == 0
     told(WeightsPublished(2))
-    assert told.scheduler.parts.finished.of(first).staleness == 2
+    assert told.scheduler.parts.finished.sample_of(first).staleness == 2
 
 
 def test_stale_tokens_are_masked() -> None:
     told = finished(freshness={"max_staleness": 1, "when_stale": "mask"})
     told(WeightsPublished(2))
-    sample = told.scheduler.parts.finished.of(told.request("a/0"))
+    sample = told.scheduler.parts.finished.sample_of(told.request("a/0"))
     assert (sample.masked_tokens, sample.staleness) == (7, 0)
     assert [segment.masked for segment in sample.segments] == [True]
 

@@ -120,7 +120,7 @@ def test_request_with_kv_goes_first_under_bounded_sessions() -> None:
     told = Told(slots=1, admission={"use": "aimd_concurrency", "longest": LIMIT})
     told(direct("a", "a"), direct("b", "b"), direct("c", "c"))
     request, requests = told.request("c"), told.scheduler.parts.requests
-    told.scheduler.state.fleet.keep(request, told.instance("i0"))
+    told.scheduler.state.fleet.retain_kv(request, told.instance("i0"))
     requests.expectations.rerank(request)
     assert waiting(told) == ["c", "b"]
     requests.leave_home(request)

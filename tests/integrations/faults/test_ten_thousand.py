@@ -49,9 +49,9 @@ def test_ten_thousand(tmp_path: Path) -> None:
     counted: Counter[str] = Counter()
 
     async def scene() -> None:
-        dice = random.Random(5)
-        prompts = [[dice.randrange(1000) for _ in range(8)] + [n] for n in range(REQUESTS)]
-        lengths = [dice.randrange(1, 40) for _ in range(REQUESTS)]
+        rng = random.Random(5)
+        prompts = [[rng.randrange(1000) for _ in range(8)] + [n] for n in range(REQUESTS)]
+        lengths = [rng.randrange(1, 40) for _ in range(REQUESTS)]
         async with house(
             tmp_path, 4, policy=POLICY, settings=SETTINGS, spec=SPEC, speed=2000.0
         ) as the:

@@ -166,7 +166,7 @@ def test_every_token_has_the_servers_version(tmp_path: Path, way: str, mode: str
             assert {version for each in labelled for version in each} >= {1, 2}
             await until(lambda: versions(the) == [2, 2])
             assert the.driver.view.run.version == 2
-            assert the.driver.versions.of(the.name(0)).driven_by is AROUND_US
+            assert the.driver.versions.version_of(the.name(0)).driven_by is AROUND_US
             assert the.anomalies == {}
 
     run(scene())
@@ -230,7 +230,7 @@ def test_a_trainer_that_publishes_what_it_has_loaded_is_understood(tmp_path: Pat
                 await rollouts.publish_weights(1, weights(tmp_path), wait=True)
                 await rollouts.publish_weights(2, weights(tmp_path), wait=True)
             assert versions(the) == [2, 2]
-            assert the.driver.versions.of(the.name(0)).driven_by is US
+            assert the.driver.versions.version_of(the.name(0)).driven_by is US
 
     run(scene())
 

@@ -109,7 +109,7 @@ class Call:
             (name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()
         ]
         self.body = body if isinstance(body, bytes) else json.dumps(body).encode()
-        self.gone = False
+        self.disconnected = False
         self.on_disconnect: Callable[[], None] | None = None
         self.on_pause: Callable[[], None] | None = None
         self.on_resume: Callable[[], None] | None = None

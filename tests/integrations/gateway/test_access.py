@@ -12,7 +12,7 @@ from rollout_sched.integrations.gateway.control_plane.app import ACCESS
 from rollout_sched.integrations.gateway.control_plane.auth import Access
 from rollout_sched.integrations.gateway.control_plane.fanout import shipped
 from rollout_sched.integrations.vllm.protocol.endpoints import ENDPOINTS
-from tests.integrations.gateway.house import House, Upstream
+from tests.integrations.gateway.gateway_fixture import House, Upstream
 
 A, B = "http://a:1", "http://b:1"
 REFUSED = (401, 403)

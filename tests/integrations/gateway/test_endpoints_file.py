@@ -16,7 +16,7 @@ import pytest
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.gateway import endpoints_file
 from rollout_sched.integrations.gateway.endpoints_file import EndpointsFile, read_endpoints
-from tests.integrations.gateway.house import House, Upstream
+from tests.integrations.gateway.gateway_fixture import House, Upstream
 from tests.live.scripted import until
 
 YAML = """
@@ -206,7 +206,7 @@ class Fleet:
         self.changes: list[str] = []
         self.refused: builtins.set[str] = set()
         self.removing: asyncio.Event | None = None
-        self.file = EndpointsFile(path, self.add, self.remove, look_s=0.001)
+        self.file = EndpointsFile(path, self.add, self.remove, poll_s=0.001)
 
     async def add(self, url: str) -> None:
         self.changes.append(f"+{url}")

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(
 
 WHOLE = [
     (unary_call.UnaryCall, "outcome"),
-    (unary_call.UnaryTranscript, "keep"),
+    (unary_call.UnaryTranscript, "append"),
     (unary_call.UnaryTranscript, "drop"),
     (unary_call.UnaryResponder, "_body"),
     (unary_call.UnaryResponder, "_strip"),
@@ -56,7 +56,7 @@ STREAMS = [
     (client_stream.ClientStream, "send"),
     (client_stream.ClientStream, "learn"),
     (streaming_call.StreamTranscript, "streamed"),
-    (streaming_call.StreamTranscript, "keep"),
+    (streaming_call.StreamTranscript, "append"),
     (streaming_call.StreamTranscript, "drop"),
     (streaming_call.StreamResponder, "_ending"),
     (answers, "read_event"),
@@ -91,15 +91,19 @@ class Willing(Instance):
 
 
 def said(endpoint: Endpoint, target: str, body: dict[str, Any]) -> list[bytes]:
-    spoken: Endpoint = "completions" if target == TARGETS["completions"] else endpoint
+    upstream_endpoint: Endpoint = "completions" if target == TARGETS["completions"] else endpoint
     if not body.get("stream"):
         answer = completion([4, 5], prompt=[1, 2, 3])
         answer["choices"][0]["message"] = {"content": "w4 w5 "}
         return [compact(answer)]
-    usage = {**said_of(spoken, []), "choices": [], "usage": {"completion_tokens": 4}}
-    events = [said_of(spoken, [4]), said_of(spoken, [5]), said_of(spoken, [6])]
+    usage = {**said_of(upstream_endpoint, []), "choices": [], "usage": {"completion_tokens": 4}}
+    events = [
+        said_of(upstream_endpoint, [4]),
+        said_of(upstream_endpoint, [5]),
+        said_of(upstream_endpoint, [6]),
+    ]
     told = [b"data: %b\n\n" % compact(event) for event in events]
-    last = b"data: %b\n\n" % compact(said_of(spoken, [7], "stop"))
+    last = b"data: %b\n\n" % compact(said_of(upstream_endpoint, [7], "stop"))
     return [*told, told[0] + told[1], last, b"data: %b\n\n" % compact(usage), b"data: [DONE]\n\n"]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rollout_sched.integrations.gateway.control_plane.gateway import NewInstance
-from tests.integrations.gateway.house import House, Upstream
+from tests.integrations.gateway.gateway_fixture import House, Upstream
 
 A = "http://a:1"
 DEEP = 100_000

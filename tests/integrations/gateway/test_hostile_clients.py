@@ -273,7 +273,7 @@ class Stumbling(Call):
         super().answer(status, headers, body)
 
     def __getattribute__(self, name: str) -> Any:
-        if name in ("fields", "headers", "body", "target", "gone"):
+        if name in ("fields", "headers", "body", "target", "disconnected"):
             self.looks += 1
             if self.looks == self.at:
                 raise RuntimeError("stumbled")

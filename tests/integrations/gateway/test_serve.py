@@ -26,7 +26,7 @@ from rollout_sched.client import RolloutScheduler
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.integrations.gateway.serve import Service
-from tests.integrations.gateway.house import House, Upstream
+from tests.integrations.gateway.gateway_fixture import House, Upstream
 from tests.integrations.gateway.scripted import completion
 from tests.integrations.vllm.scripted import ScriptedVllm, generated
 from tests.live.scripted import until

@@ -208,14 +208,14 @@ async def test_an_answer_before_the_request_was_taken_is_the_last_on_its_connect
         pool.close()
 
 
-def fed(answer: bytes, at: list[int], method: str = "GET", most: int = MAX_BODY):
+def fed(answer: bytes, at: list[int], method: str = "GET", limit: int = MAX_BODY):
     """What a receiver hears of an answer in packets, and then a close."""
 
     async def run():
         pool = Pool("http://127.0.0.1:1")
         connection, heard = ClientConnection(pool), Heard()
         connection.connection_made(Wire())
-        connection.carry(Exchange(b"", b"", method == "HEAD", heard, most))
+        connection.carry(Exchange(b"", b"", method == "HEAD", heard, limit))
         for packet in cut(answer, at):
             connection.data_received(packet)
         over_before = heard.over.is_set()
@@ -300,7 +300,7 @@ def test_an_interim_answer_with_a_body_is_refused(field):
     ],
 )
 def test_an_answer_that_announces_too_much_is_not_waited_for(answer):
-    heard, over, _ = fed(answer, [], most=1000)
+    heard, over, _ = fed(answer, [], limit=1000)
     assert (heard.calls[-1], over) == ("error", True)
     assert "longer than 1000" in str(heard.error)
 

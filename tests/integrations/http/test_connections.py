@@ -43,7 +43,7 @@ def test_handed_ones_count_as_well():
     connections = Connections(ServerLimits(max_connections=2))
     one, two, three = Client(), Client(), Client()
     assert connections.join(one)
-    connections.hand_over(one, two)
+    connections.transfer(one, two)
     assert connections.join(one)
     assert not connections.join(three)
     assert connections.refused == 1
@@ -98,8 +98,8 @@ def test_at_the_end_all_may_finish_for_a_while(in_time):
 def test_a_body_may_take_the_longer_the_more_of_it_has_come():
     connections = Connections(ServerLimits(stall_s=60.0, body_rate=1000.0))
     connections.now = 100.0
-    assert connections.put_off(110.0, 5000) == 115.0
-    assert connections.put_off(159.0, 5000) == 160.0
+    assert connections.extend_deadline(110.0, 5000) == 115.0
+    assert connections.extend_deadline(159.0, 5000) == 160.0
 
 
 # -- The last moments of a connection --

@@ -286,10 +286,10 @@ def test_what_is_no_path_is_refused(target):
 @pytest.mark.parametrize("whole", [True, False])
 def test_a_head_that_is_too_long(whole):
     head = post("/hot", b"")
-    for most in (len(head), len(head) - 1):
-        buffer = HeadBuffer(most)
+    for limit in (len(head), len(head) - 1):
+        buffer = HeadBuffer(limit)
         buffer.feed(head if whole else head[:-1])
-        if most == len(head):
+        if limit == len(head):
             assert (buffer.head() is not None) == whole
         else:
             with pytest.raises(Malformed, match="longer than") as raised:

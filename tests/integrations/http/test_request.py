@@ -142,7 +142,7 @@ def test_once_the_client_is_gone_nothing_is_an_error(begun):
         request.begin(200, ())
     sent = outlet.sent
     request.lose()
-    assert (left, request.gone) == ([1], True)
+    assert (left, request.disconnected) == ([1], True)
     if begun:
         request.write(b"abc")
         request.end()

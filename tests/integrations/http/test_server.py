@@ -323,7 +323,7 @@ def test_a_client_that_goes_away_is_noticed(begun, how):
             else:
                 writer.close()
             await gone.wait()
-            assert app.requests[0].gone
+            assert app.requests[0].disconnected
             await until(lambda: not server.connections.served)
 
     asyncio.run(run())

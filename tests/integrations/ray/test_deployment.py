@@ -20,7 +20,7 @@ def test_a_policy_file_goes_where_the_scheduler_is(tmp_path: Path) -> None:
     here.mkdir()
     there.mkdir()
     (here / "mine.toml").write_text('[routing]\nuse = "least_tokens"\n')
-    text = PolicyText.of(str(here / "mine.toml"))
+    text = PolicyText.read(str(here / "mine.toml"))
     assert text is not None
     loaded = load_policy(str(text.write(there)))
     assert loaded.name == load_policy(str(here / "mine.toml")).name
@@ -28,4 +28,4 @@ def test_a_policy_file_goes_where_the_scheduler_is(tmp_path: Path) -> None:
 
 
 def test_a_preset_is_there_already() -> None:
-    assert PolicyText.of("dplb") is None
+    assert PolicyText.read("dplb") is None

@@ -11,7 +11,7 @@ import pytest
 
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.ray.servers import (
-    LOOKS_A_QUESTION,
+    POLLS_PER_QUESTION,
     ActorName,
     Cluster,
     NamedServers,
@@ -83,7 +83,7 @@ def test_who_was_started_again_elsewhere_is_found_there() -> None:
         servers = book.following(cluster)
         await servers.follow()
         cluster.told = {"vllm-0": "http://a:7", "vllm-1": RuntimeError("busy")}
-        for _ in range(LOOKS_A_QUESTION):
+        for _ in range(POLLS_PER_QUESTION):
             await servers.follow()
         assert sorted(book.here) == ["http://a:7", "http://b:2"]
         assert cluster.methods == ["address"] * 4

@@ -69,7 +69,7 @@ class World:
     def __init__(self) -> None:
         self.rollouts = Rollouts()
         self.tags: dict[str, dict[str, Any]] = {}
-        self.coordinator = Coordinator(self.rollouts, self._tags, groups_per_step=2, look_s=0.001)
+        self.coordinator = Coordinator(self.rollouts, self._tags, groups_per_step=2, poll_s=0.001)
 
     async def _tags(self) -> dict[str, dict[str, Any]]:
         return self.tags

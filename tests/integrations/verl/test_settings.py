@@ -15,8 +15,8 @@ def table(**keys: object) -> dict[str, object]:
 
 
 def test_the_table_is_read_and_others_are_left_alone():
-    settings = settings_of({"somebody": {"else": 1}, **table(look_s=2)})
-    assert (settings.gateway, settings.look_s) == (GATEWAY, 2.0)
+    settings = settings_of({"somebody": {"else": 1}, **table(poll_s=2)})
+    assert (settings.gateway, settings.poll_s) == (GATEWAY, 2.0)
     assert settings.api_key is None
     assert settings.trainer_key is None
 
@@ -30,7 +30,7 @@ def test_the_table_is_read_and_others_are_left_alone():
         (table(policy="dplb"), "either"),
         ({"rollout_sched": {"ray": "rollout", "policy": "dplb"}}, "either"),
         (table(gatway="x"), "gatway"),
-        (table(look_s=0), "look_s"),
+        (table(poll_s=0), "poll_s"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_place(custom, says):

@@ -8,7 +8,7 @@ import pytest
 
 from rollout_sched.integrations.vllm.dialects import (
     NEUTRAL_SAMPLING,
-    Assembly,
+    AnswerAssembler,
     Chunk,
     Completions,
     Generate,
@@ -176,7 +176,7 @@ def test_how_many_tokens_it_says_to_have_made(dialect):
 
 
 def assembled(chunks):
-    assembly = Assembly(an_order())
+    assembly = AnswerAssembler(an_order())
     for chunk in chunks:
         assembly.add(chunk)
     return assembly.output()
@@ -184,7 +184,9 @@ def assembled(chunks):
 
 def test_pieces_are_joined_and_handed_on():
     got = []
-    assembly = Assembly(an_order(tokens=3), lambda tokens, logprobs: got.append((tokens, logprobs)))
+    assembly = AnswerAssembler(
+        an_order(tokens=3), lambda tokens, logprobs: got.append((tokens, logprobs))
+    )
     assembly.add(Chunk([1], [-0.5]))
     assembly.add(Chunk([]))
     assembly.add(Chunk([2, 3], [-0.25, -1.0], "length", [VersionSpan("4", 0, 3)]))
@@ -195,7 +197,7 @@ def test_pieces_are_joined_and_handed_on():
 
 
 def test_logprobs_not_asked_for_are_left_out():
-    assembly = Assembly(an_order(sampling={}))
+    assembly = AnswerAssembler(an_order(sampling={}))
     assembly.add(Chunk([1], [-0.5], "stop"))
     assert assembly.output().logprobs is None
 
@@ -233,15 +235,15 @@ def test_the_answer_to_another_order_is_not_believed():
     order = an_order("run-2", sampling={})
     for told in ("generate-tokens-run-1", "cmpl-run-20-0"):
         with pytest.raises(AnswerUntrue, match=f"answered run-2 with the answer to '{told}'"):
-            Assembly(order).add(Chunk([1], [-0.5], "stop", id=told))
+            AnswerAssembler(order).add(Chunk([1], [-0.5], "stop", id=told))
     for told in ("generate-tokens-run-2", "cmpl-run-2-0", "made-up", ""):
-        assembly = Assembly(order)
+        assembly = AnswerAssembler(order)
         assembly.add(Chunk([1], [-0.5], "stop", id=told))
         assert assembly.output().token_ids == [1]
 
 
 def test_a_cut_answer_has_what_came():
-    assembly = Assembly(an_order())
+    assembly = AnswerAssembler(an_order())
     assembly.add(Chunk([1], [-1.0]))
     output = assembly.cut()
     assert (output.token_ids, output.logprobs, output.finish) == ([1], [-1.0], "abort")
@@ -249,7 +251,7 @@ def test_a_cut_answer_has_what_came():
 
 def test_an_answer_ended_before_the_cut_is_complete():
     """An abort that came too late: nothing goes on from there."""
-    assembly = Assembly(an_order())
+    assembly = AnswerAssembler(an_order())
     assembly.add(Chunk([1], [-1.0], "stop"))
     assert assembly.cut().finish == "stop"
 
@@ -261,7 +263,7 @@ def test_the_usage_may_follow_the_end():
 def test_repeated_events_are_forwarded_once():
     """The end of a stream, which had told it, may never come."""
     got = []
-    assembly = Assembly(an_order(), lambda tokens, logprobs: got.append(tokens))
+    assembly = AnswerAssembler(an_order(), lambda tokens, logprobs: got.append(tokens))
     assembly.add(Chunk([1], [-1.0], made=1))
     with pytest.raises(AnswerUntrue):
         assembly.add(Chunk([1], [-1.0], made=1))

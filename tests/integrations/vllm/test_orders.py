@@ -10,7 +10,7 @@ from aiohttp.test_utils import TestServer
 
 from rollout_sched.integrations.http.client import Pool
 from rollout_sched.integrations.vllm.control import Throttle
-from rollout_sched.integrations.vllm.dialects import Assembly, Generate
+from rollout_sched.integrations.vllm.dialects import AnswerAssembler, Generate
 from rollout_sched.integrations.vllm.orders import OrderCalls, no_trace, post, renamed
 from rollout_sched.integrations.vllm.protocol.endpoints import GENERATE
 from rollout_sched.live.ports import InstanceError, RequestRejected
@@ -36,7 +36,7 @@ def against(server, use, limit_s=None):
 
 def make(calls, order, cuttable=False, on_tokens=None):
     call = calls.make_cuttable if cuttable else calls.make
-    return call(order, Generate(), "tiny", Assembly(order, on_tokens))
+    return call(order, Generate(), "tiny", AnswerAssembler(order, on_tokens))
 
 
 @pytest.mark.parametrize("cuttable", [False, True])

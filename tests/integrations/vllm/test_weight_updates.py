@@ -53,8 +53,10 @@ async def test_from_disk(tmp_path: Path) -> None:
     weight_loaders = WeightLoaders(driver)
     path = str(tmp_path / "v{version}")
     with pytest.raises(CallerError, match="v7: no such folder"):
-        await weight_loaders.of(WeightUpdate(7, reload=Reload(path)))
-    elsewhere = await weight_loaders.of(WeightUpdate(7, reload=Reload(path, visible_here=False)))
+        await weight_loaders.loader_for(WeightUpdate(7, reload=Reload(path)))
+    elsewhere = await weight_loaders.loader_for(
+        WeightUpdate(7, reload=Reload(path, visible_here=False))
+    )
     await elsewhere(instance, 7)
     assert instance.calls == [("reload_weights", {"weights_path": str(tmp_path / "v7")})]
 
@@ -63,16 +65,22 @@ async def test_by_transfer_each_instance_is_set_up_once() -> None:
     driver, instance = make_driver(), Loading()
     weight_loaders = WeightLoaders(driver)
     init = {"port": 1}
-    first = await weight_loaders.of(WeightUpdate(1, transfer=Transfer({"path": "one"}, init)))
+    first = await weight_loaders.loader_for(
+        WeightUpdate(1, transfer=Transfer({"path": "one"}, init))
+    )
     await first(instance, 1)
-    second = await weight_loaders.of(WeightUpdate(2, transfer=Transfer([{"a": 1}, {"b": 2}], init)))
+    second = await weight_loaders.loader_for(
+        WeightUpdate(2, transfer=Transfer([{"a": 1}, {"b": 2}], init))
+    )
     await second(instance, 2)
     steps = [step for step, _ in instance.calls]
     assert steps.count("init_weight_transfer_engine") == 1
     updates = [body["update_info"] for step, body in instance.calls if step == "update_weights"]
     assert updates == [{"path": "one"}, {"a": 1}, {"b": 2}]
     instance.calls.clear()
-    other = await weight_loaders.of(WeightUpdate(3, transfer=Transfer({"path": "x"}, {"port": 2})))
+    other = await weight_loaders.loader_for(
+        WeightUpdate(3, transfer=Transfer({"path": "x"}, {"port": 2}))
+    )
     await other(instance, 3)
     assert instance.calls[0] == ("init_weight_transfer_engine", {"init_info": {"port": 2}})
 
@@ -81,11 +89,13 @@ async def test_an_old_version_is_refused_before_it_changes_what_is_known() -> No
     """What the newest version needs for its update must not be overwritten by a refused one."""
     driver, instance = make_driver(), Loading()
     weight_loaders = WeightLoaders(driver)
-    newest = await weight_loaders.of(WeightUpdate(5, transfer=Transfer({"path": "right"})))
+    newest = await weight_loaders.loader_for(WeightUpdate(5, transfer=Transfer({"path": "right"})))
     driver.publish(5, newest)
     for version in (4, 5):
         with pytest.raises(CallerError, match="versions must increase"):
-            await weight_loaders.of(WeightUpdate(version, transfer=Transfer({"path": "wrong"})))
+            await weight_loaders.loader_for(
+                WeightUpdate(version, transfer=Transfer({"path": "wrong"}))
+            )
     await newest(instance, 5)
     updates = [body["update_info"] for step, body in instance.calls if step == "update_weights"]
     assert updates == [{"path": "right"}]
@@ -101,7 +111,7 @@ async def test_publishing_order_decides_between_concurrent_checks(
         (tmp_path / f"v{version}" / "model.bin").write_bytes(b"x")
     reload = Reload(str(tmp_path / "v{version}"))
     one, two = await asyncio.gather(
-        *(weight_loaders.of(WeightUpdate(version, reload=reload)) for version in (1, 2))
+        *(weight_loaders.loader_for(WeightUpdate(version, reload=reload)) for version in (1, 2))
     )
     driver.publish(2, two)
     with pytest.raises(CallerError):
@@ -122,7 +132,7 @@ def test_a_hanging_mount_does_not_block_others(
 
     async def scene() -> None:
         publishing = asyncio.create_task(
-            WeightLoaders(make_driver()).of(WeightUpdate(1, reload=Reload(str(tmp_path))))
+            WeightLoaders(make_driver()).loader_for(WeightUpdate(1, reload=Reload(str(tmp_path))))
         )
         turns = 0
         while not asked:
@@ -143,10 +153,10 @@ async def test_an_instance_absent_at_the_load_is_not_believed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It joined while the trainer said so."""
-    monkeypatch.setattr(module, "LOOK_S", 0.001)
+    monkeypatch.setattr(module, "POLL_S", 0.001)
     driver, here, late = make_driver(), Loading("here"), Loading("late")
     await driver.add_instance(here)
-    applied = await WeightLoaders(driver).of(WeightUpdate(1, applied=True))
+    applied = await WeightLoaders(driver).loader_for(WeightUpdate(1, applied=True))
     await driver.add_instance(late)
     driver.publish(1, applied)
     await until(lambda: ("version", 1) in here.calls)
@@ -159,7 +169,7 @@ async def test_an_instance_absent_at_the_load_is_not_believed(
 
 async def test_a_late_instance_waits_until_it_reports_the_version() -> None:
     driver, late = make_driver(), Loading("late")
-    driver.publish(1, await WeightLoaders(driver).of(WeightUpdate(1, applied=True)))
+    driver.publish(1, await WeightLoaders(driver).loader_for(WeightUpdate(1, applied=True)))
     assert await driver.add_instance(late) is None
     supervisor = driver.supervisors["late"]
     assert "version 0, the trainer is at 1" in supervisor.reason
@@ -172,7 +182,7 @@ async def test_a_late_instance_waits_until_it_reports_the_version() -> None:
 async def test_a_restart_loses_weights_loaded_by_the_trainer() -> None:
     driver, instance = make_driver(), Loading()
     await driver.add_instance(instance)
-    driver.publish(1, await WeightLoaders(driver).of(WeightUpdate(1, applied=True)))
+    driver.publish(1, await WeightLoaders(driver).loader_for(WeightUpdate(1, applied=True)))
     await until(lambda: ("version", 1) in instance.calls)
     instance.dead = True
     await until(lambda: not driver.supervisors["i0"].joined)

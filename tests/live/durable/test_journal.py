@@ -15,7 +15,7 @@ from rollout_sched.core.model.errors import CallerError
 from rollout_sched.core.model.events import RequestWithdrawn, Woke
 from rollout_sched.journal import SCHEMA, JournalError, JournalHeader
 from rollout_sched.live.durable import journal as journal_keeper
-from rollout_sched.live.durable.journal import JournalKeeper
+from rollout_sched.live.durable.journal import JournalRecorder
 from tests import virtual_net
 from tests.live.scripted import until
 
@@ -45,7 +45,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal_keeper, "SYNC_S", 0.001)
 
 
-def fill_up(keeper: JournalKeeper, room: int) -> None:
+def fill_up(keeper: JournalRecorder, room: int) -> None:
     file: Any = keeper._file
     file._file = FullDisk(file._file, room)
 
@@ -56,7 +56,7 @@ def test_full_disk_leaves_a_readable_journal(
     path = tmp_path / "journal"
 
     async def scene() -> None:
-        keeper = JournalKeeper(path, HEADER)
+        keeper = JournalRecorder(path, HEADER)
         keeper.observe(0.0, Woke(), [])
         await until(lambda: path.stat().st_size)
         fill_up(keeper, 60)  # a line and a half
@@ -76,8 +76,8 @@ def test_full_disk_leaves_a_readable_journal(
 
 
 def test_a_disk_that_is_full_at_the_end(tmp_path: Path) -> None:
-    async def scene() -> JournalKeeper:
-        keeper = JournalKeeper(tmp_path / "journal", HEADER)
+    async def scene() -> JournalRecorder:
+        keeper = JournalRecorder(tmp_path / "journal", HEADER)
         fill_up(keeper, 0)
         keeper.observe(0.0, Woke(), [])
         await keeper.close()
@@ -96,7 +96,7 @@ def test_a_slow_disk_keeps_nobody_waiting(tmp_path: Path, monkeypatch: pytest.Mo
         sync(number)
 
     async def scene() -> None:
-        keeper = JournalKeeper(path, HEADER)
+        keeper = JournalRecorder(path, HEADER)
         monkeypatch.setattr(os, "fsync", slow)
         keeper.observe(0.0, Woke(), [])
         await until(lambda: keeper._writing)
@@ -121,7 +121,7 @@ def test_a_disk_that_hangs_ends_the_journal_but_not_the_end(
     monkeypatch.setattr(os, "fsync", lambda _: awake.wait(10))
 
     async def scene() -> None:
-        keeper = JournalKeeper(tmp_path / "journal", HEADER)
+        keeper = JournalRecorder(tmp_path / "journal", HEADER)
         keeper.observe(0.0, Woke(), [])
         await keeper.close()
         assert "within 0.05 s" in keeper.broken
@@ -134,8 +134,8 @@ def test_a_disk_that_hangs_ends_the_journal_but_not_the_end(
 async def test_unwritten_entries_are_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal_keeper, "MOST", 1000)
-    keeper = JournalKeeper(tmp_path / "journal", HEADER)
+    monkeypatch.setattr(journal_keeper, "MAX_WAITING_BYTES", 1000)
+    keeper = JournalRecorder(tmp_path / "journal", HEADER)
     for now in range(100):
         keeper.observe(float(now), Woke(), [])
     assert "does not keep up" in keeper.broken
@@ -147,7 +147,7 @@ def test_an_event_that_cannot_be_written_ends_it_too(tmp_path: Path) -> None:
     path = tmp_path / "journal"
 
     async def scene() -> None:
-        keeper = JournalKeeper(path, HEADER)
+        keeper = JournalRecorder(path, HEADER)
         keeper.observe(0.0, Woke(), [])
         await until(lambda: path.stat().st_size)
         keeper.observe(1.0, RequestWithdrawn("\ud800"), [])
@@ -166,7 +166,7 @@ def test_nothing_is_written_over(tmp_path: Path) -> None:
 
     async def scene() -> None:
         with pytest.raises(CallerError, match="exists; move it away"):
-            JournalKeeper(path, HEADER)
+            JournalRecorder(path, HEADER)
 
     virtual_net.run(scene())
     assert path.read_text() == "precious"
@@ -176,7 +176,7 @@ def bounded(path: Path, bound: int) -> Path:
     """Two hundred events."""
 
     async def scene() -> None:
-        keeper = JournalKeeper(path, HEADER, bound=bound)
+        keeper = JournalRecorder(path, HEADER, bound=bound)
         for number in range(200):
             keeper.observe(float(number), RequestWithdrawn("x" * 50), [])
             await until(lambda: not keeper._pending, 60)

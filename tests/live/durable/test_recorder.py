@@ -16,7 +16,7 @@ from rollout_sched.core.model.records import DeliveredSample, RunFacts
 from rollout_sched.core.state.groups import Groups
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.durable import records as facts
-from rollout_sched.live.durable.recorder import OpenTransaction, StoredSession, StoreKeeper
+from rollout_sched.live.durable.recorder import OpenTransaction, RunRecorder, StoredSession
 from rollout_sched.live.durable.records import ONE, StoredTranscripts, decoded
 from rollout_sched.live.requests.token_payload import Piece, TokenPayload, TokenTranscript
 from rollout_sched.live.trainer.delivery import LeaseFacts
@@ -39,7 +39,7 @@ class Keeping:
         self.broken = []
         store = Store(folder, **{"durable": "off", **store})
         scheduler = driver.pump.scheduler
-        self.keeper = StoreKeeper(
+        self.keeper = RunRecorder(
             store, scheduler, driver.front.payloads, StoredTranscripts(store), self.broken.append
         )
         driver.pump.observers.append(self.keeper.observe)
@@ -221,7 +221,7 @@ class Kept:
     def sample(self, group):
         """One of two tokens, in the store."""
         transcript = TokenTranscript()
-        transcript.keep(1, 2, Piece([5, 6], None))
+        transcript.append(1, 2, Piece([5, 6], None))
         self.transcripts.write(f"{group}/0", transcript, self.open.changes)
         return DeliveredSample(f"{group}/0", group, 0, 2, 0, (), 0, "stop")
 
@@ -290,10 +290,10 @@ def test_a_failure_stays_until_its_batch_is_acknowledged(tmp_path):
 def test_number_of_a_batch_without_samples_is_kept(tmp_path):
     @scene(tmp_path)
     async def _(kept):
-        kept.session.telling(Deliver(3, 0, ()))
-        assert await kept.rows() == {"delivered 3.0", "telling"}
+        kept.session.record_report(Deliver(3, 0, ()))
+        assert await kept.rows() == {"delivered 3.0", "last_report"}
         kept.session.acknowledged(3)
-        assert await kept.rows() == {"telling"}
+        assert await kept.rows() == {"last_report"}
 
 
 def test_each_failure_of_a_group_stays_until_acknowledged(tmp_path):

@@ -73,7 +73,7 @@ class Kept:
     def read(self):
         """As the next epoch finds it."""
         stored, found = StoredTranscripts(self.store), TokenTranscript()
-        counted = stored.take_up("a/0")
+        counted = stored.restore("a/0")
         stored.read("a/0", found)
         generated = sum(found.joined.mask)
         assert counted == (generated, len(found.joined.mask) - generated)
@@ -90,7 +90,7 @@ def test_only_new_tokens_are_written(store):
     kept.write([(1, Piece([5], [-1.0]))])
     assert len(list(kept.write([(1, Piece([5, 6], [-1.0, -2.0]))]).written())) == 1
     assert not kept.write([(1, Piece([5, 6], [-1.0, -2.0]))])
-    kept.transcript.keep(1, 3, Piece([5, 6, 7], [-1.0, -2.0, -3.0]))
+    kept.transcript.append(1, 3, Piece([5, 6, 7], [-1.0, -2.0, -3.0]))
     ((owner, _, data),) = kept.write().written()
     assert (owner, len(data)) == ("r:a/0", 12 + 8)
     same(kept.read(), kept.transcript)
@@ -98,11 +98,11 @@ def test_only_new_tokens_are_written(store):
 
 def test_tool_tokens_follow_their_turn(store):
     kept = Kept(store)
-    kept.transcript.keep(1, 2, Piece([5, 6], None))
+    kept.transcript.append(1, 2, Piece([5, 6], None))
     kept.write()
     kept.transcript.observe(1, [70, 71])
     kept.write()
-    kept.transcript.keep(4, 1, Piece([8], None))
+    kept.transcript.append(4, 1, Piece([8], None))
     kept.transcript.observe(4, [])
     kept.write()
     found = kept.read()
@@ -113,10 +113,10 @@ def test_tool_tokens_follow_their_turn(store):
 
 def test_forgotten_transcript_is_not_read(store):
     kept = Kept(store)
-    kept.transcript.keep(1, 2, Piece([5, 6], None))
+    kept.transcript.append(1, 2, Piece([5, 6], None))
     kept.write()
     stored, changes = StoredTranscripts(store), Transaction()
-    stored.take_up("a/0")
+    stored.restore("a/0")
     assert stored.owners() == {"r:a/0"}
     stored.forget("a/0", changes)
     found = TokenTranscript()
@@ -144,7 +144,7 @@ def test_stored_transcript_equals_the_live_one(tmp_path_factory, steps):
                 attempt += 1
                 piece = Piece([attempt * 10 + n for n in range(number)], [-0.5 * attempt] * number)
                 if what == "keep":
-                    kept.transcript.keep(attempt, number, piece)
+                    kept.transcript.append(attempt, number, piece)
                 else:
                     streamed = [(attempt, piece)]
             elif what == "observe":
@@ -176,7 +176,7 @@ def test_pieces_handed_to_the_writer_are_never_changed(tmp_path_factory, steps):
                 collect([attempt] * number, [-0.5] * number)
             elif what == "break_off":
                 tokens = min(number, transcript.streamed(attempt))
-                transcript.keep(attempt, tokens, transcript.partial(attempt, tokens))
+                transcript.append(attempt, tokens, transcript.partial(attempt, tokens))
             else:
                 transcript.observe(attempt, [99] * number)
             changes = Transaction()

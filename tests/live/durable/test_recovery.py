@@ -50,7 +50,7 @@ def recovered(tmp_path, *, group=GROUP, prompt=PROMPT, made=2, tool=None, run=Tr
         for (kind, name), value in other.get("facts", {}).items():
             changes.put(kind, name, value)
         if made:
-            transcript.keep(1, made, Piece([5] * made, None))
+            transcript.append(1, made, Piece([5] * made, None))
             StoredTranscripts(store).write("a/0", transcript, changes)
         store.apply(changes)
     with closing(Store(tmp_path, durable="off")) as store:
@@ -86,8 +86,8 @@ def test_intact_store_is_restored(tmp_path):
 
 def test_a_group_that_lacks_tokens_starts_over(tmp_path):
     found = recovered(tmp_path, made=1)
-    assert found.state.groups == (GROUP.anew(),)
-    assert found.anew == ["a/0"]
+    assert found.state.groups == (GROUP.as_submitted(),)
+    assert found.restarted == ["a/0"]
 
 
 def test_group_with_damaged_unused_tokens_starts_over(tmp_path, monkeypatch):
@@ -100,14 +100,14 @@ def test_group_with_damaged_unused_tokens_starts_over(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Store, "_load", load)
     found = recovered(tmp_path)
-    assert found.state.groups == (GROUP.anew(),)
-    assert found.anew == ["a/0"]
+    assert found.state.groups == (GROUP.as_submitted(),)
+    assert found.restarted == ["a/0"]
 
 
 def test_a_group_without_its_prompt_fails(tmp_path):
     found = recovered(tmp_path, prompt=None)
     assert found.state.groups == ()
-    assert found.gone == ["a"]
+    assert found.dropped == ["a"]
     (failed,) = found.lost
     assert "submit it again" in failed.reason
 
@@ -124,7 +124,7 @@ def test_prompt_with_only_its_tokens_left_fails(tmp_path):
         rows.execute("UPDATE facts SET crc = crc + 1 WHERE kind = ?", (facts.PROMPT,))
     found = recovered(tmp_path)
     assert found.state.groups == (GROUP,)
-    assert [group.uid for group in found.lost] == found.gone == ["b"]
+    assert [group.uid for group in found.lost] == found.dropped == ["b"]
 
 
 def test_a_trajectory_fails_unless_its_group_is_complete(tmp_path):
@@ -143,7 +143,7 @@ def test_a_trajectory_fails_unless_its_group_is_complete(tmp_path):
 def test_round_and_window_continue_without_a_group_that_lost_its_tool(tmp_path):
     written = {(facts.RUN, ONE): encoded(RunFacts(4.5, 3, round=Launch(2), window=1, lost=1))}
     assert recovered(tmp_path / "1", tool="", facts=written).state.run.lost == 2
-    fresh = GROUP.anew()
+    fresh = GROUP.as_submitted()
     run = recovered(tmp_path / "2", tool="", group=fresh, made=0, facts=written).state.run
     assert (run.lost, run.window) == (1, 0)
 
@@ -190,8 +190,8 @@ def test_parts_whose_rows_are_damaged_are_without_samples(tmp_path):
 
 def test_failure_reported_in_a_lost_batch_is_reported_again(tmp_path):
     found = recovered(tmp_path, facts={(facts.LOST, "0:f"): encoded(StoredLoss("why", 0))})
-    assert found.told == {}
-    assert found.untold == ["0:f"]
+    assert found.reported == {}
+    assert found.orphaned_losses == ["0:f"]
     assert found.lost == [LostGroup("f", "why")]
 
 
@@ -200,20 +200,20 @@ def test_prompt_without_its_group_fails(tmp_path):
     (failed,) = found.lost
     assert failed.uid == "a"
     assert "submit it again" in failed.reason
-    assert (found.gone, found.prompts) == (["a"], {})
+    assert (found.dropped, found.prompts) == (["a"], {})
 
 
 def test_prompt_with_damaged_tokens_and_no_group_fails(tmp_path):
     fact, _ = facts.encoded_prompt(PROMPT, tool=None)
     stored = {(facts.PROMPT, "a"): fact}
     found = recovered(tmp_path, group=None, prompt=None, made=0, facts=stored)
-    assert ([group.uid for group in found.lost], found.gone) == (["a"], ["a"])
+    assert ([group.uid for group in found.lost], found.dropped) == (["a"], ["a"])
 
 
 def test_number_of_a_batch_without_samples_is_restored(tmp_path):
-    assert recovered(tmp_path / "1").telling == -1
-    found = recovered(tmp_path / "2", facts={(facts.TELLING, ONE): encoded(7)})
-    assert found.telling == 7
+    assert recovered(tmp_path / "1").last_report == -1
+    found = recovered(tmp_path / "2", facts={(facts.LAST_REPORT, ONE): encoded(7)})
+    assert found.last_report == 7
 
 
 def test_without_its_counters_a_run_cannot_go_on(tmp_path):
@@ -271,12 +271,12 @@ def test_delivered_sample_with_a_lost_reward_is_reported(tmp_path):
     stored = {(facts.DELIVERED, facts.delivery_name(batch)): encoded(batch)}
     found = recovered(tmp_path / "1", group=None, judged=True, facts=stored)
     assert [delivery.samples for delivery in found.deliveries] == [()]
-    assert [group.uid for group in found.told[0]] == ["a"]
-    assert (found.gone, found.anew) == (["a"], ["a/0"])
+    assert [group.uid for group in found.reported[0]] == ["a"]
+    assert (found.dropped, found.restarted) == (["a"], ["a/0"])
     stored[facts.REWARD, "a/0"] = encoded(Reward(0.5))
     found = recovered(tmp_path / "2", group=None, judged=True, facts=stored)
     assert found.deliveries == [batch]
-    assert not found.told
+    assert not found.reported
 
 
 def test_filtered_groups_are_reported_as_filtered(tmp_path):
@@ -290,7 +290,7 @@ def test_filtered_groups_are_reported_as_filtered(tmp_path):
 
 #: Seconds of CPU that it may take to take a run up, and how many bytes this one has: enough to see
 #: what grows faster than it should, few enough for a slow machine.
-MOST_S, LIVE_BYTES = 2.0, 50 * 2**20
+MAX_S, LIVE_BYTES = 2.0, 50 * 2**20
 
 
 def test_a_large_run_is_taken_up_within_its_time_and_the_disk_is_bounded(tmp_path):
@@ -317,7 +317,7 @@ def test_a_large_run_is_taken_up_within_its_time_and_the_disk_is_bounded(tmp_pat
     begun = time.process_time()
     with closing(Store(tmp_path, durable="off")) as store:
         found = recover(store, StoredTranscripts(store))
-    assert time.process_time() - begun < MOST_S
+    assert time.process_time() - begun < MAX_S
     assert len(found.state.groups) == len(range(0, number, 4))
     assert not found.lost
 
@@ -330,7 +330,7 @@ def put_group(changes, transcripts, uid, tokens):
     group = GroupFacts(uid, 1, 1, 3, tokens, uid, state="active", requests=(request,))
     changes.put(facts.GROUP, uid, encoded(group))
     transcript = TokenTranscript()
-    transcript.keep(1, tokens, Piece([5] * tokens, [-0.5] * tokens))
+    transcript.append(1, tokens, Piece([5] * tokens, [-0.5] * tokens))
     transcripts.write(f"{uid}/0", transcript, changes)
 
 
@@ -344,14 +344,14 @@ def make(prompt, index):
 def test_tokens_are_read_when_they_are_needed(tmp_path):
     with closing(Store(tmp_path, durable="off")) as store:
         transcript, stored, changes = TokenTranscript(), StoredTranscripts(store), Transaction()
-        transcript.keep(1, 2, Piece([5, 6], None))
+        transcript.append(1, 2, Piece([5, 6], None))
         stored.write("a/0", transcript, changes)
         store.apply(changes)
         sample = DeliveredSample("a/0", "a", 0, 2, 2, (Segment(0, 2, "i0"),), 0, "stop")
         found = Recovered(
             prompts={"a": PROMPT_RESTORED_PAYLOADS},
             deliveries=[Deliver(0, 0, (sample,))],
-            told={0: [FailedGroup("b", "why")]},
+            reported={0: [FailedGroup("b", "why")]},
         )
         payloads = RestoredPayloads(found, stored, make)
         (batch,) = payloads.batches()
@@ -367,6 +367,6 @@ def test_newest_stored_part_names_the_failed_groups(tmp_path):
     parts = [Deliver(0, 0, (), part=0, last=False), Deliver(0, 0, (), part=1, last=False)]
     failed = FailedGroup("b", "why")
     with closing(Store(tmp_path, durable="off")) as store:
-        found = Recovered(deliveries=parts, told={0: [failed]})
+        found = Recovered(deliveries=parts, reported={0: [failed]})
         payloads = RestoredPayloads(found, StoredTranscripts(store), make)
         assert [batch.failed for batch in payloads.batches()] == [[], [failed]]

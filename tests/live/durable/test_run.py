@@ -75,7 +75,7 @@ async def test_running_request_continues_from_its_last_piece(tmp_path):
         await before.stream(0, [5])
         await before.stream(0, [6])
         (running,) = live.driver.front.attempts.on("i0")
-        await until(lambda: running.told == 2)
+        await until(lambda: running.known_tokens == 2)
         left = await killed(live, tmp_path / "2")
     async with run(left, after) as live:
         assert live.state()["store"]["epoch"] == 2
@@ -168,14 +168,14 @@ async def test_weights_are_loaded_by_the_next_run(tmp_path):
 
     before, after = Scripted(), Scripted()
     async with run(tmp_path / "1", before) as live:
-        await live.trainer.publish_weights(3, load, said=b"how")
+        await live.trainer.publish_weights(3, load, encoded=b"how")
         await until(lambda: ("version", 3) in before.calls)
         left = await killed(live, tmp_path / "2")
     async with run(left) as live:
         assert live.trainer.version == 3
         assert live.records.stored.weights.version == 3
         assert live.records.stored.weights.loader == b"how"
-        live.driver.take_up_weights(load)
+        live.driver.restore_weights(load)
         await live.driver.add_instance(after)  # which has older ones
         await until(lambda: ("version", 3) in after.calls)
     assert loaded == [("i0", 3), ("i0", 3)]
@@ -189,14 +189,14 @@ async def test_an_instance_that_was_being_updated_is_not_left_paused(tmp_path):
     async with run(tmp_path / "1", before, policy=load_policy("areal")) as live:
         live.trainer.submit([PROMPT])
         await before.order(0)
-        await live.trainer.publish_weights(1, never, said=b"how")
+        await live.trainer.publish_weights(1, never, encoded=b"how")
         await until(lambda: any("pause" in call for call in before.calls))
         left = await killed(live, tmp_path / "2")
     after.description = Description(
         8, 10_000, 10_000, capabilities=frozenset({"pause"}), paused=True
     )
     async with run(left, policy=load_policy("areal")) as live:
-        live.driver.take_up_weights(never)
+        live.driver.restore_weights(never)
         assert await live.driver.add_instance(after, patient=True) is not None
         assert "resume" in after.calls
 
@@ -238,14 +238,14 @@ async def test_an_instance_that_was_to_be_resumed_is_not_left_paused(tmp_path):
     async with run(tmp_path / "1", before, policy=load_policy("areal")) as live:
         live.trainer.submit([PROMPT])
         await before.order(0)
-        await live.trainer.publish_weights(1, load, said=b"how")
+        await live.trainer.publish_weights(1, load, encoded=b"how")
         await resuming.wait()
         left = await killed(live, tmp_path / "2")
     after.description = Description(
         8, 10_000, 10_000, capabilities=frozenset({"pause"}), paused=True, version=1
     )
     async with run(left, policy=load_policy("areal")) as live:
-        live.driver.take_up_weights(load)
+        live.driver.restore_weights(load)
         assert await live.driver.add_instance(after, patient=True) is not None
         assert "resume" in after.calls
         rest = await killed(live, tmp_path / "3")
@@ -336,7 +336,7 @@ async def test_a_finished_trajectory_without_its_tool_does_not_start_over(tmp_pa
     async with run(left, after, prompts_per_step=2) as live:
         order = await after.order(0)
         assert order.token_ids == [3]
-        await live.trainer.publish_weights(1, load, said=b"how")
+        await live.trainer.publish_weights(1, load, encoded=b"how")
         await after.fail(0, InstanceError("aborted"))
         live.trainer.close_submissions()
         asking = asyncio.create_task(batch_of(live))
@@ -391,7 +391,7 @@ async def test_a_trajectory_whose_tool_is_given_again_goes_on_from_its_turns(tmp
         else:
             await before.stream(1, [6])
             (running,) = live.driver.front.attempts.on("i0")
-            await until(lambda: running.told)
+            await until(lambda: running.known_tokens)
         left = await killed(live, tmp_path / "2")
     async with run(left, after, tools=tools) as live:
         order = await after.order(0)
@@ -471,7 +471,7 @@ async def test_damaged_tokens_cost_their_group_a_start_and_nobody_else(tmp_path)
         await before.stream(0, [77])
         await before.stream(1, [88])
         attempts = live.driver.front.attempts.on("i0")
-        await until(lambda: all(running.told for running in attempts))
+        await until(lambda: all(running.known_tokens for running in attempts))
         left = await killed(live, tmp_path / "2")
     spoil(left, 77)
     async with run(left, after, prompts_per_step=2) as live:
@@ -609,7 +609,7 @@ def test_the_journal_of_an_epoch_replays_by_itself(tmp_path):
                 await live.trainer.next_batch(timeout_s=0)
             await before.stream(0, [5])
             (running,) = live.driver.front.attempts.on("i0")
-            await until(lambda: running.told)
+            await until(lambda: running.known_tokens)
             left = await killed(live, tmp_path / "2")
         async with run(left, after) as live:
             await after.answer(0, [7])

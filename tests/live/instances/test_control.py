@@ -48,7 +48,7 @@ class Controlled:
 
 
 class Stage:
-    """Orders at work (`instances.control.OrdersOwner`), and what came of them."""
+    """Orders at work (`instances.control.OrderCallbacks`), and what came of them."""
 
     settings = SETTINGS
 
@@ -101,7 +101,7 @@ class Stage:
 
     def stop(self, attempt: int, reason: str) -> None: ...
 
-    def disbelieve(self, attempt: int) -> None: ...
+    def reject_streamed(self, attempt: int) -> None: ...
 
 
 async def test_an_update_from_pause_to_resume() -> None:

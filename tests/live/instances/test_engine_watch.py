@@ -154,7 +154,7 @@ class TestVersions:
         await stage.look(moved=True)
         stage.client.weights = 6
         await stage.look()
-        assert stage.versions.of("i0").version == 6
+        assert stage.versions.version_of("i0").version == 6
         assert stage.wrong == []
 
     async def test_newer_weights_are_wrong_by_policy(self) -> None:
@@ -162,7 +162,7 @@ class TestVersions:
         await stage.look(moved=True)
         stage.client.weights = 6
         await stage.look()
-        assert stage.versions.of("i0").version == 4
+        assert stage.versions.version_of("i0").version == 4
         (why,) = stage.wrong
         assert "version 6, but version 4 was loaded" in why
 
@@ -192,7 +192,7 @@ class TestVersions:
         await stage.look(moved=True)
         await stage.look()
         assert stage.wrong == []
-        assert stage.versions.of("i0").version == 5
+        assert stage.versions.version_of("i0").version == 5
 
     async def test_missing_version_changes_nothing(self) -> None:
         stage = Stage()

@@ -55,8 +55,8 @@ class TestVersions:
         book, pump = versions(2)
         assert book.moved("i0", 3, AROUND_US)
         assert pump.told == [WeightsPublished(3, loads=False), WeightsUpdated("i0", 3)]
-        assert (book.of("i0").version, book.of("i1").version) == (3, 0)
-        assert (book.of("i0").driven_by, book.of("i1").driven_by) == (AROUND_US, US)
+        assert (book.version_of("i0").version, book.version_of("i1").version) == (3, 0)
+        assert (book.version_of("i0").driven_by, book.version_of("i1").driven_by) == (AROUND_US, US)
         assert book.moved("i1", 3, THROUGH_US)
         assert pump.told[2:] == [WeightsUpdated("i1", 3)]
 
@@ -64,13 +64,13 @@ class TestVersions:
         book, pump = versions()
         assert not book.moved("i0", 0, AROUND_US)
         assert pump.told == []
-        assert book.of("i0").driven_by is US
+        assert book.version_of("i0").driven_by is US
 
     def test_trainer_version_of_an_absent_instance_is_reported(self) -> None:
         book, pump = versions()
         assert not book.moved("away", 2, THROUGH_US)
         assert pump.told == [WeightsPublished(2, loads=False)]
-        assert book.of("away").version is None
+        assert book.version_of("away").version is None
 
     def test_version_being_loaded_is_not_reported(self) -> None:
         book, pump = versions()
@@ -89,7 +89,7 @@ class TestVersions:
         book.published()
         assert not book.follows
         assert not book.may_publish(1)
-        assert book.of("i0").driven_by is US
+        assert book.version_of("i0").driven_by is US
 
     def test_adopting_ends_with_what_the_trainer_publishes(self) -> None:
         book, _ = versions(adopts=True)
@@ -104,7 +104,7 @@ class TestGates:
         book.close_gate("i0", "a")
         book.close_gate("i0", "b")
         book.close_gate("i0", "b")
-        assert book.of("i0").gate == "a, and b"
+        assert book.version_of("i0").gate == "a, and b"
         book.open_gate("i0", "a")
         book.open_gate("i0", "never closed for this")
         assert pump.told == [GateClosed("i0")]
@@ -160,7 +160,7 @@ class Stage:
 
     @property
     def version(self) -> int | None:
-        return self.versions.of("i0").version
+        return self.versions.version_of("i0").version
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ class TestNewer:
         stage, source = Stage(), Source(6)
         await stage.contradictions.settle(1, ((4, 3), (5, 6)), source)
         assert stage.version == 6
-        assert stage.versions.of("i0").driven_by is AROUND_US
+        assert stage.versions.version_of("i0").driven_by is AROUND_US
         assert stage.contradictions.kind(1, ((4, 3), (5, 6))) == ""
         assert source.suspicions == 1
 

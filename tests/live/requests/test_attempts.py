@@ -26,7 +26,7 @@ from rollout_sched.live.ports import (
 )
 from rollout_sched.live.requests.attempt import LiveAttempt
 from rollout_sched.live.requests.attempts import AttemptStarter, AttemptTable, RunningAttempts
-from rollout_sched.live.requests.payloads import PayloadBook
+from rollout_sched.live.requests.payloads import Payloads
 from rollout_sched.live.requests.token_payload import Piece, TokenPayload
 from rollout_sched.live.requests.trajectories import ToolCalls
 from rollout_sched.live.settings import Settings
@@ -52,7 +52,7 @@ class Link:
     def tell(self, event: Event) -> None:
         self.told.append(event)
 
-    def afterwards(self, call: Callable[..., object], *arguments: Any) -> None:
+    def defer(self, call: Callable[..., object], *arguments: Any) -> None:
         call(*arguments)
 
     def fail(self, error: Exception) -> None:
@@ -77,7 +77,7 @@ class Stage:
 
     def __init__(self, payload: TokenPayload | None = None, *, patience_s: float = 0.0) -> None:
         self.link: Any = Link()
-        self.payloads = payloads = PayloadBook()
+        self.payloads = payloads = Payloads()
         self.running = RunningAttempts(self.link, payloads, ToolCalls(self.link, payloads))
         table = AttemptTable(self.running, Settings())
         self.payload = payload or TokenPayload([1, 2, 3], {})
@@ -234,7 +234,7 @@ async def test_interrupt_is_reported_after_the_answer() -> None:
     assert isinstance(stage.told[0], RequestInterrupted)
     stage.table.interrupt(Interrupt("r1", 1, "i0"))
     stage.table.stop(1, "again")
-    stage.table.disbelieve(1)
+    stage.table.reject_streamed(1)
     await stage.table.close()
     assert len(stage.told) == 1
 
@@ -254,12 +254,12 @@ async def test_attempt_that_does_not_stop_fails_with_the_reason() -> None:
 async def test_only_attempts_with_tokens_can_be_disbelieved() -> None:
     stage = StageAttemptTable()
     stage.begin(obeys=False)
-    stage.table.disbelieve(1)
+    stage.table.reject_streamed(1)
     assert len(stage.table) == 1
     await stage.table.close()
     stage = StageAttemptTable()
     stage.begin(obeys=False, streamed=2)
-    stage.table.disbelieve(1)
+    stage.table.reject_streamed(1)
     assert not len(stage.table)
     (told,) = stage.told
     assert isinstance(told, RequestFailed)
@@ -295,7 +295,7 @@ class LinkRunningAttempts:
     def tell(self, event: Event) -> None:
         self.told.append(event)
 
-    def afterwards(self, call: Callable[..., object], *arguments: Any) -> None:
+    def defer(self, call: Callable[..., object], *arguments: Any) -> None:
         call(*arguments)
 
     def restart_suspected(self, instance: str) -> None:
@@ -308,7 +308,7 @@ class LinkRunningAttempts:
 class Book:
     def __init__(self) -> None:
         self.link: Any = LinkRunningAttempts()
-        payloads = PayloadBook()
+        payloads = Payloads()
         self.running = RunningAttempts(self.link, payloads, ToolCalls(self.link, payloads))
 
     def begin(self, attempt: int, instance: str = "i0", streamed: int = 0) -> LiveAttempt:

@@ -15,7 +15,7 @@ from rollout_sched.core.model.model import DeliveredSample
 from rollout_sched.core.model.request_ids import request_id
 from rollout_sched.live.event_pump import EventPump
 from rollout_sched.live.ports import RequestRejected
-from rollout_sched.live.requests.payloads import Endings, PayloadBook
+from rollout_sched.live.requests.payloads import Completions, Payloads
 from rollout_sched.live.requests.token_payload import Piece, TokenPayload
 from tests import virtual_net
 from tests.core.told import make_scheduler
@@ -33,16 +33,16 @@ def made(index: int) -> TokenPayload:
     return TokenPayload([index], {})
 
 
-def with_group(name: str) -> PayloadBook:
-    book = PayloadBook()
+def with_group(name: str) -> Payloads:
+    book = Payloads()
     book.add_group(name, made)
     return book
 
 
 def test_a_payload_is_made_once() -> None:
     book = with_group("a")
-    payload = book.of(dispatch("a", 0))
-    assert book.of(sample("a", 0)) is payload
+    payload = book.payload_of(dispatch("a", 0))
+    assert book.payload_of(sample("a", 0)) is payload
     assert book.of_sample("a", 0, "a/0") is payload
     assert book.get("a/0") is payload
     assert book.of_group("a") == ["a/0"]
@@ -72,7 +72,7 @@ def test_payloads_of_group_are_the_open_ones() -> None:
 
 def test_payloads_of_group_are_found_without_a_search_through_all() -> None:
     def seconds(groups: int) -> float:
-        book = PayloadBook()
+        book = Payloads()
         for number in range(groups):
             book.add_group(f"g{number}", made)
             for index in range(8):
@@ -95,7 +95,7 @@ def test_group_is_added_once() -> None:
 
 def test_taken_payload_is_removed() -> None:
     book = with_group("a")
-    payload = book.of(dispatch("a", 0))
+    payload = book.payload_of(dispatch("a", 0))
     assert book.take(sample("a", 0)) is payload
     assert "a/0" not in book
     assert book.take(sample("a", 1)) is not payload
@@ -127,7 +127,7 @@ def test_error_of_an_ended_request_is_not_kept() -> None:
 
 def test_take_all_empties_the_book() -> None:
     book = with_group("a")
-    payload = book.of(dispatch("a", 0))
+    payload = book.payload_of(dispatch("a", 0))
     assert book.take_all() == ([payload], ["a"])
     assert book.take_all() == ([], [])
 
@@ -150,8 +150,8 @@ class Book:
         self.batches: list[Any] = []
         self.failed: list[tuple[str, str]] = []
         self.pump = EventPump(make_scheduler(), [], lambda error: None)
-        self.book = PayloadBook()
-        self.endings = Endings(
+        self.book = Payloads()
+        self.endings = Completions(
             self.pump,
             self.book,
             lambda action, payloads: self.batches.append(payloads),
@@ -165,7 +165,7 @@ class Book:
         made = [TokenPayload([1], {}) for _ in range(samples)]
         self.book.add_group(name, made.__getitem__)
         for index in range(samples):
-            self.book.of(dispatch(name, index))
+            self.book.payload_of(dispatch(name, index))
         return made
 
 
@@ -247,8 +247,8 @@ def test_failed_answer_is_reported_to_the_client() -> None:
 def test_non_final_discard_reaches_only_the_transcript() -> None:
     def scene(it: Book) -> None:
         (made,) = it.group("a", 1)
-        made.transcript.keep(1, 1, Piece([5], None))
-        made.transcript.keep(2, 1, Piece([6], None))
+        made.transcript.append(1, 1, Piece([5], None))
+        made.transcript.append(2, 1, Piece([6], None))
         it.endings.discard(Discard("a/0", 1, "stale", attempt=1, group="a"))
         assert made.response_ids == [6]
         it.endings.discard(Discard("a/0", 1, "stale", group="a"))
@@ -310,8 +310,8 @@ def test_payload_of_a_finished_sample_is_created_once() -> None:
 
     def scene(it: Book) -> None:
         it.book.add_group("a", restored)
-        payload = it.book.of(sample("a", 0))
-        assert it.book.of(sample("a", 0)) is payload
+        payload = it.book.payload_of(sample("a", 0))
+        assert it.book.payload_of(sample("a", 0)) is payload
         it.endings.deliver(Deliver(0, 0, (sample("a", 0), sample("a", 1))))
         it.settle()
         assert it.batches[0][0] is payload

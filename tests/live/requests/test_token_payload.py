@@ -26,14 +26,14 @@ def payload(**other: int) -> TokenPayload:
 
 def test_without_log_probabilities() -> None:
     store = TokenPayload([1], {})
-    store.transcript.keep(1, 1, Piece([5], None))
+    store.transcript.append(1, 1, Piece([5], None))
     assert store.logprobs is None
 
 
 async def test_an_order_is_prompt_and_pieces() -> None:
     instance = Scripted()
     store = payload()
-    store.transcript.keep(1, 1, Piece([5], [-1.0]))
+    store.transcript.append(1, 1, Piece([5], [-1.0]))
     dispatch = Dispatch("r", 2, "i0", 3, 9, 4, 1, 3)
     attempt = asyncio.create_task(store.attempt(instance, dispatch, "o"))
     order = await instance.order()
@@ -55,7 +55,7 @@ async def test_a_stream_that_breaks_off_leaves_what_it_brought() -> None:
     await instance.fail(0, InstanceError("reset"))
     with pytest.raises(InstanceError):
         await attempt
-    store.transcript.keep(3, 3, store.transcript.partial(3, 3))
+    store.transcript.append(3, 3, store.transcript.partial(3, 3))
     assert store.response_ids == [5, 6, 7]
     assert store.logprobs == [-0.5] * 3
 
@@ -74,8 +74,8 @@ async def test_missing_log_probabilities_are_the_instances_fault(
 
 def test_pieces_join_in_order() -> None:
     store = TokenTranscript()
-    store.keep(1, 2, Piece([5, 6], [-1.0, -2.0]))
-    store.keep(4, 1, Piece([7], [-3.0]))
+    store.append(1, 2, Piece([5, 6], [-1.0, -2.0]))
+    store.append(4, 1, Piece([7], [-3.0]))
     assert store.token_ids == [5, 6, 7]
     assert store.logprobs == [-1.0, -2.0, -3.0]
     assert store.attempts == 2
@@ -83,24 +83,24 @@ def test_pieces_join_in_order() -> None:
 
 def test_only_counted_tokens_are_kept() -> None:
     store = TokenTranscript()
-    store.keep(1, 1, Piece([5, 6], [-1.0, -2.0]))
+    store.append(1, 1, Piece([5, 6], [-1.0, -2.0]))
     assert (store.token_ids, store.logprobs) == ([5], [-1.0])
-    store.keep(2, 0, Piece([9], [-1.0]))
+    store.append(2, 0, Piece([9], [-1.0]))
     assert store.attempts == 1
 
 
 def test_logprobs_of_a_transcript_are_0_for_observed_tokens() -> None:
     store = TokenTranscript()
-    store.keep(1, 2, Piece([5, 6], [-1.0, -2.0]))
+    store.append(1, 2, Piece([5, 6], [-1.0, -2.0]))
     store.observe(1, [9])
-    store.keep(2, 1, Piece([7], [-3.0]))
+    store.append(2, 1, Piece([7], [-3.0]))
     assert (store.token_ids, store.logprobs) == ([5, 6, 9, 7], [-1.0, -2.0, 0.0, -3.0])
 
 
 def test_dropping_one_or_all() -> None:
     store = TokenTranscript()
-    store.keep(1, 1, Piece([5], [-1.0]))
-    store.keep(2, 1, Piece([6], [-1.0]))
+    store.append(1, 1, Piece([5], [-1.0]))
+    store.append(2, 1, Piece([6], [-1.0]))
     store.drop(1)
     assert store.token_ids == [6]
     store.drop(0)
@@ -113,7 +113,7 @@ def test_only_counted_tokens_of_a_stream_are_kept() -> None:
     collect([5, 6], [-1.0, -2.0])
     collect([7], [-3.0])
     assert (store.streamed(3), store.attempts) == (3, 0)
-    store.keep(3, 2, store.partial(3, 2))
+    store.append(3, 2, store.partial(3, 2))
     assert (store.token_ids, store.logprobs) == ([5, 6], [-1.0, -2.0])
     assert store.streamed(3) == 0
 
@@ -122,7 +122,7 @@ def test_tokens_streamed_after_the_end_do_not_count() -> None:
     store = TokenTranscript()
     collect = store.collect(3)
     collect([5, 6], [-1.0, -2.0])
-    store.keep(3, 2, store.partial(3, 2))
+    store.append(3, 2, store.partial(3, 2))
     collect([7], [-3.0])  # its client has yet to hear that it is over
     assert (store.token_ids, store.logprobs) == ([5, 6], [-1.0, -2.0])
 

@@ -13,7 +13,7 @@ from rollout_sched.core.model import events as ev
 from rollout_sched.core.model.actions import Discard, Dispatch
 from rollout_sched.core.model.events import Event, ToolReturned, TrajectoryEnded
 from rollout_sched.live.driver import Driver
-from rollout_sched.live.requests.payloads import PayloadBook
+from rollout_sched.live.requests.payloads import Payloads
 from rollout_sched.live.requests.token_payload import TokenPayload
 from rollout_sched.live.requests.trajectories import ToolCalls, Trajectory
 from rollout_sched.live.settings import Settings
@@ -317,7 +317,7 @@ class Link:
     def tell(self, event: Event) -> None:
         self.told.append(event)
 
-    def afterwards(self, call: Callable[..., object], *arguments: Any) -> None:
+    def defer(self, call: Callable[..., object], *arguments: Any) -> None:
         call(*arguments)
 
     def when_acting(self, dispatch: Dispatch, begin: Callable[[], None]) -> None:
@@ -353,7 +353,7 @@ class StageToolCalls:
 
     def __init__(self) -> None:
         self.link: Any = Link()
-        self.payloads = PayloadBook()
+        self.payloads = Payloads()
         self.payload = Turn()
         self.payloads.add("r", self.payload)
         self.tools = ToolCalls(self.link, self.payloads)
@@ -375,7 +375,7 @@ async def test_tool_result_is_kept_and_counted() -> None:
 
 async def test_tool_may_end_the_trajectory() -> None:
     stage = StageToolCalls()
-    stage.tools.take_up(DISPATCH)
+    stage.tools.restore(DISPATCH)
     stage.payload.returns.set_result("stop")
     assert await stage.told() == [TrajectoryEnded("r", 1, "stop")]
     assert stage.payload.observed == []

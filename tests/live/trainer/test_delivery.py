@@ -248,7 +248,7 @@ class TestSeveralTrainers:
         maker.put(0)
         await number(maker.delivery, None, trainer="a")
         assert maker.delivery.renew("a") == 0
-        assert maker.delivery.told() == [
+        assert maker.delivery.summary() == [
             {"batch": 0, "state": "leased", "trainer": "a", "ends_in_s": 5.0}
         ]
 

@@ -155,7 +155,7 @@ def test_a_late_acknowledgement_counts_while_nobody_else_has_it() -> None:
     book.leases.end(10.0)
     book.leases.acknowledge(0, "a")
     assert book.kept == {}
-    assert book.leases.told(10.0) == []
+    assert book.leases.summary(10.0) == []
 
 
 def test_restart_renews_every_lease() -> None:
@@ -192,8 +192,10 @@ def test_batches_that_may_come_to_a_trainer() -> None:
 def test_status_lists_the_owner_of_each_batch() -> None:
     leases = Book().leases
     leases.deliver(3)
-    assert leases.told(0.0) == [
+    assert leases.summary(0.0) == [
         {"batch": 3, "state": "delivered", "trainer": None, "ends_in_s": None}
     ]
     leases.take(3, "a", now=0.0)
-    assert leases.told(4.0) == [{"batch": 3, "state": "leased", "trainer": "a", "ends_in_s": 6.0}]
+    assert leases.summary(4.0) == [
+        {"batch": 3, "state": "leased", "trainer": "a", "ends_in_s": 6.0}
+    ]

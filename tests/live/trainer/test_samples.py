@@ -40,8 +40,8 @@ def counted(*segments: model.Segment, finish: str = "stop") -> model.DeliveredSa
 
 def test_every_token_has_its_version() -> None:
     payload = TokenPayload(PROMPT.prompt_ids, PROMPT.sampling)
-    payload.transcript.keep(1, 2, Piece([5, 6], [-1.0, -2.0]))
-    payload.transcript.keep(7, 1, Piece([8], [-3.0]))
+    payload.transcript.append(1, 2, Piece([5, 6], [-1.0, -2.0]))
+    payload.transcript.append(7, 1, Piece([8], [-3.0]))
     sample = sample_of(
         counted(model.Segment(3, 2, "i0"), model.Segment(4, 1, "i1")), payload, PROMPT
     )
@@ -58,7 +58,7 @@ def test_every_token_has_its_version() -> None:
 @pytest.mark.parametrize(("finish", "status"), [("stop", "COMPLETED"), ("length", "TRUNCATED")])
 def test_status(finish: str, status: str) -> None:
     payload = TokenPayload([1], {})
-    payload.transcript.keep(1, 1, Piece([5], None))
+    payload.transcript.append(1, 1, Piece([5], None))
     sample = sample_of(counted(model.Segment(0, 1, "i0"), finish=finish), payload, PROMPT)
     assert (sample.finish_reason, sample.status) == (finish, status)
     assert sample.rollout_log_probs is None
@@ -71,10 +71,10 @@ def test_an_empty_response_has_no_version() -> None:
 
 def test_tool_tokens_have_no_version() -> None:
     payload = TokenPayload([1], {"logprobs": 0})
-    payload.transcript.keep(1, 2, Piece([5, 6], [-1.0, -2.0]))
+    payload.transcript.append(1, 2, Piece([5, 6], [-1.0, -2.0]))
     payload.transcript.observe(1, [90, 91, 92])
-    payload.transcript.keep(2, 1, Piece([7], [-3.0]))
-    payload.transcript.keep(3, 2, Piece([8, 9], [-4.0, -5.0]))
+    payload.transcript.append(2, 1, Piece([7], [-3.0]))
+    payload.transcript.append(3, 2, Piece([8, 9], [-4.0, -5.0]))
     segments = model.Segment(3, 3, "i0"), model.Segment(4, 2, "i0")
     sample = sample_of(counted(*segments), payload, PROMPT)
     assert sample.response_ids == [5, 6, 90, 91, 92, 7, 8, 9]
@@ -88,9 +88,9 @@ def test_tool_tokens_have_no_version() -> None:
 
 def test_stale_tokens_are_masked() -> None:
     payload = TokenPayload([1], {})
-    payload.transcript.keep(1, 2, Piece([5, 6], None))
+    payload.transcript.append(1, 2, Piece([5, 6], None))
     payload.transcript.observe(1, [90])
-    payload.transcript.keep(2, 2, Piece([7, 8], None))
+    payload.transcript.append(2, 2, Piece([7, 8], None))
     segments = model.Segment(3, 3, "i0", masked=True), model.Segment(4, 1, "i0")
     sample = sample_of(counted(*segments), payload, PROMPT)
     assert sample.response_mask == [0, 0, 0, 0, 1]
@@ -101,7 +101,7 @@ def test_stale_tokens_are_masked() -> None:
 
 def test_response_with_another_token_count_is_refused() -> None:
     payload = TokenPayload([1], {})
-    payload.transcript.keep(1, 2, Piece([5, 6], None))
+    payload.transcript.append(1, 2, Piece([5, 6], None))
     with pytest.raises(AssertionError, match="counted 3 tokens"):
         sample_of(counted(model.Segment(3, 3, "i0")), payload, PROMPT)
 
@@ -241,7 +241,7 @@ def test_tools_are_found_by_name():
     assert tools.name_of(None) is None
     assert "search" in tools
     assert "other" not in tools
-    assert tools.of("search") is search
+    assert tools.tool("search") is search
 
 
 @pytest.mark.parametrize(
@@ -249,4 +249,4 @@ def test_tools_are_found_by_name():
 )
 def test_missing_tool_is_an_error(name, why):
     with pytest.raises(ToolGone, match=why):
-        virtual_net.run(NamedTools({"search": search}).of(name)(None))
+        virtual_net.run(NamedTools({"search": search}).tool(name)(None))

@@ -403,7 +403,7 @@ async def test_weights_are_not_loaded_without_instances() -> None:
 async def test_broken_scheduler_ends_a_wait_for_weights(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(weight_publisher, "_LOOK_S", 0.01)
+    monkeypatch.setattr(weight_publisher, "_POLL_S", 0.01)
     async with Stage() as stage:
         await stage.driver.remove_instance("i0")
         waiting = asyncio.create_task(stage.trainer.publish_weights(1, load, wait=True))

@@ -103,7 +103,7 @@ async def test_lost_group_is_reported_once_and_may_be_resubmitted():
         assert here.open_samples == 0
         told = [LostGroup("a", "ValueError: no"), LostGroup("b", None)]
         assert here.lost == told
-        assert here.told() == {"failed": {"a": "ValueError: no"}, "filtered": ["b"]}
+        assert here.summary() == {"failed": {"a": "ValueError: no"}, "filtered": ["b"]}
         assert here.take_lost(4) == told
         assert here.take_lost(5) == []
         assert stored.told[-2:] == [("a", "ValueError: no", 4), ("b", None, 4)]

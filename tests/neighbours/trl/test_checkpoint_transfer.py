@@ -9,7 +9,7 @@ import torch
 from rollout_sched.client import RolloutScheduler
 from rollout_sched.integrations.trl import CheckpointTransfer
 from tests.live.scripted import Scripted
-from tests.neighbours.trl import stage
+from tests.neighbours.trl import fixtures
 
 WEIGHTS = [("a", torch.ones(2))]
 
@@ -28,6 +28,6 @@ def test_each_is_the_next_version(tmp_path: Path) -> None:
         for version in (6, 7, 8):
             transfer.send_weights(WEIGHTS)
             assert rollouts.state()["version"] == version
-            stage.wait_until(lambda: rollouts.state()["loaded"])
+            fixtures.wait_until(lambda: rollouts.state()["loaded"])
     assert loaded == [("reload_weights", version) for version in (6, 7, 8)]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["7", "8"]

@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 from rollout_sched.client import RolloutScheduler
 from rollout_sched.integrations.trl import CheckpointTransfer, RolloutFunc
 from tests.neighbours.fleet import gateway
-from tests.neighbours.trl import nccl, stage, tcp_transfer
+from tests.neighbours.trl import fixtures, nccl, tcp_transfer
 from tests.vllm import disk_transfer, servers
 
 TEXT = "what comes after this"
@@ -25,7 +25,7 @@ TOKENS = 12
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return stage.write_model(tmp_path_factory.mktemp("model"))
+    return fixtures.write_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")
@@ -46,11 +46,11 @@ def test_weights_by_the_disk(model: Path, url: str, tmp_path: Path) -> None:
     with scheduler.blocking() as rollouts:
         weights = CheckpointTransfer(rollouts, tmp_path / "weights")
         func = RolloutFunc(rollouts, weights=weights)
-        trainer = stage.trainer(model, stage.config(tmp_path), rollout_func=func)
+        trainer = fixtures.trainer(model, fixtures.config(tmp_path), rollout_func=func)
         before = greedy(trainer.model, model)
         trainer.train()
         weights.send_weights(trainer.model.named_parameters())
-        stage.wait_until(lambda: rollouts.state()["loaded"])
+        fixtures.wait_until(lambda: rollouts.state()["loaded"])
         assert rollouts.state()["anomalies"] == {}
     learnt = greedy(trainer.model, model)
     assert learnt != before
@@ -64,14 +64,14 @@ def test_weights_through_the_gateway(
     nccl.replace(monkeypatch, tcp_transfer.join, tcp_transfer.send)
     version = weight_version(url)
     with gateway([url], "--start-version", str(version), policy="round_robin_sync") as ours:
-        args = stage.config(
+        args = fixtures.config(
             tmp_path,
             use_vllm=True,
             vllm_mode="server",
             vllm_server_base_url=ours.url,
             vllm_group_port=free_port(),
         )
-        trainer = stage.trainer(model, args)
+        trainer = fixtures.trainer(model, args)
         before = greedy(trainer.model, model)
         trainer.train()
         trainer.vllm_generation.sync_weights()

@@ -14,18 +14,18 @@ from rollout_sched.client import BlockingRollouts, RolloutScheduler, Sample, Tra
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.trl import CheckpointTransfer, RolloutFunc
 from tests.neighbours.fleet import Program, fake_instance
-from tests.neighbours.trl import stage
+from tests.neighbours.trl import fixtures
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return stage.write_model(tmp_path_factory.mktemp("model"))
+    return fixtures.write_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")
 def instances() -> Iterator[list[Program]]:
     with ExitStack() as stack:
-        yield [stack.enter_context(fake_instance(*stage.FAKE)) for _ in range(2)]
+        yield [stack.enter_context(fake_instance(*fixtures.FAKE)) for _ in range(2)]
 
 
 def scheduler(
@@ -51,21 +51,21 @@ def test_it_trains_and_its_weights_arrive(
 
     def reward(prompts: list[str], **columns: Any) -> list[float]:
         seen.append(prompts)
-        return stage.reward_even(**columns)
+        return fixtures.reward_even(**columns)
 
     with scheduler(instances) as rollouts:
         begin = rollouts.state()["version"]
         weights = CheckpointTransfer(rollouts, tmp_path / "weights")
-        trainer = stage.trainer(
+        trainer = fixtures.trainer(
             model,
-            stage.config(tmp_path, max_steps=3),
+            fixtures.config(tmp_path, max_steps=3),
             reward,
             rollout_func=RolloutFunc(rollouts, weights=weights),
         )
-        before = stage.copy_of(trainer.model)
+        before = fixtures.copy_of(trainer.model)
         trainer.train()
         assert trainer.state.global_step == 3
-        assert stage.moved(before, trainer.model)
+        assert fixtures.moved(before, trainer.model)
         state = rollouts.state()
     assert all(len(prompts) == 4 and prompts[0] == prompts[1] for prompts in seen)
     assert (state["version"], state["batches"], state["groups"]["delivered"]) == (begin + 3, 3, 6)
@@ -80,9 +80,9 @@ def test_evaluation_has_groups_of_its_own_size(
     model: Path, instances: list[Program], tmp_path: Path
 ) -> None:
     with scheduler(instances, groups=1) as rollouts:
-        trainer = stage.trainer(
+        trainer = fixtures.trainer(
             model,
-            stage.config(
+            fixtures.config(
                 tmp_path,
                 num_generations_eval=1,
                 per_device_eval_batch_size=2,
@@ -90,7 +90,7 @@ def test_evaluation_has_groups_of_its_own_size(
                 eval_steps=1,
                 max_steps=1,
             ),
-            eval_dataset=stage.dataset(stage.PROMPTS[:2]),
+            eval_dataset=fixtures.dataset(fixtures.PROMPTS[:2]),
             rollout_func=RolloutFunc(rollouts),
         )
         trainer.train()
@@ -115,16 +115,16 @@ def test_messages_and_a_tool(model: Path, instances: list[Program], tmp_path: Pa
             made.append((prompts, columns))
             return columns
 
-        messages = [[{"role": "user", "content": text}] for text in stage.PROMPTS]
-        trainer = stage.trainer(
+        messages = [[{"role": "user", "content": text}] for text in fixtures.PROMPTS]
+        trainer = fixtures.trainer(
             model,
-            stage.config(
+            fixtures.config(
                 tmp_path,
                 max_steps=1,
                 max_completion_length=400,
                 generation_kwargs={"extra_args": {"fake_response_tokens": 3}},
             ),
-            train_dataset=stage.dataset(messages),
+            train_dataset=fixtures.dataset(messages),
             rollout_func=keep,
         )
         trainer.train()
@@ -147,7 +147,9 @@ def test_a_batch_that_is_not_the_trainer_s(
     model: Path, instances: list[Program], tmp_path: Path
 ) -> None:
     with scheduler(instances, groups=3) as rollouts:
-        trainer = stage.trainer(model, stage.config(tmp_path), rollout_func=RolloutFunc(rollouts))
+        trainer = fixtures.trainer(
+            model, fixtures.config(tmp_path), rollout_func=RolloutFunc(rollouts)
+        )
         with pytest.raises(CallerError, match="start the scheduler with prompts_per_step=2"):
             trainer.train()
 
@@ -156,8 +158,8 @@ def test_what_cannot_be_generated_is_said(
     model: Path, instances: list[Program], tmp_path: Path
 ) -> None:
     with scheduler(instances) as rollouts:
-        args = stage.config(tmp_path, generation_kwargs={"temperature": -1.0})
-        trainer = stage.trainer(model, args, rollout_func=RolloutFunc(rollouts))
+        args = fixtures.config(tmp_path, generation_kwargs={"temperature": -1.0})
+        trainer = fixtures.trainer(model, args, rollout_func=RolloutFunc(rollouts))
         with pytest.raises(CallerError, match="could not be generated"):
             trainer.train()
 
@@ -168,7 +170,7 @@ def test_prompts_that_do_not_come_in_groups(
 ) -> None:
     with scheduler(instances) as rollouts:
         func = RolloutFunc(rollouts)
-        trainer = stage.trainer(model, stage.config(tmp_path), rollout_func=func)
+        trainer = fixtures.trainer(model, fixtures.config(tmp_path), rollout_func=func)
         with pytest.raises(CallerError, match="2 times in a row"):
             func(prompts, trainer)
 
@@ -176,7 +178,7 @@ def test_prompts_that_do_not_come_in_groups(
 def test_adapters_are_refused(model: Path, instances: list[Program], tmp_path: Path) -> None:
     with scheduler(instances) as rollouts:
         func = RolloutFunc(rollouts, weights=CheckpointTransfer(rollouts, tmp_path))
-        trainer = stage.trainer(model, stage.config(tmp_path), rollout_func=func)
+        trainer = fixtures.trainer(model, fixtures.config(tmp_path), rollout_func=func)
         trainer.model.peft_config = {}
         with pytest.raises(CallerError, match="adapters are not merged"):
             trainer.train()
@@ -197,8 +199,8 @@ def test_the_reward_of_the_scheduler_is_handed_on(
         return reward
 
     with scheduler(instances, reward=length) as rollouts:
-        args = stage.config(tmp_path, max_steps=1)
-        trainer = stage.trainer(model, args, same, rollout_func=RolloutFunc(rollouts))
+        args = fixtures.config(tmp_path, max_steps=1)
+        trainer = fixtures.trainer(model, args, same, rollout_func=RolloutFunc(rollouts))
         trainer.train()
     assert seen
 
@@ -208,6 +210,6 @@ def test_a_trainer_that_waits_for_every_prompt_takes_no_filter(
 ) -> None:
     with scheduler(instances, reward=length, keep=lambda samples: False) as rollouts:
         func = RolloutFunc(rollouts)
-        trainer = stage.trainer(model, stage.config(tmp_path), rollout_func=func)
+        trainer = fixtures.trainer(model, fixtures.config(tmp_path), rollout_func=func)
         with pytest.raises(CallerError, match="filtered, but this trainer needs every prompt"):
             trainer.train()

@@ -21,18 +21,18 @@ from trl.experimental.async_grpo.async_grpo_trainer import RolloutQueueDataset
 from rollout_sched.client import BlockingRollouts, RolloutScheduler, Sample, Trajectory
 from rollout_sched.integrations.trl import CheckpointTransfer, RolloutWorker
 from tests.neighbours.fleet import fake_instance
-from tests.neighbours.trl import stage
+from tests.neighbours.trl import fixtures
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return stage.write_model(tmp_path_factory.mktemp("model"))
+    return fixtures.write_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture
 def rollouts() -> Iterator[BlockingRollouts]:
     with (
-        fake_instance(*stage.FAKE) as instance,
+        fake_instance(*fixtures.FAKE) as instance,
         RolloutScheduler.from_toml("areal", [instance.url], prompts_per_step=2).blocking() as ours,
     ):
         yield ours
@@ -45,17 +45,17 @@ def worker_of(
         output_dir="unused",
         use_cpu=True,
         bf16=False,
-        num_generations=stage.GENERATIONS,
-        max_completion_length=options.pop("tokens", stage.COMPLETION_TOKENS),
+        num_generations=fixtures.GENERATIONS,
+        max_completion_length=options.pop("tokens", fixtures.COMPLETION_TOKENS),
         **options,
     )
     tokenizer = AutoTokenizer.from_pretrained(model)
-    reward_funcs = rewards or (stage.reward_even,)
-    return RolloutWorker(rollouts, stage.dataset(), reward_funcs, tokenizer, args, tool=tool)
+    reward_funcs = rewards or (fixtures.reward_even,)
+    return RolloutWorker(rollouts, fixtures.dataset(), reward_funcs, tokenizer, args, tool=tool)
 
 
 def taken(worker: RolloutWorker, samples: int) -> list[Any]:
-    return [worker.rollout_buffer.get(timeout=stage.WAIT_S) for _ in range(samples)]
+    return [worker.rollout_buffer.get(timeout=fixtures.WAIT_S) for _ in range(samples)]
 
 
 def test_a_training_run(rollouts: BlockingRollouts, model: Path, tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_a_training_run(rollouts: BlockingRollouts, model: Path, tmp_path: Path)
         worker.rollout_buffer,
         lambda: version,
         worker.check_health,
-        stale_after_s=stage.WAIT_S,
+        stale_after_s=fixtures.WAIT_S,
         metrics=metrics,
         poll_interval_s=0.5,
         max_staleness=10,
@@ -89,7 +89,7 @@ def test_a_training_run(rollouts: BlockingRollouts, model: Path, tmp_path: Path)
     samples = iter(source)
     groups: list[int] = []
     for _ in range(3):
-        step = [next(samples) for _ in range(2 * stage.GENERATIONS)]
+        step = [next(samples) for _ in range(2 * fixtures.GENERATIONS)]
         groups += {sample["group_id"] for sample in step}
         sync()
     worker.stop()
@@ -98,7 +98,7 @@ def test_a_training_run(rollouts: BlockingRollouts, model: Path, tmp_path: Path)
     assert rollouts.state()["version"] == version == 4
     assert min(metrics["sample/staleness_mean"]) >= 0
     told = worker.metrics_queue.get_nowait()
-    assert told["completions/mean_length"] == (4 * stage.COMPLETION_TOKENS, 4)
+    assert told["completions/mean_length"] == (4 * fixtures.COMPLETION_TOKENS, 4)
 
 
 def test_what_a_sample_is(rollouts: BlockingRollouts, model: Path) -> None:
@@ -108,15 +108,15 @@ def test_what_a_sample_is(rollouts: BlockingRollouts, model: Path) -> None:
     samples = taken(worker, 4)
     worker.stop()
     for sample in samples:
-        prompt = len(sample.input_ids) - stage.COMPLETION_TOKENS
-        assert sample.completion_mask.tolist() == [0] * prompt + [1] * stage.COMPLETION_TOKENS
+        prompt = len(sample.input_ids) - fixtures.COMPLETION_TOKENS
+        assert sample.completion_mask.tolist() == [0] * prompt + [1] * fixtures.COMPLETION_TOKENS
         assert sample.old_log_probs[:prompt].tolist() == [0.0] * prompt
         assert (sample.old_log_probs[prompt:] < 0).all()
         assert (sample.input_ids.dtype, sample.old_log_probs.dtype) == (np.int64, np.float32)
         assert sample.model_version == 7
         response = sample.input_ids[prompt:].tolist()
-        assert sample.metrics["reward"] == stage.reward_even([response], [1.0])[0]
-        assert sample.prompt in stage.PROMPTS
+        assert sample.metrics["reward"] == fixtures.reward_even([response], [1.0])[0]
+        assert sample.prompt in fixtures.PROMPTS
         assert isinstance(sample.completion, str)
     by_group = itertools.groupby(samples, key=lambda sample: sample.group_id)
     sums = [sum(sample.advantage for sample in group) for _, group in by_group]
@@ -141,7 +141,7 @@ def test_it_waits_until_the_trainer_has_taken_all(rollouts: BlockingRollouts, mo
     worker = worker_of(rollouts, model)
     worker.start()
     taken(worker, 3)
-    stage.wait_until(lambda: worker.rollout_buffer.qsize() == 1)
+    fixtures.wait_until(lambda: worker.rollout_buffer.qsize() == 1)
     assert rollouts.state()["batches"] == 1
     taken(worker, 1 + 4)
     worker.stop()
@@ -154,9 +154,9 @@ def test_a_reward_function_that_raises_ends_it(rollouts: BlockingRollouts, model
 
     worker = worker_of(rollouts, model, fail)
     worker.start()
-    stage.wait_until(lambda: raises(worker))
+    fixtures.wait_until(lambda: raises(worker))
     with pytest.raises(RuntimeError, match="rollouts have ended") as caught:
-        worker.check_health(stage.WAIT_S)
+        worker.check_health(fixtures.WAIT_S)
     assert "boom" in str(caught.value.__cause__)
 
 
@@ -165,31 +165,31 @@ def test_prompts_of_which_none_can_be_rolled_out_end_it(
 ) -> None:
     worker = worker_of(rollouts, model, tool=failing_tool, tokens=100_000)
     worker.start()
-    stage.wait_until(lambda: raises(worker))
+    fixtures.wait_until(lambda: raises(worker))
     with pytest.raises(RuntimeError) as caught:
-        worker.check_health(stage.WAIT_S)
+        worker.check_health(fixtures.WAIT_S)
     assert "all prompts fail" in str(caught.value.__cause__)
 
 
 def test_health(rollouts: BlockingRollouts, model: Path) -> None:
     worker = worker_of(rollouts, model)
     with pytest.raises(RuntimeError, match="have ended"):
-        worker.check_health(stage.WAIT_S)
+        worker.check_health(fixtures.WAIT_S)
     worker.start()
-    worker.check_health(stage.WAIT_S)
+    worker.check_health(fixtures.WAIT_S)
     stuck, go_on = threading.Event(), threading.Event()
 
     async def hold_up(_: RolloutScheduler) -> None:
         stuck.set()
-        go_on.wait(stage.WAIT_S)
+        go_on.wait(fixtures.WAIT_S)
 
     held_up = rollouts.start(hold_up)
-    assert stuck.wait(stage.WAIT_S)
+    assert stuck.wait(fixtures.WAIT_S)
     with pytest.raises(RuntimeError, match="no answer from the scheduler"):
         worker.check_health(0.1)
     go_on.set()
-    held_up.result(stage.WAIT_S)
-    worker.check_health(stage.WAIT_S)
+    held_up.result(fixtures.WAIT_S)
+    worker.check_health(fixtures.WAIT_S)
     worker.stop()
 
 
@@ -199,7 +199,7 @@ async def failing_tool(trajectory: Trajectory) -> None:
 
 def raises(worker: RolloutWorker) -> bool:
     try:
-        worker.check_health(stage.WAIT_S)
+        worker.check_health(fixtures.WAIT_S)
     except RuntimeError:
         return True
     return False
@@ -214,14 +214,14 @@ def test_rewards_of_the_scheduler_count_and_what_it_filters_is_made_up_for(model
         return len(seen) % 2 == 0
 
     seen: set[str] = set()
-    with fake_instance(*stage.FAKE) as instance:
+    with fake_instance(*fixtures.FAKE) as instance:
         scheduler = RolloutScheduler.from_toml(
             "areal", [instance.url], prompts_per_step=2, reward=length, keep=second_in_two
         )
         with scheduler.blocking() as rollouts:
-            worker = worker_of(rollouts, model, lambda **columns: [0.0] * stage.GENERATIONS)
+            worker = worker_of(rollouts, model, lambda **columns: [0.0] * fixtures.GENERATIONS)
             worker.start()
-            got = taken(worker, 4 * stage.GENERATIONS)
+            got = taken(worker, 4 * fixtures.GENERATIONS)
             worker.stop()
     assert len({sample.group_id for sample in got}) == 4
     for sample in got:

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 from tests.neighbours.fleet import fleet
-from tests.neighbours.trl import nccl, stage
+from tests.neighbours.trl import fixtures, nccl
 
 
 def test_it_trains_through_the_gateway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     joined: list[dict[str, Any]] = []
     sent: list[int] = []
     nccl.replace(monkeypatch, joined.append, lambda _, tensors: sent.append(len(list(tensors))))
-    model = stage.write_model(tmp_path / "model")
-    with fleet(2, policy="round_robin_sync", fake=stage.FAKE) as ours:
-        args = stage.config(
+    model = fixtures.write_model(tmp_path / "model")
+    with fleet(2, policy="round_robin_sync", fake=fixtures.FAKE) as ours:
+        args = fixtures.config(
             tmp_path,
             use_vllm=True,
             vllm_mode="server",
@@ -25,11 +25,11 @@ def test_it_trains_through_the_gateway(tmp_path: Path, monkeypatch: pytest.Monke
             # Simulated log-probs are far from the model's: a whole sequence's ratio would be 0.
             vllm_importance_sampling_mode="token_truncate",
         )
-        trainer = stage.trainer(model, args)
-        before = stage.copy_of(trainer.model)
+        trainer = fixtures.trainer(model, args)
+        before = fixtures.copy_of(trainer.model)
         trainer.train()
         assert trainer.state.global_step == 2
-        assert stage.moved(before, trainer.model)
+        assert fixtures.moved(before, trainer.model)
         assert [info["world_size"] for info in joined] == [3], "both instances and the trainer"
         assert sent == [len(list(trainer.model.named_parameters()))] * 2
         assert all(instance.metric("vllm:request_success_total") for instance in ours.instances)

@@ -56,7 +56,7 @@ class Trainer:
         self, config: DictConfig, manager_class: Any, *, llm_client: Any = None, **ours: Any
     ) -> None:
         with open_dict(config):
-            table = {"rollout_sched": {"look_s": 0.1, **ours}}
+            table = {"rollout_sched": {"poll_s": 0.1, **ours}}
             config.actor_rollout_ref.rollout.custom = OmegaConf.create(table)
         self.manager = manager_class.create(
             config=config,

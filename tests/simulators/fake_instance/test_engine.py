@@ -12,7 +12,7 @@ import pytest
 
 from rollout_sched.live.ports import Order
 from rollout_sched.simulators.fake_instance.engine import (
-    LOOK_S,
+    POLL_S,
     Engine,
     EngineSettings,
     RankRange,
@@ -132,7 +132,7 @@ def group() -> str:
 
 
 async def hangs(joining: asyncio.Task[None]) -> bool:
-    await asyncio.sleep(LOOKS * LOOK_S)
+    await asyncio.sleep(LOOKS * POLL_S)
     return not joining.done()
 
 

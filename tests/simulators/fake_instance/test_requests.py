@@ -137,7 +137,7 @@ def test_the_words_of_a_call_are_part_of_its_message() -> None:
     assert message.text == f"I will {call_text(call)}"
 
 
-@pytest.mark.parametrize("vocabulary", [Vocabulary(), Vocabulary.of(512)])
+@pytest.mark.parametrize("vocabulary", [Vocabulary(), Vocabulary.of_size(512)])
 async def test_a_conversation_with_a_tool(vocabulary: Vocabulary) -> None:
     async with served(vocabulary=vocabulary) as client:
         messages: list[Any] = [{"role": "user", "content": SUM}]

@@ -78,7 +78,7 @@ def test_an_invalid_context_is_refused(bad: list[int]) -> None:
 class TestVocabulary:
     @pytest.mark.parametrize("size", [64, 509, 32_000, 151_936])
     def test_all_ids_are_within_the_vocabulary(self, size: int) -> None:
-        vocabulary = text.Vocabulary.of(size)
+        vocabulary = text.Vocabulary.of_size(size)
         prompt = text.encode("What is w1 and w999999999 ?", vocabulary)
         name = text.name(text.read(prompt, vocabulary), "x", vocabulary)
         response = text.tokens(name, 0, [(0, 300), (1, 300)], vocabulary)
@@ -87,7 +87,7 @@ class TestVocabulary:
 
     @pytest.mark.parametrize("size", [64, 151_936])
     def test_a_response_goes_on_wherever_it_was_cut(self, size: int) -> None:
-        vocabulary = text.Vocabulary.of(size)
+        vocabulary = text.Vocabulary.of_size(size)
         name = text.name(text.read(PROMPT, vocabulary), "", vocabulary)
         whole = text.tokens(name, 0, [(0, 30)], vocabulary)
         for cut in (1, 2, 29):
@@ -96,8 +96,8 @@ class TestVocabulary:
 
     def test_an_id_beyond_it_is_none(self) -> None:
         with pytest.raises(ValueError, match="512 is out of vocabulary"):
-            text.read([1, 512], text.Vocabulary.of(512))
+            text.read([1, 512], text.Vocabulary.of_size(512))
 
     def test_too_few_ids_are_none(self) -> None:
         with pytest.raises(ValueError, match="at least 64 ids, not 63"):
-            text.Vocabulary.of(63)
+            text.Vocabulary.of_size(63)

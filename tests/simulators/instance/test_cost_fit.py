@@ -19,17 +19,17 @@ from tests.simulators.instance.by_hand import H100_7B
 
 
 def recorded(cost: CostModel, count: int, noise: float = 0.0) -> list[Observation]:
-    dice = random.Random(0)
+    rng = random.Random(0)
     rows, time = [], StepTime(cost)
     for _ in range(count):
-        sequences = dice.randrange(0, 257)
-        prefill = dice.choice([0, 0, 300, 2048, 8000]) or (0 if sequences else 100)
-        context = sequences * dice.randrange(100, 9000)
+        sequences = rng.randrange(0, 257)
+        prefill = rng.choice([0, 0, 300, 2048, 8000]) or (0 if sequences else 100)
+        context = sequences * rng.randrange(100, 9000)
         attention = prefill * prefill / 2
         step_s = time.step(sequences, sequences + prefill, context, attention, 0)
         rows.append(
             Observation(
-                sequences, prefill, context, attention, step_s * (1 + dice.uniform(-noise, noise))
+                sequences, prefill, context, attention, step_s * (1 + rng.uniform(-noise, noise))
             )
         )
     return rows
@@ -86,15 +86,15 @@ def test_fit_refuses_nonsense(rows: list[tuple[float, ...]]) -> None:
 
 def test_overhead_outside_the_engine_is_not_in_the_constants() -> None:
     """A round trip, of bursts of which some come in waves."""
-    dice, spans = random.Random(0), []
+    rng, spans = random.Random(0), []
     cost = CostModel(1e-3, 4e-3, 20e-6, sequence_s=50e-6, request_s=1e-3, prefill_s=2e-3)
     time = StepTime(cost)
     for batch in (1, 2, 4, 8):
         for new in (1, 17, 65, 1, 30):
-            prefills, tokens = dice.choice((1, 6)), dice.choice((64, 300, 1500))
+            prefills, tokens = rng.choice((1, 6)), rng.choice((64, 300, 1500))
             steps = [
                 EngineSteps(prefills, 0, tokens, 0, 0, prefills),
-                EngineSteps(new, batch, 0, batch * new * dice.choice((50, 400)), 0, 0),
+                EngineSteps(new, batch, 0, batch * new * rng.choice((50, 400)), 0, 0),
             ]
             prefill_s, decode_s = time.step(0, tokens, 0, 0, 1), time.step(batch, batch, 0, 0, 0)
             seconds = prefills * prefill_s + new * decode_s

@@ -23,33 +23,38 @@ def sent(attempt: int, instance: int = 0) -> Dispatch:
 class TestFailures:
     def test_a_share_of_them_the_same_whenever_asked(self) -> None:
         fault = Failing(at_s=0.0, share=0.25)
-        failing = [n for n in range(1, 2001) if Failures([fault]).of(sent(n), 1.0)]
+        failing = [n for n in range(1, 2001) if Failures([fault]).failure_of(sent(n), 1.0)]
         assert 400 < len(failing) < 600
-        assert failing == [n for n in range(1, 2001) if Failures([fault]).of(sent(n), 2.0)]
+        assert failing == [n for n in range(1, 2001) if Failures([fault]).failure_of(sent(n), 2.0)]
         other = Failures([Failing(at_s=0.0, share=0.25, seed=1)])
-        assert failing != [n for n in range(1, 2001) if other.of(sent(n), 1.0)]
+        assert failing != [n for n in range(1, 2001) if other.failure_of(sent(n), 1.0)]
 
     def test_two_faults_draw_apart(self) -> None:
         alike = [Failing(at_s=0.0, share=0.5)] * 2
-        failing = sum(Failures(alike).of(sent(n), 1.0) is not None for n in range(1, 2001))
+        failing = sum(Failures(alike).failure_of(sent(n), 1.0) is not None for n in range(1, 2001))
         assert 1400 < failing < 1600
 
     def test_only_within_its_time(self) -> None:
         failures = Failures([Failing(at_s=5.0, for_s=2.0)])
-        assert [bool(failures.of(sent(1), now)) for now in (4.9, 5.0, 6.9, 7.0)] == [0, 1, 1, 0]
-        assert Failures([Failing(at_s=5.0)]).of(sent(1), 1e6)
+        assert [bool(failures.failure_of(sent(1), now)) for now in (4.9, 5.0, 6.9, 7.0)] == [
+            0,
+            1,
+            1,
+            0,
+        ]
+        assert Failures([Failing(at_s=5.0)]).failure_of(sent(1), 1e6)
 
     def test_only_on_its_instance(self) -> None:
         failures = Failures([Lost(at_s=0.0, instance=0), Failing(at_s=0.0, instance=1)])
-        assert not failures.of(sent(1, 0), 1.0)
-        assert failures.of(sent(1, 1), 1.0)
+        assert not failures.failure_of(sent(1, 0), 1.0)
+        assert failures.failure_of(sent(1, 1), 1.0)
 
 
 def test_a_share_of_the_tools() -> None:
     failures = Failures([ToolsFailing(at_s=5.0, for_s=2.0, share=0.5)])
     assert 400 < sum(failures.of_tool(n, 6.0) for n in range(1000)) < 600
     assert not any(failures.of_tool(n, now) for n in range(1000) for now in (4.9, 7.0))
-    assert not failures.of(sent(1), 6.0)
+    assert not failures.failure_of(sent(1), 6.0)
 
 
 class Book:

@@ -158,7 +158,7 @@ class TestLeaving:
         assert instances(ran) == [(0.0, "instance-0"), (0.0, "instance-1"), (3.0, "instance-1")]
         assert ran.said(act.Release)[0][0] == 8.0
         assert ran.said(ev.InstanceLost) == [
-            (8.0, ev.InstanceLost("instance-0", "drained", asked=True))
+            (8.0, ev.InstanceLost("instance-0", "drained", requested=True))
         ]
         assert ran.samples[0].response_tokens == 3
 
@@ -260,7 +260,7 @@ class TestLending:
         world = Lent()
         world.gpus.lend("i0")
         world.settle()
-        world.gpus.gone(world.fleet.nodes.pop("i0"))
+        world.gpus.instance_gone(world.fleet.nodes.pop("i0"))
         assert world.shares == pytest.approx([1 / 3, 0.0])
         assert world.gpus.resume_all() == []
 

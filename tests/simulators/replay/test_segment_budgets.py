@@ -21,7 +21,7 @@ from tests.helpers import make_scenario
 
 GROUPS = 12
 #: Twelve groups of two, 60 tokens at most in segments of 4, ten times over.
-MOST_EVENTS = 3_600
+MAX_EVENTS = 3_600
 
 BATCHINGS: list[dict[str, Any]] = [
     {"use": "sync"},
@@ -61,7 +61,7 @@ def delivered(policy: dict[str, Any], slots: int) -> set[str]:
     names: set[str] = set()
 
     def watch(now: float, event: Event, actions: list[Action]) -> None:
-        assert next(events) < MOST_EVENTS, "the run does not come to an end"
+        assert next(events) < MAX_EVENTS, "the run does not come to an end"
         for action in actions:
             assert not (isinstance(action, Discard) and action.reason == "stale"), action
             if isinstance(action, Deliver):

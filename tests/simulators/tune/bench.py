@@ -7,7 +7,7 @@ from typing import Any
 
 from rollout_sched.simulators.traces.synthetic import synthetic
 from rollout_sched.simulators.tune.candidates import Candidate
-from rollout_sched.simulators.tune.evaluation import Bench, CaseFigures, Task, bench_of
+from rollout_sched.simulators.tune.evaluation import CaseFigures, Evaluator, Task, bench_of
 from rollout_sched.simulators.tune.space import Setting
 from tests.helpers import make_scenario
 
@@ -30,7 +30,7 @@ def setting(**changes: Any) -> Setting:
     return Setting(**{**usual, **changes})
 
 
-def small_bench(prompts: int = 18, **scenario: Any) -> Bench:
+def small_bench(prompts: int = 18, **scenario: Any) -> Evaluator:
     """Six prompts are held out of eighteen; a run takes milliseconds."""
     world = make_scenario(instances=2, prompts_per_step=4, **scenario)
     return bench_of(synthetic(prompts, 2, median=20, cap=60, seed=1), world, seed=0)

@@ -50,8 +50,8 @@ def assert_inside(one: Candidate, here: Setting) -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(SETTINGS, DICE)
-def test_draws_are_inside_the_space_and_buildable(here: Setting, dice: random.Random) -> None:
-    one = draw(here, dice)
+def test_draws_are_inside_the_space_and_buildable(here: Setting, rng: random.Random) -> None:
+    one = draw(here, rng)
     assert_inside(one, here)
     chosen: dict[str, dict[str, str]] = {}
     for role, row in one.table.items():
@@ -62,27 +62,27 @@ def test_draws_are_inside_the_space_and_buildable(here: Setting, dice: random.Ra
 
 @settings(max_examples=40, deadline=None)
 @given(SETTINGS, DICE)
-def test_neighbours_and_crossings_are_inside_too(here: Setting, dice: random.Random) -> None:
-    parents = [*dice.sample(presets(here), 3), draw(here, dice)]
+def test_neighbours_and_crossings_are_inside_too(here: Setting, rng: random.Random) -> None:
+    parents = [*rng.sample(presets(here), 3), draw(here, rng)]
     for parent in parents:
-        assert_inside(neighbour(parent, here, dice), here)
-    assert_inside(cross(parents[0], parents[-1], here, dice), here)
+        assert_inside(neighbour(parent, here, rng), here)
+    assert_inside(cross(parents[0], parents[-1], here, rng), here)
 
 
 def test_a_neighbour_differs_and_is_near() -> None:
-    here, dice = setting(max_staleness=0), random.Random(1)
-    parent = draw(here, dice)
-    near = [neighbour(parent, here, dice) for _ in range(30)]
+    here, rng = setting(max_staleness=0), random.Random(1)
+    parent = draw(here, rng)
+    near = [neighbour(parent, here, rng) for _ in range(30)]
     assert sum(one.key != parent.key for one in near) > 10
     changed = [sum(one.table[role] != parent.table[role] for role in space.SPACE) for one in near]
     assert max(changed) <= 4  # what does not fit a change is drawn anew
 
 
 def test_a_crossing_has_every_role_from_one_of_the_two() -> None:
-    here, dice = setting(max_staleness=0), random.Random(2)
+    here, rng = setting(max_staleness=0), random.Random(2)
     one = candidate(batching="sync", over_prompts=1.5, ordering="fifo", admission="unbounded")
     other = candidate(batching="tail_batching", ordering="fifo", admission="slots")
-    children = [cross(one, other, here, dice) for _ in range(20)]
+    children = [cross(one, other, here, rng) for _ in range(20)]
     pairs = {
         (child.table["batching"]["use"], child.table["admission"]["use"]) for child in children
     }

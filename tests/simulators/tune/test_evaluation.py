@@ -19,12 +19,12 @@ from rollout_sched.simulators.traces.synthetic import synthetic
 from rollout_sched.simulators.tune import space
 from rollout_sched.simulators.tune.candidates import Candidate, draw, presets
 from rollout_sched.simulators.tune.evaluation import (
+    BudgetSpent,
     Case,
     CaseFigures,
-    FigureBook,
     HardLimits,
+    ResultCache,
     SpeedUp,
-    Spent,
     Task,
     WorkerDied,
     WorkerPool,
@@ -264,8 +264,8 @@ def test_policies_that_ignore_polls_are_unchanged_without_polls(
 ) -> None:
     """Checks what the space says of each policy: polls are left out to save time."""
     bench = small_bench(slots=3, kv_tokens=400, poll_s=1.0, colocated=True)
-    here, dice = bench.setting(2), random.Random(1)
-    drawn = (draw(here, dice) for _ in range(2000))
+    here, rng = bench.setting(2), random.Random(1)
+    drawn = (draw(here, rng) for _ in range(2000))
     found = next((one for one in drawn if one.table[role]["use"] == use), None)
     if found is None:
         pytest.skip("not for this setting")
@@ -370,8 +370,8 @@ def forever_book() -> float:
     return 1.0
 
 
-def open_book(oracle: Oracle, evaluations: int | None = None) -> FigureBook:
-    return FigureBook(lambda tasks: oracle.answers(tasks, forever_book), evaluations=evaluations)
+def open_book(oracle: Oracle, evaluations: int | None = None) -> ResultCache:
+    return ResultCache(lambda tasks: oracle.answers(tasks, forever_book), evaluations=evaluations)
 
 
 def test_case_by_case_and_nothing_twice() -> None:
@@ -391,12 +391,12 @@ def test_case_by_case_and_nothing_twice() -> None:
 def test_the_budget_of_evaluations_is_kept() -> None:
     oracle = Oracle(faster_with_more_prompts)
     book = open_book(oracle, evaluations=3)
-    with pytest.raises(Spent):
+    with pytest.raises(BudgetSpent):
         book.measure([ONE, TWO], CASES)
     assert len(book) == 3
     assert book.knows(ONE, CASES)
     assert not book.knows(TWO, CASES)
-    with pytest.raises(Spent):
+    with pytest.raises(BudgetSpent):
         book.measure([TWO], CASES)
     assert len(oracle.tasks) == 3
 
@@ -412,20 +412,20 @@ def test_results_before_an_interruption_are_kept() -> None:
     with pytest.raises(KeyboardInterrupt):
         book.measure([ONE, TWO], CASES)
     assert len(book) == 3
-    assert book.of(ONE, CASES)[0].tokens_per_s == 200.0
+    assert book.figures_of(ONE, CASES)[0].tokens_per_s == 200.0
 
 
 def test_answers_that_end_early_are_the_end() -> None:
     oracle = Oracle(faster_with_more_prompts)
-    book = FigureBook(lambda tasks: oracle.answers(tasks, lambda: 2.0 - oracle.now))
-    with pytest.raises(Spent):
+    book = ResultCache(lambda tasks: oracle.answers(tasks, lambda: 2.0 - oracle.now))
+    with pytest.raises(BudgetSpent):
         book.measure([ONE, TWO], CASES)
     assert len(book) == 2
 
 
 def test_the_reference_comes_first_and_says_when_to_give_up() -> None:
     oracle = Oracle(faster_with_more_prompts)
-    book = FigureBook(lambda tasks: oracle.answers(tasks, forever_book), ONE)
+    book = ResultCache(lambda tasks: oracle.answers(tasks, forever_book), ONE)
     book.measure([TWO, ONE], CASES)
     assert [(task.table, task.case.seed) for task in oracle.tasks] == [
         (ONE.table, 1),

@@ -8,11 +8,11 @@ import pytest
 
 from rollout_sched.simulators.tune.candidates import BASELINES, Candidate, presets
 from rollout_sched.simulators.tune.evaluation import (
+    BudgetSpent,
     Case,
     CaseFigures,
-    FigureBook,
     HardLimits,
-    Spent,
+    ResultCache,
     Task,
 )
 from rollout_sched.simulators.tune.search import (
@@ -34,12 +34,12 @@ def searched(
     limits: HardLimits = LIMITS,
     seed: int = 0,
     **changes: int,
-) -> tuple[Search, FigureBook, Oracle]:
+) -> tuple[Search, ResultCache, Oracle]:
     oracle = Oracle(formula)
-    book = FigureBook(lambda tasks: oracle.answers(tasks, lambda: 1.0), evaluations=evaluations)
+    book = ResultCache(lambda tasks: oracle.answers(tasks, lambda: 1.0), evaluations=evaluations)
     here = setting(max_staleness=limits.max_staleness, **changes)
     search = Search(here, limits, book, rungs(24), seed=seed)
-    with pytest.raises(Spent):
+    with pytest.raises(BudgetSpent):
         search.run()
     return search, book, oracle
 
@@ -156,7 +156,7 @@ ODD = candidate(batching="sync", over_prompts=1.5, ordering="shortest_first")
 
 
 def measured(*candidates: Candidate, formula=faster_with_more_prompts) -> Ranking:
-    book = FigureBook(lambda tasks: Oracle(formula).answers(tasks, lambda: 1.0))
+    book = ResultCache(lambda tasks: Oracle(formula).answers(tasks, lambda: 1.0))
     book.measure(candidates, CASES)
     return ranking(book, CASES)
 

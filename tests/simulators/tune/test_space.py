@@ -12,11 +12,11 @@ from rollout_sched.simulators.tune.space import (
     STALENESS,
     STARTS,
     WEIGHTS,
+    MultiplesOfSetting,
     Option,
     Parameter,
+    RangeToSetting,
     Table,
-    Times,
-    UpTo,
     options,
 )
 from tests.simulators.tune.bench import setting
@@ -145,14 +145,16 @@ def test_affinity_needs_multi_turn_samples() -> None:
 
 
 def test_values_that_depend_on_the_setting() -> None:
-    assert Times("prompts_per_step", (0, 1, 1.5, 1.51)).values(setting(prompts_per_step=8)) == [
+    assert MultiplesOfSetting("prompts_per_step", (0, 1, 1.5, 1.51)).values(
+        setting(prompts_per_step=8)
+    ) == [
         0,
         8,
         12,
     ]
-    assert UpTo("max_staleness").values(setting(max_staleness=1)) == [1]
-    assert UpTo("max_staleness").values(setting(max_staleness=2)) == [1, 2]
-    assert UpTo("max_staleness").values(setting(max_staleness=9)) == [1, 2, 3, 4, 8, 9]
+    assert RangeToSetting("max_staleness").values(setting(max_staleness=1)) == [1]
+    assert RangeToSetting("max_staleness").values(setting(max_staleness=2)) == [1, 2]
+    assert RangeToSetting("max_staleness").values(setting(max_staleness=9)) == [1, 2, 3, 4, 8, 9]
     assert Parameter((3, 1)).values(setting()) == [3, 1]
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from rollout_sched.integrations.vllm import weights
 from rollout_sched.live.requests.token_payload import TokenPayload
-from tests.integrations.gateway.house import House, Upstream
+from tests.integrations.gateway.gateway_fixture import House, Upstream
 from tests.live.scripted import until
 
 A, B = "http://a:1", "http://b:1"

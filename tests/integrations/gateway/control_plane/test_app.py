@@ -12,7 +12,7 @@ from rollout_sched.integrations.gateway.control_plane.app import ADMIN
 from rollout_sched.integrations.gateway.control_plane.trainer_api import ROLLOUT
 from rollout_sched.integrations.gateway.data_plane.data_plane import UNADMITTED
 from rollout_sched.live.requests.token_payload import TokenPayload
-from tests.integrations.gateway.house import House, Upstream
+from tests.integrations.gateway.gateway_fixture import House, Upstream
 from tests.integrations.gateway.scripted import completion
 from tests.live.scripted import until
 

@@ -23,7 +23,7 @@ from rollout_sched.integrations.gateway.control_plane.auth import (
 )
 from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.integrations.gateway.serve import Service
-from tests.integrations.gateway.house import House, Upstream
+from tests.integrations.gateway.gateway_fixture import House, Upstream
 from tests.integrations.vllm.scripted import ScriptedVllm
 
 ADMIN, TRAINER, CLIENT = Access.ADMIN, Access.TRAINER, Access.CLIENT
@@ -154,11 +154,11 @@ class TestKeys:
         file = tmp_path / "keys"
         file.write_text(f"# vLLM's\ncommon\n{B}/  own\nhttp://c:1 third\n")
         keys = read_instance_keys(file, [A, B])
-        assert (keys.of(A), keys.of(f"{A}/"), keys.of(B)) == ("common", "common", "own")
-        assert (keys.of("http://c:1"), keys.of("http://d:1")) == ("third", None)
+        assert (keys.key_of(A), keys.key_of(f"{A}/"), keys.key_of(B)) == ("common", "common", "own")
+        assert (keys.key_of("http://c:1"), keys.key_of("http://d:1")) == ("third", None)
 
     def test_without_a_file(self) -> None:
-        assert read_instance_keys(None, [A]).of(A) is None
+        assert read_instance_keys(None, [A]).key_of(A) is None
 
     @pytest.mark.parametrize(
         ("text", "says"),
@@ -176,7 +176,7 @@ class TestKeys:
             read_instance_keys(file, [])
 
     def test_instance_keys_go_to_no_other_server(self) -> None:
-        assert InstanceKeys("common", {}, frozenset([A])).of(B) is None
+        assert InstanceKeys("common", {}, frozenset([A])).key_of(B) is None
 
 
 class TestAllowList:

@@ -11,7 +11,7 @@ from aiohttp.test_utils import make_mocked_request
 
 from rollout_sched.client.remote import MSGPACK
 from rollout_sched.integrations.gateway.control_plane.codec import refusal, reply
-from tests.integrations.gateway.house import House, Upstream
+from tests.integrations.gateway.gateway_fixture import House, Upstream
 
 UPDATE = {"version": 1, "applied": True}
 

@@ -28,7 +28,7 @@ from rollout_sched.integrations.gateway.control_plane.counts import (
 )
 from rollout_sched.metrics.results import Step
 from tests.integrations.gateway.control_plane.test_prometheus import BODY
-from tests.integrations.gateway.house import House, Upstream
+from tests.integrations.gateway.gateway_fixture import House, Upstream
 from tests.integrations.gateway.scripted import completion
 from tests.live.scripted import until
 from tests.metrics.told import sample, tell
@@ -92,7 +92,7 @@ def test_attempts_and_whose_fault_it_is_that_some_fail() -> None:
 
 def test_a_drained_instance_does_not_count_as_lost() -> None:
     counters = Counters()
-    gone = [InstanceLost("a", "it hangs"), InstanceLost("b", "drained", asked=True)]
+    gone = [InstanceLost("a", "it hangs"), InstanceLost("b", "drained", requested=True)]
     tell(counters, [(0.0, event, []) for event in gone])
     assert counters.gone == {"lost": 1, "removed": 1}
 

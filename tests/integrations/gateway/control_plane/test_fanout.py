@@ -26,7 +26,7 @@ from rollout_sched.integrations.http import Pool
 from rollout_sched.integrations.vllm.protocol import endpoints
 from rollout_sched.live.settings import Settings
 from tests import virtual_net
-from tests.integrations.gateway.house import House, Upstream
+from tests.integrations.gateway.gateway_fixture import House, Upstream
 from tests.integrations.gateway.test_hostile import ask_raw, refused, request
 
 #: What trainers call that must reach every server (vLLM 0.32, prime-rl 2026-08, SkyRL 0.3.0, AReaL
@@ -47,14 +47,14 @@ WITH_RANKS = """
 
 @pytest.mark.parametrize("path", TO_ALL.split())
 def test_calls_that_change_a_server_go_to_all(path: str) -> None:
-    rule = shipped().of("POST", path)
+    rule = shipped().rule_for("POST", path)
     assert rule is not None
     assert rule.to == "all"
 
 
 @pytest.mark.parametrize("path", WITH_RANKS.split())
 def test_ranks_are_rewritten_for_each_instance(path: str) -> None:
-    rule = shipped().of("POST", path)
+    rule = shipped().rule_for("POST", path)
     assert rule is not None
     assert rule.to == "rewrite"
 
@@ -84,16 +84,16 @@ def test_pausing_calls_have_a_release_and_ask_absent_instances() -> None:
     ],
 )
 def test_a_worker_s_method_says_which_step_it_is(body: bytes, step: ProtocolStep | None) -> None:
-    rule = shipped().of("POST", "/collective_rpc")
+    rule = shipped().rule_for("POST", "/collective_rpc")
     assert rule is not None
     assert shipped().step(rule, body) is step
 
 
 def test_other_calls_are_the_step_that_their_row_says() -> None:
-    rule = shipped().of("POST", "/start_weight_update")
+    rule = shipped().rule_for("POST", "/start_weight_update")
     assert rule is not None
     assert shipped().step(rule, b"anything") is ProtocolStep.BEGIN
-    assert shipped().of("GET", "/start_weight_update") is None
+    assert shipped().rule_for("GET", "/start_weight_update") is None
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ class Byte(Upstream):
     def __init__(self, speak: Speak) -> None:
         super().__init__(A)
         self.speak = speak
-        self.gone = asyncio.Event()
+        self.disconnected = asyncio.Event()
 
     async def open(self) -> None:
         self._listener = await asyncio.start_server(self._serve, "127.0.0.1", 0)
@@ -145,7 +145,7 @@ class Byte(Upstream):
         except (OSError, asyncio.IncompleteReadError):
             pass
         finally:
-            self.gone.set()
+            self.disconnected.set()
             writer.close()
 
 
@@ -205,7 +205,7 @@ async def test_an_answer_that_stops_does_not_look_complete(parts: tuple[bytes, .
         with contextlib.suppress(OSError):
             _, said = await ask_raw(house, request("POST", "/v1/embeddings"))
         assert not said.endswith(b"0\r\n\r\n")
-        await asyncio.wait_for(instance.gone.wait(), 5)
+        await asyncio.wait_for(instance.disconnected.wait(), 5)
 
 
 async def test_a_client_that_does_not_read_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,7 +225,7 @@ async def test_a_client_that_does_not_read_is_cut_off(monkeypatch: pytest.Monkey
         host, _, port = house.service.url.removeprefix("http://").rpartition(":")
         _, writer = await asyncio.open_connection(host, int(port), limit=1024)
         writer.write(request("GET", "/v1/embeddings"))
-        await asyncio.wait_for(instance.gone.wait(), 10)
+        await asyncio.wait_for(instance.disconnected.wait(), 10)
         assert sent < 64 * 2**20  # the kernel's buffers, and ours
         writer.close()
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from rollout_sched.integrations.gateway.control_plane.fanout import shipped
-from tests.integrations.gateway.house import House, Upstream
+from tests.integrations.gateway.gateway_fixture import House, Upstream
 from tests.integrations.gateway.test_hostile import ask_raw, request
 from tests.live.scripted import until
 

@@ -15,7 +15,7 @@ from rollout_sched.integrations.gateway.control_plane.gateway import (
     notes_of,
 )
 from rollout_sched.integrations.vllm.weight_updates import WeightUpdate
-from tests.integrations.gateway.house import House, Upstream
+from tests.integrations.gateway.gateway_fixture import House, Upstream
 
 A, B = "http://a:1", "http://b:1"
 

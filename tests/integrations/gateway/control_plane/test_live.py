@@ -10,7 +10,7 @@ import pytest
 
 from rollout_sched.integrations.gateway.control_plane import live as live_routes
 from rollout_sched.integrations.gateway.control_plane.app import WATCH
-from tests.integrations.gateway.house import House, Upstream
+from tests.integrations.gateway.gateway_fixture import House, Upstream
 from tests.live.scripted import until
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -63,7 +63,7 @@ async def test_a_stream_of_documents(keyed: dict[str, object]) -> None:
 async def test_live_streams_are_limited(
     keyed: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live_routes, "MOST_STREAMS", 0)
+    monkeypatch.setattr(live_routes, "MAX_STREAMS", 0)
     async with House(Upstream(), admin_key="secret", **keyed) as house:
         assert (await house.ask("GET", "/admin/live", **STREAM))[0] == 503
 

@@ -10,7 +10,7 @@ from rollout_sched.integrations.gateway.control_plane import live as live_watch
 from rollout_sched.integrations.gateway.control_plane.app import WATCH
 from rollout_sched.integrations.gateway.control_plane.live import LiveWatch
 from tests.integrations.gateway.control_plane.test_trainer_api import prompt
-from tests.integrations.gateway.house import House, Upstream
+from tests.integrations.gateway.gateway_fixture import House, Upstream
 from tests.live.scripted import until
 
 

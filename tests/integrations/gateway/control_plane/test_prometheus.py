@@ -19,7 +19,7 @@ from rollout_sched.core.model.events import InstanceReported, Woke
 from rollout_sched.integrations.gateway.control_plane import prometheus
 from rollout_sched.integrations.gateway.control_plane.gateway import Gateway
 from rollout_sched.integrations.gateway.control_plane.prometheus import GatewayMetrics
-from tests.integrations.gateway.house import House, Upstream
+from tests.integrations.gateway.gateway_fixture import House, Upstream
 from tests.integrations.gateway.scripted import completion
 from tests.live.scripted import until
 from tests.metrics.told import sample

@@ -15,7 +15,7 @@ from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.live.ports import RequestRejected
 from rollout_sched.live.trainer.samples import Batch, Prompt
 from rollout_sched.store.errors import StoreFull
-from tests.integrations.gateway.house import House, Upstream
+from tests.integrations.gateway.gateway_fixture import House, Upstream
 from tests.live.scripted import until
 
 

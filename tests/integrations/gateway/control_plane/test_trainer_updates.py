@@ -14,7 +14,7 @@ import pytest
 
 from rollout_sched.integrations.gateway.serve import Service
 from rollout_sched.live.instances.versions import THROUGH_US, US
-from tests.integrations.gateway.house import House, Upstream
+from tests.integrations.gateway.gateway_fixture import House, Upstream
 from tests.integrations.gateway.test_fleet import fleet
 from tests.live.scripted import until
 
@@ -62,7 +62,7 @@ async def test_gates_stay_closed_during_an_update_and_then_the_version_moves() -
         assert version(house) == 1
         for name, instance in house.instances.items():
             assert ("version", 1) in instance.calls  # its tokens are labelled
-            served = house.driver.versions.of(name)
+            served = house.driver.versions.version_of(name)
             assert (served.version, served.driven_by) == (1, THROUGH_US)
 
 
@@ -221,8 +221,8 @@ async def test_an_instance_that_joins_late_has_no_part_in_the_update() -> None:
         assert (await house.ask("POST", "/workers", {"url": B}))[0] == 201
         assert await statuses(house, (LOAD, CHUNK), (FINISH, {})) == [200, 200]
         assert not second.asked
-        assert house.driver.versions.of(A).version == 1
-        assert house.driver.versions.of(B).version != 1
+        assert house.driver.versions.version_of(A).version == 1
+        assert house.driver.versions.version_of(B).version != 1
 
 
 async def test_an_instance_lost_during_an_update_has_no_part_in_it() -> None:
@@ -236,7 +236,7 @@ async def test_an_instance_lost_during_an_update_has_no_part_in_it() -> None:
         await until(lambda: house.driver.supervisors[B].joined, 30)
         assert await statuses(house, (LOAD, CHUNK), (FINISH, {})) == [200, 200]
         assert paths_of(second) == [START]
-        assert house.driver.versions.of(A).version == 1
+        assert house.driver.versions.version_of(A).version == 1
 
 
 async def newcomer(house: House) -> Upstream:
@@ -271,7 +271,7 @@ async def test_a_waiting_instance_gets_weights_that_come_in_one_call(fails: bool
         if not fails:
             says(late, 2)  # as it was labelled
             await until(lambda: house.driver.supervisors[B].joined, 30)
-            assert house.driver.versions.of(B).version == 2
+            assert house.driver.versions.version_of(B).version == 2
 
 
 async def test_a_waiting_instance_takes_part_in_its_transfer() -> None:
@@ -305,7 +305,7 @@ async def test_an_unlabelled_instance_has_no_verified_version() -> None:
 
         second.obey = refuse
         assert await statuses(house, (LOAD, {"weight_dir": "/1"})) == [200]
-        assert [house.driver.versions.of(name).version for name in (A, B)] == [1, 0]
+        assert [house.driver.versions.version_of(name).version for name in (A, B)] == [1, 0]
 
 
 async def test_the_trainer_may_say_which_version_it_is() -> None:
@@ -352,7 +352,7 @@ async def test_while_we_load_weights_the_trainer_waits() -> None:
         assert await statuses(house, (START, {})) == [409]
         loading.set()
         await until(lambda: house.service.gateway.trainer.weights.has_loaded(1), 30)
-        assert house.driver.versions.of(A).driven_by == US
+        assert house.driver.versions.version_of(A).driven_by == US
         assert await statuses(house, (START, {}), (FINISH, {})) == [200, 200]
         assert version(house) == 2
 

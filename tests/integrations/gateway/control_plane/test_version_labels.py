@@ -14,7 +14,7 @@ from rollout_sched.integrations.gateway.control_plane.trainer_updates import (
 from rollout_sched.integrations.gateway.control_plane.weight_protocol import Conflict
 from rollout_sched.live.instances.versions import THROUGH_US
 from rollout_sched.live.ports import InstanceError
-from tests.integrations.gateway.house import House, Upstream
+from tests.integrations.gateway.gateway_fixture import House, Upstream
 
 A, B = "http://a:1", "http://b:1"
 
@@ -32,13 +32,13 @@ def test_no_body_is_an_empty_one() -> None:
 async def test_a_version_label_is_read_from_the_body() -> None:
     async with House(Upstream(A)) as house:
         labels = VersionLabels(house.driver)
-        assert labels.told(b"{}", "new_version") is None
-        assert labels.told(b'{"new_version": "3"}', "new_version") == 3
+        assert labels.version_in(b"{}", "new_version") is None
+        assert labels.version_in(b'{"new_version": "3"}', "new_version") == 3
         with pytest.raises(CallerError, match=r'new_version: .* such as "1"'):
-            labels.told(b'{"new_version": "step-3"}', "new_version")
+            labels.version_in(b'{"new_version": "step-3"}', "new_version")
         labels.publish(5, [house.driver.supervisors[A]])
         with pytest.raises(Conflict, match="new_version is 4, but version 5"):
-            labels.told(b'{"new_version": "4"}', "new_version")
+            labels.version_in(b'{"new_version": "4"}', "new_version")
 
 
 async def test_an_unnamed_version_is_the_next_and_only_labelled_instances_have_it() -> None:
@@ -53,5 +53,8 @@ async def test_an_unnamed_version_is_the_next_and_only_labelled_instances_have_i
         await VersionLabels(driver).serve_anew(list(driver.supervisors.values()), None)
         assert driver.view.run.version == 1
         assert ("version", 1) in one.calls
-        assert (driver.versions.of(A).version, driver.versions.of(B).version) == (1, 0)
-        assert driver.versions.of(A).driven_by == THROUGH_US
+        assert (driver.versions.version_of(A).version, driver.versions.version_of(B).version) == (
+            1,
+            0,
+        )
+        assert driver.versions.version_of(A).driven_by == THROUGH_US

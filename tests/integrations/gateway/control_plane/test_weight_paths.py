@@ -14,7 +14,7 @@ from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.gateway.control_plane.fanout import shipped
 from rollout_sched.integrations.gateway.control_plane.weight_protocol import ProtocolStep
 from rollout_sched.integrations.vllm.weights import OutsideRoots, WeightRoots
-from tests.integrations.gateway.house import House, Upstream
+from tests.integrations.gateway.gateway_fixture import House, Upstream
 from tests.integrations.vllm.test_checkpoint import safetensors
 
 A = "http://a:1"

@@ -14,7 +14,12 @@ from hypothesis import strategies as st
 from msgspec import UNSET
 
 from rollout_sched.integrations.gateway.data_plane import body as envelopes
-from rollout_sched.integrations.gateway.data_plane.body import ClientBody, Envelope, One, split
+from rollout_sched.integrations.gateway.data_plane.body import (
+    ClientBody,
+    Envelope,
+    SubRequest,
+    split,
+)
 from rollout_sched.integrations.gateway.data_plane.fields import (
     NOTHING,
     BadRequest,
@@ -312,13 +317,13 @@ def test_an_unreadable_body_is_a_bad_request(body: bytes) -> None:
         ClientBody(body, nested=False).changed({"n": b"1"}, {})
 
 
-def ones(fields: Any, endpoint: Endpoint = "completions", most: int = 100) -> list[One]:
+def ones(fields: Any, endpoint: Endpoint = "completions", limit: int = 100) -> list[SubRequest]:
     raw = json.dumps(fields).encode()
     envelope = envelopes.read(raw, endpoint)
-    return split(ClientBody(raw, nested=endpoint == "generate"), endpoint, envelope, most)
+    return split(ClientBody(raw, nested=endpoint == "generate"), endpoint, envelope, limit)
 
 
-def told(one: One) -> tuple[str, int, dict[str, bytes], dict[str, bytes]]:
+def told(one: SubRequest) -> tuple[str, int, dict[str, bytes], dict[str, bytes]]:
     values = {name: bytes(value) for name, value in one.values.items()}
     return bytes(one.prompt).decode(), one.tokens, values, dict(one.sampling)  # type: ignore[arg-type]
 
@@ -365,9 +370,9 @@ def test_a_list_of_one_prompt_is_changed_to_it() -> None:
 
 @pytest.mark.parametrize("fields", [{"prompt": "a", "n": 11}, {"prompt": ["a"] * 4, "n": 3}])
 def test_too_many_are_counted_before_they_are_made(fields: dict[str, Any]) -> None:
-    assert len(ones(fields, most=12)) <= 12
+    assert len(ones(fields, limit=12)) <= 12
     with pytest.raises(BadRequest, match=r"the limit per call is 10"):
-        ones(fields, most=10)
+        ones(fields, limit=10)
 
 
 def test_a_billion_samples_are_refused_at_no_cost() -> None:

@@ -22,7 +22,7 @@ from rollout_sched.integrations.gateway.data_plane.call import (
     with_added,
 )
 from rollout_sched.integrations.gateway.data_plane.client_request import ClientRequest
-from rollout_sched.integrations.gateway.data_plane.resume import Part
+from rollout_sched.integrations.gateway.data_plane.resume import ResponsePart
 from rollout_sched.integrations.vllm.http_instance import HttpInstance
 from rollout_sched.integrations.vllm.protocol.endpoints import ENDPOINTS
 from rollout_sched.live.ports import RequestRejected
@@ -58,8 +58,8 @@ def a_call(
     return Call(request, one, resumable=resumable)
 
 
-def dispatch(most: int = 10, *, salt: int = 3, made: int = 0) -> Dispatch:
-    return Dispatch("r", 1, "i0", len(PROMPT), most, salt, made)
+def dispatch(limit: int = 10, *, salt: int = 3, made: int = 0) -> Dispatch:
+    return Dispatch("r", 1, "i0", len(PROMPT), limit, salt, made)
 
 
 def sent(asked: tuple[bytes, bytes]) -> tuple[bytes, dict[str, Any]]:
@@ -127,27 +127,29 @@ class TestTheFirstAttempt:
 class TestALaterAttempt:
     def test_a_later_attempt_continues_from_prompt_and_tokens(self) -> None:
         call = a_call({"prompt": "abc", "max_tokens": 10}, resumable=True)
-        path, body = sent(call.resumed(dispatch(8, made=2), PROMPT, [Part([4]), Part([5])]))
+        path, body = sent(
+            call.resumed(dispatch(8, made=2), PROMPT, [ResponsePart([4]), ResponsePart([5])])
+        )
         assert path == b"/v1/completions"
         assert (body["prompt"], body["max_tokens"], body["n"]) == ([1, 2, 3, 4, 5], 8, 1)
         assert (body["cache_salt"], body["return_token_ids"]) == ("v3", True)
 
     def test_a_chat_continues_as_a_completion(self) -> None:
         call = a_call({"messages": [{"role": "user"}]}, b"/v1/chat/completions", resumable=True)
-        path, body = sent(call.resumed(dispatch(8), PROMPT, [Part([4])]))
+        path, body = sent(call.resumed(dispatch(8), PROMPT, [ResponsePart([4])]))
         assert path == b"/v1/completions"
         assert "messages" not in body
 
     def test_knows_its_prompt_from_the_client_or_from_the_instance(self) -> None:
-        told = [Part([4], prompt_ids=[7, 8])]
+        told = [ResponsePart([4], prompt_ids=[7, 8])]
         assert a_call({"prompt": PROMPT}).prompt_ids(told) == PROMPT
         assert a_call({"prompt": "abc"}).prompt_ids(told) == [7, 8]
-        assert a_call({"prompt": "abc"}).prompt_ids([Part([4])]) is None
+        assert a_call({"prompt": "abc"}).prompt_ids([ResponsePart([4])]) is None
 
     def test_an_unwritable_attempt_is_the_clients_fault(self) -> None:
         call = a_call(b'{"prompt": [1, 2.5]}')
         with pytest.raises(RequestRejected, match="cannot be passed on") as caught:
-            call.prompt_ids([Part([4])])
+            call.prompt_ids([ResponsePart([4])])
         assert caught.value.status == 400
         assert json.loads(caught.value.body)["error"]["code"] == 400
 

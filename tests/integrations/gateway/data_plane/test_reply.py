@@ -14,7 +14,7 @@ import pytest
 
 from rollout_sched.integrations.gateway.data_plane.fields import BadRequest
 from rollout_sched.integrations.gateway.data_plane.reply import (
-    MOST_WAITING,
+    MAX_WAITING,
     HttpReply,
     Limits,
     OpenCalls,
@@ -30,7 +30,7 @@ from rollout_sched.live.ports import Outcome
 from tests import virtual_net
 from tests.core.told import make_scheduler
 from tests.integrations.gateway.data_plane.test_data_plane import BODY, Stage
-from tests.integrations.gateway.house import House, Upstream
+from tests.integrations.gateway.gateway_fixture import House, Upstream
 from tests.integrations.gateway.scripted import Call, Exchange, Instance, chunk, completion
 from tests.virtual_net import run
 
@@ -246,7 +246,7 @@ class TestTurns:
         assert taken_by_turn(4, streams=1, turns=4) == [1, 2, 3, 4, 4]
 
     def test_a_full_queue_writes_the_oldest_reply_at_once(self) -> None:
-        assert taken_by_turn(MOST_WAITING + 3, streams=1, turns=1) == [3, 4]
+        assert taken_by_turn(MAX_WAITING + 3, streams=1, turns=1) == [3, 4]
 
     async def test_a_later_reply_stays_behind_waiting_ones(self) -> None:
         queue, done = Pacer(), list[str]()
@@ -262,7 +262,7 @@ class TestTurns:
         assert done == ["a", "b", "c", "d"]
 
     @pytest.mark.parametrize("streams", [0, 1])
-    @pytest.mark.parametrize("after", [0, MOST_WAITING + 2])
+    @pytest.mark.parametrize("after", [0, MAX_WAITING + 2])
     async def test_a_failed_reply_fails_no_other(self, streams: int, after: int) -> None:
         """At once, in a later turn, and out of turn, where it hit who came then."""
 
@@ -306,7 +306,7 @@ class TestCallsBesideStreams:
             await self.open(stage, instance)
             stage.call()
             going = stage.call()
-            going.gone = True
+            going.disconnected = True
             stage.call()
             await instance.asked(2)
             for _ in range(3):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rollout_sched.integrations.gateway.data_plane import resume as dialects
-from rollout_sched.integrations.gateway.data_plane.resume import Part
+from rollout_sched.integrations.gateway.data_plane.resume import ResponsePart
 from rollout_sched.live.ports import AnswerUntrue
 from tests.integrations.gateway.scripted import completion
 
@@ -56,7 +56,9 @@ def test_a_chat_goes_on_without_what_only_chat_knows() -> None:
         "temperature": 0.3,
         "made_up": 1,
     }
-    fields = dialects.resume("chat", json.dumps(body).encode(), [1, 2], [Part([3])], 7, "v1")
+    fields = dialects.resume(
+        "chat", json.dumps(body).encode(), [1, 2], [ResponsePart([3])], 7, "v1"
+    )
     assert fields == {
         "model": "m",
         "temperature": 0.3,
@@ -77,7 +79,10 @@ def test_an_echo_is_not_repeated() -> None:
 
 
 def test_joined_usage_counts_the_whole() -> None:
-    parts = [Part([4, 5], "w4 w5 ", None, [1, 2, 3]), Part([6], "w6 ", None, [1, 2, 3, 4, 5])]
+    parts = [
+        ResponsePart([4, 5], "w4 w5 ", None, [1, 2, 3]),
+        ResponsePart([6], "w6 ", None, [1, 2, 3, 4, 5]),
+    ]
     joined = dialects.join("completions", parts, completion([6], "abort"), "length")
     assert joined["usage"]["total_tokens"] == 6
     assert joined["choices"][0]["finish_reason"] == "length"
@@ -98,10 +103,10 @@ def test_the_last_answer_may_not_know_why_the_whole_ended() -> None:
         ("length", "stop", "stop"),
         ("tool_calls", "stop", "tool_calls"),
     ]:
-        joined = dialects.join("completions", [Part([4])], completion([4], said), finish)
+        joined = dialects.join("completions", [ResponsePart([4])], completion([4], said), finish)
         assert joined["choices"][0]["finish_reason"] == told
 
 
 def test_a_chat_keeps_its_id() -> None:
     last = {**completion([4], "abort"), "id": "chatcmpl-1"}
-    assert dialects.join("chat", [Part([4])], last, "stop")["id"] == "chatcmpl-1"
+    assert dialects.join("chat", [ResponsePart([4])], last, "stop")["id"] == "chatcmpl-1"

@@ -244,12 +244,12 @@ def test_unread_tokens_are_counted_on_demand() -> None:
 @pytest.mark.parametrize("attempt", [0, 1, 31, 32, 1000])
 def test_unread_tokens_are_counted_above_a_limit(attempt: int) -> None:
     tokens = StreamTokens(attempt)
-    most = 0
+    limit = 0
     for number in range(3 * READ_TOGETHER):
         tokens.add_unread(EVENT % b"7")
-        most = max(most, len(tokens.unread))
+        limit = max(limit, len(tokens.unread))
         assert tokens.count + len(tokens.unread) == number + 1
-    assert most < READ_TOGETHER
+    assert limit < READ_TOGETHER
     assert tokens.count >= 2 * READ_TOGETHER
 
 

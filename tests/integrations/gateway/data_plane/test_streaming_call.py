@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.integrations.gateway.data_plane.stream import go_on
+from rollout_sched.integrations.gateway.data_plane.stream import are_plain_events
 from rollout_sched.integrations.vllm.protocol import answers as event_stream
 from rollout_sched.integrations.vllm.protocol.endpoints import Endpoint
 from rollout_sched.live.ports import InstanceError
@@ -247,7 +247,7 @@ class TestTheEnd:
             call = stage.call({**BODY, "stream": True})
             await one.event(0, chunk([4]), chunk([5]))
             (running,) = stage.driver.front.attempts.on("i0")
-            stage.driver.front.attempts.disbelieve(running.dispatch.attempt)
+            stage.driver.front.attempts.reject_streamed(running.dispatch.attempt)
             events = await call.events()
             assert "are not valid" in str(events[-1]["error"])
             assert not two.pool.asked
@@ -332,9 +332,9 @@ class TestBrokenOff:
     )
     def test_only_complete_event_lines_pass_unread(self, packet: bytes) -> None:
         opening = b'data: {"id":"x"'
-        assert go_on(GOOD, opening)
-        assert go_on(GOOD + GOOD, opening)
-        assert not go_on(packet, opening)
+        assert are_plain_events(GOOD, opening)
+        assert are_plain_events(GOOD + GOOD, opening)
+        assert not are_plain_events(packet, opening)
 
     async def test_many_events_in_one_packet_are_looked_at_too(self) -> None:
         one, two = Instance("i0"), Instance("i1")

@@ -19,7 +19,9 @@ from tests.integrations.vllm.scripted import METRICS
 
 
 def test_every_path_that_generates_is_told_apart():
-    assert {path.decode(): spoken for path, spoken in endpoints.ENDPOINTS.items()} == {
+    assert {
+        path.decode(): upstream_endpoint for path, upstream_endpoint in endpoints.ENDPOINTS.items()
+    } == {
         "/v1/completions": "completions",
         "/v1/chat/completions": "chat",
         "/inference/v1/generate": "generate",

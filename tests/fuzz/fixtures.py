@@ -18,7 +18,7 @@ from tests.live.scripted import Scripted
 #: Virtual seconds within which every call must end, whatever the instances answer, and the most
 #: attempts for one response.
 ENDS_WITHIN_S = 600.0
-MOST_ATTEMPTS = 64
+MAX_ATTEMPTS = 64
 
 ENDPOINTS = ("/v1/completions", "/v1/chat/completions", "/inference/v1/generate")
 PROMPT = [11, 12, 13]
@@ -104,7 +104,7 @@ class Client:
         self.headers = list(headers.items())
         self.fields = dict(headers)
         self.body = body
-        self.gone = False
+        self.disconnected = False
         self.on_disconnect: Callable[[], None] | None = None
         self.on_pause: Callable[[], None] | None = None
         self.on_resume: Callable[[], None] | None = None

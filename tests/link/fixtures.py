@@ -86,5 +86,5 @@ class Stage:
         self.driver.tell(BatchRequested())
 
 
-def factory(recipe: bytes) -> PayloadFactory:
+def factory(spec: bytes) -> PayloadFactory:
     return lambda index: TokenPayload(PROMPT, {"logprobs": 0}, stream_every=2)
