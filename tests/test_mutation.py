@@ -95,7 +95,7 @@ def test_a_mutant_changes_one_place(found) -> None:
 
 def test_tests_judge_mutants(tmp_path: Path, monkeypatch, found) -> None:
     monkeypatch.setitem(mutation.TESTS, "core", ("tests/core",))
-    monkeypatch.setattr(mutation, "MORE_S", 1.0)
+    monkeypatch.setattr(mutation, "MORE_CPU_S", 1.0)
     tried = mutation.Copy(tmp_path, tmp_path / "copy")
     assert tried.outcome(found["Most.add", "comparison"]) == "caught"
     assert tried.outcome(found["size", "comparison"]) == "survived"
