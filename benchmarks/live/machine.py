@@ -92,7 +92,7 @@ class Patience:
     def wait_until_quiet(self, sessions: Iterable[int], limit: float, max_s: float) -> None:
         """Return when others used less than `limit` of the machine for a second.
 
-        Or after `most_s` seconds, or when patience ends; it always observes one second.
+        Or after `max_s` seconds, or when patience ends; it always observes one second.
         """
         sessions = list(sessions)
         give_up = time.monotonic() + min(max_s, self.left_s)

@@ -45,7 +45,7 @@ class ReceivedRequest:
     """One request with its complete body; to be answered once, at once or later.
 
     Call either `answer`, or `begin`, any number of `write`, and `end`. After the client has
-    disconnected (`gone`), written data is dropped without an error.
+    disconnected (`disconnected`), written data is dropped without an error.
 
     on_disconnect  called if the client disconnects before the answer is complete
     on_pause       called if the client reads more slowly than the app writes; unread data is kept

@@ -23,7 +23,7 @@ class Coordinator:
     rollouts         the scheduler; already open
     tags             reads the keys and tags of the training partition from TransferQueue
     groups_per_step  groups that a step of verl's trainer takes
-    look_s           seconds between two reads of the tags
+    poll_s           seconds between two reads of the tags
     """
 
     def __init__(

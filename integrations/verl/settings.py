@@ -25,7 +25,7 @@ class RoomSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                       that verl has started
     api_key_file      file whose first line is a client's key; "": no key is needed
     trainer_key_file  file whose first line is a trainer's key; "": the gateway is on this machine
-    look_s            seconds between two checks whether the trainer needs another batch
+    poll_s            seconds between two checks whether the trainer needs another batch
     """
 
     gateway: str = ""

@@ -46,7 +46,7 @@ class FrameConnection(asyncio.Protocol):
     """One end of a link. `on_frame` is called with each frame, `on_end` once with the reason when
     the connection ends. An error in `on_frame` ends the connection.
 
-    most_bytes  of an incoming frame; a longer one ends the connection
+    max_bytes  of an incoming frame; a longer one ends the connection
     """
 
     def __init__(self, on_frame: Callable[[bytes], None], on_end: Callable[[str], None]) -> None:

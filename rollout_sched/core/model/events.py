@@ -36,7 +36,7 @@ class InstanceJoined(_Event, frozen=True):
 class InstanceLost(_Event, frozen=True, omit_defaults=True):
     """An instance died or was removed; its work is gone except for the tokens already streamed.
 
-    asked  it was removed on purpose, not by a failure
+    requested  it was removed on purpose, not by a failure
 
     To the core an instance that was removed is lost; to the reader of a metric, a log or a picture
     it is not.
@@ -100,9 +100,9 @@ class RequestSubmitted(_Event, frozen=True, omit_defaults=True):
 
     `group` names its siblings, for prediction. `session` is the conversation it belongs to, whose
     last instance has its KV cache; "" for none. `priority` is as in vLLM: the lowest goes first,
-    and requests of a group have 0. The driver chooses the id and never uses it again. `made`:
-    leading tokens of the response that it made under an earlier scheduler and continues from;
-    `ends`: they are the whole response.
+    and requests of a group have 0. The driver chooses the id and never uses it again.
+    `prior_segments`: leading tokens of the response that it made under an earlier scheduler and
+    continues from; `ends`: they are the whole response.
     """
 
     request: str

@@ -180,7 +180,7 @@ class Instance:
     `faults` counts those of them that succeeded elsewhere; `rests` counts its rests since then (see
     `core.work.attempts`). `report` is its last poll, however old, `report_before` the one before
     that; `unreported` counts the attempts sent since the last poll, and `observed` is what the
-    admission derived from the polls. `kept` are the requests between two turns whose KV it has.
+    admission derived from the polls. `resident` are the requests between two turns whose KV it has.
     `finished` counts the requests that finished on it, `finished_tokens` the tokens of their
     contexts, if the admission needs them. While `gate_closed` is set, another party controls the
     instance, and nothing new is sent to it. `open_index`, `heap_version` and `accepts_sessions`
@@ -367,11 +367,11 @@ class Request:
     itself. `context_tokens` is what the next attempt must have in its KV cache: the prompt,
     everything generated and everything observed. `response_tokens` is what was generated.
     `expected_tokens` is the predicted total response. `computed_tokens` leading tokens of the
-    context were already processed by an instance. `home` is the instance that keeps its KV between
-    two turns, otherwise None. `rank` is its entry in the waiting queue, None if it does not wait.
-    `failures` counts the attempts that failed in a row, on the instances `failed_on`; after one it
-    may rest. `priority`: of the waiting requests the lowest goes first, whatever the ordering says.
-    `migrations` counts how often it was interrupted to go on elsewhere.
+    context were already processed by an instance. `kv_instance` is the instance that keeps its KV
+    between two turns, otherwise None. `rank` is its entry in the waiting queue, None if it does not
+    wait. `failures` counts the attempts that failed in a row, on the instances `failed_on`; after
+    one it may rest. `priority`: of the waiting requests the lowest goes first, whatever the
+    ordering says. `migrations` counts how often it was interrupted to go on elsewhere.
     """
 
     __slots__ = (

@@ -151,7 +151,8 @@ class Affinity:
 
     @abstractmethod
     def stays(self, request: Request, kv_instance: Instance, elsewhere: Instance) -> bool:
-        """`home` is the session's last instance, `elsewhere` the routing's choice; both open."""
+        """`kv_instance` is the session's last instance, `elsewhere` the routing's choice; both
+        open."""
 
 
 class Ordering:

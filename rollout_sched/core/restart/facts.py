@@ -180,7 +180,7 @@ _TO_REQUEST: Final = frozenset(get_args(ToRequest))
 class Changes(msgspec.Struct, frozen=True):
     """What has changed since the last call of `changes`.
 
-    gone       groups that were delivered or lost
+    dropped    groups that were delivered or lost
     recent     the complete list; None if it has not changed
     delivered  deliveries to the trainer
     """

@@ -116,7 +116,7 @@ class KvSizes:
 
     largest  of the current instances; None if there are none
     most     of all instances so far
-    unlike   whether some current instance holds less than `most`
+    mixed    whether some current instance holds less than `most`
     """
 
     def __init__(self) -> None:

@@ -34,7 +34,7 @@ class RunProgress:
     """The scheduler's `Progress`: what the trainer said, and values read from the other state.
 
     loads        the newest version is ours to load (see WeightsPublished)
-    dirty        something has changed since the group-level roles were last asked
+    must_decide  something has changed since the group-level roles were last asked
     takes_parts  the trainer takes the current batch in parts
     shares_gpus  the trainer takes instances that are lent to it
     parts        parts of the current batch that were delivered

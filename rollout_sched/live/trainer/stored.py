@@ -74,24 +74,27 @@ class StoredWeights(msgspec.Struct, frozen=True):
 class Recovered(msgspec.Struct):
     """The state that a new epoch begins with.
 
-    state       the scheduler's; None: the store was new
-    prompts     of open groups, and of groups delivered but not acknowledged, by uid
-    tools       names of the tools of these groups, whether given again or not; "": without a name
-    deliveries  not acknowledged, in order
-    rewards     of the finished samples that have one, by request
-    unrewarded  requests with a stored reward whose groups are not continued
-    leases      of these deliveries, and of batches that a former holder may still claim, by batch
-    unleased    names of stored leases whose batches are not in the store
-    lost        lost groups that must be reported to the trainer
-    told        lost groups that are reported with a batch that is delivered again, by its number
-    telling     number of the last batch that only reported lost groups; -1: there was none
-    untold      names of losses that belonged to a batch that is not in the store
-    weights     the newest published; None: none were
-    paused      instances that were being updated
-    model       what the instances served; "": unknown
-    running     attempts that may still run somewhere: (instance, attempt)
-    gone        groups that are not continued, though their facts are in the store
-    anew        requests whose stored tokens are not used
+    state            the scheduler's; None: the store was new
+    prompts          of open groups, and of groups delivered but not acknowledged, by uid
+    tools            names of the tools of these groups, whether given again or not; "": without a
+                     name
+    deliveries       not acknowledged, in order
+    rewards          of the finished samples that have one, by request
+    unrewarded       requests with a stored reward whose groups are not continued
+    leases           of these deliveries, and of batches that a former holder may still claim, by
+                     batch
+    unleased         names of stored leases whose batches are not in the store
+    lost             lost groups that must be reported to the trainer
+    reported         lost groups that are reported with a batch that is delivered again, by its
+                     number
+    last_report      number of the last batch that only reported lost groups; -1: there was none
+    orphaned_losses  names of losses that belonged to a batch that is not in the store
+    weights          the newest published; None: none were
+    paused           instances that were being updated
+    model            what the instances served; "": unknown
+    running          attempts that may still run somewhere: (instance, attempt)
+    dropped          groups that are not continued, though their facts are in the store
+    restarted        requests whose stored tokens are not used
     """
 
     state: RunState | None = None

@@ -78,7 +78,7 @@ def test_the_turns_of_a_trajectory_stay_on_one_server(servers, at):
 
 
 def test_it_travels_to_actors_as_what_it_was_made_of(at):
-    client = pickle.loads(pickle.dumps(at("http://127.0.0.1:1", look_s=3)))
+    client = pickle.loads(pickle.dumps(at("http://127.0.0.1:1", poll_s=3)))
     with pytest.raises(GatewayError, match=r"127\.0\.0\.1:1"):
         run(client, call())
 
