@@ -190,7 +190,9 @@ def test_what_was_streamed_is_the_answer(
         output = await attempt
         assert output.finish == "abort"
         assert [len(piece) for piece in pieces[:4]] == [1, 16, 16, 16]
-        assert [token for piece in pieces for token in piece] == output.token_ids
+        streamed = [token for piece in pieces for token in piece]
+        assert streamed == output.token_ids[: len(streamed)]
+        assert len(output.token_ids) - len(streamed) < 16  # what comes with the end
         assert_equal([output], uninterrupted)
 
     on(whole_server, use, endpoint=endpoint)
