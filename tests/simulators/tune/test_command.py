@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
-import subprocess
-import sys
 import time
 import tomllib
 from pathlib import Path
@@ -16,6 +13,7 @@ import pytest
 from rollout_sched.cli import main
 from rollout_sched.simulators import traces
 from rollout_sched.simulators.traces.synthetic import synthetic
+from rollout_sched.simulators.tune import command
 
 SCENARIO = "tiny-cpu-2"
 
@@ -34,6 +32,12 @@ def run(
     given = ("tune", trace, "--scenario", SCENARIO, "--out", out, "--jobs", 2, *more)
     code = main([str(word) for word in given])
     return code, *capsys.readouterr()
+
+
+def seconds_of_a_short_search(capsys: pytest.CaptureFixture[str], trace: Path, out: Path) -> float:
+    began = time.monotonic()
+    assert run(capsys, trace, out, "--max-staleness", 0, "--evaluations", 50)[0] == 0
+    return time.monotonic() - began
 
 
 def test_tune_writes_a_policy_and_its_evidence(
@@ -62,7 +66,8 @@ def test_the_command_in_the_head_gives_the_file_again(
     first, again = tmp_path / "a" / "t.toml", tmp_path / "b" / "t.toml"
     for path in (first, again):
         path.parent.mkdir()
-    assert run(capsys, trace, first, "--max-staleness", 1, "--budget", 6)[0] == 0
+    budget = max(1, round(3 * seconds_of_a_short_search(capsys, trace, first)))
+    assert run(capsys, trace, first, "--max-staleness", 1, "--budget", budget)[0] == 0
     head = first.read_text().splitlines()[0]
     evaluations = re.search(r"--evaluations (\d+) --held-out-seeds (\d+)", head)
     assert evaluations is not None
@@ -74,27 +79,44 @@ def test_the_command_in_the_head_gives_the_file_again(
 def test_the_budget_is_kept(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, trace: Path
 ) -> None:
-    began = time.monotonic()
-    code, _, _ = run(capsys, trace, tmp_path / "t.toml", "--max-staleness", 0, "--budget", 5)
-    assert code == 0
-    assert time.monotonic() - began < 7
-
-
-def test_an_interrupt_keeps_the_best_so_far(tmp_path: Path, trace: Path) -> None:
+    """Beyond the budget it takes no longer than two short searches, of which one is measured."""
     out = tmp_path / "t.toml"
-    words = ["tune", trace, "--scenario", SCENARIO, "--max-staleness", 0, "--out", out]
-    words += ["--jobs", 1, "--budget", 300]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "rollout_sched", *map(str, words)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
-    )
-    time.sleep(8)
-    process.send_signal(signal.SIGINT)
-    said, error = process.communicate(timeout=30)
-    assert process.returncode == 0, error
+    short = seconds_of_a_short_search(capsys, trace, out)
+    budget, began = max(1, round(2 * short)), time.monotonic()
+    assert run(capsys, trace, out, "--max-staleness", 0, "--budget", budget)[0] == 0
+    assert time.monotonic() - began < budget + 2 * short
+
+
+class InterruptedBar:
+    """A progress bar at which a user interrupts the command after 20 evaluations."""
+
+    def __init__(self) -> None:
+        self.evaluations = 0
+
+    def __enter__(self) -> InterruptedBar:
+        return self
+
+    def __exit__(self, *exc: object) -> None: ...
+
+    def add_task(self, name: str) -> str:
+        return name
+
+    def advance(self, task: str) -> None:
+        self.evaluations += 1
+        if self.evaluations == 20:
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_an_interrupt_keeps_the_best_so_far(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    trace: Path,
+) -> None:
+    monkeypatch.setattr(command, "_progress", InterruptedBar)
+    out = tmp_path / "t.toml"
+    code, said, error = run(capsys, trace, out, "--max-staleness", 0, "--budget", 300)
+    assert code == 0, error
     assert "interrupted" in said
     assert tomllib.loads(out.read_text())["source"] == "rollout-sched tune"
     assert "--held-out-seeds 0" in out.read_text()
