@@ -28,7 +28,7 @@ from rollout_sched.core.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
 
-SCHEMA = "rollout-sched-journal/1"
+SCHEMA = "rollout-sched-journal/2"
 
 #: Bytes to write at once.
 PORTION = 2**16
@@ -158,7 +158,10 @@ def _read(path: str | Path) -> tuple[JournalHeader, Iterator[Entry]]:
     lines = _lines(path)
     header: JournalHeader = _decode(path, *next(lines, (1, b"")), JournalHeader)
     if header.schema != SCHEMA:
-        raise JournalError(f"{path}:1: schema is {header.schema!r}, this version reads {SCHEMA!r}")
+        raise JournalError(
+            f"{path}:1: schema is {header.schema!r}, this version reads {SCHEMA!r}: read it "
+            "with the version that wrote it"
+        )
     return header, _entries(path, lines)
 
 

@@ -133,7 +133,7 @@ class TestDamage:
         assert text.startswith(f"{path}:6: not a journal line")
 
     @pytest.mark.parametrize(
-        "content", [b"", b"\n", b"not json\n", b'{"schema": "rollout-sched-journal/1"}\n']
+        "content", [b"", b"\n", b"not json\n", b'{"schema": "rollout-sched-journal/2"}\n']
     )
     def test_no_header(self, tmp_path: Path, content: bytes) -> None:
         path = tmp_path / "j.jsonl"
@@ -144,9 +144,11 @@ class TestDamage:
     def test_wrong_schema(self, tmp_path: Path) -> None:
         path = tmp_path / "j.jsonl"
         path.write_bytes(
-            msgspec.json.encode(JournalHeader("rollout-sched-journal/9", "p", 1)) + b"\n"
+            msgspec.json.encode(JournalHeader("rollout-sched-journal/1", "p", 1)) + b"\n"
         )
-        with pytest.raises(JournalError, match=r":1: schema is 'rollout-sched-journal/9'.*/1'"):
+        with pytest.raises(
+            JournalError, match=r":1: schema is 'rollout-sched-journal/1'.*/2'.*wrote"
+        ):
             read(path)
 
     def test_missing_file_is_the_system_s_error(self, tmp_path: Path) -> None:

@@ -142,20 +142,20 @@ def test_every_kind_is_recorded() -> None:
 
 
 def test_recorded_journal_is_read_unchanged() -> None:
-    header, read_entries = read(RECORDED / "journal_1.jsonl")
+    header, read_entries = read(RECORDED / "journal_2.jsonl")
     assert header == HEADER
     assert list(read_entries) == entries(WHOLE)
 
 
 def test_omitted_fields_keep_their_defaults() -> None:
-    _, read_entries = read(RECORDED / "journal_1_short.jsonl")
+    _, read_entries = read(RECORDED / "journal_2_short.jsonl")
     assert list(read_entries) == entries(SHORT)
 
 
 def test_written_journal_equals_the_recorded_one() -> None:
     """Byte for byte: what is new in a line would be ignored, or missed, by an earlier version."""
     lines = [line_of(HEADER), *(line_of(entry) for entry in entries(WHOLE))]
-    assert b"".join(lines) == (RECORDED / "journal_1.jsonl").read_bytes()
+    assert b"".join(lines) == (RECORDED / "journal_2.jsonl").read_bytes()
 
 
 def test_the_scheduler_has_an_answer_for_every_kind() -> None:
