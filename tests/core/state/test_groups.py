@@ -119,7 +119,9 @@ def test_the_first_of_many_is_found_as_fast_as_that_of_a_few() -> None:
             groups.move(group, LAUNCH)
         return (time.process_time() - start) / count
 
-    few = min(seconds_each(2_000) for _ in range(3))
+    few = (
+        sum(seconds_each(2_000) for _ in range(20)) / 20
+    )  # one is shorter than a tick of the clock
     assert seconds_each(40_000) < 6 * few
 
 
