@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import groupby, pairwise
 from statistics import median
 from typing import NamedTuple
@@ -11,13 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from rollout_sched.core.model.errors import CallerError
-from rollout_sched.simulators.instance import (
-    CostModel,
-    EngineSteps,
-    InstanceSpec,
-    ReferenceInstance,
-    SimRequest,
-)
+from rollout_sched.simulators.instance import EngineSteps
 
 #: Prompt tokens of a burst that measures decoding only.
 SHORT = 32
@@ -174,17 +170,22 @@ def _without_repeats(numbers: list[int]) -> Iterator[int]:
 
 
 # ------------------------------------------------------------------------------------------
-# Computes the engine steps of a burst with the simulated instance.
+# The engine steps of a burst, by the rules of `simulators.instance` for requests that arrive at
+# once and have KV memory enough.
 
-#: All requests arrive at once, so the duration of a step does not affect which requests are in it.
-_A_SECOND = CostModel(step_s=1.0, weights_s=0.0, token_s=0.0)
-_BLOCK = 16
+
+@dataclass
+class _Running:
+    """A request with `computed` tokens in the KV cache; it ends when these are `last`."""
+
+    last: int
+    computed: int = 0
 
 
 def steps_of(burst: Burst, slots: int, max_num_batched_tokens: int) -> list[EngineSteps]:
     """The steps of requests that arrive at once at an instance that runs `slots` of them.
     Consecutive steps with equal numbers of sequences and prefill tokens become one entry."""
-    each = _each_step(burst, slots, max_num_batched_tokens)
+    each = _each_step(burst, slots, max(max_num_batched_tokens, slots))
     runs = (list(run) for _, run in groupby(each, key=lambda step: step[1:3]))
     return [
         EngineSteps(
@@ -199,44 +200,31 @@ def steps_of(burst: Burst, slots: int, max_num_batched_tokens: int) -> list[Engi
     ]
 
 
-def _each_step(burst: Burst, slots: int, max_num_batched_tokens: int) -> list[EngineSteps]:
-    lengths = burst.lengths
-    spec = InstanceSpec(
-        _A_SECOND,
-        kv_blocks=burst.requests * (1 + (burst.prompt + max(lengths)) // _BLOCK),
-        block_size=_BLOCK,
-        max_num_seqs=slots,
-        max_num_batched_tokens=max(max_num_batched_tokens, slots),
-        max_model_len=burst.prompt + max(lengths),
-        prefix_caching=False,
-    )
-    instance = ReferenceInstance(spec)
-    for number, new in enumerate(lengths):
-        instance.submit(SimRequest(number, burst.prompt, new, new, number, 0, number), 0.0)
-    computed = [0] * burst.requests
-    found: list[EngineSteps] = []
-    seen = instance.last_step
-    while (at := instance.next_at()) < math.inf:
-        instance.advance(at)
-        if instance.last_step is not None and instance.last_step is not seen:
-            seen = instance.last_step
-            found.append(_step(seen.scheduled, seen.hits, computed, burst.prompt))
-    return found
-
-
-def _step(
-    scheduled: dict[int, int], admitted: dict[int, int], computed: list[int], prompt: int
-) -> EngineSteps:
-    decoding, prefill, context, attention = 0, 0, 0, 0.0
-    for number, tokens in scheduled.items():
-        if computed[number] < prompt:
+def _each_step(burst: Burst, slots: int, budget: int) -> Iterator[EngineSteps]:
+    """A step has a token of each request that decodes. What is left of its `budget` of tokens goes
+    to prompts, one after the other; the rest of a prompt is computed in the next step."""
+    waiting = deque(_Running(burst.prompt + new - 1) for new in burst.lengths)
+    running: list[_Running] = []
+    while waiting or running:
+        decoding = [one for one in running if one.computed >= burst.prompt]
+        prefilling = [one for one in running if one.computed < burst.prompt]
+        context = sum(one.computed + 1 for one in decoding)
+        for one in decoding:
+            one.computed += 1
+        left, prefill, attention, admitted = budget - len(decoding), 0, 0.0, 0
+        while left and (prefilling or (waiting and len(running) < slots)):
+            if not prefilling:
+                prefilling.append(waiting.popleft())
+                running += prefilling
+                admitted += 1
+            one = prefilling.pop()
+            tokens = min(left, burst.prompt - one.computed)
+            attention += tokens * (one.computed + tokens / 2)
+            one.computed += tokens
             prefill += tokens
-            attention += tokens * (computed[number] + tokens / 2)
-        else:
-            decoding += 1
-            context += computed[number] + 1
-        computed[number] += tokens
-    return EngineSteps(1, decoding, prefill, context, attention, len(admitted))
+            left -= tokens
+        running = [one for one in running if one.computed < one.last]
+        yield EngineSteps(1, len(decoding), prefill, context, attention, admitted)
 
 
 # ------------------------------------------------------------------------------------------

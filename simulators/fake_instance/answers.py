@@ -12,7 +12,7 @@ import msgspec
 
 from rollout_sched.live.ports import OnTokens, Order, Output, RequestRejected
 from rollout_sched.simulators.fake_instance import tokens as text
-from rollout_sched.simulators.instance import Ended, ReferenceInstance, SimInstance, SimRequest
+from rollout_sched.simulators.instance import Ended, SimInstance, SimRequest
 
 Stream = tuple[int, ...]
 
@@ -227,7 +227,7 @@ class _Stream:
 class TokenStreams:
     """The streamed attempts of one instance."""
 
-    def __init__(self, instance: SimInstance | ReferenceInstance) -> None:
+    def __init__(self, instance: SimInstance) -> None:
         self._instance = instance
         self._heap: list[tuple[int, int]] = []
         self._streams: dict[int, _Stream] = {}

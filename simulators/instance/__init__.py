@@ -9,7 +9,6 @@ from rollout_sched.simulators.instance.model import (
     PauseMode,
     SimRequest,
 )
-from rollout_sched.simulators.instance.reference import ReferenceInstance
 from rollout_sched.simulators.instance.sim_instance import SimInstance
 from rollout_sched.simulators.instance.step_time import StepTime
 
@@ -22,7 +21,6 @@ __all__ = [
     "MeasuredSpan",
     "Outcome",
     "PauseMode",
-    "ReferenceInstance",
     "SimInstance",
     "SimRequest",
     "StepTime",

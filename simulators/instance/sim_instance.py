@@ -1,7 +1,8 @@
 """A vLLM instance in virtual time: the decisions of its scheduler and their times, without tokens.
 
 `scheduler` has the rules of a step, `engine` the boundary between two steps, this file the number
-of steps made at once. `reference` is the same instance step by step, the oracle for the jump.
+of steps made at once. `tests/simulators/instance/reference.py` is the same instance step by step,
+the oracle for the jump.
 
 Time: an input at or before the end of a step counts for the next step, which is decided immediately
 *after* that instant. So the result does not depend on how often, or in which order, the methods are

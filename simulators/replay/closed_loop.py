@@ -42,7 +42,6 @@ from rollout_sched.core.model.events import (
     Woke,
 )
 from rollout_sched.core.scheduler import Scheduler
-from rollout_sched.simulators.instance import ReferenceInstance, SimInstance
 from rollout_sched.simulators.replay.attempts import SimAttempts
 from rollout_sched.simulators.replay.event_queue import EventQueue
 from rollout_sched.simulators.replay.faults import Faults, SchedulerRestarts
@@ -233,7 +232,6 @@ class ClosedLoop:
         observers: Sequence[Observer] = (),
         *,
         successor: Callable[[], Scheduler] | None = None,
-        instance: type[SimInstance] | type[ReferenceInstance] = SimInstance,
     ) -> None:
         workload.check_fits(scenario)
         self.scheduler = scheduler
@@ -249,9 +247,7 @@ class ClosedLoop:
             self._links = SimLinks(scenario.links, workload.seed, queue, self._tell)
             tell = self._links.tell
         self._fleet = SimFleet(scenario, attempts, queue, tell, self._is_acting)
-        self._membership = SimMembership(
-            scenario, self._fleet, attempts, queue, self._tell, instance
-        )
+        self._membership = SimMembership(scenario, self._fleet, attempts, queue, self._tell)
         judged = scenario.rewards is not None
         self._trainer = SimTrainer(
             scenario.trainer, workload, self._fleet.gpus, queue, self._tell, judged=judged

@@ -27,7 +27,7 @@ from rollout_sched.core.model.events import (
     TrajectoryEnded,
     WeightsUpdated,
 )
-from rollout_sched.simulators.instance import Ended, PauseMode, ReferenceInstance, SimInstance
+from rollout_sched.simulators.instance import Ended, PauseMode, SimInstance
 from rollout_sched.simulators.replay.attempts import SimAttempts
 from rollout_sched.simulators.replay.event_queue import EventQueue
 from rollout_sched.simulators.replay.faults import Failing, Failures
@@ -51,7 +51,7 @@ class SimNode:
 
     __slots__ = ("due", "instance", "leaving", "name", "paused_by", "pausing", "returns_after_s")
 
-    def __init__(self, name: str, instance: SimInstance | ReferenceInstance) -> None:
+    def __init__(self, name: str, instance: SimInstance) -> None:
         self.name = name
         self.instance = instance
         self.due = INFINITY
@@ -400,20 +400,18 @@ class SimMembership:
         attempts: SimAttempts,
         queue: EventQueue,
         tell: Callable[[Event], None],
-        instance: type[SimInstance] | type[ReferenceInstance],
     ) -> None:
         self._scenario = scenario
         self._fleet = fleet
         self._attempts = attempts
         self._queue = queue
         self._tell = tell
-        self._make = instance
 
     def start(self, absent: Collection[str]) -> None:
         """All instances join, except those that are absent at first."""
         here = [name for name in self._scenario.fleet.names if name not in absent]
         for name in here:  # all are in the fleet before the first gets work
-            self._fleet.nodes[name] = SimNode(name, self._make(self._scenario.instance))
+            self._fleet.nodes[name] = SimNode(name, SimInstance(self._scenario.instance))
         for name in here:
             self._tell_joined(name)
 
@@ -422,7 +420,7 @@ class SimMembership:
         nodes = self._fleet.nodes
         if name in nodes:
             return
-        nodes[name] = node = SimNode(name, self._make(self._scenario.instance))
+        nodes[name] = node = SimNode(name, SimInstance(self._scenario.instance))
         self._fleet.gpus.joined(node)
         self._tell_joined(name)
 

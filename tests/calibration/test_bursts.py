@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,6 +23,8 @@ from rollout_sched.calibration.bursts import (
 )
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.simulators.instance.cost_fit import EngineSteps
+from rollout_sched.simulators.instance.model import CostModel, InstanceSpec, SimRequest
+from tests.simulators.instance.reference import ReferenceInstance
 
 LARGE = Room(256, 1_000_000, 131_072)
 
@@ -115,6 +119,56 @@ def test_more_than_run_at_once_come_and_go_one_by_one() -> None:
     made = sum(run.number * run.sequences + run.requests for run in found)
     assert made == sum(burst.lengths)
     assert sum(run.number for run in found if run.prefill_tokens) > 3
+
+
+@given(
+    st.integers(1, 6), st.integers(1, 40), st.integers(1, 12), st.integers(1, 3), st.integers(1, 60)
+)
+def test_the_steps_are_those_of_the_instance(
+    batch: int, prompt: int, new: int, waves: int, budget: int
+) -> None:
+    burst, slots = Burst(batch, prompt, new, waves), batch
+    assert steps_of(burst, slots, budget) == reference_steps(burst, slots, budget)
+
+
+def reference_steps(burst: Burst, slots: int, budget: int) -> list[EngineSteps]:
+    spec = InstanceSpec(
+        CostModel(step_s=1.0, weights_s=0.0, token_s=0.0),
+        kv_blocks=burst.requests * (burst.prompt + max(burst.lengths)),
+        block_size=1,
+        max_num_seqs=slots,
+        max_num_batched_tokens=max(budget, slots),
+        prefix_caching=False,
+    )
+    instance = ReferenceInstance(spec)
+    for number, length in enumerate(burst.lengths):
+        instance.submit(SimRequest(number, burst.prompt, length, length, number, 0, number), 0.0)
+    computed = [0] * burst.requests
+    found: list[EngineSteps] = []
+    seen = None
+    while (at := instance.next_at()) < math.inf:
+        instance.advance(at)
+        if instance.last_step is seen:
+            continue
+        seen = instance.last_step
+        step = [1, 0, 0, 0, 0.0, len(seen.hits)]
+        for number, tokens in seen.scheduled.items():
+            if computed[number] < burst.prompt:
+                step[2] += tokens
+                step[4] += tokens * (computed[number] + tokens / 2)
+            else:
+                step[1] += 1
+                step[3] += computed[number] + 1
+            computed[number] += tokens
+        if found and found[-1][1:3] == tuple(step[1:3]):
+            last = found.pop()
+            step = [
+                last[0] + 1,
+                *step[1:3],
+                *(a + b for a, b in zip(last[3:], step[3:], strict=True)),
+            ]
+        found.append(EngineSteps(*step))
+    return found
 
 
 def spread(gap_s: float) -> list[BurstTime]:

@@ -17,8 +17,8 @@ from rollout_sched.simulators.instance.model import (
     Paused,
     SimRequest,
 )
-from rollout_sched.simulators.instance.reference import ReferenceInstance
 from rollout_sched.simulators.instance.sim_instance import SimInstance
+from tests.simulators.instance.reference import ReferenceInstance
 
 COST = CostModel(
     step_s=6e-4,

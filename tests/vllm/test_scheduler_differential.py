@@ -27,8 +27,8 @@ from rollout_sched.simulators.instance.model import (
     PauseMode,
     SimRequest,
 )
-from rollout_sched.simulators.instance.reference import ReferenceInstance
 from rollout_sched.simulators.instance.sim_instance import SimInstance
+from tests.simulators.instance.reference import ReferenceInstance
 
 SEEDS = 40
 # Sums of powers of two are exact, so jumping and stepping get the very same times.

@@ -9,8 +9,8 @@ import pytest
 from rollout_sched.live.ports import Order
 from rollout_sched.simulators.fake_instance.answers import OpenAnswer, OpenAnswers, TokenStreams
 from rollout_sched.simulators.instance.model import CostModel, Ended, InstanceSpec, SimRequest
-from rollout_sched.simulators.instance.reference import ReferenceInstance
 from rollout_sched.simulators.instance.sim_instance import SimInstance
+from tests.simulators.instance.reference import ReferenceInstance
 
 
 def begun(answers: OpenAnswers, name: str) -> tuple[int, OpenAnswer]:

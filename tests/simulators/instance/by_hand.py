@@ -13,8 +13,8 @@ from rollout_sched.simulators.instance.model import (
     Paused,
     SimRequest,
 )
-from rollout_sched.simulators.instance.reference import ReferenceInstance
 from rollout_sched.simulators.instance.sim_instance import SimInstance
+from tests.simulators.instance.reference import ReferenceInstance
 
 Kind = type[SimInstance] | type[ReferenceInstance]
 Make = Callable[..., SimInstance | ReferenceInstance]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollout_sched.simulators.instance.kv_blocks import KvBlocks, Table
-from rollout_sched.simulators.instance.reference import Block, BlockName, BlockPool
+from tests.simulators.instance.reference import Block, BlockName, BlockPool
 
 SIZE = 4
 

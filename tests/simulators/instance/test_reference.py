@@ -3,8 +3,8 @@ tests/laws, and that both do what vLLM does in tests/vllm."""
 
 from __future__ import annotations
 
-from rollout_sched.simulators.instance.reference import BlockPool, ReferenceInstance, StepRecord
 from tests.simulators.instance.by_hand import follow, instance, request
+from tests.simulators.instance.reference import BlockPool, ReferenceInstance, StepRecord
 
 
 def test_each_steps_decisions_are_recorded() -> None:
