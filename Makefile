@@ -103,10 +103,11 @@ format: $(VENV)/.ready
 # Both builds, each against its own targets, the store beside TransferQueue and a ZeroMQ queue. All is
 # measured before a missed target fails.
 bench: $(VENV)/.ready $(COMPILED_VENV)/.ready $(NEIGHBOUR_VENVS)/verl/.ready
+	mkdir -p build/replays && cp -r benchmarks build/replays
 	missed=0; \
-	for python in $(BIN)/python $(COMPILED_VENV)/bin/python; do \
+	for python in $(abspath $(BIN)/python $(COMPILED_VENV)/bin/python); do \
 	  $$python benchmarks/decision_cost.py || missed=1; \
-	  $$python benchmarks/replay_speed.py || missed=1; \
+	  (cd build/replays && $$python -m benchmarks.replay_speed) || missed=1; \
 	  $$python benchmarks/store_speed.py --peers $(NEIGHBOUR_VENVS)/verl/bin/python || missed=1; \
 	done; \
 	exit $$missed

@@ -19,12 +19,13 @@ from pathlib import Path
 import msgspec
 
 import rollout_sched
+from benchmarks.synthetic import synthetic
 from rollout_sched.config import load_policy
 from rollout_sched.process import whole_file
 from rollout_sched.simulators.replay import Scenario, load_scenario
 from rollout_sched.simulators.replay.runs import Run, run_policy
 from rollout_sched.simulators.traces import Trace, read
-from rollout_sched.simulators.traces.synthetic import resampled, synthetic
+from rollout_sched.simulators.traces.model import resampled
 
 #: The files that a run depends on.
 SOURCES = (
@@ -39,7 +40,7 @@ ROOT = Path(rollout_sched.__file__).parent
 
 
 class Lengths(msgspec.Struct, frozen=True):
-    """A synthetic workload as made by `traces.synthetic`; tokens."""
+    """A synthetic workload as made by `benchmarks.synthetic`; tokens."""
 
     groups: int
     samples: int

@@ -1,4 +1,4 @@
-"""The speed of a replay: `python benchmarks/replay_speed.py [--quick]`.
+"""The speed of a replay: `python -m benchmarks.replay_speed [--quick]`.
 
 1. The 4,096-request, 25.3 M-token maths trace under one policy on 8 instances, through the real
    core: target under 2 s, of the compiled build 0.2 s. (For the same work on one core of a 2-core
@@ -22,13 +22,13 @@ import time
 
 import msgspec
 
+from benchmarks.synthetic import synthetic
 from rollout_sched.config import load_policy
 from rollout_sched.core import scheduler as core
 from rollout_sched.simulators.replay import Scenario, load_scenario
 from rollout_sched.simulators.replay.runs import run_policy
 from rollout_sched.simulators.traces import read
 from rollout_sched.simulators.traces.model import Trace
-from rollout_sched.simulators.traces.synthetic import synthetic
 
 COMPILED = not core.__file__.endswith(".py")
 BUILD = "compiled" if COMPILED else "interpreted"
@@ -55,7 +55,14 @@ def composite(repetitions: int) -> bool:
 
 def million(groups: int, instances: int) -> bool:
     """Runs in its own process, so that its peak memory is its own."""
-    command = [sys.executable, __file__, "--large", str(groups), str(instances)]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.replay_speed",
+        "--large",
+        str(groups),
+        str(instances),
+    ]
     seconds, events, gib = map(float, subprocess.check_output(command, text=True).split())
     print(
         f"{groups * 8:,} requests on {instances:,} instances, {POLICY}: {seconds:.1f} s, "

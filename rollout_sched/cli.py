@@ -39,7 +39,7 @@ COMMANDS: Final = (
         "serve", "an OpenAI-compatible gateway to a fleet of vLLM", "integrations.gateway.command"
     ),
     Command("ray", "run a scheduler and its fronts on a Ray cluster", "integrations.ray.command"),
-    Command("top", "show the live state of a gateway: fleet, queue, steps, waste", "top.command"),
+    Command("top", "show the live state of a gateway: fleet, queue, steps, waste", "top"),
     Command("fake-instance", "run a simulated vLLM server", "simulators.fake_instance.command"),
     Command("demo", "a live rollout, with a trainer loop and a summary", "demo"),
     Command(

@@ -18,8 +18,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from rollout_sched.calibration.calibration import Calibration, Calibrator, Report
-from rollout_sched.calibration.in_process import StepCalibrator
+from rollout_sched.calibration.calibration import Calibration, Calibrator, Report, StepCalibrator
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.flags import positive
 from rollout_sched.flags import seconds as positive_number

@@ -34,8 +34,7 @@ from rollout_sched.simulators.replay.bounds import (
 from rollout_sched.simulators.replay.closed_loop import ClosedLoop, Observer, Progress, RunNotes
 from rollout_sched.simulators.replay.scenario import Scenario
 from rollout_sched.simulators.replay.workload import Workload
-from rollout_sched.simulators.traces.model import Trace
-from rollout_sched.simulators.traces.synthetic import resampled
+from rollout_sched.simulators.traces.model import Trace, resampled
 
 # ------------------------------------------------------------------------------------------
 # Run several calls in parallel, each in one of several processes.

@@ -13,8 +13,7 @@ import msgspec
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.core.model.events import GroupSubmitted
 from rollout_sched.simulators.replay.scenario import Job, Scenario, Traffic, TrafficModel
-from rollout_sched.simulators.traces.model import SampleRecord, Trace
-from rollout_sched.simulators.traces.synthetic import draw_extra
+from rollout_sched.simulators.traces.model import SampleRecord, Trace, draw_extra
 
 
 class Workload:

@@ -1,6 +1,6 @@
-"""Recorded workloads: their model, the native format, foreign ones, statistics, synthetic ones."""
+"""Recorded workloads: their model, the native format, foreign ones, statistics."""
 
-from rollout_sched.simulators.traces import command, model, synthetic
+from rollout_sched.simulators.traces import command, model
 from rollout_sched.simulators.traces.model import (
     Counting,
     Finish,
@@ -25,7 +25,6 @@ __all__ = [
     "model",
     "read",
     "shipped",
-    "synthetic",
     "with_tokenizer",
     "write",
 ]

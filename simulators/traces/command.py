@@ -6,12 +6,13 @@ import argparse
 from pathlib import Path
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 from rich.console import Console
 from rich.table import Table
 
 from rollout_sched.flags import number
 from rollout_sched.simulators.traces.model import TOKENS_PER_S, Counting, Trace, with_tokenizer
-from rollout_sched.simulators.traces.statistics import statistics
 from rollout_sched.simulators.traces.store import read, shipped, write
 
 
@@ -86,3 +87,101 @@ def _convert(options: argparse.Namespace) -> None:
 def _list(options: argparse.Namespace) -> None:
     for name, about in shipped().items():
         print(f"{name:32s} {about}")
+
+
+# ------------------------------------------------------------------------------------------
+# Statistics of a trace: quantiles of lengths, the tail, and similarity within groups.
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+class TraceStatistics(msgspec.Struct, frozen=True):
+    """Numbers about a trace; lengths in tokens, times in seconds, quantiles interpolated.
+
+    response_max_over_p50 and response_cv (standard deviation / mean) measure how heavy the tail is.
+    icc_log: share of the variance of log length that lies between groups, 0 to 1 (below 0 if
+        lengths within groups are less alike than by chance); None if no group has two samples.
+    truncated_share: samples cut at a cap, so that their true length is unknown.
+    tool_s_mean, tool_s_max: time between turns, per sample.
+    tokens_estimated_by: how the lengths were estimated, as "characters / 3.3"; None if counted.
+    """
+
+    name: str
+    samples: int
+    groups: int
+    group_size: int
+    turns_mean: float
+    turns_max: int
+    prompt_mean: float
+    prompt_p50: float
+    prompt_p99: float
+    response_total: int
+    response_mean: float
+    response_p50: float
+    response_p90: float
+    response_p99: float
+    response_max: int
+    response_max_over_p50: float
+    response_cv: float
+    icc_log: float | None
+    truncated_share: float
+    tool_s_mean: float
+    tool_s_max: float
+    tokens_estimated_by: str | None
+
+
+def statistics(trace: Trace) -> TraceStatistics:
+    """Statistics of a trace that holds at least one sample."""
+    samples = list(trace.samples())
+    sizes = [len(members) for members in trace.groups.values()]
+    response = np.array([s.response_tokens for s in samples], dtype=np.float64)
+    prompt = np.array([s.prompt_tokens for s in samples], dtype=np.float64)
+    turns = np.array([len(s.turns) for s in samples], dtype=np.int64)
+    tool_s = np.array([s.tool_s for s in samples], dtype=np.float64)
+    p50, p90, p99 = np.quantile(response, [0.5, 0.9, 0.99]).tolist()
+    prompt_p50, prompt_p99 = np.quantile(prompt, [0.5, 0.99]).tolist()
+    return TraceStatistics(
+        name=trace.name,
+        samples=len(samples),
+        groups=len(sizes),
+        group_size=trace.group_size,
+        turns_mean=float(turns.mean()),
+        turns_max=int(turns.max()),
+        prompt_mean=float(prompt.mean()),
+        prompt_p50=prompt_p50,
+        prompt_p99=prompt_p99,
+        response_total=int(response.sum()),
+        response_mean=float(response.mean()),
+        response_p50=p50,
+        response_p90=p90,
+        response_p99=p99,
+        response_max=int(response.max()),
+        response_max_over_p50=float(response.max()) / p50,
+        response_cv=float(response.std() / response.mean()),
+        icc_log=intraclass_correlation(np.log(response), np.repeat(np.arange(len(sizes)), sizes)),
+        truncated_share=sum(s.finish == "length" for s in samples) / len(samples),
+        tool_s_mean=float(tool_s.mean()),
+        tool_s_max=float(tool_s.max()),
+        tokens_estimated_by=trace.estimated_by or None,
+    )
+
+
+def intraclass_correlation(values: Floats, group: Ints) -> float | None:
+    """ICC(1) of values by group number: one-way random effects, groups of unequal size.
+
+    (MSB - MSW) / (MSB + (n0 - 1) MSW), with mean squares between and within groups and
+    n0 = (N - sum(n_i^2) / N) / (k - 1). None where it is undefined: fewer than two groups, no
+    group of two, or no variance at all.
+    Source: Donner (1986), the ANOVA estimator.
+    """
+    sizes = np.bincount(group).astype(np.float64)
+    total, groups = float(sizes.sum()), len(sizes)
+    if groups < 2 or total == groups:
+        return None
+    means = np.bincount(group, values) / sizes
+    between = float((sizes * (means - values.mean()) ** 2).sum()) / (groups - 1)
+    within = float(((values - means[group]) ** 2).sum()) / (total - groups)
+    typical_size = (total - float((sizes**2).sum()) / total) / (groups - 1)
+    variance = between + (typical_size - 1) * within
+    return (between - within) / variance if variance > 0 else None

@@ -7,9 +7,11 @@ because a replay of a long run holds a million of them.
 
 from __future__ import annotations
 
+import hashlib
 import math
+import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -237,6 +239,41 @@ def gather(
     for sample in samples:
         gatherer.add(sample)
     return gatherer.groups()
+
+
+# ------------------------------------------------------------------------------------------
+# Samples that were not recorded: extra samples of a recorded group, and resampled prompts.
+
+
+def draw_extra(members: Sequence[SampleRecord], group: str, index: int, seed: int) -> SampleRecord:
+    """Sample number `index` of a group with fewer samples: one of its recorded samples, redrawn.
+
+    A bootstrap within the group keeps the length characteristics of its prompt. The same
+    (seed, group, index) gives the same sample on every machine and in every order of calls.
+    """
+    # The built-in hash differs between processes.
+    key = hashlib.blake2b(f"{seed}/{index}/{group}".encode(), digest_size=8).digest()
+    drawn = random.Random(int.from_bytes(key, "big")).choice(members)
+    return msgspec.structs.replace(drawn, group=group, sample=index)
+
+
+def resampled(trace: Trace, seed: int) -> Trace:
+    """As many prompts as the trace has, drawn from it with replacement (Efron's bootstrap).
+
+    A prompt that is drawn twice becomes two prompts of the same lengths with different names. If
+    arrivals are recorded, each prompt keeps its own, and they stay in order.
+    """
+    names = list(trace.groups)
+    drawn = random.Random(f"resampled/{seed}").choices(names, k=len(names))
+    drawn.sort(key=lambda name: trace.groups[name][0].arrival_s)
+    groups = {
+        f"{number}.{name}": [
+            msgspec.structs.replace(sample, group=f"{number}.{name}")
+            for sample in trace.groups[name]
+        ]
+        for number, name in enumerate(drawn)
+    }
+    return msgspec.structs.replace(trace, groups=groups, max_response_tokens=trace.cap)
 
 
 # ------------------------------------------------------------------------------------------

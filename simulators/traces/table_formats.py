@@ -159,7 +159,7 @@ def _refuse(rows: Iterable[Row], _: Counting) -> Placed:
         raise TraceError(
             row.where,
             "a table of quantiles (column 'q'), not of samples",
-            "a replay needs one row per sample: record one, or make one with synthetic()",
+            "a replay needs one row per sample: record one",
             line=1,
         )
     return iter(())

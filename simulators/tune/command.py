@@ -18,8 +18,7 @@ from rollout_sched.simulators.traces.command import add_trace, read_trace
 from rollout_sched.simulators.traces.model import TOKENS_PER_S
 from rollout_sched.simulators.tune import evidence
 from rollout_sched.simulators.tune.evaluation import HardLimits, WorkerPool, bench_of
-from rollout_sched.simulators.tune.search import steps_for
-from rollout_sched.simulators.tune.tuning import Plan, TuningResult, tune
+from rollout_sched.simulators.tune.search import Plan, TuningResult, steps_for, tune
 
 #: Default seconds of a search.
 BUDGET_S = 120.0

@@ -12,9 +12,8 @@ from rich.table import Table as RichTable
 
 from rollout_sched.simulators.tune.candidates import REFERENCE, Candidate
 from rollout_sched.simulators.tune.evaluation import Evaluator, HardLimits, SpeedUp
-from rollout_sched.simulators.tune.search import Ranking
+from rollout_sched.simulators.tune.search import Plan, Ranking, TuningResult
 from rollout_sched.simulators.tune.space import Table
-from rollout_sched.simulators.tune.tuning import Plan, TuningResult
 
 COLUMNS = (
     f"over {REFERENCE}",

@@ -6,11 +6,11 @@ import msgspec
 import pytest
 
 from benchmarks.best_presets import COLUMNS, KNOWN, ROWS, Row, policy_of, shown
+from benchmarks.synthetic import synthetic
 from rollout_sched.config import load_policy
 from rollout_sched.simulators import traces
 from rollout_sched.simulators.replay.runs import run_policy
 from rollout_sched.simulators.replay.scenario import load_scenario
-from rollout_sched.simulators.traces.synthetic import synthetic
 
 
 def test_a_row_may_have_another_bound_on_staleness() -> None:

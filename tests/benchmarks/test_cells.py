@@ -10,7 +10,7 @@ import pytest
 from benchmarks import cells
 from benchmarks.cells import Cell, Lengths, run_all, trace_of
 from rollout_sched.simulators.traces import read
-from rollout_sched.simulators.traces.synthetic import resampled
+from rollout_sched.simulators.traces.model import resampled
 
 SMALL = Lengths(6, 2, 100.0, 0.5, 0.5, 400)
 CELL = Cell("dplb", SMALL, "tiny-cpu-2", prompts_per_step=3)

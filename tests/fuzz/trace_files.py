@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 from rollout_sched.simulators import traces
-from rollout_sched.simulators.traces.statistics import statistics
+from rollout_sched.simulators.traces.command import statistics
 from tests.fuzz.corpus import kept
 from tests.fuzz.laws import hold
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from rollout_sched.top.screen import Document
+from rollout_sched.top import Document
 
 GROUPS = {"fresh": 12_345, "active": 512, "spent": 0, "deferred": 77, "complete": 31}
 

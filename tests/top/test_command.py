@@ -7,10 +7,10 @@ import io
 import pytest
 from rich.console import Console
 
+from rollout_sched import top as command
 from rollout_sched.cli import main
 from rollout_sched.core.model.errors import CallerError
-from rollout_sched.top import command
-from rollout_sched.top.command import KEY, Away, GatewaySource, Watched, watch
+from rollout_sched.top import KEY, Away, GatewaySource, Watched, watch
 from tests.top.served import serving
 
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from rollout_sched.top.screen import Document, screen
+from rollout_sched.top import Document, screen
 from tests.top.made_up import document, instance, said
 
 URL = "http://gateway:9000"

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks import prediction
 from rollout_sched.calibration.bursts import Burst, steps_of
-from rollout_sched.calibration.in_process import StepCalibrator
+from rollout_sched.calibration.calibration import StepCalibrator
 from rollout_sched.calibration.prober import IDS, SAMPLING
 from rollout_sched.cli import main
 from rollout_sched.integrations.vllm.in_process import SteppedEngine

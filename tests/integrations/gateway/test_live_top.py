@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from rollout_sched.top.command import GatewaySource
+from rollout_sched.top import GatewaySource
 from tests.integrations.gateway.gateway_fixture import House, Upstream
 from tests.top.test_screen import shown
 

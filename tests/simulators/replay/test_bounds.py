@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.synthetic import synthetic
 from rollout_sched.simulators.replay.bounds import (
     Bound,
     Demand,
@@ -34,7 +35,6 @@ from rollout_sched.simulators.replay.workload import Workload
 from rollout_sched.simulators.traces import SampleRecord, Turn, read
 from rollout_sched.simulators.traces.model import SampleRecord as SampleRecordRunBounds
 from rollout_sched.simulators.traces.model import Turn as TurnRunBounds
-from rollout_sched.simulators.traces.synthetic import synthetic
 from tests.helpers import make_policy, make_scenario, make_trace
 
 

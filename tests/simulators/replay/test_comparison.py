@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from benchmarks.synthetic import synthetic
 from rollout_sched.metrics.length_bias import LengthBias
 from rollout_sched.simulators.replay import report as reports
 from rollout_sched.simulators.replay.comparison import CAUSES, Compared, compared, verdict
 from rollout_sched.simulators.replay.runs import Run, replay, replay_resampled, run_policy
-from rollout_sched.simulators.traces.synthetic import synthetic
 from tests.helpers import make_policy, make_scenario, make_trace
 
 ANY = run_policy(

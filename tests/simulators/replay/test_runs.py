@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.synthetic import synthetic
 from rollout_sched import journal
 from rollout_sched.config import PolicyFile, load_policy, shipped
 from rollout_sched.core.model import events as ev
@@ -28,7 +29,6 @@ from rollout_sched.simulators.replay.runs import Run, call_each, figures, replay
 from rollout_sched.simulators.replay.scenario import Job, Scenario, TrafficModel, load_scenario
 from rollout_sched.simulators.replay.workload import Workload
 from rollout_sched.simulators.traces.model import SampleRecord, Trace, Turn, gather
-from rollout_sched.simulators.traces.synthetic import synthetic
 from tests.helpers import make_policy, make_scenario, make_trace, watch
 from tests.simulators.instance.reference import ReferenceInstance
 
@@ -344,7 +344,7 @@ from rollout_sched.config import load_policy, shipped
 from rollout_sched.simulators.replay.runs import replay
 from rollout_sched.simulators.replay.report import document
 from rollout_sched.simulators.replay.scenario import load_scenario
-from rollout_sched.simulators.traces.synthetic import synthetic
+from benchmarks.synthetic import synthetic
 trace = synthetic(12, 4, median=300, cap=2000, seed=3)
 scenario = load_scenario("tiny-cpu-2")
 policies = [load_policy(name) for name in shipped("policies/presets")]

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from benchmarks.synthetic import synthetic
 from rollout_sched.config import parse_policy
 from rollout_sched.core.model.actions import Action, Deliver, Discard
 from rollout_sched.core.model.events import Event
 from rollout_sched.simulators.replay.closed_loop import ClosedLoop
 from rollout_sched.simulators.replay.workload import Workload
-from rollout_sched.simulators.traces.synthetic import synthetic
 from tests.helpers import make_scenario
 
 GROUPS = 12

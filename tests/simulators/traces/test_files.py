@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from backports import zstd
 
+from benchmarks.synthetic import synthetic
 from rollout_sched.simulators.traces import (
     SampleRecord,
     Trace,
@@ -19,7 +20,6 @@ from rollout_sched.simulators.traces import (
     read,
     write,
 )
-from rollout_sched.simulators.traces.synthetic import synthetic
 
 
 class TestReading:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rollout_sched.simulators.traces import SampleRecord, TraceError, Turn, read, shipped
-from rollout_sched.simulators.traces.statistics import statistics
+from rollout_sched.simulators.traces.command import statistics
 from tests.simulators.traces.imported import imported
 
 HEADER = '{"schema":"rollout-sched-trace/1","name":"tiny","max_response_tokens":100}'

@@ -2,9 +2,10 @@
 
 import pytest
 
+from benchmarks.synthetic import synthetic
 from rollout_sched.simulators.traces import SampleRecord, Trace, Turn, gather, read
-from rollout_sched.simulators.traces.statistics import statistics
-from rollout_sched.simulators.traces.synthetic import draw_extra, resampled, synthetic
+from rollout_sched.simulators.traces.command import statistics
+from rollout_sched.simulators.traces.model import draw_extra, resampled
 
 
 class TestResampled:

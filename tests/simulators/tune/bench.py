@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from rollout_sched.simulators.traces.synthetic import synthetic
+from benchmarks.synthetic import synthetic
 from rollout_sched.simulators.tune.candidates import Candidate
 from rollout_sched.simulators.tune.evaluation import CaseFigures, Evaluator, Task, bench_of
 from rollout_sched.simulators.tune.space import Setting

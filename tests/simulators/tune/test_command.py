@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.synthetic import synthetic
 from rollout_sched.cli import main
 from rollout_sched.simulators import traces
-from rollout_sched.simulators.traces.synthetic import synthetic
 from rollout_sched.simulators.tune import command
 
 SCENARIO = "tiny-cpu-2"

@@ -9,7 +9,7 @@ from functools import cache
 from rollout_sched.config import parse_policy
 from rollout_sched.simulators.tune import evidence
 from rollout_sched.simulators.tune.evaluation import HardLimits
-from rollout_sched.simulators.tune.tuning import Plan, TuningResult, tune
+from rollout_sched.simulators.tune.search import Plan, TuningResult, tune
 from tests.simulators.tune.bench import Oracle, faster_with_more_prompts, small_bench
 
 LIMITS = HardLimits(max_staleness=0, max_length_bias=0.01, max_step_bias=0.051)

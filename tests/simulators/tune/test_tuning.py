@@ -7,7 +7,7 @@ import pytest
 
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.simulators.tune.evaluation import CaseFigures, HardLimits, Task, WorkerDied
-from rollout_sched.simulators.tune.tuning import (
+from rollout_sched.simulators.tune.search import (
     EXHAUSTED,
     INTERRUPTED,
     SPENT,
