@@ -3,9 +3,13 @@ A collector that passes over what lives as long as the tests. And coroutine func
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import inspect
 import os
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -23,10 +27,24 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "real_time: a coroutine test with the machine's own clock")
+
+
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """An `async def test_` runs in virtual time, its sockets in memory."""
+    """An `async def test_` runs in virtual time, its sockets in memory; marked `real_time`, on
+    asyncio's own loop. Fixtures that are asynchronous context managers are entered in its loop."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
+    run = asyncio.run if pyfuncitem.get_closest_marker("real_time") else virtual_net.run
     names = pyfuncitem._fixtureinfo.argnames
-    virtual_net.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    run(_entered(pyfuncitem.obj, {name: pyfuncitem.funcargs[name] for name in names}))
     return True
+
+
+async def _entered(test: Callable[..., Awaitable[None]], arguments: dict[str, Any]) -> None:
+    async with AsyncExitStack() as stack:
+        for name, value in arguments.items():
+            if isinstance(value, AbstractAsyncContextManager):
+                arguments[name] = await stack.enter_async_context(value)
+        await test(**arguments)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import shutil
 import subprocess
@@ -203,23 +202,20 @@ def probes(container: Object) -> dict[str, Object]:
     return {name: value for name, value in container.items() if name.endswith("Probe")}
 
 
-def test_our_probes_ask_what_the_gateway_answers_without_a_key(tmp_path: Path) -> None:
+@pytest.mark.real_time
+async def test_our_probes_ask_what_the_gateway_answers_without_a_key(tmp_path: Path) -> None:
     container = gateway()
     assert set(probes(container)) == {"startupProbe", "readinessProbe", "livenessProbe"}
     ports = [port["name"] for port in container["ports"]]
     key = tmp_path / "keys"
     key.write_text("secret")
-
-    async def statuses() -> list[int]:
-        async with House(Upstream(), api_key_file=key) as house:
-            found = []
-            for probe in probes(container).values():
-                assert probe["httpGet"]["port"] in ports
-                async with aiohttp.ClientSession(house.service.url) as nobody:
-                    found.append((await nobody.get(probe["httpGet"]["path"])).status)
-            return found
-
-    assert asyncio.run(statuses()) == [200, 200, 200]
+    async with House(Upstream(), api_key_file=key) as house:
+        found = []
+        for probe in probes(container).values():
+            assert probe["httpGet"]["port"] in ports
+            async with aiohttp.ClientSession(house.service.url) as nobody:
+                found.append((await nobody.get(probe["httpGet"]["path"])).status)
+        assert found == [200, 200, 200]
 
 
 def test_the_servers_probes_ask_what_vllm_answers() -> None:

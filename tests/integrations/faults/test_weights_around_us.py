@@ -20,7 +20,6 @@ from rollout_sched.core.model.events import WeightsUpdated
 from rollout_sched.live.instances.versions import AROUND_US, US
 from tests.integrations.faults.fleet import GREEDY, SETTINGS, House, events, house, response
 from tests.integrations.gateway.test_fleet import checkpoint
-from tests.virtual_net import run
 
 #: Patient with tokens that stand still: on a busy machine they do.
 PATIENT = msgspec.structs.replace(SETTINGS, stall_s=30.0, forgotten_s=20.0, abort_timeout_s=20.0)
@@ -151,138 +150,109 @@ WAYS: dict[str, tuple[Ask, int]] = {
 
 @pytest.mark.parametrize("mode", ["keep", "abort"])
 @pytest.mark.parametrize("way", WAYS)
-def test_every_token_has_the_servers_version(tmp_path: Path, way: str, mode: str) -> None:
+async def test_every_token_has_the_servers_version(tmp_path: Path, way: str, mode: str) -> None:
     ask, stream_every = WAYS[way]
-
-    async def scene() -> None:
-        async with house(tmp_path, settings=PATIENT, stream_every=stream_every, speed=SLOW) as the:
-            asking = asyncio.create_task(ask(the))
-            for version in (1, 2):
-                await until_made(the, 30)
-                await load_around_us(the, version, mode)
+    async with house(tmp_path, settings=PATIENT, stream_every=stream_every, speed=SLOW) as the:
+        asking = asyncio.create_task(ask(the))
+        for version in (1, 2):
             await until_made(the, 30)
-            the.set_speed(FAST)
-            labelled = await asking
-            assert {version for each in labelled for version in each} >= {1, 2}
-            await until(lambda: versions(the) == [2, 2])
-            assert the.driver.view.run.version == 2
-            assert the.driver.versions.version_of(the.name(0)).driven_by is AROUND_US
-            assert the.anomalies == {}
-
-    run(scene())
-
-
-def test_one_that_lags_behind_is_known_to(tmp_path: Path) -> None:
-    async def scene() -> None:
-        async with house(tmp_path, settings=PATIENT) as the:
-            await load_around_us(the, 3, "keep", 1)
-            await until(lambda: versions(the) == [0, 3])
-            assert the.driver.view.run.version == 3
-            assert the.driver.view.run.fleet_version == 0
-            await load_around_us(the, 3, "keep", 0)
-            await until(lambda: versions(the) == [3, 3])
-
-    run(scene())
+            await load_around_us(the, version, mode)
+        await until_made(the, 30)
+        the.set_speed(FAST)
+        labelled = await asking
+        assert {version for each in labelled for version in each} >= {1, 2}
+        await until(lambda: versions(the) == [2, 2])
+        assert the.driver.view.run.version == 2
+        assert the.driver.versions.version_of(the.name(0)).driven_by is AROUND_US
+        assert the.anomalies == {}
 
 
-def test_nothing_is_sent_to_one_that_somebody_else_has_paused(tmp_path: Path) -> None:
-    async def scene() -> None:
-        async with house(tmp_path, settings=PATIENT) as the:
-            await the.clients[0].post("/pause?mode=keep")
-            await until(lambda: the.driver.versions.gate(the.name(0)))
-            answered = await as_clients(stream=False)(the)
-            assert len(answered) == len(PROMPTS)
-            assert await the.clients[0].metric("vllm:generation_tokens_total") == 0
-            await the.clients[0].post("/resume")
-            await until(lambda: not the.driver.versions.gate(the.name(0)))
-            assert await as_clients(stream=False)(the)
-            assert await the.clients[0].metric("vllm:generation_tokens_total") > 0
-
-    run(scene())
+async def test_one_that_lags_behind_is_known_to(tmp_path: Path) -> None:
+    async with house(tmp_path, settings=PATIENT) as the:
+        await load_around_us(the, 3, "keep", 1)
+        await until(lambda: versions(the) == [0, 3])
+        assert the.driver.view.run.version == 3
+        assert the.driver.view.run.fleet_version == 0
+        await load_around_us(the, 3, "keep", 0)
+        await until(lambda: versions(the) == [3, 3])
 
 
-def test_one_that_somebody_else_has_paused_is_not_taken_for_stuck(tmp_path: Path) -> None:
+async def test_nothing_is_sent_to_one_that_somebody_else_has_paused(tmp_path: Path) -> None:
+    async with house(tmp_path, settings=PATIENT) as the:
+        await the.clients[0].post("/pause?mode=keep")
+        await until(lambda: the.driver.versions.gate(the.name(0)))
+        answered = await as_clients(stream=False)(the)
+        assert len(answered) == len(PROMPTS)
+        assert await the.clients[0].metric("vllm:generation_tokens_total") == 0
+        await the.clients[0].post("/resume")
+        await until(lambda: not the.driver.versions.gate(the.name(0)))
+        assert await as_clients(stream=False)(the)
+        assert await the.clients[0].metric("vllm:generation_tokens_total") > 0
+
+
+async def test_one_that_somebody_else_has_paused_is_not_taken_for_stuck(tmp_path: Path) -> None:
     impatient = msgspec.structs.replace(PATIENT, stall_s=1.0)
-
-    async def scene() -> None:
-        async with house(tmp_path, 1, settings=impatient, speed=SLOW) as the:
-            asking = asyncio.create_task(as_clients(stream=True)(the))
-            await until_all_have_begun(the)
-            await the.clients[0].post("/pause?mode=keep")
-            await until(lambda: the.driver.versions.gate(the.name(0)))
-            await asyncio.sleep(2.0)  # far longer than its tokens may stand still
-            assert versions(the) == [0], "it is not lost"
-            await load_around_us(the, 1, "keep")
-            the.set_speed(FAST)
-            assert [set(each) for each in await asking] == [{0, 1}] * len(PROMPTS)
-
-    run(scene())
+    async with house(tmp_path, 1, settings=impatient, speed=SLOW) as the:
+        asking = asyncio.create_task(as_clients(stream=True)(the))
+        await until_all_have_begun(the)
+        await the.clients[0].post("/pause?mode=keep")
+        await until(lambda: the.driver.versions.gate(the.name(0)))
+        await asyncio.sleep(2.0)  # far longer than its tokens may stand still
+        assert versions(the) == [0], "it is not lost"
+        await load_around_us(the, 1, "keep")
+        the.set_speed(FAST)
+        assert [set(each) for each in await asking] == [{0, 1}] * len(PROMPTS)
 
 
-def test_a_trainer_that_publishes_what_it_has_loaded_is_understood(tmp_path: Path) -> None:
+async def test_a_trainer_that_publishes_what_it_has_loaded_is_understood(tmp_path: Path) -> None:
     """We may have seen it before it says so."""
-
-    async def scene() -> None:
-        async with house(tmp_path, settings=PATIENT) as the:
-            await load_around_us(the, 1, "keep")
-            await until(lambda: versions(the) == [1, 1])
-            async with RolloutScheduler.connect(the.url) as rollouts:
-                await rollouts.publish_weights(1, weights(tmp_path), wait=True)
-                await rollouts.publish_weights(2, weights(tmp_path), wait=True)
-            assert versions(the) == [2, 2]
-            assert the.driver.versions.version_of(the.name(0)).driven_by is US
-
-    run(scene())
+    async with house(tmp_path, settings=PATIENT) as the:
+        await load_around_us(the, 1, "keep")
+        await until(lambda: versions(the) == [1, 1])
+        async with RolloutScheduler.connect(the.url) as rollouts:
+            await rollouts.publish_weights(1, weights(tmp_path), wait=True)
+            await rollouts.publish_weights(2, weights(tmp_path), wait=True)
+        assert versions(the) == [2, 2]
+        assert the.driver.versions.version_of(the.name(0)).driven_by is US
 
 
 class TestBackFromTheDead:
-    def test_it_waits_for_its_version(self, tmp_path: Path) -> None:
+    async def test_it_waits_for_its_version(self, tmp_path: Path) -> None:
         """The trainer loads around us, so nobody but it can bring the weights back."""
+        async with house(tmp_path, settings=PATIENT) as the:
+            await load_around_us(the, 1, "keep")
+            await until(lambda: versions(the) == [1, 1])
+            await the.servers[0].restart(0.05)
+            supervisor = the.driver.supervisors[the.name(0)]
+            await until(lambda: "version 0, the trainer is at 1" in supervisor.reason)
+            labelled = await as_clients(stream=False)(the)
+            assert labelled == [[1]] * len(PROMPTS)
+            await label(the.clients[0], 1)
+            await until(lambda: versions(the) == [1, 1])
 
-        async def scene() -> None:
-            async with house(tmp_path, settings=PATIENT) as the:
-                await load_around_us(the, 1, "keep")
-                await until(lambda: versions(the) == [1, 1])
-                await the.servers[0].restart(0.05)
-                supervisor = the.driver.supervisors[the.name(0)]
-                await until(lambda: "version 0, the trainer is at 1" in supervisor.reason)
-                labelled = await as_clients(stream=False)(the)
-                assert labelled == [[1]] * len(PROMPTS)
-                await label(the.clients[0], 1)
-                await until(lambda: versions(the) == [1, 1])
-
-        run(scene())
-
-    def test_it_gets_them_where_we_know_how(self, tmp_path: Path) -> None:
+    async def test_it_gets_them_where_we_know_how(self, tmp_path: Path) -> None:
         """Without stopping the other."""
         names = []
-
-        async def scene() -> None:
-            async with house(tmp_path, settings=PATIENT) as the:
-                names.extend(the.name(number) for number in range(2))
-                async with RolloutScheduler.connect(the.url) as rollouts:
-                    await rollouts.publish_weights(1, weights(tmp_path), wait=True)
-                await the.servers[0].restart(0.05)
-                await until(lambda: len(versions(the)) == 1)
-                await until(lambda: versions(the) == [1, 1] and loaded(the))
-                _, told = await the.clients[0].get("/weight_info")
-                assert told == {"weight_version": "1"}
-
-        run(scene())
+        async with house(tmp_path, settings=PATIENT) as the:
+            names.extend(the.name(number) for number in range(2))
+            async with RolloutScheduler.connect(the.url) as rollouts:
+                await rollouts.publish_weights(1, weights(tmp_path), wait=True)
+            await the.servers[0].restart(0.05)
+            await until(lambda: len(versions(the)) == 1)
+            await until(lambda: versions(the) == [1, 1] and loaded(the))
+            _, told = await the.clients[0].get("/weight_info")
+            assert told == {"weight_version": "1"}
         updated = [e.instance for e in events(tmp_path) if isinstance(e, WeightsUpdated)]
         assert sorted(updated) == sorted([*names, names[0]])
 
-    def test_with_old_weights_that_it_says_it_has(self, tmp_path: Path) -> None:
-        async def scene() -> None:
-            async with house(tmp_path, settings=PATIENT) as the:
-                await load_around_us(the, 5, "keep")
-                await until(lambda: versions(the) == [5, 5])
-                await the.servers[0].restart(0.05, "4")
-                supervisor = the.driver.supervisors[the.name(0)]
-                await until(lambda: "version 4, the trainer is at 5" in supervisor.reason)
-                assert "/weight_info reports 5" in supervisor.reason
-
-        run(scene())
+    async def test_with_old_weights_that_it_says_it_has(self, tmp_path: Path) -> None:
+        async with house(tmp_path, settings=PATIENT) as the:
+            await load_around_us(the, 5, "keep")
+            await until(lambda: versions(the) == [5, 5])
+            await the.servers[0].restart(0.05, "4")
+            supervisor = the.driver.supervisors[the.name(0)]
+            await until(lambda: "version 4, the trainer is at 5" in supervisor.reason)
+            assert "/weight_info reports 5" in supervisor.reason
 
 
 def weights(folder: Path) -> Reload:

@@ -286,7 +286,8 @@ class TestWatching:
         await fleet.file.close()
         assert not caplog.records
 
-    def test_a_hanging_disk_does_not_block_the_loop(
+    @pytest.mark.real_time
+    async def test_a_hanging_disk_does_not_block_the_loop(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         monkeypatch.setattr(endpoints_file, "READ_S", 0.01)
@@ -298,16 +299,13 @@ class TestWatching:
                     answers.wait(20)
                 return super().read_bytes()
 
-        async def scene() -> None:
-            fleet = Fleet(Hung(listed(1), listed(1, 2)))
-            await fleet.file.open()
-            await until(lambda: caplog.records)
-            assert fleet.here == {"http://a:1"}
-            answers.set()
-            await until(lambda: len(fleet.here) == 2)
-            await fleet.file.close()
-
-        asyncio.run(scene())
+        fleet = Fleet(Hung(listed(1), listed(1, 2)))
+        await fleet.file.open()
+        await until(lambda: caplog.records)
+        assert fleet.here == {"http://a:1"}
+        answers.set()
+        await until(lambda: len(fleet.here) == 2)
+        await fleet.file.close()
         assert "not read within 0.01 s" in caplog.text
 
     async def test_a_relisted_instance_waits_until_it_has_left(self, path: Path) -> None:

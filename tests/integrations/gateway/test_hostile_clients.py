@@ -16,7 +16,6 @@ from rollout_sched.live.ports import InstanceError
 from tests.integrations.gateway.data_plane.test_data_plane import BODY, PARTIAL, PROMPT, Stage
 from tests.integrations.gateway.scripted import Call, Instance, chunk, completion
 from tests.live.scripted import until
-from tests.virtual_net import run
 
 ENDPOINTS = {
     "/v1/completions": {"prompt": PROMPT, "max_tokens": 10},
@@ -316,32 +315,28 @@ class TestEveryCallEndsOnce:
 
     @pytest.mark.parametrize("body", KINDS)
     @pytest.mark.parametrize("at", [1, 2, 3])
-    def test_an_observers_exception_ends_no_call(self, body: dict[str, Any], at: int) -> None:
+    async def test_an_observers_exception_ends_no_call(self, body: dict[str, Any], at: int) -> None:
         """Answered with what went wrong, or as if nothing had; never both, never neither."""
+        instance = Instance(slots=9)
+        async with Stage(instance) as stage:
+            seen = 0
 
-        async def scene() -> None:
-            instance = Instance(slots=9)
-            async with Stage(instance) as stage:
-                seen = 0
+            def observe(now: float, event: Any, actions: Any) -> None:
+                nonlocal seen
+                if isinstance(event, RequestSubmitted):
+                    seen += 1
+                    if seen == at:
+                        raise RuntimeError("an observer's own")
 
-                def observe(now: float, event: Any, actions: Any) -> None:
-                    nonlocal seen
-                    if isinstance(event, RequestSubmitted):
-                        seen += 1
-                        if seen == at:
-                            raise RuntimeError("an observer's own")
-
-                stage.driver.pump.observers.append(observe)
-                call = stage.call(body)
-                await end_all(instance, bool(body.get("stream")))
-                async with asyncio.timeout(5):
-                    await call.over.wait()
-                assert call.status in (200, 500)
-                stage.settled()
-                assert not stage.data_plane.calls.replies
-                assert stage.data_plane.calls.pacer.streams == 0
-
-        run(scene())
+            stage.driver.pump.observers.append(observe)
+            call = stage.call(body)
+            await end_all(instance, bool(body.get("stream")))
+            async with asyncio.timeout(5):
+                await call.over.wait()
+            assert call.status in (200, 500)
+            stage.settled()
+            assert not stage.data_plane.calls.replies
+            assert stage.data_plane.calls.pacer.streams == 0
 
     @pytest.mark.parametrize("n", [1, 2])
     async def test_an_end_that_cannot_be_written_ends_the_call(self, n: int) -> None:

@@ -222,27 +222,24 @@ def test_the_gateway_runs_as_a_process(number: signal.Signals) -> None:
     assert (process.returncode, out) == (0, "stopping\n"), err
 
 
-def test_the_openai_client_is_served() -> None:
+@pytest.mark.real_time
+async def test_the_openai_client_is_served() -> None:
     openai = pytest.importorskip("openai")
-
-    async def scene() -> None:
-        instance = Upstream()
-        instance.answers["/v1/completions"] = (200, completion([5, 6]))
-        async with (
-            House(instance) as house,
-            openai.AsyncOpenAI(
-                base_url=f"{house.service.url}/v1", api_key="any", max_retries=0
-            ) as client,
-        ):
-            models = await client.models.list()
-            assert [model.owned_by for model in models.data] == ["rollout-sched"]
-            answer = await client.completions.create(model="tiny", prompt="x", max_tokens=2)
-            assert answer.choices[0].text == "w5 w6 "
-            assert answer.usage.completion_tokens == 2
-            with pytest.raises(openai.BadRequestError, match="prompt"):
-                await client.completions.create(model="tiny", prompt=[], max_tokens=2)
-
-    asyncio.run(scene())
+    instance = Upstream()
+    instance.answers["/v1/completions"] = (200, completion([5, 6]))
+    async with (
+        House(instance) as house,
+        openai.AsyncOpenAI(
+            base_url=f"{house.service.url}/v1", api_key="any", max_retries=0
+        ) as client,
+    ):
+        models = await client.models.list()
+        assert [model.owned_by for model in models.data] == ["rollout-sched"]
+        answer = await client.completions.create(model="tiny", prompt="x", max_tokens=2)
+        assert answer.choices[0].text == "w5 w6 "
+        assert answer.usage.completion_tokens == 2
+        with pytest.raises(openai.BadRequestError, match="prompt"):
+            await client.completions.create(model="tiny", prompt=[], max_tokens=2)
 
 
 class TestTheEnd:
@@ -313,59 +310,47 @@ class TestTheEnd:
 
 
 class TestAdminSocket:
-    def test_the_admin_socket_needs_no_key_but_the_port_does(self, tmp_path: Path) -> None:
+    @pytest.mark.real_time
+    async def test_the_admin_socket_needs_no_key_but_the_port_does(self, tmp_path: Path) -> None:
         path = tmp_path / "admin"
+        async with House(Upstream(), admin_socket=path) as house:
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+            assert any(str(path) in line for line in house.said)
+            status, said = await house.ask("GET", "/admin/state")
+            assert (status, "--admin-socket" in said["error"]["message"]) == (403, True)
+            assert (await house.ask("GET", "/health"))[0] == 200
+            async with RolloutScheduler.connect(f"unix://{path}") as rollouts:
+                assert (await rollouts.state())["version"] == 0
+                await rollouts.remove_instance("http://a:1")
+        assert not path.exists()
 
-        async def scene() -> None:
-            async with House(Upstream(), admin_socket=path) as house:
-                assert stat.S_IMODE(path.stat().st_mode) == 0o600
-                assert any(str(path) in line for line in house.said)
-                status, said = await house.ask("GET", "/admin/state")
-                assert (status, "--admin-socket" in said["error"]["message"]) == (403, True)
-                assert (await house.ask("GET", "/health"))[0] == 200
-                async with RolloutScheduler.connect(f"unix://{path}") as rollouts:
-                    assert (await rollouts.state())["version"] == 0
-                    await rollouts.remove_instance("http://a:1")
-            assert not path.exists()
-
-        asyncio.run(scene())
-
-    def test_admin_socket_and_port_are_open_with_a_key_file(self, tmp_path: Path) -> None:
+    @pytest.mark.real_time
+    async def test_admin_socket_and_port_are_open_with_a_key_file(self, tmp_path: Path) -> None:
         (tmp_path / "keys").write_text("root\n")
+        options = {"admin_socket": tmp_path / "admin", "admin_key_file": tmp_path / "keys"}
+        async with House(Upstream(), admin_key="root", **options) as house:
+            assert (await house.ask("GET", "/admin/state"))[0] == 200
+            async with RolloutScheduler.connect(f"unix://{tmp_path / 'admin'}") as rollouts:
+                await rollouts.state()
 
-        async def scene() -> None:
-            options = {"admin_socket": tmp_path / "admin", "admin_key_file": tmp_path / "keys"}
-            async with House(Upstream(), admin_key="root", **options) as house:
-                assert (await house.ask("GET", "/admin/state"))[0] == 200
-                async with RolloutScheduler.connect(f"unix://{tmp_path / 'admin'}") as rollouts:
-                    await rollouts.state()
-
-        asyncio.run(scene())
-
-    def test_a_stale_admin_socket_is_removed(self, tmp_path: Path) -> None:
+    @pytest.mark.real_time
+    async def test_a_stale_admin_socket_is_removed(self, tmp_path: Path) -> None:
         path = tmp_path / "admin"
         with socket.socket(socket.AF_UNIX) as left:
             left.bind(str(path))
-
-        async def scene() -> None:
-            async with House(Upstream(), admin_socket=path):
-                with pytest.raises(CallerError, match="another gateway listens on it"):
-                    async with House(Upstream(), admin_socket=path):
-                        pass
-                assert path.exists()
-
-        asyncio.run(scene())
-
-    def test_a_file_at_the_admin_socket_path_is_kept(self, tmp_path: Path) -> None:
-        path = tmp_path / "precious"
-        path.write_text("data")
-
-        async def scene() -> None:
-            with pytest.raises(CallerError, match=f"--admin-socket {path}"):
+        async with House(Upstream(), admin_socket=path):
+            with pytest.raises(CallerError, match="another gateway listens on it"):
                 async with House(Upstream(), admin_socket=path):
                     pass
+            assert path.exists()
 
-        asyncio.run(scene())
+    @pytest.mark.real_time
+    async def test_a_file_at_the_admin_socket_path_is_kept(self, tmp_path: Path) -> None:
+        path = tmp_path / "precious"
+        path.write_text("data")
+        with pytest.raises(CallerError, match=f"--admin-socket {path}"):
+            async with House(Upstream(), admin_socket=path):
+                pass
         assert path.read_text() == "data"
 
 

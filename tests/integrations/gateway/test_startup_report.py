@@ -54,36 +54,30 @@ class Greets(asyncio.Protocol):
         transport.close()
 
 
-def test_a_socket_answers_its_owner_until_closed(tmp_path: Path) -> None:
+@pytest.mark.real_time
+async def test_a_socket_answers_its_owner_until_closed(tmp_path: Path) -> None:
     path = tmp_path / "admin"
-
-    async def scene() -> None:
-        admin = AdminSocket(path)
-        admin.close()  # not open yet
-        await admin.open(Greets)
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600
-        reader, writer = await asyncio.open_unix_connection(path)
-        assert await reader.read() == b"hello"
-        writer.close()
-        with pytest.raises(CallerError, match="another gateway listens on it"):
-            await AdminSocket(path).open(Greets)
-        admin.close()
-        assert not path.exists()
-
-    asyncio.run(scene())
+    admin = AdminSocket(path)
+    admin.close()  # not open yet
+    await admin.open(Greets)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    reader, writer = await asyncio.open_unix_connection(path)
+    assert await reader.read() == b"hello"
+    writer.close()
+    with pytest.raises(CallerError, match="another gateway listens on it"):
+        await AdminSocket(path).open(Greets)
+    admin.close()
+    assert not path.exists()
 
 
-def test_a_stale_socket_is_taken_over(tmp_path: Path) -> None:
+@pytest.mark.real_time
+async def test_a_stale_socket_is_taken_over(tmp_path: Path) -> None:
     path = tmp_path / "admin"
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(path))
-
-    async def scene() -> None:
-        admin = AdminSocket(path)
-        await admin.open(Greets)
-        admin.close()
-
-    asyncio.run(scene())
+    admin = AdminSocket(path)
+    await admin.open(Greets)
+    admin.close()
 
 
 def test_an_impossible_socket_path_is_named(tmp_path: Path) -> None:

@@ -25,6 +25,8 @@ from tests.integrations.http.wires import (
     until,
 )
 
+pytestmark = pytest.mark.real_time
+
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
@@ -45,28 +47,24 @@ KEY = "authorization: Bearer k\r\n"
 
 @pytest.mark.parametrize("expect", ["", "expect: 100-continue\r\n"])
 @pytest.mark.parametrize("length", ["content-length: 50000000", "transfer-encoding: chunked"])
-def test_who_is_not_admitted_is_told_so_before_a_byte_of_the_body_is_kept(length, expect):
+async def test_who_is_not_admitted_is_told_so_before_a_byte_of_the_body_is_kept(length, expect):
     app = Keyed()
-
-    async def run():
-        async with serving(app) as (server, port), dialled(port) as (reader, writer):
-            head = f"POST /hot HTTP/1.1\r\nhost: x\r\n{expect}{length}\r\n\r\n".encode()
-            writer.write(head + frame([b"x" * 100_000], b""))
-            answer = await read_message(reader)
-            assert answer.startswith(b"HTTP/1.1 401 ")
-            assert b"\r\ncontent-type: text/plain\r\n" in answer
-            assert b"\r\nconnection: close\r\n" in answer
-            assert answer.endswith(b"\r\n\r\nno key")
-            (connection,) = server.connections.served
-            assert isinstance(connection, Lingering)  # which keeps nothing
-            with contextlib.suppress(ConnectionError):
-                for _ in range(20):
-                    writer.write(b"x" * 100_000)
-                    await asyncio.sleep(0.001)
-                    assert not server.bodies.used
-        assert not app.requests
-
-    asyncio.run(run())
+    async with serving(app) as (server, port), dialled(port) as (reader, writer):
+        head = f"POST /hot HTTP/1.1\r\nhost: x\r\n{expect}{length}\r\n\r\n".encode()
+        writer.write(head + frame([b"x" * 100_000], b""))
+        answer = await read_message(reader)
+        assert answer.startswith(b"HTTP/1.1 401 ")
+        assert b"\r\ncontent-type: text/plain\r\n" in answer
+        assert b"\r\nconnection: close\r\n" in answer
+        assert answer.endswith(b"\r\n\r\nno key")
+        (connection,) = server.connections.served
+        assert isinstance(connection, Lingering)  # which keeps nothing
+        with contextlib.suppress(ConnectionError):
+            for _ in range(20):
+                writer.write(b"x" * 100_000)
+                await asyncio.sleep(0.001)
+                assert not server.bodies.used
+    assert not app.requests
 
 
 @on_both_loops
@@ -196,25 +194,21 @@ async def test_a_body_fast_enough_may_take_long():
 # -- one client does not keep the others waiting -------------------------------------------
 
 
-def test_a_flood_on_one_connection_lets_others_go_first():
+async def test_a_flood_on_one_connection_lets_others_go_first():
     app = Echo()
-
-    async def run():
-        server = HttpServer(app)
-        flood, other = server(), server()
-        for connection in (flood, other):
-            connection.connection_made(Wire())
-        flood.data_received(post("/hot/flood") * 1000)
-        assert len(app.requests) == AT_ONCE
-        other.data_received(post("/hot/other"))
-        assert app.requests[-1].target == b"/hot/other"
-        while len(app.requests) < 1001:
-            before = len(app.requests)
-            await asyncio.sleep(0)
-            assert len(app.requests) - before <= AT_ONCE
-        await server.close(0.0)
-
-    asyncio.run(run())
+    server = HttpServer(app)
+    flood, other = server(), server()
+    for connection in (flood, other):
+        connection.connection_made(Wire())
+    flood.data_received(post("/hot/flood") * 1000)
+    assert len(app.requests) == AT_ONCE
+    other.data_received(post("/hot/other"))
+    assert app.requests[-1].target == b"/hot/other"
+    while len(app.requests) < 1001:
+        before = len(app.requests)
+        await asyncio.sleep(0)
+        assert len(app.requests) - before <= AT_ONCE
+    await server.close(0.0)
 
 
 @on_both_loops
@@ -231,16 +225,12 @@ async def test_a_flood_of_tiny_chunks_is_refused():
             )
 
 
-def test_a_flood_of_what_is_refused_ends_with_its_first():
+async def test_a_flood_of_what_is_refused_ends_with_its_first():
     app = Keyed()
-
-    async def run():
-        server, wire = HttpServer(app), Wire()
-        connection = server()
-        connection.connection_made(wire)
-        connection.data_received(post("/hot") * 1000)
-        await asyncio.sleep(0)
-        assert bytes(wire.written).count(b"HTTP/1.1 401") == 1
-        await server.close(0.0)
-
-    asyncio.run(run())
+    server, wire = HttpServer(app), Wire()
+    connection = server()
+    connection.connection_made(wire)
+    connection.data_received(post("/hot") * 1000)
+    await asyncio.sleep(0)
+    assert bytes(wire.written).count(b"HTTP/1.1 401") == 1
+    await server.close(0.0)

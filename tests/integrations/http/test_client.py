@@ -26,6 +26,8 @@ from tests.integrations.http.wires import (
     until,
 )
 
+pytestmark = pytest.mark.real_time
+
 
 class Connections:
     """A peer that keeps its connections alive and counts; `answers` go out one per request."""
@@ -147,7 +149,7 @@ async def test_the_fresh_connection_is_the_last_try():
 
 
 @pytest.mark.parametrize("answer", [b"H", b"HTTP/1.1 100 Continue\r\n\r\n"])
-def test_a_request_that_was_seen_is_not_sent_again(answer):
+async def test_a_request_that_was_seen_is_not_sent_again(answer):
     attempts: list[bytes] = []
 
     async def peer(reader, writer):
@@ -156,19 +158,16 @@ def test_a_request_that_was_seen_is_not_sent_again(answer):
         attempts.append(await read_message(reader))
         writer.write(answer)
 
-    async def run():
-        async with scripted(peer) as url:
-            pool = Pool(url)
-            await pool.request("POST", "/")
-            with pytest.raises(AnswerBroken):
-                await pool.request("POST", "/", timeout_s=10)
-            assert len(attempts) == 2
-            pool.close()
-
-    asyncio.run(run())
+    async with scripted(peer) as url:
+        pool = Pool(url)
+        await pool.request("POST", "/")
+        with pytest.raises(AnswerBroken):
+            await pool.request("POST", "/", timeout_s=10)
+        assert len(attempts) == 2
+        pool.close()
 
 
-def test_a_request_that_was_worked_on_for_long_is_not_sent_again(monkeypatch):
+async def test_a_request_that_was_worked_on_for_long_is_not_sent_again(monkeypatch):
     monkeypatch.setattr("rollout_sched.integrations.http.client_connection.RACE_S", 0.0)
     attempts: list[bytes] = []
 
@@ -177,16 +176,13 @@ def test_a_request_that_was_worked_on_for_long_is_not_sent_again(monkeypatch):
         writer.write(ok())
         attempts.append(await read_message(reader))
 
-    async def run():
-        async with scripted(peer) as url:
-            pool = Pool(url)
-            await pool.request("POST", "/")
-            with pytest.raises(AnswerBroken):
-                await pool.request("POST", "/", timeout_s=10)
-            assert len(attempts) == 2
-            pool.close()
-
-    asyncio.run(run())
+    async with scripted(peer) as url:
+        pool = Pool(url)
+        await pool.request("POST", "/")
+        with pytest.raises(AnswerBroken):
+            await pool.request("POST", "/", timeout_s=10)
+        assert len(attempts) == 2
+        pool.close()
 
 
 @on_both_loops
@@ -454,23 +450,20 @@ async def test_an_answer_that_a_receiver_finds_too_long_ends_its_exchange():
         pool.close()
 
 
-def test_what_would_break_out_of_its_line_is_refused():
-    async def run():
-        pool = Pool("http://127.0.0.1:1")
-        for method, target, headers in [
-            ("GET", "/ HTTP/1.1\r\nx: y", ()),
-            ("GET", "/a b", ()),
-            ("GET", "relative", ()),
-            ("G T", "/", ()),
-            ("GET", "/caf\u00e9", ()),
-            ("GET", "/\x7f", ()),
-            ("GET", "/", [(b"a", b"b\r\nc: d")]),
-        ]:
-            with pytest.raises(ValueError, match=r"request line|line break"):
-                pool.send(method, target, headers, b"", Heard())
-        pool.close()
-
-    asyncio.run(run())
+async def test_what_would_break_out_of_its_line_is_refused():
+    pool = Pool("http://127.0.0.1:1")
+    for method, target, headers in [
+        ("GET", "/ HTTP/1.1\r\nx: y", ()),
+        ("GET", "/a b", ()),
+        ("GET", "relative", ()),
+        ("G T", "/", ()),
+        ("GET", "/caf\u00e9", ()),
+        ("GET", "/\x7f", ()),
+        ("GET", "/", [(b"a", b"b\r\nc: d")]),
+    ]:
+        with pytest.raises(ValueError, match=r"request line|line break"):
+            pool.send(method, target, headers, b"", Heard())
+    pool.close()
 
 
 # -- Which idle connection is used, and when the others are closed --

@@ -30,6 +30,8 @@ from tests.integrations.http.wires import (
     until,
 )
 
+pytestmark = pytest.mark.real_time
+
 
 @pytest.mark.parametrize(
     ("method", "answer", "status", "body"),
@@ -49,16 +51,13 @@ from tests.integrations.http.wires import (
         ("HEAD", CHUNKED, 200, b""),
     ],
 )
-def test_an_answer_ends_where_it_says(method, answer, status, body):
-    async def run():
-        async with scripted(answering(answer)) as url:
-            pool = Pool(url)
-            got = await pool.request(method, "/", timeout_s=10)
-            assert (got.status, got.body, pool.unasked) == (status, body, 0)
-            assert len(pool._idle) == 1
-            pool.close()
-
-    asyncio.run(run())
+async def test_an_answer_ends_where_it_says(method, answer, status, body):
+    async with scripted(answering(answer)) as url:
+        pool = Pool(url)
+        got = await pool.request(method, "/", timeout_s=10)
+        assert (got.status, got.body, pool.unasked) == (status, body, 0)
+        assert len(pool._idle) == 1
+        pool.close()
 
 
 @on_both_loops
@@ -77,17 +76,14 @@ async def test_an_answer_that_the_close_ends():
 
 
 @pytest.mark.parametrize("field", [b"connection: close", b"Connection: x, Close"])
-def test_a_connection_that_will_close_is_not_kept(field):
-    async def run():
-        opened: list[int] = []
-        async with scripted(answering(ok(b"", field + b"\r\n"), opened)) as url:
-            pool = Pool(url)
-            await pool.request("GET", "/")
-            await pool.request("GET", "/")
-            assert len(opened) == 2
-            pool.close()
-
-    asyncio.run(run())
+async def test_a_connection_that_will_close_is_not_kept(field):
+    opened: list[int] = []
+    async with scripted(answering(ok(b"", field + b"\r\n"), opened)) as url:
+        pool = Pool(url)
+        await pool.request("GET", "/")
+        await pool.request("GET", "/")
+        assert len(opened) == 2
+        pool.close()
 
 
 @pytest.mark.parametrize(
@@ -105,40 +101,34 @@ def test_a_connection_that_will_close_is_not_kept(field):
         (b"x" * (MAX_HEAD + 1), "longer than"),
     ],
 )
-def test_what_is_no_answer_is_an_error(answer, why):
-    async def run():
-        async with scripted(answering(answer)) as url:
-            pool = Pool(url)
-            with pytest.raises(AnswerBroken, match=why) as error:
-                await pool.request("GET", "/", timeout_s=10)
-            assert url in str(error.value)
-            assert not pool._idle
-            pool.close()
-
-    asyncio.run(run())
+async def test_what_is_no_answer_is_an_error(answer, why):
+    async with scripted(answering(answer)) as url:
+        pool = Pool(url)
+        with pytest.raises(AnswerBroken, match=why) as error:
+            await pool.request("GET", "/", timeout_s=10)
+        assert url in str(error.value)
+        assert not pool._idle
+        pool.close()
 
 
 @pytest.mark.parametrize(
     "answer",
     [b"HTTP/1.1 200", ok(b"abc")[:-1], CHUNKED + b"3\r\nabc\r\n", CHUNKED + b"0\r\n", CHUNKED],
 )
-def test_an_answer_cut_short_is_an_error(answer):
+async def test_an_answer_cut_short_is_an_error(answer):
     async def peer(reader, writer):
         await read_message(reader)
         writer.write(answer)
 
-    async def run():
-        async with scripted(peer) as url:
-            pool = Pool(url)
-            heard = Heard()
-            pool.send("GET", "/", (), b"", heard)
-            await heard.over.wait()
-            assert heard.calls.count("error") == 1
-            assert heard.calls[-1] == "error"
-            assert isinstance(heard.error, AnswerBroken)
-            pool.close()
-
-    asyncio.run(run())
+    async with scripted(peer) as url:
+        pool = Pool(url)
+        heard = Heard()
+        pool.send("GET", "/", (), b"", heard)
+        await heard.over.wait()
+        assert heard.calls.count("error") == 1
+        assert heard.calls[-1] == "error"
+        assert isinstance(heard.error, AnswerBroken)
+        pool.close()
 
 
 @on_both_loops
@@ -237,20 +227,17 @@ def test_interim_answers_are_read_in_a_row_and_bounded():
         assert "interim" in str(heard.error)
 
 
-def test_every_exchange_may_have_its_interim_answers():
+async def test_every_exchange_may_have_its_interim_answers():
     async def peer(reader, writer):
         while True:
             await read_message(reader)
             writer.write(b"HTTP/1.1 102 Processing\r\n\r\n" * MAX_INTERIM + ok())
 
-    async def run():
-        async with scripted(peer) as url:
-            pool = Pool(url)
-            for _ in range(3):
-                assert (await pool.request("GET", "/", timeout_s=10)).body == b"ok"
-            pool.close()
-
-    asyncio.run(run())
+    async with scripted(peer) as url:
+        pool = Pool(url)
+        for _ in range(3):
+            assert (await pool.request("GET", "/", timeout_s=10)).body == b"ok"
+        pool.close()
 
 
 @pytest.mark.parametrize("lines", [MAX_LINES, MAX_LINES + 1, 8000])

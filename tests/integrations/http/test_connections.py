@@ -16,6 +16,8 @@ from rollout_sched.integrations.http.connections import (
 )
 from tests.integrations.http.wires import Wire
 
+pytestmark = pytest.mark.real_time
+
 
 class Client:
     def __init__(self, deadline: float = math.inf) -> None:
@@ -61,38 +63,32 @@ def test_only_one_that_was_counted_is_counted_on():
     assert list(connections.served) == [last]
 
 
-def test_whoever_is_late_expires_whatever_another_raises():
-    async def run():
-        said = []
-        asyncio.get_running_loop().set_exception_handler(lambda _, told: said.append(told))
-        connections = Connections(ServerLimits(idle_s=0.01))
-        late, failing, handed, early = Client(0.0), Failing(0.0), Client(0.0), Client()
-        for one in (failing, late, early):
-            connections.join(one)
-        connections.handed[handed] = None
-        connections.start()
-        connections.start()
-        connections.stop()
-        assert [one.calls for one in (late, failing, handed, early)] == [["expire"]] * 3 + [[]]
-        assert len(said) == 1
-
-    asyncio.run(run())
+async def test_whoever_is_late_expires_whatever_another_raises():
+    said = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, told: said.append(told))
+    connections = Connections(ServerLimits(idle_s=0.01))
+    late, failing, handed, early = Client(0.0), Failing(0.0), Client(0.0), Client()
+    for one in (failing, late, early):
+        connections.join(one)
+    connections.handed[handed] = None
+    connections.start()
+    connections.start()
+    connections.stop()
+    assert [one.calls for one in (late, failing, handed, early)] == [["expire"]] * 3 + [[]]
+    assert len(said) == 1
 
 
 @pytest.mark.parametrize("in_time", [True, False])
-def test_at_the_end_all_may_finish_for_a_while(in_time):
-    async def run():
-        connections, one = Connections(ServerLimits()), Client()
-        connections.join(one)
-        ending = asyncio.create_task(connections.end(10.0 if in_time else 0.01))
-        await asyncio.sleep(0)
-        assert one.calls == ["retire"]
-        if in_time:
-            connections.leave(one)
-        await ending
-        assert one.calls == ["retire"] + ["drop"] * (not in_time)
-
-    asyncio.run(run())
+async def test_at_the_end_all_may_finish_for_a_while(in_time):
+    connections, one = Connections(ServerLimits()), Client()
+    connections.join(one)
+    ending = asyncio.create_task(connections.end(10.0 if in_time else 0.01))
+    await asyncio.sleep(0)
+    assert one.calls == ["retire"]
+    if in_time:
+        connections.leave(one)
+    await ending
+    assert one.calls == ["retire"] + ["drop"] * (not in_time)
 
 
 def test_a_body_may_take_the_longer_the_more_of_it_has_come():
@@ -167,15 +163,12 @@ def test_once_it_has_read_all_the_moment_begins_anew():
     assert lingering.deadline == 100.0 + LINGER_S
 
 
-def test_it_is_counted_until_it_is_lost():
-    async def run():
-        lingering = make(Closable())
-        connections = lingering._connections
-        assert list(connections.served) == [lingering]
-        lingering.connection_lost(None)
-        assert not connections.served
-
-    asyncio.run(run())
+async def test_it_is_counted_until_it_is_lost():
+    lingering = make(Closable())
+    connections = lingering._connections
+    assert list(connections.served) == [lingering]
+    lingering.connection_lost(None)
+    assert not connections.served
 
 
 # -- Slow is not stuck --

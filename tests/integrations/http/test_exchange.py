@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-import uvloop
 
-from rollout_sched.integrations.http import Exchange, Pool
+from rollout_sched.integrations.http import Pool
 from rollout_sched.integrations.http.errors import AnswerBroken
 from tests.integrations.http.test_bodies import cut
 from tests.integrations.http.wires import (
@@ -20,6 +19,8 @@ from tests.integrations.http.wires import (
     scripted,
     until,
 )
+
+pytestmark = pytest.mark.real_time
 
 
 @on_both_loops
@@ -46,7 +47,7 @@ async def test_cancelling_closes_the_connection_and_silences_it():
 
 
 @pytest.mark.parametrize("when", ["head", "data", "end"])
-def test_cancelling_from_a_callback(when):
+async def test_cancelling_from_a_callback(when):
     class Canceller(Heard):
         def on_head(self, status, headers):
             super().on_head(status, headers)
@@ -66,19 +67,13 @@ def test_cancelling_from_a_callback(when):
                 self.over.set()
 
     heard = Canceller()
-    exchange: Exchange
-
-    async def run():
-        nonlocal exchange
-        async with scripted(answering(ok(b"abc"))) as url:
-            pool = Pool(url)
-            exchange = pool.send("GET", "/", (), b"", heard)
-            await heard.over.wait()
-            await asyncio.sleep(0.01)
-            assert heard.calls == ["head", "data", "end"][: ["head", "data", "end"].index(when) + 1]
-            pool.close()
-
-    asyncio.run(run())
+    async with scripted(answering(ok(b"abc"))) as url:
+        pool = Pool(url)
+        exchange = pool.send("GET", "/", (), b"", heard)
+        await heard.over.wait()
+        await asyncio.sleep(0.01)
+        assert heard.calls == ["head", "data", "end"][: ["head", "data", "end"].index(when) + 1]
+        pool.close()
 
 
 @on_both_loops
@@ -169,13 +164,13 @@ ENDINGS = {
 }
 
 
-@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 @pytest.mark.parametrize("in_packets", [False, True])
 @pytest.mark.parametrize("framing", ENDINGS)
 @pytest.mark.parametrize("where", ["head", "data", "end"])
 @pytest.mark.parametrize("raise_", [KeyError, asyncio.CancelledError, AnswerBroken])
-def test_a_receiver_that_raises_ends_its_exchange_with_one_error(
-    loop, in_packets, framing, where, raise_
+@on_both_loops
+async def test_a_receiver_that_raises_ends_its_exchange_with_one_error(
+    in_packets, framing, where, raise_
 ):
     raised = raise_("from a test")
     closed = asyncio.Event()
@@ -190,31 +185,27 @@ def test_a_receiver_that_raises_ends_its_exchange_with_one_error(
         await reader.read()
         closed.set()
 
-    async def run():
-        trouble = []
-        asyncio.get_running_loop().set_exception_handler(lambda loop, what: trouble.append(what))
-        async with asyncio.timeout(20), scripted(peer) as url:
-            pool = Pool(url, limit=1)
-            heard = Raising(where, raised)
-            exchange = pool.send("GET", "/", (), b"", heard)
-            await heard.over.wait()
-            await closed.wait()
-            assert heard.calls.count("error") == 1
-            assert heard.calls[-2:] == [where, "error"]
-            assert heard.error is raised or heard.error.__cause__ is raised
-            assert isinstance(heard.error, AnswerBroken)
-            assert exchange.done
-            await until(lambda: not pool._connections)
-            assert [len(pool._idle), len(pool._dialler), len(pool._waiting)] == [0, 0, 0]
-            again = Heard()
-            pool.send("GET", "/", (), b"", again)
-            await again.over.wait()
-            assert (again.body, again.calls[-1]) == (b"abc", "end")
-            pool.close()
-        assert not trouble
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop if loop == "uvloop" else None) as runner:
-        runner.run(run())
+    trouble = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, what: trouble.append(what))
+    async with asyncio.timeout(20), scripted(peer) as url:
+        pool = Pool(url, limit=1)
+        heard = Raising(where, raised)
+        exchange = pool.send("GET", "/", (), b"", heard)
+        await heard.over.wait()
+        await closed.wait()
+        assert heard.calls.count("error") == 1
+        assert heard.calls[-2:] == [where, "error"]
+        assert heard.error is raised or heard.error.__cause__ is raised
+        assert isinstance(heard.error, AnswerBroken)
+        assert exchange.done
+        await until(lambda: not pool._connections)
+        assert [len(pool._idle), len(pool._dialler), len(pool._waiting)] == [0, 0, 0]
+        again = Heard()
+        pool.send("GET", "/", (), b"", again)
+        await again.over.wait()
+        assert (again.body, again.calls[-1]) == (b"abc", "end")
+        pool.close()
+    assert not trouble
 
 
 @on_both_loops

@@ -9,6 +9,8 @@ import pytest
 from rollout_sched.integrations.http.heads import JOIN_BELOW, Head
 from rollout_sched.integrations.http.request import ReceivedRequest
 
+pytestmark = pytest.mark.real_time
+
 
 class Outlet:
     def __init__(self) -> None:
@@ -176,20 +178,17 @@ def test_what_the_app_gives_up_is_said_or_cut_off():
     assert (outlet.sent, outlet.dropped) == (b"", 0)
 
 
-def test_what_the_app_raises_when_it_is_slowed_down_ends_its_answer():
-    async def run():
-        said = []
-        loop = asyncio.get_running_loop()
-        loop.set_exception_handler(lambda _, told: said.append(told["message"]))
-        request, outlet = make()
-        request.pause()
-        request.on_pause = request.on_resume = lambda: 1 / 0
-        request.begin(200, ())
-        request.pause()
-        assert not outlet.dropped  # not within what the transport calls
-        await asyncio.sleep(0)
-        assert outlet.dropped == 1
-        request.resume()
-        assert said == ["pausing or resuming b'GET' b'/' failed"] * 2
-
-    asyncio.run(run())
+async def test_what_the_app_raises_when_it_is_slowed_down_ends_its_answer():
+    said = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, told: said.append(told["message"]))
+    request, outlet = make()
+    request.pause()
+    request.on_pause = request.on_resume = lambda: 1 / 0
+    request.begin(200, ())
+    request.pause()
+    assert not outlet.dropped  # not within what the transport calls
+    await asyncio.sleep(0)
+    assert outlet.dropped == 1
+    request.resume()
+    assert said == ["pausing or resuming b'GET' b'/' failed"] * 2

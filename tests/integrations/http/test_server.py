@@ -8,7 +8,6 @@ import functools
 import gc
 
 import pytest
-import uvloop
 from aiohttp import ClientSession, web
 
 from rollout_sched.integrations.http import Pool, ReceivedRequest, ServerLimits
@@ -28,6 +27,8 @@ from tests.integrations.http.wires import (
     serving,
     until,
 )
+
+pytestmark = pytest.mark.real_time
 
 
 async def status_of(reader) -> int:
@@ -51,7 +52,7 @@ async def test_requests_one_after_the_other_on_one_connection():
 
 
 @pytest.mark.parametrize("later", [False, True])
-def test_pipelined_requests_are_answered_in_order_one_at_a_time(later):
+async def test_pipelined_requests_are_answered_in_order_one_at_a_time(later):
     running = 0
 
     def react(request):
@@ -68,14 +69,11 @@ def test_pipelined_requests_are_answered_in_order_one_at_a_time(later):
         running -= 1
         request.answer(200, (), request.body)
 
-    async def run():
-        async with serving(Echo(react)) as (_, port), dialled(port) as (reader, writer):
-            # Many, so that answering from within a call would run out of stack.
-            writer.write(b"".join(post("/hot", b"%d" % i) for i in range(3000)))
-            for i in range(3000):
-                assert await body_of(reader) == b"%d" % i
-
-    asyncio.run(run())
+    async with serving(Echo(react)) as (_, port), dialled(port) as (reader, writer):
+        # Many, so that answering from within a call would run out of stack.
+        writer.write(b"".join(post("/hot", b"%d" % i) for i in range(3000)))
+        for i in range(3000):
+            assert await body_of(reader) == b"%d" % i
 
 
 @on_both_loops
@@ -117,16 +115,13 @@ async def test_expect_100_continue():
 
 
 @pytest.mark.parametrize("missing", [0, 3])
-def test_an_unknown_expectation(missing):
-    async def run():
-        app = Echo()
-        async with serving(app) as (_, port), dialled(port) as (reader, writer):
-            whole = post("/hot", b"abc", "expect: the-unexpected\r\n")
-            writer.write(whole[: len(whole) - missing])
-            assert await status_of(reader) == 417
-            assert not app.requests
-
-    asyncio.run(run())
+async def test_an_unknown_expectation(missing):
+    app = Echo()
+    async with serving(app) as (_, port), dialled(port) as (reader, writer):
+        whole = post("/hot", b"abc", "expect: the-unexpected\r\n")
+        writer.write(whole[: len(whole) - missing])
+        assert await status_of(reader) == 417
+        assert not app.requests
 
 
 @on_both_loops
@@ -202,21 +197,17 @@ async def test_absolute_form():
         (b"\r\n" * 3 + post("/hot"), 400),
     ],
 )
-def test_what_cannot_be_handled_is_refused_and_the_connection_closed(data, status):
+async def test_what_cannot_be_handled_is_refused_and_the_connection_closed(data, status):
     app = Echo()
-
-    async def run():
-        async with serving(app, max_body=100) as (server, port), dialled(port) as (reader, writer):
-            writer.write(post("/hot") + data)
-            assert await status_of(reader) == 200
-            refusal = await reader.read()
-            assert refusal.startswith(b"HTTP/1.1 %d " % status)
-            assert b"connection: close" in refusal
-            assert len(app.requests) == 1
-            writer.close()
-            await until(lambda: not server.connections.served)
-
-    asyncio.run(run())
+    async with serving(app, max_body=100) as (server, port), dialled(port) as (reader, writer):
+        writer.write(post("/hot") + data)
+        assert await status_of(reader) == 200
+        refusal = await reader.read()
+        assert refusal.startswith(b"HTTP/1.1 %d " % status)
+        assert b"connection: close" in refusal
+        assert len(app.requests) == 1
+        writer.close()
+        await until(lambda: not server.connections.served)
 
 
 @on_both_loops
@@ -235,16 +226,13 @@ async def test_a_refusal_reaches_a_client_that_goes_on_sending():
         (post("/hot", b"abc")[:-1], b"HTTP/1.1 408 "),
     ],
 )
-def test_a_client_that_does_not_go_on_is_not_waited_for(sent, answer):
-    async def run():
-        limits = {"head_s": 0.05, "idle_s": 0.05, "stall_s": 0.05}
-        async with serving(Echo(), **limits) as (server, port), dialled(port) as (reader, writer):
-            writer.write(sent)
-            assert (await reader.read())[: len(answer) or None] == answer
-            writer.close()
-            await until(lambda: not server.connections.served)
-
-    asyncio.run(run())
+async def test_a_client_that_does_not_go_on_is_not_waited_for(sent, answer):
+    limits = {"head_s": 0.05, "idle_s": 0.05, "stall_s": 0.05}
+    async with serving(Echo(), **limits) as (server, port), dialled(port) as (reader, writer):
+        writer.write(sent)
+        assert (await reader.read())[: len(answer) or None] == answer
+        writer.close()
+        await until(lambda: not server.connections.served)
 
 
 @on_both_loops
@@ -301,7 +289,7 @@ async def test_too_many_connections():
 
 @pytest.mark.parametrize("begun", [False, True])
 @pytest.mark.parametrize("how", ["close", "reset", "half"])
-def test_a_client_that_goes_away_is_noticed(begun, how):
+async def test_a_client_that_goes_away_is_noticed(begun, how):
     gone = asyncio.Event()
 
     def react(request):
@@ -311,22 +299,18 @@ def test_a_client_that_goes_away_is_noticed(begun, how):
             request.write(b"abc")
 
     app = Echo(react)
-
-    async def run():
-        async with serving(app) as (server, port), dialled(port) as (_, writer):
-            writer.write(post("/hot"))
-            await until(lambda: bool(app.requests))
-            if how == "half":
-                writer.write_eof()
-            elif how == "reset":
-                writer.transport.abort()
-            else:
-                writer.close()
-            await gone.wait()
-            assert app.requests[0].disconnected
-            await until(lambda: not server.connections.served)
-
-    asyncio.run(run())
+    async with serving(app) as (server, port), dialled(port) as (_, writer):
+        writer.write(post("/hot"))
+        await until(lambda: bool(app.requests))
+        if how == "half":
+            writer.write_eof()
+        elif how == "reset":
+            writer.transport.abort()
+        else:
+            writer.close()
+        await gone.wait()
+        assert app.requests[0].disconnected
+        await until(lambda: not server.connections.served)
 
 
 @on_both_loops
@@ -416,29 +400,26 @@ async def test_a_client_that_does_not_read_is_not_waited_for():
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_an_app_that_fails(begun):
+async def test_an_app_that_fails(begun):
     def react(request):
         if begun:
             request.begin(200, ())
         raise RuntimeError("from a test")
 
-    async def run():
-        reported = []
-        asyncio.get_running_loop().set_exception_handler(
-            lambda loop, context: reported.append(context["exception"])
-        )
-        async with serving(Echo(react)) as (_, port), dialled(port) as (reader, writer):
+    reported = []
+    asyncio.get_running_loop().set_exception_handler(
+        lambda loop, context: reported.append(context["exception"])
+    )
+    async with serving(Echo(react)) as (_, port), dialled(port) as (reader, writer):
+        writer.write(post("/hot"))
+        if begun:
+            with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+                await reader.readuntil(b"0\r\n\r\n")
+        else:
+            assert await status_of(reader) == 500
             writer.write(post("/hot"))
-            if begun:
-                with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
-                    await reader.readuntil(b"0\r\n\r\n")
-            else:
-                assert await status_of(reader) == 500
-                writer.write(post("/hot"))
-                assert await status_of(reader) == 500
-            assert isinstance(reported[0], RuntimeError)
-
-    asyncio.run(run())
+            assert await status_of(reader) == 500
+        assert isinstance(reported[0], RuntimeError)
 
 
 class Tripping(Echo):
@@ -480,7 +461,6 @@ class Tripping(Echo):
         self.trip("on_disconnect")
 
 
-@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 @pytest.mark.parametrize("raise_", [RuntimeError, asyncio.CancelledError])
 @pytest.mark.parametrize(
     ("where", "status"),
@@ -494,35 +474,32 @@ class Tripping(Echo):
         ("on_disconnect", 200),
     ],
 )
-def test_what_an_app_raises_ends_that_request_and_nothing_else(loop, where, raise_, status):
-    async def run():
-        trouble = []
-        asyncio.get_running_loop().set_exception_handler(lambda loop, what: trouble.append(what))
-        app = Tripping(where, raise_)
-        async with asyncio.timeout(20), serving(app) as (server, port):
-            async with dialled(port) as (other, to_other), dialled(port) as (reader, writer):
-                to_other.write(post("/hot"))
-                assert await body_of(other) == b"good"
-                reader._limit = 4096
-                writer.write(post("/hot/bad", b"some bytes"))
-                head = await reader.readuntil(b"\r\n\r\n")
-                assert int(head.split(b" ", 2)[1]) == status
-                if where == "on_disconnect":
-                    writer.transport.abort()
-                elif status == 200:  # cut off: what is not complete does not look so
-                    with contextlib.suppress(ConnectionError):
-                        assert not (await reader.read()).endswith(b"0\r\n\r\n")
-                if status == 200:
-                    await app.gone.wait()
-                    await until(lambda: len(server.connections.served) == 1)
-                to_other.write(post("/hot"))
-                assert await body_of(other) == b"good"
-            await until(lambda: not server.connections.served)
-            assert (server.bodies.used, len(server.connections.handed)) == (0, 0)
-            assert len(trouble) == 1
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop if loop == "uvloop" else None) as runner:
-        runner.run(run())
+@on_both_loops
+async def test_what_an_app_raises_ends_that_request_and_nothing_else(where, raise_, status):
+    trouble = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, what: trouble.append(what))
+    app = Tripping(where, raise_)
+    async with asyncio.timeout(20), serving(app) as (server, port):
+        async with dialled(port) as (other, to_other), dialled(port) as (reader, writer):
+            to_other.write(post("/hot"))
+            assert await body_of(other) == b"good"
+            reader._limit = 4096
+            writer.write(post("/hot/bad", b"some bytes"))
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert int(head.split(b" ", 2)[1]) == status
+            if where == "on_disconnect":
+                writer.transport.abort()
+            elif status == 200:  # cut off: what is not complete does not look so
+                with contextlib.suppress(ConnectionError):
+                    assert not (await reader.read()).endswith(b"0\r\n\r\n")
+            if status == 200:
+                await app.gone.wait()
+                await until(lambda: len(server.connections.served) == 1)
+            to_other.write(post("/hot"))
+            assert await body_of(other) == b"good"
+        await until(lambda: not server.connections.served)
+        assert (server.bodies.used, len(server.connections.handed)) == (0, 0)
+        assert len(trouble) == 1
 
 
 class Fallback(asyncio.Protocol):
@@ -551,30 +528,26 @@ class Fallback(asyncio.Protocol):
         self.trip("connection_lost")
 
 
-@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 @pytest.mark.parametrize("where", ["made", "connection_made", "data_received", "connection_lost"])
-def test_what_a_fallback_raises_ends_that_connection_and_nothing_else(loop, where):
-    async def run():
-        trouble = []
-        asyncio.get_running_loop().set_exception_handler(lambda loop, what: trouble.append(what))
-        async with serving(Echo(), lambda: Fallback(where)) as (server, port):
-            async with dialled(port) as (other, to_other), dialled(port) as (reader, writer):
-                writer.write(post("/cold", b"abc"))
-                if where == "connection_lost":
-                    await until(lambda: bool(server.connections.handed))
-                    writer.transport.abort()
-                else:
-                    with contextlib.suppress(ConnectionError):
-                        said = await reader.read()
-                        assert said[:12] == (b"HTTP/1.1 500" if where == "made" else b"")
-                to_other.write(post("/hot", b"good"))
-                assert await body_of(other) == b"good"
-            await until(lambda: not (server.connections.served or server.connections.handed))
-            assert server.bodies.used == 0
-            assert len(trouble) == 1
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop if loop == "uvloop" else None) as runner:
-        runner.run(run())
+@on_both_loops
+async def test_what_a_fallback_raises_ends_that_connection_and_nothing_else(where):
+    trouble = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, what: trouble.append(what))
+    async with serving(Echo(), lambda: Fallback(where)) as (server, port):
+        async with dialled(port) as (other, to_other), dialled(port) as (reader, writer):
+            writer.write(post("/cold", b"abc"))
+            if where == "connection_lost":
+                await until(lambda: bool(server.connections.handed))
+                writer.transport.abort()
+            else:
+                with contextlib.suppress(ConnectionError):
+                    said = await reader.read()
+                    assert said[:12] == (b"HTTP/1.1 500" if where == "made" else b"")
+            to_other.write(post("/hot", b"good"))
+            assert await body_of(other) == b"good"
+        await until(lambda: not (server.connections.served or server.connections.handed))
+        assert server.bodies.used == 0
+        assert len(trouble) == 1
 
 
 @on_both_loops

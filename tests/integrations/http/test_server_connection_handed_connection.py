@@ -22,6 +22,8 @@ from tests.integrations.http.wires import (
     until,
 )
 
+pytestmark = pytest.mark.real_time
+
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
@@ -29,25 +31,21 @@ def impatient(monkeypatch):
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-def test_a_request_that_trickles_behind_the_door_is_cut_off(chunked):
+async def test_a_request_that_trickles_behind_the_door_is_cut_off(chunked):
     made = []
     whole = post("/cold", b"x" * 200)
     if chunked:
         whole = b"POST /cold HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n"
         whole += b"1\r\nx\r\n" * 40
-
-    async def run():
-        limits = {"stall_s": 0.1, "body_rate": 10_000}
-        async with serving(Echo(), quiet(made), **limits) as (server, port):
-            sent = []
-            with contextlib.suppress(ConnectionError):
-                assert await slowly(port, whole, 0.01, sent) == b""
-            assert len(sent) < 100
-            await until(lambda: not server.connections.handed)
-            assert made[0].lost.is_set()
-            assert not server.bodies.used
-
-    asyncio.run(asyncio.wait_for(run(), 20))
+    limits = {"stall_s": 0.1, "body_rate": 10_000}
+    async with serving(Echo(), quiet(made), **limits) as (server, port):
+        sent = []
+        with contextlib.suppress(ConnectionError):
+            assert await slowly(port, whole, 0.01, sent) == b""
+        assert len(sent) < 100
+        await until(lambda: not server.connections.handed)
+        assert made[0].lost.is_set()
+        assert not server.bodies.used
 
 
 @on_both_loops

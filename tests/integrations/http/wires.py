@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
+import inspect
 import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -29,17 +29,19 @@ def on_both_loops(test):
     """Run a coroutine test on asyncio's own loop and on uvloop, never for long."""
 
     @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
-    @functools.wraps(test)
-    def run(loop):
+    def run(loop, **arguments):
         async def bounded():
             async with asyncio.timeout(WAIT_S):
-                await test()
+                await test(**arguments)
 
         factory = uvloop.new_event_loop if loop == "uvloop" else None
         with asyncio.Runner(loop_factory=factory) as runner:
             runner.run(bounded())
 
-    del run.__wrapped__  # pytest would take the test's own, empty, signature
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    own = inspect.signature(test)
+    loop = inspect.Parameter("loop", inspect.Parameter.KEYWORD_ONLY)
+    run.__signature__ = own.replace(parameters=[*own.parameters.values(), loop])
     return run
 
 

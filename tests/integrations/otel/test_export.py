@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 from pathlib import Path
 
@@ -46,40 +45,36 @@ class Collector:
         await self._runner.cleanup()
 
 
-def test_what_ends_is_sent_and_all_of_it_at_the_end() -> None:
-    async def scene() -> None:
-        collector = Collector()
-        url = await collector.start()
-        server = FakeServer(EngineSettings(load_scenario("qwen7b-8xh100").instance, speed=50.0))
-        instance = f"http://127.0.0.1:{await server.start('127.0.0.1', 0)}"
-        options = Options(policy="dplb", instances=[instance], port=0, grace_s=0.5, otlp=url)
-        service = Service(options, lambda said: None)
-        await service.open()
-        await ask(service.url, **NAMED)
-        await service.close()
-        await server.close()
-        await collector.close()
-        resources = [each for request in collector.requests for each in request.resource_spans]
-        named = {
-            attribute.key: attribute.value.string_value
-            for each in resources
-            for attribute in each.resource.attributes
-        }
-        assert named["service.name"] == "rollout-sched"
-        assert named["rl.run.id"] == service.live.driver.epoch
-        spans = [span for each in resources for scope in each.scope_spans for span in scope.spans]
-        assert {span.name for span in spans} == {"rl.sample", "text_completion"}
-        assert {span.trace_id.hex() for span in spans} == {TRACE}
-
-    asyncio.run(asyncio.wait_for(scene(), 60))
+@pytest.mark.real_time
+async def test_what_ends_is_sent_and_all_of_it_at_the_end() -> None:
+    collector = Collector()
+    url = await collector.start()
+    server = FakeServer(EngineSettings(load_scenario("qwen7b-8xh100").instance, speed=50.0))
+    instance = f"http://127.0.0.1:{await server.start('127.0.0.1', 0)}"
+    options = Options(policy="dplb", instances=[instance], port=0, grace_s=0.5, otlp=url)
+    service = Service(options, lambda said: None)
+    await service.open()
+    await ask(service.url, **NAMED)
+    await service.close()
+    await server.close()
+    await collector.close()
+    resources = [each for request in collector.requests for each in request.resource_spans]
+    named = {
+        attribute.key: attribute.value.string_value
+        for each in resources
+        for attribute in each.resource.attributes
+    }
+    assert named["service.name"] == "rollout-sched"
+    assert named["rl.run.id"] == service.live.driver.epoch
+    spans = [span for each in resources for scope in each.scope_spans for span in scope.spans]
+    assert {span.name for span in spans} == {"rl.sample", "text_completion"}
+    assert {span.trace_id.hex() for span in spans} == {TRACE}
 
 
-def test_without_the_extra_the_remedy_is_said(
+@pytest.mark.real_time
+async def test_without_the_extra_the_remedy_is_said(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    async def scene() -> None:
-        monkeypatch.setitem(__import__("sys").modules, "rollout_sched.integrations.otel", None)
-        with pytest.raises(CallerError, match=r"rollout-sched\[otel\]"):
-            Service(Options(policy="dplb", instances=[], otlp="http://127.0.0.1:1"), print)
-
-    asyncio.run(scene())
+    monkeypatch.setitem(__import__("sys").modules, "rollout_sched.integrations.otel", None)
+    with pytest.raises(CallerError, match=r"rollout-sched\[otel\]"):
+        Service(Options(policy="dplb", instances=[], otlp="http://127.0.0.1:1"), print)

@@ -97,119 +97,107 @@ async def ask(url: str, **headers: str) -> None:
         assert answer.status == 200
 
 
-def test_a_client_s_request_with_its_attempt() -> None:
-    async def scene() -> None:
-        async with traced() as the:
-            await ask(the.service.url, **NAMED)
-            (sample,), (attempt,) = the.spans("rl.sample"), the.spans("text_completion")
-            assert sample.context.trace_id == int(TRACE, 16)
-            assert sample.parent is not None
-            assert sample.parent.span_id == int(SPAN, 16)
-            assert attempt.parent is not None
-            assert attempt.parent.span_id == sample.context.span_id
-            about = dict(attempt.attributes or {})
-            assert about["server.address"] == next(iter(the.service.live.driver.supervisors))
-            assert about["gen_ai.usage.input_tokens"] == 3
-            assert about["gen_ai.usage.output_tokens"] == 20
-            assert about["gen_ai.response.finish_reasons"] == ("length",)
-            assert about["rl.policy.version"] == 0
-            assert "rl.resumed_from" not in about
-
-    run(scene())
+@pytest.mark.real_time
+async def test_a_client_s_request_with_its_attempt() -> None:
+    async with traced() as the:
+        await ask(the.service.url, **NAMED)
+        (sample,), (attempt,) = the.spans("rl.sample"), the.spans("text_completion")
+        assert sample.context.trace_id == int(TRACE, 16)
+        assert sample.parent is not None
+        assert sample.parent.span_id == int(SPAN, 16)
+        assert attempt.parent is not None
+        assert attempt.parent.span_id == sample.context.span_id
+        about = dict(attempt.attributes or {})
+        assert about["server.address"] == next(iter(the.service.live.driver.supervisors))
+        assert about["gen_ai.usage.input_tokens"] == 3
+        assert about["gen_ai.usage.output_tokens"] == 20
+        assert about["gen_ai.response.finish_reasons"] == ("length",)
+        assert about["rl.policy.version"] == 0
+        assert "rl.resumed_from" not in about
 
 
-def test_without_a_parent_it_is_a_trace_of_its_own() -> None:
-    async def scene() -> None:
-        async with traced() as the:
-            await ask(the.service.url)
-            (sample,) = the.spans("rl.sample")
-            assert sample.parent is None
-
-    run(scene())
+@pytest.mark.real_time
+async def test_without_a_parent_it_is_a_trace_of_its_own() -> None:
+    async with traced() as the:
+        await ask(the.service.url)
+        (sample,) = the.spans("rl.sample")
+        assert sample.parent is None
 
 
-def test_a_trainer_s_samples_and_its_weights(tmp_path: Path) -> None:
-    async def scene() -> None:
-        async with traced("partial_rollout", 2, prompts_per_step=1) as the:
-            async with RolloutScheduler.connect(the.service.url) as rollouts:
-                await rollouts.submit([Prompt("g", [1] * 9, samples=3, max_tokens=30)])
-                batch = await anext(rollouts.batches())
-                (tmp_path / "1").mkdir()
-                weights = Reload(f"{tmp_path}/{{version}}", visible_here=False)
-                await rollouts.publish_weights(batch.version + 1, weights, wait=True)
-            samples = the.spans("rl.sample")
-            assert len(samples) == 3
-            assert {dict(one.attributes or {})["rl.group.id"] for one in samples} == {"g"}
-            by_id = {one.context.span_id for one in samples}
-            attempts = the.spans("text_completion")
-            assert {one.parent.span_id for one in attempts if one.parent} == by_id
-            (sync,), loads = the.spans("rl.sync"), the.spans("rl.sync.load")
-            assert dict(sync.attributes or {}) == {"rl.policy.version": 1, "rl.instances": 2}
-            assert {one.parent.span_id for one in loads if one.parent} == {sync.context.span_id}
-            where = {dict(one.attributes or {})["server.address"] for one in loads}
-            assert where == set(the.service.live.driver.supervisors)
-
-    run(scene())
+@pytest.mark.real_time
+async def test_a_trainer_s_samples_and_its_weights(tmp_path: Path) -> None:
+    async with traced("partial_rollout", 2, prompts_per_step=1) as the:
+        async with RolloutScheduler.connect(the.service.url) as rollouts:
+            await rollouts.submit([Prompt("g", [1] * 9, samples=3, max_tokens=30)])
+            batch = await anext(rollouts.batches())
+            (tmp_path / "1").mkdir()
+            weights = Reload(f"{tmp_path}/{{version}}", visible_here=False)
+            await rollouts.publish_weights(batch.version + 1, weights, wait=True)
+        samples = the.spans("rl.sample")
+        assert len(samples) == 3
+        assert {dict(one.attributes or {})["rl.group.id"] for one in samples} == {"g"}
+        by_id = {one.context.span_id for one in samples}
+        attempts = the.spans("text_completion")
+        assert {one.parent.span_id for one in attempts if one.parent} == by_id
+        (sync,), loads = the.spans("rl.sync"), the.spans("rl.sync.load")
+        assert dict(sync.attributes or {}) == {"rl.policy.version": 1, "rl.instances": 2}
+        assert {one.parent.span_id for one in loads if one.parent} == {sync.context.span_id}
+        where = {dict(one.attributes or {})["server.address"] for one in loads}
+        assert where == set(the.service.live.driver.supervisors)
 
 
-def test_a_trainer_that_names_its_trace_is_the_parent() -> None:
-    async def scene() -> None:
-        async with traced("round_robin_sync", prompts_per_step=1) as the:
-            group = {"uid": "g", "prompt_ids": [1, 2], "samples": 1, "max_tokens": 5}
-            async with aiohttp.ClientSession(the.service.url) as trainer:
-                path = "/rollout/v1/groups"
-                async with trainer.post(path, json=[group], headers=NAMED) as answer:
-                    assert answer.status < 300, await answer.text()
-                async with trainer.post("/rollout/v1/batches/next", json={}) as answer:
-                    assert answer.status == 200
-            (sample,) = the.spans("rl.sample")
-            assert sample.context.trace_id == int(TRACE, 16)
-
-    run(scene())
+@pytest.mark.real_time
+async def test_a_trainer_that_names_its_trace_is_the_parent() -> None:
+    async with traced("round_robin_sync", prompts_per_step=1) as the:
+        group = {"uid": "g", "prompt_ids": [1, 2], "samples": 1, "max_tokens": 5}
+        async with aiohttp.ClientSession(the.service.url) as trainer:
+            path = "/rollout/v1/groups"
+            async with trainer.post(path, json=[group], headers=NAMED) as answer:
+                assert answer.status < 300, await answer.text()
+            async with trainer.post("/rollout/v1/batches/next", json={}) as answer:
+                assert answer.status == 200
+        (sample,) = the.spans("rl.sample")
+        assert sample.context.trace_id == int(TRACE, 16)
 
 
+@pytest.mark.real_time
 @pytest.mark.parametrize("whose", ["a client", "the trainer"])
-def test_an_instance_hears_of_the_attempt_alone(whose: str) -> None:
-    async def scene() -> None:
-        server = Heard()
-        async with (
-            server.serving(),
-            before([server.url], "round_robin_sync", prompts_per_step=1) as the,
-            aiohttp.ClientSession(the.service.url, headers=NAMED) as client,
-        ):
-            server.traces.clear()  # its joining's
-            if whose == "a client":
-                body: Any = {"token_ids": [1, 2], "sampling_params": {"max_tokens": 3}}
-                async with client.post("/inference/v1/generate", json=body) as answer:
-                    assert answer.status == 200
-            else:
-                body = [{"uid": "g", "prompt_ids": [1, 2], "samples": 1, "max_tokens": 3}]
-                async with client.post("/rollout/v1/groups", json=body) as answer:
-                    assert answer.status < 300
-                async with client.post("/rollout/v1/batches/next", json={}) as answer:
-                    assert answer.status == 200
-            (attempt,) = the.spans("text_completion")
-            assert server.traces == [[f"00-{TRACE}-{attempt.context.span_id:016x}-01"]]
-
-    run(scene())
+async def test_an_instance_hears_of_the_attempt_alone(whose: str) -> None:
+    server = Heard()
+    async with (
+        server.serving(),
+        before([server.url], "round_robin_sync", prompts_per_step=1) as the,
+        aiohttp.ClientSession(the.service.url, headers=NAMED) as client,
+    ):
+        server.traces.clear()  # its joining's
+        if whose == "a client":
+            body: Any = {"token_ids": [1, 2], "sampling_params": {"max_tokens": 3}}
+            async with client.post("/inference/v1/generate", json=body) as answer:
+                assert answer.status == 200
+        else:
+            body = [{"uid": "g", "prompt_ids": [1, 2], "samples": 1, "max_tokens": 3}]
+            async with client.post("/rollout/v1/groups", json=body) as answer:
+                assert answer.status < 300
+            async with client.post("/rollout/v1/batches/next", json={}) as answer:
+                assert answer.status == 200
+        (attempt,) = the.spans("text_completion")
+        assert server.traces == [[f"00-{TRACE}-{attempt.context.span_id:016x}-01"]]
 
 
-def test_one_that_goes_on_elsewhere_says_from_where() -> None:
-    async def scene() -> None:
-        async with traced("partial_rollout", 2) as the, aiohttp.ClientSession() as client:
-            driver = the.service.live.driver
-            body = {"prompt": [1, 2], "max_tokens": 4000, "ignore_eos": True, "stream": True}
-            async with client.post(f"{the.service.url}/v1/completions", json=body) as answer:
-                await answer.content.readuntil(b"\n\n")
-                (first,) = [one.id for one in driver.view.instances if one.in_flight]
-                await driver.remove_instance(first)
-                assert (await answer.text()).endswith("data: [DONE]\n\n")
-            lost, resumed = the.spans("text_completion")
-            assert dict(lost.attributes or {})["error.type"] == "instance"
-            assert lost.status.status_code is trace.StatusCode.ERROR
-            about = dict(resumed.attributes or {})
-            assert about["server.address"] != first
-            assert about["rl.resumed_from"] == first
-            assert resumed.links[0].context.span_id == lost.context.span_id
-
-    run(scene())
+@pytest.mark.real_time
+async def test_one_that_goes_on_elsewhere_says_from_where() -> None:
+    async with traced("partial_rollout", 2) as the, aiohttp.ClientSession() as client:
+        driver = the.service.live.driver
+        body = {"prompt": [1, 2], "max_tokens": 4000, "ignore_eos": True, "stream": True}
+        async with client.post(f"{the.service.url}/v1/completions", json=body) as answer:
+            await answer.content.readuntil(b"\n\n")
+            (first,) = [one.id for one in driver.view.instances if one.in_flight]
+            await driver.remove_instance(first)
+            assert (await answer.text()).endswith("data: [DONE]\n\n")
+        lost, resumed = the.spans("text_completion")
+        assert dict(lost.attributes or {})["error.type"] == "instance"
+        assert lost.status.status_code is trace.StatusCode.ERROR
+        about = dict(resumed.attributes or {})
+        assert about["server.address"] != first
+        assert about["rl.resumed_from"] == first
+        assert resumed.links[0].context.span_id == lost.context.span_id

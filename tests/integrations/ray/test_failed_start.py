@@ -7,10 +7,9 @@ import asyncio
 import pytest
 
 from rollout_sched.integrations.ray import deployment
-from tests import virtual_net
 
 
-def test_what_could_not_start_ends_and_what_has_started_does_not(
+async def test_what_could_not_start_ends_and_what_has_started_does_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(deployment, "AGAIN_S", 0.0)
@@ -20,16 +19,13 @@ def test_what_could_not_start_ends_and_what_has_started_does_not(
 
     async def starts() -> None: ...
 
-    async def scene() -> None:
-        for start in (starts, fails):
-            ended = asyncio.get_running_loop().create_future()
-            starting = asyncio.ensure_future(start())
-            deployment.end_if_failed(starting, ended.set_result)
-            await asyncio.wait([starting])
-            if start is fails:
-                assert await asyncio.wait_for(ended, 5) == 1
-            else:
-                await asyncio.sleep(0.01)
-                assert not ended.done()
-
-    virtual_net.run(scene())
+    for start in (starts, fails):
+        ended = asyncio.get_running_loop().create_future()
+        starting = asyncio.ensure_future(start())
+        deployment.end_if_failed(starting, ended.set_result)
+        await asyncio.wait([starting])
+        if start is fails:
+            assert await asyncio.wait_for(ended, 5) == 1
+        else:
+            await asyncio.sleep(0.01)
+            assert not ended.done()

@@ -20,7 +20,6 @@ from rollout_sched.integrations.ray.servers import (
     running,
     url_of,
 )
-from tests import virtual_net
 
 
 class Names(Cluster):
@@ -60,81 +59,66 @@ class Book:
         return NamedServers("vllm-*", "address", self.add, self.remove, cluster)
 
 
-def test_who_appears_joins_and_who_is_gone_goes() -> None:
-    async def scene() -> None:
-        cluster = Names({"vllm-0": "http://a:1/", "vllm-1": ("b", 2), "trainer": "http://c:3"})
-        book = Book()
-        servers = book.following(cluster)
+async def test_who_appears_joins_and_who_is_gone_goes() -> None:
+    cluster = Names({"vllm-0": "http://a:1/", "vllm-1": ("b", 2), "trainer": "http://c:3"})
+    book = Book()
+    servers = book.following(cluster)
+    await servers.follow()
+    assert sorted(book.here) == ["http://a:1", "http://b:2"]
+    assert cluster.methods == ["address", "address"]
+    del cluster.told["vllm-0"]
+    cluster.told["vllm-2"] = "d:4"
+    await servers.follow()
+    assert sorted(book.here) == ["http://b:2", "http://d:4"]
+
+
+async def test_who_was_started_again_elsewhere_is_found_there() -> None:
+    cluster = Names({"vllm-0": "http://a:1", "vllm-1": "http://b:2"})
+    book = Book()
+    servers = book.following(cluster)
+    await servers.follow()
+    cluster.told = {"vllm-0": "http://a:7", "vllm-1": RuntimeError("busy")}
+    for _ in range(POLLS_PER_QUESTION):
         await servers.follow()
-        assert sorted(book.here) == ["http://a:1", "http://b:2"]
-        assert cluster.methods == ["address", "address"]
-        del cluster.told["vllm-0"]
-        cluster.told["vllm-2"] = "d:4"
-        await servers.follow()
-        assert sorted(book.here) == ["http://b:2", "http://d:4"]
-
-    virtual_net.run(scene())
+    assert sorted(book.here) == ["http://a:7", "http://b:2"]
+    assert cluster.methods == ["address"] * 4
 
 
-def test_who_was_started_again_elsewhere_is_found_there() -> None:
-    async def scene() -> None:
-        cluster = Names({"vllm-0": "http://a:1", "vllm-1": "http://b:2"})
-        book = Book()
-        servers = book.following(cluster)
-        await servers.follow()
-        cluster.told = {"vllm-0": "http://a:7", "vllm-1": RuntimeError("busy")}
-        for _ in range(POLLS_PER_QUESTION):
-            await servers.follow()
-        assert sorted(book.here) == ["http://a:7", "http://b:2"]
-        assert cluster.methods == ["address"] * 4
-
-    virtual_net.run(scene())
-
-
-def test_who_does_not_tell_yet_is_asked_again_and_said_once(
+async def test_who_does_not_tell_yet_is_asked_again_and_said_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def scene() -> None:
-        cluster = Names({"vllm-0": RuntimeError("starting"), "vllm-1": "http://b:2"})
-        book = Book()
-        servers = book.following(cluster)
-        for _ in range(3):
-            await servers.follow()
-        assert book.here == ["http://b:2"]
-        cluster.told["vllm-0"] = "http://a:1"
+    cluster = Names({"vllm-0": RuntimeError("starting"), "vllm-1": "http://b:2"})
+    book = Book()
+    servers = book.following(cluster)
+    for _ in range(3):
         await servers.follow()
-        assert sorted(book.here) == ["http://a:1", "http://b:2"]
-
-    virtual_net.run(scene())
+    assert book.here == ["http://b:2"]
+    cluster.told["vllm-0"] = "http://a:1"
+    await servers.follow()
+    assert sorted(book.here) == ["http://a:1", "http://b:2"]
     assert caplog.text.count("vllm-0") == 1
 
 
-def test_who_is_refused_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
-    async def scene() -> None:
-        book = Book(refused="http://a:1")
-        servers = book.following(Names({"vllm-0": "http://a:1"}))
-        await servers.follow()
-        await servers.follow()
-        assert not book.here
-
-    virtual_net.run(scene())
+async def test_who_is_refused_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    book = Book(refused="http://a:1")
+    servers = book.following(Names({"vllm-0": "http://a:1"}))
+    await servers.follow()
+    await servers.follow()
+    assert not book.here
     assert caplog.text.count("it is no use") == 1
 
 
-def test_it_follows_until_it_is_closed() -> None:
-    async def scene() -> None:
-        book, here = Book(), asyncio.Event()
+async def test_it_follows_until_it_is_closed() -> None:
+    book, here = Book(), asyncio.Event()
 
-        async def add(url: str) -> None:
-            here.set()
+    async def add(url: str) -> None:
+        here.set()
 
-        servers = NamedServers("*", "url", add, book.remove, Names({"vllm-0": "a:1"}))
-        servers.open()
-        async with asyncio.timeout(10):
-            await here.wait()
-        await servers.close()
-
-    virtual_net.run(scene())
+    servers = NamedServers("*", "url", add, book.remove, Names({"vllm-0": "a:1"}))
+    servers.open()
+    async with asyncio.timeout(10):
+        await here.wait()
+    await servers.close()
 
 
 @pytest.mark.parametrize(

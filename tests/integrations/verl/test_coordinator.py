@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -11,7 +13,6 @@ from rollout_sched.client import Batch, FailedGroup, GatewayError, Prompt, Sampl
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.verl.coordinator import Coordinator
 from rollout_sched.integrations.verl.groups import GroupFailed
-from tests import virtual_net
 
 RUNNING = {"is_prompt": True, "status": "running"}
 
@@ -83,96 +84,78 @@ class World:
         return tasks
 
 
+@pytest.fixture
+@asynccontextmanager
+async def world() -> AsyncIterator[World]:
+    made = World()
+    yield made
+    await made.coordinator.close()
+
+
 async def until(condition: Any) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while not condition():
             await asyncio.sleep(0.001)
 
 
-def in_a_world(test: Any) -> None:
-    async def main() -> None:
-        world = World()
-        try:
-            await test(world)
-        finally:
-            await world.coordinator.close()
-
-    virtual_net.run(main())
+async def test_groups_get_their_samples_in_the_order_of_their_indices(world: World) -> None:
+    a, b = await world.ask("a", "b")
+    world.rollouts.deliver(Batch(0, 0, [sample("b", 1), sample("a", 0), sample("b", 0)]))
+    assert [one.index for one in await b] == [0, 1]
+    assert [one.uid for one in await a] == ["a"]
 
 
-def test_groups_get_their_samples_in_the_order_of_their_indices():
-    async def test(world: World) -> None:
-        a, b = await world.ask("a", "b")
-        world.rollouts.deliver(Batch(0, 0, [sample("b", 1), sample("a", 0), sample("b", 0)]))
-        assert [one.index for one in await b] == [0, 1]
-        assert [one.uid for one in await a] == ["a"]
-
-    in_a_world(test)
-
-
-def test_parts_are_handed_out_as_they_come():
-    async def test(world: World) -> None:
-        a, b = await world.ask("a", "b")
-        world.rollouts.deliver(Batch(0, 0, [sample("a", 0)], part=0, last=False))
-        assert await a
-        assert not b.done()
-        world.rollouts.deliver(Batch(0, 0, [sample("b", 0)], part=1, last=True))
-        assert await b
-
-    in_a_world(test)
+async def test_parts_are_handed_out_as_they_come(world: World) -> None:
+    a, b = await world.ask("a", "b")
+    world.rollouts.deliver(Batch(0, 0, [sample("a", 0)], part=0, last=False))
+    assert await a
+    assert not b.done()
+    world.rollouts.deliver(Batch(0, 0, [sample("b", 0)], part=1, last=True))
+    assert await b
 
 
-def test_the_next_batch_is_asked_for_when_the_trainer_has_cleared_the_last():
-    async def test(world: World) -> None:
-        await asyncio.gather(*[*await world.ask("a", "b"), deliver(world)])
-        looks = world.rollouts.asked
-        world.tags = {"a_0_0": {}, "b_0_0": {}, "c": RUNNING}  # it trains
-        (c,) = await world.ask("c")
-        world.rollouts.deliver(Batch(1, 1, [sample("c", 0)]))
-        for _ in range(20):
-            await asyncio.sleep(0.001)
-        assert world.rollouts.asked == looks
-        world.tags = {"c": RUNNING}
-        assert await c
-
-    async def deliver(world: World) -> None:
-        world.rollouts.deliver(Batch(0, 0, [sample("a", 0), sample("b", 0)]))
-
-    in_a_world(test)
+async def test_the_next_batch_is_asked_for_when_the_trainer_has_cleared_the_last(
+    world: World,
+) -> None:
+    first = await world.ask("a", "b")
+    world.rollouts.deliver(Batch(0, 0, [sample("a", 0), sample("b", 0)]))
+    await asyncio.gather(*first)
+    looks = world.rollouts.asked
+    world.tags = {"a_0_0": {}, "b_0_0": {}, "c": RUNNING}  # it trains
+    (c,) = await world.ask("c")
+    world.rollouts.deliver(Batch(1, 1, [sample("c", 0)]))
+    for _ in range(20):
+        await asyncio.sleep(0.001)
+    assert world.rollouts.asked == looks
+    world.tags = {"c": RUNNING}
+    assert await c
 
 
-def test_a_group_that_can_never_be_whole_fails_with_the_reason():
-    async def test(world: World) -> None:
-        (a,) = await world.ask("a")
-        world.rollouts.deliver(Batch(0, 0, [], failed=[FailedGroup("a", "too long")]))
-        with pytest.raises(GroupFailed, match="too long"):
-            await a
-
-    in_a_world(test)
+async def test_a_group_that_can_never_be_whole_fails_with_the_reason(world: World) -> None:
+    (a,) = await world.ask("a")
+    world.rollouts.deliver(Batch(0, 0, [], failed=[FailedGroup("a", "too long")]))
+    with pytest.raises(GroupFailed, match="too long"):
+        await a
 
 
 @pytest.mark.parametrize(
     ("end", "error"), [(GatewayError("it is away"), GatewayError), (None, CallerError)]
 )
-def test_when_nothing_more_will_come_all_are_told_and_whoever_asks_later(end, error):
-    async def test(world: World) -> None:
-        (a,) = await world.ask("a")
+async def test_when_nothing_more_will_come_all_are_told_and_whoever_asks_later(
+    end, error, world: World
+) -> None:
+    (a,) = await world.ask("a")
+    world.coordinator.check()
+    world.rollouts.deliver(end)
+    with pytest.raises(error):
+        await a
+    with pytest.raises(error):
         world.coordinator.check()
-        world.rollouts.deliver(end)
-        with pytest.raises(error):
-            await a
-        with pytest.raises(error):
-            world.coordinator.check()
-        with pytest.raises(error):
-            await world.coordinator.samples(prompt("b"))
-
-    in_a_world(test)
+    with pytest.raises(error):
+        await world.coordinator.samples(prompt("b"))
 
 
-def test_a_group_is_waited_for_once():
-    async def test(world: World) -> None:
-        await world.ask("a")
-        with pytest.raises(CallerError, match="already"):
-            await world.coordinator.samples(prompt("a"))
-
-    in_a_world(test)
+async def test_a_group_is_waited_for_once(world: World) -> None:
+    await world.ask("a")
+    with pytest.raises(CallerError, match="already"):
+        await world.coordinator.samples(prompt("a"))

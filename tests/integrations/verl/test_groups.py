@@ -17,7 +17,6 @@ from rollout_sched.integrations.verl.groups import (
     trained,
 )
 from rollout_sched.live.trainer.samples import Prompt, Sample, Span
-from tests import virtual_net
 
 LENGTHS = RolloutLengths(prompt_length=10, response_length=100)
 
@@ -55,65 +54,50 @@ class Maker:
         return [sample(0), sample(1)]
 
 
-def test_a_group_is_asked_for_once_and_each_session_has_a_sample_of_its_own():
-    async def main() -> None:
+async def test_a_group_is_asked_for_once_and_each_session_has_a_sample_of_its_own():
+    maker = Maker()
+    group = SessionGroup("a", 2, LENGTHS, maker)
+    both = await asyncio.gather(
+        group.sample(1, [1, 2], {"logprobs": True}), group.sample(0, [1, 2], {"logprobs": True})
+    )
+    assert [one.index for one in both] == [1, 0]
+    (prompt,) = maker.asked
+    assert (prompt.uid, prompt.samples, prompt.max_tokens) == ("a", 2, 100)
+    assert prompt.sampling == {"logprobs": 0}
+
+
+async def test_a_prompt_has_the_same_name_in_every_epoch():
+    names = []
+    for uid, ids in (("a", [1, 2]), ("b", [1, 2]), ("c", [1, 3])):
         maker = Maker()
-        group = SessionGroup("a", 2, LENGTHS, maker)
-        both = await asyncio.gather(
-            group.sample(1, [1, 2], {"logprobs": True}), group.sample(0, [1, 2], {"logprobs": True})
-        )
-        assert [one.index for one in both] == [1, 0]
-        (prompt,) = maker.asked
-        assert (prompt.uid, prompt.samples, prompt.max_tokens) == ("a", 2, 100)
-        assert prompt.sampling == {"logprobs": 0}
-
-    virtual_net.run(main())
+        await SessionGroup(uid, 2, LENGTHS, maker).sample(0, ids, {})
+        names.append(maker.asked[0].prompt_key)
+    assert names[0] == names[1] != names[2]
 
 
-def test_a_prompt_has_the_same_name_in_every_epoch():
-    async def main() -> None:
-        names = []
-        for uid, ids in (("a", [1, 2]), ("b", [1, 2]), ("c", [1, 3])):
-            maker = Maker()
-            await SessionGroup(uid, 2, LENGTHS, maker).sample(0, ids, {})
-            names.append(maker.asked[0].prompt_key)
-        assert names[0] == names[1] != names[2]
-
-    virtual_net.run(main())
+async def test_a_failed_group_fails_every_session():
+    group = SessionGroup("a", 2, LENGTHS, Maker(GroupFailed("no")))
+    results = await asyncio.gather(
+        group.sample(0, [1], {}), group.sample(1, [1], {}), return_exceptions=True
+    )
+    assert [type(result) for result in results] == [GroupFailed, GroupFailed]
 
 
-def test_a_failed_group_fails_every_session():
-    async def main() -> None:
-        group = SessionGroup("a", 2, LENGTHS, Maker(GroupFailed("no")))
-        results = await asyncio.gather(
-            group.sample(0, [1], {}), group.sample(1, [1], {}), return_exceptions=True
-        )
-        assert [type(result) for result in results] == [GroupFailed, GroupFailed]
-
-    virtual_net.run(main())
+async def test_a_session_that_is_cancelled_takes_nothing_from_the_others():
+    group = SessionGroup("a", 2, LENGTHS, Maker())
+    first = asyncio.create_task(group.sample(0, [1], {}))
+    await asyncio.sleep(0)
+    first.cancel()
+    assert (await group.sample(1, [1], {})).index == 1
 
 
-def test_a_session_that_is_cancelled_takes_nothing_from_the_others():
-    async def main() -> None:
-        group = SessionGroup("a", 2, LENGTHS, Maker())
-        first = asyncio.create_task(group.sample(0, [1], {}))
-        await asyncio.sleep(0)
-        first.cancel()
-        assert (await group.sample(1, [1], {})).index == 1
-
-    virtual_net.run(main())
-
-
-def test_a_second_turn_and_a_prompt_of_its_own_are_refused_with_the_remedy():
-    async def main() -> None:
-        group = SessionGroup("a", 2, LENGTHS, Maker())
-        await group.sample(0, [1], {})
-        with pytest.raises(CallerError, match="GatewayAgentLoopManager"):
-            await group.sample(0, [1, 5], {})
-        with pytest.raises(CallerError, match="another prompt"):
-            await group.sample(1, [2], {})
-
-    virtual_net.run(main())
+async def test_a_second_turn_and_a_prompt_of_its_own_are_refused_with_the_remedy():
+    group = SessionGroup("a", 2, LENGTHS, Maker())
+    await group.sample(0, [1], {})
+    with pytest.raises(CallerError, match="GatewayAgentLoopManager"):
+        await group.sample(0, [1, 5], {})
+    with pytest.raises(CallerError, match="another prompt"):
+        await group.sample(1, [2], {})
 
 
 def test_what_is_not_to_be_trained_passes_verls_loops():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -28,99 +27,77 @@ async def turns(times: int = 5) -> None:
         await asyncio.sleep(0)
 
 
-def run(test: Any) -> None:
-    virtual_net.run(test())
+async def test_requests_are_spread_and_what_does_not_fit_waits_for_a_place() -> None:
+    fleet = placement("a", "b")
+    assert {await fleet.acquire("s", 10, 20), await fleet.acquire("t", 10, 20)} == {"a", "b"}
+    third = asyncio.create_task(fleet.acquire("u", 10, 20))
+    await turns()
+    assert not third.done()
+    fleet.release("b", "t")
+    fleet.release("b", "s")
+    assert await third == "b"
+    assert (fleet.in_flight("a"), fleet.in_flight("b")) == (1, 1)
 
 
-def test_requests_are_spread_and_what_does_not_fit_waits_for_a_place():
-    async def test() -> None:
-        fleet = placement("a", "b")
-        assert {await fleet.acquire("s", 10, 20), await fleet.acquire("t", 10, 20)} == {"a", "b"}
-        third = asyncio.create_task(fleet.acquire("u", 10, 20))
-        await turns()
-        assert not third.done()
-        fleet.release("b", "t")
-        fleet.release("b", "s")
-        assert await third == "b"
-        assert (fleet.in_flight("a"), fleet.in_flight("b")) == (1, 1)
-
-    run(test)
-
-
-def test_a_session_goes_where_it_was_until_sessions_are_forgotten():
-    async def test() -> None:
-        fleet = placement("a", "b", slots=8)
-        first = await fleet.acquire("s", 10, 20)
-        fleet.release(first, "s")
-        for other in range(3):  # the other server is emptier
-            await fleet.acquire(f"t{other}", 10, 20)
-        loads = {server: fleet.in_flight(server) for server in "ab"}
-        while fleet.in_flight(first) <= max(loads.values()):
-            await fleet.acquire("s", 10, 20)
-        assert await fleet.acquire("s", 10, 20) == first
-        fleet.forget_sessions()
-        assert await fleet.acquire("s", 10, 20) != first
-
-    run(test)
-
-
-def test_a_server_that_is_removed_is_sent_nothing_more():
-    async def test() -> None:
-        fleet = placement("a", "b")
+async def test_a_session_goes_where_it_was_until_sessions_are_forgotten() -> None:
+    fleet = placement("a", "b", slots=8)
+    first = await fleet.acquire("s", 10, 20)
+    fleet.release(first, "s")
+    for other in range(3):  # the other server is emptier
+        await fleet.acquire(f"t{other}", 10, 20)
+    loads = {server: fleet.in_flight(server) for server in "ab"}
+    while fleet.in_flight(first) <= max(loads.values()):
         await fleet.acquire("s", 10, 20)
-        await fleet.acquire("t", 10, 20)
-        waiting = asyncio.create_task(fleet.acquire("u", 10, 20))
-        await turns()
-        fleet.remove(["a"])
-        await turns()
-        assert fleet.servers == ["b"]
-        assert not waiting.done()  # what ran on the other is its client's to ask for anew
-        fleet.release("a", "s")  # too late: nothing happens
-        fleet.release("a", "t")
-        fleet.release("b", "s")
-        fleet.release("b", "t")
-        assert await waiting == "b"
-
-    run(test)
+    assert await fleet.acquire("s", 10, 20) == first
+    fleet.forget_sessions()
+    assert await fleet.acquire("s", 10, 20) != first
 
 
-def test_a_server_that_comes_later_takes_what_waits():
-    async def test() -> None:
-        fleet = placement("a")
-        await fleet.acquire("s", 10, 20)
-        waiting = asyncio.create_task(fleet.acquire("t", 10, 20))
-        await turns()
-        fleet.add(["a", "b"])
-        assert await waiting == "b"
-
-    run(test)
-
-
-def test_a_client_that_gives_up_frees_its_place():
-    async def test() -> None:
-        fleet = placement("a")
-        await fleet.acquire("s", 10, 20)
-        waiting = asyncio.create_task(fleet.acquire("t", 10, 20))
-        await turns()
-        waiting.cancel()
-        await asyncio.gather(waiting, return_exceptions=True)
-        placed = asyncio.create_task(fleet.acquire("u", 10, 20))
-        await turns()
-        fleet.release("a", "s")
-        placed.cancel()  # it has its server, and does not know yet
-        await asyncio.gather(placed, return_exceptions=True)
-        assert fleet.in_flight("a") == 0
-        assert await fleet.acquire("v", 10, 20) == "a"
-
-    run(test)
+async def test_a_server_that_is_removed_is_sent_nothing_more() -> None:
+    fleet = placement("a", "b")
+    await fleet.acquire("s", 10, 20)
+    await fleet.acquire("t", 10, 20)
+    waiting = asyncio.create_task(fleet.acquire("u", 10, 20))
+    await turns()
+    fleet.remove(["a"])
+    await turns()
+    assert fleet.servers == ["b"]
+    assert not waiting.done()  # what ran on the other is its client's to ask for anew
+    fleet.release("a", "s")  # too late: nothing happens
+    fleet.release("a", "t")
+    fleet.release("b", "s")
+    fleet.release("b", "t")
+    assert await waiting == "b"
 
 
-def test_what_no_server_can_hold_is_refused():
-    async def test() -> None:
-        with pytest.raises((NoPlace, CallerError)):
-            await placement("a").acquire("s", 10, 5000)
+async def test_a_server_that_comes_later_takes_what_waits() -> None:
+    fleet = placement("a")
+    await fleet.acquire("s", 10, 20)
+    waiting = asyncio.create_task(fleet.acquire("t", 10, 20))
+    await turns()
+    fleet.add(["a", "b"])
+    assert await waiting == "b"
 
-    run(test)
+
+async def test_a_client_that_gives_up_frees_its_place() -> None:
+    fleet = placement("a")
+    await fleet.acquire("s", 10, 20)
+    waiting = asyncio.create_task(fleet.acquire("t", 10, 20))
+    await turns()
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    placed = asyncio.create_task(fleet.acquire("u", 10, 20))
+    await turns()
+    fleet.release("a", "s")
+    placed.cancel()  # it has its server, and does not know yet
+    await asyncio.gather(placed, return_exceptions=True)
+    assert fleet.in_flight("a") == 0
+    assert await fleet.acquire("v", 10, 20) == "a"
+
+
+async def test_what_no_server_can_hold_is_refused() -> None:
+    with pytest.raises((NoPlace, CallerError)):
+        await placement("a").acquire("s", 10, 5000)
 
 
 SERVERS = st.sampled_from("abc")
@@ -165,4 +142,4 @@ def test_whatever_comes_nobody_waits_beside_a_free_place(deeds):
             call.cancel()
         await asyncio.gather(*(call for _, call in calls), return_exceptions=True)
 
-    run(test)
+    virtual_net.run(test())

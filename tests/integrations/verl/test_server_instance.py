@@ -12,7 +12,6 @@ import pytest
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.verl.server_instance import ServerInstance, VerlServers, servers_of
 from rollout_sched.live.ports import InstanceError
-from tests import virtual_net
 
 #: Seconds that anything here may take, on a machine that does much else besides.
 PATIENCE_S = 60.0
@@ -45,36 +44,30 @@ class Rollouts:
         self.here.remove(name)
 
 
-def test_instances_are_what_the_load_balancer_has():
-    async def main() -> None:
-        rollouts, balancer = Rollouts(), Balancer(_servers={"a": object(), "b": object()})
-        servers = VerlServers(rollouts, balancer)
+async def test_instances_are_what_the_load_balancer_has():
+    rollouts, balancer = Rollouts(), Balancer(_servers={"a": object(), "b": object()})
+    servers = VerlServers(rollouts, balancer)
+    await servers.follow()
+    assert sorted(rollouts.here) == ["a", "b"]
+    balancer.inside._servers = {"b": object(), "c": object()}
+    await servers.follow()
+    assert sorted(rollouts.here) == ["b", "c"]
+
+
+async def test_one_that_does_not_answer_is_tried_again():
+    rollouts, balancer = Rollouts(), Balancer(_servers={"a": object()})
+    rollouts.refused.add("a")
+    servers = VerlServers(rollouts, balancer)
+    with pytest.raises(InstanceError):
         await servers.follow()
-        assert sorted(rollouts.here) == ["a", "b"]
-        balancer.inside._servers = {"b": object(), "c": object()}
-        await servers.follow()
-        assert sorted(rollouts.here) == ["b", "c"]
-
-    virtual_net.run(main())
-
-
-def test_one_that_does_not_answer_is_tried_again():
-    async def main() -> None:
-        rollouts, balancer = Rollouts(), Balancer(_servers={"a": object()})
-        rollouts.refused.add("a")
-        servers = VerlServers(rollouts, balancer)
-        with pytest.raises(InstanceError):
-            await servers.follow()
-        following = asyncio.create_task(servers.keep_following(0.001))
-        await asyncio.sleep(0.01)
-        rollouts.refused.clear()
-        async with asyncio.timeout(PATIENCE_S):
-            while not rollouts.here:
-                await asyncio.sleep(0.001)
-        following.cancel()
-        assert rollouts.here == ["a"]
-
-    virtual_net.run(main())
+    following = asyncio.create_task(servers.keep_following(0.001))
+    await asyncio.sleep(0.01)
+    rollouts.refused.clear()
+    async with asyncio.timeout(PATIENCE_S):
+        while not rollouts.here:
+            await asyncio.sleep(0.001)
+    following.cancel()
+    assert rollouts.here == ["a"]
 
 
 def test_a_load_balancer_that_keeps_its_servers_elsewhere_is_refused_with_the_remedy():

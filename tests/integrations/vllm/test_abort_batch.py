@@ -12,19 +12,16 @@ from rollout_sched.live.ports import InstanceError, InstanceGone
 from tests import virtual_net
 
 
-def test_aborts_of_one_tick_are_one_call():
-    async def calls():
-        sent = []
+async def test_aborts_of_one_tick_are_one_call():
+    sent = []
 
-        async def send(ids):
-            sent.append(ids)
+    async def send(ids):
+        sent.append(ids)
 
-        batch = AbortBatch(Throttle(100, "rate"), send)
-        await asyncio.gather(*(batch.add(str(i)) for i in range(5)))
-        await batch.add("5")
-        return sent
-
-    assert virtual_net.run(calls()) == [["0", "1", "2", "3", "4"], ["5"]]
+    batch = AbortBatch(Throttle(100, "rate"), send)
+    await asyncio.gather(*(batch.add(str(i)) for i in range(5)))
+    await batch.add("5")
+    assert sent == [["0", "1", "2", "3", "4"], ["5"]]
 
 
 def test_an_exception_of_the_call_reaches_all_callers():
@@ -38,60 +35,52 @@ def test_an_exception_of_the_call_reaches_all_callers():
     assert [type(error) for error in virtual_net.run(errors())] == [InstanceError, InstanceError]
 
 
-def test_a_cancelled_caller_cancels_no_other():
-    async def sent():
-        gate = asyncio.Event()
-        calls = []
+async def test_a_cancelled_caller_cancels_no_other():
+    gate = asyncio.Event()
+    calls = []
 
-        async def send(ids):
-            await gate.wait()
-            calls.append(ids)
+    async def send(ids):
+        await gate.wait()
+        calls.append(ids)
 
-        batch = AbortBatch(Throttle(100, "rate"), send)
-        first, second = (asyncio.create_task(batch.add(name)) for name in "ab")
-        await asyncio.sleep(0)
-        first.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await first
-        gate.set()
-        await second
-        return calls
-
-    assert virtual_net.run(sent()) == [["a", "b"]]
+    batch = AbortBatch(Throttle(100, "rate"), send)
+    first, second = (asyncio.create_task(batch.add(name)) for name in "ab")
+    await asyncio.sleep(0)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    gate.set()
+    await second
+    assert calls == [["a", "b"]]
 
 
-def test_a_call_to_an_unreachable_server_ends_with_its_instance():
+@pytest.mark.real_time
+async def test_a_call_to_an_unreachable_server_ends_with_its_instance():
     """It went on for as long as it takes to connect, after all else had been closed."""
 
-    async def scene():
-        async def send(ids):
-            await asyncio.Event().wait()
+    async def send(ids):
+        await asyncio.Event().wait()
 
-        batch = AbortBatch(Throttle(100, "rate"), send)
-        waiting = asyncio.create_task(batch.add("a"))
-        await asyncio.sleep(0.01)
-        await batch.close()
-        with pytest.raises(InstanceGone, match="closed before it answered an abort"):
-            await waiting
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    asyncio.run(scene())
+    batch = AbortBatch(Throttle(100, "rate"), send)
+    waiting = asyncio.create_task(batch.add("a"))
+    await asyncio.sleep(0.01)
+    await batch.close()
+    with pytest.raises(InstanceGone, match="closed before it answered an abort"):
+        await waiting
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-def test_a_closed_batch_sends_nothing():
+@pytest.mark.real_time
+async def test_a_closed_batch_sends_nothing():
     """Who had several to abort went on with the next one after the instance was closed."""
+    sent = []
 
-    async def scene():
-        sent = []
+    async def send(ids):
+        sent.append(ids)
 
-        async def send(ids):
-            sent.append(ids)
-
-        batch = AbortBatch(Throttle(100, "rate"), send)
-        await batch.close()
-        with pytest.raises(InstanceGone, match="closed"):
-            await batch.add("a")
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-        assert not sent
-
-    asyncio.run(scene())
+    batch = AbortBatch(Throttle(100, "rate"), send)
+    await batch.close()
+    with pytest.raises(InstanceGone, match="closed"):
+        await batch.add("a")
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    assert not sent

@@ -11,7 +11,6 @@ from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.vllm import control as control_module
 from rollout_sched.integrations.vllm.control import ControlAnswer, ServerControl, Throttle
 from rollout_sched.live.ports import InstanceError
-from tests import virtual_net
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 
@@ -53,47 +52,35 @@ async def wire(*scripts, limit_s=5.0):
         server.close()
 
 
-def test_a_reset_of_a_kept_connection_is_tried_again_on_a_new_one():
-    async def calls():
-        async with wire([OK, None], [OK]) as (control, requests):
+async def test_a_reset_of_a_kept_connection_is_tried_again_on_a_new_one():
+    async with wire([OK, None], [OK]) as (control, requests):
+        await control.call("/resume")
+        body = await control.call("/resume")
+        assert (body, requests) == (b"{}", [b"POST /resume"] * 3)
+
+
+async def test_a_reset_call_is_retried_only_once():
+    async with wire([None], [None], [OK]) as (control, requests):
+        with pytest.raises(InstanceError, match="/resume failed"):
             await control.call("/resume")
-            body = await control.call("/resume")
-            return body, requests
-
-    assert virtual_net.run(calls()) == (b"{}", [b"POST /resume"] * 3)
+        assert requests == [b"POST /resume"] * 2
 
 
-def test_a_reset_call_is_retried_only_once():
-    async def calls():
-        async with wire([None], [None], [OK]) as (control, requests):
-            with pytest.raises(InstanceError, match="/resume failed"):
-                await control.call("/resume")
-            return requests
-
-    assert virtual_net.run(calls()) == [b"POST /resume"] * 2
+async def test_unsafe_calls_are_not_repeated_and_have_their_own_connection():
+    async with wire([OK], [None], [OK]) as (control, requests):
+        await control.call("/resume")  # leaves a connection behind that must not be used
+        with pytest.raises(InstanceError, match="/update_weights failed"):
+            await control.call("/update_weights", {}, repeatable=False)
+        assert requests == [b"POST /resume", b"POST /update_weights"]
 
 
-def test_unsafe_calls_are_not_repeated_and_have_their_own_connection():
-    async def calls():
-        async with wire([OK], [None], [OK]) as (control, requests):
-            await control.call("/resume")  # leaves a connection behind that must not be used
-            with pytest.raises(InstanceError, match="/update_weights failed"):
-                await control.call("/update_weights", {}, repeatable=False)
-            return requests
-
-    assert virtual_net.run(calls()) == [b"POST /resume", b"POST /update_weights"]
-
-
-def test_a_late_answer_is_a_timeout():
-    async def call():
-        async with wire([b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n"], limit_s=0.05) as (
-            control,
-            _,
-        ):
-            with pytest.raises(InstanceError, match="/resume did not answer in time"):
-                await control.call("/resume")
-
-    virtual_net.run(call())
+async def test_a_late_answer_is_a_timeout():
+    async with wire([b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n"], limit_s=0.05) as (
+        control,
+        _,
+    ):
+        with pytest.raises(InstanceError, match="/resume did not answer in time"):
+            await control.call("/resume")
 
 
 @pytest.mark.parametrize(
@@ -107,35 +94,24 @@ def test_a_late_answer_is_a_timeout():
         b"HTTP/1.1 200 OK\r\nX: " + b"x" * 100_000 + b"\r\n\r\n",
     ],
 )
-def test_an_answer_that_is_no_http_is_the_instances_fault(answer):
-    async def call():
-        async with wire([answer], [answer]) as (control, _):
-            with pytest.raises(InstanceError, match="/resume"):
-                await control.call("/resume")
-
-    virtual_net.run(call())
+async def test_an_answer_that_is_no_http_is_the_instances_fault(answer):
+    async with wire([answer], [answer]) as (control, _):
+        with pytest.raises(InstanceError, match="/resume"):
+            await control.call("/resume")
 
 
-def test_an_oversized_answer_is_refused(monkeypatch):
+async def test_an_oversized_answer_is_refused(monkeypatch):
     monkeypatch.setattr(control_module, "LARGEST_ANSWER", 10)
     long = b"HTTP/1.1 200 OK\r\nContent-Length: 11\r\n\r\n" + b"x" * 11
-
-    async def call():
-        async with wire([long]) as (control, _):
-            with pytest.raises(InstanceError, match="more than 10 bytes"):
-                await control.get("/metrics")
-
-    virtual_net.run(call())
+    async with wire([long]) as (control, _):
+        with pytest.raises(InstanceError, match="more than 10 bytes"):
+            await control.get("/metrics")
 
 
-def test_redirects_are_answers():
+async def test_redirects_are_answers():
     there = b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n"
-
-    async def call():
-        async with wire([there]) as (control, _):
-            return await control.get("/metrics")
-
-    assert virtual_net.run(call()) == ControlAnswer(302, b"")
+    async with wire([there]) as (control, _):
+        assert await control.get("/metrics") == ControlAnswer(302, b"")
 
 
 @pytest.mark.parametrize(
@@ -147,37 +123,27 @@ def test_redirects_are_answers():
         (500, "answered 500"),
     ],
 )
-def test_refusals_say_what_to_do(status, says):
+async def test_refusals_say_what_to_do(status, says):
     answer = b"HTTP/1.1 %d No\r\nContent-Length: 2\r\n\r\nno" % status
-
-    async def call():
-        async with wire([answer]) as (control, _):
-            with pytest.raises(InstanceError, match=says):
-                await control.call("/pause")
-
-    virtual_net.run(call())
+    async with wire([answer]) as (control, _):
+        with pytest.raises(InstanceError, match=says):
+            await control.call("/pause")
 
 
-def test_an_unreachable_server_is_an_error():
-    async def call():
-        async with wire() as (control, _):
-            control.url = "http://127.0.0.1:1"
-            with pytest.raises(InstanceError, match="/metrics failed"):
-                await control.get("/metrics")
-
-    virtual_net.run(call())
+async def test_an_unreachable_server_is_an_error():
+    async with wire() as (control, _):
+        control.url = "http://127.0.0.1:1"
+        with pytest.raises(InstanceError, match="/metrics failed"):
+            await control.get("/metrics")
 
 
-def test_no_more_calls_in_a_second_than_allowed():
-    async def passed() -> int:
-        allow = Throttle(5, "control_rate")
-        calls = [asyncio.create_task(allow.acquire()) for _ in range(20)]
-        done, waiting = await asyncio.wait(calls, timeout=0.3)
-        for call in waiting:
-            call.cancel()
-        return len(done)
-
-    assert virtual_net.run(passed()) == 5
+async def test_no_more_calls_in_a_second_than_allowed():
+    allow = Throttle(5, "control_rate")
+    calls = [asyncio.create_task(allow.acquire()) for _ in range(20)]
+    done, waiting = await asyncio.wait(calls, timeout=0.3)
+    for call in waiting:
+        call.cancel()
+    assert len(done) == 5
 
 
 @pytest.mark.parametrize("rate", [0, -1])
@@ -186,10 +152,7 @@ def test_a_rate_below_one_is_refused(rate):
         Throttle(rate, "control_rate")
 
 
-def test_calls_without_wait_count_for_the_rate():
-    async def passed() -> list[bool]:
-        allow = Throttle(2, "control_rate")
-        await allow.acquire()
-        return [allow.take(), allow.take()]
-
-    assert virtual_net.run(passed()) == [True, False]
+async def test_calls_without_wait_count_for_the_rate():
+    allow = Throttle(2, "control_rate")
+    await allow.acquire()
+    assert [allow.take(), allow.take()] == [True, False]

@@ -62,60 +62,49 @@ def test_through_completions():
     assert (output.token_ids, output.finish, output.spans) == ([10, 11, 12, 13], "length", ())
 
 
-def test_the_order_arrives_as_it_was_given():
-    async def seen():
-        async with joined() as (instance, server):
-            await instance.generate(an_order("x", session="s1"))
-            return server.seen
-
-    ((path, body),) = virtual_net.run(seen())
+async def test_the_order_arrives_as_it_was_given():
+    async with joined() as (instance, server):
+        await instance.generate(an_order("x", session="s1"))
+        ((path, body),) = server.seen
     assert (path, body["request_id"], body["cache_salt"]) == (GENERATE, "x", "3")
 
 
-def test_the_session_is_a_header_and_cannot_be_two():
-    async def sessions():
-        async with joined() as (instance, server):
-            got = []
-
-            async def handler(request):
-                got.append(request.headers.get("X-Session-ID"))
-                return web.json_response(generated([10], "stop"))
-
-            server.handlers["POST", GENERATE] = handler
-            await instance.generate(an_order(session="s 1"))
-            await instance.generate(an_order())
-            with pytest.raises(RequestRejected, match="session"):
-                await instance.generate(an_order(session="a\r\nX-Evil: 1"))
-            return got
-
-    assert virtual_net.run(sessions()) == ["s 1", None]
-
-
-def test_a_stream_is_handed_on_as_it_comes():
-    async def streamed():
-        gate = asyncio.Event()
+async def test_the_session_is_a_header_and_cannot_be_two():
+    async with joined() as (instance, server):
         got = []
 
-        def on_tokens(tokens, logprobs):
-            got.append((list(tokens), list(logprobs)))
-            if len(got) == 2:
-                gate.set()  # the rest comes only when this has arrived
+        async def handler(request):
+            got.append(request.headers.get("X-Session-ID"))
+            return web.json_response(generated([10], "stop"))
 
-        async with joined() as (instance, server):
-            chunks = [
-                generated([10], None),
-                generated([11, 12], None),
-                generated([13], "length", [("4", 0, 3), ("5", 3, 4)]),
-                {"choices": [], "usage": {}},
-                b"data: [DONE]\n\n",
-            ]
-            server.stream(GENERATE, chunks, gate)
-            output = await asyncio.wait_for(
-                instance.generate(an_order(stream_every=2), on_tokens), 10
-            )
-            return got, output, server.seen[0][1]
+        server.handlers["POST", GENERATE] = handler
+        await instance.generate(an_order(session="s 1"))
+        await instance.generate(an_order())
+        with pytest.raises(RequestRejected, match="session"):
+            await instance.generate(an_order(session="a\r\nX-Evil: 1"))
+        assert got == ["s 1", None]
 
-    got, output, body = virtual_net.run(streamed())
+
+async def test_a_stream_is_handed_on_as_it_comes():
+    gate = asyncio.Event()
+    got = []
+
+    def on_tokens(tokens, logprobs):
+        got.append((list(tokens), list(logprobs)))
+        if len(got) == 2:
+            gate.set()  # the rest comes only when this has arrived
+
+    async with joined() as (instance, server):
+        chunks = [
+            generated([10], None),
+            generated([11, 12], None),
+            generated([13], "length", [("4", 0, 3), ("5", 3, 4)]),
+            {"choices": [], "usage": {}},
+            b"data: [DONE]\n\n",
+        ]
+        server.stream(GENERATE, chunks, gate)
+        output = await asyncio.wait_for(instance.generate(an_order(stream_every=2), on_tokens), 10)
+        got, output, body = got, output, server.seen[0][1]
     assert got == [([10], [-0.5]), ([11, 12], [-1.5, -0.5])], "the last come with the end"
     assert output.token_ids == [10, 11, 12, 13]
     assert (output.finish, output.spans) == ("length", ((4, 3), (5, 1)))
@@ -247,155 +236,124 @@ def test_aborts_carry_the_engines_ids_in_one_call():
     ]
 
 
-def test_without_aborts_the_connection_is_cut():
-    async def cut():
-        first = asyncio.Event()
-        async with joined(without_abort()) as (instance, server):
+async def test_without_aborts_the_connection_is_cut():
+    first = asyncio.Event()
+    async with joined(without_abort()) as (instance, server):
 
-            async def handler(request):
-                response = web.StreamResponse()
-                await response.prepare(request)
-                await response.write(event(completed([10, 11], None)))
-                await asyncio.Event().wait()
+        async def handler(request):
+            response = web.StreamResponse()
+            await response.prepare(request)
+            await response.write(event(completed([10, 11], None)))
+            await asyncio.Event().wait()
 
-            server.handlers["POST", "/v1/completions"] = handler
-            order = an_order(stream_every=2)
-            attempt = asyncio.create_task(instance.generate(order, lambda *_: first.set()))
-            await asyncio.wait_for(first.wait(), 10)
-            await instance.abort("somebody else")
-            await instance.abort("a")
-            return await asyncio.wait_for(attempt, 10)
-
-    output = virtual_net.run(cut())
+        server.handlers["POST", "/v1/completions"] = handler
+        order = an_order(stream_every=2)
+        attempt = asyncio.create_task(instance.generate(order, lambda *_: first.set()))
+        await asyncio.wait_for(first.wait(), 10)
+        await instance.abort("somebody else")
+        await instance.abort("a")
+        output = await asyncio.wait_for(attempt, 10)
     assert (output.token_ids, output.logprobs) == ([10, 11], [-0.5, -1.5])
     assert (output.finish, output.spans) == ("abort", ())
 
 
 @pytest.mark.parametrize("server", [ScriptedVllm, without_abort])
-def test_cancelling_an_attempt_closes_its_connection(server):
-    async def cancelled():
-        there, gone = asyncio.Event(), asyncio.Event()
-        async with joined(server()) as (instance, scripted):
+async def test_cancelling_an_attempt_closes_its_connection(server):
+    there, gone = asyncio.Event(), asyncio.Event()
+    async with joined(server()) as (instance, scripted):
 
-            async def handler(request):
-                there.set()
-                try:
-                    await asyncio.Event().wait()
-                finally:  # aiohttp's test server cancels the handler of a connection that closes
-                    gone.set()
+        async def handler(request):
+            there.set()
+            try:
+                await asyncio.Event().wait()
+            finally:  # aiohttp's test server cancels the handler of a connection that closes
+                gone.set()
 
-            scripted.handlers["POST", instance.findings.dialect.target] = handler
-            attempt = asyncio.create_task(instance.generate(an_order()))
-            await asyncio.wait_for(there.wait(), 10)
-            attempt.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await attempt
-            await asyncio.wait_for(gone.wait(), 10)
-
-    virtual_net.run(cancelled())
+        scripted.handlers["POST", instance.findings.dialect.target] = handler
+        attempt = asyncio.create_task(instance.generate(an_order()))
+        await asyncio.wait_for(there.wait(), 10)
+        attempt.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await attempt
+        await asyncio.wait_for(gone.wait(), 10)
 
 
-def test_clear_cache_is_always_said():
-    async def seen():
-        async with joined() as (instance, server):
-            await instance.pause("keep", clear_cache=False)
-            await instance.pause("abort", clear_cache=True)
-            await instance.resume()
-            await instance.set_version(7)
-            return server.seen
-
-    assert virtual_net.run(seen()) == [
-        ("/pause", {"mode": "keep", "clear_cache": "false"}),
-        ("/pause", {"mode": "abort", "clear_cache": "true"}),
-        ("/resume", {}),
-        ("/update_weight_version", {"new_version": "7"}),
-    ]
+async def test_clear_cache_is_always_said():
+    async with joined() as (instance, server):
+        await instance.pause("keep", clear_cache=False)
+        await instance.pause("abort", clear_cache=True)
+        await instance.resume()
+        await instance.set_version(7)
+        assert server.seen == [
+            ("/pause", {"mode": "keep", "clear_cache": "false"}),
+            ("/pause", {"mode": "abort", "clear_cache": "true"}),
+            ("/resume", {}),
+            ("/update_weight_version", {"new_version": "7"}),
+        ]
 
 
-def test_a_label_is_left_out_where_it_is_not_offered():
+async def test_a_label_is_left_out_where_it_is_not_offered():
     server = ScriptedVllm()
     server.missing.add("/update_weight_version")
-
-    async def seen():
-        async with joined(server) as (instance, _):
-            await instance.set_version(7)
-            return server.seen
-
-    assert virtual_net.run(seen()) == []
+    async with joined(server) as (instance, _):
+        await instance.set_version(7)
+        assert server.seen == []
 
 
 @pytest.mark.parametrize("told", ["default", "0"])
 @pytest.mark.parametrize("stream_every", [0, 2])
-def test_an_answer_with_the_label_of_a_start_is_not_believed_once_there_is_another(
+async def test_an_answer_with_the_label_of_a_start_is_not_believed_once_there_is_another(
     told, stream_every
 ):
     """The server was restarted, and nobody has noticed yet."""
-
-    async def ask():
-        server = ScriptedVllm()
-        server.weight_version = told
-        answer = generated([10, 11], "stop", [("default", 0, 2)])
-        server.answer(GENERATE, event(answer) if stream_every else answer)
-        async with joined(server) as (instance, _):
-            if told == "default":
-                output = await instance.generate(an_order("a", stream_every=stream_every))
-                assert output.spans == ()
-                await instance.set_version(0)
-            with pytest.raises(WeightsUnknown):
-                await instance.generate(an_order("b", stream_every=stream_every))
-
-    virtual_net.run(ask())
+    server = ScriptedVllm()
+    server.weight_version = told
+    answer = generated([10, 11], "stop", [("default", 0, 2)])
+    server.answer(GENERATE, event(answer) if stream_every else answer)
+    async with joined(server) as (instance, _):
+        if told == "default":
+            output = await instance.generate(an_order("a", stream_every=stream_every))
+            assert output.spans == ()
+            await instance.set_version(0)
+        with pytest.raises(WeightsUnknown):
+            await instance.generate(an_order("b", stream_every=stream_every))
 
 
 @pytest.mark.parametrize("missing", ["/update_weight_version", "/version"])
-def test_labels_say_nothing_where_they_are_not_offered(missing):
-    async def ask():
-        server = ScriptedVllm()
-        server.missing.add(missing)
-        async with joined(server) as (instance, _):
-            await instance.set_version(0)
-            assert (await instance.generate(an_order())).spans == ()
-
-    virtual_net.run(ask())
+async def test_labels_say_nothing_where_they_are_not_offered(missing):
+    server = ScriptedVllm()
+    server.missing.add(missing)
+    async with joined(server) as (instance, _):
+        await instance.set_version(0)
+        assert (await instance.generate(an_order())).spans == ()
 
 
-def test_weight_calls_pass_their_answer_on():
-    async def calls():
-        async with joined() as (instance, server):
-            await instance.collective_rpc("reload_weights", {"weights_path": "w"})
-            server.answer("/update_weights", b"torn", 500)
-            with pytest.raises(InstanceError, match="/update_weights answered 500: torn"):
-                await instance.weight_transfer("update_weights", {"update_info": {"a": 1}})
-            return server.seen
-
-    assert virtual_net.run(calls()) == [
-        ("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": "w"}}),
-        ("/update_weights", {"update_info": {"a": 1}}),
-    ]
+async def test_weight_calls_pass_their_answer_on():
+    async with joined() as (instance, server):
+        await instance.collective_rpc("reload_weights", {"weights_path": "w"})
+        server.answer("/update_weights", b"torn", 500)
+        with pytest.raises(InstanceError, match="/update_weights answered 500: torn"):
+            await instance.weight_transfer("update_weights", {"update_info": {"a": 1}})
+        assert server.seen == [
+            ("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": "w"}}),
+            ("/update_weights", {"update_info": {"a": 1}}),
+        ]
 
 
-def test_load():
-    async def load():
-        async with joined() as (instance, server):
-            gauges = await instance.gauges()
-            server.missing.add("/metrics")
-            with pytest.raises(InstanceError, match="404"):
-                await instance.gauges()
-            return gauges
-
-    gauges = virtual_net.run(load())
+async def test_load():
+    async with joined() as (instance, server):
+        gauges = await instance.gauges()
+        server.missing.add("/metrics")
+        with pytest.raises(InstanceError, match="404"):
+            await instance.gauges()
     assert (gauges.running, gauges.waiting, gauges.generated_tokens) == (3, 2, 749)
 
 
-def test_the_key_goes_with_every_order():
+async def test_the_key_goes_with_every_order():
     server = ScriptedVllm()
     server.api_key = "secret"
-
-    async def generate():
-        async with joined(server, api_key="secret") as (instance, _):
-            return await instance.generate(an_order())
-
-    assert virtual_net.run(generate()).finish == "length"
+    async with joined(server, api_key="secret") as (instance, _):
+        assert (await instance.generate(an_order())).finish == "length"
 
 
 def test_an_instance_must_be_described_first():
@@ -464,20 +422,16 @@ async def test_the_wanted_one_of_several_models_is_named():
     assert [body["model"] for _, body in server.seen] == ["tiny", "tuned", "tiny"]
 
 
-def test_a_servers_error_is_one_short_line():
+async def test_a_servers_error_is_one_short_line():
     server = ScriptedVllm()
     server.answer("/inference/v1/generate", b"no\r\n\x1b[2J" + b"x" * 5000, 500)
-
-    async def scene():
-        async with server.serving():
-            instance = HttpInstance(server.url)
-            await instance.describe()
-            with pytest.raises(InstanceError) as caught:
-                await instance.generate(an_order())
-            await instance.close()
-            return str(caught.value)
-
-    said = virtual_net.run(scene())
+    async with server.serving():
+        instance = HttpInstance(server.url)
+        await instance.describe()
+        with pytest.raises(InstanceError) as caught:
+            await instance.generate(an_order())
+        await instance.close()
+        said = str(caught.value)
     assert said.isprintable()
     assert len(said) < 400
 
@@ -508,17 +462,14 @@ def test_connections_are_kept_for_less_long_than_vllm_keeps_them():
     assert 0 < KEEP_ALIVE_S < 5.0  # uvicorn's default, which vLLM keeps
 
 
-def test_callback_exceptions_propagate():
+async def test_callback_exceptions_propagate():
     def on_tokens(tokens, logprobs):
         raise ZeroDivisionError
 
-    async def generate():
-        async with joined() as (instance, server):
-            server.stream(GENERATE, [generated([10], None), generated([11], "stop")])
+    async with joined() as (instance, server):
+        server.stream(GENERATE, [generated([10], None), generated([11], "stop")])
+        with pytest.raises(ZeroDivisionError):
             await instance.generate(an_order(stream_every=1), on_tokens)
-
-    with pytest.raises(ZeroDivisionError):
-        virtual_net.run(generate())
 
 
 @pytest.mark.parametrize("setting", ["logprobs", "prompt_logprobs"])
@@ -546,20 +497,17 @@ def test_log_probs_of_the_whole_vocabulary_make_a_long_answer():
         (200, b"four", "gave an unexpected answer"),
     ],
 )
-def test_how_many_ranks_it_has(status, body, told):
+async def test_how_many_ranks_it_has(status, body, told):
     async def answer(request):
         return web.Response(body=body, status=status)
 
-    async def ask():
-        async with joined() as (instance, server):
-            server.handlers["GET", "/get_world_size"] = answer
-            if isinstance(told, int):
-                assert await instance.world_size() == told
-            else:
-                with pytest.raises(InstanceError, match=told):
-                    await instance.world_size()
-
-    virtual_net.run(ask())
+    async with joined() as (instance, server):
+        server.handlers["GET", "/get_world_size"] = answer
+        if isinstance(told, int):
+            assert await instance.world_size() == told
+        else:
+            with pytest.raises(InstanceError, match=told):
+                await instance.world_size()
 
 
 @pytest.mark.parametrize(

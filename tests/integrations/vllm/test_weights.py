@@ -90,20 +90,17 @@ def test_a_path_that_only_instances_see_is_not_checked():
     assert apply(loader, 8) == [("reload_weights", {"weights_path": "/only/there/8"})]
 
 
-def test_a_checkpoint_is_looked_at_once_for_all_instances(checkpoint, monkeypatch):
+@pytest.mark.real_time
+async def test_a_checkpoint_is_looked_at_once_for_all_instances(checkpoint, monkeypatch):
     looked = []
     monkeypatch.setattr(weights, "check_checkpoint", looked.append)
     loader = ReloadFromDisk(checkpoint)
-
-    async def publish():
-        await loader.check(7)
-        for _ in range(3):
-            await loader(Recorder(), 7)
-
-    asyncio.run(publish())
+    await loader.check(7)
+    for _ in range(3):
+        await loader(Recorder(), 7)
     assert looked == [checkpoint]
     monkeypatch.setattr(weights, "GOOD_FOR_S", 0.0)
-    asyncio.run(loader(Recorder(), 7))  # one that joins long after
+    await loader(Recorder(), 7)  # one that joins long after
     assert looked == [checkpoint] * 2
 
 

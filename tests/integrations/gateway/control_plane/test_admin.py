@@ -148,7 +148,8 @@ async def test_a_pause_without_answer_blocks_nothing_else() -> None:
         await asyncio.gather(asking, return_exceptions=True)
 
 
-def test_a_hanging_mount_blocks_neither_calls_nor_shutdown(
+@pytest.mark.real_time
+async def test_a_hanging_mount_blocks_neither_calls_nor_shutdown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hanging, asked = threading.Event(), threading.Event()
@@ -158,24 +159,21 @@ def test_a_hanging_mount_blocks_neither_calls_nor_shutdown(
         hanging.wait(60)
 
     monkeypatch.setattr(weights, "check_checkpoint", hang)
-
-    async def scene() -> None:
-        async with House(Upstream(A)) as house:
-            body = {"version": 1, "reload": {"path": str(tmp_path)}}
-            asking = asyncio.create_task(house.ask("POST", "/admin/weights", body))
-            await until(asked.is_set)
-            assert (await house.ask("GET", "/health"))[0] == 200
-            applied = {"version": 2, "applied": True, "wait": True}
-            assert (await house.ask("POST", "/admin/weights", applied))[0] == 200
-            asyncio.get_running_loop().call_later(0.1, asking.cancel)
-
     begun = time.monotonic()
-    asyncio.run(scene())
+    async with House(Upstream(A)) as house:
+        body = {"version": 1, "reload": {"path": str(tmp_path)}}
+        asking = asyncio.create_task(house.ask("POST", "/admin/weights", body))
+        await until(asked.is_set)
+        assert (await house.ask("GET", "/health"))[0] == 200
+        applied = {"version": 2, "applied": True, "wait": True}
+        assert (await house.ask("POST", "/admin/weights", applied))[0] == 200
+        asyncio.get_running_loop().call_later(0.1, asking.cancel)
     assert time.monotonic() - begun < 10
     hanging.set()
 
 
-def test_the_older_of_two_concurrent_publications_is_refused(
+@pytest.mark.real_time
+async def test_the_older_of_two_concurrent_publications_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     going_on, asked = threading.Event(), threading.Event()
@@ -185,18 +183,14 @@ def test_the_older_of_two_concurrent_publications_is_refused(
         going_on.wait(20)
 
     monkeypatch.setattr(weights, "check_checkpoint", check)
-
-    async def scene() -> None:
-        async with House(Upstream(A)) as house:
-            body = {"version": 1, "reload": {"path": str(tmp_path)}}
-            older = asyncio.create_task(house.ask("POST", "/admin/weights", body))
-            await until(asked.is_set)
-            newer = {"version": 2, "applied": True, "wait": True}
-            assert (await house.ask("POST", "/admin/weights", newer))[0] == 200
-            going_on.set()
-            status, said = await older
-            assert (status, "2" in said["error"]["message"]) == (400, True)
-            _, state = await house.ask("GET", "/admin/state")
-            assert state["version"] == 2
-
-    asyncio.run(scene())
+    async with House(Upstream(A)) as house:
+        body = {"version": 1, "reload": {"path": str(tmp_path)}}
+        older = asyncio.create_task(house.ask("POST", "/admin/weights", body))
+        await until(asked.is_set)
+        newer = {"version": 2, "applied": True, "wait": True}
+        assert (await house.ask("POST", "/admin/weights", newer))[0] == 200
+        going_on.set()
+        status, said = await older
+        assert (status, "2" in said["error"]["message"]) == (400, True)
+        _, state = await house.ask("GET", "/admin/state")
+        assert state["version"] == 2

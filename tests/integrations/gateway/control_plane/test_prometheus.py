@@ -225,7 +225,8 @@ async def test_a_scraper_that_speaks_openmetrics_gets_it() -> None:
             assert (await response.text()).endswith("# EOF\n")
 
 
-def test_the_gateway_goes_on_while_they_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.real_time
+async def test_the_gateway_goes_on_while_they_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """That takes tens of milliseconds of a thousand instances."""
     went_on = threading.Event()
 
@@ -234,12 +235,8 @@ def test_the_gateway_goes_on_while_they_are_written(monkeypatch: pytest.MonkeyPa
         return b"".join(family.name.encode() for family in registry.collect())
 
     monkeypatch.setattr(prometheus, "choose_encoder", lambda accept: (encode, "text/plain"))
-
-    async def scene() -> None:
-        async with House() as house:
-            page = asyncio.ensure_future(GatewayMetrics(house.service.gateway).page())
-            await asyncio.sleep(0)
-            went_on.set()
-            assert b"rollout_sched_requests" in (await page)[0]
-
-    asyncio.run(scene())
+    async with House() as house:
+        page = asyncio.ensure_future(GatewayMetrics(house.service.gateway).page())
+        await asyncio.sleep(0)
+        went_on.set()
+        assert b"rollout_sched_requests" in (await page)[0]

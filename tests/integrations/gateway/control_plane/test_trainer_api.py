@@ -364,21 +364,19 @@ async def test_two_submissions_at_once_count_together() -> None:
         assert (await house.ask("POST", "/rollout/v1/groups", rest))[0] == 200
 
 
-def test_a_long_submission_leaves_others_their_turn() -> None:
-    async def scene() -> None:
-        async with House() as house:
-            progress = house.driver.pump.scheduler.state.progress
-            asking = asyncio.create_task(
-                house.ask("POST", "/rollout/v1/groups", [prompt(f"{n}") for n in range(1000)])
-            )
-            before, most = 0, 0
-            while not asking.done():
-                await asyncio.sleep(0)
-                before, most = progress.fresh, max(most, progress.fresh - before)
-            assert progress.fresh == 1000
-            assert most <= AT_ONCE
-
-    asyncio.run(scene())
+@pytest.mark.real_time
+async def test_a_long_submission_leaves_others_their_turn() -> None:
+    async with House() as house:
+        progress = house.driver.pump.scheduler.state.progress
+        asking = asyncio.create_task(
+            house.ask("POST", "/rollout/v1/groups", [prompt(f"{n}") for n in range(1000)])
+        )
+        before, most = 0, 0
+        while not asking.done():
+            await asyncio.sleep(0)
+            before, most = progress.fresh, max(most, progress.fresh - before)
+        assert progress.fresh == 1000
+        assert most <= AT_ONCE
 
 
 async def test_every_answer_says_which_run_of_the_scheduler_gives_it() -> None:

@@ -99,16 +99,13 @@ async def test_paths_that_lead_elsewhere_reach_no_instance(
         assert not instance.asked
 
 
+@pytest.mark.real_time
 @pytest.mark.parametrize(("path", "body"), [*CALLS, *OTHERS])
-def test_paths_within_pass(path: str, body: Any, root: Path) -> None:
+async def test_paths_within_pass(path: str, body: Any, root: Path) -> None:
     roots = WeightRoots([root])
-
-    async def scene() -> None:
-        for within in (root, root / "v1", root / "later"):
-            told = json.dumps(naming(body, str(within))).encode()
-            await check(roots, path.removeprefix("/v1/rl/engine"), told)
-
-    asyncio.run(scene())
+    for within in (root, root / "v1", root / "later"):
+        told = json.dumps(naming(body, str(within))).encode()
+        await check(roots, path.removeprefix("/v1/rl/engine"), told)
 
 
 @pytest.mark.parametrize("body", [b"\xff\xfe{\x00}\x00", b"{", b"[" * 100_000, b'{"x": NaN}'])
