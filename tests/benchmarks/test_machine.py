@@ -24,7 +24,6 @@ def test_a_session_counts_with_its_children():
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     ) as process:
-        assert process.stdout is not None
         process.stdout.readline()
         used = machine.usage([process.pid])
         assert 0.25 <= used.cpu_s < 5

@@ -29,7 +29,6 @@ def test_all_is_stopped_and_cleared_away(how):
     with subprocess.Popen(
         [sys.executable, "-c", BENCH, how], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as bench:
-        assert bench.stdout is not None
         pid, folder = bench.stdout.readline().split()
         if how != "raise":
             bench.send_signal(signal.SIGTERM if how == "terminate" else signal.SIGINT)

@@ -113,7 +113,6 @@ def test_a_tool_cannot_call_back() -> None:
         rollouts.submit(prompts("a"), tool=tool)
         rollouts.close_submissions()
         batch = rollouts.next_batch()
-        assert batch is not None
         (failed,) = batch.failed
         assert "event loop that this call would wait for" in failed.reason
 
@@ -127,7 +126,6 @@ def test_background_work_runs_beside_the_caller() -> None:
         assert not future.done()
         rollouts.submit(prompts("a"))
         batch = future.result(20)
-        assert batch is not None
         assert batch.samples[0].uid == "a"
         endless = rollouts.start(first_batch)
         assert endless.cancel()
@@ -138,10 +136,8 @@ def test_trained_batches_are_not_repeated_after_a_checkpoint() -> None:
     with rollouts_of() as rollouts:
         rollouts.submit(prompts("a", "b"))
         first = rollouts.next_batch()
-        assert first is not None
         rollouts.acknowledge(first.number)
         second = rollouts.next_batch()
-        assert second is not None
         assert second.samples[0].uid == "b"
 
 
@@ -171,7 +167,6 @@ def test_a_wait_that_is_broken_off_is_cancelled(monkeypatch: pytest.MonkeyPatch)
         assert broken_off[0].cancelled()
         rollouts.submit(prompts("b"))
         batch = rollouts.next_batch()
-        assert batch is not None
         assert len(batch.samples) == 2
 
 

@@ -264,7 +264,6 @@ async def test_prompts_are_arrays_of_numpy(way: str) -> None:
         assert order.sampling["temperature"] == 0.5
         await instance.answer(0, [5])
         batch = await asking
-        assert batch is not None
         assert type(batch.samples[0].prompt_ids[0]) is int
 
 
@@ -386,7 +385,6 @@ async def test_groups_filtered_at_the_end_shorten_the_last_batch(way: str, tmp_p
         for number, token in enumerate([5, 5, 1, 2]):
             await instance.answer(number, [token])
         batch = await asking
-        assert batch is not None
         assert (sorted(batch.groups()), batch.filtered, batch.missing) == (["b"], ["a"], 1)
         assert await rollouts.next_batch() is None
 
@@ -409,7 +407,6 @@ async def test_reward_function_is_called(tmp_path: Path) -> None:
         await instance.answer(0, [5, 6])
         await instance.answer(1, [7, 8, 9])
         batch = await asking
-        assert batch is not None
         assert (batch.filtered, batch.samples[0].reward) == (["a"], 3.0)
 
 

@@ -52,9 +52,11 @@ from tests.core.told import (
     LIMIT,
     PROMPT,
     Told,
+    begun,
     delivered,
     dispatched,
     make_scheduler,
+    resumed,
     sample,
     sent,
     tail,
@@ -108,9 +110,8 @@ class TestSyncStep:
         assert dispatched(told(BatchRequested())) == ["b/0"]
 
     def test_the_next_step_has_new_weights(self) -> None:
-        told = Told()
-        told.submit("a", "b")
-        told(BatchRequested(), RequestFinished("a/0", 1, 5))
+        told = begun("a", "b")
+        told(RequestFinished("a/0", 1, 5))
         assert told(WeightsPublished(1)) == [UpdateWeights("i0", 1)]
         assert told(BatchRequested()) == [], "nothing may run under old weights"
         assert told(WeightsUpdated("i0", 1)) == [sent("b/0", 2, salt=1)]
@@ -125,9 +126,7 @@ class TestSyncStep:
         assert told(RequestFinished("a/0", 1, 5)) == [sent("a/1", 2)]
 
     def test_new_instance_takes_waiting_requests(self) -> None:
-        told = Told(slots=1)
-        told.submit("a", samples=2)
-        told(BatchRequested())
+        told = begun("a", samples=2, slots=1)
         assert told(InstanceJoined("new", 1, BIG)) == [sent("a/1", 2, "new")]
 
     def test_prompts_per_step_is_at_least_one(self) -> None:
@@ -192,15 +191,17 @@ class TestSurplus:
 
     def test_stopping_attempt_is_interrupted_once(self) -> None:
         interruption = {"use": "partial", "at_update": "resubmit"}
-        told = Told(
-            2,
+        told = begun(
+            "a",
+            "b",
+            samples=2,
+            prompts_per_step=2,
             slots=5,
             batching=tail(1.0, 1.5),
             freshness="unbounded",
             interruption=interruption,
         )
-        told.submit("a", "b", samples=2)
-        told(BatchRequested(), RequestFinished("a/2", 3, 5))
+        told(RequestFinished("a/2", 3, 5))
         assert told(WeightsPublished(1)) == [Pause("i0", "abort", clear_cache=True)]
         assert told(RequestFinished("a/0", 1, 5)) == [thrown("a/1", 0, "surplus", ends=True)]
 
@@ -217,17 +218,7 @@ class TestFailure:
     def test_failed_request_continues_elsewhere_from_streamed_tokens(self) -> None:
         told = self.told()
         told(TokensArrived("a/0", 1, 7))
-        assert told(RequestFailed("a/0", 1, "reset by peer")) == [
-            sent(
-                "a/0",
-                2,
-                "i1",
-                context_tokens=PROMPT + 7,
-                max_new_tokens=LIMIT - 7,
-                response_tokens=7,
-                computed_tokens=PROMPT + 7,
-            ),
-        ]
+        assert told(RequestFailed("a/0", 1, "reset by peer")) == [resumed("a/0", 2, "i1", made=7)]
         assert told(RequestFinished("a/0", 2, 3)) == [
             Deliver(0, 0, (sample("a/0", (0, 7, "i0"), (0, 3, "i1")),))
         ]
@@ -250,9 +241,7 @@ class TestFailure:
         assert told.request("a/0").failures == 0, "it never got there"
 
     def test_request_waits_for_a_resting_only_instance(self) -> None:
-        told = Told()
-        told.submit("a")
-        told(BatchRequested())
+        told = begun("a")
         assert told(RequestFailed("a/0", 1, blame="instance")) == [Wake(at=1.0)]
         told.seconds = 0.5
         assert told(Woke()) == [Wake(at=1.0)], "woken too early: it must not be forgotten"
@@ -272,22 +261,17 @@ class TestFailure:
         assert told(RequestFailed("a/0", 9, blame="instance")) == [Wake(at=3.0)]
 
     def test_failures_in_a_row_double_the_rest_up_to_64_times(self) -> None:
-        told = Told()
-        told.submit("a")
-        told(BatchRequested())
+        told = begun("a")
         rests = []
         for attempt in range(1, 10):
             (wake,) = told(RequestFailed("a/0", attempt, blame="instance"))
-            assert isinstance(wake, Wake)
             rests.append(wake.at - told.seconds)
             told.seconds = wake.at
             told(Woke())
         assert rests == [1, 2, 4, 8, 16, 32, 64, 64, 64]
 
     def test_an_answer_ends_the_row(self) -> None:
-        told = Told()
-        told.submit("a", samples=2)
-        told(BatchRequested())
+        told = begun("a", samples=2)
         assert told(RequestFailed("a/0", 1, blame="instance")) == [Wake(1.0)]
         told(RequestFinished("a/1", 2, 5))
         told.seconds = 1.0
@@ -295,9 +279,7 @@ class TestFailure:
         assert told(RequestFailed("a/0", 3, blame="instance")) == [Wake(2.0)]
 
     def test_faulty_request_fails_its_group(self) -> None:
-        told = Told(slots=2)
-        told.submit("a", samples=3)
-        told(BatchRequested())
+        told = begun("a", samples=3, slots=2)
         told(RequestFinished("a/0", 1, 5))  # a/1 and a/2 run
         told(TokensArrived("a/1", 2, 4))
         assert told(RequestFailed("a/1", 2, "too long", blame="request")) == [
@@ -311,9 +293,7 @@ class TestFailure:
         assert told(RequestInterrupted("a/2", 3, 6)) == [thrown("a/2", 6, "failed", attempt=3)]
 
     def test_the_request_is_at_fault_so_the_instance_does_not_rest(self) -> None:
-        told = Told(slots=1)
-        told.submit("a", "b")
-        told(BatchRequested())
+        told = begun("a", "b", slots=1)
         actions = told(RequestFailed("a/0", 1, "too long", blame="request"))
         assert actions == [thrown("a/0", 0, "failed", ends=True), sent("b/0", 2)]
 
@@ -327,9 +307,7 @@ class TestFailure:
 
 class TestLostInstance:
     def told(self) -> Told:
-        told = Told(instances=2)
-        told.submit("a", samples=2)
-        told(BatchRequested())
+        told = begun("a", samples=2, instances=2)
         assert told.running == ["a/0", "a/1"]
         return told
 
@@ -340,17 +318,7 @@ class TestLostInstance:
     def test_streamed_tokens_survive_a_loss(self) -> None:
         told = self.told()
         told(TokensArrived("a/0", 1, 7))
-        assert told(InstanceLost("i0")) == [
-            sent(
-                "a/0",
-                3,
-                "i1",
-                context_tokens=PROMPT + 7,
-                max_new_tokens=LIMIT - 7,
-                response_tokens=7,
-                computed_tokens=PROMPT + 7,
-            )
-        ]
+        assert told(InstanceLost("i0")) == [resumed("a/0", 3, "i1", made=7)]
         assert told.request("a/0").segments == (Segment(0, 7, "i0"),)
 
     def test_a_response_streamed_to_its_limit_is_finished(self) -> None:
@@ -367,9 +335,8 @@ class TestLostInstance:
 
     def test_one_streamed_to_its_limit_may_make_its_sibling_surplus(self) -> None:
         """Both were on the lost instance: the second must not go on after its group is whole."""
-        told = Told(2, batching=tail(1.0, 2.0))
-        told.submit("a", "b")
-        told(BatchRequested(), TokensArrived("a/0", 1, LIMIT), TokensArrived("a/1", 2, 7))
+        told = begun("a", "b", prompts_per_step=2, batching=tail(1.0, 2.0))
+        told(TokensArrived("a/0", 1, LIMIT), TokensArrived("a/1", 2, 7))
         assert told(InstanceLost("i0")) == [thrown("a/1", 7, "surplus", ends=True)]
 
     def test_its_late_answers_are_counted_and_dropped(self) -> None:
@@ -388,33 +355,20 @@ class TestLostInstance:
     def test_rejoined_instance_has_lost_its_attempts(self) -> None:
         told = self.told()
         told(TokensArrived("a/0", 1, 7))
-        assert told(InstanceJoined("i0", 8, BIG)) == [
-            sent(
-                "a/0",
-                3,
-                "i0",
-                context_tokens=PROMPT + 7,
-                max_new_tokens=LIMIT - 7,
-                response_tokens=7,
-                computed_tokens=PROMPT + 7,
-            )
-        ]
+        assert told(InstanceJoined("i0", 8, BIG)) == [resumed("a/0", 3, "i0", made=7)]
         assert told(RequestFinished("a/0", 1, 9)) == [], "an answer from its former life"
         assert told.anomalies == {"unknown_attempt": 1}
         assert list(told.scheduler.state.fleet.attempts) == [2, 3]
 
     def test_rejoined_instance_does_not_rest(self) -> None:
-        told = Told()
-        told.submit("a")
-        told(BatchRequested(), RequestFailed("a/0", 1, blame="instance"))
+        told = begun("a")
+        told(RequestFailed("a/0", 1, blame="instance"))
         assert told(InstanceJoined("i0", 8, BIG)) == [sent("a/0", 2)]
 
 
 class TestTurns:
     def told(self) -> Told:
-        told = Told(slots=1)
-        told.submit("a")
-        told(BatchRequested())
+        told = begun("a", slots=1)
         assert told(TurnFinished("a/0", 1, 20)) == []
         return told
 
@@ -422,15 +376,7 @@ class TestTurns:
         told = self.told()
         assert told.request("a/0").state is RequestState.ACTING
         assert told(ToolReturned("a/0", 1, 30)) == [
-            sent(
-                "a/0",
-                2,
-                context_tokens=PROMPT + 20 + 30,
-                max_new_tokens=LIMIT - 20,
-                response_tokens=20,
-                computed_tokens=PROMPT + 20,
-                turn=1,
-            )
+            resumed("a/0", 2, made=20, context_tokens=PROMPT + 20 + 30, turn=1)
         ]
         assert told(RequestFinished("a/0", 2, 5)) == [
             Deliver(0, 0, (sample("a/0", (0, 20, "i0"), (0, 5, "i0")),))
@@ -460,7 +406,6 @@ class TestTurns:
     def test_a_tool_that_returns_less_than_nothing(self) -> None:
         told = self.told()
         (dispatch,) = told(ToolReturned("a/0", 1, -30))
-        assert isinstance(dispatch, Dispatch)
         assert dispatch.context_tokens == PROMPT + 20
         assert told.anomalies == {"tokens_out_of_range": 1}
 
@@ -476,7 +421,6 @@ class TestTurns:
     def test_a_tool_that_fails_takes_its_group_with_it(self) -> None:
         told = self.told()
         (discard,) = told(TrajectoryEnded("a/0", 1, "failed"))
-        assert isinstance(discard, Discard)
         assert (discard.request, discard.reason, discard.ends) == ("a/0", "failed", True)
 
     @pytest.mark.parametrize("attempt", [0, 2])
@@ -488,30 +432,25 @@ class TestTurns:
 
     def test_a_trajectory_without_a_token_that_starts_over_says_so(self) -> None:
         """Its observations are thrown away too, so whoever keeps them must hear of it."""
-        told = Told(batching=TWICE, freshness="unbounded", slots=1)
-        told.submit("a", "b")
-        told(BatchRequested(), TurnFinished("a/0", 1, 0))
+        told = begun("a", "b", batching=TWICE, freshness="unbounded", slots=1)
+        told(TurnFinished("a/0", 1, 0))
         told(ToolReturned("a/0", 1, 30))
         gone = [a for a in told(RequestFinished("b/0", 2, 5)) if isinstance(a, Discard)]
         assert [(a.request, a.tokens, a.attempt, a.ends) for a in gone] == [("a/0", 0, 0, False)]
 
     def test_a_turn_that_used_up_the_response_is_the_last(self) -> None:
-        told = Told()
-        told.submit("a")
-        told(BatchRequested())
+        told = begun("a")
         assert told(TurnFinished("a/0", 1, LIMIT)) == [
             Deliver(0, 0, (sample("a/0", (0, LIMIT, "i0"), finish="length"),))
         ]
 
     def test_a_tool_that_returns_to_a_group_set_back_lets_it_wait(self) -> None:
-        told = Told(batching=TWICE, freshness="unbounded", interruption=PARTIAL)
-        told.submit("a", "b")
-        told(BatchRequested(), TurnFinished("a/0", 1, 20))
+        told = begun("a", "b", batching=TWICE, freshness="unbounded", interruption=PARTIAL)
+        told(TurnFinished("a/0", 1, 20))
         assert delivered(told(RequestFinished("b/0", 2, 5))) == ["b/0"]
         assert told(ToolReturned("a/0", 1, 30)) == []
         assert told.request("a/0").state is RequestState.PARKED
         (dispatch,) = told(BatchRequested())
-        assert isinstance(dispatch, Dispatch)
         assert (dispatch.context_tokens, dispatch.turn) == (PROMPT + 20 + 30, 1)
 
 
@@ -526,16 +465,7 @@ class TestSegmentBudget:
         assert told(RequestFinished("a/0", 1, 30, reason="length")) == []
         assert told.request("a/0").state is RequestState.PARKED
         assert delivered(told(RequestFinished("b/0", 2, 5))) == ["b/0"]
-        assert told(BatchRequested()) == [
-            sent(
-                "a/0",
-                3,
-                context_tokens=PROMPT + 30,
-                max_new_tokens=30,
-                response_tokens=30,
-                computed_tokens=PROMPT + 30,
-            )
-        ]
+        assert told(BatchRequested()) == [resumed("a/0", 3, made=30, max_new_tokens=30)]
 
     def test_other_groups_replace_those_that_spent_their_budget(self) -> None:
         told = Told(2, freshness="unbounded", interruption=BUDGET)
@@ -551,18 +481,15 @@ class TestSegmentBudget:
         assert told.scheduler.state.groups["a"].state is DEFERRED
 
     def test_is_renewed_at_once_when_nothing_else_can_fill_the_batch(self) -> None:
-        told = Told(2, interruption=BUDGET)
-        told.submit("a", "b", "c")
-        told(BatchRequested())
+        told = begun("a", "b", "c", prompts_per_step=2, interruption=BUDGET)
         assert dispatched(told(RequestFinished("a/0", 1, 30, reason="length"))) == ["a/0"], (
             "at staleness 0 no other may start"
         )
 
     def test_spent_group_continues_when_its_batch_waits(self) -> None:
         bound = {"use": "bounded", "max_staleness": 1}
-        told = Told(batching=TWICE, freshness=bound, interruption=BUDGET)
-        told.submit("a", "b", "c", "d")
-        told(BatchRequested(), RequestFinished("a/0", 1, 30, reason="length"))
+        told = begun("a", "b", "c", "d", batching=TWICE, freshness=bound, interruption=BUDGET)
+        told(RequestFinished("a/0", 1, 30, reason="length"))
         told(RequestFinished("b/0", 2, 5))
         told(WeightsPublished(1), WeightsUpdated("i0", 1))
         assert dispatched(told(BatchRequested())) == ["a/0", "c/0"]
@@ -618,13 +545,10 @@ class TestSegmentBudget:
         assert dispatched(told(Woke())) == ["a/0"]
 
     def test_the_last_one_is_what_is_left(self) -> None:
-        told = Told(interruption=BUDGET)
-        told.submit("a")
-        told(BatchRequested())
+        told = begun("a", interruption=BUDGET)
         limits = []
         for attempt in range(1, 4):
             (dispatch,) = told(RequestFinished("a/0", attempt, 30, reason="length"))
-            assert isinstance(dispatch, Dispatch)
             limits.append(dispatch.max_new_tokens)
         assert limits == [30, 30, LIMIT - 90]
         assert told(RequestFinished("a/0", 4, 10, reason="length")) == [
@@ -645,7 +569,6 @@ class TestSegmentBudget:
         told.submit("a", "b", samples=2)
         told(BatchRequested(), RequestFinished("a/1", 2, 5), RequestFinished("b/1", 4, 5))
         (dispatch,) = told(RequestFinished("a/0", 1, 30, reason="length"))
-        assert isinstance(dispatch, Dispatch)
         assert (dispatch.request, dispatch.instance) == ("a/0", "i1"), "i0 has another to run"
         assert (dispatch.context_tokens, dispatch.max_new_tokens) == (PROMPT + 30, 30)
 
@@ -656,59 +579,46 @@ class TestEndOfResponse:
         [(5, "stop", "stop"), (LIMIT, "stop", "stop"), (LIMIT, "length", "length")],
     )
     def test_stop_or_length(self, tokens: int, reason: Any, finish: str) -> None:
-        told = Told()
-        told.submit("a")
-        told(BatchRequested())
+        told = begun("a")
         assert told(RequestFinished("a/0", 1, tokens, reason=reason)) == [
             Deliver(0, 0, (sample("a/0", (0, tokens, "i0"), finish=finish),))
         ]
 
     def test_length_short_of_the_limit_is_the_end_too(self) -> None:
         """The instance ran out of context: asking again would not help."""
-        told = Told(interruption={"use": "partial", "segment_tokens": 30})
-        told.submit("a")
-        told(BatchRequested())
+        told = begun("a", interruption={"use": "partial", "segment_tokens": 30})
         assert told(RequestFinished("a/0", 1, 20, reason="length")) == [
             Deliver(0, 0, (sample("a/0", (0, 20, "i0"), finish="length"),))
         ]
 
     def test_an_empty_response_is_a_sample(self) -> None:
-        told = Told()
-        told.submit("a")
-        told(BatchRequested())
+        told = begun("a")
         assert told(RequestFinished("a/0", 1, 0)) == [Deliver(0, 0, (sample("a/0"),))]
 
     def test_an_interrupted_one_that_was_at_its_limit_is_finished(self) -> None:
-        told = Told()
-        told.submit("a")
-        told(BatchRequested())
+        told = begun("a")
         assert told(RequestInterrupted("a/0", 1, LIMIT)) == [
             Deliver(0, 0, (sample("a/0", (0, LIMIT, "i0"), finish="length"),))
         ]
 
     @pytest.mark.parametrize(("said", "counted"), [(-5, 0), (LIMIT + 1, LIMIT), (10**9, LIMIT)])
     def test_tokens_out_of_range_are_clamped(self, said: int, counted: int) -> None:
-        told = Told()
-        told.submit("a")
-        told(BatchRequested())
+        told = begun("a")
         (batch,) = told(RequestFinished("a/0", 1, said))
-        assert isinstance(batch, Deliver)
         assert batch.samples[0].response_tokens == counted
         assert told.anomalies == {"tokens_out_of_range": 1}
 
     @pytest.mark.parametrize("tokens", [-1, 4, LIMIT + 1])
     def test_a_stream_cannot_run_backwards_or_over(self, tokens: int) -> None:
-        told = Told()
-        told.submit("a")
-        told(BatchRequested(), TokensArrived("a/0", 1, 5))
+        told = begun("a")
+        told(TokensArrived("a/0", 1, 5))
         assert told(TokensArrived("a/0", 1, tokens)) == []
         assert told.anomalies == {"tokens_out_of_range": 1}
         assert told.request("a/0").known_tokens == 5
 
     def test_the_answer_counts_not_the_stream(self) -> None:
-        told = Told()
-        told.submit("a")
-        told(BatchRequested(), TokensArrived("a/0", 1, 5))
+        told = begun("a")
+        told(TokensArrived("a/0", 1, 5))
         assert told(RequestFinished("a/0", 1, 3)) == [Deliver(0, 0, (sample("a/0", (0, 3, "i0")),))]
 
 
@@ -787,14 +697,7 @@ class TestPartialRollout:
         told = self.told(freshness="unbounded", ordering="resumed_first")
         told(RequestFinished("a/0", 1, 5), RequestInterrupted("b/0", 2, 40))
         assert told(BatchRequested()) == [
-            sent(
-                "b/0",
-                3,
-                context_tokens=PROMPT + 40,
-                max_new_tokens=LIMIT - 40,
-                response_tokens=40,
-                computed_tokens=PROMPT + 40,
-            ),
+            resumed("b/0", 3, made=40),
             sent("c/0", 4),
         ]
         assert told(RequestFinished("b/0", 3, 2))[0] == Deliver(
@@ -823,9 +726,8 @@ class TestPartialRollout:
 
     def test_deferred_group_needs_no_more_room(self) -> None:
         bounded = {"use": "bounded", "max_staleness": 1}
-        told = Told(batching=TWICE, freshness=bounded, interruption=PARTIAL)
-        told.submit("a", "b", "c")
-        told(BatchRequested(), RequestFinished("a/0", 1, 5), RequestInterrupted("b/0", 2, 40))
+        told = begun("a", "b", "c", batching=TWICE, freshness=bounded, interruption=PARTIAL)
+        told(RequestFinished("a/0", 1, 5), RequestInterrupted("b/0", 2, 40))
         assert dispatched(told(BatchRequested())) == ["b/0"], "but there is none for c"
 
 
@@ -891,15 +793,7 @@ class TestWeightUpdate:
         assert told(InstancePaused("i0")) == [UpdateWeights("i0", 1)]
         assert told(WeightsUpdated("i0", 1)) == [
             Resume("i0"),
-            sent(
-                "a/0",
-                2,
-                context_tokens=PROMPT + 40,
-                max_new_tokens=LIMIT - 40,
-                salt=salt,
-                response_tokens=40,
-                computed_tokens=PROMPT + 40,
-            ),
+            resumed("a/0", 2, made=40, salt=salt),
         ]
 
     @pytest.mark.parametrize("kv", ["retain", "recompute"])
@@ -1012,9 +906,7 @@ class TestAnswersToNobody:
         ],
     )
     def test_they_are_counted_and_change_nothing(self, event: Event) -> None:
-        told = Told()
-        told.submit("a")
-        told(BatchRequested())
+        told = begun("a")
         before = facts(told.scheduler)
         assert told(event) == []
         assert told.anomalies == {"unknown_attempt": 1}
@@ -1022,9 +914,8 @@ class TestAnswersToNobody:
         assert facts(told.scheduler) == before
 
     def test_the_same_answer_twice(self) -> None:
-        told = Told(slots=1)
-        told.submit("a", samples=2)
-        told(BatchRequested(), RequestFinished("a/0", 1, 5))
+        told = begun("a", samples=2, slots=1)
+        told(RequestFinished("a/0", 1, 5))
         assert told(RequestFinished("a/0", 1, 5)) == []
         assert told.anomalies == {"unknown_attempt": 1}
         assert told.instance("i0").in_flight == 1
@@ -1140,9 +1031,8 @@ class TestCallerErrors:
             told(InstanceJoined("i0", 8, BIG))
 
     def test_an_id_may_be_used_again_once_its_group_is_gone(self) -> None:
-        told = Told()
-        told.submit("a")
-        told(BatchRequested(), RequestFinished("a/0", 1, 5))
+        told = begun("a")
+        told(RequestFinished("a/0", 1, 5))
         assert told.submit("a") == []
 
 
@@ -1156,15 +1046,12 @@ class TestPrediction:
         assert dispatched(told(RequestFinished("a/0", 1, 20))) == ["b/0"]
 
     def test_lengths_are_kept_in_order(self) -> None:
-        told = Told()
-        told.submit("a", samples=3)
-        told(BatchRequested(), RequestFinished("a/0", 1, 20), RequestFinished("a/2", 3, 5))
+        told = begun("a", samples=3)
+        told(RequestFinished("a/0", 1, 20), RequestFinished("a/2", 3, 5))
         assert told.scheduler.state.groups["a"].siblings.lengths == [5, 20]
 
     def test_running_request_weighs_its_expected_tokens(self) -> None:
-        told = Told(slots=2, prediction="group_history", routing="least_tokens")
-        told.submit("a", samples=2)
-        told(BatchRequested())
+        told = begun("a", samples=2, slots=2, prediction="group_history", routing="least_tokens")
         i0 = told.instance("i0")
         assert i0.tokens == 2 * (PROMPT + LIMIT)
         told(RequestFinished("a/0", 1, 20))
@@ -1195,9 +1082,8 @@ class TestFoundByTheLaws:
     def test_a_round_does_not_begin_on_instances_that_are_still_to_be_updated(self) -> None:
         """Rolling updates leave old weights serving: what they made would be too old at once."""
         rolling = {"use": "rolling", "at_once": 1}
-        told = Told(instances=2, freshness={"max_staleness": 0}, weights=rolling)
-        told.submit("a", "b")
-        told(BatchRequested(), RequestFinished("a/0", 1, 5))
+        told = begun("a", "b", instances=2, freshness={"max_staleness": 0}, weights=rolling)
+        told(RequestFinished("a/0", 1, 5))
         (update,) = told(WeightsPublished(1))
         assert isinstance(update, UpdateWeights)
         told(BatchRequested())
@@ -1206,7 +1092,6 @@ class TestFoundByTheLaws:
         assert isinstance(dispatch, Dispatch)
         assert dispatch.instance == update.instance
         (deliver,) = told(RequestFinished("b/0", dispatch.attempt, 5))
-        assert isinstance(deliver, Deliver)
         assert deliver.samples[0].staleness == 0
 
 
@@ -1214,9 +1099,7 @@ class TestFoundByReview:
     """Bugs that were found by reading or by hostile events; each has its reproducer."""
 
     def test_a_join_that_is_refused_loses_nothing(self) -> None:
-        told = Told(slots=2)
-        told.submit("a")
-        told(BatchRequested())
+        told = begun("a", slots=2)
         with pytest.raises(CallerError, match="at least 1"):
             told(InstanceJoined("i0", 0, BIG))
         assert told.running == ["a/0"]
@@ -1248,16 +1131,14 @@ class TestFoundByReview:
     def test_streamed_tokens_nobody_wants_any_more_are_discarded_when_the_attempt_fails(
         self,
     ) -> None:
-        told = Told(batching=tail(1.0, 2.0), slots=2)
-        told.submit("a", "b")
-        told(BatchRequested(), TokensArrived("a/1", 2, 9), RequestFinished("a/0", 1, 5))
+        told = begun("a", "b", batching=tail(1.0, 2.0), slots=2)
+        told(TokensArrived("a/1", 2, 9), RequestFinished("a/0", 1, 5))
         assert thrown("a/1", 9, "surplus", attempt=2) in told(RequestFailed("a/1", 2))
 
     def test_unwanted_streamed_tokens_are_discarded_on_a_loss(self) -> None:
         """Whoever holds the tokens keeps what came; a loss has to say that they do not count."""
-        told = Told(batching=tail(1.0, 2.0), slots=2)
-        told.submit("a", "b")
-        told(BatchRequested(), RequestFinished("a/0", 1, 5), TokensArrived("a/1", 2, 9))
+        told = begun("a", "b", batching=tail(1.0, 2.0), slots=2)
+        told(RequestFinished("a/0", 1, 5), TokensArrived("a/1", 2, 9))
         assert thrown("a/1", 9, "surplus", attempt=2) in told(InstanceLost("i0"))
 
     def test_failures_count_in_a_row(self) -> None:
@@ -1271,17 +1152,13 @@ class TestFoundByReview:
         assert told.request("a/0").failures == 1
 
     def test_a_request_whose_observation_fills_the_cache_ends_with_length(self) -> None:
-        told = Told(slots=2)
-        told.submit("a")
-        told(BatchRequested(), TurnFinished("a/0", 1, 5))
+        told = begun("a", slots=2)
+        told(TurnFinished("a/0", 1, 5))
         (deliver,) = told(ToolReturned("a/0", 1, BIG))
-        assert isinstance(deliver, Deliver)
         assert deliver.samples[0].finish == "length"
 
     def test_a_request_may_not_outgrow_the_cache(self) -> None:
-        told = Told(slots=2)
-        told.submit("a")
-        told(BatchRequested(), TurnFinished("a/0", 1, 5))
+        told = begun("a", slots=2)
+        told(TurnFinished("a/0", 1, 5))
         (dispatch,) = told(ToolReturned("a/0", 1, BIG - PROMPT - 5 - 20))
-        assert isinstance(dispatch, Dispatch)
         assert dispatch.max_new_tokens == 20

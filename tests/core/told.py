@@ -9,7 +9,7 @@ import msgspec
 
 from rollout_sched.config import parse_policy
 from rollout_sched.core.model.actions import Action, Deliver, Discard, Dispatch
-from rollout_sched.core.model.events import Event, GroupSubmitted, InstanceJoined
+from rollout_sched.core.model.events import BatchRequested, Event, GroupSubmitted, InstanceJoined
 from rollout_sched.core.model.model import (
     DeliveredSample,
     Group,
@@ -96,12 +96,29 @@ class Told:
         return [attempt.request.id for attempt in attempts if not attempt.abandoned]
 
 
+def begun(*groups: str, samples: int = 1, **other: Any) -> Told:
+    """A scheduler with these groups, whose trainer has asked for a batch."""
+    told = Told(**other)
+    told.submit(*groups, samples=samples)
+    told(BatchRequested())
+    return told
+
+
 def sent(request: str, attempt: int, instance: str = "i0", **other: Any) -> Dispatch:
     """A first Dispatch under version 0, but for what `other` says; "a/1" is sample 1 of group a."""
     group, _, index = request.rpartition("/")
     usual = {"context_tokens": PROMPT, "max_new_tokens": LIMIT, "salt": 0}
     usual |= {"group": group, "index": int(index) if group else 0}
     return Dispatch(request, attempt, instance, **(usual | other))
+
+
+def resumed(
+    request: str, attempt: int, instance: str = "i0", *, made: int, **other: Any
+) -> Dispatch:
+    """A Dispatch that continues from so many tokens, which another attempt has computed."""
+    usual = {"context_tokens": PROMPT + made, "max_new_tokens": LIMIT - made}
+    usual |= {"response_tokens": made, "computed_tokens": PROMPT + made}
+    return sent(request, attempt, instance, **(usual | other))
 
 
 def thrown(request: str, tokens: int, reason: str, **other: Any) -> Discard:

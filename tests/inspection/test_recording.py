@@ -171,7 +171,6 @@ def test_clients_and_outages(tmp_path: Path) -> None:
         faults=(Lost(at_s=9.0, instance=1),),
     )
     found = summary(Recording(path))
-    assert run.direct is not None
     assert found["direct"]["answered"] == run.direct.answered > 0
     assert found["outages"]["instances_lost"] == 1
 

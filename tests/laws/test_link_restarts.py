@@ -143,8 +143,6 @@ class Run:
 
     async def end(self) -> None:
         live, self.hub = self.live, None
-        assert live is not None
-        assert self.training is not None
         for joined in self.joined.values():
             joined.end()
         self.training.cancel()
@@ -161,7 +159,6 @@ class Run:
         )
         live.trainer.close_submissions()
         batch = await live.trainer.next_batch()
-        assert batch is not None
         assert not batch.failed
         for sample in batch.samples:
             self.got.setdefault(sample.uid, []).append(sample.response_ids)
@@ -235,7 +232,6 @@ class Run:
             assert not len(front)
             assert front.refused == 0
             remote = front._remote
-            assert remote is not None
             assert not len(remote.calls)
             assert not len(remote.front.attempts)
             assert not len(remote.front.payloads)

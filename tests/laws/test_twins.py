@@ -301,7 +301,6 @@ class Client:
     def ask(self) -> None:
         world, conversation = self.world, self.conversation
         traffic = world.workload.traffic
-        assert traffic is not None
         length = conversation.present.response_tokens
         self.payload = Payload(world, self.said, length, responder=self)
         request = world.driver.submit(

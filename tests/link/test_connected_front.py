@@ -234,13 +234,11 @@ async def test_each_call_ends_once_and_its_waiter_hears_it() -> None:
         )
     assert [one.dispatch.attempt for one in attempts.on("i1")] == [1, 3]
     first = attempts.get(1)
-    assert first is not None
     ended = first.ended()
     assert attempts.take(1) is first
     assert attempts.take(1) is None
     assert ended.done()
     late = attempts.take(3)
-    assert late is not None
     assert late.ended().done()
     assert attempts.on("i1") == []
     assert len(attempts) == len(attempts.every()) == 1

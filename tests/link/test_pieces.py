@@ -53,7 +53,6 @@ def test_only_the_unstreamed_rest_of_a_piece_is_sent() -> None:
     assert payload.transcript.partial(3, 3) == Piece([7, 8, 9], [-0.5] * 3)
     front.transcript().append(3, 4, Piece([7, 8, 9, 10], [-0.5] * 4))
     made = front.pieces.piece_of("g/0", 3)
-    assert made is not None
     assert made.start == 3
     add_piece(host, made)
     assert payload.transcript.pieces == front.transcript().pieces

@@ -25,7 +25,6 @@ from rollout_sched.link.protocol import (
     read_orders,
     read_reports,
 )
-from rollout_sched.live.requests.token_payload import TokenPayload
 from rollout_sched.live.settings import Settings
 from rollout_sched.live.trainer.samples import Prompt
 
@@ -96,7 +95,6 @@ def test_samples_are_made_of_their_prompt() -> None:
     specs = GroupSpecs(WELCOME)
     prompt = Prompt("a", [4, 5], 2, 9, sampling={"temperature": 0.5, "seed": 3})
     payload = specs.factory(encoded(prompt))(1)
-    assert isinstance(payload, TokenPayload)
     assert payload.prompt_ids == [4, 5]
     assert payload.stream_every == 8
     assert payload.sampling == prompt.sampling_of(1)

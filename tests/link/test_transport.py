@@ -146,7 +146,6 @@ async def test_peer_that_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPatc
 async def test_silent_machine_is_probed() -> None:
     async with joined() as (here, _):
         transport = here.connection._transport
-        assert transport is not None
         taken = transport.get_extra_info("socket")
         assert taken.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         waits_s = taken.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) / 1000
@@ -240,7 +239,6 @@ class Stage:
         self.place = SchedulerPlace("127.0.0.1", await self._listener.open("127.0.0.1"), KEY)
 
     def fall(self) -> None:
-        assert self._listener is not None
         self._listener.close()
 
 

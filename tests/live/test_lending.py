@@ -71,7 +71,6 @@ class Stage:
         asking = self.ask()
         await self.instances[0].answer(0, [7])
         part = await asking
-        assert part is not None
         assert not part.last
         await self.instances[0].answer(1, [4, 5], "abort")
         order = await self.instances[1].order(1)
@@ -95,7 +94,6 @@ async def test_instance_is_lent_and_returns() -> None:
         asking = stage.ask(acknowledged=0, part=1)
         await stage.instances[1].answer(1, [6])
         last = await asking
-        assert last is not None
         assert last.last
         (sample,) = last.samples
         assert (sample.response_ids, sample.versions) == ([4, 5, 6], [0, 0, 0])

@@ -65,7 +65,6 @@ def test_the_journal_tells_the_run_again(tmp_path: Path) -> None:
         await instance.answer(0, [5])
         await instance.answer(1, [6])
         batch = await asking
-        assert batch is not None
         assert batch.version == 3
         await live.close()
         return live

@@ -119,7 +119,6 @@ class Gateway:
 
     def _crashed_at_a_write(self) -> None:
         fault = self._dying
-        assert fault is not None
         self.down_until = self._world.kernel.time() + fault.for_s
         self.kill(fault.power)
 
@@ -170,20 +169,17 @@ class Gateway:
         return self.service.live
 
     async def _work(self) -> None:
-        assert self.service is not None
         await self.service.open()
 
     async def _close(self) -> None:
         """Close it as `serve` does."""
         service = self.service
-        assert service is not None
         await self._end_work()
         await service.close()
 
     async def _end_work(self) -> None:
         """Raises the error with which the work ends."""
         working = self._working
-        assert working is not None
         working.cancel()
         await asyncio.wait({working})
         if not working.cancelled():

@@ -136,7 +136,6 @@ class Process(VirtualLoop):
             task._log_destroy_pending = False  # type: ignore[attr-defined]
             coroutine = task.get_coro()
             with suppress(Exception):
-                assert coroutine is not None
                 coroutine.close()
         self._tasks.clear()
         self.on_exit.clear()

@@ -110,7 +110,6 @@ async def score(sample: Sample) -> Worth:
 
 def score_in_thread(sample: Sample) -> Worth:
     thread = threads.current()
-    assert thread is not None
     thread.sleep(_seconds(sample))
     return _worth(sample)
 

@@ -202,7 +202,6 @@ class World:
         self._check_calls()
         await self._until(lambda: not self.left(), QUIET_S, "nothing is left")
         live = self.gateway.live
-        assert live is not None
         live.driver.pump.scheduler.check_invariants()
         await self._stop()
 
@@ -275,7 +274,6 @@ class World:
             await self._until(lambda: self.gateway.live is not None, LIVENESS_S, "it is back")
             folder, process = self.gateway.store, self.gateway.process
             assert process is not None
-            assert self.gateway.disk is not None
             self.gateway.disk.crash_in = None  # the crash has not happened
             await self.gateway.stop(again=False)
         hold("no task is left", not process.tasks, process.tasks)
@@ -560,7 +558,6 @@ def run(plan: Plan) -> Outcome:
 
 
 def _disk(world: World | None, folder: Path) -> Any:
-    assert world is not None
     return world.gateway.disk_of(folder)
 
 

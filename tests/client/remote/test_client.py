@@ -105,7 +105,6 @@ class TestRestarts:
             asking = asyncio.create_task(rollouts.next_batch())
             await first.answer(0, [5])
             batch = await asking
-            assert batch is not None
             assert (batch.number, list(batch.groups())) == (0, ["a"])
         async with House(second, port=int(url.rsplit(":", 1)[1])):
             with pytest.raises(ForgottenPrompts) as caught:
@@ -115,7 +114,6 @@ class TestRestarts:
             asking = asyncio.create_task(rollouts.next_batch())
             await second.answer(0, [6])
             batch = await asking
-            assert batch is not None
             # It counts from 0 again, and what we had of the earlier one is not taken for it.
             assert (batch.number, list(batch.groups())) == (0, ["b"])
             await rollouts.__aexit__()
@@ -134,7 +132,6 @@ class TestRestarts:
             await rollouts.submit([prompt("a")])
             await second.answer(0, [6])
             batch = await asking
-            assert batch is not None
             assert list(batch.groups()) == ["a"]
             await rollouts.__aexit__()
 

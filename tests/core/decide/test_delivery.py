@@ -29,8 +29,10 @@ from tests.core.told import (
     LIMIT,
     PROMPT,
     Told,
+    begun,
     delivered,
     dispatched,
+    resumed,
     sample,
     sent,
     tail,
@@ -58,7 +60,6 @@ class TestStaleness:
         told(WeightsUpdated("i0", 1))
         told(RequestFinished("a/1", 2, 9, ((0, 4), (1, 5))))
         (deliver,) = told(BatchRequested())
-        assert isinstance(deliver, Deliver)
         old, mixed = deliver.samples
         assert [(s.version, s.tokens, s.masked) for s in old.segments] == [(0, 5, True)]
         assert [(s.version, s.masked) for s in mixed.segments] == [(0, True), (1, False)]
@@ -191,25 +192,14 @@ class TestWaiting:
         told(WeightsPublished(1), WeightsUpdated("i0", 1))
         assert dispatched(told(BatchRequested())) == ["d/0", "e/0", "f/0"]
         told(RequestFinished("d/0", 4, 5))
-        assert told(RequestFinished("e/0", 5, 5)) == [
-            sent(
-                "c/0",
-                7,
-                context_tokens=PROMPT + 40,
-                max_new_tokens=LIMIT - 40,
-                salt=1,
-                response_tokens=40,
-                computed_tokens=PROMPT + 40,
-            )
-        ]
+        assert told(RequestFinished("e/0", 5, 5)) == [resumed("c/0", 7, made=40, salt=1)]
         assert delivered(told(RequestFinished("c/0", 7, 5))) == ["c/0", "d/0"]
 
 
 class TestLastBatch:
     def summary(self) -> Told:
-        told = Told(2)
-        told.submit("a", "b", "c")
-        told(BatchRequested(), RequestFinished("a/0", 1, 5), RequestFinished("b/0", 2, 5))
+        told = begun("a", "b", "c", prompts_per_step=2)
+        told(RequestFinished("a/0", 1, 5), RequestFinished("b/0", 2, 5))
         told(BatchRequested())
         return told
 
@@ -274,7 +264,6 @@ class TestSelection:
         """These finish, the batch is trained; who runs then."""
         for request in finished:
             attempt = told.request(request).attempt
-            assert attempt is not None
             told(RequestFinished(request, attempt.id, 5))
         attempts = [a for a in told.scheduler.state.fleet.attempts.values() if a.abandoned]
         for attempt in attempts:
@@ -296,9 +285,7 @@ class TestSelection:
 
 
 def test_groups_know_their_place_among_those_launched_with_them() -> None:
-    told = Told(3, batching="sync")
-    told.submit("a", "b", "c", "d")
-    told(BatchRequested())
+    told = begun("a", "b", "c", "d", prompts_per_step=3, batching="sync")
 
     def places() -> list[tuple[str, int, int]]:
         return [(g.id, g.launch_place, g.launch_size) for g in told.scheduler.state.groups]

@@ -28,13 +28,11 @@ from rollout_sched.core.model.events import (
 from rollout_sched.core.model.records import Launch
 from rollout_sched.core.model.roles import Batching, Progress
 from rollout_sched.core.restart.facts import state_of
-from tests.core.told import BIG, FULLY_ASYNC, LIMIT, PROMPT, Told, delivered, with_roles
+from tests.core.told import BIG, FULLY_ASYNC, LIMIT, PROMPT, Told, begun, delivered, with_roles
 
 
 def test_a_batch_goes_before_its_place_is_filled() -> None:
-    told = Told(slots=1, **FULLY_ASYNC)
-    told.submit("a", "b")
-    told(BatchRequested())
+    told = begun("a", "b", slots=1, **FULLY_ASYNC)
     orders = told(RequestFinished("a/0", 1, 5))
     assert [type(action) for action in orders] == [Deliver, Dispatch]
 

@@ -150,7 +150,6 @@ def test_a_delivery_teaches_present_and_later_groups() -> None:
         RequestFinished("a/0", 1, 7),
     )
     here = told.scheduler.state.groups["a@2"].siblings.history
-    assert here is not None
     assert here.ascending == [40], "it is not delivered yet"
     told(RequestFinished("a/1", 2, 9), GroupSubmitted("a@3", 1, PROMPT, LIMIT, "p", (40,)))
     assert here.ascending == [7, 9, 40]

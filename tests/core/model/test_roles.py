@@ -15,7 +15,7 @@ from rollout_sched.core.model.events import BatchRequested, RequestFinished
 from rollout_sched.core.model.model import Instance
 from rollout_sched.core.state.fleet import Fleet
 from rollout_sched.core.state.progress import RunProgress
-from tests.core.told import FULLY_ASYNC, Told, make_group
+from tests.core.told import FULLY_ASYNC, Told, begun, make_group
 
 ROLES: dict[str, Any] = typing.get_type_hints(roles.Roles)
 
@@ -141,9 +141,7 @@ def test_a_policy_answers_with_data(role: str, use: str, told: Told) -> None:
 
 @every_policy
 def test_a_policy_can_serve(role: str, use: str) -> None:
-    told = Told(**tables(role, use))
-    told.submit("a")
-    told(BatchRequested())
+    told = begun("a", **tables(role, use))
     assert told.running[0] == "a/0"
 
 

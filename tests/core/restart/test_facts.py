@@ -21,7 +21,7 @@ from rollout_sched.core.model.events import (
 )
 from rollout_sched.core.model.records import GroupFacts, Launch, PromptFacts, RequestFacts, Segment
 from rollout_sched.core.restart.facts import Changes, FactRecorder, FoldedFacts, state_of
-from tests.core.told import LIMIT, PROMPT, Told
+from tests.core.told import LIMIT, PROMPT, Told, begun
 
 HISTORY = {"use": "prompt_history", "quantile": 0.5}
 
@@ -135,9 +135,8 @@ def test_a_fresh_group_is_as_submitted() -> None:
 
 
 def test_streamed_tokens_are_recorded_as_after_a_loss() -> None:
-    told = Told(interruption=PARTIAL)
-    told.submit("a")
-    told(BatchRequested(), TokensArrived("a/0", 1, 7))
+    told = begun("a", interruption=PARTIAL)
+    told(TokensArrived("a/0", 1, 7))
     before = state_of(told.scheduler, 0.0).groups
     assert request_of(told) == RequestFacts(
         0, 2, "waiting", (Segment(0, 7, "i0"),), 0, 17, salt=0, last_attempt=1, last_instance="i0"
@@ -147,9 +146,8 @@ def test_streamed_tokens_are_recorded_as_after_a_loss() -> None:
 
 
 def test_a_tool_at_work_and_what_it_has_said() -> None:
-    told = Told()
-    told.submit("a")
-    told(BatchRequested(), TurnFinished("a/0", 1, 5))
+    told = begun("a")
+    told(TurnFinished("a/0", 1, 5))
     assert (request_of(told).state, request_of(told).turn) == ("acting", 1)
     told(ToolReturned("a/0", 1, 20))
     request = request_of(told)
@@ -158,9 +156,7 @@ def test_a_tool_at_work_and_what_it_has_said() -> None:
 
 
 def test_resting_request_waits_and_spent_request_is_parked() -> None:
-    told = Told(instances=2)
-    told.submit("a")
-    told(BatchRequested())
+    told = begun("a", instances=2)
     told(RequestFailed("a/0", 1), RequestFailed("a/0", 2))
     assert told.request("a/0").rests_until
     assert request_of(told).state == "waiting"

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from rollout_sched.core.handlers import MAX_EXTERNAL_ABORTS
 from rollout_sched.core.model.actions import Action, Answer, Dispatch, Wake
 from rollout_sched.core.model.events import (
-    BatchRequested,
     InstanceLost,
     RequestFailed,
     RequestFinished,
@@ -20,7 +19,7 @@ from rollout_sched.core.model.events import (
 )
 from rollout_sched.core.model.model import Instance
 from rollout_sched.core.work.attempts import Backoff
-from tests.core.told import LIMIT, PROMPT, Told, make_request, thrown
+from tests.core.told import LIMIT, PROMPT, Told, begun, make_request, thrown
 
 
 def told() -> Told:
@@ -136,7 +135,6 @@ def test_poison_that_comes_all_at_once_delays_nobody() -> None:
         told(ask(f"poison{number}"))
     for number in range(40):
         attempt = told.request(f"poison{number}").attempt
-        assert attempt is not None
         told(RequestFailed(f"poison{number}", attempt.id, "500"))
     assert len(dispatched(told(ask("innocent")))) == 1
 
@@ -159,9 +157,7 @@ def test_rested_request_waits_behind_newer_ones() -> None:
 
 def test_a_sample_that_has_failed_keeps_its_place() -> None:
     """The order among its own is the trainer's, and a fresh scheduler has to find it again."""
-    told = Told(slots=1)
-    told.submit("a", "b", samples=2)
-    told(BatchRequested())
+    told = begun("a", "b", samples=2, slots=1)
     told(RequestFailed("a/0", 1, "500"))
     told.seconds = 1.0
     told(Woke())
@@ -186,7 +182,6 @@ def test_an_instance_that_alone_fails_comes_to_rest() -> None:
         told(RequestFailed(f"d{number}", first[1], "500"))
     for number in range(3):
         attempt = told.request(f"d{number}").attempt
-        assert attempt is not None
         wakes += [
             action
             for action in told(RequestFinished(f"d{number}", attempt.id, 5))
@@ -254,7 +249,6 @@ def test_an_abort_that_nobody_asked_for_is_not_answered_with_another_attempt_at_
     assert told(RequestInterrupted("d", 1, 3)) == [Wake(1.0)]
     told.seconds = 1.0
     (dispatch,) = told(Woke())
-    assert isinstance(dispatch, Dispatch)
     assert dispatch.response_tokens == 3
 
 
@@ -264,7 +258,6 @@ def test_request_always_stopped_externally_fails_in_the_end() -> None:
     stops = 0
     while "d" in told.scheduler.parts.requests:
         attempt = told.request("d").attempt
-        assert attempt is not None
         told(RequestInterrupted("d", attempt.id, 0))
         stops += 1
         told.seconds += 1.0

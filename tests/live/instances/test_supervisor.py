@@ -546,7 +546,6 @@ class TestModels:
         async with Stage(first, second, settings=QUICK) as stage:
             supervisor = stage.driver.supervisors["i1"]
             assert second.used == "tuned"
-            assert supervisor.description is not None
             assert supervisor.description.model == "tuned"
 
     async def test_last_instance_may_restart_with_another_model(self) -> None:
@@ -867,7 +866,6 @@ class TestContradictions:
             await instance.answer(0, [5, 6, 7], spans=((0, 1), (2, 2)))
             await until(lambda: client.sample)
             sample = client.sample
-            assert sample is not None
             assert [(s.version, s.tokens) for s in sample.segments] == [(0, 1), (2, 2)]
             assert stage.driver.view.anomalies == {}
 

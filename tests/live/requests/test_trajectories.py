@@ -97,7 +97,6 @@ def test_turns_and_what_the_tool_returned_become_one_sample() -> None:
         await stage.instance.answer(1, [7])
         await stage.tools.answer(1, None)
         batch = await asking
-        assert batch is not None
         (sample,) = batch.samples
         assert sample.response_ids == [5, 6, 90, 91, 7]
         assert sample.response_mask == [1, 1, 0, 0, 1]
@@ -143,7 +142,6 @@ def test_a_tool_that_fails_fails_its_group() -> None:
         await stage.instance.answer(1, [5])
         await stage.tools.answer(0, RuntimeError("sandbox is gone"))
         batch = await asking
-        assert batch is not None
         assert batch.samples == []
         assert [(f.uid, f.reason) for f in batch.failed] == [("a", "RuntimeError: sandbox is gone")]
 
@@ -159,7 +157,6 @@ def test_a_tool_that_returns_no_tokens_fails_its_group() -> None:
         returned: Any = ["<result>"]
         await stage.tools.answer(0, returned)
         batch = await asking
-        assert batch is not None
         assert "invalid literal" in batch.failed[0].reason
 
     run(scene)
@@ -176,7 +173,6 @@ def test_discarded_surplus_trajectory_cancels_its_tool() -> None:
         await until(lambda: len(stage.tools.calls) == 2)
         await stage.tools.answer(1, None)
         batch = await asking
-        assert batch is not None
         assert [sample.response_ids for sample in batch.samples] == [[6]]
         await until(lambda: stage.tools.cancelled == 1)
         assert len(stage.driver.front.tools) == 0
@@ -224,7 +220,6 @@ def test_tool_result_without_room_ends_the_trajectory() -> None:
         await small.answer(0, [5, 6])
         await stage.tools.answer(0, [90, 91, 92, 93])
         batch = await asking
-        assert batch is not None
         (sample,) = batch.samples
         assert (sample.response_ids, sample.status) == ([5, 6], "TRUNCATED")
 
@@ -237,7 +232,6 @@ def test_a_turn_that_used_up_the_tokens_has_no_tool() -> None:
         asking = asyncio.create_task(stage.trainer.next_batch())
         await stage.instance.answer(0, [5, 6])
         batch = await asking
-        assert batch is not None
         assert batch.samples[0].status == "TRUNCATED"
         assert not stage.tools.calls
 
@@ -259,7 +253,6 @@ def test_an_interrupted_turn_goes_on_where_it_was() -> None:
         await other.answer(0, [7])
         await stage.tools.answer(1, None)
         batch = await asking
-        assert batch is not None
         assert batch.samples[0].response_ids == [5, 90, 7]
 
     run(scene)
@@ -298,7 +291,6 @@ def test_greedy_text_in_turns_is_the_text_in_one(streams: bool) -> None:
             await stage.tools.answer(number, returned)
             context = [*context, *turn, *(returned or ())]
         batch = await asking
-        assert batch is not None
         assert batch.samples[0].response_ids == context[2:]
 
     run(scene)

@@ -58,7 +58,6 @@ async def number(
         batch = await delivery.next(ack, timeout_s, trainer=trainer)
     except NotReady:
         return None
-    assert batch is not None
     return batch.number
 
 
@@ -172,7 +171,6 @@ async def names(
         batch = await delivery.next(ack, 0.01, part=part, parts=parts)
     except NotReady:
         return None
-    assert batch is not None
     return [failed.uid for failed in batch.failed]
 
 
@@ -221,7 +219,6 @@ class TestSeveralTrainers:
             await asking
         maker.put_part(0, 1, last=True)
         rest = await waiting
-        assert rest is not None
         assert [failed.uid for failed in rest.failed] == ["0.1"]
 
     async def test_the_end_comes_when_nothing_can_come_back(self) -> None:
@@ -288,7 +285,6 @@ class TestParts:
         for part in range(3):
             maker.put_part(0, part)
         batch = await delivery.next(0, 1.0, part=0, parts=True)
-        assert batch is not None
         assert [failed.uid for failed in batch.failed] == ["0.1", "0.2"]
         assert (batch.number, batch.part, batch.last) == (0, 2, False)
 
@@ -362,7 +358,6 @@ class Trainer:
             batch = await self.delivery.next(number, 0, part=part, parts=parts)
         except NotReady:
             return
-        assert batch is not None
         if lost:
             return
         self.received = (batch.number, batch.part)

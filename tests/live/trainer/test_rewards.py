@@ -521,7 +521,6 @@ class TestPolicyFile:
 
     def test_a_function_by_name(self) -> None:
         function = reward_function_of(policy(use=f"{HERE}:score", keep="nonzero_variance"))
-        assert function is not None
         assert function.filters
         assert run_reward_function(function.reward(sample())) == Reward(0.5)
 
@@ -530,7 +529,6 @@ class TestPolicyFile:
             raise OSError("down")
 
         found = reward_function_of(policy(use=f"{HERE}:score", tries=1), other, keep="")
-        assert found is not None
         assert not found.filters
         with pytest.raises(RewardFailed, match="failed 1 times"):
             run_reward_function(found.reward(sample()))

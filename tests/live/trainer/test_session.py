@@ -55,7 +55,6 @@ async def test_a_batch_of_samples() -> None:
         await stage.instance.answer(0, [7, 8], "length")
         await stage.instance.answer(1, [9])
         batch = await asking
-        assert batch is not None
         assert (batch.number, batch.version, batch.failed) == (0, 0, [])
         assert list(batch.groups()) == ["a"]
         first = next(s for s in batch.samples if s.index == 0)
@@ -110,7 +109,6 @@ async def test_a_cancelled_wait_loses_nothing() -> None:
         await asyncio.gather(asking, return_exceptions=True)
         await stage.instance.answer(0, [7])
         batch = await stage.trainer.next_batch()
-        assert batch is not None
         assert batch.samples[0].response_ids == [7]
 
 
@@ -120,14 +118,12 @@ async def test_a_batch_comes_again_until_it_is_acknowledged() -> None:
         asking = stage.ask(), stage.ask()
         await stage.instance.answer(0, [7])
         first, same = await asyncio.gather(*asking)
-        assert first is not None
         assert first is same is await stage.trainer.next_batch()
         assert stage.driver.view.run.batches == 1  # nobody has asked for more
         with pytest.raises(NotReady):
             await stage.trainer.next_batch(first.number, 0.01)
         await stage.instance.answer(1, [8])
         second = await stage.trainer.next_batch(first.number)
-        assert second is not None
         assert [sample.uid for sample in second.samples] == ["b"]
 
 
@@ -151,12 +147,10 @@ async def test_a_failed_group_comes_with_the_next_batch_or_at_the_end() -> None:
         await stage.instance.fail(0, RequestRejected("out of vocabulary"))
         await stage.instance.answer(1, [7])
         batch = await asking
-        assert batch is not None
         assert batch.failed == [FailedGroup("bad", "out of vocabulary")]
         asking = stage.ask(batch.number)
         await stage.instance.fail(2, RequestRejected("too long"))
         last = await asking
-        assert last is not None
         assert (last.samples, last.failed) == ([], [FailedGroup("worse", "too long")])
         assert await stage.trainer.next_batch(last.number) is None
 
@@ -165,7 +159,6 @@ STREAMED = {"batching": {"use": "sync", "part_prompts": 1}}
 
 
 def uids(batch: Batch | None) -> list[str]:
-    assert batch is not None
     return [sample.uid for sample in batch.samples]
 
 
@@ -176,21 +169,18 @@ async def test_parts_of_a_batch() -> None:
         asking = asyncio.create_task(trainer.next_batch(parts=True))
         await stage.instance.answer(1, [7])
         part = await asking
-        assert part is not None
         assert (part.number, part.part, part.last, uids(part)) == (0, 0, False, ["b"])
         with pytest.raises(CallerError, match="take its parts up to the last"):
             await trainer.publish_weights(1, load)
         asking = asyncio.create_task(trainer.next_batch(0, part=0, parts=True))
         await stage.instance.answer(0, [7])
         part = await asking
-        assert part is not None
         assert (part.part, part.last, uids(part)) == (1, False, ["a"])
         # One that starts anew has none of the gradients.
         assert uids(await trainer.next_batch(parts=True)) == ["b", "a"]
         asking = asyncio.create_task(trainer.next_batch(0, part=1, parts=True))
         await stage.instance.answer(2, [7])
         part = await asking
-        assert part is not None
         assert (part.part, part.last, uids(part)) == (2, True, ["c"])
         await trainer.publish_weights(1, load)
         with pytest.raises(NotReady):
@@ -222,7 +212,6 @@ async def test_a_batch_in_parts_whose_rest_fails_is_closed() -> None:
         asking = asyncio.create_task(trainer.next_batch(0, part=0, parts=True))
         await stage.instance.fail(1, RequestRejected("too long"))
         last = await asking
-        assert last is not None
         assert (last.number, last.part, last.last) == (0, 1, True)
         assert (last.samples, last.failed) == ([], [FailedGroup("b", "too long")])
         assert await trainer.next_batch(0, part=1, parts=True) is None
@@ -240,7 +229,6 @@ async def test_a_batch_in_parts_that_nobody_fills_is_closed_with_the_submissions
         await asyncio.sleep(0)
         trainer.close_submissions()
         last = await asking
-        assert last is not None
         assert (last.part, last.last, last.samples) == (1, True, [])
         assert await trainer.next_batch(0, part=1, parts=True) is None
 
@@ -279,7 +267,6 @@ async def test_unreported_failure_may_be_resubmitted_after_the_end() -> None:
             stage.trainer.submit([prompt("new")])
         await stage.instance.answer(1, [7])
         batch = await asking
-        assert batch is not None
         assert batch.failed == [FailedGroup("bad", "too long")]
         stage.trainer.submit([prompt("bad")])
         assert await stage.trainer.next_batch(batch.number) is None
@@ -296,7 +283,6 @@ async def test_failed_prompt_is_accepted_again_until_the_end() -> None:
         stage.trainer.submit([prompt("bad"), prompt("bad")])
         await stage.instance.answer(1, [7])
         batch = await asking
-        assert batch is not None
         assert (uids(batch), [group.uid for group in batch.failed]) == (["bad"], ["bad"])
 
 
@@ -345,7 +331,6 @@ async def test_versions_are_those_that_made_the_tokens() -> None:
         await stage.instance.answer(0, [7, 8], "abort")
         await stage.instance.answer(1, [9])
         batch = await asking
-        assert batch is not None
         sample = batch.samples[0]
         assert sample.versions == [0, 0, 1]
         assert sample.staleness == 1
@@ -426,7 +411,6 @@ async def test_a_failed_group_says_why() -> None:
         told("aborted", None)  # as for one whose attempts somebody else aborts
         await stage.instance.answer(0, [7])
         batch = await asking
-        assert batch is not None
         why = {failed.uid: failed.reason for failed in batch.failed}
         assert why["raises"] == "KeyError: 'answer'"
         assert "aborted it repeatedly" in why["aborted"]

@@ -374,14 +374,12 @@ class TestRestarts:
 
 def known(live: LiveScheduler) -> set[str]:
     """The requests whose rewards are known, and will be stored with the next write."""
-    assert live.records.stored is not None
     return set(live.records.stored.keeper.session._rewarded)
 
 
 async def killed(live: LiveScheduler, to: Path) -> Path:
     """What a process leaves that is killed now."""
     await live.trainer.durable()
-    assert live.records.stored is not None
     shutil.copytree(live.records.stored.store.folder, to)
     return to
 

@@ -22,7 +22,6 @@ def test_the_command_reports_readiness_and_ends_at_once() -> None:
         [sys.executable, "-c", program, *arguments], stdout=subprocess.PIPE, text=True
     )
     try:
-        assert process.stdout is not None
         line = process.stdout.readline()
         assert line.startswith("m ready on http://127.0.0.1:")
         url = line.split()[-1]

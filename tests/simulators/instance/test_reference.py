@@ -9,7 +9,6 @@ from tests.simulators.instance.reference import BlockPool, ReferenceInstance, St
 
 def test_each_steps_decisions_are_recorded() -> None:
     one = instance(ReferenceInstance, kv_blocks=8)
-    assert isinstance(one, ReferenceInstance)
     one.submit(request(1, context=12, new=16, shared_tokens=12), 0.0)
     one.submit(request(2, context=12, new=16, shared_tokens=12), 0.0)
     follow(one, until=0.5)

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from rollout_sched.simulators.instance.kv_blocks import KvBlocks
 from rollout_sched.simulators.instance.model import SimRequest
 from rollout_sched.simulators.instance.scheduler import DecodeBatch, SimAttempt, SimWaitingQueue
-from rollout_sched.simulators.instance.sim_instance import SimInstance
 from tests.simulators.instance.by_hand import Make, follow, instance, request
 
 
@@ -207,7 +206,6 @@ def test_an_aborted_request_is_skipped():
 
 def test_a_prompt_found_in_the_cache_is_counted_as_such() -> None:
     one = instance(kv_blocks=50)
-    assert isinstance(one, SimInstance)
     for number in (1, 2):
         one.submit(request(number, context=10, new=3, shared_tokens=10), 10.0 * number)
         follow(one)

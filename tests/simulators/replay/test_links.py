@@ -104,7 +104,6 @@ def test_unsupported_scenarios_with_links_are_refused() -> None:
         "links": {"fronts": 2, "delay_s": 0.01},
     }
     links = parse_scenario("s", table).links
-    assert links is not None
     assert links.fronts == 2
     with pytest.raises(ConfigError, match="links"):
         parse_scenario("s", {**table, "faults": [{"what": "lost", "at_s": 1.0, "instance": 0}]})

@@ -289,6 +289,5 @@ class TestTraffic:
 
     def test_an_oracle_is_told_of_clients_too(self) -> None:
         load = Workload(TRACE, Job(), traffic=TrafficModel(rate=1.0, for_s=9.0))
-        assert load.traffic is not None
         asked = load.traffic.conversations()[0]
         assert load.length(asked.group, 3) == load.traffic.length(asked.group)

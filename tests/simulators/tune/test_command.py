@@ -70,7 +70,6 @@ def test_the_command_in_the_head_gives_the_file_again(
     assert run(capsys, trace, first, "--max-staleness", 1, "--budget", budget)[0] == 0
     head = first.read_text().splitlines()[0]
     evaluations = re.search(r"--evaluations (\d+) --held-out-seeds (\d+)", head)
-    assert evaluations is not None
     more = ("--evaluations", evaluations[1], "--held-out-seeds", evaluations[2], "--jobs", "1")
     assert run(capsys, trace, again, "--max-staleness", 1, *more)[0] == 0
     assert first.read_text() == again.read_text()
