@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from rollout_sched.calibration.bursts import Burst, BurstTime
-from rollout_sched.calibration.calibration import Calibration, Calibrator, Measurements, spread
+from rollout_sched.calibration.calibration import Calibration, Measurements, spread
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.vllm.detection import EngineLimits
 from rollout_sched.live.ports import OnTokens, Order, Output
@@ -46,24 +46,20 @@ def test_any_step_is_foretold_within_two_per_cent(cost: CostModel) -> None:
         assert found.step(*step) == pytest.approx(true.step(*step), rel=0.02), step
 
 
-def test_answer_overhead_is_kept_out_of_the_step_constants() -> None:
+async def test_answer_overhead_is_kept_out_of_the_step_constants() -> None:
     """A server that writes them one after the other, 100 us for each token: as long for the last
     step's answers of a burst as a third of its steps. Other constants must not have that."""
+    server, writes = virtual.instance(), asyncio.Lock()
+    generate = server.generate
 
-    async def scene() -> Calibration:
-        server, writes = virtual.instance(), asyncio.Lock()
-        generate = server.generate
+    async def written(order: Order, on_tokens: OnTokens | None = None) -> Output:
+        output = await generate(order, on_tokens)
+        async with writes:
+            await asyncio.sleep(100e-6 * len(output.token_ids))
+        return output
 
-        async def written(order: Order, on_tokens: OnTokens | None = None) -> Output:
-            output = await generate(order, on_tokens)
-            async with writes:
-                await asyncio.sleep(100e-6 * len(output.token_ids))
-            return output
-
-        server.generate = written  # type: ignore[method-assign]
-        return await Calibrator([server], LIMITS, seed=1, report=lambda *_: None).run(120)
-
-    found = virtual.in_virtual_time(scene)
+    server.generate = written  # type: ignore[method-assign]
+    found = await virtual.calibrator(server).run(120)
     assert found.writing_s == pytest.approx(100e-6, rel=0.05)
     for name in ("sequence_s", "context_s"):
         assert getattr(found.fit.cost, name) == pytest.approx(getattr(COST, name), rel=0.15), name
@@ -97,59 +93,40 @@ def test_a_server_without_room_for_anything_is_refused() -> None:
         virtual.calibrated(tiny)
 
 
-def test_paused_server_is_refused() -> None:
-    async def scene() -> None:
-        server = virtual.instance()
-        await server.pause("keep", False)
-        described = change(await server.describe(), paused=True)
+async def test_paused_server_is_refused() -> None:
+    server = virtual.instance()
+    await server.pause("keep", False)
+    described = change(await server.describe(), paused=True)
 
-        async def describe() -> object:
-            return described
+    async def describe() -> object:
+        return described
 
-        server.describe = describe  # type: ignore[method-assign, assignment]
-        await Calibrator([server], LIMITS, seed=1, report=lambda *_: None).run(10)
-
+    server.describe = describe  # type: ignore[method-assign, assignment]
     with pytest.raises(CallerError, match="resume it"):
-        virtual.in_virtual_time(scene)
+        await virtual.calibrator(server).run(10)
 
 
-def test_instances_that_are_not_alike_are_refused() -> None:
-    async def scene() -> None:
-        servers = [virtual.instance(), virtual.instance(change(SPEC, max_num_seqs=8), "small")]
-        await Calibrator(servers, LIMITS, seed=1, report=lambda *_: None).run(10)
-
+async def test_instances_that_are_not_alike_are_refused() -> None:
+    servers = [virtual.instance(), virtual.instance(change(SPEC, max_num_seqs=8), "small")]
     with pytest.raises(CallerError, match=r"small .* differs from fake"):
-        virtual.in_virtual_time(scene)
+        await virtual.calibrator(*servers).run(10)
 
 
-def test_several_are_measured_at_once() -> None:
-    async def scene() -> Calibration:
-        servers = [virtual.instance(name=name) for name in ("one", "two")]
-        return await Calibrator(servers, LIMITS, seed=1, report=lambda *_: None).run(60)
-
-    found = virtual.in_virtual_time(scene)
+async def test_several_are_measured_at_once() -> None:
+    found = await virtual.calibrator(*(virtual.instance(name=name) for name in ("one", "two"))).run(
+        60
+    )
     assert found.instances == 2
     assert found.fit.max_error < 0.01
 
 
-def test_earlier_bursts_are_measured_again() -> None:
+async def test_earlier_bursts_are_measured_again() -> None:
     """Also with less time, in which other bursts would be chosen: each is seen by both, so that a
     machine that is slower by now does not make some of them longer than the others."""
-    measurements = Measurements()
-
-    async def scene() -> tuple[Calibration, dict[Burst, int], Calibration]:
-        server = virtual.instance()
-        first, second = (
-            Calibrator(
-                [server], LIMITS, seed=seed, report=lambda *_: None, measurements=measurements
-            )
-            for seed in (1, 2)
-        )
-        found = await first.run(60)
-        often = {burst: len(times) for burst, times in measurements.times.items()}
-        return found, often, await second.run(5)
-
-    first, often, second = virtual.in_virtual_time(scene)
+    measurements, server = Measurements(), virtual.instance()
+    first = await virtual.calibrator(server, measurements=measurements).run(60)
+    often = {burst: len(times) for burst, times in measurements.times.items()}
+    second = await virtual.calibrator(server, seed=2, measurements=measurements).run(5)
     assert second.bursts == first.bursts == len(often)
     assert all(len(measurements.times[burst]) > times for burst, times in often.items())
     assert second.whole
@@ -159,36 +136,30 @@ def test_earlier_bursts_are_measured_again() -> None:
 @pytest.mark.parametrize(
     ("loads_s", "median_s", "times"), [((0.4, 0.1, 0.1, 0.1, 0.1), 0.1, 5), ((6.0,), 6.0, 1)]
 )
-def test_a_checkpoint_that_loads_quickly_is_loaded_again(
+async def test_a_checkpoint_that_loads_quickly_is_loaded_again(
     loads_s: tuple[float, ...], median_s: float, times: int
 ) -> None:
     """The first load may be slower than those that follow in a training."""
+    server, left = virtual.instance(), list(loads_s)
+    described = await server.describe()
+    able = change(described, capabilities=described.capabilities | {"collective_rpc"})
 
-    async def scene() -> tuple[Calibration, int]:
-        server, left = virtual.instance(), list(loads_s)
-        described = await server.describe()
-        able = change(described, capabilities=described.capabilities | {"collective_rpc"})
+    async def describe() -> object:
+        return able
 
-        async def describe() -> object:
-            return able
+    async def collective_rpc(*_: object, **__: object) -> None:
+        await asyncio.sleep(left.pop(0))
 
-        async def collective_rpc(*_: object, **__: object) -> None:
-            await asyncio.sleep(left.pop(0))
-
-        server.describe = describe  # type: ignore[method-assign, assignment]
-        server.collective_rpc = collective_rpc  # type: ignore[method-assign]
-        calibrator = Calibrator([server], LIMITS, seed=1, report=lambda *_: None)
-        return await calibrator.run(10, "/checkpoint"), len(loads_s) - len(left)
-
-    found, loaded = virtual.in_virtual_time(scene)
+    server.describe = describe  # type: ignore[method-assign, assignment]
+    server.collective_rpc = collective_rpc  # type: ignore[method-assign]
+    found = await virtual.calibrator(server).run(10, "/checkpoint")
     assert found.reload_s == pytest.approx(median_s, abs=0.05)
-    assert loaded == times
+    assert len(loads_s) - len(left) == times
 
 
 def interrupted_after(seconds: float) -> Calibration:
     async def scene() -> Calibration:
-        calibrator = Calibrator([virtual.instance()], LIMITS, seed=1, report=lambda *_: None)
-        task = asyncio.ensure_future(calibrator.run(600))
+        task = asyncio.ensure_future(virtual.calibrator(virtual.instance()).run(600))
         await asyncio.sleep(seconds)
         task.cancel()
         return await task
@@ -208,19 +179,14 @@ def test_an_interrupt_before_anything_is_known_is_one() -> None:
         interrupted_after(1)
 
 
-def test_a_server_that_serves_others_all_the_time_is_refused() -> None:
-    async def scene() -> None:
-        server = virtual.instance()
-        order = Order("theirs", [1, 2, 3], 16000, "", {"ignore_eos": True})
-        theirs = asyncio.ensure_future(server.generate(order))
-        await asyncio.sleep(0.1)
-        try:
-            await Calibrator([server], LIMITS, seed=1, report=lambda *_: None).run(60)
-        finally:
-            theirs.cancel()
-
+async def test_a_server_that_serves_others_all_the_time_is_refused() -> None:
+    server = virtual.instance()
+    order = Order("theirs", [1, 2, 3], 16000, "", {"ignore_eos": True})
+    theirs = asyncio.ensure_future(server.generate(order))
+    await asyncio.sleep(0.1)
     with pytest.raises(CallerError, match=r"busy with other requests \(1 running"):
-        virtual.in_virtual_time(scene)
+        await virtual.calibrator(server).run(60)
+    theirs.cancel()
 
 
 def test_a_neighbour_who_disturbs_once_changes_nothing() -> None:

@@ -42,6 +42,12 @@ def instance(spec: InstanceSpec = SPEC, name: str = "fake") -> RealtimeInstance:
     return RealtimeInstance(name, spec, length)
 
 
+def calibrator(
+    *servers: RealtimeInstance, limits: EngineLimits = LIMITS, seed: int = 1, **other: Any
+) -> Calibrator:
+    return Calibrator(servers, limits, seed=seed, report=lambda *_: None, **other)
+
+
 def in_virtual_time(scene: Callable[[], Coroutine[Any, Any, T]]) -> T:
     return virtual_loop.run(scene())
 
@@ -50,7 +56,6 @@ def calibrated(
     spec: InstanceSpec = SPEC, seconds: float = 120.0, limits: EngineLimits = LIMITS
 ) -> Calibration:
     async def scene() -> Calibration:
-        calibrator = Calibrator([instance(spec)], limits, seed=1, report=lambda *_: None)
-        return await calibrator.run(seconds)
+        return await calibrator(instance(spec), limits=limits).run(seconds)
 
     return in_virtual_time(scene)

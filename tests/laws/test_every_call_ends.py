@@ -23,7 +23,6 @@ from rollout_sched.live.driver import Driver
 from rollout_sched.live.ports import InstanceError, RequestRejected
 from rollout_sched.live.requests.token_payload import TokenPayload, TokenTranscript
 from rollout_sched.live.settings import Settings
-from tests import virtual_net
 from tests.core.told import make_scheduler
 from tests.live.scripted import Scripted, until
 
@@ -178,27 +177,24 @@ async def test_a_lost_instance_is_survived_by_a_payload_that_raises(bad: str) ->
         assert isinstance(innocent.ends[0], DeliveredSample)
 
 
-def test_an_observer_that_raises_is_heard_of_once_and_changes_nothing(
+async def test_an_observer_that_raises_is_heard_of_once_and_changes_nothing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def scene() -> None:
-        seen: list[Event] = []
+    seen: list[Event] = []
 
-        def bad(now: float, event: Event, actions: list[Action]) -> None:
-            raise Boom("observer")
+    def bad(now: float, event: Event, actions: list[Action]) -> None:
+        raise Boom("observer")
 
-        def good(now: float, event: Event, actions: list[Action]) -> None:
-            seen.append(event)
+    def good(now: float, event: Event, actions: list[Action]) -> None:
+        seen.append(event)
 
-        async with Stage(observers=[bad, good]) as stage:
-            serving = asyncio.create_task(stage.serve(False))
-            client = stage.ask(Client())
-            await until(lambda: client.ends)
-            serving.cancel()
-            assert isinstance(client.ends[0], DeliveredSample)
-            assert sum(isinstance(event, InstanceJoined) for event in seen) == 2
-
-    virtual_net.run(scene())
+    async with Stage(observers=[bad, good]) as stage:
+        serving = asyncio.create_task(stage.serve(False))
+        client = stage.ask(Client())
+        await until(lambda: client.ends)
+        serving.cancel()
+        assert isinstance(client.ends[0], DeliveredSample)
+        assert sum(isinstance(event, InstanceJoined) for event in seen) == 2
     assert sum("gets no more events" in record.message for record in caplog.records) == 1
 
 

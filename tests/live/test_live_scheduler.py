@@ -25,7 +25,6 @@ from rollout_sched.live.durable import journal as journal_keeper
 from rollout_sched.live.live_scheduler import LiveScheduler, RunRecords, scheduler_state
 from rollout_sched.live.settings import RunOptions
 from rollout_sched.live.trainer.samples import NamedTools, Prompt
-from tests import virtual_net
 from tests.core.told import Told
 from tests.live.durable.test_run import run
 from tests.live.scripted import Scripted, until
@@ -34,7 +33,7 @@ from tests.live.trainer.test_session import Stage, load, prompt
 POLICY = load_policy("round_robin_sync")
 
 
-def test_a_policy_that_lends_to_nobody_says_so(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_policy_that_lends_to_nobody_says_so(caplog: pytest.LogCaptureFixture) -> None:
     class Borrower:
         def lent(self, instance: str) -> None: ...
 
@@ -42,34 +41,27 @@ def test_a_policy_that_lends_to_nobody_says_so(caplog: pytest.LogCaptureFixture)
 
     policy = parse_policy("mine", {"lending": {"use": "stage_fusion"}})
 
-    async def scene() -> None:
-        await LiveScheduler(policy, borrower=Borrower()).close()
-        assert not caplog.records
-        await LiveScheduler(policy).close()
-
-    virtual_net.run(scene())
+    await LiveScheduler(policy, borrower=Borrower()).close()
+    assert not caplog.records
+    await LiveScheduler(policy).close()
     assert "policy mine lends instances" in caplog.text
 
 
-def test_the_journal_tells_the_run_again(tmp_path: Path) -> None:
+async def test_the_journal_tells_the_run_again(tmp_path: Path) -> None:
     path = tmp_path / "journal"
 
-    async def scene() -> LiveScheduler:
-        live = LiveScheduler(
-            POLICY, RunOptions(prompts_per_step=1, start_version=3, seed=5, journal=path)
-        )
-        instance = Scripted()
-        await live.driver.add_instance(instance)
-        live.trainer.submit([Prompt("a", [1], 2, 9)])
-        asking = asyncio.create_task(live.trainer.next_batch())
-        await instance.answer(0, [5])
-        await instance.answer(1, [6])
-        batch = await asking
-        assert batch.version == 3
-        await live.close()
-        return live
-
-    live = virtual_net.run(scene())
+    live = LiveScheduler(
+        POLICY, RunOptions(prompts_per_step=1, start_version=3, seed=5, journal=path)
+    )
+    instance = Scripted()
+    await live.driver.add_instance(instance)
+    live.trainer.submit([Prompt("a", [1], 2, 9)])
+    asking = asyncio.create_task(live.trainer.next_batch())
+    await instance.answer(0, [5])
+    await instance.answer(1, [6])
+    batch = await asking
+    assert batch.version == 3
+    await live.close()
     header, entries = journal.read(path)
     assert (header.policy, header.prompts_per_step, header.version) == ("round_robin_sync", 1, 3)
     again = POLICY.scheduler(1, version=3, seed=5)
@@ -94,25 +86,19 @@ async def test_events_reach_the_disk_before_the_end(
     await live.close()
 
 
-def test_a_journal_is_never_written_over(tmp_path: Path) -> None:
+async def test_a_journal_is_never_written_over(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     path.write_text("what is left of a crash")
 
-    async def scene() -> None:
-        with pytest.raises(CallerError, match="exists; move it away"):
-            LiveScheduler(POLICY, RunOptions(prompts_per_step=1, journal=path))
-
-    virtual_net.run(scene())
+    with pytest.raises(CallerError, match="exists; move it away"):
+        LiveScheduler(POLICY, RunOptions(prompts_per_step=1, journal=path))
     assert path.read_text() == "what is left of a crash"
 
 
-def test_a_journal_of_nothing_does_not_stay(tmp_path: Path) -> None:
+async def test_a_journal_of_nothing_does_not_stay(tmp_path: Path) -> None:
     path = tmp_path / "journal"
 
-    async def scene() -> None:
-        await LiveScheduler(POLICY, RunOptions(prompts_per_step=1, journal=path)).close()
-
-    virtual_net.run(scene())
+    await LiveScheduler(POLICY, RunOptions(prompts_per_step=1, journal=path)).close()
     assert not path.exists()
 
 
@@ -186,14 +172,11 @@ async def test_a_run_in_a_store_has_a_journal_there_unless_another_is_named(
         assert live.state()["store"]["epoch"] == 1
 
 
-def test_journal_header_names_its_policy(tmp_path: Path) -> None:
+async def test_journal_header_names_its_policy(tmp_path: Path) -> None:
     path = tmp_path / "j"
 
-    async def scene() -> None:
-        async with run(tmp_path / "store", Scripted(), journal=path):
-            pass
-
-    virtual_net.run(scene())
+    async with run(tmp_path / "store", Scripted(), journal=path):
+        pass
     assert load_policy("round_robin_sync").name.encode() in path.read_bytes().splitlines()[0]
 
 

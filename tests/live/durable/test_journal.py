@@ -50,24 +50,21 @@ def fill_up(keeper: JournalRecorder, room: int) -> None:
     file._file = FullDisk(file._file, room)
 
 
-def test_full_disk_leaves_a_readable_journal(
+async def test_full_disk_leaves_a_readable_journal(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "journal"
 
-    async def scene() -> None:
-        keeper = JournalRecorder(path, HEADER)
-        keeper.observe(0.0, Woke(), [])
-        await until(lambda: path.stat().st_size)
-        fill_up(keeper, 60)  # a line and a half
-        for now in (1.0, 2.0, 3.0):
-            keeper.observe(now, Woke(), [])
-        await until(lambda: keeper.broken)
-        keeper.observe(4.0, Woke(), [])
-        await keeper.close()
-        assert "No space left" in keeper.broken
-
-    virtual_net.run(scene())
+    keeper = JournalRecorder(path, HEADER)
+    keeper.observe(0.0, Woke(), [])
+    await until(lambda: path.stat().st_size)
+    fill_up(keeper, 60)  # a line and a half
+    for now in (1.0, 2.0, 3.0):
+        keeper.observe(now, Woke(), [])
+    await until(lambda: keeper.broken)
+    keeper.observe(4.0, Woke(), [])
+    await keeper.close()
+    assert "No space left" in keeper.broken
     assert "No space left" in caplog.text
     assert str(path) in caplog.text
     assert path.read_bytes().endswith(b"}\n")
@@ -142,33 +139,27 @@ async def test_unwritten_entries_are_bounded(
     await keeper.close()
 
 
-def test_an_event_that_cannot_be_written_ends_it_too(tmp_path: Path) -> None:
+async def test_an_event_that_cannot_be_written_ends_it_too(tmp_path: Path) -> None:
     """What comes after a hole cannot be told again."""
     path = tmp_path / "journal"
 
-    async def scene() -> None:
-        keeper = JournalRecorder(path, HEADER)
-        keeper.observe(0.0, Woke(), [])
-        await until(lambda: path.stat().st_size)
-        keeper.observe(1.0, RequestWithdrawn("\ud800"), [])
-        keeper.observe(2.0, Woke(), [])
-        assert keeper.broken
-        await keeper.close()
-
-    virtual_net.run(scene())
+    keeper = JournalRecorder(path, HEADER)
+    keeper.observe(0.0, Woke(), [])
+    await until(lambda: path.stat().st_size)
+    keeper.observe(1.0, RequestWithdrawn("\ud800"), [])
+    keeper.observe(2.0, Woke(), [])
+    assert keeper.broken
+    await keeper.close()
     _, entries = journal.read(path)
     assert [entry.now for entry in entries] == [0.0]
 
 
-def test_nothing_is_written_over(tmp_path: Path) -> None:
+async def test_nothing_is_written_over(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     path.write_text("precious")
 
-    async def scene() -> None:
-        with pytest.raises(CallerError, match="exists; move it away"):
-            JournalRecorder(path, HEADER)
-
-    virtual_net.run(scene())
+    with pytest.raises(CallerError, match="exists; move it away"):
+        JournalRecorder(path, HEADER)
     assert path.read_text() == "precious"
 
 

@@ -185,12 +185,9 @@ async def test_a_promise_covers_all_earlier_changes(tmp_path):
         assert it.rows()["a"] == b"1"
 
 
-def test_close_writes_pending_changes(tmp_path):
-    async def scene():
-        async with opened(tmp_path) as it:
-            it.open.changes.put("run", "a", b"1")
-
-    virtual_net.run(scene())
+async def test_close_writes_pending_changes(tmp_path):
+    async with opened(tmp_path) as it:
+        it.open.changes.put("run", "a", b"1")
     store = Store(tmp_path)
     assert store.facts("run").keys() == {"a", "completed"}
     store.close()

@@ -25,7 +25,6 @@ from rollout_sched.live.trainer.samples import Batch, Prompt
 from rollout_sched.store.errors import StoreBroken, StoreFull
 from rollout_sched.store.store import ROWS, Store
 from rollout_sched.store.transaction import Transaction
-from tests import virtual_net
 from tests.live.scripted import Scripted, until
 
 SYNC = load_policy("round_robin_sync")
@@ -597,23 +596,19 @@ async def test_damaged_delivery_leaves_no_rows(tmp_path):
     assert_nothing_is_left(left)
 
 
-def test_the_journal_of_an_epoch_replays_by_itself(tmp_path):
-    async def scene():
-        before, after = Scripted(), Scripted()
-        async with run(tmp_path / "1", before) as live:
-            live.trainer.submit([PROMPT])
-            with pytest.raises(NotReady):
-                await live.trainer.next_batch(timeout_s=0)
-            await before.stream(0, [5])
-            (running,) = live.driver.front.attempts.on("i0")
-            await until(lambda: running.known_tokens)
-            left = await killed(live, tmp_path / "2")
-        async with run(left, after) as live:
-            await after.answer(0, [7])
-            await batch_of(live)
-        return left, live
-
-    left, live = virtual_net.run(scene())
+async def test_the_journal_of_an_epoch_replays_by_itself(tmp_path):
+    before, after = Scripted(), Scripted()
+    async with run(tmp_path / "1", before) as live:
+        live.trainer.submit([PROMPT])
+        with pytest.raises(NotReady):
+            await live.trainer.next_batch(timeout_s=0)
+        await before.stream(0, [5])
+        (running,) = live.driver.front.attempts.on("i0")
+        await until(lambda: running.known_tokens)
+        left = await killed(live, tmp_path / "2")
+    async with run(left, after) as live:
+        await after.answer(0, [7])
+        await batch_of(live)
     _, entries = journal.read(left / "journal" / "00000002.jsonl")
     again = SYNC.scheduler(1)
     for _ in journal.replay(again, entries):
@@ -622,13 +617,10 @@ def test_the_journal_of_an_epoch_replays_by_itself(tmp_path):
     assert again.view.run.delivered == live.driver.view.run.delivered == 1
 
 
-def test_journals_of_long_ago_go(tmp_path):
-    async def scene():
-        for _ in range(stored_run.JOURNALS + 3):
-            async with run(tmp_path) as live:
-                live.trainer.close_submissions()
-
-    virtual_net.run(scene())
+async def test_journals_of_long_ago_go(tmp_path):
+    for _ in range(stored_run.JOURNALS + 3):
+        async with run(tmp_path) as live:
+            live.trainer.close_submissions()
     kept = sorted(path.name for path in (tmp_path / "journal").iterdir())
     assert len(kept) == stored_run.JOURNALS + 1
     assert kept[-1] == f"{stored_run.JOURNALS + 3:08d}.jsonl"

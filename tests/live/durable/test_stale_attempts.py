@@ -6,7 +6,6 @@ from rollout_sched import load_policy
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.durable.run import StaleAttempts
 from rollout_sched.live.ports import InstanceError
-from tests import virtual_net
 from tests.live.scripted import Scripted, until
 
 
@@ -16,19 +15,16 @@ class Deaf(Scripted):
         raise InstanceError("no")
 
 
-def test_each_is_aborted_once_where_it_was(caplog):
-    async def scene():
-        driver = Driver(load_policy("dplb").scheduler(1))
-        stale = StaleAttempts(driver, "old", [("i0", 3), ("i0", 4), ("gone", 5)])
-        instance, other = Deaf("i0"), Scripted("i1")
-        await driver.add_instance(instance)
-        await driver.add_instance(other)
-        await until(lambda: len(instance.calls) >= 3)
-        aborts = [call for call in instance.calls if call[0] == "abort"]
-        assert aborts == [("abort", "old-3"), ("abort", "old-4")]
-        assert not any(call[0] == "abort" for call in other.calls)
-        stale.close()
-        await driver.close()
-
-    virtual_net.run(scene())
+async def test_each_is_aborted_once_where_it_was(caplog):
+    driver = Driver(load_policy("dplb").scheduler(1))
+    stale = StaleAttempts(driver, "old", [("i0", 3), ("i0", 4), ("gone", 5)])
+    instance, other = Deaf("i0"), Scripted("i1")
+    await driver.add_instance(instance)
+    await driver.add_instance(other)
+    await until(lambda: len(instance.calls) >= 3)
+    aborts = [call for call in instance.calls if call[0] == "abort"]
+    assert aborts == [("abort", "old-3"), ("abort", "old-4")]
+    assert not any(call[0] == "abort" for call in other.calls)
+    stale.close()
+    await driver.close()
     assert "old-3 of an earlier run on i0: no" in caplog.text

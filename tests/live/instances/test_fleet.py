@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
@@ -22,7 +23,6 @@ from rollout_sched.live.instances.fleet import FleetAttempts
 from rollout_sched.live.ports import InstanceError
 from rollout_sched.live.requests.token_payload import TokenPayload
 from rollout_sched.live.settings import Settings
-from tests import virtual_net
 from tests.core.told import make_scheduler
 from tests.live.scripted import Scripted, until
 
@@ -55,20 +55,18 @@ class RunElsewhere:
         self.lost.append(tell)
 
 
-def play(scene: Callable[[Stage], Any]) -> None:
-    async def run() -> None:
-        stage = Stage()
-        try:
-            async with asyncio.timeout(10):
-                await scene(stage)
-        finally:
-            await stage.driver.close()
-
-    virtual_net.run(run())
+@asynccontextmanager
+async def staged() -> AsyncIterator[Stage]:
+    stage = Stage()
+    try:
+        async with asyncio.timeout(10):
+            yield stage
+    finally:
+        await stage.driver.close()
 
 
-def test_instance_joins_once_and_leaves() -> None:
-    async def scene(stage: Stage) -> None:
+async def test_instance_joins_once_and_leaves() -> None:
+    async with staged() as stage:
         instance = Scripted()
         await stage.fleet.add(instance, patient=False)
         assert stage.fleet.max_model_len() == 10_000
@@ -83,13 +81,11 @@ def test_instance_joins_once_and_leaves() -> None:
         with pytest.raises(CallerError, match="no instance 'i0' here"):
             await stage.fleet.remove("i0", drain=False)
 
-    play(scene)
 
-
-def test_instance_removed_twice_leaves_once() -> None:
+async def test_instance_removed_twice_leaves_once() -> None:
     """Who runs attempts elsewhere is waited for, and it may have gone and come again meanwhile."""
 
-    async def scene(stage: Stage) -> None:
+    async with staged() as stage:
         await stage.fleet.add(Scripted(), patient=False)
         elsewhere = RunElsewhere(stage.fleet.attempts)
         stage.fleet.attempts = elsewhere
@@ -104,11 +100,9 @@ def test_instance_removed_twice_leaves_once() -> None:
         await second
         assert list(stage.fleet.supervisors) == ["i0"]
 
-    play(scene)
 
-
-def test_unusable_instance_is_not_added() -> None:
-    async def scene(stage: Stage) -> None:
+async def test_unusable_instance_is_not_added() -> None:
+    async with staged() as stage:
         instance = Scripted()
         instance.dead = True
         with pytest.raises(InstanceError):
@@ -117,45 +111,37 @@ def test_unusable_instance_is_not_added() -> None:
         assert instance.closed
         assert await stage.fleet.add(Scripted(), patient=True) is not None
 
-    play(scene)
 
-
-def test_instance_paused_by_an_earlier_run_is_resumed() -> None:
-    async def scene(stage: Stage) -> None:
+async def test_instance_paused_by_an_earlier_run_is_resumed() -> None:
+    async with staged() as stage:
         stage.fleet.paused_before = {"i0"}
         await stage.fleet.add(Scripted("i0"), patient=False)
         await stage.fleet.add(Scripted("i1"), patient=False)
         assert not stage.fleet.paused_before
         assert sorted(stage.fleet.supervisors) == ["i0", "i1"]
 
-    play(scene)
 
-
-def test_loss_is_reported_once() -> None:
-    async def scene(stage: Stage) -> None:
+async def test_loss_is_reported_once() -> None:
+    async with staged() as stage:
         await stage.fleet.add(Scripted(), patient=False)
         stage.fleet.lose("i0", "it died")
         stage.fleet.lose("i0", "it died")
         assert stage.kinds().count("InstanceLost") == 1
 
-    play(scene)
 
-
-def test_loading_needs_a_loader() -> None:
+async def test_loading_needs_a_loader() -> None:
     async def load(client: Any, version: int) -> None: ...
 
-    async def scene(stage: Stage) -> None:
+    async with staged() as stage:
         assert not stage.fleet.can_load
         stage.fleet.loader = load
         assert stage.fleet.can_load
 
-    play(scene)
 
-
-def test_another_model_does_not_replace_an_absent_instance() -> None:
+async def test_another_model_does_not_replace_an_absent_instance() -> None:
     """It did where all others were away, and the run went on with another model."""
 
-    async def scene(stage: Stage) -> None:
+    async with staged() as stage:
         first, second = Scripted("i0"), Scripted("i1")
         first.description = msgspec.structs.replace(first.description, model="m")
         second.description = msgspec.structs.replace(second.description, model="other")
@@ -171,13 +157,11 @@ def test_another_model_does_not_replace_an_absent_instance() -> None:
         await stage.driver.add_instance(second)
         assert stage.kinds() == ["InstanceJoined", "InstanceLost", *2 * ["InstanceJoined"]]
 
-    play(scene)
 
-
-def test_started_run_keeps_its_model() -> None:
+async def test_started_run_keeps_its_model() -> None:
     """A fleet that came back whole with another model went on with the samples of the first."""
 
-    async def scene(stage: Stage) -> None:
+    async with staged() as stage:
         only = Scripted()
         only.description = msgspec.structs.replace(only.description, model="m")
         await stage.driver.add_instance(only)
@@ -197,5 +181,3 @@ def test_started_run_keeps_its_model() -> None:
         only.description = msgspec.structs.replace(only.description, model="m")
         await stage.driver.add_instance(only)
         assert stage.kinds().count("InstanceJoined") == 2
-
-    play(scene)

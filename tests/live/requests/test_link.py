@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -16,7 +17,6 @@ from rollout_sched.live.ports import AnswerUntrue, InstanceError, Outcome
 from rollout_sched.live.requests.link import AnswerChecks, DirectLink, Verdict
 from rollout_sched.live.requests.token_payload import TokenPayload
 from rollout_sched.live.settings import Settings
-from tests import virtual_net
 from tests.core.told import LIMIT, PROMPT, make_scheduler
 from tests.live.instances.test_versions import Pump, Source
 from tests.live.scripted import Scripted
@@ -29,21 +29,19 @@ class Stage:
         self.link = DirectLink(driver.pump, driver.view, driver.supervisors, driver.checks)
 
 
-def play(scene: Callable[[Stage], Any]) -> None:
-    async def run() -> None:
-        stage = Stage()
-        await stage.driver.add_instance(Scripted())
-        try:
-            async with asyncio.timeout(10):
-                await scene(stage)
-        finally:
-            await stage.driver.close()
-
-    virtual_net.run(run())
+@asynccontextmanager
+async def staged() -> AsyncIterator[Stage]:
+    stage = Stage()
+    await stage.driver.add_instance(Scripted())
+    try:
+        async with asyncio.timeout(10):
+            yield stage
+    finally:
+        await stage.driver.close()
 
 
-def test_failed_instance_is_waited_for_until_polled() -> None:
-    async def scene(stage: Stage) -> None:
+async def test_failed_instance_is_waited_for_until_polled() -> None:
+    async with staged() as stage:
         assert stage.link.client("i0").name == "i0"
         assert stage.link.unverified("i0") is None
         stage.link.restart_suspected("i0")
@@ -51,11 +49,9 @@ def test_failed_instance_is_waited_for_until_polled() -> None:
         unverified = stage.link.unverified("i0")
         await unverified.wait()
 
-    play(scene)
 
-
-def test_events_are_handled_at_once() -> None:
-    async def scene(stage: Stage) -> None:
+async def test_events_are_handled_at_once() -> None:
+    async with staged() as stage:
         payload = TokenPayload([1], {})
         stage.driver.front.payloads.add("r", payload)
         stage.link.tell(RequestSubmitted("r", "r", 1, 9))
@@ -63,11 +59,9 @@ def test_events_are_handled_at_once() -> None:
         stage.link.tell(RequestWithdrawn("r"))
         assert stage.driver.view.is_stopping(1)
 
-    play(scene)
 
-
-def test_no_tool_begins_for_an_unwanted_turn() -> None:
-    async def scene(stage: Stage) -> None:
+async def test_no_tool_begins_for_an_unwanted_turn() -> None:
+    async with staged() as stage:
         begun: list[int] = []
         stage.link.when_acting(Dispatch("r", 1, "i0", 1, 9, 0), lambda: begun.append(1))
         stage.link.tell(RequestSubmitted("q", "q", 1, 9))
@@ -75,8 +69,6 @@ def test_no_tool_begins_for_an_unwanted_turn() -> None:
         error = RuntimeError("its own")
         stage.link.fail(error)
         assert stage.link.broken is error
-
-    play(scene)
 
 
 class StageAnswerChecks:

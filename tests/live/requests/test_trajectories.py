@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
@@ -19,7 +20,6 @@ from rollout_sched.live.requests.trajectories import ToolCalls, Trajectory
 from rollout_sched.live.settings import Settings
 from rollout_sched.live.trainer.samples import Prompt, Span
 from rollout_sched.live.trainer.session import TrainerSession
-from tests import virtual_net
 from tests.core.told import make_scheduler
 from tests.live.scripted import Scripted, until
 
@@ -74,20 +74,22 @@ class Stage:
         return sum(type(event) is kind for event in self.events)
 
 
-def run(scene: Callable[[Stage], Awaitable[None]], **roles: Any) -> None:
-    async def inside() -> None:
-        stage = Stage(**roles)
-        await stage.driver.add_instance(stage.instance)
-        await scene(stage)
-        await stage.driver.close()
-        stage.scheduler.check_invariants()
-        assert not stage.scheduler.state.anomalies
-
-    virtual_net.run(inside())
+#: One sample more than the group needs.
+SURPLUS = {"use": "tail_batching", "over_prompts": 1.0, "over_samples": 2.0}
 
 
-def test_turns_and_what_the_tool_returned_become_one_sample() -> None:
-    async def scene(stage: Stage) -> None:
+@asynccontextmanager
+async def staged(**roles: Any) -> AsyncIterator[Stage]:
+    stage = Stage(**roles)
+    await stage.driver.add_instance(stage.instance)
+    yield stage
+    await stage.driver.close()
+    stage.scheduler.check_invariants()
+    assert not stage.scheduler.state.anomalies
+
+
+async def test_turns_and_what_the_tool_returned_become_one_sample() -> None:
+    async with staged() as stage:
         stage.submit("a")
         asking = asyncio.create_task(stage.trainer.next_batch())
         await stage.instance.answer(0, [5, 6])
@@ -110,11 +112,12 @@ def test_turns_and_what_the_tool_returned_become_one_sample() -> None:
         assert (second.turn, second.turn_ids) == (2, [7])
         assert second.response_mask == [1, 1, 0, 0, 1]
 
-    run(scene)
 
-
-def test_while_a_tool_works_another_request_has_the_slot() -> None:
-    async def scene(stage: Stage) -> None:
+async def test_while_a_tool_works_another_request_has_the_slot() -> None:
+    async with staged(prompts_per_step=2) as stage:
+        await stage.driver.remove_instance("i0")
+        stage.instance = Scripted(slots=1)
+        await stage.driver.add_instance(stage.instance)
         stage.submit("a", "b")
         asking = asyncio.create_task(stage.trainer.next_batch())
         await stage.instance.answer(0, [5])
@@ -125,17 +128,9 @@ def test_while_a_tool_works_another_request_has_the_slot() -> None:
         await stage.tools.answer(1, None)
         assert await asking is not None
 
-    async def one_slot(stage: Stage) -> None:
-        await stage.driver.remove_instance("i0")
-        stage.instance = Scripted(slots=1)
-        await stage.driver.add_instance(stage.instance)
-        await scene(stage)
 
-    run(one_slot, prompts_per_step=2)
-
-
-def test_a_tool_that_fails_fails_its_group() -> None:
-    async def scene(stage: Stage) -> None:
+async def test_a_tool_that_fails_fails_its_group() -> None:
+    async with staged() as stage:
         stage.submit("a", samples=2)
         stage.trainer.close_submissions()
         asking = asyncio.create_task(stage.trainer.next_batch())
@@ -145,11 +140,9 @@ def test_a_tool_that_fails_fails_its_group() -> None:
         assert batch.samples == []
         assert [(f.uid, f.reason) for f in batch.failed] == [("a", "RuntimeError: sandbox is gone")]
 
-    run(scene)
 
-
-def test_a_tool_that_returns_no_tokens_fails_its_group() -> None:
-    async def scene(stage: Stage) -> None:
+async def test_a_tool_that_returns_no_tokens_fails_its_group() -> None:
+    async with staged() as stage:
         stage.submit("a")
         stage.trainer.close_submissions()
         asking = asyncio.create_task(stage.trainer.next_batch())
@@ -159,13 +152,11 @@ def test_a_tool_that_returns_no_tokens_fails_its_group() -> None:
         batch = await asking
         assert "invalid literal" in batch.failed[0].reason
 
-    run(scene)
 
-
-def test_discarded_surplus_trajectory_cancels_its_tool() -> None:
+async def test_discarded_surplus_trajectory_cancels_its_tool() -> None:
     """Surplus of a group that is whole: nobody waits for its tool, and what it returns is lost."""
 
-    async def scene(stage: Stage) -> None:
+    async with staged(batching=SURPLUS) as stage:
         stage.submit("a")
         asking = asyncio.create_task(stage.trainer.next_batch())
         await stage.instance.answer(0, [5])
@@ -177,12 +168,9 @@ def test_discarded_surplus_trajectory_cancels_its_tool() -> None:
         await until(lambda: stage.tools.cancelled == 1)
         assert len(stage.driver.front.tools) == 0
 
-    over = {"use": "tail_batching", "over_prompts": 1.0, "over_samples": 2.0}
-    run(scene, batching=over)
 
-
-def test_a_tool_that_does_not_stop_changes_nothing() -> None:
-    async def scene(stage: Stage) -> None:
+async def test_a_tool_that_does_not_stop_changes_nothing() -> None:
+    async with staged(batching=SURPLUS) as stage:
         going_on = asyncio.Event()
 
         async def stubborn(trajectory: Trajectory) -> list[int] | None:
@@ -204,12 +192,9 @@ def test_a_tool_that_does_not_stop_changes_nothing() -> None:
         await asyncio.sleep(0.01)
         assert stage.count(ev.ToolReturned) == 0
 
-    over = {"use": "tail_batching", "over_prompts": 1.0, "over_samples": 2.0}
-    run(scene, batching=over)
 
-
-def test_tool_result_without_room_ends_the_trajectory() -> None:
-    async def scene(stage: Stage) -> None:
+async def test_tool_result_without_room_ends_the_trajectory() -> None:
+    async with staged() as stage:
         await stage.driver.remove_instance("i0")
         small = stage.instance = Scripted(kv_tokens=10_000)
         small.description = msgspec.structs.replace(small.description, max_model_len=8)
@@ -223,11 +208,9 @@ def test_tool_result_without_room_ends_the_trajectory() -> None:
         (sample,) = batch.samples
         assert (sample.response_ids, sample.status) == ([5, 6], "TRUNCATED")
 
-    run(scene)
 
-
-def test_a_turn_that_used_up_the_tokens_has_no_tool() -> None:
-    async def scene(stage: Stage) -> None:
+async def test_a_turn_that_used_up_the_tokens_has_no_tool() -> None:
+    async with staged() as stage:
         stage.submit("a", max_tokens=2)
         asking = asyncio.create_task(stage.trainer.next_batch())
         await stage.instance.answer(0, [5, 6])
@@ -235,11 +218,9 @@ def test_a_turn_that_used_up_the_tokens_has_no_tool() -> None:
         assert batch.samples[0].status == "TRUNCATED"
         assert not stage.tools.calls
 
-    run(scene)
 
-
-def test_an_interrupted_turn_goes_on_where_it_was() -> None:
-    async def scene(stage: Stage) -> None:
+async def test_an_interrupted_turn_goes_on_where_it_was() -> None:
+    async with staged() as stage:
         stage.submit("a")
         asking = asyncio.create_task(stage.trainer.next_batch())
         await stage.instance.answer(0, [5])
@@ -255,11 +236,9 @@ def test_an_interrupted_turn_goes_on_where_it_was() -> None:
         batch = await asking
         assert batch.samples[0].response_ids == [5, 90, 7]
 
-    run(scene)
 
-
-def test_closing_cancels_the_tools() -> None:
-    async def scene(stage: Stage) -> None:
+async def test_closing_cancels_the_tools() -> None:
+    async with staged() as stage:
         stage.submit("a")
         asking = asyncio.create_task(stage.trainer.next_batch())
         await stage.instance.answer(0, [5])
@@ -268,14 +247,12 @@ def test_closing_cancels_the_tools() -> None:
         await until(lambda: stage.tools.cancelled)
         asking.cancel()
 
-    run(scene)
-
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_greedy_text_in_turns_is_the_text_in_one(streams: bool) -> None:
+async def test_greedy_text_in_turns_is_the_text_in_one(streams: bool) -> None:
     """Each turn is asked for with all that came before: nothing is lost between them."""
 
-    async def scene(stage: Stage) -> None:
+    async with staged() as stage:
         stage.trainer.submissions.payloads.stream_every = 1 if streams else 0
         turns = [[10, 11], [12], [13, 14, 15]]
         stage.submit("a")
@@ -292,8 +269,6 @@ def test_greedy_text_in_turns_is_the_text_in_one(streams: bool) -> None:
             context = [*context, *turn, *(returned or ())]
         batch = await asking
         assert batch.samples[0].response_ids == context[2:]
-
-    run(scene)
 
 
 DISPATCH = Dispatch("r", 1, "i0", 3, 9, 0)

@@ -80,15 +80,12 @@ def test_trainer_history_is_stored_with_learned_lengths(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["", "{}", "[1]", '{"schema":"other/1","lengths":{}}', '{"lengths":{"a":[-1]}}']
 )
-def test_a_file_of_something_else_is_not_written_over(tmp_path: Path, text: str) -> None:
+async def test_a_file_of_something_else_is_not_written_over(tmp_path: Path, text: str) -> None:
     path = tmp_path / "lengths.json"
     path.write_text(text)
 
-    async def scene() -> None:
-        with pytest.raises(CallerError, match=r"cannot be read.*move it away"):
-            LengthStore(path)
-
-    virtual_net.run(scene())
+    with pytest.raises(CallerError, match=r"cannot be read.*move it away"):
+        LengthStore(path)
     assert path.read_text() == text
 
 
@@ -108,7 +105,7 @@ async def test_file_is_written_during_the_run(
     await store.close()
 
 
-def test_a_disk_that_fails_is_tried_again(
+async def test_a_disk_that_fails_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(length_store, "SAVE_S", 0.001)
@@ -118,18 +115,15 @@ def test_a_disk_that_fails_is_tried_again(
     def full(path: Path, text: bytes) -> None:
         raise OSError(28, "No space left on device")
 
-    async def scene() -> None:
-        store = LengthStore(path)
-        monkeypatch.setattr(length_store, "_write", full)
-        store.delivered(KNOWN, [9])
-        await until(lambda: store.broken)
-        assert "No space left" in store.broken
-        assert in_file(path) == {}
-        monkeypatch.setattr(length_store, "_write", write)
-        await until(lambda: not store.broken)
-        await store.close()
-
-    virtual_net.run(scene())
+    store = LengthStore(path)
+    monkeypatch.setattr(length_store, "_write", full)
+    store.delivered(KNOWN, [9])
+    await until(lambda: store.broken)
+    assert "No space left" in store.broken
+    assert in_file(path) == {}
+    monkeypatch.setattr(length_store, "_write", write)
+    await until(lambda: not store.broken)
+    await store.close()
     assert in_file(path) == {"a": [9]}
     assert str(path) in caplog.text
 

@@ -251,22 +251,19 @@ async def test_broken_scheduler_fails_open_judgements() -> None:
         await until(lambda: sorted(stage.judge.cancelled) == ["a/0", "a/1"])
 
 
-def test_group_without_a_judge_fails_with_the_reason() -> None:
+async def test_group_without_a_judge_fails_with_the_reason() -> None:
     failed: dict[str, Exception | None] = {}
 
-    async def scene() -> None:
-        instance = Scripted()
-        driver = Driver(make_scheduler(), on_group_failed=failed.__setitem__)
-        await driver.add_instance(instance)
-        driver.tell(BatchRequested())
-        submitted = GroupSubmitted("a", 1, 1, 9, judged=True)
-        driver.submit_group(submitted, lambda index: TokenPayload([1], {}))
-        await instance.answer(0, [7])
-        await until(lambda: "a" in failed)
-        assert driver.broken is None
-        await driver.close()
-
-    virtual_net.run(scene())
+    instance = Scripted()
+    driver = Driver(make_scheduler(), on_group_failed=failed.__setitem__)
+    await driver.add_instance(instance)
+    driver.tell(BatchRequested())
+    submitted = GroupSubmitted("a", 1, 1, 9, judged=True)
+    driver.submit_group(submitted, lambda index: TokenPayload([1], {}))
+    await instance.answer(0, [7])
+    await until(lambda: "a" in failed)
+    assert driver.broken is None
+    await driver.close()
     assert str(failed["a"]) == "no reward function is set"
 
 
@@ -449,15 +446,12 @@ class TestBounds:
 
         assert run_reward_function(scene()) == pytest.approx(10.0)
 
-    def test_rate_is_bounded(self) -> None:
+    async def test_rate_is_bounded(self) -> None:
         """By the throttle's own clock, which is no loop's."""
         calls = Returns(*[1.0] * 3)
         function = RewardFunction(calls, settings=settings(rate=2))
 
-        async def scene() -> None:
-            await asyncio.gather(*(function.reward(sample(index)) for index in range(3)))
-
-        virtual_net.run(scene())
+        await asyncio.gather(*(function.reward(sample(index)) for index in range(3)))
         first, second, third = calls.called_at
         assert third - first >= 0.9 > second - first
 

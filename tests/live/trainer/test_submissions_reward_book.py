@@ -22,7 +22,6 @@ from rollout_sched.live.ports import InstanceError
 from rollout_sched.live.settings import RunOptions, Settings
 from rollout_sched.live.trainer.samples import Batch, FailedGroup, Prompt, Sample
 from rollout_sched.store.store import Store
-from tests import virtual_net
 from tests.live.scripted import Scripted, until
 
 SYNC = load_policy("round_robin_sync")
@@ -233,21 +232,18 @@ async def test_filter_sees_complete_groups_with_rewards() -> None:
         assert seen == [{0: ([7], 7.0), 1: ([8], 8.0)}]
 
 
-def test_a_journal_with_rewards_replays_by_itself(tmp_path: Path) -> None:
+async def test_a_journal_with_rewards_replays_by_itself(tmp_path: Path) -> None:
     path, told = tmp_path / "journal", []
 
-    async def scene() -> None:
-        instance = Scripted()
-        options = {"keep": "nonzero_variance", "journal": path}
-        async with run(instance, Grader(first_token), **options) as live:
-            live.driver.pump.observers.append(lambda now, event, actions: told.append(actions))
-            live.trainer.submit([prompt("a"), prompt("b")])
-            asking = asyncio.create_task(batch_of(live))
-            for number, token in enumerate([5, 5, 1, 2]):
-                await instance.answer(number, [token])
-            await asking
-
-    virtual_net.run(scene())
+    instance = Scripted()
+    options = {"keep": "nonzero_variance", "journal": path}
+    async with run(instance, Grader(first_token), **options) as live:
+        live.driver.pump.observers.append(lambda now, event, actions: told.append(actions))
+        live.trainer.submit([prompt("a"), prompt("b")])
+        asking = asyncio.create_task(batch_of(live))
+        for number, token in enumerate([5, 5, 1, 2]):
+            await instance.answer(number, [token])
+        await asking
     _, entries = journal.read(path)
     again = [actions for _, actions in journal.replay(SYNC.scheduler(1), entries)]
     assert again[-len(told) :] == told
