@@ -14,9 +14,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 from rich.console import Console
@@ -27,6 +28,7 @@ from rollout_sched import journal
 from rollout_sched.client import Prompt, Reload, RolloutScheduler
 from rollout_sched.config import load_policy
 from rollout_sched.core.model.errors import CallerError
+from rollout_sched.flags import Flag, add_flags, given_flags
 from rollout_sched.metrics import Metrics, Summary
 from rollout_sched.simulators.replay import Scenario, load_scenario
 from rollout_sched.simulators.replay.runs import run_policy
@@ -45,42 +47,23 @@ START_S = 60.0
 class DemoOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The options of `demo`.
 
-    policies   run one after the other
-    instances  URLs of vLLM servers; none: simulated ones
-    weights    with `instances`: the checkpoint to load after each training step, with `{version}`
+    policies   run one after the other (default: round_robin_sync, tail_batching, areal)
+    instances  URL of a vLLM server; repeatable (default: two simulated servers)
+    weights    for these: the checkpoint to load after each training step, with {version}
     speed      simulated seconds per second
     """
 
-    policies: Sequence[str] = POLICIES
-    instances: Sequence[str] = ()
-    weights: str = ""
-    speed: float = 30.0
+    policies: Annotated[list[str], Flag("--policy", "NAME_OR_TOML")] = msgspec.field(
+        default_factory=lambda: list(POLICIES)
+    )
+    instances: Annotated[list[str], Flag("--instance", "URL")] = []
+    weights: Annotated[str, Flag(metavar="PATH")] = ""
+    speed: Annotated[float, msgspec.Meta(gt=0)] = 30.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--policy", action="append", dest="policies", metavar="NAME_OR_TOML", help="repeatable")
-    add(
-        "--instance",
-        action="append",
-        dest="instances",
-        default=[],
-        metavar="URL",
-        help="URL of a vLLM server; repeatable (default: two simulated servers)",
-    )
-    add("--weights", default="", metavar="PATH", help="checkpoint to load, {version} in its path")
-    add("--speed", type=float, default=30.0, metavar="X", help="speed of the simulated instances")
-    parser.set_defaults(run=_run_command)
-
-
-def _run_command(given: argparse.Namespace) -> None:
-    options = DemoOptions(
-        policies=given.policies or POLICIES,
-        instances=given.instances,
-        weights=given.weights,
-        speed=given.speed,
-    )
-    demo(options)
+    add_flags(parser, DemoOptions)
+    parser.set_defaults(run=lambda given: demo(DemoOptions(**given_flags(given, DemoOptions))))
 
 
 class DemoResult(msgspec.Struct):

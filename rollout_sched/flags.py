@@ -14,7 +14,7 @@ import types
 import typing
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
@@ -57,7 +57,7 @@ def add_flags(
         else:
             if typing.get_origin(hint) is list:
                 options["action"], (hint,) = "append", typing.get_args(hint)
-            options["type"] = _reader(hint, flag.unit)
+            options["type"] = reader(hint, flag.unit)
             options["metavar"] = flag.metavar or _metavar(name, hint)
         to.add_argument(flag.name or "--" + name.replace("_", "-"), **options)
 
@@ -117,7 +117,8 @@ def _shown(default: Any, unit: int) -> str:
     return f"{default:g}" if isinstance(default, float) else str(default)
 
 
-def _reader(wanted: Any, unit: int) -> Callable[[str], Any]:
+def reader(wanted: Any, unit: int = 1) -> Callable[[str], Any]:
+    """What argparse calls with a flag's text: a value of this type, times `unit`."""
     if wanted is Path:
         return Path
 
@@ -134,47 +135,12 @@ def _reader(wanted: Any, unit: int) -> Callable[[str], Any]:
 
 
 # ------------------------------------------------------------------------------------------
-# Argument types of our commands, for argparse, which shows their errors.
+# Argument types of flags that are no field of a struct, for argparse, which shows their errors.
 
+#: A whole number of at least 0, and of at least 1.
+natural = reader(Annotated[int, msgspec.Meta(ge=0)])
+positive = reader(Annotated[int, msgspec.Meta(ge=1)])
 
-def natural(text: str) -> int:
-    """A whole number of at least 0."""
-    return 0 if text == "0" else positive(text)
-
-
-def positive(text: str) -> int:
-    """A whole number of at least 1."""
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return value
-
-
-def number(text: str) -> float:
-    """A finite number."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a finite number")
-    return value
-
-
-def share(text: str) -> float:
-    """A number from 0 to 1."""
-    value = number(text)
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not between 0 and 1")
-    return value
-
-
-def seconds(text: str) -> float:
-    """A number above 0."""
-    value = number(text)
-    if value <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not more than 0 seconds")
-    return value
+#: A finite number, and one above 0.
+number = reader(float)
+above_zero = reader(Annotated[float, msgspec.Meta(gt=0)])

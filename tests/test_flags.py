@@ -12,18 +12,20 @@ import pytest
 
 from rollout_sched.flags import (
     Flag,
+    above_zero,
     add_flags,
     given_flags,
     meanings,
     natural,
     number,
     positive,
-    seconds,
-    share,
 )
 from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.integrations.ray.deployment import Deployment
 from rollout_sched.live.settings import Settings
+from rollout_sched.simulators.replay.command import ReplayOptions
+from rollout_sched.simulators.replay.scenario import Job
+from rollout_sched.simulators.tune.search import Plan
 
 
 class Patience(msgspec.Struct):
@@ -91,7 +93,7 @@ def test_the_help_is_the_docstring_s(capsys: pytest.CaptureFixture[str]) -> None
     assert "Not about" not in said
 
 
-@pytest.mark.parametrize("kind", [Settings, Options, Deployment])
+@pytest.mark.parametrize("kind", [Settings, Options, Deployment, ReplayOptions, Job, Plan])
 def test_every_option_is_explained(kind: type[msgspec.Struct]) -> None:
     assert set(meanings(kind)) == set(kind.__struct_fields__)
 
@@ -106,9 +108,7 @@ def test_every_option_is_explained(kind: type[msgspec.Struct]) -> None:
         (natural, "7", 7),
         (positive, "1", 1),
         (number, "-1.5", -1.5),
-        (share, "0", 0.0),
-        (share, "1", 1.0),
-        (seconds, "0.5", 0.5),
+        (above_zero, "0.5", 0.5),
     ],
 )
 def test_taken(kind: Callable[[str], float], text: str, value: float) -> None:
@@ -125,10 +125,8 @@ def test_taken(kind: Callable[[str], float], text: str, value: float) -> None:
         (number, "nan"),
         (number, "inf"),
         (number, "ten"),
-        (share, "1.01"),
-        (share, "-0.1"),
-        (seconds, "0"),
-        (seconds, "-3"),
+        (above_zero, "0"),
+        (above_zero, "-3"),
     ],
 )
 def test_refused_by_name(kind: Callable[[str], float], text: str) -> None:

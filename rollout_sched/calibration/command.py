@@ -20,8 +20,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from rollout_sched.calibration.calibration import Calibration, Calibrator, Report, StepCalibrator
 from rollout_sched.core.model.errors import CallerError
-from rollout_sched.flags import positive
-from rollout_sched.flags import seconds as positive_number
+from rollout_sched.flags import above_zero, positive
 from rollout_sched.integrations.http.server import read_keys
 from rollout_sched.integrations.vllm import HttpInstance, SteppedEngine, read_limits
 from rollout_sched.live.ports import InstanceError
@@ -159,7 +158,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("--engine-args", default="{}", metavar="JSON", help="fields of vLLM's EngineArgs")
     option(
         "--minutes",
-        type=positive_number,
+        type=above_zero,
         default=DEFAULT_MINUTES,
         metavar="N",
         help="duration of the measurement; default: %(default)g",

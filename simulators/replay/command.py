@@ -6,15 +6,16 @@ import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
+import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from rollout_sched import config
 from rollout_sched.config import PolicyFile
 from rollout_sched.core.model.errors import CallerError
-from rollout_sched.flags import natural, positive
+from rollout_sched.flags import Flag, add_flags, given_flags
 from rollout_sched.live import settings_of
 from rollout_sched.live.trainer import reward_settings_of
 from rollout_sched.process import whole_file
@@ -29,7 +30,7 @@ from rollout_sched.simulators.replay.runs import (
     replay,
     replay_resampled,
 )
-from rollout_sched.simulators.replay.scenario import Scenario
+from rollout_sched.simulators.replay.scenario import Job, Scenario
 from rollout_sched.simulators.replay.sweep import (
     Axis,
     World,
@@ -52,221 +53,227 @@ DEFAULT_SCENARIO = "qwen7b-8xh100-disaggregated"
 #: The line width if the output is not a terminal.
 WIDTH = 100
 
-#: The formats of the report, and the help of the option that names the file.
-FORMATS = {
-    "json": "write every figure to FILE; - is standard output",
-    "csv": "the same, one row per policy",
-    "html": "write a page with charts for a browser to FILE",
-}
+#: The formats of the report, each with an option that names its file.
+FORMATS = ("json", "csv", "html")
+
+Natural = Annotated[int, msgspec.Meta(ge=0)]
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+File = Annotated[str | None, Flag(metavar="FILE")]
+
+
+class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Which runs are made, and what is shown of them.
+
+    policies       a preset or a file; repeat to compare (default: all presets)
+    baseline       policy that ratios refer to (default: the first)
+    scenarios      repeatable (default: qwen7b-8xh100-disaggregated)
+    axes           values of a policy or scenario parameter; all combinations are replayed
+    split          try each way to split GPUS between fleet and trainer
+    steps          replay only the prompts of the first N steps; 0: all
+    seeds          runs per policy, each with another order of prompts
+    resamples      extra runs of each policy on resampled prompts, for intervals; 12 are enough
+    jobs           parallel runs
+    equal_bias     show no ratios of policies whose samples do not have the requested lengths
+    max_staleness  the verdict considers only policies whose samples are at most K versions old
+    json           write every figure to FILE; - is standard output
+    csv            the same, one row per policy
+    html           write a page with charts for a browser to FILE
+    journal        write every event to FILE
+    """
+
+    policies: Annotated[list[str], Flag("--policy", "NAME_OR_TOML")] = []
+    baseline: str | None = None
+    scenarios: Annotated[list[str], Flag("--scenario", "NAME_OR_TOML")] = []
+    axes: Annotated[list[str], Flag("--set", "TABLE.KEY=V,V")] = []
+    split: Annotated[Positive | None, Flag(metavar="GPUS")] = None
+    steps: Natural = 0
+    seeds: Positive = 1
+    resamples: Natural = 0
+    jobs: Positive = 1
+    equal_bias: bool = False
+    max_staleness: Annotated[Natural | None, Flag(metavar="K")] = None
+    json: File = None
+    csv: File = None
+    html: File = None
+    journal: Annotated[Path | None, Flag(metavar="FILE")] = None
+
+
+#: The fields of a job that have a flag.
+JOB = (
+    "prompts_per_step",
+    "samples_per_prompt",
+    "epochs",
+    "known_samples",
+    "redraws",
+    "max_tokens",
+)
 
 Write = Callable[[dict[str, Any]], bytes]
+Runs = list[list[Run]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
     add_trace(parser)
-    add(
-        "--policy",
-        action="append",
-        metavar="NAME_OR_TOML",
-        help="a preset or a file; repeat to compare (default: all presets)",
-    )
-    add("--baseline", metavar="NAME", help="policy that ratios refer to; default: the first")
-    add(
-        "--scenario",
-        action="append",
-        metavar="NAME_OR_TOML",
-        help=f"repeatable; default: {DEFAULT_SCENARIO}",
-    )
-    _add_runs(parser)
-    add(
-        "--equal-bias",
-        action="store_true",
-        help="show no ratios of policies whose samples do not have the requested lengths",
-    )
-    add(
-        "--max-staleness",
-        type=natural,
-        metavar="K",
-        help="the verdict considers only policies whose samples are at most K versions old",
-    )
-    _add_job(parser)
-    for name, says in FORMATS.items():
-        add(f"--{name}", metavar="FILE", help=says)
-    add("--journal", type=Path, metavar="FILE", help="write every event to FILE")
+    add_flags(parser, ReplayOptions)
+    add_flags(parser.add_argument_group("job", "in place of the scenario's"), Job, JOB)
     parser.set_defaults(run=run)
 
 
-def _add_runs(parser: argparse.ArgumentParser) -> None:
-    """Which runs are made: the values to combine, how much of the trace, how often."""
-    add = parser.add_argument
-    add(
-        "--set",
-        type=_axis,
-        action="append",
-        dest="axes",
-        metavar="TABLE.KEY=V,V",
-        help="values of a policy or scenario parameter; all combinations are replayed",
-    )
-    add(
-        "--split",
-        type=positive,
-        default=0,
-        metavar="GPUS",
-        help="try each way to split GPUS between fleet and trainer",
-    )
-    add(
-        "--steps",
-        type=positive,
-        default=0,
-        metavar="N",
-        help="replay only the prompts of the first N steps",
-    )
-    add(
-        "--seeds",
-        type=positive,
-        default=1,
-        metavar="K",
-        help="runs per policy, each with another order of prompts",
-    )
-    add(
-        "--resamples",
-        type=natural,
-        default=0,
-        metavar="N",
-        help="extra runs of each policy on resampled prompts, for intervals; 12 are enough",
-    )
-    add("--jobs", type=positive, default=1, metavar="N", help="parallel runs")
-
-
-def _axis(text: str) -> Axis:
-    try:
-        return axis(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _add_job(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--prompts-per-step", type=positive, default=0, metavar="N")
-    add("--samples-per-prompt", type=positive, default=0, metavar="N")
-    add(
-        "--epochs",
-        type=positive,
-        default=0,
-        metavar="N",
-        help="passes through the prompts, each with other samples",
-    )
-    add(
-        "--known-samples",
-        type=natural,
-        default=0,
-        metavar="N",
-        help="N samples of each prompt are not trained; their lengths are known before the run",
-    )
-    add(
-        "--redraws",
-        action="store_true",
-        help="a restarted request takes another recorded sample of its prompt",
-    )
-    add("--max-tokens", type=positive, default=0, metavar="N", help="maximum length of a response")
-
-
-def run(options: argparse.Namespace) -> None:
+def run(given: argparse.Namespace) -> None:
     """Run the command.
 
     Raises RolloutError, TraceError or OSError before any work if an input cannot be used. On Ctrl-C
     it reports the finished runs and raises KeyboardInterrupt.
     """
-    axes = options.axes or []
+    options = ReplayOptions(**given_flags(given, ReplayOptions))
+    axes = [axis(text) for text in options.axes]
     policies = _policies(options, [one for one in axes if is_of_policies(one)])
-    worlds = _worlds(options, [one for one in axes if not is_of_policies(one)])
+    of_worlds = [one for one in axes if not is_of_policies(one)]
+    worlds = _worlds(options, of_worlds, given_flags(given, Job))
     _check_files(options, several=len(worlds) > 1)
-    trace = read_trace(options)
+    replays = Replays(options, read_trace(given), policies)
     for world in worlds:
-        _check(options, trace, policies, world.scenario)
+        replays.check(world.scenario)
     if len(worlds) == 1:
-        _replay(options, trace, policies, worlds[0].scenario)
+        replays.one(worlds[0].scenario)
     else:
-        _sweep(options, trace, policies, worlds)
+        replays.several(worlds)
 
 
-def _replay(
-    options: argparse.Namespace, trace: Trace, policies: Sequence[PolicyFile], scenario: Scenario
-) -> None:
-    def write(runs: Sequence[Sequence[Run]], resamples: Sequence[Sequence[Run]]) -> None:
-        load = Workload(trace, scenario.job, steps=options.steps)
-        writers: dict[str, Write] = {
-            "json": reports.as_json,
-            "csv": reports.as_csv,
-            "html": lambda report: report_page(report, runs, load),
-        }
-        _write(options, _report(options, trace, scenario, runs, resamples), shown, writers)
+class Replays(NamedTuple):
+    """The policies to replay on a trace, in any scenario."""
 
-    try:
-        runs, resamples = _run(options, trace, policies, scenario, records=bool(options.html))
-    except Interrupted as interrupted:
-        if interrupted.runs:
-            write(interrupted.runs, ())
-        names = " ".join(f"--policy {policy.name}" for policy in policies[len(interrupted.runs) :])
-        print(f"interrupted; not finished: {names}", file=sys.stderr)
-        raise KeyboardInterrupt from interrupted
-    write(runs, resamples)
+    options: ReplayOptions
+    trace: Trace
+    policies: Sequence[PolicyFile]
+
+    def check(self, scenario: Scenario) -> None:
+        """Raises RolloutError if something can never fit, or a policy cannot be built."""
+        traffic = scenario.traffic
+        workload = Workload(self.trace, scenario.job, steps=self.options.steps, traffic=traffic)
+        workload.check_fits(scenario)
+        for policy in self.policies:
+            policy.build(lengths=workload.length)
+            settings_of(policy)
+            reward_settings_of(policy)
+
+    def one(self, scenario: Scenario) -> None:
+        """Replay and report one scenario."""
+
+        def write(runs: Runs, resamples: Runs) -> None:
+            load = Workload(self.trace, scenario.job, steps=self.options.steps)
+            writers: dict[str, Write] = {
+                "json": reports.as_json,
+                "csv": reports.as_csv,
+                "html": lambda report: report_page(report, runs, load),
+            }
+            _write(self.options, self.report(scenario, runs, resamples), shown, writers)
+
+        try:
+            runs, resamples = self._run(scenario, records=bool(self.options.html))
+        except Interrupted as interrupted:
+            if interrupted.runs:
+                write(interrupted.runs, [])
+            missing = self.policies[len(interrupted.runs) :]
+            names = " ".join(f"--policy {policy.name}" for policy in missing)
+            print(f"interrupted; not finished: {names}", file=sys.stderr)
+            raise KeyboardInterrupt from interrupted
+        write(runs, resamples)
+
+    def several(self, worlds: Sequence[World]) -> None:
+        """Replay and report a grid of scenarios."""
+        found: dict[int, dict[str, Any]] = {}
+        try:
+            self._report_each(worlds, found)
+        except (Interrupted, KeyboardInterrupt) as interrupted:
+            missing = [world.said for number, world in enumerate(worlds) if number not in found]
+            print(f"interrupted; not finished: {', '.join(missing)}", file=sys.stderr)
+            raise KeyboardInterrupt from interrupted
+        finally:
+            if found:
+                writers: dict[str, Write] = {"json": reports.as_json, "html": sweep_page}
+                whole = sorted(found)
+                document = sweep_document([found[n] for n in whole], [worlds[n] for n in whole])
+                _write(self.options, document, _shown_sweep, writers)
+
+    def _report_each(self, worlds: Sequence[World], found: dict[int, dict[str, Any]]) -> None:
+        """Put each world's report into `found`. With `--jobs` N it runs N worlds in parallel; if
+        there are fewer worlds than that, it runs one world at a time with N parallel runs."""
+        jobs = self.options.jobs
+        if not 1 < jobs <= len(worlds):
+            for number, world in enumerate(worlds):
+                found[number] = self.report(world.scenario, *self._run(world.scenario))
+            return
+        with _progress("worlds") as bar:
+            task = bar.add_task("sweep", total=len(worlds))
+
+            def done(number: int, report: dict[str, Any]) -> None:
+                found[number] = report
+                bar.advance(task)
+
+            alone = self._replace(options=msgspec.structs.replace(self.options, jobs=1))
+            call_each(_report_of, (alone,), [(world.scenario,) for world in worlds], jobs, done)
+
+    def _run(self, scenario: Scenario, *, records: bool = False) -> tuple[Runs, Runs]:
+        groups = len(Workload(self.trace, scenario.job, steps=self.options.steps).groups)
+        with _progress("groups") as bar:
+
+            def follow(run: str) -> Deliveries:
+                task = bar.add_task(run, total=groups)
+                return lambda groups: bar.advance(task, groups)
+
+            return self.runs(scenario, follow, records=records)
+
+    def runs(
+        self,
+        scenario: Scenario,
+        follow: Callable[[str], Deliveries] | None = None,
+        *,
+        records: bool = False,
+    ) -> tuple[Runs, Runs]:
+        """The runs of the trace and of its resamples; `follow` reports the progress of each."""
+
+        def progress(what: str) -> Callable[[str, int], Deliveries] | None:
+            return follow and (lambda policy, number: follow(f"{policy}, {what} {number}"))
+
+        options = self.options
+        runs = replay(
+            self.trace,
+            self.policies,
+            scenario,
+            steps=options.steps,
+            seeds=options.seeds,
+            jobs=options.jobs,
+            progress=progress("seed"),
+            journal_path=options.journal,
+            records=records,
+        )
+        try:
+            resamples = replay_resampled(
+                self.trace,
+                self.policies,
+                scenario,
+                steps=options.steps,
+                resamples=options.resamples,
+                jobs=options.jobs,
+                progress=progress("resample"),
+            )
+        except Interrupted as interrupted:
+            raise Interrupted(runs) from interrupted
+        return runs, resamples
+
+    def report(self, scenario: Scenario, runs: Runs, resamples: Runs) -> dict[str, Any]:
+        steps, seeds = self.options.steps, self.options.seeds
+        report = reports.document(
+            self.trace, scenario, runs, steps=steps, seeds=seeds, resamples=resamples
+        )
+        report["verdict"] = verdict(report, self.options.max_staleness)
+        return report
 
 
-def _sweep(
-    options: argparse.Namespace,
-    trace: Trace,
-    policies: Sequence[PolicyFile],
-    worlds: Sequence[World],
-) -> None:
-    found: dict[int, dict[str, Any]] = {}
-    try:
-        _report_each(options, trace, policies, worlds, found)
-    except (Interrupted, KeyboardInterrupt) as interrupted:
-        missing = [world.said for number, world in enumerate(worlds) if number not in found]
-        print(f"interrupted; not finished: {', '.join(missing)}", file=sys.stderr)
-        raise KeyboardInterrupt from interrupted
-    finally:
-        if found:
-            writers: dict[str, Write] = {"json": reports.as_json, "html": sweep_page}
-            whole = sorted(found)
-            document = sweep_document([found[n] for n in whole], [worlds[n] for n in whole])
-            _write(options, document, _shown_sweep, writers)
-
-
-def _report_each(
-    options: argparse.Namespace,
-    trace: Trace,
-    policies: Sequence[PolicyFile],
-    worlds: Sequence[World],
-    found: dict[int, dict[str, Any]],
-) -> None:
-    """Put each world's report into `found`. With `--jobs` N it runs N worlds in parallel; if there
-    are fewer worlds than that, it runs one world at a time with N parallel runs."""
-    if not 1 < options.jobs <= len(worlds):
-        for number, world in enumerate(worlds):
-            runs, resamples = _run(options, trace, policies, world.scenario)
-            found[number] = _report(options, trace, world.scenario, runs, resamples)
-        return
-    with _progress("worlds") as bar:
-        task = bar.add_task("sweep", total=len(worlds))
-
-        def done(number: int, report: dict[str, Any]) -> None:
-            found[number] = report
-            bar.advance(task)
-
-        alone = argparse.Namespace(**{**vars(options), "jobs": 1})
-        each = [(world.scenario,) for world in worlds]
-        call_each(_world_report, (alone, trace, policies), each, options.jobs, done)
-
-
-def _world_report(
-    options: argparse.Namespace, trace: Trace, policies: Sequence[PolicyFile], scenario: Scenario
-) -> dict[str, Any]:
+def _report_of(replays: Replays, scenario: Scenario) -> dict[str, Any]:
     """The report of one world, made in a process that shows no progress."""
-    runs, resamples = _runs(options, trace, policies, scenario, None)
-    return _report(options, trace, scenario, runs, resamples)
+    return replays.report(scenario, *replays.runs(scenario))
 
 
 def _shown_sweep(sweep: dict[str, Any], width: int, *, equal_bias: bool) -> str:
@@ -275,24 +282,13 @@ def _shown_sweep(sweep: dict[str, Any], width: int, *, equal_bias: bool) -> str:
     return f"{text}\n\n{table(sweep, width)}"
 
 
-def _check(
-    options: argparse.Namespace, trace: Trace, policies: Sequence[PolicyFile], scenario: Scenario
-) -> None:
-    workload = Workload(trace, scenario.job, steps=options.steps, traffic=scenario.traffic)
-    workload.check_fits(scenario)
-    for policy in policies:
-        policy.build(lengths=workload.length)  # so that errors show before any run
-        settings_of(policy)
-        reward_settings_of(policy)
-
-
-def _worlds(options: argparse.Namespace, axes: Sequence[Axis]) -> list[World]:
-    """Each scenario at each point of the axes, with the job options applied."""
-    several = len(options.scenario or ()) > 1
+def _worlds(options: ReplayOptions, axes: Sequence[Axis], job: Mapping[str, Any]) -> list[World]:
+    """Each scenario at each point of the axes, with the options of the job applied."""
+    several = len(options.scenarios) > 1
     found = []
-    for name in options.scenario or [DEFAULT_SCENARIO]:
+    for name in options.scenarios or [DEFAULT_SCENARIO]:
         for world in worlds(name, axes):
-            scenario = world.scenario.with_job(vars(options))
+            scenario = world.scenario.with_job(job)
             said = f"{scenario.name} {world.said}".strip() if several else world.said
             found.append(World(scenario, said))
     if options.split:
@@ -300,8 +296,8 @@ def _worlds(options: argparse.Namespace, axes: Sequence[Axis]) -> list[World]:
     return found
 
 
-def _policies(options: argparse.Namespace, axes: Sequence[Axis]) -> list[PolicyFile]:
-    names = options.policy or _baseline_first(config.shipped("policies/presets"))
+def _policies(options: ReplayOptions, axes: Sequence[Axis]) -> list[PolicyFile]:
+    names = options.policies or _baseline_first(config.shipped("policies/presets"))
     found = policies_at(names, axes) if axes else [config.load_policy(name) for name in names]
     known = [policy.name for policy in found]
     for name in known:
@@ -319,7 +315,7 @@ def _baseline_first(names: Sequence[str]) -> list[str]:
     return [*first, *(name for name in names if name not in first)]
 
 
-def _check_files(options: argparse.Namespace, *, several: bool) -> None:
+def _check_files(options: ReplayOptions, *, several: bool) -> None:
     if several and options.journal is not None:
         raise CallerError("--journal works with one scenario only; replay that one alone")
     if several and options.csv is not None:
@@ -337,85 +333,8 @@ def _check_files(options: argparse.Namespace, *, several: bool) -> None:
             raise CallerError(f"{path} is a folder; name a file in it")
 
 
-def _run(
-    options: argparse.Namespace,
-    trace: Trace,
-    policies: Sequence[PolicyFile],
-    scenario: Scenario,
-    *,
-    records: bool = False,
-) -> tuple[list[list[Run]], list[list[Run]]]:
-    groups = len(Workload(trace, scenario.job, steps=options.steps).groups)
-    with _progress("groups") as bar:
-
-        def follow(run: str) -> Deliveries:
-            task = bar.add_task(run, total=groups)
-            return lambda groups: bar.advance(task, groups)
-
-        return _runs(options, trace, policies, scenario, follow, records=records)
-
-
-def _runs(
-    options: argparse.Namespace,
-    trace: Trace,
-    policies: Sequence[PolicyFile],
-    scenario: Scenario,
-    follow: Callable[[str], Deliveries] | None,
-    *,
-    records: bool = False,
-) -> tuple[list[list[Run]], list[list[Run]]]:
-    """The runs of the trace and of its resamples; `follow` reports the progress of each."""
-
-    def progress(what: str) -> Callable[[str, int], Deliveries] | None:
-        return follow and (lambda policy, number: follow(f"{policy}, {what} {number}"))
-
-    runs = replay(
-        trace,
-        policies,
-        scenario,
-        steps=options.steps,
-        seeds=options.seeds,
-        jobs=options.jobs,
-        progress=progress("seed"),
-        journal_path=options.journal,
-        records=records,
-    )
-    try:
-        resamples = replay_resampled(
-            trace,
-            policies,
-            scenario,
-            steps=options.steps,
-            resamples=options.resamples,
-            jobs=options.jobs,
-            progress=progress("resample"),
-        )
-    except Interrupted as interrupted:
-        raise Interrupted(runs) from interrupted
-    return runs, resamples
-
-
-def _report(
-    options: argparse.Namespace,
-    trace: Trace,
-    scenario: Scenario,
-    runs: Sequence[Sequence[Run]],
-    resamples: Sequence[Sequence[Run]],
-) -> dict[str, Any]:
-    report = reports.document(
-        trace,
-        scenario,
-        runs,
-        steps=options.steps,
-        seeds=options.seeds,
-        resamples=resamples,
-    )
-    report["verdict"] = verdict(report, options.max_staleness)
-    return report
-
-
 def _write(
-    options: argparse.Namespace,
+    options: ReplayOptions,
     report: dict[str, Any],
     show: Callable[..., str],
     writers: Mapping[str, Write],

@@ -291,14 +291,17 @@ class Visibility(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the trainer requests; 0 takes the value from the trace.
+    """What the trainer requests.
 
-    `prompts_per_step` 0: 64, or as many as give four steps. `samples_per_prompt` 0: the trace's
-    group size, divided by the epochs. `max_tokens` 0: the trace's cap. `batches` false: no
-    training, only [traffic]. `epochs`: how often every prompt is trained, each time with other
-    samples. `known_samples` of each prompt are not trained: their lengths are what the trainer
-    knows of the prompt before the run. `redraws`: a sample that starts over is drawn again from
-    those recorded of its prompt, as in a real run; else it gets the same response as before.
+    prompts_per_step    0: 64, or as many as give four steps
+    samples_per_prompt  0: the trace's group size, divided by the epochs
+    max_tokens          maximum length of a response; 0: the trace's cap
+    batches             false: no training, only [traffic]
+    epochs              how often every prompt is trained, each time with other samples
+    known_samples       N samples of each prompt are not trained: their lengths are what the trainer
+                        knows of the prompt before the run
+    redraws             a sample that starts over is drawn again from those recorded of its prompt,
+                        as in a real run; else it gets the same response as before
     """
 
     prompts_per_step: Count = 0

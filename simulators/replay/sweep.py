@@ -48,11 +48,11 @@ class World(msgspec.Struct, frozen=True):
 
 def axis(text: str) -> Axis:
     """Read `table.key=value,value,...`; values as in TOML, but strings without quotes. Raises
-    ValueError."""
+    CallerError."""
     path, equals, values = text.partition("=")
     table, dot, key = path.strip().partition(".")
     if not (equals and dot and table and key and values):
-        raise ValueError(f"{text!r}: expected table.key=value,value,...")
+        raise CallerError(f"--set {text}: expected table.key=value,value,...")
     return Axis(table, key, tuple(_value(word.strip()) for word in values.split(",")))
 
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from rich.console import Console
 from rich.table import Table
 
-from rollout_sched.flags import number
+from rollout_sched.flags import above_zero
 from rollout_sched.simulators.traces.model import TOKENS_PER_S, Counting, Trace, with_tokenizer
 from rollout_sched.simulators.traces.store import read, shipped, write
 
@@ -44,7 +44,7 @@ def add_trace(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--tokens-per-s",
-        type=_rate,
+        type=above_zero,
         metavar="N",
         default=TOKENS_PER_S,
         help="for traces of times: generation speed of one request; default: %(default)g",
@@ -57,13 +57,6 @@ def read_trace(options: argparse.Namespace) -> Trace:
     if options.tokenizer is not None:
         counting = with_tokenizer(options.tokenizer, counting)
     return read(options.trace, counting)
-
-
-def _rate(text: str) -> float:
-    value = number(text)
-    if value <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not more than 0")
-    return value
 
 
 def _stats(options: argparse.Namespace) -> None:

@@ -6,14 +6,17 @@ import argparse
 import os
 import shlex
 from pathlib import Path
+from typing import Annotated
 
+import msgspec
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from rollout_sched.core.model.errors import CallerError
-from rollout_sched.flags import natural, positive, seconds, share
+from rollout_sched.flags import Flag, add_flags, given_flags
 from rollout_sched.process import whole_file
 from rollout_sched.simulators.replay import load_scenario
+from rollout_sched.simulators.replay.scenario import Job
 from rollout_sched.simulators.traces.command import add_trace, read_trace
 from rollout_sched.simulators.traces.model import TOKENS_PER_S
 from rollout_sched.simulators.tune import evidence
@@ -23,75 +26,48 @@ from rollout_sched.simulators.tune.search import Plan, TuningResult, steps_for, 
 #: Default seconds of a search.
 BUDGET_S = 120.0
 
-#: Options that override the scenario's job.
+#: The fields of a job that have a flag.
 _JOB = ("prompts_per_step", "epochs", "known_samples")
 
 
+class TuneOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What is tuned, and where the result goes.
+
+    scenario  the fleet and the job
+    out       the policy file to write
+    jobs      processes (default: one per core)
+    """
+
+    scenario: Annotated[str, Flag(metavar="NAME_OR_TOML")]
+    out: Annotated[Path, Flag(metavar="FILE")]
+    jobs: Annotated[int, msgspec.Meta(ge=1)] | None = None
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    option = parser.add_argument
     add_trace(parser)
-    option("--scenario", required=True, metavar="NAME_OR_TOML")
-    option("--max-staleness", type=natural, required=True, metavar="K", help="versions per sample")
-    option(
-        "--max-length-bias",
-        type=share,
-        default=0.01,
-        metavar="B",
-        help="mean length trained within 1 - B and 1 + B of that offered, and at least 1 - 2 B of "
-        "the longest tenth of the samples; default: %(default)s",
-    )
-    option(
-        "--max-step-bias",
-        type=share,
-        default=0.1,
-        metavar="C",
-        help="how far a step's lengths may differ from all lengths, beyond chance "
-        "(Kolmogorov-Smirnov, mean over the steps); default: %(default)s",
-    )
-    budget = parser.add_mutually_exclusive_group()
-    budget.add_argument(
-        "--budget", type=seconds, metavar="SECONDS", help=f"total time; default: {BUDGET_S:g}"
-    )
-    budget.add_argument(
-        "--evaluations",
-        type=positive,
-        metavar="N",
-        help="number of evaluations, without a time limit: the same number gives the same file",
-    )
-    option("--jobs", type=positive, metavar="N", help="processes; default: one per core")
-    option("--out", type=Path, required=True, metavar="FILE", help="the policy file to write")
-    option("--seed", type=natural, default=0, metavar="N", help="of all random choices")
-    option(
-        "--held-out-seeds",
-        type=natural,
-        default=Plan(0).held_out_seeds,
-        metavar="N",
-        help="seeds to validate on, 0 for no validation; default: %(default)s",
-    )
-    for key in _JOB:
-        flag = f"--{key.replace('_', '-')}"
-        option(flag, type=positive, default=0, metavar="N", help="override the scenario's job")
+    add_flags(parser, TuneOptions)
+    add_flags(parser, HardLimits)
+    add_flags(parser.add_mutually_exclusive_group(), Plan, ["seconds", "evaluations"])
+    add_flags(parser, Plan, ["held_out_seeds", "seed"])
+    add_flags(parser.add_argument_group("job", "in place of the scenario's"), Job, _JOB)
     parser.set_defaults(run=run)
 
 
-def run(options: argparse.Namespace) -> None:
+def run(given: argparse.Namespace) -> None:
     """Tune, write the policy file, print the findings. Raises CallerError and the like."""
+    options = TuneOptions(**given_flags(given, TuneOptions))
+    limits = HardLimits(**given_flags(given, HardLimits))
+    plan = Plan(steps_for(limits.max_staleness), **given_flags(given, Plan))
+    if plan.evaluations is None and plan.seconds is None:
+        plan = msgspec.structs.replace(plan, seconds=BUDGET_S)
     _check_output(options.out)
-    scenario = load_scenario(options.scenario).with_job(vars(options))
-    bench = bench_of(read_trace(options), scenario, seed=options.seed)
-    limits = HardLimits(options.max_staleness, options.max_length_bias, options.max_step_bias)
-    plan = Plan(
-        steps=steps_for(options.max_staleness),
-        seconds=_budget_s(options),
-        evaluations=options.evaluations,
-        held_out_seeds=options.held_out_seeds,
-        seed=options.seed,
-    )
+    scenario = load_scenario(options.scenario).with_job(given_flags(given, Job))
+    bench = bench_of(read_trace(given), scenario, seed=plan.seed)
     jobs = options.jobs or os.cpu_count() or 1
     with WorkerPool(bench, jobs) as workers, _progress() as bar:
         task = bar.add_task("evaluations")
         result = tune(bench, limits, plan, workers, told=lambda: bar.advance(task))
-    text = evidence.document(result, bench, limits, plan, command_of(options, result))
+    text = evidence.document(result, bench, limits, plan, command_of(given, result))
     with whole_file(options.out) as file:
         file.write(text.encode())
     facts = [*evidence.facts(result, bench, limits, plan), f"the search ended: {result.ended}"]
@@ -99,39 +75,26 @@ def run(options: argparse.Namespace) -> None:
     print(f"{options.out}: {result.winner.name}")
 
 
-def command_of(options: argparse.Namespace, result: TuningResult) -> str:
+def command_of(given: argparse.Namespace, result: TuningResult) -> str:
     """The command that reproduces the file on any machine."""
+    options = TuneOptions(**given_flags(given, TuneOptions))
+    limits = HardLimits(**given_flags(given, HardLimits))
     seeds = len(result.finalists.cases) if result.finalists.held_out else 0
     words = [
-        *("rollout-sched", "tune", options.trace, "--scenario", options.scenario),
-        *("--max-staleness", options.max_staleness),
-        *("--max-length-bias", f"{options.max_length_bias:g}"),
-        *("--max-step-bias", f"{options.max_step_bias:g}"),
+        *("rollout-sched", "tune", given.trace, "--scenario", options.scenario),
+        *("--max-staleness", limits.max_staleness),
+        *("--max-length-bias", f"{limits.max_length_bias:g}"),
+        *("--max-step-bias", f"{limits.max_step_bias:g}"),
         *("--evaluations", result.evaluations, "--held-out-seeds", seeds),
-        *("--seed", options.seed),
-        *_job_words(options),
-        *_counting_words(options),
-        *("--out", options.out.name),
+        *("--seed", given_flags(given, Plan).get("seed", 0)),
     ]
-    return shlex.join(map(str, words))
-
-
-def _counting_words(options: argparse.Namespace) -> list[str]:
-    words = [] if options.tokenizer is None else ["--tokenizer", str(options.tokenizer)]
-    if options.tokens_per_s != TOKENS_PER_S:
-        words += ["--tokens-per-s", f"{options.tokens_per_s:g}"]
-    return words
-
-
-def _job_words(options: argparse.Namespace) -> list[str]:
-    given = [key for key in _JOB if getattr(options, key)]
-    return [w for k in given for w in (f"--{k.replace('_', '-')}", str(getattr(options, k)))]
-
-
-def _budget_s(options: argparse.Namespace) -> float | None:
-    if options.evaluations is not None:
-        return None
-    return BUDGET_S if options.budget is None else float(options.budget)
+    for key, value in given_flags(given, Job).items():
+        words += [f"--{key.replace('_', '-')}", value]
+    if given.tokenizer is not None:
+        words += ["--tokenizer", given.tokenizer]
+    if given.tokens_per_s != TOKENS_PER_S:
+        words += ["--tokens-per-s", f"{given.tokens_per_s:g}"]
+    return shlex.join(map(str, [*words, "--out", options.out.name]))
 
 
 def _check_output(path: Path) -> None:

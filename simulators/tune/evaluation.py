@@ -9,12 +9,13 @@ import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import ceil, inf
 from multiprocessing.connection import Connection, wait
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
 
 from rollout_sched.config import PolicyFile, parse_policy
 from rollout_sched.core.model.errors import CallerError, RolloutError
+from rollout_sched.flags import Flag
 from rollout_sched.metrics.fold import mean, share
 from rollout_sched.simulators.replay import Scenario, Workload
 from rollout_sched.simulators.replay.runs import Run, run_policy
@@ -60,15 +61,15 @@ class HardLimits(msgspec.Struct, frozen=True):
     """Hard limits: a candidate that exceeds one never wins.
 
     max_staleness    of any sample, versions
-    max_length_bias  B: over the run the mean length trained is within 1 - B and 1 + B of that
-                     offered, and of the longest tenth of the samples at least 1 - 2 B are trained
-    max_step_bias    C: how far, on average, a step's lengths may differ from those of all prompts,
-                     beyond chance
+    max_length_bias  over the run the mean length trained is within 1 - B and 1 + B of that offered,
+                     and of the longest tenth of the samples at least 1 - 2 B are trained
+    max_step_bias    how far, on average, a step's lengths may differ from those of all prompts,
+                     beyond chance (Kolmogorov-Smirnov)
     """
 
-    max_staleness: int
-    max_length_bias: float
-    max_step_bias: float
+    max_staleness: Annotated[int, msgspec.Meta(ge=0), Flag(metavar="K")]
+    max_length_bias: Annotated[float, msgspec.Meta(ge=0, le=1), Flag(metavar="B")] = 0.01
+    max_step_bias: Annotated[float, msgspec.Meta(ge=0, le=1), Flag(metavar="C")] = 0.1
 
     def tightened(self, share: float) -> HardLimits:
         """The limits with bias reduced by `share`; staleness does not depend on chance."""

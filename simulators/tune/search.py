@@ -13,11 +13,12 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol, TypeVar
+from typing import Annotated, Protocol, TypeVar
 
 import msgspec
 
 from rollout_sched.core.model.errors import CallerError
+from rollout_sched.flags import Flag
 from rollout_sched.simulators.tune.candidates import (
     BASELINES,
     REFERENCE,
@@ -311,17 +312,19 @@ class Plan(msgspec.Struct, frozen=True):
     """How much is measured.
 
     steps           of the last rung and of the validation
-    seconds         total time, None for no limit
-    evaluations     of the search, None for no limit
-    held_out_seeds  of the validation, 0 for none
-    seed            of random choices: the prompts held out, and the candidates tried
+    seconds         total time (default: 120, unless the evaluations are limited)
+    evaluations     number of evaluations, without a time limit: the same number gives the same file
+    held_out_seeds  seeds to validate on, 0 for no validation
+    seed            of all random choices: the prompts held out, and the candidates tried
     """
 
     steps: int
-    seconds: float | None = None
-    evaluations: int | None = None
-    held_out_seeds: int = 5
-    seed: int = 0
+    seconds: Annotated[Annotated[float, msgspec.Meta(gt=0)] | None, Flag("--budget", "SECONDS")] = (
+        None
+    )
+    evaluations: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    held_out_seeds: Annotated[int, msgspec.Meta(ge=0)] = 5
+    seed: Annotated[int, msgspec.Meta(ge=0)] = 0
 
     @property
     def rungs(self) -> list[Rung]:
