@@ -137,8 +137,7 @@ def reader(wanted: Any, unit: int = 1) -> Callable[[str], Any]:
 # ------------------------------------------------------------------------------------------
 # Argument types of flags that are no field of a struct, for argparse, which shows their errors.
 
-#: A whole number of at least 0, and of at least 1.
-natural = reader(Annotated[int, msgspec.Meta(ge=0)])
+#: A whole number of at least 1.
 positive = reader(Annotated[int, msgspec.Meta(ge=1)])
 
 #: A finite number, and one above 0.

@@ -12,9 +12,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
+from rollout_sched.flags import Flag
 from rollout_sched.live.ports import InstanceError, OnTokens, Order, Output, RequestRejected
 from rollout_sched.simulators.fake_instance import tokens as text
 from rollout_sched.simulators.fake_instance.answers import OrderedResponse
@@ -250,15 +252,18 @@ def number_of(label: str) -> int:
 _DEAD = "EngineCore encountered an issue. See stack trace (above) for the root cause."
 
 
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+
+
 class EngineSettings(msgspec.Struct, frozen=True):
     """The settings of one simulated server.
 
     model              the served model's name
     speed              simulated seconds per second
-    seed               of response lengths that are drawn
+    seed               of response lengths that are drawn, and of faults
     update_s           time to load weights, in simulated seconds
-    median_tokens      of those lengths, which are log-normal ...
-    sigma              ... with this standard deviation of the logarithm
+    median_tokens      median of these lengths, which are log-normal
+    sigma              standard deviation of their logarithm
     stream_interval    tokens in a streamed chunk, if a request does not set it
     max_queued         with this many unanswered requests, more get a 503; 0: no limit
     versioned_text     other weights, identified by their label, give another text
@@ -269,15 +274,15 @@ class EngineSettings(msgspec.Struct, frozen=True):
 
     spec: InstanceSpec
     model: str = MODEL
-    speed: float = 1.0
+    speed: Annotated[float, msgspec.Meta(gt=0)] = 1.0
     seed: int = 0
     update_s: float = 0.0
-    median_tokens: int = 256
+    median_tokens: Positive = 256
     sigma: float = 0.8
-    stream_interval: int = 1
-    max_queued: int = 0
+    stream_interval: Positive = 1
+    max_queued: Annotated[int, Flag("--max-num-queued-reqs")] = 0
     versioned_text: bool = False
-    world_size: int = 1
+    world_size: Annotated[Positive, Flag("--tensor-parallel-size")] = 1
     vocabulary: text.Vocabulary = text.LARGEST
     weight_version: str = FIRST_LABEL
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from rollout_sched.config import shipped
 from rollout_sched.core.model.errors import CallerError
-from rollout_sched.flags import natural, number, positive
+from rollout_sched.flags import add_flags, given_flags, number, positive
 from rollout_sched.simulators.guess import formula
 from rollout_sched.simulators.guess.formula import Layout, Model, gpu_named, model_named
 from rollout_sched.simulators.instance import StepTime
@@ -45,15 +45,7 @@ def _add_guess(verbs: Any) -> None:
     option("--layers", type=positive, metavar="N")
     for name in _SHAPE:
         option(f"--{name.replace('_', '-')}", type=positive, metavar="N", help="default: usual")
-    option("--gpus", type=positive, default=8, metavar="N", help="in total; default: %(default)s")
-    option("--tp", type=positive, default=1, metavar="N", help="GPUs per instance; default: 1")
-    option(
-        "--trainer-gpus",
-        type=natural,
-        default=0,
-        metavar="N",
-        help="GPUs of a separate trainer; default: it takes turns with the instances",
-    )
+    add_flags(parser, Layout)
     parser.set_defaults(run=_guess)
 
 
@@ -103,7 +95,7 @@ def _speeds(scenario: Scenario) -> list[str]:
 
 def _guess(options: argparse.Namespace) -> None:
     gpu, model = gpu_named(options.gpu), _model(options)
-    layout = Layout(options.gpus, options.tp, options.trainer_gpus)
+    layout = Layout(**given_flags(options, Layout))
     tables = formula.scenario(gpu, model, layout)
     named = options.model or f"{options.params:g} parameters in {options.layers} layers"
     turns = (

@@ -134,13 +134,13 @@ class Layout(msgspec.Struct, frozen=True):
     """Which GPUs serve, and which train.
 
     gpus          in total
-    tp            tensor parallelism of an instance
+    tp            GPUs per instance, by tensor parallelism
     trainer_gpus  of a separate trainer; 0: it takes turns with the instances on all of them
     """
 
-    gpus: int
-    tp: int
-    trainer_gpus: int = 0
+    gpus: AtLeastOne = 8
+    tp: AtLeastOne = 1
+    trainer_gpus: Annotated[int, msgspec.Meta(ge=0)] = 0
 
     @property
     def instances(self) -> int:

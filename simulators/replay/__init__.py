@@ -2,10 +2,11 @@
 
 from rollout_sched.simulators.replay import command, runs
 from rollout_sched.simulators.replay.comparison import Ratio, ratio_of
-from rollout_sched.simulators.replay.scenario import Scenario, load_scenario, parse_scenario
+from rollout_sched.simulators.replay.scenario import Job, Scenario, load_scenario, parse_scenario
 from rollout_sched.simulators.replay.workload import Workload
 
 __all__ = [
+    "Job",
     "Ratio",
     "Scenario",
     "Workload",

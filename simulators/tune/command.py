@@ -15,8 +15,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.flags import Flag, add_flags, given_flags
 from rollout_sched.process import whole_file
-from rollout_sched.simulators.replay import load_scenario
-from rollout_sched.simulators.replay.scenario import Job
+from rollout_sched.simulators.replay import Job, load_scenario
 from rollout_sched.simulators.traces.command import add_trace, read_trace
 from rollout_sched.simulators.traces.model import TOKENS_PER_S
 from rollout_sched.simulators.tune import evidence
