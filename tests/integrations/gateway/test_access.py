@@ -80,12 +80,11 @@ def files(tmp_path: Path) -> dict[str, Path]:
     return options
 
 
-async def test_every_route_has_a_class() -> None:
-    async with House(Upstream(A)) as house:
-        app = house.service.app
-        told = {resource.canonical: access for resource, access in app[ACCESS].items()}
-        assert {path for _, path in routes_of(app)} == set(told)
-        assert told == expected()
+async def test_every_route_has_a_class(house) -> None:
+    app = house.service.app
+    told = {resource.canonical: access for resource, access in app[ACCESS].items()}
+    assert {path for _, path in routes_of(app)} == set(told)
+    assert told == expected()
 
 
 @pytest.mark.parametrize(
@@ -112,6 +111,8 @@ async def test_a_key_opens_its_class_of_routes_and_none_above(
                 method, path = called(*route)
                 status, said = await house.ask(method, path)
                 assert (status in REFUSED) is (access > holder), (method, path, status, said)
+        if holder is Access.OPEN:
+            assert not any(instance.asked for instance in house.instances.values())
 
 
 #: Of what a key opens, a call of each room: most of the others would begin something.

@@ -23,7 +23,6 @@ from aiohttp import web
 from rollout_sched import journal
 from rollout_sched.cli import main
 from rollout_sched.client import RolloutScheduler
-from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.integrations.gateway.serve import Service
 from tests.integrations.gateway.gateway_fixture import House, Upstream
@@ -90,54 +89,51 @@ async def test_an_unreachable_instance_is_logged_and_joins_later() -> None:
         await until(lambda: any("late:1: a model, 8 slots" in line for line in house.said))
 
 
-async def test_closing_finishes_running_calls_and_refuses_new_ones() -> None:
-    instance = Upstream()
+@pytest.mark.scene(grace_s=20.0)
+async def test_closing_finishes_running_calls_and_refuses_new_ones(house, instance) -> None:
     instance.stream = asyncio.Queue()
-    async with House(instance, grace_s=20.0) as house:
-        body = {"model": "tiny", "prompt": [1], "max_tokens": 9}
-        asking = asyncio.create_task(house.session.post("/v1/completions", json=body))
-        await until(lambda: instance.asked)
-        closing = asyncio.create_task(house.service.close())
-        await asyncio.sleep(0.05)
-        with pytest.raises(aiohttp.ClientConnectionError):
-            await house.session.get("/health")
-        instance.stream.put_nowait(json.dumps(completion([5])).encode())
-        instance.stream.put_nowait(None)
-        response = await asking
-        assert (await response.json())["choices"][0]["token_ids"] == [5]
-        await closing
+    body = {"model": "tiny", "prompt": [1], "max_tokens": 9}
+    asking = asyncio.create_task(house.session.post("/v1/completions", json=body))
+    await until(lambda: instance.asked)
+    closing = asyncio.create_task(house.service.close())
+    await asyncio.sleep(0.05)
+    with pytest.raises(aiohttp.ClientConnectionError):
+        await house.session.get("/health")
+    instance.stream.put_nowait(json.dumps(completion([5])).encode())
+    instance.stream.put_nowait(None)
+    response = await asking
+    assert (await response.json())["choices"][0]["token_ids"] == [5]
+    await closing
 
 
-async def test_a_call_that_exceeds_the_grace_period_gets_an_error() -> None:
+@pytest.mark.scene(grace_s=0.05)
+async def test_a_call_that_exceeds_the_grace_period_gets_an_error(house, instance) -> None:
     """The connection was closed without a word."""
-    instance = Upstream()
     instance.stream = asyncio.Queue()
-    async with House(instance, grace_s=0.05) as house:
-        body = {"model": "tiny", "prompt": [1], "max_tokens": 9}
-        asking = asyncio.create_task(house.session.post("/v1/completions", json=body))
-        await until(lambda: instance.asked)
-        await house.service.close()
-        response = await asking
-        assert (response.status, response.headers["Retry-After"]) == (503, "1")
-        assert "shutting down" in (await response.json())["error"]["message"]
+    body = {"model": "tiny", "prompt": [1], "max_tokens": 9}
+    asking = asyncio.create_task(house.session.post("/v1/completions", json=body))
+    await until(lambda: instance.asked)
+    await house.service.close()
+    response = await asking
+    assert (response.status, response.headers["Retry-After"]) == (503, "1")
+    assert "shutting down" in (await response.json())["error"]["message"]
 
 
-async def test_a_stream_that_exceeds_the_grace_period_ends_in_an_error() -> None:
-    instance = Upstream()
+@pytest.mark.scene(grace_s=0.05)
+async def test_a_stream_that_exceeds_the_grace_period_ends_in_an_error(house, instance) -> None:
     instance.stream = asyncio.Queue()
-    async with House(instance, grace_s=0.05) as house:
-        body = {"model": "tiny", "prompt": [1], "max_tokens": 9, "stream": True}
-        asking = asyncio.create_task(house.session.post("/v1/completions", json=body))
-        await until(lambda: instance.asked)
-        event = json.dumps({"choices": [{"index": 0, "text": "a", "token_ids": [5]}]})
-        instance.stream.put_nowait(b"data: %b\n\n" % event.encode())
-        response = await asking
-        assert response.status == 200
-        await house.service.close()
-        events = (await response.text()).split("\n\n")
-        assert json.loads(events[0].removeprefix("data: ")) == json.loads(event)
-        assert json.loads(events[1].removeprefix("data: "))["error"]["code"] == 503
-        assert events[2:] == [""]
+    body = {"model": "tiny", "prompt": [1], "max_tokens": 9, "stream": True}
+    asking = asyncio.create_task(house.session.post("/v1/completions", json=body))
+    await until(lambda: instance.asked)
+    event = json.dumps({"choices": [{"index": 0, "text": "a", "token_ids": [5]}]})
+    instance.stream.put_nowait(b"data: %b\n\n" % event.encode())
+    response = await asking
+    assert response.status == 200
+    await house.service.close()
+    events = (await response.text()).split("\n\n")
+    assert json.loads(events[0].removeprefix("data: ")) == json.loads(event)
+    assert json.loads(events[1].removeprefix("data: "))["error"]["code"] == 503
+    assert events[2:] == [""]
 
 
 async def test_an_open_gateway_logs_a_warning() -> None:
@@ -192,34 +188,38 @@ def test_a_port_that_is_taken_leaves_nothing_behind(
     assert not (tmp_path / "journal").exists()
 
 
+@contextlib.contextmanager
+def process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """`serve` as a process of its own, killed at the end if it still runs."""
+    code = "from rollout_sched.cli import main; raise SystemExit(main())"
+    command = [sys.executable, "-c", code, "serve", "--policy", "dplb", "--port", "0", *arguments]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as started:
+        try:
+            yield started
+        finally:
+            started.kill()
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_gateway_runs_as_a_process(number: signal.Signals) -> None:
-    code = "from rollout_sched.cli import main; raise SystemExit(main())"
-    command = [sys.executable, "-c", code, "serve", "--policy", "dplb"]
     with socket.socket() as closed:  # bound but not listening: a connection is refused
         closed.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{closed.getsockname()[1]}"
-        with subprocess.Popen(
-            [*command, "--port", "0", "--instance", url],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        ) as process:
-            try:
-                assert process.stdout is not None
-                lines = []
-                for line in process.stdout:
-                    lines.append(line)
-                    if line.startswith("listening on "):
-                        break
-                assert any(f"instance {url}: away" in line for line in lines)
-                with pytest.raises(urllib.error.HTTPError, match="503"):
-                    urllib.request.urlopen(lines[-1].split()[-1] + "/health", timeout=10)
-                process.send_signal(number)
-                out, err = process.communicate(timeout=20)
-            finally:
-                process.kill()
-    assert (process.returncode, out) == (0, "stopping\n"), err
+        with process("--instance", url) as started:
+            assert started.stdout is not None
+            lines = []
+            for line in started.stdout:
+                lines.append(line)
+                if line.startswith("listening on "):
+                    break
+            assert any(f"instance {url}: away" in line for line in lines)
+            with pytest.raises(urllib.error.HTTPError, match="503"):
+                urllib.request.urlopen(lines[-1].split()[-1] + "/health", timeout=10)
+            started.send_signal(number)
+            out, err = started.communicate(timeout=20)
+    assert (started.returncode, out) == (0, "stopping\n"), err
 
 
 @pytest.mark.real_time
@@ -251,47 +251,42 @@ class TestTheEnd:
             ("POST", "/v1/embeddings", {}),
         ],
     )
+    @pytest.mark.scene(grace_s=0.05)
     async def test_a_control_call_in_progress_gets_an_error_at_the_end(
-        self, method: str, path: str, body: Any
+        self, method: str, path: str, body: Any, house, instance
     ) -> None:
-        instance = Upstream()
-        async with House(instance, grace_s=0.05) as house:
+        async def never(request: web.Request) -> web.StreamResponse:
+            instance.asked.append({})
+            await asyncio.sleep(30)
+            raise AssertionError
 
-            async def never(request: web.Request) -> web.StreamResponse:
-                instance.asked.append({})
-                await asyncio.sleep(30)
-                raise AssertionError
+        instance.answering = never
+        asking = asyncio.create_task(house.ask(method, path, body))
+        await until(lambda: instance.asked)
+        await house.service.close()
+        status, said = await asking
+        assert status == 503
+        assert "the gateway stopped" in said["error"]["message"]
 
-            instance.answering = never
-            asking = asyncio.create_task(house.ask(method, path, body))
-            await until(lambda: instance.asked)
-            await house.service.close()
-            status, said = await asking
-            assert status == 503
-            assert "the gateway stopped" in said["error"]["message"]
-
-    async def test_a_cut_response_does_not_look_complete(self) -> None:
-        instance = Upstream()
+    @pytest.mark.scene(grace_s=0.05)
+    async def test_a_cut_response_does_not_look_complete(self, house, instance) -> None:
         instance.stream = asyncio.Queue()
-        async with House(instance, grace_s=0.05) as house:
-            instance.stream.put_nowait(b"one")
-            response = await house.session.post("/v1/responses")
-            assert await response.content.readany() == b"one"
+        instance.stream.put_nowait(b"one")
+        response = await house.session.post("/v1/responses")
+        assert await response.content.readany() == b"one"
+        await house.service.close()
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await response.content.read()
+
+    @pytest.mark.scene(grace_s=0.05)
+    async def test_a_waiting_publication_ends_with_the_gateway(self, house, instance) -> None:
+        supervisor = house.driver.supervisors[instance.name]
+        async with supervisor.control_lock:  # its update waits for its turn
+            body = {"version": 1, "applied": True, "wait": True}
+            asking = asyncio.create_task(house.ask("POST", "/rollout/v1/weights", body))
+            await until(lambda: house.driver.pump.scheduler.state.progress.version == 1)
             await house.service.close()
-            with pytest.raises(aiohttp.ClientPayloadError):
-                await response.content.read()
-
-    async def test_a_waiting_publication_ends_with_the_gateway(self) -> None:
-        instance = Upstream()
-
-        async with House(instance, grace_s=0.05) as house:
-            supervisor = house.driver.supervisors[instance.name]
-            async with supervisor.control_lock:  # its update waits for its turn
-                body = {"version": 1, "applied": True, "wait": True}
-                asking = asyncio.create_task(house.ask("POST", "/rollout/v1/weights", body))
-                await until(lambda: house.driver.pump.scheduler.state.progress.version == 1)
-                await house.service.close()
-                assert (await asking)[0] == 503
+            assert (await asking)[0] == 503
 
     async def test_the_journal_is_closed_after_any_failure(self, tmp_path: Path) -> None:
         async with House(Upstream(), journal=tmp_path / "journal") as house:
@@ -332,40 +327,6 @@ class TestAdminSocket:
             assert (await house.ask("GET", "/admin/state"))[0] == 200
             async with RolloutScheduler.connect(f"unix://{tmp_path / 'admin'}") as rollouts:
                 await rollouts.state()
-
-    @pytest.mark.real_time
-    async def test_a_stale_admin_socket_is_removed(self, tmp_path: Path) -> None:
-        path = tmp_path / "admin"
-        with socket.socket(socket.AF_UNIX) as left:
-            left.bind(str(path))
-        async with House(Upstream(), admin_socket=path):
-            with pytest.raises(CallerError, match="another gateway listens on it"):
-                async with House(Upstream(), admin_socket=path):
-                    pass
-            assert path.exists()
-
-    @pytest.mark.real_time
-    async def test_a_file_at_the_admin_socket_path_is_kept(self, tmp_path: Path) -> None:
-        path = tmp_path / "precious"
-        path.write_text("data")
-        with pytest.raises(CallerError, match=f"--admin-socket {path}"):
-            async with House(Upstream(), admin_socket=path):
-                pass
-        assert path.read_text() == "data"
-
-
-@contextlib.contextmanager
-def process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """`serve` as a process of its own, killed at the end if it still runs."""
-    code = "from rollout_sched.cli import main; raise SystemExit(main())"
-    command = [sys.executable, "-c", code, "serve", "--policy", "dplb", "--port", "0", *arguments]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as started:
-        try:
-            yield started
-        finally:
-            started.kill()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

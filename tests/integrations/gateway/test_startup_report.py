@@ -64,8 +64,11 @@ async def test_a_socket_answers_its_owner_until_closed(tmp_path: Path) -> None:
     reader, writer = await asyncio.open_unix_connection(path)
     assert await reader.read() == b"hello"
     writer.close()
+    other = AdminSocket(path)
     with pytest.raises(CallerError, match="another gateway listens on it"):
-        await AdminSocket(path).open(Greets)
+        await other.open(Greets)
+    other.close()
+    assert path.exists()
     admin.close()
     assert not path.exists()
 

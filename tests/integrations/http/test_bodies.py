@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-import httptools
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from rollout_sched.integrations.http.bodies import (
     FAIR_CHUNK,
@@ -22,7 +19,6 @@ from rollout_sched.integrations.http.bodies import (
 )
 from rollout_sched.integrations.http.errors import Malformed
 from rollout_sched.integrations.http.heads import CHUNKED, MAX_LINES, UNTIL_CLOSE
-from tests.integrations.http.test_heads import Oracle
 
 MOST = 2**20
 
@@ -147,9 +143,6 @@ def test_bad_chunks_are_refused(data):
         feed(Chunked(MOST, fair=True), *[data[i : i + 1] for i in range(len(data))])
 
 
-CHUNKS = st.lists(st.binary(min_size=1, max_size=40), max_size=6)
-
-
 def frame(chunks: list[bytes], end: bytes = b"0\r\n\r\n") -> bytes:
     return b"".join(b"%x\r\n%b\r\n" % (len(c), c) for c in chunks) + end
 
@@ -157,29 +150,6 @@ def frame(chunks: list[bytes], end: bytes = b"0\r\n\r\n") -> bytes:
 def cut(data: bytes, at: list[int]) -> list[bytes]:
     places = sorted({i % (len(data) + 1) for i in at} | {0, len(data)})
     return [data[a:b] for a, b in itertools.pairwise(places)]
-
-
-@given(CHUNKS, st.sampled_from([b"0\r\n\r\n", b"0\r\na: b\r\n\r\n"]), st.lists(st.integers(0, 999)))
-def test_packets_do_not_matter(chunks, end, at):
-    data = frame(chunks, end) + b"GET"
-    assert feed(Chunked(MOST, fair=True), *cut(data, at)) == (b"".join(chunks), b"GET")
-
-
-@given(CHUNKS, st.integers(0, 999), st.binary(max_size=3), st.lists(st.integers(0, 999)))
-def test_what_we_accept_llhttp_reads_the_same_way(chunks, place, noise, at):
-    data = frame(chunks)
-    place %= len(data)
-    data = data[:place] + noise + data[place + len(noise) :]
-    try:
-        payload, rest = feed(Chunked(MOST, fair=True), *cut(data, at))
-    except Malformed:
-        return
-    if rest is None:
-        return
-    head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
-    message = head + data[: len(data) - len(rest)]
-    theirs = Oracle(message, httptools.HttpResponseParser)
-    assert (b"".join(theirs.bodies), theirs.complete) == (payload, 1)
 
 
 # -- What of bodies is here, and what finds no room --

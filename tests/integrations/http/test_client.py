@@ -8,7 +8,13 @@ import threading
 
 import pytest
 
-from rollout_sched.integrations.http import Exchange, ExchangeError, NotConnected, Pool
+from rollout_sched.integrations.http import (
+    Exchange,
+    ExchangeError,
+    NotConnected,
+    Pool,
+    client_connection,
+)
 from rollout_sched.integrations.http import client as client_module
 from rollout_sched.integrations.http.client import MAX_BODY, MAX_OPENINGS, Origin
 from rollout_sched.integrations.http.client_connection import ClientConnection
@@ -20,6 +26,7 @@ from tests.integrations.http.wires import (
     client_tls,
     ok,
     on_both_loops,
+    pooled,
     read_message,
     scripted,
     server_tls,
@@ -80,13 +87,11 @@ async def test_a_connection_is_kept_and_the_last_one_used_goes_first():
 @on_both_loops
 async def test_an_idle_connection_is_closed_before_the_server_would():
     peer = Connections()
-    async with scripted(peer) as url:
-        pool = Pool(url, keepalive_s=0.02)
+    async with pooled(peer, keepalive_s=0.02) as pool:
         await asyncio.gather(pool.request("GET", "/1"), pool.request("GET", "/2"))
         await until(lambda: peer.closed == 2)
         await pool.request("GET", "/")
         assert peer.opened == 3
-        pool.close()
 
 
 @on_both_loops
@@ -102,14 +107,12 @@ async def test_a_connection_that_the_server_closed_while_idle_is_not_used():
         writer.close()
         closed.set()
 
-    async with scripted(peer) as url:
-        pool = Pool(url)
+    async with pooled(peer) as pool:
         for expected in (1, 2, 3):
             closed.clear()
             assert (await pool.request("POST", "/")).status == 200
             await closed.wait()
             assert opened == expected
-        pool.close()
 
 
 @on_both_loops
@@ -121,12 +124,10 @@ async def test_a_connection_closed_as_it_is_reused_is_tried_once_more_afresh():
         writer.write(ok(b"%d" % len(attempts)))
         attempts.append(await read_message(reader))  # and close
 
-    async with scripted(peer) as url:
-        pool = Pool(url)
+    async with pooled(peer) as pool:
         assert (await pool.request("POST", "/", body=b"1")).body == b"1"
         assert (await pool.request("POST", "/", body=b"2")).body == b"3"
         assert attempts[1] == attempts[2]
-        pool.close()
 
 
 @on_both_loops
@@ -139,17 +140,21 @@ async def test_the_fresh_connection_is_the_last_try():
             writer.write(ok())
             attempts.append(await read_message(reader))
 
-    async with scripted(peer) as url:
-        pool = Pool(url)
+    async with pooled(peer) as pool:
         await pool.request("POST", "/")
         with pytest.raises(AnswerBroken, match="before the answer"):
             await pool.request("POST", "/")
         assert len(attempts) == 3
-        pool.close()
 
 
-@pytest.mark.parametrize("answer", [b"H", b"HTTP/1.1 100 Continue\r\n\r\n"])
-async def test_a_request_that_was_seen_is_not_sent_again(answer):
+@pytest.mark.parametrize(
+    ("answer", "race_s"), [(b"H", None), (b"HTTP/1.1 100 Continue\r\n\r\n", None), (b"", 0.0)]
+)
+async def test_a_request_that_was_seen_or_worked_on_for_long_is_not_sent_again(
+    answer, race_s, monkeypatch
+):
+    if race_s is not None:
+        monkeypatch.setattr(client_connection, "RACE_S", race_s)
     attempts: list[bytes] = []
 
     async def peer(reader, writer):
@@ -158,43 +163,21 @@ async def test_a_request_that_was_seen_is_not_sent_again(answer):
         attempts.append(await read_message(reader))
         writer.write(answer)
 
-    async with scripted(peer) as url:
-        pool = Pool(url)
+    async with pooled(peer) as pool:
         await pool.request("POST", "/")
         with pytest.raises(AnswerBroken):
             await pool.request("POST", "/", timeout_s=10)
         assert len(attempts) == 2
-        pool.close()
-
-
-async def test_a_request_that_was_worked_on_for_long_is_not_sent_again(monkeypatch):
-    monkeypatch.setattr("rollout_sched.integrations.http.client_connection.RACE_S", 0.0)
-    attempts: list[bytes] = []
-
-    async def peer(reader, writer):
-        attempts.append(await read_message(reader))
-        writer.write(ok())
-        attempts.append(await read_message(reader))
-
-    async with scripted(peer) as url:
-        pool = Pool(url)
-        await pool.request("POST", "/")
-        with pytest.raises(AnswerBroken):
-            await pool.request("POST", "/", timeout_s=10)
-        assert len(attempts) == 2
-        pool.close()
 
 
 @on_both_loops
 async def test_a_server_that_answers_twice_at_once_is_dropped():
     peer = Connections(ok(b"1") + ok(b"again"))
-    async with scripted(peer) as url:
-        pool = Pool(url)
+    async with pooled(peer) as pool:
         assert (await pool.request("POST", "/")).body == b"1"
         assert pool.unasked == 1
         assert (await pool.request("POST", "/")).body == b"ok"
         assert (peer.opened, pool.unasked) == (2, 1)
-        pool.close()
 
 
 @on_both_loops
@@ -208,13 +191,11 @@ async def test_a_server_that_answers_again_later_is_dropped():
         writer.write(ok(b"again"))
         await reader.read()
 
-    async with scripted(peer) as url:
-        pool = Pool(url)
+    async with pooled(peer) as pool:
         assert (await pool.request("POST", "/")).body == b"1"
         again.set()
         await until(lambda: pool.unasked == 1)
         assert (await pool.request("POST", "/")).body == b"1"
-        pool.close()
 
 
 @on_both_loops
@@ -294,11 +275,9 @@ async def test_a_server_that_closes_each_connection_at_once():
     async def peer(reader, writer):
         pass
 
-    async with scripted(peer) as url:
-        pool = Pool(url)
+    async with pooled(peer) as pool:
         with pytest.raises(ExchangeError):
             await pool.request("GET", "/", timeout_s=10)
-        pool.close()
 
 
 @on_both_loops
@@ -338,8 +317,7 @@ async def test_ipv6():
 @on_both_loops
 async def test_a_limit_makes_exchanges_wait_their_turn():
     peer = Connections(*[ok(b"%d" % i) for i in range(6)])
-    async with scripted(peer) as url:
-        pool = Pool(url, limit=1)
+    async with pooled(peer, limit=1) as pool:
         waiting = [asyncio.ensure_future(pool.request("GET", f"/{i}")) for i in range(5)]
         heard = Heard()
         pool.send("GET", "/cancelled", (), b"", heard).cancel()
@@ -347,7 +325,6 @@ async def test_a_limit_makes_exchanges_wait_their_turn():
         assert [a.body for a in answers] == [b"%d" % i for i in range(5)]
         assert peer.opened == 1
         assert not heard.calls
-        pool.close()
 
 
 @on_both_loops
@@ -355,13 +332,11 @@ async def test_a_limit_survives_connections_that_die():
     async def peer(reader, writer):
         await read_message(reader)
 
-    async with scripted(peer) as url:
-        pool = Pool(url, limit=2)
+    async with pooled(peer, limit=2) as pool:
         results = await asyncio.gather(
             *(pool.request("GET", "/") for _ in range(7)), return_exceptions=True
         )
         assert all(isinstance(r, AnswerBroken) for r in results)
-        pool.close()
 
 
 @on_both_loops
@@ -373,12 +348,10 @@ async def test_a_timeout_closes_the_connection():
         await reader.read()
         gone.set()
 
-    async with scripted(peer) as url:
-        pool = Pool(url)
+    async with pooled(peer) as pool:
         with pytest.raises(TimeoutError):
             await pool.request("GET", "/", timeout_s=0.02)
         await gone.wait()
-        pool.close()
 
 
 @on_both_loops
@@ -386,8 +359,7 @@ async def test_a_connection_cut_off_just_as_it_comes_about_ends_its_exchange():
     async def peer(reader, writer):
         await reader.read()
 
-    async with scripted(peer) as url:
-        pool = Pool(url, limit=1)
+    async with pooled(peer, limit=1) as pool:
         for paused in (False, True):
             heard = Heard()
             exchange = pool.send("GET", "/", (), b"", heard)
@@ -402,7 +374,6 @@ async def test_a_connection_cut_off_just_as_it_comes_about_ends_its_exchange():
             await heard.over.wait()
             await until(lambda: not (pool._connections or pool._dialler))
             assert heard.calls == ["error"]
-        pool.close()
 
 
 @on_both_loops
@@ -429,25 +400,21 @@ async def test_closing_ends_everything_with_an_error():
 
 @on_both_loops
 async def test_an_answer_too_long_to_be_kept():
-    async with scripted(Connections(ok(b"x" * 1000))) as url:
-        pool = Pool(url, max_answer=999)
+    async with pooled(Connections(ok(b"x" * 1000)), max_answer=999) as pool:
         with pytest.raises(AnswerBroken, match="longer than 999"):
             await pool.request("GET", "/")
-        pool.close()
 
 
 @on_both_loops
 async def test_an_answer_that_a_receiver_finds_too_long_ends_its_exchange():
     peer = Connections(b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 1000)
-    async with scripted(peer) as url:
-        pool = Pool(url)
+    async with pooled(peer) as pool:
         small = client_module._Whole(asyncio.get_running_loop().create_future(), 3)
         exchange = pool.send("GET", "/", (), b"", small)
         with pytest.raises(AnswerBroken, match="longer than 3 bytes"):
             await small.future
         assert exchange.done
         await until(lambda: peer.closed == 1)
-        pool.close()
 
 
 async def test_what_would_break_out_of_its_line_is_refused():
@@ -495,62 +462,59 @@ def sent() -> Exchange:
     return Exchange(b"GET / HTTP/1.1\r\n\r\n", b"", False, Heard(), MAX_BODY)
 
 
-def play(scene):
-    async def run():
-        pool = Pool("http://127.0.0.1:1", keepalive_s=KEEPALIVE_S)
-        await scene(pool._idle, pool)
-        pool.close()
+def on_a_virtual_loop(test):
+    """Run `test(connections, pool)` with the idle connections of a pool."""
 
-    virtual_loop.run(run())
+    def run():
+        async def scene():
+            pool = Pool("http://127.0.0.1:1", keepalive_s=KEEPALIVE_S)
+            await test(pool._idle, pool)
+            pool.close()
 
+        virtual_loop.run(scene())
 
-def test_the_one_used_last_goes_first():
-    async def scene(connections, pool):
-        _, old = idle(pool)
-        _, new = idle(pool)
-        assert connections.carry(sent())
-        assert (bool(old.written), bool(new.written)) == (False, True)
-        assert len(connections) == 1
-        connections.close()
-
-    play(scene)
+    return run
 
 
-def test_one_that_the_server_closes_is_passed_over():
-    async def scene(connections, pool):
-        _, gone = idle(pool)
-        gone.other.close()
-        assert not connections.carry(sent())
-        assert not gone.written
-        connections.close()
-
-    play(scene)
-
-
-def test_each_is_closed_when_it_was_idle_too_long():
-    async def scene(connections, pool):
-        _, first = idle(pool)
-        await asyncio.sleep(3.0)
-        forgotten, left = idle(pool)
-        _, last = idle(pool)
-        connections.forget(forgotten)
-        await asyncio.sleep(1.5)
-        assert [wire.closing for wire in (first, left, last)] == [True, False, False]
-        await asyncio.sleep(3.0)
-        assert [wire.closing for wire in (first, left, last)] == [True, False, True]
-
-    play(scene)
+@on_a_virtual_loop
+async def test_the_one_used_last_goes_first(connections, pool):
+    _, old = idle(pool)
+    _, new = idle(pool)
+    assert connections.carry(sent())
+    assert (bool(old.written), bool(new.written)) == (False, True)
+    assert len(connections) == 1
+    connections.close()
 
 
-def test_one_whose_time_is_over_is_not_used_though_the_timer_is_late():
-    async def scene(connections, pool):
-        _, wire = idle(pool)
-        connections.close()  # no timer
-        await asyncio.sleep(KEEPALIVE_S)
-        assert not connections.carry(sent())
-        assert wire.closing
+@on_a_virtual_loop
+async def test_one_that_the_server_closes_is_passed_over(connections, pool):
+    _, gone = idle(pool)
+    gone.other.close()
+    assert not connections.carry(sent())
+    assert not gone.written
+    connections.close()
 
-    play(scene)
+
+@on_a_virtual_loop
+async def test_each_is_closed_when_it_was_idle_too_long(connections, pool):
+    _, first = idle(pool)
+    await asyncio.sleep(3.0)
+    forgotten, left = idle(pool)
+    _, last = idle(pool)
+    connections.forget(forgotten)
+    await asyncio.sleep(1.5)
+    assert [wire.closing for wire in (first, left, last)] == [True, False, False]
+    await asyncio.sleep(3.0)
+    assert [wire.closing for wire in (first, left, last)] == [True, False, True]
+
+
+@on_a_virtual_loop
+async def test_one_whose_time_is_over_is_not_used_though_the_timer_is_late(connections, pool):
+    _, wire = idle(pool)
+    connections.close()  # no timer
+    await asyncio.sleep(KEEPALIVE_S)
+    assert not connections.carry(sent())
+    assert wire.closing
 
 
 # -- Base URLs, and how the requests to them begin --
@@ -588,12 +552,3 @@ def test_openings_kept_ready_are_bounded():
     for i in range(MAX_OPENINGS + 5):
         assert origin.opening("GET", f"/{i}").startswith(b"GET /%d " % i)
     assert len(origin._openings) <= MAX_OPENINGS
-
-
-@pytest.mark.parametrize(
-    ("method", "target"),
-    [("GET", "/ HTTP/1.1\r\nx: y"), ("GET", "relative"), ("G T", "/"), ("GET", "/a b")],
-)
-def test_what_makes_no_request_line(method, target):
-    with pytest.raises(ValueError, match="request line"):
-        Origin("http://a", None).opening(method, target)

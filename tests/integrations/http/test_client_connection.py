@@ -17,7 +17,7 @@ from rollout_sched.integrations.http.client import MAX_BODY
 from rollout_sched.integrations.http.client_connection import ClientConnection
 from rollout_sched.integrations.http.errors import AnswerBroken
 from rollout_sched.integrations.http.heads import MAX_HEAD, MAX_INTERIM, MAX_LINES
-from tests.integrations.http.test_bodies import CHUNKS, cut, frame
+from tests.integrations.http.test_bodies import cut, frame
 from tests.integrations.http.wires import (
     CHUNKED,
     Heard,
@@ -25,6 +25,7 @@ from tests.integrations.http.wires import (
     answering,
     ok,
     on_both_loops,
+    pooled,
     read_message,
     scripted,
     until,
@@ -52,12 +53,10 @@ pytestmark = pytest.mark.real_time
     ],
 )
 async def test_an_answer_ends_where_it_says(method, answer, status, body):
-    async with scripted(answering(answer)) as url:
-        pool = Pool(url)
+    async with pooled(answering(answer)) as pool:
         got = await pool.request(method, "/", timeout_s=10)
         assert (got.status, got.body, pool.unasked) == (status, body, 0)
         assert len(pool._idle) == 1
-        pool.close()
 
 
 @on_both_loops
@@ -68,22 +67,18 @@ async def test_an_answer_that_the_close_ends():
         await writer.drain()
         writer.write(b"def")
 
-    async with scripted(peer) as url:
-        pool = Pool(url)
+    async with pooled(peer) as pool:
         assert (await pool.request("GET", "/")).body == b"abcdef"
         assert (await pool.request("GET", "/")).body == b"abcdef"
-        pool.close()
 
 
 @pytest.mark.parametrize("field", [b"connection: close", b"Connection: x, Close"])
 async def test_a_connection_that_will_close_is_not_kept(field):
     opened: list[int] = []
-    async with scripted(answering(ok(b"", field + b"\r\n"), opened)) as url:
-        pool = Pool(url)
+    async with pooled(answering(ok(b"", field + b"\r\n"), opened)) as pool:
         await pool.request("GET", "/")
         await pool.request("GET", "/")
         assert len(opened) == 2
-        pool.close()
 
 
 @pytest.mark.parametrize(
@@ -120,15 +115,13 @@ async def test_an_answer_cut_short_is_an_error(answer):
         await read_message(reader)
         writer.write(answer)
 
-    async with scripted(peer) as url:
-        pool = Pool(url)
+    async with pooled(peer) as pool:
         heard = Heard()
         pool.send("GET", "/", (), b"", heard)
         await heard.over.wait()
         assert heard.calls.count("error") == 1
         assert heard.calls[-1] == "error"
         assert isinstance(heard.error, AnswerBroken)
-        pool.close()
 
 
 @on_both_loops
@@ -143,15 +136,13 @@ async def test_a_reset_is_no_end():
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
         writer.transport.abort()
 
-    async with scripted(peer) as url:
-        pool = Pool(url)
+    async with pooled(peer) as pool:
         heard = Heard()
         pool.send("GET", "/", (), b"", heard)
         await until(lambda: heard.body == b"abc")
         reset.set()
         await heard.over.wait()
         assert heard.calls == ["head", "data", "error"]
-        pool.close()
 
 
 @on_both_loops
@@ -167,15 +158,13 @@ async def test_a_body_larger_than_every_buffer_goes_out_whole():
         got.append(await read_message(reader))
         writer.write(ok())
 
-    async with scripted(peer) as url:
-        pool = Pool(url)
+    async with pooled(peer) as pool:
         first = asyncio.ensure_future(pool.request("POST", "/", body=body))
         await asyncio.sleep(0.01)
         read.set()
         assert (await first).status == 200
         await pool.request("POST", "/", body=body)
         assert [g[-len(body) :] == body for g in got] == [True, True]
-        pool.close()
 
 
 @on_both_loops
@@ -190,12 +179,10 @@ async def test_an_answer_before_the_request_was_taken_is_the_last_on_its_connect
         await writer.drain()
         await asyncio.sleep(5)
 
-    async with scripted(peer) as url:
-        pool = Pool(url)
+    async with pooled(peer) as pool:
         assert (await pool.request("POST", "/", body=body)).status == 413
         assert (await pool.request("POST", "/", body=body)).status == 413
         assert len(opened) == 2
-        pool.close()
 
 
 def fed(answer: bytes, at: list[int], method: str = "GET", limit: int = MAX_BODY):
@@ -233,11 +220,9 @@ async def test_every_exchange_may_have_its_interim_answers():
             await read_message(reader)
             writer.write(b"HTTP/1.1 102 Processing\r\n\r\n" * MAX_INTERIM + ok())
 
-    async with scripted(peer) as url:
-        pool = Pool(url)
+    async with pooled(peer) as pool:
         for _ in range(3):
             assert (await pool.request("GET", "/", timeout_s=10)).body == b"ok"
-        pool.close()
 
 
 @pytest.mark.parametrize("lines", [MAX_LINES, MAX_LINES + 1, 8000])
@@ -292,37 +277,6 @@ def test_an_answer_that_announces_too_much_is_not_waited_for(answer):
     assert "longer than 1000" in str(heard.error)
 
 
-def test_no_chunk_is_believed_to_be_a_billion_gigabytes():
-    heard, over, _ = fed(CHUNKED + b"DE0B6B3A7640000\r\n", [])
-    assert (heard.calls, over) == (["head", "error"], True)
-
-
-ANSWERS = st.tuples(st.sampled_from(["length", "chunked"]), CHUNKS)
-
-
-@given(ANSWERS, st.lists(st.integers(0, 9999), max_size=30), st.booleans())
-def test_packets_do_not_matter(answer, at, early):
-    framing, chunks = answer
-    body = b"".join(chunks)
-    data = b"HTTP/1.1 103 Early Hints\r\nlink: x\r\n\r\n" if early else b""
-    data += ok(body) if framing == "length" else CHUNKED + frame(chunks)
-
-    async def run():
-        pool = Pool("http://127.0.0.1:1")
-        connection, heard = ClientConnection(pool), Heard()
-        connection.connection_made(Wire())
-        connection.carry(Exchange(b"", b"", False, heard, MAX_BODY))
-        for packet in cut(data, at):
-            if packet:
-                connection.data_received(packet)
-        assert (heard.status, heard.body, heard.calls[-1]) == (200, body, "end")
-        assert heard.calls.count("end") == heard.calls.count("head") == 1
-        assert pool.unasked == 0
-        pool.close()
-
-    asyncio.run(run())
-
-
 EXTENSIONS = st.integers(MAX_CHUNK_LINE - 8, MAX_CHUNK_LINE + 8).map(lambda n: b"1;" + b"e" * n)
 HEADS = st.integers(MAX_HEAD - 60, MAX_HEAD - 20).map(
     lambda n: b"HTTP/1.1 200 OK\r\na: " + b"b" * n + b"\r\ncontent-length: 0\r\n\r\n"
@@ -360,22 +314,6 @@ def test_no_split_into_packets_changes_how_an_answer_ends(answer, at):
     assert outcome(at) == outcome([])
 
 
-@given(st.binary(max_size=200), st.lists(st.integers(0, 999), max_size=5))
-def test_any_bytes_end_or_wait(data, at):
-    async def run():
-        pool = Pool("http://127.0.0.1:1")
-        connection, heard = ClientConnection(pool), Heard()
-        connection.connection_made(Wire())
-        connection.carry(Exchange(b"", b"", False, heard, MAX_BODY))
-        for packet in cut(b"HTTP/1.1 " + data, at):
-            connection.data_received(packet)
-        connection.connection_lost(None)
-        assert heard.calls[-1] in ("end", "error")
-        pool.close()
-
-    asyncio.run(run())
-
-
 def exchanges():
     return {id(o) for o in gc.get_objects() if isinstance(o, Exchange | Heard)}
 
@@ -387,8 +325,7 @@ async def test_nothing_is_left_for_the_garbage_collector():
             await read_message(reader)
             writer.write(CHUNKED + frame([b"abc"]))
 
-    async with scripted(peer) as url:
-        pool = Pool(url)
+    async with pooled(peer) as pool:
         await pool.request("GET", "/")
         gc.collect()
         before = exchanges()  # of tests that have failed
@@ -404,4 +341,3 @@ async def test_nothing_is_left_for_the_garbage_collector():
                     await asyncio.sleep(0.01)  # the loop may still hold the last one
         finally:
             gc.enable()
-        pool.close()

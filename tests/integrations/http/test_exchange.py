@@ -15,6 +15,7 @@ from tests.integrations.http.wires import (
     answering,
     ok,
     on_both_loops,
+    pooled,
     read_message,
     scripted,
     until,
@@ -33,8 +34,7 @@ async def test_cancelling_closes_the_connection_and_silences_it():
         await reader.read()
         gone.set()
 
-    async with scripted(peer) as url:
-        pool = Pool(url)
+    async with pooled(peer) as pool:
         heard = Heard()
         exchange = pool.send("POST", "/", (), b"", heard)
         await until(lambda: bool(heard.body))
@@ -43,7 +43,6 @@ async def test_cancelling_closes_the_connection_and_silences_it():
         await gone.wait()
         assert heard.calls == ["head", "data"]
         assert exchange.done
-        pool.close()
 
 
 @pytest.mark.parametrize("when", ["head", "data", "end"])
@@ -67,13 +66,11 @@ async def test_cancelling_from_a_callback(when):
                 self.over.set()
 
     heard = Canceller()
-    async with scripted(answering(ok(b"abc"))) as url:
-        pool = Pool(url)
+    async with pooled(answering(ok(b"abc"))) as pool:
         exchange = pool.send("GET", "/", (), b"", heard)
         await heard.over.wait()
         await asyncio.sleep(0.01)
         assert heard.calls == ["head", "data", "end"][: ["head", "data", "end"].index(when) + 1]
-        pool.close()
 
 
 @on_both_loops
@@ -91,12 +88,10 @@ async def test_a_request_sent_from_on_end_finds_the_connection_free():
             await read_message(reader)
             writer.write(ok())
 
-    async with scripted(peer) as url:
-        pool = Pool(url)
+    async with pooled(peer) as pool:
         pool.send("GET", "/1", (), b"", Chained())
         await second.over.wait()
         assert (second.body, len(opened)) == (b"ok", 1)
-        pool.close()
 
 
 @on_both_loops
@@ -112,8 +107,7 @@ async def test_a_paused_exchange_makes_the_server_wait():
             await writer.drain()
             sent += 65536
 
-    async with scripted(peer) as url:
-        pool = Pool(url)
+    async with pooled(peer) as pool:
         heard = Heard()
         exchange = pool.send("GET", "/", (), b"", heard)
         exchange.pause()
@@ -126,7 +120,6 @@ async def test_a_paused_exchange_makes_the_server_wait():
         exchange.resume()
         await heard.over.wait()
         assert len(heard.body) == 512 * 65536
-        pool.close()
 
 
 class Raising(Heard):
@@ -249,8 +242,7 @@ async def test_an_end_that_raises_leaves_the_next_request_of_its_connection_alon
             await read_message(reader)
             writer.write(ok())
 
-    async with scripted(peer) as url:
-        pool = Pool(url)
+    async with pooled(peer) as pool:
         first = Chained("end", RuntimeError("from a test"))
         pool.send("GET", "/1", (), b"", first)
         await second.over.wait()
@@ -258,7 +250,6 @@ async def test_an_end_that_raises_leaves_the_next_request_of_its_connection_alon
             ["head", "data", "end", "error"],
             ["head", "data", "end"],
         )
-        pool.close()
 
 
 @on_both_loops
@@ -269,11 +260,9 @@ async def test_a_receiver_that_cancels_and_then_raises_hears_nothing_more():
             self.over.set()
             super().on_data(data)
 
-    async with scripted(answering(ok(b"abc"))) as url:
-        pool = Pool(url)
+    async with pooled(answering(ok(b"abc"))) as pool:
         heard = Cancelling("data", RuntimeError("from a test"))
         exchange = pool.send("GET", "/", (), b"", heard)
         await heard.over.wait()
         await until(lambda: not pool._connections)
         assert heard.calls == ["head", "data"]
-        pool.close()

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import httptools
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 from rollout_sched.integrations.http.errors import Malformed
 from rollout_sched.integrations.http.heads import (
@@ -177,59 +174,6 @@ def test_status_lines():
     assert [has_body(s) for s in (100, 200, 204, 304, 500)] == [False, True, False, False, True]
     assert is_request_line(b"GET / HTTP/1.1")
     assert not is_request_line(b"GET /\r\n HTTP/1.1")
-
-
-class Oracle:
-    """What llhttp makes of a message."""
-
-    def __init__(self, data: bytes, parser: type) -> None:
-        self.headers: list[tuple[bytes, bytes]] = []
-        self.heads = 0
-        self.bodies: list[bytes] = []
-        self.complete = 0
-        self.target = b""
-        self.parser = parser(self)
-        self.parser.feed_data(data)
-
-    def on_url(self, url):
-        self.target += url
-
-    def on_header(self, name, value):
-        self.headers.append((name.lower(), value.strip(b" \t")))
-
-    def on_headers_complete(self):
-        self.heads += 1
-
-    def on_body(self, data):
-        self.bodies.append(data)
-
-    def on_message_complete(self):
-        self.complete += 1
-
-
-SIGNS = ["a", ":", ": ", " ", "\t", "\r\n", "\n", "\r", "\x00", "\x0b", "\x7f", "\u00e9", ",", ";"]
-WORDS = ["Host", "5", "content-length", "transfer-encoding", "chunked", "connection", "close"]
-PIECES = st.sampled_from([*SIGNS, *WORDS, "\r\nx: y"])
-
-
-@given(st.lists(PIECES, max_size=12).map("".join))
-@example("a: b\r\nbad name: c")
-@example("content-length: 5\r\ntransfer-encoding: chunked")
-def test_what_we_accept_llhttp_reads_the_same_way(fields):
-    head = lines("GET /a HTTP/1.1", *([fields] if fields else []))
-    if b"\r\n\r\n" in head:
-        return  # more than one head
-    try:
-        _, target, ours = read_request(head)
-        ours.length(0)
-    except Malformed:
-        return
-    theirs = Oracle(head + b"\r\n\r\n", httptools.HttpRequestParser)
-    assert theirs.heads == 1
-    assert (theirs.target, theirs.headers) == (target, ours.headers)
-    assert bool(theirs.complete) == (ours.length(0) == 0)
-    if theirs.complete:
-        assert theirs.parser.should_keep_alive() == ours.keep_alive
 
 
 # -- Heads are cut where they end, however they come --

@@ -11,30 +11,12 @@ from rollout_sched.integrations.http import ServerLimits
 from rollout_sched.integrations.http.bodies import MAX_CHUNK_LINE
 from rollout_sched.integrations.http.heads import MAX_LINES
 from rollout_sched.integrations.http.server import HttpServer
-from tests.integrations.http.test_bodies import CHUNKS, cut, frame
+from tests.integrations.http.test_bodies import cut
 from tests.integrations.http.wires import (
     Echo,
     Wire,
     post,
 )
-
-REQUESTS = st.lists(
-    st.tuples(st.sampled_from(["none", "length", "chunked", "1.0"]), CHUNKS), min_size=1, max_size=4
-)
-
-
-def render(kind: str, chunks: list[bytes], number: int) -> bytes:
-    if kind == "none":
-        return b"GET /hot%d HTTP/1.1\r\nHost: x\r\n\r\n" % number
-    if kind == "length":
-        return b"\r\n" + post(f"/hot{number}", b"".join(chunks))
-    if kind == "chunked":
-        head = b"PUT /hot%d HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" % number
-        return head + frame(chunks, b"0\r\nA: b\r\n\r\n")
-    body = b"".join(chunks)
-    fields = b"Connection: keep-alive\r\nContent-Length: %d\r\n\r\n" % len(body)
-    return b"POST /hot%d HTTP/1.0\r\n" % number + fields + body
-
 
 Heard = list[tuple[bytes, bytes, list, bytes]]
 
@@ -64,16 +46,6 @@ def hear(data: bytes, at: list[int], later: bool, **limits) -> tuple[Heard, byte
 
     asyncio.run(run())
     return [(r.method, r.target, r.headers, r.body) for r in app.requests], bytes(wire.written)
-
-
-@given(REQUESTS, st.lists(st.integers(0, 9999), max_size=30), st.booleans())
-def test_packets_do_not_matter(requests, at, later):
-    data = b"".join(render(kind, chunks, i) for i, (kind, chunks) in enumerate(requests))
-    whole = hear(data, [], False)
-    assert hear(data, at, later) == whole
-    assert [body for _, _, _, body in whole[0]] == [
-        b"" if kind == "none" else b"".join(chunks) for kind, chunks in requests
-    ]
 
 
 HOST = b"\r\nhost: x\r\n"
@@ -109,8 +81,3 @@ MESSAGES = st.sampled_from(
 def test_no_split_into_packets_changes_what_is_read_or_answered(data, at, later):
     limits = {"max_body": 120, "max_head": 1024}
     assert hear(data, at, later, **limits) == hear(data, [], False, **limits)
-
-
-@given(st.binary(max_size=300), st.lists(st.integers(0, 999), max_size=5))
-def test_any_bytes_are_taken(data, at):
-    hear(b"POST /hot HTTP/1.1\r\nhost: x\r\n" + data, at, True)

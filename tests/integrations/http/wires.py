@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from rollout_sched.integrations.http import ReceivedRequest, ServerLimits
+from rollout_sched.integrations.http import Pool, ReceivedRequest, ServerLimits
 from rollout_sched.integrations.http.server import HttpServer
 
 PEM = Path(__file__).with_name("loopback.pem")
@@ -62,6 +62,17 @@ async def scripted(peer: Peer, **options) -> AsyncIterator[str]:
         yield f"{'https' if options.get('ssl') else 'http'}://{name}:{port}"
     finally:
         server.close()
+
+
+@contextlib.asynccontextmanager
+async def pooled(peer: Peer, **options) -> AsyncIterator[Pool]:
+    """A pool before a server whose every connection is `peer(reader, writer)`."""
+    async with scripted(peer) as url:
+        pool = Pool(url, **options)
+        try:
+            yield pool
+        finally:
+            pool.close()
 
 
 async def read_message(reader: asyncio.StreamReader) -> bytes:

@@ -40,19 +40,6 @@ def make(calls, order, cuttable=False, on_tokens=None):
 
 
 @pytest.mark.parametrize("cuttable", [False, True])
-@pytest.mark.parametrize("stream_every", [0, 1])
-def test_an_order_is_answered(cuttable, stream_every):
-    server = ScriptedVllm()
-    if stream_every:
-        server.stream(GENERATE, [generated([10], None), generated([11], "stop")])
-    else:
-        server.answer(GENERATE, generated([10, 11], "stop"))
-    order = an_order(stream_every=stream_every)
-    output = against(server, lambda calls: make(calls, order, cuttable))
-    assert (output.token_ids, output.finish) == ([10, 11], "stop")
-
-
-@pytest.mark.parametrize("cuttable", [False, True])
 @pytest.mark.parametrize(
     ("status", "kind"), [(400, RequestRejected), (401, InstanceError), (500, InstanceError)]
 )
@@ -95,13 +82,6 @@ def test_a_cancelled_order_is_not_reported_as_cut():
         calls.cut(order.id)  # it is not held any more
 
     against(server, use)
-
-
-def test_an_order_above_its_time_limit_is_given_up():
-    server = ScriptedVllm()
-    server.stream(GENERATE, [generated([10], "stop")], asyncio.Event())
-    with pytest.raises(InstanceError, match=r"within 0\.05 s"):
-        against(server, lambda calls: make(calls, an_order()), limit_s=0.05)
 
 
 def on_server(use):

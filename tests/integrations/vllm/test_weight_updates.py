@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,6 @@ import pytest
 
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.vllm import weight_updates as module
-from rollout_sched.integrations.vllm import weights
 from rollout_sched.integrations.vllm.weight_updates import (
     Reload,
     Transfer,
@@ -99,51 +96,6 @@ async def test_an_old_version_is_refused_before_it_changes_what_is_known() -> No
     await newest(instance, 5)
     updates = [body["update_info"] for step, body in instance.calls if step == "update_weights"]
     assert updates == [{"path": "right"}]
-
-
-async def test_publishing_order_decides_between_concurrent_checks(
-    tmp_path: Path,
-) -> None:
-    driver = make_driver()
-    weight_loaders = WeightLoaders(driver)
-    for version in (1, 2):
-        (tmp_path / f"v{version}").mkdir()
-        (tmp_path / f"v{version}" / "model.bin").write_bytes(b"x")
-    reload = Reload(str(tmp_path / "v{version}"))
-    one, two = await asyncio.gather(
-        *(weight_loaders.loader_for(WeightUpdate(version, reload=reload)) for version in (1, 2))
-    )
-    driver.publish(2, two)
-    with pytest.raises(CallerError):
-        driver.publish(1, one)
-    assert driver.pump.scheduler.state.progress.version == 2
-
-
-@pytest.mark.real_time
-async def test_a_hanging_mount_does_not_block_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hanging, asked = threading.Event(), []
-
-    def hang(folder: Path) -> None:
-        asked.append(folder)
-        hanging.wait(20)
-
-    monkeypatch.setattr(weights, "check_checkpoint", hang)
-    begun = time.monotonic()
-    publishing = asyncio.create_task(
-        WeightLoaders(make_driver()).loader_for(WeightUpdate(1, reload=Reload(str(tmp_path))))
-    )
-    turns = 0
-    while not asked:
-        await asyncio.sleep(0.001)
-    for turns in range(20):  # noqa: B007
-        await asyncio.sleep(0.001)
-    assert turns == 19
-    assert not publishing.done()
-    publishing.cancel()
-    assert time.monotonic() - begun < 5  # nor does the end of the loop wait for it
-    hanging.set()
 
 
 async def test_an_instance_absent_at_the_load_is_not_believed(

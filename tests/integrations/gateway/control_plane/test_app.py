@@ -13,41 +13,12 @@ from rollout_sched.integrations.gateway.control_plane.trainer_api import ROLLOUT
 from rollout_sched.integrations.gateway.data_plane.data_plane import UNADMITTED
 from rollout_sched.live.requests.token_payload import TokenPayload
 from tests.integrations.gateway.gateway_fixture import House, Upstream
-from tests.integrations.gateway.scripted import completion
 from tests.live.scripted import until
 
 A, B = "http://a:1", "http://b:1"
 
 
 class TestDoors:
-    async def test_the_admin_key(self, tmp_path) -> None:
-        keys = tmp_path / "keys"
-        keys.write_text("root\n")
-        closed = [
-            ("GET", "/admin/state"),
-            ("GET", "/rollout/v1/state"),
-            ("POST", "/rollout/v1/batches/next"),
-            ("GET", "/workers"),
-            ("POST", "/add_worker?url=http://x:1"),
-            ("POST", "/pause"),
-            ("POST", "/v1/load_lora_adapter"),
-            ("POST", "/v1/rl/engine/pause"),
-            ("GET", "/server_info"),
-            ("POST", "/unheard_of"),
-        ]
-        instance = Upstream(A)
-        async with House(instance, admin_key_file=keys) as house:
-            for method, path in closed:
-                assert (await house.ask(method, path))[0] == 401, path
-                wrong = await house.ask(method, path, Authorization="Bearer roots")
-                assert wrong[0] == 401, path
-            assert not instance.asked
-            assert instance.calls == [("version", 0)]  # as it joined
-            for path in ("/tokenize", "/v1/embeddings", "/inference/v1/render"):
-                assert (await house.ask("POST", path))[0] == 200
-            right = await house.ask("GET", "/admin/state", Authorization="Bearer root")
-            assert right[0] == 200
-
     @pytest.mark.parametrize(
         "header",
         [
@@ -58,111 +29,79 @@ class TestDoors:
             {"Host": "evil.example"},
         ],
     )
-    async def test_only_local_programs_need_no_key(self, header: dict[str, str]) -> None:
-        async with House(Upstream(A)) as house:
-            assert (await house.ask("GET", "/admin/state"))[0] == 200
-            assert (await house.ask("GET", "/admin/state", **header))[0] == 403
-            assert (await house.ask("GET", "/health", **header))[0] == 200
+    async def test_only_local_programs_need_no_key(self, header: dict[str, str], house) -> None:
+        assert (await house.ask("GET", "/admin/state"))[0] == 200
+        assert (await house.ask("GET", "/admin/state", **header))[0] == 403
+        assert (await house.ask("GET", "/health", **header))[0] == 200
 
     @pytest.mark.parametrize(
         "path", ["/v1/../pause", "/v1//pause", "/v1/%2e%2e/pause", "/./pause", "/v1/a%2fb"]
     )
-    async def test_ambiguous_paths_are_refused(self, path: str) -> None:
-        instance = Upstream(A)
-        async with House(instance) as house:
-            host, port = house.service.url.removeprefix("http://").split(":")
-            reader, writer = await asyncio.open_connection(host, int(port))
-            writer.write(f"POST {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
-            assert (await reader.readline()).split()[1] == b"404"
-            writer.close()
-            assert not instance.asked
-
-    async def test_an_oversized_body_is_refused(self) -> None:
-        async with House(Upstream(A), max_body=1000) as house:
-            status, said = await house.ask("POST", "/rollout/v1/groups", ["x" * 1000])
-            assert (status, said["error"]["code"]) == (413, 413)
+    async def test_ambiguous_paths_are_refused(self, path: str, house, instance) -> None:
+        host, port = house.service.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(f"POST {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        assert (await reader.readline()).split()[1] == b"404"
+        writer.close()
+        assert not instance.asked
 
 
 class TestPassingOn:
-    async def test_other_calls_pass_unchanged(self) -> None:
-        instance = Upstream(A)
-        async with House(instance) as house:
-            async with house.session.post(
-                "/v1/embeddings?x=1&y=%20",
-                data=b'{"made": "up"}',
-                headers={"X-Mine": "7", "X-Request-Id": "r", "Authorization": "Bearer k"},
-            ) as response:
-                assert response.headers["X-Of-Instance"] == "yes"
-                assert response.headers["X-Rollout-Sched-Instance"] == A
-                assert response.headers["Connection"] == "close"
-                asked = await response.json()
-            assert (asked["method"], asked["path"]) == ("POST", "/v1/embeddings?x=1&y=%20")
-            assert asked["body"] == '{"made": "up"}'
-            assert asked["headers"]["x-mine"] == "7"
-            assert asked["headers"]["x-request-id"] == "r"
-            assert asked["headers"]["authorization"] == "Bearer instance"
-            instance.answers["/v1/score"] = (422, {"detail": "no"})
-            assert await house.ask("GET", "/v1/score") == (422, {"detail": "no"})
+    async def test_other_calls_pass_unchanged(self, house, instance) -> None:
+        async with house.session.post(
+            "/v1/embeddings?x=1&y=%20",
+            data=b'{"made": "up"}',
+            headers={"X-Mine": "7", "X-Request-Id": "r", "Authorization": "Bearer k"},
+        ) as response:
+            assert response.headers["X-Of-Instance"] == "yes"
+            assert response.headers["X-Rollout-Sched-Instance"] == A
+            assert response.headers["Connection"] == "close"
+            asked = await response.json()
+        assert (asked["method"], asked["path"]) == ("POST", "/v1/embeddings?x=1&y=%20")
+        assert asked["body"] == '{"made": "up"}'
+        assert asked["headers"]["x-mine"] == "7"
+        assert asked["headers"]["x-request-id"] == "r"
+        assert asked["headers"]["authorization"] == "Bearer instance"
+        instance.answers["/v1/score"] = (422, {"detail": "no"})
+        assert await house.ask("GET", "/v1/score") == (422, {"detail": "no"})
 
-    async def test_a_stream_passes_as_it_arrives(self) -> None:
-        instance = Upstream(A)
+    async def test_a_stream_passes_as_it_arrives(self, house, instance) -> None:
         instance.stream = asyncio.Queue()
-        async with House(instance) as house:
-            asking = asyncio.create_task(house.session.post("/v1/responses"))
-            instance.stream.put_nowait(b"one")
-            response = await asking
-            assert await response.content.readany() == b"one"
-            instance.stream.put_nowait(b"two")
-            assert await response.content.readany() == b"two"
-            instance.stream.put_nowait(None)
-            assert await response.content.read() == b""
+        asking = asyncio.create_task(house.session.post("/v1/responses"))
+        instance.stream.put_nowait(b"one")
+        response = await asking
+        assert await response.content.readany() == b"one"
+        instance.stream.put_nowait(b"two")
+        assert await response.content.readany() == b"two"
+        instance.stream.put_nowait(None)
+        assert await response.content.read() == b""
 
-    async def test_a_stream_that_breaks_does_not_look_complete(self) -> None:
-        instance = Upstream(A)
+    async def test_a_stream_that_breaks_does_not_look_complete(self, house, instance) -> None:
         instance.stream = asyncio.Queue()
-        async with House(instance) as house:
-            instance.stream.put_nowait(b"one")
-            response = await house.session.post("/v1/responses")
-            assert await response.content.readany() == b"one"
-            await instance.go_down()
-            with pytest.raises(aiohttp.ClientPayloadError):
-                await response.content.read()
+        instance.stream.put_nowait(b"one")
+        response = await house.session.post("/v1/responses")
+        assert await response.content.readany() == b"one"
+        await instance.go_down()
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await response.content.read()
 
-    async def test_other_calls_go_to_the_least_loaded_instance(self) -> None:
-        first, second = Upstream(A), Upstream(B)
-        async with House(first, second, policy="dplb") as house:
-            house.driver.submit(TokenPayload([1], {}), 1, 9)
-            await until(lambda: first.orders or second.orders)
-            busy, idle = (first, second) if first.orders else (second, first)
-            await house.ask("POST", "/tokenize")
-            assert idle.asked
-            assert not busy.asked
+    @pytest.mark.scene(policy="dplb")
+    async def test_other_calls_go_to_the_least_loaded_instance(self, house, first, second) -> None:
+        house.driver.submit(TokenPayload([1], {}), 1, 9)
+        await until(lambda: first.orders or second.orders)
+        busy, idle = (first, second) if first.orders else (second, first)
+        await house.ask("POST", "/tokenize")
+        assert idle.asked
+        assert not busy.asked
 
     async def test_a_call_without_instances_is_refused(self) -> None:
         async with House() as house:
             assert (await house.ask("POST", "/tokenize"))[0] == 503
 
-    async def test_a_call_to_a_dead_instance_is_a_502(self) -> None:
-        instance = Upstream(A)
-        async with House(instance) as house:
-            await instance.go_down()
-            status, said = await house.ask("POST", "/tokenize")
-            assert (status, said["error"]["code"]) == (502, 502)
-
-
-async def test_the_hot_path_is_on_the_same_port() -> None:
-    instance = Upstream(A)
-    instance.answers["/v1/completions"] = (200, completion([5, 6]))
-    async with House(instance) as house:
-        body = {"model": "tiny", "prompt": [1, 2, 3], "max_tokens": 9}
-        async with house.session.post("/v1/completions", json=body) as response:
-            answer = await response.json()
-        assert answer["choices"][0]["token_ids"] == [5, 6]
-        assert answer["rollout_sched"]["segments"][0]["instance"] == A
-        async with house.session.get("/metrics") as response:
-            text = await response.text()
-        assert 'rollout_sched_requests_total{outcome="answered"} 1.0\n' in text
-        assert 'rollout_sched_tokens_total{outcome="answered"} 2.0\n' in text
+    async def test_a_call_to_a_dead_instance_is_a_502(self, house, instance) -> None:
+        await instance.go_down()
+        status, said = await house.ask("POST", "/tokenize")
+        assert (status, said["error"]["code"]) == (502, 502)
 
 
 async def test_health_needs_an_instance() -> None:
@@ -191,34 +130,19 @@ async def test_models_are_the_fleets() -> None:
         assert model["owned_by"] == "rollout-sched"
 
 
-async def test_version() -> None:
-    async with House(Upstream()) as house:
-        status, said = await house.ask("GET", "/version")
-        assert status == 200
-        assert said["version"][0].isdigit()
+async def test_version(house) -> None:
+    status, said = await house.ask("GET", "/version")
+    assert status == 200
+    assert said["version"][0].isdigit()
 
 
-async def test_metrics_are_prometheus_text() -> None:
-    async with House(Upstream()) as house:
-        async with house.session.get("/metrics") as response:
-            assert response.headers["Content-Type"].startswith("text/plain; version=0.0.4")
-            text = await response.text()
-        assert "\nrollout_sched_in_flight 0.0\n" in text
-        line = 'rollout_sched_instance_status{status="serving",url="http://a:1"} 1.0\n'
-        assert line in text
-
-
-async def test_clients_keys(tmp_path) -> None:
-    keys = tmp_path / "keys"
-    keys.write_text("# ours\nalpha\n\nbeta\n")
-    async with House(Upstream(), api_key_file=keys) as house:
-        for path in ("/health", "/metrics", "/version"):
-            assert (await house.ask("GET", path))[0] == 200
-        for path in ("/v1/models", "/v1/embeddings"):
-            assert (await house.ask("GET", path))[0] == 401
-            assert (await house.ask("GET", path, Authorization="Bearer gamma"))[0] == 401
-            assert (await house.ask("GET", path, Authorization="Bearer b\u00e9ta"))[0] == 401
-            assert (await house.ask("GET", path, Authorization="Bearer beta"))[0] == 200
+async def test_metrics_are_prometheus_text(house) -> None:
+    async with house.session.get("/metrics") as response:
+        assert response.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+        text = await response.text()
+    assert "\nrollout_sched_in_flight 0.0\n" in text
+    line = 'rollout_sched_instance_status{status="serving",url="http://a:1"} 1.0\n'
+    assert line in text
 
 
 async def test_a_generation_without_a_key_is_refused_before_its_body_is_sent(tmp_path) -> None:
@@ -245,20 +169,11 @@ def _error(status: int, text: str) -> dict:
 
 
 @pytest.mark.parametrize("root", [ADMIN, ROLLOUT])
-async def test_weights_are_published_and_the_state_says_so(root: str) -> None:
-    async with House(Upstream()) as house:
-        body = {"version": 1, "applied": True, "wait": True}
-        assert await house.ask("POST", f"{root}/weights", body) == (200, {"version": 1})
-        body = {"version": 2, "applied": True}
-        assert await house.ask("POST", f"{root}/weights", body) == (202, {"version": 2})
-        status, state = await house.ask("GET", f"{root}/state")
-        assert (status, state["version"]) == (200, 2)
-        assert (await house.ask("POST", f"{root}/weights", body))[0] == 400
-
-
-@pytest.mark.parametrize("root", [ADMIN, ROLLOUT])
-async def test_admin_calls_are_closed_to_clients(root: str) -> None:
-    async with House(Upstream(), admin_key_file=None, admin_key="") as house:
-        header = {"X_Forwarded_For": "9.9.9.9"}
-        assert (await house.ask("GET", f"{root}/state", **header))[0] == 403
-        assert (await house.ask("POST", f"{root}/weights", {}, **header))[0] == 403
+async def test_weights_are_published_and_the_state_says_so(root: str, house) -> None:
+    body = {"version": 1, "applied": True, "wait": True}
+    assert await house.ask("POST", f"{root}/weights", body) == (200, {"version": 1})
+    body = {"version": 2, "applied": True}
+    assert await house.ask("POST", f"{root}/weights", body) == (202, {"version": 2})
+    status, state = await house.ask("GET", f"{root}/state")
+    assert (status, state["version"]) == (200, 2)
+    assert (await house.ask("POST", f"{root}/weights", body))[0] == 400

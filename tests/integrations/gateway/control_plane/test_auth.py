@@ -216,24 +216,24 @@ class TestAllowList:
     def test_without_patterns_all_may_come(self) -> None:
         AllowList([], [A]).check(B)
 
-    async def test_the_allow_list_holds_on_every_route(self) -> None:
+    @pytest.mark.scene(allow_instances=["http://10.0.0.*:8000"])
+    async def test_the_allow_list_holds_on_every_route(self, house) -> None:
         """Those named at start may always come back."""
-        async with House(Upstream(A), allow_instances=["http://10.0.0.*:8000"]) as house:
-            for path, body in (
-                ("/admin/instances", {"url": B}),
-                ("/admin/instances", {"url": B, "patient": True}),
-                ("/workers", {"url": B}),
-                (f"/add_worker?url={B}", None),
-            ):
-                status, said = await house.ask("POST", path, body)
-                assert status == 403
-                assert "--allow-instance" in said["error"]["message"]
-            assert list(house.driver.supervisors) == [A]
-            body = {"url": "http://10.0.0.7:8000"}
-            assert (await house.ask("POST", "/workers", body))[0] == 502  # nobody is there
-            assert (await house.ask("DELETE", f"/admin/instances/{A}"))[0] == 204
-            await house.instances[A].open()
-            assert (await house.ask("POST", "/admin/instances", {"url": A}))[0] == 201
+        for path, body in (
+            ("/admin/instances", {"url": B}),
+            ("/admin/instances", {"url": B, "patient": True}),
+            ("/workers", {"url": B}),
+            (f"/add_worker?url={B}", None),
+        ):
+            status, said = await house.ask("POST", path, body)
+            assert status == 403
+            assert "--allow-instance" in said["error"]["message"]
+        assert list(house.driver.supervisors) == [A]
+        body = {"url": "http://10.0.0.7:8000"}
+        assert (await house.ask("POST", "/workers", body))[0] == 502  # nobody is there
+        assert (await house.ask("DELETE", f"/admin/instances/{A}"))[0] == 204
+        await house.instances[A].open()
+        assert (await house.ask("POST", "/admin/instances", {"url": A}))[0] == 201
 
 
 @pytest.mark.parametrize("url", ["http://a:1\n", "http://a\r\nX: 1", "http://a b", "http://\u00e9"])

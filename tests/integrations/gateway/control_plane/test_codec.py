@@ -11,7 +11,6 @@ from aiohttp.test_utils import make_mocked_request
 
 from rollout_sched.client.remote import MSGPACK
 from rollout_sched.integrations.gateway.control_plane.codec import refusal, reply
-from tests.integrations.gateway.gateway_fixture import House, Upstream
 
 UPDATE = {"version": 1, "applied": True}
 
@@ -65,11 +64,10 @@ def test_a_refusal_is_an_error_of_openais_with_what_goes_with_its_status(
     ],
 )
 async def test_a_malformed_body_is_refused_with_its_fault(
-    body: bytes, headers: dict[str, str], status: int, says: str
+    body: bytes, headers: dict[str, str], status: int, says: str, house
 ) -> None:
-    async with House(Upstream()) as house:
-        url = "/rollout/v1/weights"
-        async with house.session.post(
-            url, data=body, headers={"Content-Type": "application/json", **headers}
-        ) as response:
-            assert (response.status, says in await response.text()) == (status, True)
+    url = "/rollout/v1/weights"
+    async with house.session.post(
+        url, data=body, headers={"Content-Type": "application/json", **headers}
+    ) as response:
+        assert (response.status, says in await response.text()) == (status, True)

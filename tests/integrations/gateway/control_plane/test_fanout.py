@@ -230,46 +230,46 @@ async def test_a_client_that_does_not_read_is_cut_off(monkeypatch: pytest.Monkey
         writer.close()
 
 
-async def test_a_body_that_does_not_arrive_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_body_that_does_not_arrive_times_out(
+    monkeypatch: pytest.MonkeyPatch, house
+) -> None:
     monkeypatch.setattr(codec, "BODY_S", 0.1)
-    async with House(Upstream(A)) as house:
-        for path in ("/v1/embeddings", "/admin/pause", "/pause", "/rollout/v1/groups"):
-            head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{{"
-            status, said = await ask_raw(house, head.encode())
-            assert (status, "0.1 s" in refused(said)) == (408, True)
-        assert not house.instances[A].asked
+    for path in ("/v1/embeddings", "/admin/pause", "/pause", "/rollout/v1/groups"):
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{{"
+        status, said = await ask_raw(house, head.encode())
+        assert (status, "0.1 s" in refused(said)) == (408, True)
+    assert not house.instances[A].asked
 
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/update_weights", "/rollout/v1/groups"])
-async def test_an_oversized_body_is_refused(path: str) -> None:
-    async with House(Upstream(A), max_body=1000) as house:
-        status, _ = await ask_raw(house, request("POST", path, body=b"x" * 1001))
-        assert status == 413
-        assert not house.instances[A].asked
+@pytest.mark.scene(max_body=1000)
+async def test_an_oversized_body_is_refused(path: str, house) -> None:
+    status, _ = await ask_raw(house, request("POST", path, body=b"x" * 1001))
+    assert status == 413
+    assert not house.instances[A].asked
 
 
-async def test_hop_by_hop_headers_are_not_forwarded() -> None:
-    async with House(Upstream(A)) as house:
-        headers = (
-            "Connection: close, X-Mine , x-other",
-            "X-Mine: 1",
-            "X-Other: 2",
-            "Keep-Alive: 5",
-            "Proxy-Connection: keep-alive",
-            "Proxy-Authorization: Basic eA==",
-            "TE: trailers",
-            "Upgrade: h2c",
-            "Authorization: Bearer client",
-            "X-Kept: yes",
-        )
-        for path in ("/v1/embeddings", "/pause"):
-            assert (await ask_raw(house, request("POST", path, headers, b"{}")))[0] == 200
-        for asked in house.instances[A].asked:
-            got = asked["headers"]
-            assert got["x-kept"] == "yes"
-            assert got["authorization"] == "Bearer instance"
-            names = ("x-mine", "x-other", "keep-alive", "proxy-connection", "te", "upgrade")
-            assert not [name for name in (*names, "proxy-authorization") if name in got]
+async def test_hop_by_hop_headers_are_not_forwarded(house) -> None:
+    headers = (
+        "Connection: close, X-Mine , x-other",
+        "X-Mine: 1",
+        "X-Other: 2",
+        "Keep-Alive: 5",
+        "Proxy-Connection: keep-alive",
+        "Proxy-Authorization: Basic eA==",
+        "TE: trailers",
+        "Upgrade: h2c",
+        "Authorization: Bearer client",
+        "X-Kept: yes",
+    )
+    for path in ("/v1/embeddings", "/pause"):
+        assert (await ask_raw(house, request("POST", path, headers, b"{}")))[0] == 200
+    for asked in house.instances[A].asked:
+        got = asked["headers"]
+        assert got["x-kept"] == "yes"
+        assert got["authorization"] == "Bearer instance"
+        names = ("x-mine", "x-other", "keep-alive", "proxy-connection", "te", "upgrade")
+        assert not [name for name in (*names, "proxy-authorization") if name in got]
 
 
 async def test_a_compressed_body_is_passed_on_as_it_came() -> None:
@@ -286,33 +286,30 @@ async def test_a_compressed_body_is_passed_on_as_it_came() -> None:
     assert bytes(seen) == packed
 
 
-async def test_unknown_calls_do_not_reach_one_of_many() -> None:
-    async with House(Upstream(A), Upstream(B)) as house:
-        status, said = await house.ask("POST", "/load_something")
-        assert status == 404
-        assert "/v1/rl/engine/load_something" in said["error"]["message"]
-        assert not any(instance.asked for instance in house.instances.values())
-        assert (await house.ask("GET", "/server_info"))[0] == 200
-        assert (await house.ask("POST", "/v1/embeddings"))[0] == 200
-        await house.ask("DELETE", "/workers/http%3A%2F%2Fb%3A1")
-        assert (await house.ask("POST", "/load_something"))[0] == 200  # it is the only one
+async def test_unknown_calls_do_not_reach_one_of_many(house, first, second) -> None:
+    status, said = await house.ask("POST", "/load_something")
+    assert status == 404
+    assert "/v1/rl/engine/load_something" in said["error"]["message"]
+    assert not any(instance.asked for instance in house.instances.values())
+    assert (await house.ask("GET", "/server_info"))[0] == 200
+    assert (await house.ask("POST", "/v1/embeddings"))[0] == 200
+    await house.ask("DELETE", "/workers/http%3A%2F%2Fb%3A1")
+    assert (await house.ask("POST", "/load_something"))[0] == 200  # it is the only one
 
 
-async def test_a_removed_instance_leaves_a_broadcast() -> None:
+async def test_a_removed_instance_leaves_a_broadcast(house, instance) -> None:
     asked = asyncio.Event()
 
     async def hang(request: Any) -> Any:
         asked.set()
         await asyncio.Event().wait()
 
-    instance: Any = Upstream(A)
     instance.answering = hang
-    async with House(instance) as house:
-        asking = asyncio.create_task(house.ask("POST", "/v1/embeddings"))
-        await asked.wait()
-        instance.pool.close()
-        assert (await asking)[0] == 502
-        assert (await house.ask("POST", "/v1/embeddings"))[0] == 502
+    asking = asyncio.create_task(house.ask("POST", "/v1/embeddings"))
+    await asked.wait()
+    instance.pool.close()
+    assert (await asking)[0] == 502
+    assert (await house.ask("POST", "/v1/embeddings"))[0] == 502
 
 
 def test_the_bound_is_the_time_for_an_update() -> None:
@@ -383,45 +380,20 @@ def call(path: str = "/flush_cache", query: str = "", pause: Any = None) -> Flee
     return FleetCall("POST", path, query, [(b"x-a", b"1")], b"body", 5.0, pause)
 
 
-async def test_every_instance_is_asked_with_its_own_key() -> None:
-    async with House(Upstream(A), Upstream(B)) as house:
-        supervisors = house.service.gateway.supervisors()
-        status, answer = await broadcast(supervisors, call(query="level=1&x=%26"))
-        assert (status, len(answer["results"])) == (200, 2)
-        for instance in house.instances.values():
-            (sent,) = instance.asked
-            assert sent["path"] == "/flush_cache?level=1&x=%26"
-            assert (sent["method"], sent["body"]) == ("POST", "body")
-            assert sent["headers"]["authorization"] == "Bearer instance"
-            assert sent["headers"]["x-a"] == "1"
+async def test_a_refused_call_counts_as_not_done(house) -> None:
+    house.instances[A].answers["/pause"] = (500, b"\xff no JSON")
+    (supervisor,) = house.service.gateway.supervisors()
+    status, answer = await broadcast([supervisor], call("/pause", pause="hold"))
+    assert (status, answer["failed"][0]["status"]) == (502, 500)
+    assert "no JSON" in answer["failed"][0]["message"]
+    assert not supervisor.pauses.held
 
 
-@pytest.mark.parametrize(("pause", "held"), [("hold", True), ("release", False), (None, False)])
-async def test_a_paused_instance_is_known_to_its_supervisor(pause: Any, held: bool) -> None:
-    async with House(Upstream(A)) as house:
-        (supervisor,) = house.service.gateway.supervisors()
-        await broadcast([supervisor], call("/pause", pause=pause))
-        assert supervisor.pauses.held is held
-        await broadcast([supervisor], call("/resume", pause="release"))
-        assert not supervisor.pauses.held
-
-
-async def test_a_refused_call_counts_as_not_done() -> None:
-    async with House(Upstream(A)) as house:
-        house.instances[A].answers["/pause"] = (500, b"\xff no JSON")
-        (supervisor,) = house.service.gateway.supervisors()
-        status, answer = await broadcast([supervisor], call("/pause", pause="hold"))
-        assert (status, answer["failed"][0]["status"]) == (502, 500)
-        assert "no JSON" in answer["failed"][0]["message"]
-        assert not supervisor.pauses.held
-
-
-async def test_each_may_be_sent_a_body_of_its_own() -> None:
-    async with House(Upstream(A), Upstream(B)) as house:
-        supervisors = house.service.gateway.supervisors()
-        await broadcast(supervisors, call(), {A: b"for a", B: b"for b"})
-        sent = [instance.asked[0]["body"] for instance in house.instances.values()]
-        assert sent == ["for a", "for b"]
+async def test_each_may_be_sent_a_body_of_its_own(house, first, second) -> None:
+    supervisors = house.service.gateway.supervisors()
+    await broadcast(supervisors, call(), {A: b"for a", B: b"for b"})
+    sent = [instance.asked[0]["body"] for instance in house.instances.values()]
+    assert sent == ["for a", "for b"]
 
 
 async def test_an_undescribed_instance_is_sent_nothing() -> None:
@@ -432,16 +404,3 @@ async def test_an_undescribed_instance_is_sent_nothing() -> None:
         assert status == 502
         assert "never answered as vLLM" in answer["failed"][0]["message"]
         assert not away.asked
-
-
-@pytest.mark.parametrize(
-    ("said", "told"),
-    [(b'{"a":1}', {"a": 1}), (b"plain", "plain"), (b"%d" % 2**70, str(2**70)), (b"", "")],
-)
-async def test_an_answer_is_passed_on_in_a_form_that_every_format_holds(
-    said: bytes, told: Any
-) -> None:
-    async with House(Upstream(A)) as house:
-        house.instances[A].answers["/flush_cache"] = (200, said)
-        _, answer = await broadcast(house.service.gateway.supervisors(), call())
-        assert answer["results"][id_of(A)]["body"] == told

@@ -10,7 +10,7 @@ from rollout_sched.integrations.gateway.control_plane import live as live_watch
 from rollout_sched.integrations.gateway.control_plane.app import WATCH
 from rollout_sched.integrations.gateway.control_plane.live import LiveWatch
 from tests.integrations.gateway.control_plane.test_trainer_api import prompt
-from tests.integrations.gateway.gateway_fixture import House, Upstream
+from tests.integrations.gateway.gateway_fixture import House
 from tests.live.scripted import until
 
 
@@ -18,72 +18,68 @@ def watch_of(house: House) -> LiveWatch:
     return house.service.app[WATCH]
 
 
-async def test_nothing_is_folded_without_watchers() -> None:
-    async with House(Upstream()) as house:
-        before = list(house.driver.pump.observers)
-        watch = watch_of(house)
-        assert not watch.watches
-        watch.state()
-        assert watch.watches
-        assert len(house.driver.pump.observers) == len(before) + 1
-        watch.close()
-        assert house.driver.pump.observers == before
+async def test_nothing_is_folded_without_watchers(house) -> None:
+    before = list(house.driver.pump.observers)
+    watch = watch_of(house)
+    assert not watch.watches
+    watch.state()
+    assert watch.watches
+    assert len(house.driver.pump.observers) == len(before) + 1
+    watch.close()
+    assert house.driver.pump.observers == before
 
 
-async def test_the_fold_lingers_for_returning_watchers(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_fold_lingers_for_returning_watchers(
+    monkeypatch: pytest.MonkeyPatch, house
+) -> None:
     monkeypatch.setattr(live_watch, "LINGER_S", 0.01)
-    async with House(Upstream()) as house:
-        watch = watch_of(house)
-        states = watch.stream()
-        await anext(states)
-        assert (watch.streams, watch.watches) == (1, True)
-        await asyncio.sleep(0.05)
-        assert watch.watches, "somebody looks"
-        await states.aclose()
-        assert watch.streams == 0
-        await until(lambda: not watch.watches)
+    watch = watch_of(house)
+    states = watch.stream()
+    await anext(states)
+    assert (watch.streams, watch.watches) == (1, True)
+    await asyncio.sleep(0.05)
+    assert watch.watches, "somebody looks"
+    await states.aclose()
+    assert watch.streams == 0
+    await until(lambda: not watch.watches)
 
 
 async def test_a_stream_tells_each_attempt_once_as_it_begins_and_once_as_it_ends(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, house, instance
 ) -> None:
     monkeypatch.setattr(live_watch, "EACH_S", 0.0)
-    instance = Upstream()
-    async with House(instance) as house:
-        states = watch_of(house).stream()
-        first = await anext(states)
-        assert (first["anew"], first["attempts"]) == (True, [])
-        await house.ask("POST", "/rollout/v1/groups", [prompt("a")])
-        asking = asyncio.create_task(house.ask("POST", "/rollout/v1/batches/next"))
-        await instance.order()
-        second = await anext(states)
-        [begun] = second["attempts"]
-        assert (begun.group, begun.spans, second["anew"]) == ("a", (), False)
-        await instance.answer(0, [5, 6])
-        await asking
-        third = await anext(states)
-        [ended] = third["attempts"]
-        assert (ended.attempt, ended.spans[0].tokens) == (begun.attempt, 2)
-        assert (await anext(states))["attempts"] == []
-        assert third["steps"][0]["samples"] == 1
-        await states.aclose()
+    states = watch_of(house).stream()
+    first = await anext(states)
+    assert (first["anew"], first["attempts"]) == (True, [])
+    await house.ask("POST", "/rollout/v1/groups", [prompt("a")])
+    asking = asyncio.create_task(house.ask("POST", "/rollout/v1/batches/next"))
+    await instance.order()
+    second = await anext(states)
+    [begun] = second["attempts"]
+    assert (begun.group, begun.spans, second["anew"]) == ("a", (), False)
+    await instance.answer(0, [5, 6])
+    await asking
+    third = await anext(states)
+    [ended] = third["attempts"]
+    assert (ended.attempt, ended.spans[0].tokens) == (begun.attempt, 2)
+    assert (await anext(states))["attempts"] == []
+    assert third["steps"][0]["samples"] == 1
+    await states.aclose()
 
 
-async def test_a_stream_ends_with_the_gateway() -> None:
-    async with House(Upstream()) as house:
-        watch = watch_of(house)
-        states = watch.stream()
+async def test_a_stream_ends_with_the_gateway(house) -> None:
+    watch = watch_of(house)
+    states = watch.stream()
+    await anext(states)
+    watch.close()
+    with pytest.raises(StopAsyncIteration):
         await anext(states)
-        watch.close()
-        with pytest.raises(StopAsyncIteration):
-            await anext(states)
 
 
-async def test_a_fold_that_is_full_is_begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_fold_that_is_full_is_begun_anew(monkeypatch: pytest.MonkeyPatch, house) -> None:
     monkeypatch.setattr(live_watch, "EACH_S", 0.0)
-    async with House(Upstream()) as house:
-        states = watch_of(house).stream()
-        assert (await anext(states))["anew"]
-        monkeypatch.setattr(live_watch.LiveFold, "is_full", True)
-        assert (await anext(states))["anew"]
-        await states.aclose()
+    states = watch_of(house).stream()
+    assert (await anext(states))["anew"]
+    monkeypatch.setattr(live_watch.LiveFold, "is_full", True)
+    assert (await anext(states))["anew"]
+    await states.aclose()

@@ -146,56 +146,52 @@ async def test_moved_sessions_and_anomalies_are_exposed() -> None:
 BODY = {"model": "tiny", "prompt": [1, 2, 3], "max_tokens": 9}
 
 
-async def test_calls_by_status_and_plane() -> None:
+async def test_calls_by_status_and_plane(house, instance) -> None:
     """What is of a client's making is told apart from what is ours."""
-    instance = Upstream()
     instance.answers["/v1/completions"] = (200, completion([5, 6]))
-    async with House(instance) as house:
 
-        async def ask(**changes: Any) -> int:
-            async with house.session.post("/v1/completions", json={**BODY, **changes}) as said:
-                await said.read()
-                return said.status
+    async def ask(**changes: Any) -> int:
+        async with house.session.post("/v1/completions", json={**BODY, **changes}) as said:
+            await said.read()
+            return said.status
 
-        assert await ask() == 200
-        assert await ask(max_tokens="many") == 400
-        instance.answers["/v1/completions"] = (422, {"error": "no"})
-        assert await ask() == 422
-        assert (await house.ask("GET", "/version"))[0] == 200
-        assert (await house.ask("GET", "/admin/instances/nobody"))[0] == 404
-        reader, writer = await asyncio.open_connection(
-            "127.0.0.1", int(house.service.url.rpartition(":")[2])
-        )
-        writer.write(b"not HTTP\r\n\r\n")
-        assert (await reader.readline()).startswith(b"HTTP/1.1 400")
-        writer.close()
-        gateway = house.service.gateway
-        exposed = await families(gateway)
-        counted = {
-            (one.labels["plane"], one.labels["code"]): one.value
-            for one in exposed["rollout_sched_http_responses_total"].samples
-        }
-        assert counted == {
-            ("data", "200"): 1,
-            ("data", "400"): 1,
-            ("data", "422"): 1,
-            ("control", "200"): 1,
-            ("control", "404"): 1,
-            ("connection", "400"): 1,
-        }
-        failed = values(exposed["rollout_sched_failed_attempts_total"])
-        assert failed == {("request",): 1, ("instance",): 0, ("unclear",): 0}
+    assert await ask() == 200
+    assert await ask(max_tokens="many") == 400
+    instance.answers["/v1/completions"] = (422, {"error": "no"})
+    assert await ask() == 422
+    assert (await house.ask("GET", "/version"))[0] == 200
+    assert (await house.ask("GET", "/admin/instances/nobody"))[0] == 404
+    reader, writer = await asyncio.open_connection(
+        "127.0.0.1", int(house.service.url.rpartition(":")[2])
+    )
+    writer.write(b"not HTTP\r\n\r\n")
+    assert (await reader.readline()).startswith(b"HTTP/1.1 400")
+    writer.close()
+    gateway = house.service.gateway
+    exposed = await families(gateway)
+    counted = {
+        (one.labels["plane"], one.labels["code"]): one.value
+        for one in exposed["rollout_sched_http_responses_total"].samples
+    }
+    assert counted == {
+        ("data", "200"): 1,
+        ("data", "400"): 1,
+        ("data", "422"): 1,
+        ("control", "200"): 1,
+        ("control", "404"): 1,
+        ("connection", "400"): 1,
+    }
+    failed = values(exposed["rollout_sched_failed_attempts_total"])
+    assert failed == {("request",): 1, ("instance",): 0, ("unclear",): 0}
 
 
-async def test_a_client_that_leaves_is_a_499() -> None:
-    instance = Upstream()
+async def test_a_client_that_leaves_is_a_499(house, instance) -> None:
     instance.stream = asyncio.Queue()
-    async with House(instance) as house:
-        asking = asyncio.create_task(house.session.post("/v1/completions", json=BODY))
-        await until(lambda: instance.asked)
-        asking.cancel()
-        responses = house.service.data_plane.calls.responses
-        await until(lambda: responses.by_status == {499: 1})
+    asking = asyncio.create_task(house.session.post("/v1/completions", json=BODY))
+    await until(lambda: instance.asked)
+    asking.cancel()
+    responses = house.service.data_plane.calls.responses
+    await until(lambda: responses.by_status == {499: 1})
 
 
 async def test_times_of_a_client_s_request() -> None:
@@ -217,12 +213,11 @@ def count(samples: Iterable[Any]) -> float:
     return sum(one.value for one in samples if one.name.endswith("_count"))
 
 
-async def test_a_scraper_that_speaks_openmetrics_gets_it() -> None:
-    async with House(Upstream()) as house:
-        accept = {"Accept": "application/openmetrics-text; version=1.0.0"}
-        async with house.session.get("/metrics", headers=accept) as response:
-            assert response.headers["Content-Type"].startswith("application/openmetrics-text")
-            assert (await response.text()).endswith("# EOF\n")
+async def test_a_scraper_that_speaks_openmetrics_gets_it(house) -> None:
+    accept = {"Accept": "application/openmetrics-text; version=1.0.0"}
+    async with house.session.get("/metrics", headers=accept) as response:
+        assert response.headers["Content-Type"].startswith("application/openmetrics-text")
+        assert (await response.text()).endswith("# EOF\n")
 
 
 @pytest.mark.real_time

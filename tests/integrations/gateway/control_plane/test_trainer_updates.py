@@ -46,24 +46,25 @@ async def statuses(house: House, *calls: tuple[str, Any]) -> list[int]:
     return [(await house.ask("POST", path, body))[0] for path, body in calls]
 
 
-async def test_gates_stay_closed_during_an_update_and_then_the_version_moves() -> None:
-    async with House(*two()) as house:
-        for path, body in ((START, {}), (LOAD, CHUNK), (LOAD, CHUNK)):
-            assert await statuses(house, (path, body)) == [200]
-            assert all(gates(house))
-            assert version(house) == 0
-        assert (await house.ask("GET", "/admin/state"))[1]["trainer_update"] == {
-            "state": "begun",
-            "failed": [],
-            "remedy": "",
-        }
-        assert await statuses(house, (FINISH, {})) == [200]
-        assert gates(house) == ["", ""]
-        assert version(house) == 1
-        for name, instance in house.instances.items():
-            assert ("version", 1) in instance.calls  # its tokens are labelled
-            served = house.driver.versions.version_of(name)
-            assert (served.version, served.driven_by) == (1, THROUGH_US)
+async def test_gates_stay_closed_during_an_update_and_then_the_version_moves(
+    house, first, second
+) -> None:
+    for path, body in ((START, {}), (LOAD, CHUNK), (LOAD, CHUNK)):
+        assert await statuses(house, (path, body)) == [200]
+        assert all(gates(house))
+        assert version(house) == 0
+    assert (await house.ask("GET", "/admin/state"))[1]["trainer_update"] == {
+        "state": "begun",
+        "failed": [],
+        "remedy": "",
+    }
+    assert await statuses(house, (FINISH, {})) == [200]
+    assert gates(house) == ["", ""]
+    assert version(house) == 1
+    for name, instance in house.instances.items():
+        assert ("version", 1) in instance.calls  # its tokens are labelled
+        served = house.driver.versions.version_of(name)
+        assert (served.version, served.driven_by) == (1, THROUGH_US)
 
 
 @pytest.mark.parametrize(
@@ -80,83 +81,78 @@ async def test_gates_stay_closed_during_an_update_and_then_the_version_moves() -
         ("/v1/rl/engine/update_weights", {"weight_dir": "/step_1"}),
     ],
 )
-async def test_a_call_that_is_the_whole_update(path: str, body: Any) -> None:
-    async with House(*two()) as house:
-        assert await statuses(house, (path, body)) == [200]
-        assert gates(house) == ["", ""]
-        assert version(house) == 1
+async def test_a_call_that_is_the_whole_update(path: str, body: Any, house, first, second) -> None:
+    assert await statuses(house, (path, body)) == [200]
+    assert gates(house) == ["", ""]
+    assert version(house) == 1
 
 
 @pytest.mark.parametrize(
     "path", ["/collective_rpc", "/areal_set_update_weight_meta", "/v1/unload_lora_adapter"]
 )
-async def test_a_call_that_loads_nothing_moves_no_version(path: str) -> None:
-    async with House(*two()) as house:
-        assert await statuses(house, (path, {"method": "sleep"})) == [200]
-        assert version(house) == 0
+async def test_a_call_that_loads_nothing_moves_no_version(path: str, house, first, second) -> None:
+    assert await statuses(house, (path, {"method": "sleep"})) == [200]
+    assert version(house) == 0
 
 
-async def test_half_loaded_weights_stop_generation() -> None:
-    async with House(*two()) as house:
-        await statuses(house, ("/pause?mode=keep", {}), (START, {}))
-        status, said = await house.ask("POST", "/resume")
-        assert (status, "half loaded" in said["error"]["message"]) == (409, True)
-        assert "/resume" not in paths_of(house.instances[A])  # type: ignore[arg-type]
-        assert await statuses(house, (FINISH, {}), ("/resume", {})) == [200, 200]
-        assert gates(house) == ["", ""]
+async def test_half_loaded_weights_stop_generation(house, first, second) -> None:
+    await statuses(house, ("/pause?mode=keep", {}), (START, {}))
+    status, said = await house.ask("POST", "/resume")
+    assert (status, "half loaded" in said["error"]["message"]) == (409, True)
+    assert "/resume" not in paths_of(house.instances[A])  # type: ignore[arg-type]
+    assert await statuses(house, (FINISH, {}), ("/resume", {})) == [200, 200]
+    assert gates(house) == ["", ""]
 
 
-async def test_a_call_that_failed_on_some_is_not_repeated_on_the_others() -> None:
-    first, second = two()
+async def test_a_call_that_failed_on_some_is_not_repeated_on_the_others(
+    house, first, second
+) -> None:
     second.answers[LOAD] = FAILS
-    async with House(first, second) as house:
-        status, said = await house.ask("POST", LOAD, {"weight_dir": "/step_1"})
-        assert (status, said["succeeded"], said["failed"][0]["url"]) == (502, 1, B)
-        assert "a retry goes only to" in said["error"]["message"]
-        assert all(gates(house))
-        assert version(house) == 0
-        state = (await house.ask("GET", "/admin/state"))[1]["trainer_update"]
-        assert (state["failed"], "send it again" in state["remedy"]) == ([B], True)
-        assert await statuses(house, ("/resume", {})) == [409]
-        del second.answers[LOAD]
-        status, said = await house.ask("POST", LOAD, {"weight_dir": "/step_1"})
-        assert (status, said["succeeded"], said["done_before"]) == (200, 1, 1)
-        assert paths_of(first) == [LOAD]
-        assert paths_of(second) == [LOAD, LOAD]
-        assert gates(house) == ["", ""]
-        assert version(house) == 1
-        assert await statuses(house, (LOAD, {"weight_dir": "/step_1"})) == [200]
-        assert paths_of(first) == [LOAD, LOAD]  # it is another call by now
-        assert version(house) == 2
+    status, said = await house.ask("POST", LOAD, {"weight_dir": "/step_1"})
+    assert (status, said["succeeded"], said["failed"][0]["url"]) == (502, 1, B)
+    assert "a retry goes only to" in said["error"]["message"]
+    assert all(gates(house))
+    assert version(house) == 0
+    state = (await house.ask("GET", "/admin/state"))[1]["trainer_update"]
+    assert (state["failed"], "send it again" in state["remedy"]) == ([B], True)
+    assert await statuses(house, ("/resume", {})) == [409]
+    del second.answers[LOAD]
+    status, said = await house.ask("POST", LOAD, {"weight_dir": "/step_1"})
+    assert (status, said["succeeded"], said["done_before"]) == (200, 1, 1)
+    assert paths_of(first) == [LOAD]
+    assert paths_of(second) == [LOAD, LOAD]
+    assert gates(house) == ["", ""]
+    assert version(house) == 1
+    assert await statuses(house, (LOAD, {"weight_dir": "/step_1"})) == [200]
+    assert paths_of(first) == [LOAD, LOAD]  # it is another call by now
+    assert version(house) == 2
 
 
-async def test_a_call_in_which_ranks_meet_is_answered_so_that_nobody_repeats_it() -> None:
+async def test_a_call_in_which_ranks_meet_is_answered_so_that_nobody_repeats_it(
+    house, first, second
+) -> None:
     """TRL repeats 500, 502 and 503; prime-rl whatever is above."""
-    first, second = two()
     second.answers[LOAD] = FAILS
-    async with House(first, second) as house:
-        await statuses(house, (START, {}))
-        status, said = await house.ask("POST", LOAD, CHUNK)
-        assert (status, said["error"]["code"]) == (424, 424)
-        assert "do not retry" in said["error"]["message"]
-        assert await statuses(house, (LOAD, {"update_info": {"names": ["v"]}})) == [409]
-        second.answers["/init_weight_transfer_engine"] = FAILS
-        assert await statuses(house, ("/init_weight_transfer_engine", {})) == [424]
+    await statuses(house, (START, {}))
+    status, said = await house.ask("POST", LOAD, CHUNK)
+    assert (status, said["error"]["code"]) == (424, 424)
+    assert "do not retry" in said["error"]["message"]
+    assert await statuses(house, (LOAD, {"update_info": {"names": ["v"]}})) == [409]
+    second.answers["/init_weight_transfer_engine"] = FAILS
+    assert await statuses(house, ("/init_weight_transfer_engine", {})) == [424]
 
 
-async def test_finishing_a_failed_load_leaves_weights_incomplete() -> None:
+async def test_finishing_a_failed_load_leaves_weights_incomplete(house, first, second) -> None:
     """As TRL does, whose `finally` finishes; the next update begins anew."""
-    first, second = two()
     second.answers[LOAD] = FAILS
-    async with House(first, second) as house:
-        assert await statuses(house, (START, {}), (LOAD, CHUNK), (FINISH, {})) == [200, 424, 409]
-        assert paths_of(first) == paths_of(second) == [START, LOAD, FINISH]
-        assert all(gates(house))
-        assert version(house) == 0
-        del second.answers[LOAD]
-        assert await statuses(house, (START, {}), (LOAD, CHUNK), (FINISH, {})) == [200] * 3
-        assert gates(house) == ["", ""]
-        assert version(house) == 1
+    assert await statuses(house, (START, {}), (LOAD, CHUNK), (FINISH, {})) == [200, 424, 409]
+    assert paths_of(first) == paths_of(second) == [START, LOAD, FINISH]
+    assert all(gates(house))
+    assert version(house) == 0
+    del second.answers[LOAD]
+    assert await statuses(house, (START, {}), (LOAD, CHUNK), (FINISH, {})) == [200] * 3
+    assert gates(house) == ["", ""]
+    assert version(house) == 1
 
 
 @pytest.mark.parametrize(
@@ -169,14 +165,12 @@ async def test_finishing_a_failed_load_leaves_weights_incomplete() -> None:
     ],
 )
 async def test_an_update_refused_by_all_changes_nothing(
-    path: str, answer: Any, status: int
+    path: str, answer: Any, status: int, house, first, second
 ) -> None:
-    first, second = two()
     first.answers[path] = second.answers[path] = answer
-    async with House(first, second) as house:
-        assert await statuses(house, (path, {})) == [status]
-        assert gates(house) == ["", ""]
-        assert version(house) == 0
+    assert await statuses(house, (path, {})) == [status]
+    assert gates(house) == ["", ""]
+    assert version(house) == 0
 
 
 @pytest.mark.parametrize(
@@ -186,30 +180,28 @@ async def test_an_update_refused_by_all_changes_nothing(
         ("/areal_update_weights", (400, {"success": False, "message": "TP rank: 0 failed"})),
     ],
 )
-async def test_a_failed_update_keeps_the_gates_closed(path: str, answer: Any) -> None:
-    first, second = two()
+async def test_a_failed_update_keeps_the_gates_closed(
+    path: str, answer: Any, house, first, second
+) -> None:
     first.answers[path] = second.answers[path] = answer
-    async with House(first, second) as house:
-        assert (await statuses(house, (path, {})))[0] >= 400
-        assert all(gates(house))
-        first.answers.clear()
-        second.answers.clear()
-        assert await statuses(house, (path, {"another": 1})) == [200]
-        assert gates(house) == ["", ""]
-        assert version(house) == 1
+    assert (await statuses(house, (path, {})))[0] >= 400
+    assert all(gates(house))
+    first.answers.clear()
+    second.answers.clear()
+    assert await statuses(house, (path, {"another": 1})) == [200]
+    assert gates(house) == ["", ""]
+    assert version(house) == 1
 
 
-async def test_a_removed_instance_does_not_block_an_update() -> None:
-    first, second = two()
+async def test_a_removed_instance_does_not_block_an_update(house, first, second) -> None:
     second.answers[LOAD] = FAILS
-    async with House(first, second) as house:
-        assert await statuses(house, (LOAD, {"weight_dir": "/1"})) == [502]
-        await house.ask("POST", f"/remove_worker?url={B}")
-        status, said = await house.ask("POST", LOAD, {"weight_dir": "/1"})
-        assert (status, said["total"], said["done_before"]) == (200, 0, 1)
-        assert paths_of(first) == [LOAD]
-        assert house.driver.versions.gate(A) == ""
-        assert version(house) == 1
+    assert await statuses(house, (LOAD, {"weight_dir": "/1"})) == [502]
+    await house.ask("POST", f"/remove_worker?url={B}")
+    status, said = await house.ask("POST", LOAD, {"weight_dir": "/1"})
+    assert (status, said["total"], said["done_before"]) == (200, 0, 1)
+    assert paths_of(first) == [LOAD]
+    assert house.driver.versions.gate(A) == ""
+    assert version(house) == 1
 
 
 async def test_an_instance_that_joins_late_has_no_part_in_the_update() -> None:
@@ -225,18 +217,17 @@ async def test_an_instance_that_joins_late_has_no_part_in_the_update() -> None:
         assert house.driver.versions.version_of(B).version != 1
 
 
-async def test_an_instance_lost_during_an_update_has_no_part_in_it() -> None:
-    first, second = two()
-    async with House(first, second, live={"poll_s": 0.05}) as house:
-        await statuses(house, (START, {}))
-        second.dead = True
-        await until(lambda: not house.driver.supervisors[B].joined, 30)
-        second.description = msgspec.structs.replace(second.description, started_at=2.0)
-        second.dead = False
-        await until(lambda: house.driver.supervisors[B].joined, 30)
-        assert await statuses(house, (LOAD, CHUNK), (FINISH, {})) == [200, 200]
-        assert paths_of(second) == [START]
-        assert house.driver.versions.version_of(A).version == 1
+@pytest.mark.scene(live={"poll_s": 0.05})
+async def test_an_instance_lost_during_an_update_has_no_part_in_it(house, first, second) -> None:
+    await statuses(house, (START, {}))
+    second.dead = True
+    await until(lambda: not house.driver.supervisors[B].joined, 30)
+    second.description = msgspec.structs.replace(second.description, started_at=2.0)
+    second.dead = False
+    await until(lambda: house.driver.supervisors[B].joined, 30)
+    assert await statuses(house, (LOAD, CHUNK), (FINISH, {})) == [200, 200]
+    assert paths_of(second) == [START]
+    assert house.driver.versions.version_of(A).version == 1
 
 
 async def newcomer(house: House) -> Upstream:
@@ -254,107 +245,97 @@ def says(instance: Upstream, version: int) -> None:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-async def test_a_waiting_instance_gets_weights_that_come_in_one_call(fails: bool) -> None:
+@pytest.mark.scene(live={"poll_s": 0.05})
+async def test_a_waiting_instance_gets_weights_that_come_in_one_call(fails: bool, house) -> None:
     """And holds nobody up who has joined."""
-    first = Upstream(A)
-    async with House(first, live={"poll_s": 0.05}) as house:
-        await statuses(house, (LOAD, {"weight_dir": "/1"}))
-        late = await newcomer(house)
-        if fails:
-            late.answers[LOAD] = FAILS
-        status, said = await house.ask("POST", LOAD, {"weight_dir": "/2"})
-        assert (status, [failure["url"] for failure in said["away"]]) == (200, [B] * fails)
-        assert paths_of(late) == [LOAD]
-        assert version(house) == 2
-        assert gates(house) == ["", ""]
-        assert (("version", 2) in late.calls) is not fails
-        if not fails:
-            says(late, 2)  # as it was labelled
-            await until(lambda: house.driver.supervisors[B].joined, 30)
-            assert house.driver.versions.version_of(B).version == 2
-
-
-async def test_a_waiting_instance_takes_part_in_its_transfer() -> None:
-    first = Upstream(A)
-    async with House(first, live={"poll_s": 0.05}) as house:
-        set_up = "/init_weight_transfer_engine"
-        info = {"init_info": {"rank_offset": 1}}
-        update = [(START, {}), (LOAD, CHUNK), (FINISH, {})]
-        assert await statuses(house, (set_up, info), *update) == [200] * 4
-        late = await newcomer(house)
-        assert await statuses(house, *update) == [200] * 3
-        assert (await house.ask("GET", "/get_world_size"))[1]["total"] == 2
-        assert not [
-            path for path in paths_of(late) if path != "/get_world_size"
-        ]  # it would refuse, or the ranks would not meet
-        assert await statuses(house, (set_up, info), *update) == [200] * 4
-        assert paths_of(late)[1:] == [set_up, START, LOAD, FINISH]
-        assert msgspec.json.decode(late.asked[1]["body"])["init_info"]["rank_offset"] == 2
-        says(late, 3)
+    await statuses(house, (LOAD, {"weight_dir": "/1"}))
+    late = await newcomer(house)
+    if fails:
+        late.answers[LOAD] = FAILS
+    status, said = await house.ask("POST", LOAD, {"weight_dir": "/2"})
+    assert (status, [failure["url"] for failure in said["away"]]) == (200, [B] * fails)
+    assert paths_of(late) == [LOAD]
+    assert version(house) == 2
+    assert gates(house) == ["", ""]
+    assert (("version", 2) in late.calls) is not fails
+    if not fails:
+        says(late, 2)  # as it was labelled
         await until(lambda: house.driver.supervisors[B].joined, 30)
-        assert version(house) == 3
+        assert house.driver.versions.version_of(B).version == 2
 
 
-async def test_an_unlabelled_instance_has_no_verified_version() -> None:
-    first, second = two()
-    async with House(first, second) as house:
+@pytest.mark.scene(live={"poll_s": 0.05})
+async def test_a_waiting_instance_takes_part_in_its_transfer(house) -> None:
+    set_up = "/init_weight_transfer_engine"
+    info = {"init_info": {"rank_offset": 1}}
+    update = [(START, {}), (LOAD, CHUNK), (FINISH, {})]
+    assert await statuses(house, (set_up, info), *update) == [200] * 4
+    late = await newcomer(house)
+    assert await statuses(house, *update) == [200] * 3
+    assert (await house.ask("GET", "/get_world_size"))[1]["total"] == 2
+    assert not [
+        path for path in paths_of(late) if path != "/get_world_size"
+    ]  # it would refuse, or the ranks would not meet
+    assert await statuses(house, (set_up, info), *update) == [200] * 4
+    assert paths_of(late)[1:] == [set_up, START, LOAD, FINISH]
+    assert msgspec.json.decode(late.asked[1]["body"])["init_info"]["rank_offset"] == 2
+    says(late, 3)
+    await until(lambda: house.driver.supervisors[B].joined, 30)
+    assert version(house) == 3
 
-        def refuse(call: str) -> None:
-            if call == "version":
-                raise OSError("gone")
 
-        second.obey = refuse
-        assert await statuses(house, (LOAD, {"weight_dir": "/1"})) == [200]
-        assert [house.driver.versions.version_of(name).version for name in (A, B)] == [1, 0]
+async def test_an_unlabelled_instance_has_no_verified_version(house, first, second) -> None:
+    def refuse(call: str) -> None:
+        if call == "version":
+            raise OSError("gone")
+
+    second.obey = refuse
+    assert await statuses(house, (LOAD, {"weight_dir": "/1"})) == [200]
+    assert [house.driver.versions.version_of(name).version for name in (A, B)] == [1, 0]
 
 
-async def test_the_trainer_may_say_which_version_it_is() -> None:
-    async with House(*two()) as house:
-        await statuses(house, (START, {}))
-        assert await statuses(house, (FINISH, {"weight_version": "17"})) == [200]
-        assert version(house) == 17
-        assert await statuses(house, ("/update_weight_version", {"new_version": "20"})) == [200]
-        assert version(house) == 20
-        assert await statuses(house, ("/update_weight_version", {"new_version": "20"})) == [200]
+async def test_the_trainer_may_say_which_version_it_is(house, first, second) -> None:
+    await statuses(house, (START, {}))
+    assert await statuses(house, (FINISH, {"weight_version": "17"})) == [200]
+    assert version(house) == 17
+    assert await statuses(house, ("/update_weight_version", {"new_version": "20"})) == [200]
+    assert version(house) == 20
+    assert await statuses(house, ("/update_weight_version", {"new_version": "20"})) == [200]
 
 
 @pytest.mark.parametrize(
     ("label", "status"), [("step-17", 400), (17, 400), ("-1", 400), ("4", 409), ([], 400)]
 )
+@pytest.mark.scene(start_version=5)
 async def test_a_label_is_the_number_of_a_version_and_versions_grow(
-    label: object, status: int
+    label: object, status: int, house, first, second
 ) -> None:
-    first, second = two()
-    async with House(first, second, start_version=5) as house:
-        for path, field in ((FINISH, "weight_version"), ("/update_weight_version", "new_version")):
-            told, said = await house.ask("POST", path, {field: label})
-            assert (told, field in said["error"]["message"]) == (status, True)
-        assert not first.asked
-        assert version(house) == 5
+    for path, field in ((FINISH, "weight_version"), ("/update_weight_version", "new_version")):
+        told, said = await house.ask("POST", path, {field: label})
+        assert (told, field in said["error"]["message"]) == (status, True)
+    assert not first.asked
+    assert version(house) == 5
 
 
-async def test_weights_are_labelled_when_complete() -> None:
-    async with House(*two()) as house:
-        await statuses(house, (START, {}))
-        assert await statuses(house, ("/update_weight_version", {"new_version": "9"})) == [409]
+async def test_weights_are_labelled_when_complete(house, first, second) -> None:
+    await statuses(house, (START, {}))
+    assert await statuses(house, ("/update_weight_version", {"new_version": "9"})) == [409]
 
 
-async def test_while_we_load_weights_the_trainer_waits() -> None:
-    first, second = two()
-    async with House(first, second) as house:
-        loading = asyncio.Event()
+async def test_while_we_load_weights_the_trainer_waits(house, first, second) -> None:
+    loading = asyncio.Event()
 
-        async def load(client: Any, version: int) -> None:
-            await loading.wait()
+    async def load(client: Any, version: int) -> None:
+        await loading.wait()
 
-        await house.service.gateway.trainer.publish_weights(1, load)
-        await until(lambda: first.calls or second.calls)
-        assert await statuses(house, (START, {})) == [409]
-        loading.set()
-        await until(lambda: house.service.gateway.trainer.weights.has_loaded(1), 30)
-        assert house.driver.versions.version_of(A).driven_by == US
-        assert await statuses(house, (START, {}), (FINISH, {})) == [200, 200]
-        assert version(house) == 2
+    await house.service.gateway.trainer.publish_weights(1, load)
+    await until(lambda: first.calls or second.calls)
+    assert await statuses(house, (START, {})) == [409]
+    loading.set()
+    await until(lambda: house.service.gateway.trainer.weights.has_loaded(1), 30)
+    assert house.driver.versions.version_of(A).driven_by == US
+    assert await statuses(house, (START, {}), (FINISH, {})) == [200, 200]
+    assert version(house) == 2
 
 
 @pytest.mark.parametrize(
@@ -382,12 +363,11 @@ async def test_each_instance_gets_its_own_ranks(path: str, within: str, world: s
 
 
 @pytest.mark.parametrize("body", [b"[]", b"\xff", b"{", b"[" * 100_000])
-async def test_a_set_up_that_is_no_object_is_refused(body: bytes) -> None:
-    async with House(*two()) as house:
-        url = "/init_weight_transfer_engine"
-        async with house.session.post(url, data=body) as response:
-            assert response.status == 400
-            assert "not a JSON object" in (await response.json())["error"]["message"]
+async def test_a_set_up_that_is_no_object_is_refused(body: bytes, house, first, second) -> None:
+    url = "/init_weight_transfer_engine"
+    async with house.session.post(url, data=body) as response:
+        assert response.status == 400
+        assert "not a JSON object" in (await response.json())["error"]["message"]
 
 
 class Through:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from rollout_sched.core.model.errors import CallerError
@@ -12,9 +10,6 @@ from rollout_sched.integrations.gateway.control_plane.trainer_updates import (
     json_object,
 )
 from rollout_sched.integrations.gateway.control_plane.weight_protocol import Conflict
-from rollout_sched.live.instances.versions import THROUGH_US
-from rollout_sched.live.ports import InstanceError
-from tests.integrations.gateway.gateway_fixture import House, Upstream
 
 A, B = "http://a:1", "http://b:1"
 
@@ -29,32 +24,12 @@ def test_no_body_is_an_empty_one() -> None:
     assert json_object(b"") == {}
 
 
-async def test_a_version_label_is_read_from_the_body() -> None:
-    async with House(Upstream(A)) as house:
-        labels = VersionLabels(house.driver)
-        assert labels.version_in(b"{}", "new_version") is None
-        assert labels.version_in(b'{"new_version": "3"}', "new_version") == 3
-        with pytest.raises(CallerError, match=r'new_version: .* such as "1"'):
-            labels.version_in(b'{"new_version": "step-3"}', "new_version")
-        labels.publish(5, [house.driver.supervisors[A]])
-        with pytest.raises(Conflict, match="new_version is 4, but version 5"):
-            labels.version_in(b'{"new_version": "4"}', "new_version")
-
-
-async def test_an_unnamed_version_is_the_next_and_only_labelled_instances_have_it() -> None:
-    one, other = Upstream(A), Upstream(B)
-    async with House(one, other) as house:
-        driver = house.driver
-
-        async def refuse(version: int) -> Any:
-            raise InstanceError("500")
-
-        other.set_version = refuse  # type: ignore[method-assign]
-        await VersionLabels(driver).serve_anew(list(driver.supervisors.values()), None)
-        assert driver.view.run.version == 1
-        assert ("version", 1) in one.calls
-        assert (driver.versions.version_of(A).version, driver.versions.version_of(B).version) == (
-            1,
-            0,
-        )
-        assert driver.versions.version_of(A).driven_by == THROUGH_US
+async def test_a_version_label_is_read_from_the_body(house) -> None:
+    labels = VersionLabels(house.driver)
+    assert labels.version_in(b"{}", "new_version") is None
+    assert labels.version_in(b'{"new_version": "3"}', "new_version") == 3
+    with pytest.raises(CallerError, match=r'new_version: .* such as "1"'):
+        labels.version_in(b'{"new_version": "step-3"}', "new_version")
+    labels.publish(5, [house.driver.supervisors[A]])
+    with pytest.raises(Conflict, match="new_version is 4, but version 5"):
+        labels.version_in(b'{"new_version": "4"}', "new_version")

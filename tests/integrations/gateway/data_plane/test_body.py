@@ -302,6 +302,8 @@ def test_numbers_pass_as_they_were_written() -> None:
         b'{"cache_salt":null,"a":1,"cache_salt":"theirs"}',
         b'{"cache\\u005fsalt":"theirs"}',
         b'{"a":{"cache_salt":1},"cache_salt":{"cache_salt":2}}',
+        b'{"cache_salt":"a","cache_salt":null}',
+        b'{"cache_salt":""}',
     ],
 )
 def test_the_gateways_value_wins(body: bytes) -> None:
@@ -375,12 +377,7 @@ def test_too_many_are_counted_before_they_are_made(fields: dict[str, Any]) -> No
         ones(fields, limit=10)
 
 
-def test_a_billion_samples_are_refused_at_no_cost() -> None:
-    with pytest.raises(BadRequest, match="1000000000 responses"):
-        ones({"prompt": "a", "n": 10**9, "seed": 1})
-
-
-@pytest.mark.parametrize("seed", ["x", 1.5, 2**63, [1]])
+@pytest.mark.parametrize("seed", ["x", 1.5, 2**63, 10**4299, [], True])
 def test_a_seed_that_is_none_is_refused_where_it_has_to_be_read(seed: Any) -> None:
     assert len(ones({"prompt": "a", "seed": seed})) == 1  # the instance says what it thinks of it
     with pytest.raises(BadRequest, match="`seed` must be a 64-bit integer"):

@@ -100,6 +100,7 @@ class TestTheFirstAttempt:
                 {"messages": [], "max_completion_tokens": 99},
                 {"max_completion_tokens": 7},
             ),
+            (b"/v1/chat/completions", {"messages": [], "max_tokens": 99}, {"max_tokens": 7}),
             (
                 b"/inference/v1/generate",
                 {"token_ids": PROMPT, "sampling_params": {"max_tokens": 99, "top_k": 2}},

@@ -9,7 +9,7 @@ import pytest
 from rollout_sched.integrations.gateway.data_plane.call import JSON
 from rollout_sched.integrations.gateway.data_plane.fanout import Fanout
 from rollout_sched.live.ports import InstanceError
-from tests.integrations.gateway.data_plane.test_data_plane import BODY, Stage, segments
+from tests.integrations.gateway.data_plane.stage import BODY, Stage, segments
 from tests.integrations.gateway.scripted import Instance, chunk, completion
 from tests.live.scripted import until
 
@@ -17,20 +17,20 @@ STREAM = {**BODY, "n": 2, "stream": True}
 
 
 class TestStreams:
-    async def test_a_client_that_does_not_read_slows_all_of_them_down(self) -> None:
+    async def test_a_client_that_does_not_read_slows_all_of_them_down(
+        self, stage, first, second
+    ) -> None:
         """Their events were kept for it, without bound."""
-        one, two = Instance("i0"), Instance("i1")
-        async with Stage(one, two) as stage:
-            call = stage.call(STREAM)
-            await one.event(0, chunk([4]))
-            await two.event(0, chunk([5]))
-            exchanges = [one.pool.exchanges[0], two.pool.exchanges[0]]
-            assert call.on_pause is not None
-            assert call.on_resume is not None
-            call.on_pause()
-            assert [e.paused for e in exchanges] == [1, 1]
-            call.on_resume()
-            assert [e.paused for e in exchanges] == [0, 0]
+        call = stage.call(STREAM)
+        await first.event(0, chunk([4]))
+        await second.event(0, chunk([5]))
+        exchanges = [first.pool.exchanges[0], second.pool.exchanges[0]]
+        assert call.on_pause is not None
+        assert call.on_resume is not None
+        call.on_pause()
+        assert [e.paused for e in exchanges] == [1, 1]
+        call.on_resume()
+        assert [e.paused for e in exchanges] == [0, 0]
 
     async def test_an_attempt_begins_paused_for_a_slow_client(self) -> None:
         instance = Instance(slots=1)
@@ -46,98 +46,94 @@ class TestStreams:
             call.on_resume()
             assert instance.pool.exchanges[1].paused == 0
 
-    async def test_a_sample_of_an_instance_lost_before_the_end_is_complete(self) -> None:
-        one, two = Instance("i0"), Instance("i1")
-        async with Stage(one, two) as stage:
-            call = stage.call({**STREAM, "max_tokens": 2})
-            await one.event(0, chunk([4]), chunk([5]))
-            await two.event(0, chunk([6]), chunk([7], "length"), end=True)
-            stage.driver.fleet.lose("i0", "it is gone")
-            events = await call.events()
-            assert events.count(b"[DONE]") == 1
-            ends = [
-                choice["index"]
-                for event in events[:-1]
-                for choice in event["choices"]
-                if choice["finish_reason"] == "length"
-            ]
-            assert sorted(ends) == [0, 1]
-            stage.settled()
+    async def test_a_sample_of_an_instance_lost_before_the_end_is_complete(
+        self, stage, first, second
+    ) -> None:
+        call = stage.call({**STREAM, "max_tokens": 2})
+        await first.event(0, chunk([4]), chunk([5]))
+        await second.event(0, chunk([6]), chunk([7], "length"), end=True)
+        stage.driver.fleet.lose("i0", "it is gone")
+        events = await call.events()
+        assert events.count(b"[DONE]") == 1
+        ends = [
+            choice["index"]
+            for event in events[:-1]
+            for choice in event["choices"]
+            if choice["finish_reason"] == "length"
+        ]
+        assert sorted(ends) == [0, 1]
+        stage.settled()
 
-    async def test_the_usage_of_all_samples_is_sent_once(self) -> None:
-        instance = Instance()
-        async with Stage(instance) as stage:
-            call = stage.call({**STREAM, "stream_options": {"include_usage": True}})
-            for number, made in ((0, 4), (1, 5)):
-                usage = {"prompt_tokens": 3, "completion_tokens": made, "total_tokens": 0}
-                told = {"id": "cmpl-1", "choices": [], "usage": usage}
-                await instance.event(number, chunk([4], "stop"), told, end=True)
-            events = await call.events()
-            (usage,) = [e["usage"] for e in events[:-1] if not e["choices"]]
-            assert usage == {"prompt_tokens": 3, "completion_tokens": 9, "total_tokens": 12}
-            assert events[-1] == b"[DONE]"
-            assert events[-2]["usage"] == usage
+    async def test_the_usage_of_all_samples_is_sent_once(self, stage, instance) -> None:
+        call = stage.call({**STREAM, "stream_options": {"include_usage": True}})
+        for number, made in ((0, 4), (1, 5)):
+            usage = {"prompt_tokens": 3, "completion_tokens": made, "total_tokens": 0}
+            told = {"id": "cmpl-1", "choices": [], "usage": usage}
+            await instance.event(number, chunk([4], "stop"), told, end=True)
+        events = await call.events()
+        (usage,) = [e["usage"] for e in events[:-1] if not e["choices"]]
+        assert usage == {"prompt_tokens": 3, "completion_tokens": 9, "total_tokens": 12}
+        assert events[-1] == b"[DONE]"
+        assert events[-2]["usage"] == usage
 
     @pytest.mark.parametrize("begun", [False, True])
-    async def test_one_error_ends_all_and_withdraws_the_others(self, begun: bool) -> None:
-        one, two = Instance("i0"), Instance("i1")
-        async with Stage(one, two) as stage:
-            call = stage.call(STREAM)
-            if begun:
-                await one.event(0, chunk([4]))
-                await two.event(0, chunk([5]))
-                await one.event(0, chunk([6], "stop"), chunk([7]))
-                error = (await call.events())[-1]["error"]
-                assert "continued after its finish_reason" in error["message"]
-                assert b"[DONE]" not in call.data
-            else:
-                await one.answer(0, {"error": {"message": "no"}}, 400)
-                assert (await call.json())["error"]["message"] == "no"
-                assert call.status == 400
-            data = call.data
-            await until(lambda: any(c[0] == "abort" for c in two.calls))
-            await two.event(0, chunk([8]), chunk([9], "abort"), end=True)
-            await until(lambda: not stage.driver.front.attempts.on("i1"))
-            assert call.data == data
-            stage.settled()
+    async def test_one_error_ends_all_and_withdraws_the_others(
+        self, begun: bool, stage, first, second
+    ) -> None:
+        call = stage.call(STREAM)
+        if begun:
+            await first.event(0, chunk([4]))
+            await second.event(0, chunk([5]))
+            await first.event(0, chunk([6], "stop"), chunk([7]))
+            error = (await call.events())[-1]["error"]
+            assert "continued after its finish_reason" in error["message"]
+            assert b"[DONE]" not in call.data
+        else:
+            await first.answer(0, {"error": {"message": "no"}}, 400)
+            assert (await call.json())["error"]["message"] == "no"
+            assert call.status == 400
+        data = call.data
+        await until(lambda: any(c[0] == "abort" for c in second.calls))
+        await second.event(0, chunk([8]), chunk([9], "abort"), end=True)
+        await until(lambda: not stage.driver.front.attempts.on("i1"))
+        assert call.data == data
+        stage.settled()
 
-    async def test_a_malformed_event_restarts_its_sample_elsewhere(self) -> None:
+    async def test_a_malformed_event_restarts_its_sample_elsewhere(
+        self, stage, first, second
+    ) -> None:
         """Nothing of a packet reaches the client, or all of it."""
-        one, two = Instance("i0"), Instance("i1")
-        async with Stage(one, two) as stage:
-            call = stage.call(STREAM)
-            await two.event(0, chunk([9], "stop"), end=True)
-            head = b'data: {"id":"cmpl-1",'
-            good = head + b'"choices":[{"text":"w4 ","token_ids":[4],"finish_reason":null}]}'
-            bad = head + b'"choices":[{"text":"w5 ","token_ids":[5],"finish_reason":null]}'
-            await one.event(0, good, b"\n\n".join([good, bad]))
-            again = await two.asked(1)
-            assert again.body["prompt"] == [1, 2, 3, 4]
-            await two.event(1, chunk([5], "stop"), end=True)
-            events = await call.events()
-            texts = [
-                choice["text"]
-                for event in events[:-1]
-                for choice in event["choices"]
-                if choice["index"] == 0
-            ]
-            assert texts == ["w4 ", "w5 "]
+        call = stage.call(STREAM)
+        await second.event(0, chunk([9], "stop"), end=True)
+        head = b'data: {"id":"cmpl-1",'
+        good = head + b'"choices":[{"text":"w4 ","token_ids":[4],"finish_reason":null}]}'
+        bad = head + b'"choices":[{"text":"w5 ","token_ids":[5],"finish_reason":null]}'
+        await first.event(0, good, b"\n\n".join([good, bad]))
+        again = await second.asked(1)
+        assert again.body["prompt"] == [1, 2, 3, 4]
+        await second.event(1, chunk([5], "stop"), end=True)
+        events = await call.events()
+        texts = [
+            choice["text"]
+            for event in events[:-1]
+            for choice in event["choices"]
+            if choice["index"] == 0
+        ]
+        assert texts == ["w4 ", "w5 "]
 
 
 class TestAnswers:
-    async def test_a_mixture_of_errors_answers_once(self) -> None:
-        instance = Instance()
-        async with Stage(instance) as stage:
-            call = stage.call({**BODY, "n": 4})
-            await instance.asked(3)
-            await instance.answer(0, completion([4]))
-            await instance.answer(1, {"error": {"message": "first"}}, 400)
-            await instance.answer(2, {"error": {"message": "second"}}, 422)
-            await instance.answer(3, completion([4]))
-            assert (await call.json())["error"]["message"] == "first"
-            assert call.status == 400
-            await until(lambda: not stage.driver.front.attempts.on("i0"))
-            stage.settled()
+    async def test_a_mixture_of_errors_answers_once(self, stage, instance) -> None:
+        call = stage.call({**BODY, "n": 4})
+        await instance.asked(3)
+        await instance.answer(0, completion([4]))
+        await instance.answer(1, {"error": {"message": "first"}}, 400)
+        await instance.answer(2, {"error": {"message": "second"}}, 422)
+        await instance.answer(3, completion([4]))
+        assert (await call.json())["error"]["message"] == "first"
+        assert call.status == 400
+        await until(lambda: not stage.driver.front.attempts.on("i0"))
+        stage.settled()
 
 
 class Reply:
@@ -195,11 +191,9 @@ def test_malformed_events_are_not_forwarded(events: bytes) -> None:
     assert not reply.said
 
 
-async def test_each_sample_has_its_own_segments() -> None:
-    instance = Instance()
-    async with Stage(instance) as stage:
-        call = stage.call({**BODY, "n": 2})
-        await instance.answer(1, completion([4, 5]))
-        await instance.answer(0, completion([6]))
-        choices = (await call.json())["choices"]
-        assert [segments(choice)[-1]["end"] for choice in choices] == [1, 2]
+async def test_each_sample_has_its_own_segments(stage, instance) -> None:
+    call = stage.call({**BODY, "n": 2})
+    await instance.answer(1, completion([4, 5]))
+    await instance.answer(0, completion([6]))
+    choices = (await call.json())["choices"]
+    assert [segments(choice)[-1]["end"] for choice in choices] == [1, 2]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 from collections.abc import Callable
 from functools import wraps
@@ -20,16 +19,14 @@ from rollout_sched.integrations.gateway.data_plane.reply import (
     OpenCalls,
     Pacer,
     Responses,
-    Scheduling,
     Unavailable,
     error_headers,
 )
-from rollout_sched.link.front import FrontCalls
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.ports import Outcome
 from tests import virtual_net
 from tests.core.told import make_scheduler
-from tests.integrations.gateway.data_plane.test_data_plane import BODY, Stage
+from tests.integrations.gateway.data_plane.stage import BODY, Stage
 from tests.integrations.gateway.gateway_fixture import House, Upstream
 from tests.integrations.gateway.scripted import Call, Exchange, Instance, chunk, completion
 
@@ -287,56 +284,52 @@ class TestTurns:
 
 
 class TestCallsBesideStreams:
-    async def test_events_pass_between_two_calls_that_came_together(self) -> None:
-        instance = Instance(slots=9)
-        async with Stage(instance) as stage:
-            stream = await self.open(stage, instance)
-            for _ in range(3):
-                stage.call()
-            before = len(instance.pool.asked)
-            await instance.event(0, chunk([8]))
-            assert b'"token_ids":[8]' in stream.data
-            assert len(instance.pool.asked) == before == 2
-            await instance.asked(3)
-
-    async def test_a_client_that_leaves_before_its_turn_sends_no_request(self) -> None:
-        instance = Instance(slots=9)
-        async with Stage(instance) as stage:
-            await self.open(stage, instance)
+    async def test_events_pass_between_two_calls_that_came_together(self, stage, instance) -> None:
+        stream = await self.open(stage, instance)
+        for _ in range(3):
             stage.call()
-            going = stage.call()
-            going.disconnected = True
-            stage.call()
-            await instance.asked(2)
-            for _ in range(3):
-                await asyncio.sleep(0)
-            assert len(instance.pool.asked) == 3
-            assert stage.data_plane.calls.requests == 3
+        before = len(instance.pool.asked)
+        await instance.event(0, chunk([8]))
+        assert b'"token_ids":[8]' in stream.data
+        assert len(instance.pool.asked) == before == 2
+        await instance.asked(3)
 
-    async def test_the_second_of_streams_ending_together_waits_for_its_turn(self) -> None:
-        instance = Instance(slots=9)
-        async with Stage(instance) as stage:
-            streams = [await self.open(stage, instance) for _ in range(3)]
-            await asyncio.sleep(0)  # the last one's beginning was this turn's work
-            for number in (0, 1):
-                await instance.event(number, chunk([8], "stop"), end=True)
-            assert [stream.over.is_set() for stream in streams] == [True, False, False]
-            await instance.event(2, chunk([8]))
-            assert b'"token_ids":[8]' in streams[2].data
-            assert (await streams[1].events())[-1] == b"[DONE]"
+    async def test_a_client_that_leaves_before_its_turn_sends_no_request(
+        self, stage, instance
+    ) -> None:
+        await self.open(stage, instance)
+        stage.call()
+        going = stage.call()
+        going.disconnected = True
+        stage.call()
+        await instance.asked(2)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert len(instance.pool.asked) == 3
+        assert stage.data_plane.calls.requests == 3
 
-    async def test_streams_are_counted_while_they_are_open(self) -> None:
-        instance = Instance(slots=9)
-        async with Stage(instance) as stage:
-            ended = await self.open(stage, instance)
-            left = await self.open(stage, instance)
-            assert stage.data_plane.calls.pacer.streams == 2
-            await instance.event(0, chunk([8], "stop"), end=True)
-            await ended.events()
-            assert stage.data_plane.calls.pacer.streams == 1
-            assert left.on_disconnect is not None
-            left.on_disconnect()
-            assert stage.data_plane.calls.pacer.streams == 0
+    async def test_the_second_of_streams_ending_together_waits_for_its_turn(
+        self, stage, instance
+    ) -> None:
+        streams = [await self.open(stage, instance) for _ in range(3)]
+        await asyncio.sleep(0)  # the last one's beginning was this turn's work
+        for number in (0, 1):
+            await instance.event(number, chunk([8], "stop"), end=True)
+        assert [stream.over.is_set() for stream in streams] == [True, False, False]
+        await instance.event(2, chunk([8]))
+        assert b'"token_ids":[8]' in streams[2].data
+        assert (await streams[1].events())[-1] == b"[DONE]"
+
+    async def test_streams_are_counted_while_they_are_open(self, stage, instance) -> None:
+        ended = await self.open(stage, instance)
+        left = await self.open(stage, instance)
+        assert stage.data_plane.calls.pacer.streams == 2
+        await instance.event(0, chunk([8], "stop"), end=True)
+        await ended.events()
+        assert stage.data_plane.calls.pacer.streams == 1
+        assert left.on_disconnect is not None
+        left.on_disconnect()
+        assert stage.data_plane.calls.pacer.streams == 0
 
     @staticmethod
     async def open(stage: Stage, instance: Instance) -> Call:
@@ -407,15 +400,3 @@ async def test_calls_that_do_not_fit_now_get_retry_after() -> None:
         await first.json()
         assert stage.call().status == 0
         await instance.answer(1, completion([4]))
-
-
-@pytest.mark.parametrize("who", [Driver, FrontCalls])
-@pytest.mark.parametrize("name", ["max_model_len", "submit", "withdraw"])
-def test_ports_and_scheduler_have_the_same_parameters(who: type, name: str) -> None:
-    assert asked_for(who, name) == asked_for(Scheduling, name)
-
-
-def asked_for(who: type, name: str) -> list[tuple[str, object]]:
-    """Parameters and their defaults; the compiled build has not their types."""
-    parameters = inspect.signature(getattr(who, name)).parameters.values()
-    return [(parameter.name, parameter.default) for parameter in parameters]

@@ -11,7 +11,7 @@ from rollout_sched.core.model.model import DeliveredSample
 from rollout_sched.integrations.gateway.data_plane.unary_call import failure
 from rollout_sched.integrations.http.errors import AnswerBroken
 from rollout_sched.live.ports import InstanceError, RequestRejected
-from tests.integrations.gateway.data_plane.test_data_plane import (
+from tests.integrations.gateway.data_plane.stage import (
     BODY,
     PARTIAL,
     PROMPT,
@@ -65,23 +65,21 @@ async def test_a_malformed_answer_is_retried_elsewhere(
     ],
 )
 async def test_another_requests_answer_is_retried_elsewhere(
-    target: str, body: dict[str, Any], field: str, prefix: str
+    target: str, body: dict[str, Any], field: str, prefix: str, stage, first, second
 ) -> None:
     """A server that answers twice had it passed on to the next client."""
-    one, two = Instance("i0"), Instance("i1")
-    async with Stage(one, two) as stage:
-        call = stage.call(body, target)
-        await one.asked()
-        (order,) = one.names
-        other = generated([4], "stop", "0") if field == "request_id" else completion([4])
-        await one.answer(0, {**other, field: f"{prefix}-{order}0"})
-        await two.asked()
-        (order,) = two.names
-        own = generated([5], "stop", "0") if field == "request_id" else completion([5])
-        await two.answer(0, {**own, field: f"{prefix}-{order}"})
-        answer = await call.json()
-        assert [s["instance"] for s in segments(answer)] == ["i1"]
-        stage.settled()
+    call = stage.call(body, target)
+    await first.asked()
+    (order,) = first.names
+    other = generated([4], "stop", "0") if field == "request_id" else completion([4])
+    await first.answer(0, {**other, field: f"{prefix}-{order}0"})
+    await second.asked()
+    (order,) = second.names
+    own = generated([5], "stop", "0") if field == "request_id" else completion([5])
+    await second.answer(0, {**own, field: f"{prefix}-{order}"})
+    answer = await call.json()
+    assert [s["instance"] for s in segments(answer)] == ["i1"]
+    stage.settled()
 
 
 @pytest.mark.parametrize("finish", ["stop", "abort"])
@@ -100,80 +98,73 @@ async def test_a_restarted_instances_answer_is_retried_elsewhere(finish: str) ->
         stage.settled()
 
 
-async def test_the_default_label_is_ignored_without_labels() -> None:
-    instance = Instance()
-    async with Stage(instance) as stage:
-        call = stage.call({"token_ids": PROMPT}, "/inference/v1/generate")
-        await instance.answer(0, generated([4], "stop", "default"))
-        answer = await call.json()
-        assert [s["version"] for s in segments(answer)] == [0]
-        stage.settled()
+async def test_the_default_label_is_ignored_without_labels(stage, instance) -> None:
+    call = stage.call({"token_ids": PROMPT}, "/inference/v1/generate")
+    await instance.answer(0, generated([4], "stop", "default"))
+    answer = await call.json()
+    assert [s["version"] for s in segments(answer)] == [0]
+    stage.settled()
 
 
-async def test_an_empty_last_attempt_keeps_earlier_tokens() -> None:
-    instance = Instance()
-    async with Stage(instance, interruption=PARTIAL) as stage:
-        call = stage.call({**BODY, "return_token_ids": True})
-        await instance.asked()
-        await stage.update(1)
-        await until(lambda: instance.calls)
-        await instance.answer(0, completion([4], "abort", prompt=PROMPT))
-        await instance.answer(1, completion([], "stop"))
-        answer = await call.json()
-        (choice,) = answer["choices"]
-        assert (choice["token_ids"], choice["finish_reason"]) == ([4], "stop")
-        assert answer["usage"]["total_tokens"] == 4
-        stage.settled()
+@pytest.mark.scene(interruption=PARTIAL)
+async def test_an_empty_last_attempt_keeps_earlier_tokens(stage, instance) -> None:
+    call = stage.call({**BODY, "return_token_ids": True})
+    await instance.asked()
+    await stage.update(1)
+    await until(lambda: instance.calls)
+    await instance.answer(0, completion([4], "abort", prompt=PROMPT))
+    await instance.answer(1, completion([], "stop"))
+    answer = await call.json()
+    (choice,) = answer["choices"]
+    assert (choice["token_ids"], choice["finish_reason"]) == ([4], "stop")
+    assert answer["usage"]["total_tokens"] == 4
+    stage.settled()
 
 
 @pytest.mark.parametrize("target", ["/v1/completions", "/v1/chat/completions"])
-async def test_an_empty_response_is_answered_with_length(target: str) -> None:
+async def test_an_empty_response_is_answered_with_length(target: str, stage, instance) -> None:
     """As where the KV cache has no room left for the first token."""
-    instance = Instance()
-    async with Stage(instance) as stage:
-        body = {**BODY, "messages": [], "max_tokens": 3}
-        call = stage.call(body, target)
-        await instance.asked()
-        (request,) = stage.driver.front.payloads._payloads
-        payload = next(iter(stage.driver.front.payloads._payloads.values()))
-        payload.responder.answer(DeliveredSample(request, "g", 0, 3, 0, (), 0, "length"))
-        answer = await call.json()
-        assert call.status == 200
-        assert answer["choices"][0]["finish_reason"] == "length"
-        assert segments(answer) == []
+    body = {**BODY, "messages": [], "max_tokens": 3}
+    call = stage.call(body, target)
+    await instance.asked()
+    (request,) = stage.driver.front.payloads._payloads
+    payload = next(iter(stage.driver.front.payloads._payloads.values()))
+    payload.responder.answer(DeliveredSample(request, "g", 0, 3, 0, (), 0, "length"))
+    answer = await call.json()
+    assert call.status == 200
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert segments(answer) == []
 
 
-async def test_late_data_of_an_ended_attempt_changes_nothing() -> None:
-    one, two = Instance("i0"), Instance("i1")
-    async with Stage(one, two) as stage:
-        call = stage.call()
-        late = (await one.asked()).receiver
-        stage.driver.fleet.lose("i0", "it is gone")
-        await two.asked()
-        late.on_head(200, [])
-        late.on_data(WHOLE)
-        late.on_end()
-        late.on_error(InstanceError("late"))
-        await two.answer(0, completion([5]))
-        await two.answer(0, completion([6]))
-        assert (await call.json())["choices"][0]["text"] == "w5 "
-        assert not stage.scheduler.state.anomalies
-        stage.settled()
+async def test_late_data_of_an_ended_attempt_changes_nothing(stage, first, second) -> None:
+    call = stage.call()
+    late = (await first.asked()).receiver
+    stage.driver.fleet.lose("i0", "it is gone")
+    await second.asked()
+    late.on_head(200, [])
+    late.on_data(WHOLE)
+    late.on_end()
+    late.on_error(InstanceError("late"))
+    await second.answer(0, completion([5]))
+    await second.answer(0, completion([6]))
+    assert (await call.json())["choices"][0]["text"] == "w5 "
+    assert not stage.scheduler.state.anomalies
+    stage.settled()
 
 
-async def test_an_endless_answer_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    one, two = Instance("i0"), Instance("i1")
-    async with Stage(one, two) as stage:
-        call: Call = stage.call()
-        receiver = (await one.asked()).receiver
-        receiver._left = receiver._most = 1000
-        receiver.on_head(200, [])
-        receiver.on_data(b"x" * 1000)
-        with pytest.raises(AnswerBroken) as broken:  # and so the exchange ends with it
-            receiver.on_data(b"x")
-        receiver.on_error(broken.value)
-        await two.answer(0, completion([5]))
-        assert (await call.json())["choices"][0]["text"] == "w5 "
+async def test_an_endless_answer_is_cut_off(
+    monkeypatch: pytest.MonkeyPatch, stage, first, second
+) -> None:
+    call: Call = stage.call()
+    receiver = (await first.asked()).receiver
+    receiver._left = receiver._most = 1000
+    receiver.on_head(200, [])
+    receiver.on_data(b"x" * 1000)
+    with pytest.raises(AnswerBroken) as broken:  # and so the exchange ends with it
+        receiver.on_data(b"x")
+    receiver.on_error(broken.value)
+    await second.answer(0, completion([5]))
+    assert (await call.json())["choices"][0]["text"] == "w5 "
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from rollout_sched.integrations.gateway.data_plane import stream as client_strea
 from rollout_sched.integrations.gateway.data_plane import stream as stream_tokens
 from rollout_sched.integrations.vllm.protocol.endpoints import Endpoint
 from rollout_sched.live.ports import AnswerUntrue, InstanceError, RequestRejected
-from tests.integrations.gateway.data_plane.test_data_plane import PARTIAL, Stage
+from tests.integrations.gateway.data_plane.stage import PARTIAL, Stage
 from tests.integrations.gateway.data_plane.test_streaming_call import TARGETS, asked_of, said_of
 from tests.integrations.gateway.scripted import Call, Instance, compact, completion
 
