@@ -63,13 +63,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Protocol
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from rollout_sched.simulators.replay.scenario import Scenario
+from rollout_sched.simulators.instance import CostModel
+from rollout_sched.simulators.replay.scenario import FleetModel, Scenario
 from rollout_sched.simulators.replay.workload import Workload
 from rollout_sched.simulators.traces.model import SampleRecord
 
@@ -79,41 +79,6 @@ Ints = npt.NDArray[np.int64]
 # Floating-point sums of a replay and of these formulas differ in the last digits; a bound that
 # is met exactly must not be "beaten" by them.
 _ROUNDING = 1e-9
-
-
-class StepCost(Protocol):
-    """The constants of a cost model that the bounds use; seconds, tokens."""
-
-    @property
-    def step_s(self) -> float: ...
-    @property
-    def weights_s(self) -> float: ...
-    @property
-    def token_s(self) -> float: ...
-    @property
-    def exponent(self) -> float: ...
-    @property
-    def sequence_s(self) -> float: ...
-    @property
-    def context_s(self) -> float: ...
-
-
-class FleetLimits(msgspec.Struct, frozen=True):
-    """The capacity of identical instances.
-
-    kv_tokens: tokens of KV cache in one instance; max_num_seqs, max_num_batched_tokens:
-    sequences and tokens one instance takes into one step.
-    """
-
-    instances: int
-    max_num_seqs: int
-    kv_tokens: int
-    max_num_batched_tokens: int = 8192
-
-    def __post_init__(self) -> None:
-        for name in self.__struct_fields__:
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; expected at least 1")
 
 
 class Bound(msgspec.Struct, frozen=True):
@@ -217,7 +182,7 @@ class Demand:
 
 
 def lower_bound(
-    samples: Demand | Iterable[SampleRecord], fleet: FleetLimits, cost: StepCost, restarts: int = 0
+    samples: Demand | Iterable[SampleRecord], fleet: FleetModel, cost: CostModel, restarts: int = 0
 ) -> Bound:
     """The minimum seconds that any policy needs to generate the samples on the fleet.
 
@@ -230,7 +195,7 @@ def lower_bound(
     return Bound(longest_s, joint_s, max(longest_s, joint_s))
 
 
-def longest(demand: Demand, cost: StepCost, restarts: int = 0) -> float:
+def longest(demand: Demand, cost: CostModel, restarts: int = 0) -> float:
     """Seconds the most demanding sample takes alone on an instance; 0 without samples."""
     if not len(demand.sample):
         return 0.0
@@ -240,7 +205,7 @@ def longest(demand: Demand, cost: StepCost, restarts: int = 0) -> float:
 def rounds(
     demand: Demand,
     groups_per_round: int,
-    cost: StepCost,
+    cost: CostModel,
     restarts: int = 0,
     trained_s_per_token: float = 0.0,
 ) -> float:
@@ -264,7 +229,7 @@ def rounds(
     return max(together, each) * (1 - _ROUNDING)
 
 
-def joint(demand: Demand, fleet: FleetLimits, cost: StepCost, restarts: int = 0) -> float:
+def joint(demand: Demand, fleet: FleetModel, cost: CostModel, restarts: int = 0) -> float:
     """Seconds that the work takes when slots and KV are filled as well as possible."""
     if not len(demand.sample):
         return 0.0
@@ -276,7 +241,7 @@ def joint(demand: Demand, fleet: FleetLimits, cost: StepCost, restarts: int = 0)
     return busy_s / fleet.instances * (1 - _ROUNDING)
 
 
-def _fewest_steps(demand: Demand, fleet: FleetLimits) -> float:
+def _fewest_steps(demand: Demand, fleet: FleetModel) -> float:
     """S: the engine steps of all instances together, by slots, KV and the longest sample."""
     per_step = min(fleet.max_num_seqs, fleet.max_num_batched_tokens)
     o = demand.output
@@ -285,14 +250,14 @@ def _fewest_steps(demand: Demand, fleet: FleetLimits) -> float:
     return max(float(o.sum()) / per_step, private / fleet.kv_tokens, most)
 
 
-def _all_tokens_s(steps: float, tokens: float, cost: StepCost) -> float:
+def _all_tokens_s(steps: float, tokens: float, cost: CostModel) -> float:
     """S G(O/S): the minimum cost of `tokens` in `steps` steps, without the context cost."""
     p = cost.exponent
     weights, work = steps * cost.weights_s, tokens * cost.token_s
     return float((weights**p + work**p) ** (1 / p))
 
 
-def _alone(demand: Demand, cost: StepCost, restarts: int = 0) -> Floats:
+def _alone(demand: Demand, cost: CostModel, restarts: int = 0) -> Floats:
     """Seconds that each sample takes alone on an instance, if all restarts are its own."""
     made = _per_sample(demand.sample, demand.output)
     decoding = cost.sequence_s * _decodes(demand) + cost.context_s * _reads(demand)
@@ -311,7 +276,7 @@ def _reads(demand: Demand) -> Floats:
     return (o - 1) * (demand.context + np.maximum(o - 2, 0) / 2)
 
 
-def _saved_by_restart(demand: Demand, cost: StepCost) -> float:
+def _saved_by_restart(demand: Demand, cost: CostModel) -> float:
     """The most that one restart can save: the decode cost of one token at the longest context."""
     return cost.sequence_s + cost.context_s * float((demand.context + demand.output).max())
 
@@ -372,11 +337,11 @@ def run_bound(
     """
     if not batches:
         return 0.0
-    rollout_s = rollout_bound(demand, scenario, restarts).total_s
-    trainer = scenario.trainer
+    fleet, cost, trainer = scenario.fleet, scenario.cost, scenario.trainer
+    rollout_s = lower_bound(demand, fleet, cost, restarts).total_s
     training_s = _training_s(demand, batches, scenario)
     if trainer.colocated:
-        generation = rollout_bound(demand.without_tools, scenario, restarts)
+        generation = lower_bound(demand.without_tools, fleet, cost, restarts)
         training_s += generation.joint_s if in_parts else generation.total_s
     return max(rollout_s + trainer.fixed_s, training_s)
 
@@ -399,7 +364,7 @@ def on_policy_bound(
     if not batches:
         return OnPolicyBound(0.0, 0.0)
     trainer = scenario.trainer
-    work_s = joint(demand, _limits(scenario), scenario.cost, restarts)
+    work_s = joint(demand, scenario.fleet, scenario.cost, restarts)
     training_s = _training_s(demand, batches, scenario)
     updates_s = (batches - 1) * scenario.weights.seconds
     alone_s = rounds(demand, groups_per_batch, scenario.cost, restarts)
@@ -409,18 +374,6 @@ def on_policy_bound(
     return OnPolicyBound(
         whole_batches_s=updates_s + training_s + max(alone_s, work_s),
         parts_s=updates_s + max(ends_s + trained_s, busy_s),
-    )
-
-
-def rollout_bound(demand: Demand, scenario: Scenario, restarts: int) -> Bound:
-    """Seconds that no fleet can beat which generates these samples, without the training."""
-    return lower_bound(demand, _limits(scenario), scenario.cost, restarts)
-
-
-def _limits(scenario: Scenario) -> FleetLimits:
-    fleet = scenario.fleet
-    return FleetLimits(
-        fleet.instances, fleet.max_num_seqs, fleet.kv_tokens, fleet.max_num_batched_tokens
     )
 
 

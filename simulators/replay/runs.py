@@ -26,9 +26,9 @@ from rollout_sched.metrics.outages import DirectFigures, DirectFold, OutageFigur
 from rollout_sched.page.run_page import RunFold, RunRecord
 from rollout_sched.simulators.replay.bounds import (
     Demand,
+    lower_bound,
     offered_bound,
     on_policy_bound,
-    rollout_bound,
     run_bound,
 )
 from rollout_sched.simulators.replay.closed_loop import ClosedLoop, Observer, Progress, RunNotes
@@ -250,7 +250,8 @@ class _Watch:
             offered_bound_s=offered_bound(workload, scenario),
             on_policy_bound_s=self._on_policy_bound_s(demand, restarts),
             step_gaps=[
-                step.span_s / rollout_bound(demand, scenario, restarts).total_s - 1
+                step.span_s / lower_bound(demand, scenario.fleet, scenario.cost, restarts).total_s
+                - 1
                 for step, demand in zip(steps, demands, strict=True)
             ],
             samples_lost=asked * workload.samples_per_prompt - sum(map(len, notes.delivered)),

@@ -18,7 +18,6 @@ from benchmarks.synthetic import synthetic
 from rollout_sched.simulators.replay.bounds import (
     Bound,
     Demand,
-    FleetLimits,
     OnPolicyBound,
     joint,
     longest,
@@ -30,7 +29,7 @@ from rollout_sched.simulators.replay.bounds import (
     run_bound,
 )
 from rollout_sched.simulators.replay.runs import run_policy
-from rollout_sched.simulators.replay.scenario import Scenario
+from rollout_sched.simulators.replay.scenario import FleetModel, Scenario
 from rollout_sched.simulators.replay.workload import Workload
 from rollout_sched.simulators.traces import SampleRecord, Turn, read
 from rollout_sched.simulators.traces.model import SampleRecord as SampleRecordRunBounds
@@ -56,7 +55,7 @@ class Cost:
 
 
 COST = Cost()
-WIDE = FleetLimits(instances=1, max_num_seqs=256, kv_tokens=10**9)
+WIDE = FleetModel(instances=1, max_num_seqs=256, kv_tokens=10**9)
 
 
 def single(*lengths: int, prompt: int = 100) -> list[SampleRecord]:
@@ -75,26 +74,26 @@ class TestClosedForms:
         assert longest(Demand.of_samples([sample]), COST) == pytest.approx(by_hand)
 
     def test_equal_samples_in_full_batches(self) -> None:
-        fleet = FleetLimits(instances=2, max_num_seqs=4, kv_tokens=10**9)
+        fleet = FleetModel(instances=2, max_num_seqs=4, kv_tokens=10**9)
         batch = COST.step(4, 0, 0) + sum(COST.step(4, 4, 4 * (100 + i - 2)) for i in range(2, 11))
         assert joint(Demand.of_samples(single(*[10] * 8)), fleet, COST) == pytest.approx(batch)
 
     def test_scarce_kv_forces_more_steps(self) -> None:
-        tight = FleetLimits(instances=1, max_num_seqs=256, kv_tokens=400)
+        tight = FleetModel(instances=1, max_num_seqs=256, kv_tokens=400)
         demand = Demand.of_samples(single(*[200] * 16))
         # 16 samples of 200 on 100 tokens of prompt hold on average 199 tokens: two at a time.
         assert joint(demand, tight, COST) > 4 * joint(demand, WIDE, COST)
 
     def test_a_group_holds_its_prompt_once(self) -> None:
-        tight = FleetLimits(instances=1, max_num_seqs=256, kv_tokens=5000)
+        tight = FleetModel(instances=1, max_num_seqs=256, kv_tokens=5000)
         alone = Demand.of_samples(single(*[50] * 8, prompt=4000))
         shared = Demand.of_samples([SampleRecord("g", i, 4000, (Turn(50),)) for i in range(8)])
         assert joint(shared, tight, COST) < joint(alone, tight, COST)
 
     def test_the_batched_token_budget_counts_as_slots(self) -> None:
-        few = FleetLimits(instances=1, max_num_seqs=256, kv_tokens=10**9, max_num_batched_tokens=2)
+        few = FleetModel(instances=1, max_num_seqs=256, kv_tokens=10**9, max_num_batched_tokens=2)
         assert joint(Demand.of_samples(single(*[10] * 8)), few, COST) == pytest.approx(
-            joint(Demand.of_samples(single(*[10] * 8)), FleetLimits(1, 2, 10**9), COST)
+            joint(Demand.of_samples(single(*[10] * 8)), FleetModel(1, 10**9, max_num_seqs=2), COST)
         )
 
     def test_total_is_the_larger(self) -> None:
@@ -102,7 +101,7 @@ class TestClosedForms:
         assert bound.total_s == max(bound.longest_s, bound.joint_s)
         # One instance must at least run the longest sample's steps.
         assert bound.joint_s > bound.longest_s
-        many = FleetLimits(instances=8, max_num_seqs=256, kv_tokens=10**9)
+        many = FleetModel(instances=8, max_num_seqs=256, kv_tokens=10**9)
         spread = lower_bound(single(1000, *[10] * 5), many, COST)
         assert spread.total_s == spread.longest_s > spread.joint_s
 
@@ -123,7 +122,7 @@ class TestClosedForms:
     def test_the_composite_lands_where_the_formula_was_first_evaluated(self) -> None:
         # 8 H100-like instances of 56,000 blocks: 726 s by a separate implementation that reads
         # one token more, and shares no prompts; ours is a little looser.
-        fleet = FleetLimits(instances=8, max_num_seqs=256, kv_tokens=56_000 * 16)
+        fleet = FleetModel(instances=8, max_num_seqs=256, kv_tokens=56_000 * 16)
         bound = lower_bound(read("composite_math_512x8").samples(), fleet, COST)
         assert 0.95 * 726 < bound.total_s <= 726
 
@@ -136,10 +135,6 @@ class TestClosedForms:
     ) -> None:
         with pytest.raises(ValueError, match=r"expected|shapes"):
             Demand.of_parts(context, output, held)
-
-    def test_a_fleet_of_nothing(self) -> None:
-        with pytest.raises(ValueError, match="instances is 0"):
-            FleetLimits(0, 1, 1)
 
 
 def partitions(groups: list[str], size: int) -> Iterator[list[list[str]]]:
@@ -237,7 +232,7 @@ class Engine:
     """Takes what fits and steps. As flattering as the model allows: siblings share their whole
     prompt, waiting jobs need no KV, and every prefill, restarts included, costs one token."""
 
-    fleet: FleetLimits
+    fleet: FleetModel
     now: float = 0.0
     running: list[Job] = field(default_factory=list)
     restarts: int = 0
@@ -273,7 +268,7 @@ class Engine:
 
 
 def simulated(
-    samples: list[SampleRecord], fleet: FleetLimits, interrupt_every: int
+    samples: list[SampleRecord], fleet: FleetModel, interrupt_every: int
 ) -> tuple[float, int]:
     """(time of the last token, restarts) of greedy engines on one queue, earliest engine first."""
     queue = [Job(sample, sample.prompt_tokens) for sample in samples]
@@ -323,7 +318,7 @@ def test_no_simulated_schedule_beats_the_bound(
     samples: list[SampleRecord], instances: int, slots: int, spare_kv: int, interrupt_every: int
 ) -> None:
     kv_tokens = max(s.given_tokens + s.response_tokens for s in samples) + spare_kv
-    fleet = FleetLimits(instances, slots, kv_tokens)
+    fleet = FleetModel(instances, kv_tokens, max_num_seqs=slots)
     makespan, restarts = simulated(samples, fleet, interrupt_every)
     bound = lower_bound(samples, fleet, COST, restarts)
     assert bound.total_s <= makespan
@@ -332,7 +327,7 @@ def test_no_simulated_schedule_beats_the_bound(
 @pytest.mark.parametrize("slots", [4, 64])
 def test_the_bound_is_near_for_an_easy_workload(slots: int) -> None:
     samples = single(*[200] * 64)
-    fleet = FleetLimits(instances=1, max_num_seqs=slots, kv_tokens=10**6)
+    fleet = FleetModel(instances=1, max_num_seqs=slots, kv_tokens=10**6)
     makespan, restarts = simulated(samples, fleet, 0)
     assert restarts == 0
     assert makespan <= lower_bound(samples, fleet, COST).total_s * 1.001
