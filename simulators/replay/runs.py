@@ -239,6 +239,7 @@ class _Watch:
         demands = [Demand.of_samples(batch) for batch in notes.delivered]
         demand = Demand.joined(demands)
         outage, drawn = self._outages.figures(total_s), self._drawn
+        fleet, cost = scenario.fleet, scenario.cost
         asked = len(workload.groups) - outage.failed_prompts - summary.filtered_groups
         return Run(
             policy=policy,
@@ -250,8 +251,7 @@ class _Watch:
             offered_bound_s=offered_bound(workload, scenario),
             on_policy_bound_s=self._on_policy_bound_s(demand, restarts),
             step_gaps=[
-                step.span_s / lower_bound(demand, scenario.fleet, scenario.cost, restarts).total_s
-                - 1
+                step.span_s / lower_bound(demand, fleet, cost, restarts).total_s - 1
                 for step, demand in zip(steps, demands, strict=True)
             ],
             samples_lost=asked * workload.samples_per_prompt - sum(map(len, notes.delivered)),

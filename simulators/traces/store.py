@@ -12,10 +12,9 @@ from contextlib import ExitStack
 from datetime import date, datetime
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any, NamedTuple, TypeVar
+from typing import IO, Any, NamedTuple
 
 from rollout_sched.simulators.traces.files import (
-    Lines,
     TraceSource,
     numbered_lines,
     shipped_files,
@@ -33,44 +32,15 @@ from rollout_sched.simulators.traces.native_format import (
     native_header,
     native_samples,
 )
-from rollout_sched.simulators.traces.rows import Importer, Placed, Row, cells, csv_rows, json_rows
-from rollout_sched.simulators.traces.table_formats import (
-    AZURE,
-    COUNTED,
-    GROUPED,
-    MOONCAKE,
-    QUANTILES,
-    SERVING,
-    VIDUR,
-)
-from rollout_sched.simulators.traces.trajectory_formats import (
-    AGENT_CALLS,
-    REQUEST_LOG,
-    SESSIONS,
-    SHORT_KEYS,
-    TPU_INFERENCE,
-    VERL,
-)
+from rollout_sched.simulators.traces.rows import Importer, Row, cells, csv_rows, json_rows
+from rollout_sched.simulators.traces.table_formats import QUANTILES, TABLES
+from rollout_sched.simulators.traces.trajectory_formats import TRAJECTORIES
 
 # ------------------------------------------------------------------------------------------
 # Find the format of a foreign file by its columns.
 
 #: The first whose columns are all present is used.
-IMPORTERS: tuple[Importer, ...] = (
-    GROUPED,
-    SERVING,
-    COUNTED,
-    AZURE,
-    VIDUR,
-    MOONCAKE,
-    SHORT_KEYS,
-    TPU_INFERENCE,
-    VERL,
-    SESSIONS,
-    REQUEST_LOG,
-    AGENT_CALLS,
-    QUANTILES,
-)
+IMPORTERS: tuple[Importer, ...] = (*TABLES, *TRAJECTORIES, QUANTILES)
 
 
 def recognised(where: str, line: int, columns: Iterable[str]) -> Importer:
@@ -147,19 +117,18 @@ def _plain(value: Any) -> Any:
     return value.isoformat() if isinstance(value, datetime | date) else value
 
 
-T = TypeVar("T")
+class _File(NamedTuple):
+    """A file of a trace. A native one has no importer, and its rows are samples with their
+    places."""
 
-
-class _Native(NamedTuple):
     where: str
+    importer: Importer | None
     header: TraceHeader
-    samples: Placed
+    rows: Iterator[Any]
 
-
-class _Foreign(NamedTuple):
-    where: str
-    importer: Importer
-    rows: Iterator[Row]
+    @property
+    def about(self) -> str:
+        return "native" if self.importer is None else self.importer.about
 
 
 def read(source: str | os.PathLike[str], counting: Counting | None = None) -> Trace:
@@ -174,9 +143,37 @@ def read(source: str | os.PathLike[str], counting: Counting | None = None) -> Tr
     name, sources = sources_of(source)
     files = map(_looked_at, sources)
     first = next(files)
-    if isinstance(first, _Native):
-        return _native(name, first, files)
-    return _imported(name, first, files, counting or Counting())
+    headers = [first.header]
+
+    def rows() -> Iterator[Any]:
+        yield from first.rows
+        for other in files:
+            if other.importer is not first.importer:
+                raise TraceError(
+                    other.where,
+                    f"{other.about}, where {first.where} is {first.about}",
+                    "a trace has one format: name the files of one format by a pattern",
+                    line=1,
+                )
+            headers.append(other.header)
+            yield from other.rows
+
+    samples = rows()
+    if first.importer is not None:
+        samples = first.importer.convert(samples, counting or Counting())
+    gatherer = Gatherer(first.where)
+    for place, sample in samples:
+        gatherer.add(sample, place)
+    caps = [header.max_response_tokens for header in headers]
+    known = [cap for cap in caps if cap is not None]
+    return Trace(
+        name=first.header.name or name,
+        groups=gatherer.groups(),
+        about=first.header.about,
+        source=first.header.source,
+        license=first.header.license,
+        max_response_tokens=max(known) if len(known) == len(caps) else None,
+    )
 
 
 def write(trace: Trace, path: str | os.PathLike[str]) -> None:
@@ -201,101 +198,40 @@ def shipped() -> dict[str, str]:
     return listing
 
 
-def _looked_at(source: TraceSource) -> _Native | _Foreign:
+def _looked_at(source: TraceSource) -> _File:
     """A file with the format of its beginning; it is closed when it has been read."""
     with ExitStack() as stack:
-        file = stack.enter_context(unpacked(source))
-        content = _content(source.where, file)
-        open_file = stack.pop_all()
-    if isinstance(content, _Native):
-        return content._replace(samples=_held(open_file, content.samples))
-    return content._replace(rows=_held(open_file, content.rows))
+        file = _content(source.where, stack.enter_context(unpacked(source)))
+        return file._replace(rows=_held(stack.pop_all(), file.rows))
 
 
-def _held(open_file: ExitStack, items: Iterator[T]) -> Iterator[T]:
+def _held(open_file: ExitStack, rows: Iterator[Any]) -> Iterator[Any]:
     with open_file:
-        yield from items
+        yield from rows
 
 
-def _content(where: str, file: IO[bytes]) -> _Native | _Foreign:
+def _content(where: str, file: IO[bytes]) -> _File:
     magic = file.read(len(MAGIC))
     file.seek(0)
     if magic == MAGIC:
         columns, rows = parquet_rows(where, file)
-        return _Foreign(where, recognised(where, 1, columns), rows)
+        return _foreign(where, 1, columns, rows)
     lines = numbered_lines(where, file)
     first = next(lines, None)
     if first is None:
         raise TraceError(where, "the file is empty", "record or convert the trace again")
     header = native_header(where, *first)
     if header is not None:
-        return _Native(where, header, native_samples(where, lines))
-    return _of_rows(where, *first, lines)
-
-
-def _of_rows(where: str, number: int, text: str, lines: Lines) -> _Foreign:
-    """A foreign file that has this first line."""
+        return _File(where, None, header, native_samples(where, lines))
+    number, text = first
     if text.lstrip().startswith(("{", "[")):
-        rows = json_rows(where, chain([(number, text)], lines))
-        first = next(rows)
-        importer = recognised(where, number, first.fields)
-        return _Foreign(where, importer, chain([first], rows))
-    header = [name.strip() for name in cells(where, number, text)]
-    return _Foreign(where, recognised(where, number, header), csv_rows(where, header, lines))
+        rows = json_rows(where, chain([first], lines))
+        row = next(rows)
+        return _foreign(where, number, row.fields, chain([row], rows))
+    columns = [name.strip() for name in cells(where, number, text)]
+    return _foreign(where, number, columns, csv_rows(where, columns, lines))
 
 
-def _native(name: str, first: _Native, others: Iterable[_Native | _Foreign]) -> Trace:
-    headers = [first.header]
-
-    def samples() -> Placed:
-        yield from first.samples
-        for other in others:
-            if not isinstance(other, _Native):
-                raise _mixed(other.where, other.importer.about, first.where, "native")
-            headers.append(other.header)
-            yield from other.samples
-
-    groups = _gathered(first.where, samples())
-    caps = [header.max_response_tokens for header in headers]
-    known = [cap for cap in caps if cap is not None]
-    return Trace(
-        name=first.header.name or name,
-        groups=groups.groups(),
-        about=first.header.about,
-        source=first.header.source,
-        license=first.header.license,
-        max_response_tokens=max(known) if len(known) == len(caps) else None,
-    )
-
-
-def _imported(
-    name: str, first: _Foreign, others: Iterable[_Native | _Foreign], counting: Counting
-) -> Trace:
-    importer = first.importer
-
-    def rows() -> Iterator[Row]:
-        yield from first.rows
-        for other in others:
-            about = "native" if isinstance(other, _Native) else other.importer.about
-            if isinstance(other, _Native) or other.importer is not importer:
-                raise _mixed(other.where, about, first.where, importer.about)
-            yield from other.rows
-
-    groups = _gathered(first.where, importer.convert(rows(), counting))
-    return Trace(name=name, groups=groups.groups(), about=importer.about)
-
-
-def _mixed(where: str, about: str, first: str, first_about: str) -> TraceError:
-    return TraceError(
-        where,
-        f"{about}, where {first} is {first_about}",
-        "a trace has one format: name the files of one format by a pattern",
-        line=1,
-    )
-
-
-def _gathered(where: str, samples: Placed) -> Gatherer:
-    gatherer = Gatherer(where)
-    for place, sample in samples:
-        gatherer.add(sample, place)
-    return gatherer
+def _foreign(where: str, number: int, columns: Iterable[str], rows: Iterator[Row]) -> _File:
+    importer = recognised(where, number, columns)
+    return _File(where, importer, TraceHeader(SCHEMA, about=importer.about), rows)

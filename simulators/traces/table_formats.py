@@ -77,12 +77,24 @@ COUNTED = Importer(
 # Serving traces without groups: each request is a group of one, with its arrival.
 
 
-def _serving(rows: Iterable[Row], _: Counting) -> Placed:
-    """t_s, prompt_tokens, response_tokens [, labels...]: a serving trace without groups."""
-    for serial, row in enumerate(rows):
-        arrival_s = row.seconds("t_s")
-        labels = row.labels("t_s", "prompt_tokens", "response_tokens")
-        yield _ungrouped(row, serial, arrival_s, "prompt_tokens", "response_tokens", labels)
+def _requests(
+    about: str,
+    arrival: str,
+    prompt: str,
+    output: str,
+    *,
+    per_s: int = 1,
+    labelled: bool = False,
+) -> Importer:
+    """The format of requests with these columns; `per_s`: units of `arrival` in a second;
+    `labelled`: further columns are labels."""
+
+    def convert(rows: Iterable[Row], _: Counting) -> Placed:
+        for serial, row in enumerate(rows):
+            labels = row.labels(arrival, prompt, output) if labelled else {}
+            yield _ungrouped(row, serial, row.seconds(arrival) / per_s, prompt, output, labels)
+
+    return Importer(about, frozenset({arrival, prompt, output}), convert)
 
 
 def _azure(rows: Iterable[Row], _: Counting) -> Placed:
@@ -99,54 +111,29 @@ def _azure(rows: Iterable[Row], _: Counting) -> Placed:
             ) from error
         if arrival_s < 0:
             raise row.error("TIMESTAMP", "sort the rows by time")
-        yield _ungrouped(row, serial, arrival_s, "ContextTokens", "GeneratedTokens")
-
-
-def _vidur(rows: Iterable[Row], _: Counting) -> Placed:
-    """arrived_at (seconds), num_prefill_tokens, num_decode_tokens: Vidur's columns."""
-    for serial, row in enumerate(rows):
-        arrival_s = row.seconds("arrived_at")
-        yield _ungrouped(row, serial, arrival_s, "num_prefill_tokens", "num_decode_tokens")
-
-
-def _mooncake(rows: Iterable[Row], _: Counting) -> Placed:
-    """timestamp (ms), input_length, output_length [, hash_ids]: Mooncake's records.
-
-    The block hashes are left out: they describe sharing between requests, not lengths.
-    """
-    for serial, row in enumerate(rows):
-        arrival_s = row.seconds("timestamp") / 1000
-        yield _ungrouped(row, serial, arrival_s, "input_length", "output_length")
+        yield _ungrouped(row, serial, arrival_s, "ContextTokens", "GeneratedTokens", {})
 
 
 def _ungrouped(
-    row: Row,
-    serial: int,
-    arrival_s: float,
-    prompt: str,
-    output: str,
-    labels: dict[str, str] | None = None,
+    row: Row, serial: int, arrival_s: float, prompt: str, output: str, labels: dict[str, str]
 ) -> tuple[SamplePlace, SampleRecord]:
     """A sample that is a group of its own, from a source without groups."""
     turns = (Turn(row.tokens(output)),)
     sample = SampleRecord(
-        str(serial), 0, row.tokens(prompt), turns, arrival_s, "unknown", None, labels or {}
+        str(serial), 0, row.tokens(prompt), turns, arrival_s, "unknown", None, labels
     )
     return row.place, sample
 
 
-SERVING = Importer("serving CSV", frozenset({"t_s", "prompt_tokens", "response_tokens"}), _serving)
+SERVING = _requests("serving CSV", "t_s", "prompt_tokens", "response_tokens", labelled=True)
 AZURE = Importer(
     "Azure LLM inference CSV",
     frozenset({"TIMESTAMP", "ContextTokens", "GeneratedTokens"}),
     _azure,
 )
-VIDUR = Importer(
-    "Vidur CSV", frozenset({"arrived_at", "num_prefill_tokens", "num_decode_tokens"}), _vidur
-)
-MOONCAKE = Importer(
-    "Mooncake JSONL", frozenset({"timestamp", "input_length", "output_length"}), _mooncake
-)
+VIDUR = _requests("Vidur CSV", "arrived_at", "num_prefill_tokens", "num_decode_tokens")
+#: Its block hashes are left out: they describe sharing between requests, not lengths.
+MOONCAKE = _requests("Mooncake JSONL", "timestamp", "input_length", "output_length", per_s=1000)
 
 
 # ------------------------------------------------------------------------------------------
@@ -166,3 +153,5 @@ def _refuse(rows: Iterable[Row], _: Counting) -> Placed:
 
 
 QUANTILES = Importer("quantiles", frozenset({"q"}), _refuse)
+
+TABLES = (GROUPED, SERVING, COUNTED, AZURE, VIDUR, MOONCAKE)

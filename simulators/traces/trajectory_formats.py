@@ -283,3 +283,5 @@ def _rollout_dump(rows: Iterable[Row], counting: Counting) -> Placed:
 
 
 VERL = Importer("verl rollout dump", frozenset({"input", "output"}), _rollout_dump)
+
+TRAJECTORIES = (SHORT_KEYS, TPU_INFERENCE, VERL, SESSIONS, REQUEST_LOG, AGENT_CALLS)
