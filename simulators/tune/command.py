@@ -69,9 +69,8 @@ def run(given: argparse.Namespace) -> None:
     text = evidence.document(result, bench, limits, plan, command_of(given, result))
     with whole_file(options.out) as file:
         file.write(text.encode())
-    facts = [*evidence.facts(result, bench, limits, plan), f"the search ended: {result.ended}"]
-    _print(result, limits, [*facts, *evidence.against(result)])
-    print(f"{options.out}: {result.winner.name}")
+    print(*evidence.report(result, bench, limits, plan), sep="\n")
+    print(f"\nthe search ended: {result.ended}\n{options.out}: {result.winner.name}")
 
 
 def command_of(given: argparse.Namespace, result: TuningResult) -> str:
@@ -112,13 +111,3 @@ def _progress() -> Progress:
         console=Console(stderr=True),
         transient=True,
     )
-
-
-def _print(result: TuningResult, limits: HardLimits, lines: list[str]) -> None:
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=max(console.width, 160))
-    for line in lines:
-        console.print(line, highlight=False, markup=False)
-    for table in evidence.tables(result, limits):
-        console.print(table)

@@ -6,10 +6,6 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
-from rich.markup import escape
-from rich.table import Table as RichTable
-
 from rollout_sched.simulators.tune.candidates import REFERENCE, Candidate
 from rollout_sched.simulators.tune.evaluation import Evaluator, HardLimits, SpeedUp
 from rollout_sched.simulators.tune.search import Plan, Ranking, TuningResult
@@ -35,9 +31,14 @@ def document(
 
     It has no date, so that the same command gives the same file.
     """
-    lines = [
-        command,
-        "",
+    lines = [command, "", *report(result, bench, limits, plan)]
+    head = "\n".join(f"# {line}".rstrip() for line in lines)
+    return f"{head}\n\n{_toml(result, bench)}"
+
+
+def report(result: TuningResult, bench: Evaluator, limits: HardLimits, plan: Plan) -> list[str]:
+    """What was tried and measured, in lines that may be long."""
+    return [
         *facts(result, bench, limits, plan),
         "",
         _title(result.finalists, "Finalists"),
@@ -48,8 +49,6 @@ def document(
         _title(result.searched, "Frontier"),
         *_aligned(rows(_frontier(result), limits, result.winner)),
     ]
-    head = "\n".join(f"# {line}".rstrip() for line in lines)
-    return f"{head}\n\n{_toml(result, bench)}"
 
 
 def facts(result: TuningResult, bench: Evaluator, limits: HardLimits, plan: Plan) -> list[str]:
@@ -81,15 +80,6 @@ def against(result: TuningResult) -> list[str]:
             speed_up = result.finalists.speed_up(result.winner, other)
             lines.append(f"the winner over {other.name}: {speed_up}")
     return lines
-
-
-def tables(result: TuningResult, limits: HardLimits) -> list[RichTable]:
-    """The finalists and the frontier, for a terminal."""
-    frontier = _frontier(result)
-    return [
-        _rich(_title(result.finalists, "Finalists"), rows(result.finalists, limits, result.winner)),
-        _rich(_title(frontier, "Frontier"), rows(frontier, limits, result.winner)),
-    ]
 
 
 def rows(ranking: Ranking, limits: HardLimits, winner: Candidate) -> list[list[str]]:
@@ -152,16 +142,6 @@ def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:
         )
         for line in lines
     ]
-
-
-def _rich(title: str, lines: Sequence[Sequence[str]]) -> RichTable:
-    table = RichTable(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD)
-    for column in COLUMNS[:-1]:
-        table.add_column(column, justify="right")
-    table.add_column(COLUMNS[-1])
-    for line in lines:
-        table.add_row(*map(escape, line))
-    return table
 
 
 def _toml(result: TuningResult, bench: Evaluator) -> str:

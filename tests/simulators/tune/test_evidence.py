@@ -73,11 +73,3 @@ def test_a_trace_that_was_not_split_is_said() -> None:
     result = tuned()
     facts = evidence.facts(result, small_bench(prompts=9), LIMITS, PLAN)
     assert "9 prompts, too few to hold some out" in facts[0]
-
-
-def test_the_tables_have_what_the_head_has() -> None:
-    result = tuned()
-    finalists, frontier = evidence.tables(result, LIMITS)
-    assert finalists.row_count == len(result.finalists.candidates)
-    assert frontier.row_count >= 2
-    assert [column.header for column in finalists.columns] == list(evidence.COLUMNS)
