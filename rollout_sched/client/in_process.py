@@ -90,7 +90,7 @@ class InProcess(RolloutScheduler):
         await self._live.trainer.publish_weights(version, loader, encoded=stored(update), wait=wait)
 
     async def return_instance(self, url: str) -> None:
-        self._live.trainer.return_instance(url.rstrip("/"))
+        self._live.driver.fleet.return_instance(url.rstrip("/"))
 
     async def add_instance(self, instance: str | InstanceClient) -> None:
         await self._take_in(instance, patient=False)

@@ -42,6 +42,7 @@ from rollout_sched.link.protocol import (
 )
 from rollout_sched.link.transport import Outbox
 from rollout_sched.live import Driver
+from rollout_sched.live.instances import AttemptIndex, InFlight
 from rollout_sched.live.ports import AnswerUntrue, InstanceError, Outcome
 from rollout_sched.live.requests import Settle, blame_of, drop, may_be_restarted
 
@@ -52,8 +53,11 @@ log = logging.getLogger(__name__)
 # Running attempts at fronts in other processes, as the scheduler's host sees them.
 
 
-class RemoteAttempt:
-    """A dispatch that a front carries out (`live.ports.InFlight`).
+Ended = RequestFinished | TurnFinished | RequestInterrupted
+
+
+class RemoteAttempt(InFlight):
+    """A dispatch that a front carries out.
 
     begun     when it was ordered, in seconds of the host's clock
     reads     whether it was sent to its front
@@ -61,69 +65,16 @@ class RemoteAttempt:
     answer    its end as the front reported it; None before
     """
 
+    __slots__ = ("answer", "reads", "streamed")
+
+    streamed: int
+    reads: bool
+
     def __init__(self, dispatch: Dispatch, begun: float) -> None:
-        self.dispatch = dispatch
-        self.begun = begun
-        self.stopped = False
+        super().__init__(dispatch, begun)
         self.streamed = 0
         self.reads = False
-        self.answer: RequestFinished | TurnFinished | RequestInterrupted | None = None
-        self._ended: asyncio.Future[None] | None = None
-        self._open = True
-
-    def ended(self) -> asyncio.Future[None]:
-        """Done when nothing more will be reported about it."""
-        if self._ended is None:
-            self._ended = asyncio.get_running_loop().create_future()
-            if not self._open:
-                self._ended.set_result(None)
-        return self._ended
-
-    def end(self) -> None:
-        self._open = False
-        if self._ended is not None and not self._ended.done():
-            self._ended.set_result(None)
-
-
-class RemoteAttempts:
-    """The attempts of one front, by number and by instance."""
-
-    def __init__(self) -> None:
-        self._all: dict[int, RemoteAttempt] = {}
-        self._by_instance: dict[str, dict[int, RemoteAttempt]] = {}
-
-    def __len__(self) -> int:
-        return len(self._all)
-
-    def get(self, attempt: int) -> RemoteAttempt | None:
-        return self._all.get(attempt)
-
-    def every(self) -> list[RemoteAttempt]:
-        return list(self._all.values())
-
-    def on(self, instance: str) -> list[RemoteAttempt]:
-        """In the order of dispatch."""
-        return list(self._by_instance.get(instance, {}).values())
-
-    def add(self, attempt: RemoteAttempt) -> None:
-        dispatch = attempt.dispatch
-        self._all[dispatch.attempt] = attempt
-        self._by_instance.setdefault(dispatch.instance, {})[dispatch.attempt] = attempt
-
-    def take(self, number: int) -> RemoteAttempt | None:
-        """Remove an ended attempt; None if it was removed before."""
-        attempt = self._all.pop(number, None)
-        if attempt is None:
-            return None
-        there = self._by_instance[attempt.dispatch.instance]
-        del there[number]
-        if not there:
-            del self._by_instance[attempt.dispatch.instance]
-        attempt.end()
-        return attempt
-
-
-Ended = RequestFinished | TurnFinished | RequestInterrupted
+        self.answer: Ended | None = None
 
 
 class OrderedAttempts:
@@ -142,7 +93,7 @@ class OrderedAttempts:
         tell: Callable[[Any], None],
         discard: Callable[[Discard], None],
     ) -> None:
-        self.attempts = RemoteAttempts()
+        self.attempts: AttemptIndex[RemoteAttempt] = AttemptIndex()
         self.turns: dict[str, int] = {}
         self.heard: dict[type[Any], Callable[[Any], None]] = {
             TokensArrived: self._arrived,
@@ -221,7 +172,7 @@ class OrderedAttempts:
         """End an attempt that will report nothing more. Its streamed tokens are kept; an answer
         about which its instance has not been asked yet is dropped."""
         request, number = attempt.dispatch.request, attempt.dispatch.attempt
-        self.attempts.take(number)
+        self.attempts.take(attempt)
         payload = self._driver.front.payloads.get(request)
         kept = 0
         if payload is not None and attempt.answer is not None:
@@ -239,7 +190,7 @@ class OrderedAttempts:
                 error = AnswerUntrue("its instance was lost before it could be asked")
                 self._reject(attempt, attempt.answer, error)
             else:
-                self.attempts.take(attempt.dispatch.attempt)
+                self.attempts.take(attempt)
 
     # -- on their way ----------------------------------------------------------------------
 
@@ -283,7 +234,7 @@ class OrderedAttempts:
             self._believe(attempt, event)
 
     def _believe(self, attempt: RemoteAttempt, event: Ended) -> None:
-        if self.attempts.take(event.attempt) is None:
+        if not self.attempts.take(attempt):
             return
         self._tell(event)
         turn_over = isinstance(event, TurnFinished)
@@ -294,7 +245,7 @@ class OrderedAttempts:
     def _reject(self, attempt: RemoteAttempt, event: Ended, error: InstanceError) -> None:
         """Refuse an answer. The front has kept its tokens: they are discarded if they are untrue,
         else they count as streamed."""
-        if self.attempts.take(event.attempt) is None:
+        if not self.attempts.take(attempt):
             return
         dispatch, untrue = attempt.dispatch, isinstance(error, AnswerUntrue)
         request, number = dispatch.request, dispatch.attempt
@@ -310,8 +261,9 @@ class OrderedAttempts:
         )
 
     def _failed(self, event: RequestFailed) -> None:
-        attempt = self.attempts.take(event.attempt)
+        attempt = self.attempts.get(event.attempt)
         if attempt is not None:
+            self.attempts.take(attempt)
             self._tell_failed(attempt.dispatch, event)
 
     def _tell_failed(self, dispatch: Dispatch, event: RequestFailed) -> None:
@@ -384,7 +336,7 @@ class ConnectedFront:
         }
 
     @property
-    def attempts(self) -> RemoteAttempts:
+    def attempts(self) -> AttemptIndex[RemoteAttempt]:
         """The running attempts of the front."""
         return self.ordered.attempts
 

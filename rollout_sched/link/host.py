@@ -33,9 +33,8 @@ from rollout_sched.link.protocol import (
     encoded,
 )
 from rollout_sched.live import Driver, LiveScheduler
-from rollout_sched.live.instances import FleetVersions
-from rollout_sched.live.ports import InFlight
-from rollout_sched.live.requests import OF_GROUP, OVERTAKEN_S, AttemptTable, PayloadFactory
+from rollout_sched.live.instances import FleetVersions, InFlight
+from rollout_sched.live.requests import OF_GROUP, OVERTAKEN_S, PayloadFactory, RunningAttempts
 from rollout_sched.live.trainer.samples import Prompt
 
 #: Why the gate of a lost instance is closed until all fronts have reported their streamed tokens.
@@ -51,11 +50,11 @@ class _Loss:
 
 
 class SharedFleetAttempts:
-    """The attempts of all fronts (`live.instances.fleet.FleetAttempts`); `local`: those of the
+    """The attempts of all fronts (`live.instances.attempts.FleetAttempts`); `local`: those of the
     front in this process."""
 
     def __init__(
-        self, local: AttemptTable, fronts: Collection[ConnectedFront], versions: FleetVersions
+        self, local: RunningAttempts, fronts: Collection[ConnectedFront], versions: FleetVersions
     ) -> None:
         self._local = local
         self._fronts = fronts

@@ -18,12 +18,6 @@ from rollout_sched.core.model.actions import (
     Dispatch,
     Interrupt,
     Judge,
-    Lend,
-    Pause,
-    Reclaim,
-    Release,
-    Resume,
-    UpdateWeights,
     Wake,
 )
 from rollout_sched.core.model.errors import CallerError
@@ -36,15 +30,13 @@ from rollout_sched.core.model.events import (
     Restored,
     WeightsPublished,
 )
-from rollout_sched.core.model.model import InstanceStatus
 from rollout_sched.core.scheduler import Scheduler
 from rollout_sched.live.event_pump import EventPump, Observer
-from rollout_sched.live.instances.control import ControlOrders
 from rollout_sched.live.instances.fleet import LiveFleet
 from rollout_sched.live.instances.supervisor import InstanceSupervisor
 from rollout_sched.live.instances.versions import Contradictions, FleetVersions
 from rollout_sched.live.ports import Description, InstanceClient, Payload, SampleJudge, WeightLoader
-from rollout_sched.live.requests.attempts import AttemptStarter, AttemptTable, RunningAttempts
+from rollout_sched.live.requests.attempts import RunningAttempts
 from rollout_sched.live.requests.judging import Judging
 from rollout_sched.live.requests.link import AnswerChecks, DirectLink, SchedulerLink
 from rollout_sched.live.requests.payloads import (
@@ -58,61 +50,6 @@ from rollout_sched.live.requests.trajectories import ToolCalls
 from rollout_sched.live.settings import DEFAULTS, Settings
 
 log = logging.getLogger(__name__)
-
-
-class FleetOrders:
-    """Passes the scheduler's orders for instances to their supervisors, and reports lent instances.
-    `orders`: the function that carries out an action, by its type. `on_lent` is called with an
-    instance that is paused, so that the trainer may use its GPUs; `on_reclaimed` with one that the
-    trainer must give back. `defer` calls a function when the current event was handled."""
-
-    def __init__(self, fleet: LiveFleet, defer: Callable[..., None]) -> None:
-        self.on_lent: Callable[[str], None] | None = None
-        self.on_reclaimed: Callable[[str], None] | None = None
-        self.orders: dict[type[Any], Callable[[Any], None]] = {
-            Pause: self._pause,
-            Resume: self._resume,
-            UpdateWeights: self._update_weights,
-            Lend: self._lend,
-            Reclaim: self._reclaim,
-            Release: self._release,
-        }
-        self._fleet = fleet
-        self._defer = defer
-
-    def take_back(self, instance: str) -> None:
-        """The trainer no longer uses an instance that was lent to it."""
-        self._of(instance).take_back()
-
-    def _pause(self, action: Pause) -> None:
-        self._of(action.instance).pause(action.mode, action.clear_cache)
-
-    def _resume(self, action: Resume) -> None:
-        self._of(action.instance).resume()
-
-    def _update_weights(self, action: UpdateWeights) -> None:
-        self._of(action.instance).update(action.version, self._fleet.loader)
-
-    def _lend(self, action: Lend) -> None:
-        self._of(action.instance).lend(self._lent)
-
-    def _lent(self, instance: str) -> None:
-        if self.on_lent is None:
-            return
-        try:
-            self.on_lent(instance)
-        except Exception:  # the trainer's error: the instance has carried out its order
-            log.exception("instance %s was lent to the trainer, whose callback failed", instance)
-
-    def _reclaim(self, action: Reclaim) -> None:
-        if self.on_reclaimed is not None:
-            self._defer(self.on_reclaimed, action.instance)
-
-    def _release(self, action: Release) -> None:
-        self._fleet.supervisor(action.instance).membership.drained.set()
-
-    def _of(self, instance: str) -> ControlOrders:
-        return self._fleet.supervisor(instance).orders
 
 
 class Front:
@@ -134,12 +71,9 @@ class Front:
         self.payloads = Payloads()
         self.endings = Completions(link, self.payloads, on_deliver, on_group_failed)
         self.tools = ToolCalls(link, self.payloads)
-        running = RunningAttempts(link, self.payloads, self.tools)
-        self.attempts = AttemptTable(running, settings)
-        patience_s = settings.attempt_timeout_s
-        starter = AttemptStarter(link, self.payloads, running, self.attempts, patience_s, run_id)
+        self.attempts = RunningAttempts(link, self.payloads, self.tools, settings, run_id)
         self.orders: dict[type[Any], Callable[[Any], None]] = {
-            Dispatch: starter.dispatch,
+            Dispatch: self.attempts.dispatch,
             Interrupt: self.attempts.interrupt,
             Deliver: self.endings.deliver,
             Answer: self.endings.answer,
@@ -167,7 +101,7 @@ class Driver:
     `on_broken` is called once if the scheduler breaks; `observers` see every event (see
     `EventPump`). `adopts`: the trainer begins with the version that the instances report. `run_id`:
     prefix of every attempt's name on the instances, which must differ between all drivers that an
-    instance may see; random by default. `lending` knows the trainer that instances are lent to.
+    instance may see; random by default.
     """
 
     def __init__(
@@ -193,11 +127,8 @@ class Driver:
         self.checks = AnswerChecks(self.view, supervisors, contradictions)
         link = DirectLink(self.pump, self.view, supervisors, self.checks)
         self.front = Front(link, settings, self.epoch, on_deliver, on_group_failed)
-        self.fleet = LiveFleet(
-            self.pump.tell, self.view, settings, supervisors, self.front.attempts, self.versions
-        )
-        self.lending = FleetOrders(self.fleet, self.pump.defer)
-        for kind, carry_out in (*self.front.orders.items(), *self.lending.orders.items()):
+        self.fleet = LiveFleet(self.pump, settings, supervisors, self.front.attempts, self.versions)
+        for kind, carry_out in (*self.front.orders.items(), *self.fleet.orders.items()):
             self.pump.on(kind, carry_out)
         self.pump.on(Wake, self.pump.wake)
         self.pump.on(Judge, self._fail_unjudged)
@@ -299,14 +230,6 @@ class Driver:
             self.fleet.loader = before
             raise
         self.versions.published()
-
-    def return_instance(self, instance: str) -> None:
-        """The trainer no longer uses an instance that was lent to it. Raises CallerError if it is
-        not lent."""
-        found = self.view.instance(instance)
-        if found is None or found.status is not InstanceStatus.LENT:
-            raise CallerError(f"instance {instance!r} is not lent, or was lost since")
-        self.lending.take_back(instance)
 
     # -- instances -------------------------------------------------------------------------
 

@@ -16,12 +16,13 @@ from rollout_sched.journal import SCHEMA, JournalHeader
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.durable.journal import JournalRecorder
 from rollout_sched.live.durable.run import JOURNAL_BYTES, StoredRun
+from rollout_sched.live.instances.fleet import Borrower
 from rollout_sched.live.requests.trajectories import Tool
 from rollout_sched.live.settings import RunOptions, Settings
 from rollout_sched.live.trainer.lengths import LengthStore
 from rollout_sched.live.trainer.rewards import KeepFunc, RewardFunc, reward_function_of
 from rollout_sched.live.trainer.samples import NamedTools
-from rollout_sched.live.trainer.session import Borrower, TrainerSession
+from rollout_sched.live.trainer.session import TrainerSession
 from rollout_sched.live.trainer.stored import StoredWeights
 from rollout_sched.store import Durable
 

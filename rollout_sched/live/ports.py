@@ -320,24 +320,3 @@ class ToolPayload(Payload, Protocol):
 
     def observe(self, attempt: int, token_ids: Sequence[int]) -> None:
         """Append to the transcript what the tool returned for the turn of this attempt."""
-
-
-class InFlight(Protocol):
-    """A running attempt as the supervisor of its instance sees it.
-
-    begun     when it was sent, in seconds of the loop's clock
-    stopped   whether the supervisor has stopped it
-    streamed  tokens known to have come on its stream. Raises what its payload raises
-    reads     whether it was sent and its stream is being read
-    """
-
-    @property
-    def dispatch(self) -> Dispatch: ...
-    @property
-    def begun(self) -> float: ...
-    @property
-    def stopped(self) -> bool: ...
-    @property
-    def streamed(self) -> int: ...
-    @property
-    def reads(self) -> bool: ...

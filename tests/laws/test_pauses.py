@@ -150,9 +150,9 @@ class Pauses(RuleBasedStateMachine):
             if past_us:
                 async with self.supervisor.control_lock:
                     await self.by_hand(self.engine.pause("keep", False))
-                    self.supervisor.pauses.note_held()
+                    self.supervisor.control.note_held()
             else:
-                await self.by_hand(self.supervisor.pauses.hold("keep", False))
+                await self.by_hand(self.supervisor.control.hold("keep", False))
             self.engine.held, self.engine.by_somebody_else = True, False
 
     @rule()
@@ -162,7 +162,7 @@ class Pauses(RuleBasedStateMachine):
     async def release(self) -> None:
         held, self.engine.held = self.engine.held, False
         try:
-            await self.by_hand(self.supervisor.pauses.release())
+            await self.by_hand(self.supervisor.control.release())
         except InstanceError:
             self.engine.held = held
 
@@ -203,7 +203,7 @@ class Pauses(RuleBasedStateMachine):
     def nobodys(self) -> bool:
         """Whether neither we nor an administrator would resume it: the owner of a new pause would
         be unknown."""
-        return not (self.engine.held or self.engine.paused or self.supervisor._pause.ours)
+        return not (self.engine.held or self.engine.paused or self.supervisor.pause.ours)
 
     @precondition(lambda self: not (self.fleet.joined or self.engine.held))
     @rule()
@@ -219,7 +219,7 @@ class Pauses(RuleBasedStateMachine):
 
     @invariant()
     def held_is_what_administrators_hold(self) -> None:
-        assert self.supervisor.pauses.held == self.engine.held
+        assert self.supervisor.control.held == self.engine.held
 
     @invariant()
     def who_is_away_says_why(self) -> None:

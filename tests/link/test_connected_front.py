@@ -7,10 +7,8 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
-from rollout_sched.core.model.actions import Dispatch as DispatchRemoteAttempts
 from rollout_sched.core.model.actions import Interrupt
 from rollout_sched.core.model.events import RequestFinished, RequestSubmitted, RequestWithdrawn
-from rollout_sched.link.connected_front import RemoteAttempt, RemoteAttempts
 from rollout_sched.link.protocol import (
     ConnectInstance,
     Dispatch,
@@ -203,7 +201,7 @@ async def test_an_answer_that_nobody_could_ask_about_is_not_gone_on_from() -> No
     async with Stage(2, batching={"use": "sync"}) as stage:
         supervisor = stage.driver.supervisors["i0"]
         assert supervisor.description is not None
-        supervisor.admission.description = replace(
+        supervisor.description = replace(
             supervisor.description, capabilities=frozenset({"weight_info"})
         )
         asked = asyncio.Event()
@@ -223,22 +221,3 @@ async def test_an_answer_that_nobody_could_ask_about_is_not_gone_on_from() -> No
         await until(lambda: stage.batches)
         ((_, payloads),) = stage.batches
         assert [payload.response_ids for payload in payloads] == [[9]]
-
-
-async def test_each_call_ends_once_and_its_waiter_hears_it() -> None:
-    attempts = RemoteAttempts()
-    for number in (1, 2, 3):
-        instance = f"i{number % 2}"
-        attempts.add(
-            RemoteAttempt(DispatchRemoteAttempts(f"r{number}", number, instance, 1, 1, 0), 0.0)
-        )
-    assert [one.dispatch.attempt for one in attempts.on("i1")] == [1, 3]
-    first = attempts.get(1)
-    ended = first.ended()
-    assert attempts.take(1) is first
-    assert attempts.take(1) is None
-    assert ended.done()
-    late = attempts.take(3)
-    assert late.ended().done()
-    assert attempts.on("i1") == []
-    assert len(attempts) == len(attempts.every()) == 1

@@ -16,7 +16,7 @@ from tests.core.told import make_scheduler
 
 
 class Attempts:
-    """All on the one instance (`instances.control.Attempts`); what is ordered for them is done."""
+    """All on the one instance (`fleet.FleetAttempts`); what is ordered for them is done."""
 
     def __init__(self) -> None:
         self.running: list[LiveAttempt] = []
@@ -32,7 +32,7 @@ class Attempts:
 
 
 class Fleet:
-    """Of one instance (`instances.supervisor.Owner`). Make it inside a running event loop.
+    """Of one instance (`instances.fleet.LiveFleet`). Make it inside a running event loop.
 
     `joined`: it has joined, and was not lost; `updating`: from a pause for an update until its
     resume has been ordered, or the instance is lost.
@@ -58,7 +58,7 @@ class Fleet:
         """Pause it, load what comes next, and resume it."""
         self.version += 1
         self.updating, self._loader = True, loader
-        self.supervisor.orders.pause("keep", False)
+        self.supervisor.control.pause("keep", False)
 
     async def pausing(self, instance: str) -> None: ...
 
@@ -69,10 +69,10 @@ class Fleet:
         if not self.updating:
             return
         if isinstance(event, InstancePaused):
-            self.supervisor.orders.update(self.version, self._loader)
+            self.supervisor.control.update(self.version, self._loader)
         elif isinstance(event, WeightsUpdated):
             self.updating = False
-            self.supervisor.orders.resume()
+            self.supervisor.control.resume()
 
     def required_model(self, instance: str) -> RequiredModel:
         return RequiredModel()

@@ -560,7 +560,7 @@ async def test_a_pause_by_hand_outlasts_an_update_and_is_no_stall() -> None:
         client = stage.ask()
         await instance.order()
         instance.report = Gauges(1, 0, 0.5, generated_tokens=10)
-        await supervisor.pauses.hold("keep", False)
+        await supervisor.control.hold("keep", False)
 
         async def load(instance: Scripted, version: int) -> None:
             return None
@@ -570,7 +570,7 @@ async def test_a_pause_by_hand_outlasts_an_update_and_is_no_stall() -> None:
         await asyncio.sleep(0.1)
         assert supervisor.joined
         assert "resume" not in instance.calls
-        await supervisor.pauses.release()
+        await supervisor.control.release()
         assert instance.calls[-1] == "resume"
         await instance.answer(0, [6])
         await until(lambda: client.sample)
@@ -586,6 +586,6 @@ async def test_a_pause_that_fails_is_none() -> None:
         instance.obey = refuse
         supervisor = stage.driver.supervisors["i0"]
         with pytest.raises(InstanceError, match="404"):
-            await supervisor.pauses.hold("keep", False)
+            await supervisor.control.hold("keep", False)
         assert supervisor.joined
-        assert not supervisor.pauses.held
+        assert not supervisor.control.held

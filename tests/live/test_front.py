@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -148,7 +149,7 @@ def test_instance_actions_go_to_their_supervisor() -> None:
             instance.calls.append(f"load {version}")
 
         driver.fleet.loader = load
-        orders = driver.lending.orders
+        orders = driver.fleet.orders
         orders[act.Pause](act.Pause("i0", "keep", True))
         orders[act.UpdateWeights](act.UpdateWeights("i0", 0))
         orders[act.Resume](act.Resume("i0"))
@@ -170,13 +171,13 @@ def test_failing_trainer_callback_delays_nobody(
             heard.append(name)
             raise RuntimeError("no memory")
 
-        driver.lending.on_lent, driver.lending.on_reclaimed = lent, heard.append
-        driver.lending.orders[act.Lend](act.Lend("i0"))
+        driver.fleet.borrower = SimpleNamespace(lent=lent, reclaimed=heard.append)
+        driver.fleet.orders[act.Lend](act.Lend("i0"))
         await until(lambda: heard)
-        driver.lending.orders[act.Reclaim](act.Reclaim("i0"))
+        driver.fleet.orders[act.Reclaim](act.Reclaim("i0"))
         driver.pump.tell(Woke())
         assert heard == ["i0", "i0"]
-        driver.lending.take_back("i0")
+        driver.supervisors["i0"].control.take_back()
         await until(lambda: "resume" in instance.calls)
 
     play(scene)
@@ -186,6 +187,6 @@ def test_failing_trainer_callback_delays_nobody(
 def test_no_orders_to_an_absent_instance() -> None:
     async def scene(driver: Driver, instance: Scripted) -> None:
         with pytest.raises(CallerError, match="no instance 'i9' here; there are i0"):
-            driver.lending.orders[act.Resume](act.Resume("i9"))
+            driver.fleet.orders[act.Resume](act.Resume("i9"))
 
     play(scene)

@@ -97,7 +97,7 @@ async def test_instance_is_lent_and_returns() -> None:
         assert last.last
         (sample,) = last.samples
         assert (sample.response_ids, sample.versions) == ([4, 5, 6], [0, 0, 0])
-        stage.trainer.return_instance("i0")
+        stage.driver.fleet.return_instance("i0")
         await until(lambda: stage.status("i0") is InstanceStatus.SERVING)
         assert stage.instances[0].calls[-1] == "resume"
         await stage.trainer.publish_weights(1, load, wait=True)
@@ -118,7 +118,7 @@ async def test_lent_instance_is_reclaimed_when_the_others_are_gone() -> None:
         await stage.driver.remove_instance("i1")
         await until(lambda: stage.borrower.asked_for)
         assert stage.borrower.asked_for == ["i0"]
-        stage.trainer.return_instance("i0")
+        stage.driver.fleet.return_instance("i0")
         order = await stage.instances[0].order(2)
         assert list(order.token_ids) == [1, 2]  # what i1 had of b is gone with it
 
@@ -127,7 +127,7 @@ async def test_returning_an_instance_not_lent_is_refused() -> None:
     async with Stage() as stage:
         for name in ("i0", "nobody"):
             with pytest.raises(CallerError, match="is not lent"):
-                stage.trainer.return_instance(name)
+                stage.driver.fleet.return_instance(name)
 
 
 async def test_a_trainer_that_fails_keeps_what_it_was_lent() -> None:
@@ -136,5 +136,5 @@ async def test_a_trainer_that_fails_keeps_what_it_was_lent() -> None:
         stage.borrower.fails = True
         await stage.lend()
         assert stage.status("i0") is LENT
-        stage.trainer.return_instance("i0")
+        stage.driver.fleet.return_instance("i0")
         await until(lambda: stage.status("i0") is InstanceStatus.SERVING)

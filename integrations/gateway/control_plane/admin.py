@@ -77,14 +77,14 @@ class Admin:
         halt = await read(request, PauseCall)
 
         async def hold(supervisor: InstanceSupervisor) -> dict[str, Any]:
-            await supervisor.pauses.hold(halt.mode, halt.clear_cache)
+            await supervisor.control.hold(halt.mode, halt.clear_cache)
             return {"held": True}
 
         return await self._each(request, halt, hold)
 
     async def resume(self, request: web.Request) -> web.Response:
         async def release(supervisor: InstanceSupervisor) -> dict[str, Any]:
-            await supervisor.pauses.release()
+            await supervisor.control.release()
             return {"held": False}
 
         return await self._each(request, await read(request, InstanceNames), release)

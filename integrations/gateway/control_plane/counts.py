@@ -204,7 +204,7 @@ class LiveMetrics:
             return ""
         if known.status is not InstanceStatus.SERVING:
             return str(known.status)
-        if self._driver.supervisors[instance].pauses.held:
+        if self._driver.supervisors[instance].control.held:
             return "held"
         if known.gate_closed:
             return "closed"

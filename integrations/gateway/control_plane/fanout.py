@@ -366,9 +366,9 @@ async def _ask(supervisor: InstanceSupervisor, call: FleetCall) -> dict[str, Any
 def _note(supervisor: InstanceSupervisor, call: FleetCall, body: Any) -> None:
     """Tell the instance's supervisor that the instance is paused or resumed."""
     if call.pause == "hold":
-        supervisor.pauses.note_held()
+        supervisor.control.note_held()
     elif call.pause == "release" and not still_asleep(body):
-        supervisor.pauses.note_released()
+        supervisor.control.note_released()
 
 
 def still_asleep(body: Any) -> bool:

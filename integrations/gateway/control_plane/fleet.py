@@ -116,8 +116,8 @@ class FleetControl:
         asleep = {each["url"] for each in results if still_asleep(each["body"])}
         self._updates.released(each.name for each in asked if each.name not in asleep)
         for supervisor in asked:
-            if supervisor.pauses.held and not supervisor.joined:
-                await supervisor.pauses.release()
+            if supervisor.control.held and not supervisor.joined:
+                await supervisor.control.release()
 
 
 def route(call: tuple[str, str], handler: Handler, root: str = "") -> web.RouteDef:

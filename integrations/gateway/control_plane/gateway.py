@@ -164,7 +164,7 @@ class Gateway:
             url=supervisor.name,
             status="away" if instance is None else str(instance.status),
             reason=supervisor.reason,
-            held=supervisor.pauses.held,
+            held=supervisor.control.held,
             leaving=instance is not None and instance.leaving,
             version=None if instance is None else instance.version,
             in_flight=0 if instance is None else instance.in_flight,

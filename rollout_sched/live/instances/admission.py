@@ -10,7 +10,6 @@ model is known by its served name, because a server reports nothing else of it.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
 from typing import NamedTuple, Protocol, cast
@@ -18,9 +17,9 @@ from typing import NamedTuple, Protocol, cast
 import msgspec
 
 from rollout_sched.live.instances.engine_watch import PAUSED
-from rollout_sched.live.instances.membership import Membership, MembershipMove, MembershipState
+from rollout_sched.live.instances.instance import FleetInstance
+from rollout_sched.live.instances.membership import MembershipMove, MembershipState
 from rollout_sched.live.instances.pause import FIND, RESTART, RESUME, InstancePause
-from rollout_sched.live.instances.versions import FleetVersions
 from rollout_sched.live.ports import Description, InstanceClient, InstanceError, printable
 from rollout_sched.live.settings import Settings
 from rollout_sched.live.timeouts import error_line, with_timeout
@@ -118,56 +117,25 @@ class RequiredModel(NamedTuple):
     of_run: bool = False
 
 
-class FleetToJoin(Protocol):
-    """The fleet that an instance is checked against and then joins."""
-
-    @property
-    def settings(self) -> Settings: ...
-    @property
-    def first_version(self) -> int: ...
-    @property
-    def newest_version(self) -> int: ...
-    @property
-    def can_load(self) -> bool: ...
-    @property
-    def versions(self) -> FleetVersions: ...
-    def required_model(self, instance: str) -> RequiredModel:
-        """The model that this instance must serve to join."""
-
-    def join(self, name: str, description: Description, version: int) -> None: ...
-
-
 class InstanceAdmission:
     """Admits one instance each time it appears: it joins, or stays away with a reason.
 
-    description     its description when it last joined; None before
     started_at      Unix seconds, as it last reported; None if it has never answered
     awaits_weights  it is away, and would join with other weights
 
-    lock        held from the last checks until it has joined
     on_joining  called with its description before it joins the fleet
     """
 
-    def __init__(
-        self,
-        client: InstanceClient,
-        fleet: FleetToJoin,
-        membership: Membership,
-        pause: InstancePause,
-        lock: asyncio.Lock,
-        *,
-        on_joining: Callable[[Description], None],
-    ) -> None:
-        self.description: Description | None = None
+    def __init__(self, instance: FleetInstance, on_joining: Callable[[Description], None]) -> None:
         self.started_at: float | None = None
         self.awaits_weights = False
-        self._client = client
-        self._fleet = fleet
-        self._membership = membership
-        self._pause = pause
-        self._lock = lock
+        self._instance = instance
+        self._client = instance.client
+        self._fleet = instance.fleet
+        self._membership = instance.membership
+        self._pause = instance.pause
         self._on_joining = on_joining
-        self._version = JoiningVersion(client.name, fleet.first_version)
+        self._version = JoiningVersion(instance.name, instance.fleet.first_version)
 
     async def admit(self) -> None:
         """Let it join. Raises an error if it may not."""
@@ -177,7 +145,7 @@ class InstanceAdmission:
         self._note_model(description)
         self._with_required_model(description)
         version = self._settle_version(description)
-        async with self._lock:  # nothing changes between the checks and the join
+        async with self._instance.control_lock:  # nothing changes between the checks and the join
             await settle_pause(self._client, description, self._pause, self._fleet.settings)
             if description.version is None:
                 # Labels its tokens from now on, to tell them from those after its first update.
@@ -208,9 +176,9 @@ class InstanceAdmission:
 
     def _note_model(self, description: Description) -> None:
         """Forget how it joined before if it has come back with another model."""
-        before = self.description
+        before = self._instance.description
         if before is not None and before.model not in (description.model, *description.models):
-            self.description = None
+            self._instance.description = None
 
     def _with_required_model(self, description: Description) -> Description:
         required = self._fleet.required_model(self._client.name)
@@ -229,7 +197,7 @@ class InstanceAdmission:
         )
 
     def _join(self, description: Description, version: int) -> None:
-        self.description = description
+        self._instance.description = description
         self.awaits_weights = False
         self._on_joining(description)
         self._fleet.join(self._client.name, description, version)

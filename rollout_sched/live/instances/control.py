@@ -1,49 +1,19 @@
-"""Carries out the scheduler's control orders to one instance, one after the other."""
+"""Controls one instance: the scheduler's orders one after the other, administrators' pauses."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from collections.abc import Callable, Coroutine
+from typing import Any, Literal, NamedTuple
 
-from rollout_sched.core.model.events import Event, InstancePaused, InstanceReturned, WeightsUpdated
-from rollout_sched.live.instances.membership import Membership, MembershipState
-from rollout_sched.live.instances.pause import (
-    HOLD,
-    PAUSE,
-    RELEASE,
-    RELEASE_LATER,
-    RESUME,
-    InstancePause,
-)
-from rollout_sched.live.ports import InFlight, InstanceClient, InstanceError, WeightLoader
-from rollout_sched.live.settings import Settings
+from rollout_sched.core.model.events import InstancePaused, InstanceReturned, WeightsUpdated
+from rollout_sched.live.instances.instance import FleetInstance
+from rollout_sched.live.instances.pause import HOLD, PAUSE, RELEASE, RELEASE_LATER, RESUME
+from rollout_sched.live.ports import InstanceError, WeightLoader
 from rollout_sched.live.timeouts import error_line, is_cancelled, with_timeout
 
 log = logging.getLogger(__name__)
-
-
-class Attempts(Protocol):
-    """The running attempts on instances (`live.requests.attempts`)."""
-
-    def on(self, instance: str) -> Sequence[InFlight]: ...
-    async def answered(self, instance: str) -> None: ...
-    def stop(self, attempt: int, reason: str) -> None: ...
-    def reject_streamed(self, attempt: int) -> None: ...
-
-
-class OrderCallbacks(Protocol):
-    """The part of the driver that control orders use."""
-
-    @property
-    def settings(self) -> Settings: ...
-    @property
-    def attempts(self) -> Attempts: ...
-    def tell(self, event: Event) -> None: ...
-    async def pausing(self, instance: str) -> None:
-        """Returns when it is stored that we pause the instance, so that a process that continues
-        this run resumes it; at once without a store."""
 
 
 class ControlOrder(NamedTuple):
@@ -55,52 +25,46 @@ class ControlOrder(NamedTuple):
     version: int | None = None
 
 
-class ControlOrders:
-    """Pauses, updates and resumes; each starts when the one before is done, and is then reported.
+class InstanceControl:
+    """Carries out the scheduler's orders: pauses, updates and resumes. Each starts when the one
+    before is done, and is then reported. Also holds and releases the instance, for administrators
+    and for code that forwards their calls.
 
     A pause is written to the store before it is ordered: otherwise a process that continues from
     the store would take it for somebody else's pause and never resume the instance.
 
-    lock        held while an order is carried out, and by anything else that controls the instance
-    on_failed   called with an order that has failed, and the reason
-    on_resumed  called when the instance is resumed after an update
+    A hold survives while the instance is away: a held instance is not resumed by a weight update,
+    and is paused again before it joins after a restart.
+
+    on_failed  called with an order that has failed, and the reason
     """
 
     def __init__(
-        self,
-        client: InstanceClient,
-        owner: OrderCallbacks,
-        pause: InstancePause,
-        lock: asyncio.Lock,
-        *,
-        on_failed: Callable[[ControlOrder, str], None],
-        on_resumed: Callable[[], None],
+        self, instance: FleetInstance, on_failed: Callable[[ControlOrder, str], None]
     ) -> None:
-        self._client = client
-        self._owner = owner
-        self._pause = pause
-        self._lock = lock
+        self._instance = instance
+        self._client = instance.client
+        self._fleet = instance.fleet
+        self._pause = instance.pause
+        self._settings = instance.settings
         self._on_failed = on_failed
-        self._on_resumed = on_resumed
         self._orders: asyncio.Queue[ControlOrder] = asyncio.Queue()
         self._under_way: asyncio.Future[None] | None = None
 
+    # -- the scheduler's orders ------------------------------------------------------------
+
     def pause(self, mode: Literal["keep", "abort"], clear_cache: bool) -> None:
         async def carry_out() -> None:
-            await self._owner.pausing(self._client.name)
-            self._pause.move(PAUSE)
-            await self._client.pause(mode, clear_cache)
+            await self._pause_ours(mode, clear_cache)
             if mode == "abort":
-                await self._owner.attempts.answered(self._client.name)
-            self._owner.tell(InstancePaused(self._client.name))
+                await self._fleet.attempts.answered(self._client.name)
+            self._fleet.tell(InstancePaused(self._client.name))
 
-        settings = self._owner.settings
-        timeout_s = settings.control_timeout_s + 2 * settings.abort_timeout_s
-        self._orders.put_nowait(ControlOrder("pause", timeout_s, carry_out))
+        timeout_s = self._settings.control_timeout_s + 2 * self._settings.abort_timeout_s
+        self._order("pause", carry_out, timeout_s)
 
     def resume(self) -> None:
-        timeout_s = self._owner.settings.control_timeout_s
-        self._orders.put_nowait(ControlOrder("resume", timeout_s, self._resume))
+        self._order("resume", self._resume)
 
     def update(self, version: int, loader: WeightLoader | None) -> None:
         async def carry_out() -> None:
@@ -108,33 +72,28 @@ class ControlOrders:
                 raise InstanceError(f"nobody said how to load version {version}")
             await loader(self._client, version)
             await self._client.set_version(version)
-            self._owner.tell(WeightsUpdated(self._client.name, version))
+            self._fleet.tell(WeightsUpdated(self._client.name, version))
 
-        timeout_s = self._owner.settings.update_timeout_s
-        what = f"update to {version}"
-        self._orders.put_nowait(ControlOrder(what, timeout_s, carry_out, version))
+        timeout_s = self._settings.update_timeout_s
+        self._order(f"update to {version}", carry_out, timeout_s, version)
 
     def lend(self, on_lent: Callable[[str], None]) -> None:
         """Pause it for the trainer; `on_lent` is called with its name when it is paused."""
 
         async def carry_out() -> None:
-            await self._owner.pausing(self._client.name)
-            self._pause.move(PAUSE)
-            await self._client.pause("keep", True)
+            await self._pause_ours("keep", True)
             on_lent(self._client.name)
 
-        timeout_s = self._owner.settings.control_timeout_s
-        self._orders.put_nowait(ControlOrder("pause for the trainer", timeout_s, carry_out))
+        self._order("pause for the trainer", carry_out)
 
     def take_back(self) -> None:
         """The trainer no longer uses it: resume it."""
 
         async def carry_out() -> None:
             await self._resume()
-            self._owner.tell(InstanceReturned(self._client.name))
+            self._fleet.tell(InstanceReturned(self._client.name))
 
-        timeout_s = self._owner.settings.control_timeout_s
-        self._orders.put_nowait(ControlOrder("resume after training", timeout_s, carry_out))
+        self._order("resume after training", carry_out)
 
     def call_off(self) -> None:
         """Cancel the running order and those that wait: the instance is lost."""
@@ -158,43 +117,33 @@ class ControlOrders:
                 if not is_cancelled():
                     self._on_failed(order, error_line(error))
 
+    def _order(
+        self,
+        what: str,
+        carry_out: Callable[[], Coroutine[Any, Any, None]],
+        timeout_s: float | None = None,
+        version: int | None = None,
+    ) -> None:
+        """`timeout_s` None: as for any call that controls an instance."""
+        limit_s = self._settings.control_timeout_s if timeout_s is None else timeout_s
+        self._orders.put_nowait(ControlOrder(what, limit_s, carry_out, version))
+
+    async def _carry_out(self, order: ControlOrder) -> None:
+        async with self._instance.control_lock:
+            await with_timeout(order.carry_out(), order.timeout_s)
+
+    async def _pause_ours(self, mode: Literal["keep", "abort"], clear_cache: bool) -> None:
+        await self._fleet.pausing(self._client.name)
+        self._pause.move(PAUSE)
+        await self._client.pause(mode, clear_cache)
+
     async def _resume(self) -> None:
         if not self._pause.held:
             await self._client.resume()
         self._pause.move(RESUME)
-        self._on_resumed()
+        self._instance.health.forget_progress()
 
-    async def _carry_out(self, order: ControlOrder) -> None:
-        async with self._lock:
-            await with_timeout(order.carry_out(), order.timeout_s)
-
-
-class PauseControl:
-    """Holds and releases one instance, for administrators and for code that forwards their calls.
-
-    A hold survives while the instance is away: a held instance is not resumed by a weight update,
-    and is paused again before it joins after a restart.
-
-    lock        held while the instance is paused or resumed
-    on_resumed  called when the instance should make tokens again
-    """
-
-    def __init__(
-        self,
-        client: InstanceClient,
-        settings: Settings,
-        membership: Membership,
-        pause: InstancePause,
-        lock: asyncio.Lock,
-        *,
-        on_resumed: Callable[[], None],
-    ) -> None:
-        self._client = client
-        self._settings = settings
-        self._membership = membership
-        self._pause = pause
-        self._lock = lock
-        self._on_resumed = on_resumed
+    # -- administrators' pauses ------------------------------------------------------------
 
     @property
     def held(self) -> bool:
@@ -203,25 +152,20 @@ class PauseControl:
 
     async def hold(self, mode: Literal["keep", "abort"], clear_cache: bool) -> None:
         """Pause it until `release`. Raises InstanceError."""
-        async with self._lock:
-            await with_timeout(
-                self._client.pause(mode, clear_cache), self._settings.control_timeout_s
-            )
+        async with self._instance.control_lock:
+            limit_s = self._settings.control_timeout_s
+            await with_timeout(self._client.pause(mode, clear_cache), limit_s)
             self.note_held()
 
     async def release(self) -> None:
         """Resume it, whoever has paused it. A held instance that is away is resumed when it joins.
         Raises InstanceError."""
-        async with self._lock:
-            if self.held and self._membership.state is not MembershipState.JOINED:
+        async with self._instance.control_lock:
+            if self.held and not self._instance.joined:
                 self._pause.move(RELEASE_LATER)
                 return
             await with_timeout(self._client.resume(), self._settings.control_timeout_s)
             self.note_released()
-
-    def note_left_paused(self) -> None:
-        """An earlier run of ours has paused it and did not resume it."""
-        self._pause.move(PAUSE)
 
     def note_held(self) -> None:
         """An administrator has paused it."""
@@ -230,4 +174,4 @@ class PauseControl:
     def note_released(self) -> None:
         """An administrator has resumed it."""
         self._pause.move(RELEASE)
-        self._on_resumed()
+        self._instance.health.forget_progress()

@@ -11,15 +11,14 @@ of a dead engine answers does not keep the instance alive.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from rollout_sched.live.instances.pause import FIND, RELEASE, InstancePause, PausedBy
-from rollout_sched.live.instances.versions import AROUND_US, FleetVersions, VersionSource
-from rollout_sched.live.ports import Description, Gauges, InstanceClient
-from rollout_sched.live.settings import Settings
+from rollout_sched.live.instances.instance import FleetInstance
+from rollout_sched.live.instances.pause import FIND, RELEASE, PausedBy
+from rollout_sched.live.instances.versions import AROUND_US, VersionSource
+from rollout_sched.live.ports import Description, Gauges
 from rollout_sched.live.timeouts import with_timeout
 
 log = logging.getLogger(__name__)
@@ -33,27 +32,15 @@ PAUSED = "somebody else has paused it"
 class EngineWatch:
     """Watches one instance, poll by poll.
 
-    on_resumed      called when somebody else's pause ends
-    on_wrong        called with the reason why it must not serve with its current weights
+    on_wrong  called with the reason why it must not serve with its current weights
     """
 
-    def __init__(
-        self,
-        client: InstanceClient,
-        versions: FleetVersions,
-        settings: Settings,
-        pause: InstancePause,
-        lock: asyncio.Lock,
-        *,
-        on_resumed: Callable[[], None],
-        on_wrong: Callable[[str], None],
-    ) -> None:
-        self._client = client
-        self._versions = versions
-        self._settings = settings
-        self._pause = pause
-        self._lock = lock
-        self._on_resumed = on_resumed
+    def __init__(self, instance: FleetInstance, on_wrong: Callable[[str], None]) -> None:
+        self._instance = instance
+        self._client = instance.client
+        self._versions = instance.fleet.versions
+        self._settings = instance.settings
+        self._pause = instance.pause
         self._on_wrong = on_wrong
         self._made = -1  # tokens, by the last poll
         self._suspected = False
@@ -76,9 +63,13 @@ class EngineWatch:
         suspected, self._suspected = self._suspected, False
         paused = self._pause.by is PausedBy.SOMEBODY_ELSE
         others = self._versions.gate(self._client.name, besides=PAUSED)
-        if others or self._lock.locked() or (moved and not suspected and not paused):
+        if (
+            others
+            or self._instance.control_lock.locked()
+            or (moved and not suspected and not paused)
+        ):
             return
-        async with self._lock:  # our own orders run before or after, not meanwhile
+        async with self._instance.control_lock:  # our own orders run before or after, not meanwhile
             if not moved and "pause" in description.capabilities:
                 paused = await self._is_paused()
             elif moved:
@@ -116,7 +107,7 @@ class EngineWatch:
         if self._pause.by is PausedBy.SOMEBODY_ELSE:
             log.info("instance %s is no longer paused", self._client.name)
             self._pause.move(RELEASE)
-            self._on_resumed()
+            self._instance.health.forget_progress()
             self._versions.open_gate(self._client.name, PAUSED)
 
     async def _compare(self) -> None:

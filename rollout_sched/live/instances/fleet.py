@@ -6,13 +6,16 @@ import asyncio
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
-from rollout_sched.core import SchedulerView
+from rollout_sched.core.model.actions import Lend, Pause, Reclaim, Release, Resume, UpdateWeights
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.core.model.events import Event, InstanceJoined, InstanceLeaving, InstanceLost
+from rollout_sched.core.model.model import InstanceStatus
+from rollout_sched.live.event_pump import EventPump
 from rollout_sched.live.instances.admission import RequiredModel
-from rollout_sched.live.instances.control import Attempts
+from rollout_sched.live.instances.attempts import FleetAttempts
+from rollout_sched.live.instances.pause import PAUSE
 from rollout_sched.live.instances.supervisor import InstanceSupervisor
 from rollout_sched.live.instances.versions import FleetVersions
 from rollout_sched.live.ports import (
@@ -24,14 +27,6 @@ from rollout_sched.live.ports import (
 from rollout_sched.live.settings import Settings
 
 log = logging.getLogger(__name__)
-
-
-class FleetAttempts(Attempts, Protocol):
-    """The running attempts on all instances."""
-
-    def lose(self, instance: str, tell: Callable[[], None]) -> None:
-        """The instance is gone: keep what streams brought, then call `tell`, which reports the loss
-        to the scheduler."""
 
 
 class FleetRecord(Protocol):
@@ -47,9 +42,24 @@ class FleetRecord(Protocol):
         """The instances serve this model from now on."""
 
 
-class LiveFleet:
-    """All instances by name, including those that are away.
+class Borrower(Protocol):
+    """A trainer that shares the instances' GPUs and starts before its batch is complete, on the
+    instances lent to it (`[lending]`). Errors that it raises are logged."""
 
+    def lent(self, instance: str) -> None:
+        """The instance has no work and is paused: the trainer may use its GPUs until it calls
+        `return_instance`."""
+
+    def reclaimed(self, instance: str) -> None:
+        """The scheduler needs the instance to continue: give it back as soon as possible."""
+
+
+class LiveFleet:
+    """All instances by name, including those that are away. Carries out the scheduler's orders for
+    them.
+
+    orders         the function that carries out an action, by its type
+    borrower       the trainer that instances are lent to; None: nobody
     loader         loads the newest version into an instance; None if no way to load it is known
     paused_before  instances that an earlier run had paused to load weights
     model          of the instance that joined last; restored from the store
@@ -58,24 +68,33 @@ class LiveFleet:
 
     def __init__(
         self,
-        tell: Callable[[Event], None],
-        view: SchedulerView,
+        pump: EventPump,
         settings: Settings,
         supervisors: dict[str, InstanceSupervisor],
         attempts: FleetAttempts,
         versions: FleetVersions,
     ) -> None:
-        self.tell = tell
+        self.tell: Callable[[Event], None] = pump.tell
         self.settings = settings
         self.supervisors = supervisors
         self.attempts: FleetAttempts = attempts
         self.versions = versions
-        self.first_version = view.run.version
+        self.first_version = pump.scheduler.view.run.version
+        self.borrower: Borrower | None = None
         self.loader: WeightLoader | None = None
         self.paused_before: set[str] = set()
         self.model = ""
         self.record: FleetRecord | None = None
-        self._view = view
+        self.orders: dict[type[Any], Callable[[Any], None]] = {
+            Pause: self._pause,
+            Resume: self._resume,
+            UpdateWeights: self._update_weights,
+            Lend: self._lend,
+            Reclaim: self._reclaim,
+            Release: self._release,
+        }
+        self._pump = pump
+        self._view = pump.scheduler.view
 
     @property
     def newest_version(self) -> int:
@@ -128,7 +147,7 @@ class LiveFleet:
         self.supervisors[client.name] = supervisor
         if client.name in self.paused_before:
             self.paused_before.discard(client.name)
-            supervisor.pauses.note_left_paused()
+            supervisor.pause.move(PAUSE)
         try:
             return await supervisor.start(patient=patient)
         except BaseException:
@@ -176,6 +195,15 @@ class LiveFleet:
         gone = InstanceLost(name, reason, asked)
         self.attempts.lose(name, partial(self._tell_lost, gone, then))
 
+    def return_instance(self, name: str) -> None:
+        """The trainer no longer uses an instance that was lent to it. Call it before weights are
+        published, so that all instances get them together. Raises CallerError if the instance is
+        not lent, or was lost since."""
+        found = self._view.instance(name)
+        if found is None or found.status is not InstanceStatus.LENT:
+            raise CallerError(f"instance {name!r} is not lent, or was lost since")
+        self.supervisor(name).control.take_back()
+
     def _tell_lost(self, gone: InstanceLost, then: Callable[[], None] | None) -> None:
         if self._view.instance(gone.instance) is not None:
             if gone.requested:
@@ -190,3 +218,32 @@ class LiveFleet:
         """Stop watching them; the instances stay as they are."""
         for supervisor in self.supervisors.values():
             await supervisor.close()
+
+    # -- what the scheduler orders ---------------------------------------------------------
+
+    def _pause(self, action: Pause) -> None:
+        self.supervisor(action.instance).control.pause(action.mode, action.clear_cache)
+
+    def _resume(self, action: Resume) -> None:
+        self.supervisor(action.instance).control.resume()
+
+    def _update_weights(self, action: UpdateWeights) -> None:
+        self.supervisor(action.instance).control.update(action.version, self.loader)
+
+    def _lend(self, action: Lend) -> None:
+        self.supervisor(action.instance).control.lend(self._lent)
+
+    def _lent(self, instance: str) -> None:
+        if self.borrower is None:
+            return
+        try:
+            self.borrower.lent(instance)
+        except Exception:  # the trainer's error: the instance has carried out its order
+            log.exception("instance %s was lent to the trainer, whose callback failed", instance)
+
+    def _reclaim(self, action: Reclaim) -> None:
+        if self.borrower is not None:
+            self._pump.defer(self.borrower.reclaimed, action.instance)
+
+    def _release(self, action: Release) -> None:
+        self.supervisor(action.instance).membership.drained.set()

@@ -17,7 +17,8 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from rollout_sched.live.ports import Gauges, InFlight, InstanceClient, InstanceGone
+from rollout_sched.live.instances.attempts import InFlight
+from rollout_sched.live.ports import Gauges, InstanceClient, InstanceGone
 from rollout_sched.live.settings import Settings
 from rollout_sched.live.timeouts import error_line, with_timeout
 

@@ -4,100 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from rollout_sched.core.model.events import InstanceReported
-from rollout_sched.live.instances.admission import FleetToJoin, InstanceAdmission, JoinsLater
-from rollout_sched.live.instances.control import (
-    ControlOrder,
-    ControlOrders,
-    OrderCallbacks,
-    PauseControl,
-)
+from rollout_sched.live.instances.admission import InstanceAdmission, JoinsLater
+from rollout_sched.live.instances.attempts import InFlight
+from rollout_sched.live.instances.control import ControlOrder, InstanceControl
 from rollout_sched.live.instances.engine_watch import EngineWatch
-from rollout_sched.live.instances.health import HealthChecks
-from rollout_sched.live.instances.membership import Membership, MembershipMove, MembershipState
-from rollout_sched.live.instances.pause import InstancePause, PausedBy
-from rollout_sched.live.ports import Description, Gauges, InFlight, InstanceClient
+from rollout_sched.live.instances.instance import FleetInstance
+from rollout_sched.live.instances.membership import MembershipMove
+from rollout_sched.live.instances.pause import PausedBy
+from rollout_sched.live.ports import Description, Gauges, InstanceClient
 from rollout_sched.live.timeouts import is_cancelled
+
+if TYPE_CHECKING:
+    from rollout_sched.live.instances.fleet import LiveFleet  # which makes the supervisors
 
 log = logging.getLogger(__name__)
 
 
-class SupervisorCallbacks(OrderCallbacks, FleetToJoin, Protocol):
-    """The part of the driver that a supervisor uses."""
-
-    def lose(self, name: str, reason: str) -> None: ...
-    def resumed(self, name: str) -> None:
-        """An instance that we had paused is resumed."""
-
-
-class InstanceSupervisor:
+class InstanceSupervisor(FleetInstance):
     """Stands between the driver and one instance.
 
-    membership    whether the instance belongs to the fleet
-    admission     its description, and whether it may join
-    health        its polls, and whether work may be sent to it
-    pauses        an administrator's pauses, and those left from an earlier run
-    orders        the scheduler's orders to pause, update and resume it
-    control_lock  held by the code that controls it, so that control calls do not interleave
+    admission  whether it may join
+    control    the scheduler's orders to it, and an administrator's pauses
     """
 
-    def __init__(self, client: InstanceClient, owner: SupervisorCallbacks) -> None:
-        self.client = client
-        self.membership = Membership(client.name)
-        self.health = HealthChecks(client, owner.settings)
-        self.control_lock = lock = asyncio.Lock()
-        self._owner = owner
-        self._pause = pause = InstancePause(client.name, partial(owner.resumed, client.name))
-        self.pauses = PauseControl(
-            client,
-            owner.settings,
-            self.membership,
-            pause,
-            lock,
-            on_resumed=self.health.forget_progress,
-        )
-        self.orders = ControlOrders(
-            client,
-            owner,
-            pause,
-            lock,
-            on_failed=self._order_failed,
-            on_resumed=self.health.forget_progress,
-        )
-        self.admission = InstanceAdmission(
-            client, owner, self.membership, pause, lock, on_joining=self._begin
-        )
-        self._watching = EngineWatch(
-            client,
-            owner.versions,
-            owner.settings,
-            pause,
-            lock,
-            on_resumed=self.health.forget_progress,
-            on_wrong=self._lose_discarding,
-        )
+    def __init__(self, client: InstanceClient, fleet: LiveFleet) -> None:
+        super().__init__(client, fleet)
+        self.control = InstanceControl(self, self._order_failed)
+        self.admission = InstanceAdmission(self, self._begin)
+        self._watching = EngineWatch(self, self._lose_discarding)
         self._tasks: list[asyncio.Task[None]] = []
-
-    @property
-    def name(self) -> str:
-        return self.client.name
-
-    @property
-    def joined(self) -> bool:
-        return self.membership.state is MembershipState.JOINED
-
-    @property
-    def description(self) -> Description | None:
-        """The instance's description when it last joined; None before."""
-        return self.admission.description
-
-    @property
-    def reason(self) -> str:
-        """Why it has not joined; "" while it has."""
-        return self.membership.reason
 
     async def start(self, *, patient: bool = False) -> Description | None:
         """Ask for its description, let it join, and start to watch it.
@@ -111,7 +49,7 @@ class InstanceSupervisor:
             await self.close()
             raise
         self._tasks = [
-            asyncio.create_task(self.orders.carry_out()),
+            asyncio.create_task(self.control.carry_out()),
             asyncio.create_task(self._watch()),
         ]
         return self.description
@@ -179,28 +117,28 @@ class InstanceSupervisor:
             # Attempts from before lost their connections, so these began after the restart.
             self._lose_discarding("it was restarted")
             return
-        if self._pause.by in (PausedBy.NOBODY, PausedBy.SOMEBODY_ELSE):
+        if self.pause.by in (PausedBy.NOBODY, PausedBy.SOMEBODY_ELSE):
             assert self.description is not None  # it has joined
             await self._watching.look(self.description, poll.gauges)
             if not self.joined:
                 return
         # Also while paused, so that new work need not wait for a poll after the resume.
         self.health.verify(poll)
-        if self._pause.by is not PausedBy.NOBODY:
+        if self.pause.by is not PausedBy.NOBODY:
             self.health.forget_progress()  # its gauges may not change while paused
             return
-        self._owner.tell(_reported(self.name, poll.gauges))
+        self.fleet.tell(_reported(self.name, poll.gauges))
         still = [running for running in before if running.reads]
         verdict = self.health.judge(poll.gauges, still)
         if verdict.lost:
             self._lose(verdict.lost)
         for running, reason in verdict.stop:
-            self._owner.attempts.stop(running.dispatch.attempt, reason)
+            self.fleet.attempts.stop(running.dispatch.attempt, reason)
 
     def _under_way(self) -> list[InFlight]:
         """The attempts sent to the instance, except streams that we do not read because their
         clients do not: those may already have ended on the instance."""
-        return [running for running in self._owner.attempts.on(self.name) if running.reads]
+        return [running for running in self.fleet.attempts.on(self.name) if running.reads]
 
     # -- losing it -------------------------------------------------------------------------
 
@@ -219,17 +157,17 @@ class InstanceSupervisor:
         """The instance has other weights than the known ones, so what its streams have brought is
         labelled wrongly: drop it, and lose the instance."""
         for running in self._under_way():
-            self._owner.attempts.reject_streamed(running.dispatch.attempt)
+            self.fleet.attempts.reject_streamed(running.dispatch.attempt)
         self._lose(reason)
 
     def _leave_fleet(self, move: MembershipMove, away: str, lost: str) -> None:
         """`away`: why it cannot join; `lost`: the reason for the driver."""
         self.membership.move(move, away)
         try:
-            self._owner.lose(self.name, lost)
+            self.fleet.lose(self.name, lost)
         except Exception:  # an error in a handler of the loss must not end the watching
             log.exception("error while handling the loss of instance %s (%s)", self.name, lost)
-        self.orders.call_off()  # includes orders that came while the loss was handled
+        self.control.call_off()  # includes orders that came while the loss was handled
 
 
 def _reported(name: str, gauges: Gauges) -> InstanceReported:

@@ -24,7 +24,6 @@ import msgspec
 
 from rollout_sched.core import SchedulerView
 from rollout_sched.core.model.events import (
-    Event,
     GateClosed,
     GateOpened,
     Spans,
@@ -32,6 +31,7 @@ from rollout_sched.core.model.events import (
     WeightsUpdated,
 )
 from rollout_sched.core.model.model import InstanceStatus
+from rollout_sched.live.event_pump import EventPump
 from rollout_sched.live.ports import (
     AnswerUntrue,
     Description,
@@ -76,12 +76,6 @@ class ServedVersion(msgspec.Struct, frozen=True):
     gate: str
 
 
-class NotedEvent(Protocol):
-    """The part of the driver that this uses (`live.event_pump`)."""
-
-    def tell(self, event: Event) -> None: ...
-
-
 class FleetVersions:
     """The versions and gates of all instances by name, including those that are away.
 
@@ -90,7 +84,7 @@ class FleetVersions:
     contradictions  number of answers with other versions than were known, by kind
     """
 
-    def __init__(self, pump: NotedEvent, view: SchedulerView, *, adopts: bool = False) -> None:
+    def __init__(self, pump: EventPump, view: SchedulerView, *, adopts: bool = False) -> None:
         self.adopts = adopts
         self.contradictions: Counter[str] = Counter()
         self._pump = pump

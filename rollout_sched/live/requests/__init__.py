@@ -4,7 +4,7 @@ from rollout_sched.live.requests import token_payload
 from rollout_sched.live.requests.attempt import LiveAttempt
 from rollout_sched.live.requests.attempts import (
     OVERTAKEN_S,
-    AttemptTable,
+    RunningAttempts,
     blame_of,
     may_be_restarted,
 )
@@ -15,10 +15,10 @@ from rollout_sched.live.requests.trajectories import Tool, Trajectory
 __all__ = [
     "OF_GROUP",
     "OVERTAKEN_S",
-    "AttemptTable",
     "LiveAttempt",
     "PayloadFactory",
     "Payloads",
+    "RunningAttempts",
     "Settle",
     "Tool",
     "Trajectory",

@@ -10,6 +10,7 @@ from typing import Any
 
 from rollout_sched.core.model.actions import Dispatch
 from rollout_sched.core.model.events import TokensArrived
+from rollout_sched.live.instances.attempts import InFlight
 from rollout_sched.live.ports import Attempting, InstanceClient, Outcome, Over, Payload
 
 log = logging.getLogger(__name__)
@@ -18,22 +19,10 @@ log = logging.getLogger(__name__)
 _ABORT_AGAIN_S = (0.25, 4.0)
 
 
-class LiveAttempt:
-    """One dispatch while it is carried out, from its order to its end."""
+class LiveAttempt(InFlight):
+    """One dispatch while this process carries it out."""
 
-    __slots__ = (
-        "_ended",
-        "_open",
-        "attempting",
-        "begun",
-        "client",
-        "dispatch",
-        "known_tokens",
-        "order_id",
-        "payload",
-        "stopped",
-        "timer",
-    )
+    __slots__ = ("attempting", "client", "known_tokens", "order_id", "payload", "timer")
 
     def __init__(
         self,
@@ -43,17 +32,13 @@ class LiveAttempt:
         order_id: str,
         begun: float,
     ) -> None:
-        self.dispatch = dispatch
+        super().__init__(dispatch, begun)
         self.payload = payload
         self.client = client
         self.order_id = order_id
-        self.begun = begun  # seconds of the loop's clock, when it was sent
-        self.stopped = False  # by its instance's supervisor
         self.known_tokens = 0  # tokens of its stream that the core knows of
         self.attempting: Attempting | None = None  # None until it is sent
         self.timer: asyncio.TimerHandle | None = None
-        self._open = True
-        self._ended: asyncio.Future[None] | None = None
 
     @property
     def streamed(self) -> int:
@@ -104,21 +89,10 @@ class LiveAttempt:
                 return False
         return True
 
-    def ended(self) -> asyncio.Future[None]:
-        """Done when the driver no longer holds the attempt."""
-        if self._ended is None:
-            self._ended = asyncio.get_running_loop().create_future()
-            if not self._open:
-                self._ended.set_result(None)
-        return self._ended
-
     def end(self) -> None:
-        """The driver no longer holds the attempt."""
-        self._open = False
+        super().end()
         if self.timer is not None:
             self.timer.cancel()
-        if self._ended is not None and not self._ended.done():
-            self._ended.set_result(None)
 
     def cancel(self) -> None:
         """Free what the attempt holds; no effect after its end."""

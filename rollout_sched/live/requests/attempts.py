@@ -21,6 +21,7 @@ from rollout_sched.core.model.events import (
     RequestInterrupted,
     TurnFinished,
 )
+from rollout_sched.live.instances.attempts import AttemptIndex
 from rollout_sched.live.ports import (
     AnswerUntrue,
     ConnectionBroken,
@@ -40,67 +41,107 @@ from rollout_sched.live.timeouts import plain_message
 log = logging.getLogger(__name__)
 
 
-class RunningAttempts:
-    """Holds each attempt from its order to its end, which it reports to the scheduler, once."""
+#: Seconds for attempts that a pause aborted to answer; the others count as not reached by it.
+OVERTAKEN_S = 0.5
 
-    def __init__(self, link: SchedulerLink, payloads: Payloads, tools: ToolCalls) -> None:
+
+class RunningAttempts(AttemptIndex[LiveAttempt]):
+    """Carries out dispatches and interrupts. Holds each attempt from its order to its end, which it
+    reports to the scheduler, once. Create it inside a running event loop.
+
+    `run_id`: prefix of every order's name.
+    """
+
+    def __init__(
+        self,
+        link: SchedulerLink,
+        payloads: Payloads,
+        tools: ToolCalls,
+        settings: Settings,
+        run_id: str,
+    ) -> None:
+        super().__init__()
         self._link = link
         self._payloads = payloads
         self._tools = tools
-        self._running: dict[int, LiveAttempt] = {}
-        self._by_instance: dict[str, dict[int, LiveAttempt]] = {}
+        self._settings = settings
+        self._run_id = run_id
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._looking: asyncio.TimerHandle | None = None
+        if settings.stream_s:
+            self._look_later()
 
-    def __len__(self) -> int:
-        return len(self._running)
+    # -- their beginnings ------------------------------------------------------------------
 
-    def __contains__(self, attempt: int) -> bool:
-        return attempt in self._running
+    def dispatch(self, action: Dispatch) -> None:
+        try:
+            payload = self._payloads.payload_of(action)
+        except Exception as error:  # the caller's own
+            self._payloads.note_error(action, error)
+            self._link.tell(RequestFailed(action.request, action.attempt, str(error), "request"))
+            return
+        client = self._link.client(action.instance)
+        order_id = f"{self._run_id}-{action.attempt}"
+        running = LiveAttempt(action, payload, client, order_id, self._loop.time())
+        self.add(running)
+        unverified = self._link.unverified(action.instance)
+        if unverified is None:
+            self._begin(running)
+        else:
+            self._spawn(self._begin_once_verified(running, unverified))
 
-    def get(self, attempt: int) -> LiveAttempt | None:
-        return self._running.get(attempt)
+    async def _begin_once_verified(self, running: LiveAttempt, verified: asyncio.Event) -> None:
+        await verified.wait()
+        if running.dispatch.attempt in self:
+            self._begin(running)
 
-    def every(self) -> list[LiveAttempt]:
-        return list(self._running.values())
+    def _begin(self, running: LiveAttempt) -> None:
+        running.begun = self._loop.time()
+        patience_s = self._settings.attempt_timeout_s
+        if patience_s:
+            reason = f"no answer within {patience_s:g} s"
+            running.timer = self._loop.call_later(patience_s, self.give_up, running, reason)
+        try:
+            running.attempting = running.payload.begin(
+                running.client, running.dispatch, running.order_id, partial(self._over, running)
+            )
+        except (InstanceError, RequestRejected, OSError) as error:
+            self.failed(running, error)
+        except Exception as error:
+            log.exception("attempt %d failed: order %s", running.dispatch.attempt, running.order_id)
+            rejected = RequestRejected(f"the request cannot be sent: {error!r}", 500)
+            self.failed(running, rejected)
 
-    def on(self, instance: str) -> list[LiveAttempt]:
-        """The attempts on an instance, in the order of dispatch."""
-        return list(self._by_instance.get(instance, {}).values())
+    def _over(self, running: LiveAttempt, result: Outcome | Exception) -> None:
+        if isinstance(result, Exception):
+            running.cancel()
+            self.failed(running, result)
+        else:
+            running.release()
+            self._ended(running, result)
 
-    def add(self, running: LiveAttempt) -> None:
-        dispatch = running.dispatch
-        self._running[dispatch.attempt] = running
-        self._by_instance.setdefault(dispatch.instance, {})[dispatch.attempt] = running
+    def _ended(self, running: LiveAttempt, outcome: Outcome) -> None:
+        if running.dispatch.attempt not in self:
+            return  # its instance may have been removed
+        verdict = self._link.judge(running.dispatch, outcome, stopped=running.stopped)
+        if verdict is None:
+            self.ended(running, outcome)
+        elif isinstance(verdict, InstanceError):
+            self.failed(running, verdict)
+        else:
+            self._spawn(self._settle(running, outcome, verdict))
 
-    def take(self, running: LiveAttempt) -> bool:
-        """Remove an attempt. False if it was removed before: this is not its first end."""
-        dispatch = running.dispatch
-        if self._running.pop(dispatch.attempt, None) is None:
-            return False
-        there = self._by_instance[dispatch.instance]
-        del there[dispatch.attempt]
-        if not there:
-            del self._by_instance[dispatch.instance]
-        running.end()
-        return True
-
-    # -- what their streams bring ----------------------------------------------------------
-
-    def report_stream(self, running: LiveAttempt) -> None:
-        """Raises what the payload raises."""
-        progress = running.progress()
-        if progress is not None:
-            self._link.tell(progress)
-
-    def report_streams(self) -> None:
-        for running in self.every():
-            try:
-                self.report_stream(running)
-            except Exception as error:  # the payload's own: its attempt cannot be used
-                self.failed(running, error)
-
-    def _keep_streamed(self, running: LiveAttempt) -> None:
-        self.report_stream(running)
-        running.keep_streamed()
+    async def _settle(self, running: LiveAttempt, outcome: Outcome, settle: Settle) -> None:
+        """Ask the instance about its answer before the answer is used."""
+        try:
+            await settle()
+        except InstanceError as error:
+            self.failed(running, error)
+        except Exception as error:
+            self._link.fail(error)
+        else:
+            self.ended(running, outcome)
 
     # -- their ends ------------------------------------------------------------------------
 
@@ -154,92 +195,28 @@ class RunningAttempts:
             RequestFailed(dispatch.request, dispatch.attempt, str(error), blame_of(error), usable)
         )
 
-    def lose(self, instance: str) -> None:
-        """The instance is gone: keep what the streams of its attempts brought. The loss must be
-        reported to the scheduler next; the ends of the attempts are not reported."""
-        for running in self.on(instance):
-            self.take(running)
-            running.cancel()
-            try:
-                self._keep_streamed(running)
-            except Exception as error:  # the payload's own
-                self._tell_failed(running, error, usable=False)
-
-    def forget(self, instance: str) -> None:
-        """Drop the attempts on an instance without reporting them."""
-        for running in self.on(instance):
-            self.take(running)
-            running.cancel()
-
-    def clear(self) -> None:
-        """Drop all attempts without reporting them."""
-        for running in self.every():
-            self.take(running)
-            running.cancel()
-
-
-def blame_of(error: Exception) -> Blame:
-    """Who is to blame for an attempt's error. Only if the request did not reach the instance is it
-    certainly the instance."""
-    if isinstance(error, RequestRejected):
-        return "request"
-    return "instance" if isinstance(error, InstanceUnreached) else "unclear"
-
-
-def may_be_restarted(error: Exception) -> bool:
-    """Whether an attempt's error, or the cause of its rejection, suggests a restart."""
-    if isinstance(error, RequestRejected):
-        return isinstance(error.because, WeightsUnknown)
-    return isinstance(error, ConnectionBroken | OSError | WeightsUnknown)
-
-
-#: Seconds for attempts that a pause aborted to answer; the others count as not reached by it.
-OVERTAKEN_S = 0.5
-
-
-class AttemptTable:
-    """The running attempts, as supervisors of instances see and stop them. Carries out Interrupt;
-    aborts attempts that are no longer of use."""
-
-    def __init__(self, running: RunningAttempts, settings: Settings) -> None:
-        self._running = running
-        self._settings = settings
-        self._loop = asyncio.get_running_loop()
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._looking: asyncio.TimerHandle | None = None
-        if settings.stream_s:
-            self._look_later()
-
-    def __len__(self) -> int:
-        return len(self._running)
-
-    def every(self) -> list[LiveAttempt]:
-        return self._running.every()
-
-    def on(self, instance: str) -> list[LiveAttempt]:
-        """The running attempts on an instance."""
-        return self._running.on(instance)
+    # -- stopping them ---------------------------------------------------------------------
 
     def interrupt(self, action: Interrupt) -> None:
-        running = self._running.get(action.attempt)
+        running = self.get(action.attempt)
         if running is not None:
-            self.spawn(self._abort(running))
+            self._spawn(self._abort(running))
 
     def stop(self, attempt: int, reason: str) -> None:
         """Abort an attempt that may never answer; its request continues from the tokens it has."""
-        running = self._running.get(attempt)
+        running = self.get(attempt)
         if running is None:
             return
         running.stopped = True
         log.warning("attempt %d on %s: %s", running.dispatch.attempt, running.client.name, reason)
-        self.spawn(self._abort(running, reason))
+        self._spawn(self._abort(running, reason))
 
     def end(self, running: LiveAttempt) -> None:
         """End an attempt whose scheduler is gone; the tokens that it has made are kept."""
         if running.attempting is None:
             self.give_up(running, "it was not sent yet")
         else:
-            self.spawn(self._abort(running))
+            self._spawn(self._abort(running))
 
     async def _abort(self, running: LiveAttempt, reason: str = "it did not stop") -> None:
         if not await running.abort(self._settings.abort_timeout_s):
@@ -259,139 +236,96 @@ class AttemptTable:
     def give_up(self, running: LiveAttempt, reason: str) -> None:
         """The instance will never answer an attempt."""
         running.cancel()
-        self._running.failed(running, InstanceError(f"given up: {reason}"))
+        self.failed(running, InstanceError(f"given up: {reason}"))
 
     def reject_streamed(self, attempt: int) -> None:
         """Fail an attempt whose stream has brought tokens: they may be of unknown weights."""
-        running = self._running.get(attempt)
+        running = self.get(attempt)
         if running is None:
             return
         try:
             brought = running.streamed
         except Exception as error:  # the payload's own: its attempt is of no use
-            self._running.failed(running, error)
+            self.failed(running, error)
             return
         if brought:
             running.cancel()
             restarted = WeightsUnknown("its instance was restarted before the attempt began")
-            self._running.failed(running, restarted)
+            self.failed(running, restarted)
+
+    # -- losing them -----------------------------------------------------------------------
 
     def lose(self, instance: str, tell: Callable[[], None]) -> None:
         """The instance is gone: keep what the streams of its attempts brought, then call `tell`,
         which reports the loss to the scheduler. What the scheduler sent to it meanwhile is made
-        elsewhere."""
-        self._running.lose(instance)
+        elsewhere. The ends of these attempts are not reported."""
+        for running in self.on(instance):
+            self._drop(running)
+            try:
+                self._keep_streamed(running)
+            except Exception as error:  # the payload's own
+                self._tell_failed(running, error, usable=False)
         tell()
-        self._running.forget(instance)
+        for running in self.on(instance):
+            self._drop(running)
 
     async def close(self) -> None:
         """Give up all attempts without reporting them."""
         if self._looking is not None:
             self._looking.cancel()
-        self._running.clear()
+        for running in self.every():
+            self._drop(running)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(asyncio.sleep(0), *self._tasks, return_exceptions=True)
 
-    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+    def _drop(self, running: LiveAttempt) -> None:
+        self.take(running)
+        running.cancel()
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Run a task, at most until this is closed."""
         task = self._loop.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    # -- what their streams bring ----------------------------------------------------------
+
+    def report_streams(self) -> None:
+        for running in self.every():
+            try:
+                self._report_stream(running)
+            except Exception as error:  # the payload's own: its attempt cannot be used
+                self.failed(running, error)
+
+    def _report_stream(self, running: LiveAttempt) -> None:
+        """Raises what the payload raises."""
+        progress = running.progress()
+        if progress is not None:
+            self._link.tell(progress)
+
+    def _keep_streamed(self, running: LiveAttempt) -> None:
+        self._report_stream(running)
+        running.keep_streamed()
+
     def _look_later(self) -> None:
-        self._looking = self._loop.call_later(self._settings.stream_s, self._report_streams)
+        self._looking = self._loop.call_later(self._settings.stream_s, self._look)
 
-    def _report_streams(self) -> None:
+    def _look(self) -> None:
         self._look_later()
-        self._running.report_streams()
+        self.report_streams()
 
 
-class AttemptStarter:
-    """`patience_s`: timeout of a whole attempt; 0: none. `run_id`: prefix of every order's name."""
+def blame_of(error: Exception) -> Blame:
+    """Who is to blame for an attempt's error. Only if the request did not reach the instance is it
+    certainly the instance."""
+    if isinstance(error, RequestRejected):
+        return "request"
+    return "instance" if isinstance(error, InstanceUnreached) else "unclear"
 
-    def __init__(
-        self,
-        link: SchedulerLink,
-        payloads: Payloads,
-        running: RunningAttempts,
-        table: AttemptTable,
-        patience_s: float,
-        run_id: str,
-    ) -> None:
-        self._link = link
-        self._payloads = payloads
-        self._running = running
-        self._table = table
-        self._patience_s = patience_s
-        self._run_id = run_id
-        self._loop = asyncio.get_running_loop()
 
-    def dispatch(self, action: Dispatch) -> None:
-        try:
-            payload = self._payloads.payload_of(action)
-        except Exception as error:  # the caller's own
-            self._payloads.note_error(action, error)
-            self._link.tell(RequestFailed(action.request, action.attempt, str(error), "request"))
-            return
-        client = self._link.client(action.instance)
-        order_id = f"{self._run_id}-{action.attempt}"
-        running = LiveAttempt(action, payload, client, order_id, self._loop.time())
-        self._running.add(running)
-        unverified = self._link.unverified(action.instance)
-        if unverified is None:
-            self._begin(running)
-        else:
-            self._table.spawn(self._begin_once_verified(running, unverified))
-
-    async def _begin_once_verified(self, running: LiveAttempt, verified: asyncio.Event) -> None:
-        await verified.wait()
-        if running.dispatch.attempt in self._running:
-            self._begin(running)
-
-    def _begin(self, running: LiveAttempt) -> None:
-        running.begun = self._loop.time()
-        if self._patience_s:
-            reason = f"no answer within {self._patience_s:g} s"
-            give_up = self._table.give_up
-            running.timer = self._loop.call_later(self._patience_s, give_up, running, reason)
-        try:
-            running.attempting = running.payload.begin(
-                running.client, running.dispatch, running.order_id, partial(self._over, running)
-            )
-        except (InstanceError, RequestRejected, OSError) as error:
-            self._running.failed(running, error)
-        except Exception as error:
-            log.exception("attempt %d failed: order %s", running.dispatch.attempt, running.order_id)
-            rejected = RequestRejected(f"the request cannot be sent: {error!r}", 500)
-            self._running.failed(running, rejected)
-
-    def _over(self, running: LiveAttempt, result: Outcome | Exception) -> None:
-        if isinstance(result, Exception):
-            running.cancel()
-            self._running.failed(running, result)
-        else:
-            running.release()
-            self._ended(running, result)
-
-    def _ended(self, running: LiveAttempt, outcome: Outcome) -> None:
-        if running.dispatch.attempt not in self._running:
-            return  # its instance may have been removed
-        verdict = self._link.judge(running.dispatch, outcome, stopped=running.stopped)
-        if verdict is None:
-            self._running.ended(running, outcome)
-        elif isinstance(verdict, InstanceError):
-            self._running.failed(running, verdict)
-        else:
-            self._table.spawn(self._settle(running, outcome, verdict))
-
-    async def _settle(self, running: LiveAttempt, outcome: Outcome, settle: Settle) -> None:
-        """Ask the instance about its answer before the answer is used."""
-        try:
-            await settle()
-        except InstanceError as error:
-            self._running.failed(running, error)
-        except Exception as error:
-            self._link.fail(error)
-        else:
-            self._running.ended(running, outcome)
+def may_be_restarted(error: Exception) -> bool:
+    """Whether an attempt's error, or the cause of its rejection, suggests a restart."""
+    if isinstance(error, RequestRejected):
+        return isinstance(error.because, WeightsUnknown)
+    return isinstance(error, ConnectionBroken | OSError | WeightsUnknown)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Iterable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from rollout_sched.core.model.actions import Deliver
 from rollout_sched.core.model.errors import CallerError
@@ -20,6 +20,7 @@ from rollout_sched.core.model.events import (
 )
 from rollout_sched.core.model.model import InstanceStatus
 from rollout_sched.live.driver import Driver
+from rollout_sched.live.instances.fleet import Borrower
 from rollout_sched.live.ports import WeightLoader
 from rollout_sched.live.requests.trajectories import Tool
 from rollout_sched.live.trainer.delivery import TRAINER, BatchDelivery, Leases
@@ -92,18 +93,6 @@ class WeightPublisher:
         self._fleet_changed.set()
 
 
-class Borrower(Protocol):
-    """A trainer that shares the instances' GPUs and starts before its batch is complete, on the
-    instances lent to it (`[lending]`). Errors that it raises are logged."""
-
-    def lent(self, instance: str) -> None:
-        """The instance has no work and is paused: the trainer may use its GPUs until it calls
-        `return_instance`."""
-
-    def reclaimed(self, instance: str) -> None:
-        """The scheduler needs the instance to continue: give it back as soon as possible."""
-
-
 class TrainerSession:
     """The trainers' operations on top of a driver, for one trainer or several that share its
     batches.
@@ -130,8 +119,7 @@ class TrainerSession:
         self.driver = driver
         self._stored = stored
         self._shares_gpus = borrower is not None
-        if borrower is not None:
-            driver.lending.on_lent, driver.lending.on_reclaimed = borrower.lent, borrower.reclaimed
+        driver.fleet.borrower = borrower
         self.submissions = Submissions(
             driver,
             SamplePayloads(stream_every, driver.max_model_len),
@@ -232,12 +220,6 @@ class TrainerSession:
     def close(self) -> None:
         """Every current or later wait for a batch raises NotReady."""
         self.batches.close()
-
-    def return_instance(self, instance: str) -> None:
-        """The trainer no longer uses an instance that was lent to it. Call it before weights are
-        published, so that all instances get them together. Raises CallerError if the instance is
-        not lent, or was lost since."""
-        self.driver.return_instance(instance)
 
     async def publish_weights(
         self, version: int, apply: WeightLoader, *, encoded: bytes | None = None, wait: bool = False

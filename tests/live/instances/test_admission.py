@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from typing import Any
 
@@ -19,7 +18,8 @@ from rollout_sched.live.instances.admission import (
     settle_pause,
     with_required_model,
 )
-from rollout_sched.live.instances.membership import Membership, MembershipMove, MembershipState
+from rollout_sched.live.instances.instance import FleetInstance
+from rollout_sched.live.instances.membership import MembershipMove, MembershipState
 from rollout_sched.live.instances.pause import InstancePause, PausedBy, PauseMove
 from rollout_sched.live.instances.versions import FleetVersions
 from rollout_sched.live.ports import Description, InstanceError
@@ -133,7 +133,7 @@ def test_instance_with_several_models_serves_the_fleets() -> None:
 
 
 class Fleet:
-    """What an instance joins (`admission.FleetToJoin`)."""
+    """What an instance joins (`instances.fleet.LiveFleet`)."""
 
     first_version = 0
 
@@ -144,6 +144,8 @@ class Fleet:
         self.versions = FleetVersions(self, make_scheduler().view)
         self.joined: list[tuple[str, str, int]] = []
         self._required = RequiredModel(model)
+
+    def resumed(self, name: str) -> None: ...
 
     def required_model(self, instance: str) -> RequiredModel:
         return self._required
@@ -161,17 +163,10 @@ class Coming:
     def __init__(self, fleet: Fleet, description: Description) -> None:
         self.client = Scripted()
         self.client.description = description
-        self.membership = Membership("i0")
-        self.pause = InstancePause("i0")
+        self.instance = FleetInstance(self.client, fleet)
+        self.membership, self.pause = self.instance.membership, self.instance.pause
         self.began: list[Description] = []
-        self.admission = InstanceAdmission(
-            self.client,
-            fleet,
-            self.membership,
-            self.pause,
-            asyncio.Lock(),
-            on_joining=self.began.append,
-        )
+        self.admission = InstanceAdmission(self.instance, self.began.append)
 
 
 class TestAdmission:
@@ -182,7 +177,7 @@ class TestAdmission:
         assert fleet.joined == [("i0", "m", 0)]
         assert one.began == [one.client.description]
         assert one.membership.state is MembershipState.JOINED
-        assert one.admission.description == one.client.description
+        assert one.instance.description == one.client.description
 
     async def test_instance_with_older_weights_waits_without_a_loader(self) -> None:
         fleet = Fleet(newest=2)

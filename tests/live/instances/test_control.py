@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from rollout_sched.core.model.events import InstancePaused, InstanceReturned, WeightsUpdated
-from rollout_sched.live.instances.control import ControlOrder, ControlOrders, PauseControl
-from rollout_sched.live.instances.membership import JOIN, Membership
-from rollout_sched.live.instances.pause import HOLD, InstancePause, PausedBy
+from rollout_sched.live.instances.control import ControlOrder, InstanceControl
+from rollout_sched.live.instances.instance import FleetInstance
+from rollout_sched.live.instances.membership import JOIN
+from rollout_sched.live.instances.pause import HOLD, PausedBy
 from rollout_sched.live.ports import InstanceError
 from rollout_sched.live.settings import Settings
 from tests.live.scripted import Scripted
@@ -48,27 +50,21 @@ class Controlled:
 
 
 class Stage:
-    """Orders at work (`instances.control.OrderCallbacks`), and what came of them."""
+    """Orders at work, for a fleet of one instance, and what came of them."""
 
     settings = SETTINGS
 
     def __init__(self) -> None:
         self.client: Any = Controlled()
-        self.pause = InstancePause("i0")
-        self.lock = asyncio.Lock()
+        self.instance = FleetInstance(self.client, self)
+        self.instance.health.forget_progress = self.note_resumed
+        self.pause = self.instance.pause
         self.attempts = self
         self.told: list[Any] = []
         self.failed: list[tuple[int | None, str]] = []
         self.resumed = 0
         self.broken: Exception | None = None
-        self.orders = ControlOrders(
-            self.client,
-            self,
-            self.pause,
-            self.lock,
-            on_failed=self.note_failure,
-            on_resumed=self.note_resumed,
-        )
+        self.orders = InstanceControl(self.instance, self.note_failure)
 
     async def __aenter__(self) -> Stage:
         self.working = asyncio.create_task(self.orders.carry_out())
@@ -86,6 +82,8 @@ class Stage:
 
     def tell(self, event: Any) -> None:
         self.told.append((asyncio.get_running_loop().time(), event))
+
+    def resumed(self, instance: str) -> None: ...
 
     async def pausing(self, instance: str) -> None:
         await asyncio.sleep(0)
@@ -189,7 +187,7 @@ async def test_other_control_runs_between_orders() -> None:
         stage.orders.pause("abort", False)
         stage.orders.resume()
         await asyncio.sleep(0.5)
-        async with stage.lock:
+        async with stage.instance.control_lock:
             stage.client.calls.append("an administrator")
             await asyncio.sleep(5.0)
         await asyncio.sleep(5.0)
@@ -257,7 +255,7 @@ async def test_cancelled_orders_neither_run_nor_fail() -> None:
 async def test_order_waiting_for_the_lock_is_cancelled() -> None:
     """Else it would pause the instance when it has joined again, and nobody would resume it."""
     async with Stage() as stage:
-        async with stage.lock:
+        async with stage.instance.control_lock:
             stage.orders.pause("keep", False)
             await asyncio.sleep(0.5)
             stage.orders.call_off()
@@ -290,15 +288,14 @@ class Paused:
 
     def __init__(self, *, joined: bool) -> None:
         self.client = Scripted()
-        self.pause = InstancePause("i0")
-        self.lock = asyncio.Lock()
+        fleet: Any = SimpleNamespace(settings=Settings(), resumed=lambda name: None)
+        self.instance = FleetInstance(self.client, fleet)
+        self.instance.health.forget_progress = self._go_on
+        self.pause = self.instance.pause
         self.resumed = 0
-        membership = Membership("i0")
         if joined:
-            membership.move(JOIN)
-        self.control = PauseControl(
-            self.client, Settings(), membership, self.pause, self.lock, on_resumed=self._go_on
-        )
+            self.instance.membership.move(JOIN)
+        self.control = InstanceControl(self.instance, lambda order, why: None)
 
     def _go_on(self) -> None:
         self.resumed += 1
@@ -340,17 +337,10 @@ async def test_a_pause_that_failed_holds_nothing() -> None:
 async def test_hold_waits_for_a_running_update() -> None:
     """What an update does under the lock is done before an administrator's pause is passed on."""
     one = Paused(joined=True)
-    async with one.lock:
+    async with one.instance.control_lock:
         holding = asyncio.create_task(one.control.hold("keep", clear_cache=False))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert one.client.calls == []
     await holding
     assert one.client.calls == [("pause", "keep", False)]
-
-
-def test_pause_of_an_earlier_run_is_resumed() -> None:
-    one = Paused(joined=False)
-    one.control.note_left_paused()
-    assert one.pause.by is PausedBy.US
-    assert not one.control.held

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import msgspec
@@ -10,7 +9,8 @@ import pytest
 
 from rollout_sched.core.model.events import GateClosed, GateOpened, WeightsPublished, WeightsUpdated
 from rollout_sched.live.instances.engine_watch import PAUSED, EngineWatch
-from rollout_sched.live.instances.pause import InstancePause, PausedBy
+from rollout_sched.live.instances.instance import FleetInstance
+from rollout_sched.live.instances.pause import PausedBy
 from rollout_sched.live.instances.versions import AROUND_US, FleetVersions
 from rollout_sched.live.ports import Gauges, InstanceError
 from rollout_sched.live.settings import Settings
@@ -30,23 +30,19 @@ class Stage:
         self.description = msgspec.structs.replace(self.client.description, capabilities=offers)
         self.pump = Pump(version=4)
         self.versions = FleetVersions(self.pump, self.pump.scheduler.scheduler.view)
-        self.pause = InstancePause("i0")
-        self.lock = asyncio.Lock()
-        self.resumed = 0
+        self.settings = msgspec.structs.replace(SETTINGS, **settings)
+        self.instance = FleetInstance(self.client, self)
+        self.instance.health.forget_progress = self._go_on
+        self.pause, self.lock = self.instance.pause, self.instance.control_lock
+        self.resumed_from_others = 0
         self.wrong: list[str] = []
-        self.watch = EngineWatch(
-            self.client,
-            self.versions,
-            msgspec.structs.replace(SETTINGS, **settings),
-            self.pause,
-            self.lock,
-            on_resumed=self._on_resumed,
-            on_wrong=self.wrong.append,
-        )
+        self.watch = EngineWatch(self.instance, self.wrong.append)
         self._made = 0
 
-    def _on_resumed(self) -> None:
-        self.resumed += 1
+    def resumed(self, name: str) -> None: ...
+
+    def _go_on(self) -> None:
+        self.resumed_from_others += 1
 
     async def look(self, *, moved: bool = False) -> list[str]:
         """What is asked after a poll."""
@@ -103,7 +99,7 @@ class TestPauses:
         await stage.look()
         assert stage.pause.by is PausedBy.NOBODY
         assert stage.pump.told == [GateClosed("i0"), GateOpened("i0")]
-        assert stage.resumed == 1
+        assert stage.resumed_from_others == 1
 
     async def test_the_version_is_known_before_the_gate_opens(self) -> None:
         stage = await self.paused()

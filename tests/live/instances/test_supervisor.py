@@ -226,21 +226,21 @@ class TestPauses:
         instance = pausable(Scripted(), paused=False)
         async with Stage(instance, settings=QUICK) as stage:
             supervisor = stage.driver.supervisors["i0"]
-            await supervisor.pauses.hold("keep", False)
+            await supervisor.control.hold("keep", False)
             instance.dead = True
             await until(lambda: not supervisor.joined)
-            assert supervisor.pauses.held
+            assert supervisor.control.held
             instance.description = msgspec.structs.replace(instance.description, paused=True)
             instance.dead = False
             await until(lambda: supervisor.joined)
-            assert supervisor.pauses.held
+            assert supervisor.control.held
             assert "resume" not in instance.calls
 
     async def test_restarted_instance_is_held_before_joining(self) -> None:
         instance = pausable(Scripted(), paused=False)
         async with Stage(instance, settings=QUICK) as stage:
             supervisor = stage.driver.supervisors["i0"]
-            await supervisor.pauses.hold("abort", True)
+            await supervisor.control.hold("abort", True)
             instance.dead = True
             await until(lambda: not supervisor.joined)
             instance.calls.clear()
@@ -257,14 +257,14 @@ class TestPauses:
         instance = pausable(Scripted(), paused=False)
         async with Stage(instance, settings=QUICK) as stage:
             supervisor = stage.driver.supervisors["i0"]
-            await supervisor.pauses.hold("keep", False)
+            await supervisor.control.hold("keep", False)
             instance.dead = True
             await until(lambda: not supervisor.joined)
-            await supervisor.pauses.release()
+            await supervisor.control.release()
             instance.description = msgspec.structs.replace(instance.description, paused=True)
             instance.dead = False
             await until(lambda: supervisor.joined)
-            assert not supervisor.pauses.held
+            assert not supervisor.control.held
             assert instance.calls[-2:] == ["resume", ("version", 0)]
 
     async def test_foreign_pause_is_respected_until_its_end(self) -> None:
@@ -349,21 +349,21 @@ class TestPauses:
         instance.report = Gauges(0, 0, 0.0, started_at=1.0)
         async with Stage(instance, settings=QUICK) as stage:
             supervisor = stage.driver.supervisors["i0"]
-            await supervisor.pauses.hold("keep", False)
+            await supervisor.control.hold("keep", False)
             instance.calls.clear()
             restart(instance)
             instance.report = Gauges(0, 0, 0.0, started_at=2.0)
             await until(lambda: stage.events(InstanceLost))
             await until(lambda: supervisor.joined)
             assert instance.calls == [("pause", "keep", False), ("version", 0)]
-            assert supervisor.pauses.held
+            assert supervisor.control.held
 
     async def test_hold_released_while_joining_ends(self) -> None:
         """It was paused as held a moment before, and nobody would resume it any more."""
         instance = pausable(Scripted(), paused=False)
         async with Stage(instance, settings=QUICK) as stage:
             supervisor = stage.driver.supervisors["i0"]
-            await supervisor.pauses.hold("keep", False)
+            await supervisor.control.hold("keep", False)
             instance.dead = True
             await until(lambda: not supervisor.joined)
             restart(instance)
@@ -378,19 +378,19 @@ class TestPauses:
             instance.set_version = slowly  # type: ignore[method-assign]
             instance.dead = False
             await labelling.wait()
-            releasing = asyncio.create_task(supervisor.pauses.release())
+            releasing = asyncio.create_task(supervisor.control.release())
             await asyncio.sleep(0)
             may.set()
             await releasing
             assert supervisor.joined
-            assert not supervisor.pauses.held
+            assert not supervisor.control.held
             assert instance.calls[-3:] == [("pause", "keep", False), ("version", 0), "resume"]
 
     async def test_hold_released_between_restart_and_joining_ends(self) -> None:
         instance = pausable(Scripted(), paused=False)
         async with Stage(instance, settings=QUICK) as stage:
             supervisor = stage.driver.supervisors["i0"]
-            await supervisor.pauses.hold("keep", False)
+            await supervisor.control.hold("keep", False)
             instance.dead = True
             await until(lambda: not supervisor.joined)
             restart(instance)
@@ -405,7 +405,7 @@ class TestPauses:
             await until(lambda: supervisor.reason == "500")
             assert instance.calls[0] == ("pause", "keep", False)
             instance.description = msgspec.structs.replace(instance.description, paused=True)
-            await supervisor.pauses.release()
+            await supervisor.control.release()
             instance.set_version = usual  # type: ignore[method-assign]
             await until(lambda: supervisor.joined)
             assert "resume" in instance.calls
@@ -417,15 +417,15 @@ class TestPauses:
         supervisor = fleet.supervisor
         await supervisor.start()
         instance.calls.clear()
-        supervisor.orders.pause("keep", False)
-        supervisor.orders.resume()
-        supervisor.orders.pause("keep", False)
+        supervisor.control.pause("keep", False)
+        supervisor.control.resume()
+        supervisor.control.pause("keep", False)
         instance.report = Gauges(1, 0, 0.5, generated_tokens=10)
         await asyncio.sleep(60.0)
         pause = ("pause", "keep", False)
         assert instance.calls == [pause, "resume", pause]
         assert fleet.losses == []
-        supervisor.orders.resume()
+        supervisor.control.resume()
         await asyncio.sleep(60.0)
         assert "no progress" in fleet.losses[0]
         await supervisor.close()
@@ -440,7 +440,7 @@ class TestMembership:
 
             def lose(self, name: str, reason: str) -> None:
                 super().lose(name, reason)
-                self.supervisor.orders.update(1, self.load)
+                self.supervisor.control.update(1, self.load)
 
             async def load(self, client: Any, version: int) -> None:
                 self.loaded = version
@@ -467,7 +467,7 @@ class TestMembership:
         fleet = Fleet(instance, Settings())
         supervisor = fleet.supervisor
         await supervisor.start()
-        supervisor.orders.update(1, load)
+        supervisor.control.update(1, load)
         await asyncio.sleep(1.0)
         instance.dead = True
         await asyncio.sleep(5.0)

@@ -25,7 +25,7 @@ from rollout_sched.live.ports import (
     RequestRejected,
 )
 from rollout_sched.live.requests.attempt import LiveAttempt
-from rollout_sched.live.requests.attempts import AttemptStarter, AttemptTable, RunningAttempts
+from rollout_sched.live.requests.attempts import RunningAttempts
 from rollout_sched.live.requests.payloads import Payloads
 from rollout_sched.live.requests.token_payload import Piece, TokenPayload
 from rollout_sched.live.requests.trajectories import ToolCalls
@@ -78,11 +78,10 @@ class Stage:
     def __init__(self, payload: TokenPayload | None = None, *, patience_s: float = 0.0) -> None:
         self.link: Any = Link()
         self.payloads = payloads = Payloads()
-        self.running = RunningAttempts(self.link, payloads, ToolCalls(self.link, payloads))
-        table = AttemptTable(self.running, Settings())
+        tools, settings = ToolCalls(self.link, payloads), Settings(attempt_timeout_s=patience_s)
+        self.running = RunningAttempts(self.link, payloads, tools, settings, "run")
         self.payload = payload or TokenPayload([1, 2, 3], {})
         payloads.add("r", self.payload)
-        self.starter = AttemptStarter(self.link, payloads, self.running, table, patience_s, "run")
 
     @property
     def told(self) -> list[Event]:
@@ -94,7 +93,7 @@ class Stage:
 
 async def test_attempt_is_begun_and_its_answer_reported() -> None:
     stage = Stage()
-    stage.starter.dispatch(DISPATCH)
+    stage.running.dispatch(DISPATCH)
     order = await stage.order()
     assert (order.id, order.token_ids, order.max_new_tokens) == ("run-1", [1, 2, 3], 9)
     await stage.link.instance.answer(0, [7, 8])
@@ -107,7 +106,7 @@ async def test_attempt_is_begun_and_its_answer_reported() -> None:
 async def test_unverified_instance_gets_no_requests() -> None:
     stage = Stage()
     verified = stage.link.to_wait_for = asyncio.Event()
-    stage.starter.dispatch(DISPATCH)
+    stage.running.dispatch(DISPATCH)
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert not stage.link.instance.orders
@@ -118,7 +117,7 @@ async def test_unverified_instance_gets_no_requests() -> None:
 async def test_attempt_ended_while_waiting_is_not_begun() -> None:
     stage = Stage()
     verified = stage.link.to_wait_for = asyncio.Event()
-    stage.starter.dispatch(DISPATCH)
+    stage.running.dispatch(DISPATCH)
     (running,) = stage.running.on("i0")
     stage.running.failed(running, InstanceError("it is lost"))
     verified.set()
@@ -135,7 +134,7 @@ async def test_payload_error_fails_its_request() -> None:
         raise KeyError("prompt 7 is not in the data set")
 
     stage.payloads.add_group("g", make)
-    stage.starter.dispatch(Dispatch("g/0", 1, "i0", 3, 9, 0, group="g"))
+    stage.running.dispatch(Dispatch("g/0", 1, "i0", 3, 9, 0, group="g"))
     (failed,) = stage.told
     assert (failed.request, failed.attempt, failed.blame) == ("g/0", 1, "request")
     assert "prompt 7" in failed.reason
@@ -148,7 +147,7 @@ async def test_unsendable_request_fails_alone() -> None:
             raise ValueError("a bug of the caller's")
 
     stage = Stage(Unsendable([1], {}))
-    stage.starter.dispatch(DISPATCH)
+    stage.running.dispatch(DISPATCH)
     (failed,) = stage.told
     assert "a bug of the caller's" in failed.reason
 
@@ -156,7 +155,7 @@ async def test_unsendable_request_fails_alone() -> None:
 async def test_disbelieved_answer_is_a_failure() -> None:
     stage = Stage()
     stage.link.verdict = InstanceError("by weights that it cannot have")
-    stage.starter.dispatch(DISPATCH)
+    stage.running.dispatch(DISPATCH)
     await stage.order()
     await stage.link.instance.answer(0, [7])
     await until(lambda: stage.told)
@@ -169,7 +168,7 @@ async def test_disputed_answer_is_reported_when_settled() -> None:
     stage = Stage()
     asked = asyncio.Event()
     stage.link.verdict = asked.wait
-    stage.starter.dispatch(DISPATCH)
+    stage.running.dispatch(DISPATCH)
     await stage.order()
     await stage.link.instance.answer(0, [7])
     await until(lambda: stage.link.judged)
@@ -186,7 +185,7 @@ async def test_error_while_settling_breaks_the_scheduler_and_not_the_watch() -> 
         raise RuntimeError("a bug of ours")
 
     stage.link.verdict = settle
-    stage.starter.dispatch(DISPATCH)
+    stage.running.dispatch(DISPATCH)
     await stage.order()
     await stage.link.instance.answer(0, [7])
     await until(lambda: stage.link.failed)
@@ -195,18 +194,17 @@ async def test_error_while_settling_breaks_the_scheduler_and_not_the_watch() -> 
 
 async def test_patience_ends() -> None:
     stage = Stage(patience_s=0.01)
-    stage.starter.dispatch(DISPATCH)
+    stage.running.dispatch(DISPATCH)
     await stage.order()
     await until(lambda: stage.told)
     (failed,) = stage.told
     assert "no answer within 0.01 s" in failed.reason
 
 
-class StageAttemptTable:
+class StageStops:
     def __init__(self) -> None:
-        self.book = Book()
-        settings = Settings(abort_timeout_s=0.05, stream_s=0.01)
-        self.table = AttemptTable(self.book.running, settings)
+        self.book = Book(Settings(abort_timeout_s=0.05, stream_s=0.01))
+        self.running = self.book.running
 
     def begin(self, *, obeys: bool = True, streamed: int = 0) -> LiveAttempt:
         running = self.book.begin(1, streamed=streamed)
@@ -223,46 +221,46 @@ class StageAttemptTable:
 
 
 async def test_interrupt_is_reported_after_the_answer() -> None:
-    stage = StageAttemptTable()
+    stage = StageStops()
     stage.begin()
-    stage.table.interrupt(Interrupt("r1", 1, "i0"))
+    stage.running.interrupt(Interrupt("r1", 1, "i0"))
     await until(lambda: stage.told)
     assert isinstance(stage.told[0], RequestInterrupted)
-    stage.table.interrupt(Interrupt("r1", 1, "i0"))
-    stage.table.stop(1, "again")
-    stage.table.reject_streamed(1)
-    await stage.table.close()
+    stage.running.interrupt(Interrupt("r1", 1, "i0"))
+    stage.running.stop(1, "again")
+    stage.running.reject_streamed(1)
+    await stage.running.close()
     assert len(stage.told) == 1
 
 
 async def test_attempt_that_does_not_stop_fails_with_the_reason() -> None:
-    stage = StageAttemptTable()
+    stage = StageStops()
     running = stage.begin(obeys=False)
-    stage.table.stop(1, "it stands still")
+    stage.running.stop(1, "it stands still")
     assert running.stopped
     await until(lambda: stage.told)
     (told,) = stage.told
     assert "it stands still" in told.reason
-    await stage.table.close()
+    await stage.running.close()
 
 
 async def test_only_attempts_with_tokens_can_be_disbelieved() -> None:
-    stage = StageAttemptTable()
+    stage = StageStops()
     stage.begin(obeys=False)
-    stage.table.reject_streamed(1)
-    assert len(stage.table) == 1
-    await stage.table.close()
-    stage = StageAttemptTable()
+    stage.running.reject_streamed(1)
+    assert len(stage.running) == 1
+    await stage.running.close()
+    stage = StageStops()
     stage.begin(obeys=False, streamed=2)
-    stage.table.reject_streamed(1)
-    assert not len(stage.table)
+    stage.running.reject_streamed(1)
+    assert not len(stage.running)
     (told,) = stage.told
     assert not told.usable
-    await stage.table.close()
+    await stage.running.close()
 
 
 async def test_loss_is_reported_after_streamed_tokens_and_before_new_dispatches() -> None:
-    stage = StageAttemptTable()
+    stage = StageStops()
     stage.begin(obeys=False, streamed=2)
     heard: list[int] = []
 
@@ -270,10 +268,10 @@ async def test_loss_is_reported_after_streamed_tokens_and_before_new_dispatches(
         heard.append(len(stage.told))
         stage.book.begin(2)
 
-    stage.table.lose("i0", lost)
+    stage.running.lose("i0", lost)
     assert heard == [1]
-    assert not len(stage.table)
-    await stage.table.close()
+    assert not len(stage.running)
+    await stage.running.close()
 
 
 class LinkRunningAttempts:
@@ -300,10 +298,14 @@ class LinkRunningAttempts:
 
 
 class Book:
-    def __init__(self) -> None:
+    """Make it inside a running event loop."""
+
+    def __init__(self, settings: Settings | None = None) -> None:
         self.link: Any = LinkRunningAttempts()
         payloads = Payloads()
-        self.running = RunningAttempts(self.link, payloads, ToolCalls(self.link, payloads))
+        self.running = RunningAttempts(
+            self.link, payloads, ToolCalls(self.link, payloads), settings or Settings(), "o"
+        )
 
     def begin(self, attempt: int, instance: str = "i0", streamed: int = 0) -> LiveAttempt:
         dispatch = Dispatch(f"r{attempt}", attempt, instance, 3, 9, 0)
@@ -319,7 +321,7 @@ def outcome(finish: Any = "stop", tokens: int = 2) -> Outcome:
     return Outcome(tokens, finish, (), Piece([5] * tokens, None))
 
 
-def test_end_is_reported_once_and_its_piece_is_kept() -> None:
+async def test_end_is_reported_once_and_its_piece_is_kept() -> None:
     book = Book()
     running = book.begin(1)
     book.running.ended(running, outcome())
@@ -330,35 +332,33 @@ def test_end_is_reported_once_and_its_piece_is_kept() -> None:
     assert not len(book.running)
 
 
-def test_tokens_beyond_the_limit_are_dropped() -> None:
+async def test_tokens_beyond_the_limit_are_dropped() -> None:
     book = Book()
     running = book.begin(1)
     book.running.ended(running, outcome(tokens=30))
     assert len(running.payload.transcript.token_ids) == 9
 
 
-def test_tool_is_expected_before_its_turn_is_reported() -> None:
+async def test_tool_is_expected_before_its_turn_is_reported() -> None:
     book = Book()
     book.running.ended(book.begin(1), outcome("turn"))
     assert [dispatch.attempt for dispatch in book.link.acting] == [1]
     assert isinstance(book.link.told[0], TurnFinished)
 
 
-def test_attempts_of_an_instance_are_in_dispatch_order() -> None:
+async def test_attempts_of_an_instance_are_in_dispatch_order() -> None:
     book = Book()
     first, other, second = book.begin(1), book.begin(2, "i1"), book.begin(3)
     assert book.running.on("i0") == [first, second]
     assert 2 in book.running
     assert book.running.get(2) is other
-    book.running.forget("i0")
-    assert book.running.every() == [other]
+    await book.running.close()
     assert book.link.told == []
-    book.running.clear()
     assert not len(book.running)
     assert book.running.on("i1") == []
 
 
-def test_errors_are_blamed_on_instance_or_request() -> None:
+async def test_errors_are_blamed_on_instance_or_request() -> None:
     for error, blame, suspected in (
         (InstanceUnreached("refused"), "instance", ["i0"]),
         (ConnectionBroken("reset"), "unclear", ["i0"]),
@@ -372,11 +372,11 @@ def test_errors_are_blamed_on_instance_or_request() -> None:
         assert told.usable is not isinstance(error, AnswerUntrue)
 
 
-def test_streamed_tokens_of_a_lost_instance_are_reported_and_kept() -> None:
+async def test_streamed_tokens_of_a_lost_instance_are_reported_and_kept() -> None:
     book = Book()
     running = book.begin(1, streamed=4)
     book.begin(2, "i1", streamed=4)
-    book.running.lose("i0")
+    book.running.lose("i0", lambda: None)
     assert book.link.told == [TokensArrived("r1", 1, 4)]
     assert running.payload.transcript.token_ids == [5] * 4
     assert len(book.running) == 1

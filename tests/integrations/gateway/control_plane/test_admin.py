@@ -76,13 +76,13 @@ async def test_an_instance_can_be_paused_by_hand(house, first, second) -> None:
     status, answer = await house.ask("POST", "/admin/pause", body)
     assert (status, answer["succeeded"]) == (200, 2)
     assert first.calls[1:] == second.calls[1:] == [("pause", "abort", True)]
-    assert house.driver.supervisors[A].pauses.held
+    assert house.driver.supervisors[A].control.held
     status, answer = await house.ask("POST", "/admin/resume", {"mode": "abort"})
     assert (status, "mode" in answer["error"]["message"]) == (400, True)
     await house.ask("POST", "/admin/resume", {"instances": [A]})
     assert first.calls[-1] == "resume"
     assert second.calls[-1] != "resume"
-    assert not house.driver.supervisors[A].pauses.held
+    assert not house.driver.supervisors[A].control.held
     for wrong in ({"mode": "wait"}, {"moed": "keep"}):
         assert (await house.ask("POST", "/admin/pause", wrong))[0] == 400
     assert (await house.ask("POST", "/admin/pause", {"instances": ["c"]}))[0] == 404

@@ -52,7 +52,7 @@ async def test_the_states_of_an_instance(house, instance) -> None:
     assert state_of(A) == "idle"
     driver.versions.close_gate(A, "somebody loads weights")
     assert state_of(A) == "closed"
-    await driver.supervisors[A].pauses.hold("keep", False)
+    await driver.supervisors[A].control.hold("keep", False)
     assert state_of(A) == "held"
     assert set(figures.fleet.seconds(driver.pump.now)) == {"idle", "busy", "closed"}
 

@@ -386,7 +386,7 @@ async def test_a_refused_call_counts_as_not_done(house) -> None:
     status, answer = await broadcast([supervisor], call("/pause", pause="hold"))
     assert (status, answer["failed"][0]["status"]) == (502, 500)
     assert "no JSON" in answer["failed"][0]["message"]
-    assert not supervisor.pauses.held
+    assert not supervisor.control.held
 
 
 async def test_each_may_be_sent_a_body_of_its_own(house, first, second) -> None:

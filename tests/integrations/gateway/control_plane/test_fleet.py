@@ -117,7 +117,7 @@ async def test_a_held_instance_resumes_after_its_return(house, first, second) ->
     second.dead = False
     await until(lambda: supervisor.joined, 30)
     assert "pause" not in [call[0] for call in second.calls if isinstance(call, tuple)]
-    assert not supervisor.pauses.held
+    assert not supervisor.control.held
     assert house.driver.versions.gate(B) == ""
 
 
@@ -153,7 +153,7 @@ async def test_a_partly_awake_instance_gets_no_requests(house, first, second) ->
         assert (await house.ask("POST", f"/wake_up?tags={tag}"))[0] == 200
         for name in (A, B):
             assert bool(house.driver.versions.gate(name)) is still
-            assert house.driver.supervisors[name].pauses.held is still
+            assert house.driver.supervisors[name].control.held is still
 
 
 async def test_the_clients_key_is_enough_for_skyrl_s_own_generate(house, first, second) -> None:
@@ -266,12 +266,12 @@ async def test_a_manual_pause_is_known_to_the_supervisor(house) -> None:
     supervisor = house.driver.supervisors[A]
     for holding, releasing in (("pause", "resume"), ("sleep?level=0", "wake_up")):
         await house.ask("POST", f"/{holding}")
-        assert supervisor.pauses.held
+        assert supervisor.control.held
         await house.ask("POST", f"/{releasing}")
-        assert not supervisor.pauses.held
+        assert not supervisor.control.held
     house.instances[A].answers["/pause"] = (404, {})
     await house.ask("POST", "/pause")
-    assert not supervisor.pauses.held
+    assert not supervisor.control.held
 
 
 async def test_a_session_that_has_ended_is_forgotten(house) -> None:
@@ -298,7 +298,7 @@ async def test_a_client_that_hangs_up_does_not_stop_a_broadcast_halfway(
     await asyncio.gather(asking, return_exceptions=True)
     first.stream.put_nowait(b"{}")
     first.stream.put_nowait(None)
-    await until(lambda: supervisor.pauses.held)
+    await until(lambda: supervisor.control.held)
 
 
 @pytest.mark.parametrize(
