@@ -83,11 +83,11 @@ class InProcess(RolloutScheduler):
 
     async def _publish_weights(self, version: int, apply: Apply, wait: bool) -> None:
         if is_coroutine(apply):
-            await self._live.trainer.publish_weights(version, apply, wait=wait)
+            await self._live.trainer.weights.publish(version, apply, wait=wait)
             return
         update = update_of(version, apply)
         loader = await self._weight_loaders.loader_for(update)
-        await self._live.trainer.publish_weights(version, loader, encoded=stored(update), wait=wait)
+        await self._live.trainer.weights.publish(version, loader, stored(update), wait=wait)
 
     async def return_instance(self, url: str) -> None:
         self._live.driver.fleet.return_instance(url.rstrip("/"))

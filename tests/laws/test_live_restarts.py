@@ -151,8 +151,8 @@ class Trainer:
             for sample in batch.samples:
                 assert self._bound is None or sample.staleness <= self._bound
                 assert sample.rewards == await worth(sample)
-            if live.trainer.version <= batch.number:
-                await live.trainer.publish_weights(batch.number + 1, load, encoded=b"at once")
+            if live.trainer.weights.newest <= batch.number:
+                await live.trainer.weights.publish(batch.number + 1, load, encoded=b"at once")
             self.acknowledged = batch.number
 
     def _has(self, batch: int) -> bool:
@@ -202,7 +202,7 @@ async def trained(
                 training.result()
             training.cancel()
             killed.cancel()
-            version = rng.randint(0, one.live.trainer.version)
+            version = rng.randint(0, one.live.trainer.weights.newest)
     forever = float("inf")
     async with Life(policy, folder, forever, version, keep=keep) as last:
         await trainer.train(last.live)
@@ -260,7 +260,9 @@ class OneOfSeveral:
         await asyncio.sleep(3 * LEASE_S if befalls < 0.4 else 0.0)
         self._received = batch.number
         with contextlib.suppress(CallerError):  # the other trainer was faster
-            await live.trainer.publish_weights(live.trainer.version + 1, load, encoded=b"at once")
+            await live.trainer.weights.publish(
+                live.trainer.weights.newest + 1, load, encoded=b"at once"
+            )
 
 
 @pytest.mark.parametrize("policy", ["round_robin_sync", "areal"])

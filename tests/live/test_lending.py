@@ -100,7 +100,7 @@ async def test_instance_is_lent_and_returns() -> None:
         stage.driver.fleet.return_instance("i0")
         await until(lambda: stage.status("i0") is InstanceStatus.SERVING)
         assert stage.instances[0].calls[-1] == "resume"
-        await stage.trainer.publish_weights(1, load, wait=True)
+        await stage.trainer.weights.publish(1, load, wait=True)
 
 
 async def test_a_trainer_that_takes_whole_batches_is_lent_nothing() -> None:

@@ -215,7 +215,7 @@ async def test_wait_reason_names_missing_weights() -> None:
         await stage.instance.answer(0, [7])
         await asking
         assert "weights after version 0" in wait_reasons.batch(stage.driver)
-        await stage.trainer.publish_weights(1, load, wait=True)
+        await stage.trainer.weights.publish(1, load, wait=True)
         assert wait_reasons.weights(stage.driver) == ""
 
 

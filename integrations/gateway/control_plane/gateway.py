@@ -152,7 +152,7 @@ class Gateway:
             told = msgspec.json.encode(update.transfer)
             await self.check_paths("POST", endpoints.UPDATE_WEIGHTS, told)
         loader = await self._weight_loaders.loader_for(update)
-        await self.trainer.publish_weights(
+        await self.trainer.weights.publish(
             update.version, loader, encoded=stored(update), wait=update.wait
         )
 

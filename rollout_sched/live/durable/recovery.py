@@ -267,9 +267,12 @@ class RestoredPayloads:
         self._transcripts = transcripts
         self._make = make
 
-    def factory(self, prompt: Prompt) -> PayloadFactory:
-        """Makes the payloads of a prompt's samples."""
-        return partial(self._payload, prompt)
+    def factories(self) -> dict[str, PayloadFactory]:
+        """The factories of the samples of open groups."""
+        assert self._found.state is not None
+        prompts = self._found.prompts
+        open_groups = [group.group for group in self._found.state.groups]
+        return {uid: partial(self._payload, prompts[uid]) for uid in open_groups}
 
     def batches(self) -> list[Batch]:
         """The delivered and unacknowledged batches, part by part. The newest part of each reports

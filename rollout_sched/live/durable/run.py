@@ -138,7 +138,8 @@ class StoredRun:
         if event is None:
             return
         make = partial(self._payload, trainer)
-        trainer.restore(found, RestoredPayloads(found, self._transcripts, make))
+        earlier = RestoredPayloads(found, self._transcripts, make)
+        trainer.restore(found, earlier.batches(), earlier.factories())
         self._stale_attempts = StaleAttempts(driver, self._run_id(self.epoch - 1), found.running)
         driver.restore(event, found.paused, found.model)
         if found.weights is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -22,12 +22,13 @@ from rollout_sched.core.model.model import InstanceStatus
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.instances.fleet import Borrower
 from rollout_sched.live.ports import WeightLoader
+from rollout_sched.live.requests.payloads import PayloadFactory
 from rollout_sched.live.requests.trajectories import Tool
 from rollout_sched.live.trainer.delivery import TRAINER, BatchDelivery, Leases
 from rollout_sched.live.trainer.lengths import LengthStore
 from rollout_sched.live.trainer.rewards import RewardFunction
 from rollout_sched.live.trainer.samples import Batch, NamedTools, Prompt, batch_of
-from rollout_sched.live.trainer.stored import EarlierPayloads, Recovered, TrainerStore
+from rollout_sched.live.trainer.stored import Recovered, TrainerStore
 from rollout_sched.live.trainer.submissions import SamplePayloads, Submissions
 
 #: In these states no update is running.
@@ -56,10 +57,20 @@ class WeightPublisher:
         return self._driver.view.run.version
 
     async def publish(
-        self, version: int, apply: WeightLoader, encoded: bytes | None, *, wait: bool
+        self,
+        version: int,
+        apply: WeightLoader,
+        encoded: bytes | None = None,
+        *,
+        wait: bool = False,
     ) -> None:
-        """Publish a version that `apply` loads into one instance, and with `wait` wait until the
-        fleet has it. `said`: its encoded form, for the store."""
+        """Version `version` is ready; `apply(client, version)` loads it into one instance.
+        `encoded`: the form from which a later run can make that loader; required with a store.
+
+        With `wait`, waits until all joined instances, and at least one, have loaded it or a newer
+        one (instances lost meanwhile get it when they join again). Raises CallerError if the
+        version does not grow, or a batch was delivered only in part.
+        """
         if self._stored is not None and encoded is None:
             raise CallerError(
                 "with a store, weights must be loadable after a restart, and a coroutine cannot "
@@ -141,11 +152,6 @@ class TrainerSession:
         driver.front.endings.on_group_filtered = self._filter
         driver.on_broken = self._check_end
 
-    @property
-    def version(self) -> int:
-        """The newest version published."""
-        return self.weights.newest
-
     def submit(self, prompts: Iterable[Prompt], tool: Tool | None = None) -> None:
         """Queue groups. Raises CallerError at the first invalid group; those before it stay queued.
 
@@ -162,17 +168,16 @@ class TrainerSession:
         if self._stored is not None:
             await self._stored.promise()
 
-    def restore(self, found: Recovered, payloads: EarlierPayloads) -> None:
-        """Continue from what an earlier run has left. Call it before the scheduler is restored."""
+    def restore(
+        self, found: Recovered, batches: list[Batch], factories: Mapping[str, PayloadFactory]
+    ) -> None:
+        """Continue from what an earlier run has left: its unacknowledged batches, in order, and the
+        factory of the samples of each open group. Call it before the scheduler is restored."""
         assert found.state is not None
         run = found.state.run
         asked = run.takes_parts if run.trainer_waiting else None
-        self.batches.restore(payloads.batches(), asked, found.leases)
-        made = {
-            group.group: payloads.factory(found.prompts[group.group])
-            for group in found.state.groups
-        }
-        self.submissions.restore(found, made)
+        self.batches.restore(batches, asked, found.leases)
+        self.submissions.restore(found, factories)
         self._last_report = found.last_report
 
     def unknown(self, uids: Iterable[str]) -> list[str]:
@@ -220,18 +225,6 @@ class TrainerSession:
     def close(self) -> None:
         """Every current or later wait for a batch raises NotReady."""
         self.batches.close()
-
-    async def publish_weights(
-        self, version: int, apply: WeightLoader, *, encoded: bytes | None = None, wait: bool = False
-    ) -> None:
-        """Version `version` is ready; `apply(client, version)` loads it into one instance. `said`:
-        the encoded form from which a later run can make that loader; required with a store.
-
-        With `wait`, waits until all joined instances, and at least one, have loaded it or a newer
-        one (instances lost meanwhile get it when they join again). Raises CallerError if the
-        version does not grow, or a batch was delivered only in part.
-        """
-        await self.weights.publish(version, apply, encoded, wait=wait)
 
     # -- what the driver says --------------------------------------------------------------
 

@@ -13,9 +13,8 @@ import msgspec
 from rollout_sched.core.model.actions import Deliver
 from rollout_sched.core.model.events import Restored
 from rollout_sched.core.model.records import RunState
-from rollout_sched.live.requests.payloads import PayloadFactory
 from rollout_sched.live.trainer.delivery import LeaseFacts
-from rollout_sched.live.trainer.samples import Batch, LostGroup, Prompt, Reward
+from rollout_sched.live.trainer.samples import LostGroup, Prompt, Reward
 
 
 class TrainerStore(Protocol):
@@ -51,16 +50,6 @@ class TrainerStore(Protocol):
 
     def leased(self, batch: int, lease: LeaseFacts | None) -> None:
         """None: the lease is no longer needed."""
-        ...
-
-
-class EarlierPayloads(Protocol):
-    """The samples of an earlier epoch of the run."""
-
-    def factory(self, prompt: Prompt) -> PayloadFactory: ...
-
-    def batches(self) -> list[Batch]:
-        """Delivered and not acknowledged, in order."""
         ...
 
 

@@ -16,6 +16,7 @@ from rollout_sched.core.model.records import (
     Launch,
     RequestFacts,
     RunFacts,
+    RunState,
     Segment,
 )
 from rollout_sched.live.durable import records as facts
@@ -349,6 +350,7 @@ def test_tokens_are_read_when_they_are_needed(tmp_path):
         store.apply(changes)
         sample = DeliveredSample("a/0", "a", 0, 2, 2, (Segment(0, 2, "i0"),), 0, "stop")
         found = Recovered(
+            RunState(groups=(GroupFacts("a", 1, 1, 2, 9),)),
             prompts={"a": PROMPT_RESTORED_PAYLOADS},
             deliveries=[Deliver(0, 0, (sample,))],
             reported={0: [FailedGroup("b", "why")]},
@@ -357,8 +359,8 @@ def test_tokens_are_read_when_they_are_needed(tmp_path):
         (batch,) = payloads.batches()
         assert batch.samples[0].response_ids == [5, 6]
         assert batch.failed == [FailedGroup("b", "why")]
-        assert payloads.factory(PROMPT_RESTORED_PAYLOADS)(0).response_ids == [5, 6]
-        assert payloads.factory(PROMPT_RESTORED_PAYLOADS)(1).response_ids == []
+        assert payloads.factories()["a"](0).response_ids == [5, 6]
+        assert payloads.factories()["a"](1).response_ids == []
 
 
 def test_newest_stored_part_names_the_failed_groups(tmp_path):

@@ -167,11 +167,11 @@ async def test_weights_are_loaded_by_the_next_run(tmp_path):
 
     before, after = Scripted(), Scripted()
     async with run(tmp_path / "1", before) as live:
-        await live.trainer.publish_weights(3, load, encoded=b"how")
+        await live.trainer.weights.publish(3, load, encoded=b"how")
         await until(lambda: ("version", 3) in before.calls)
         left = await killed(live, tmp_path / "2")
     async with run(left) as live:
-        assert live.trainer.version == 3
+        assert live.trainer.weights.newest == 3
         assert live.records.stored.weights.version == 3
         assert live.records.stored.weights.loader == b"how"
         live.driver.restore_weights(load)
@@ -188,7 +188,7 @@ async def test_an_instance_that_was_being_updated_is_not_left_paused(tmp_path):
     async with run(tmp_path / "1", before, policy=load_policy("areal")) as live:
         live.trainer.submit([PROMPT])
         await before.order(0)
-        await live.trainer.publish_weights(1, never, encoded=b"how")
+        await live.trainer.weights.publish(1, never, encoded=b"how")
         await until(lambda: any("pause" in call for call in before.calls))
         left = await killed(live, tmp_path / "2")
     after.description = Description(
@@ -237,7 +237,7 @@ async def test_an_instance_that_was_to_be_resumed_is_not_left_paused(tmp_path):
     async with run(tmp_path / "1", before, policy=load_policy("areal")) as live:
         live.trainer.submit([PROMPT])
         await before.order(0)
-        await live.trainer.publish_weights(1, load, encoded=b"how")
+        await live.trainer.weights.publish(1, load, encoded=b"how")
         await resuming.wait()
         left = await killed(live, tmp_path / "2")
     after.description = Description(
@@ -280,8 +280,8 @@ async def test_loader_that_cannot_be_stored_is_refused(tmp_path):
 
     async with run(tmp_path / "1") as live:
         with pytest.raises(CallerError, match=r"pass Reload\(path\)"):
-            await live.trainer.publish_weights(1, load)
-        assert live.trainer.version == 0
+            await live.trainer.weights.publish(1, load)
+        assert live.trainer.weights.newest == 0
 
 
 async def test_a_trajectory_without_its_tool_fails_with_the_reason(tmp_path):
@@ -335,7 +335,7 @@ async def test_a_finished_trajectory_without_its_tool_does_not_start_over(tmp_pa
     async with run(left, after, prompts_per_step=2) as live:
         order = await after.order(0)
         assert order.token_ids == [3]
-        await live.trainer.publish_weights(1, load, encoded=b"how")
+        await live.trainer.weights.publish(1, load, encoded=b"how")
         await after.fail(0, InstanceError("aborted"))
         live.trainer.close_submissions()
         asking = asyncio.create_task(batch_of(live))

@@ -171,7 +171,7 @@ async def test_parts_of_a_batch() -> None:
         part = await asking
         assert (part.number, part.part, part.last, uids(part)) == (0, 0, False, ["b"])
         with pytest.raises(CallerError, match="take its parts up to the last"):
-            await trainer.publish_weights(1, load)
+            await trainer.weights.publish(1, load)
         asking = asyncio.create_task(trainer.next_batch(0, part=0, parts=True))
         await stage.instance.answer(0, [7])
         part = await asking
@@ -182,7 +182,7 @@ async def test_parts_of_a_batch() -> None:
         await stage.instance.answer(2, [7])
         part = await asking
         assert (part.part, part.last, uids(part)) == (2, True, ["c"])
-        await trainer.publish_weights(1, load)
+        await trainer.weights.publish(1, load)
         with pytest.raises(NotReady):
             await trainer.next_batch(0, 0.01, part=2, parts=True)
 
@@ -195,7 +195,7 @@ async def test_full_batches_come_under_any_policy() -> None:
         await stage.instance.answer(0, [7])
         await until(lambda: stage.driver.view.run.complete)
         assert not asking.done()
-        await stage.trainer.publish_weights(1, load)
+        await stage.trainer.weights.publish(1, load)
         await stage.instance.answer(1, [7])
         batch = await asking
         assert (uids(batch), batch.part, batch.last) == (["a", "b"], 0, True)
@@ -309,11 +309,11 @@ async def test_oversized_prompt_is_refused() -> None:
 
 async def test_publishing_waits_for_the_fleet() -> None:
     async with Stage() as stage:
-        await stage.trainer.publish_weights(1, load, wait=True)
-        assert stage.trainer.version == 1
+        await stage.trainer.weights.publish(1, load, wait=True)
+        assert stage.trainer.weights.newest == 1
         assert stage.driver.pump.scheduler.state.fleet.version == 1
         with pytest.raises(CallerError, match="versions must increase"):
-            await stage.trainer.publish_weights(1, load)
+            await stage.trainer.weights.publish(1, load)
 
 
 async def test_versions_are_those_that_made_the_tokens() -> None:
@@ -326,7 +326,7 @@ async def test_versions_are_those_that_made_the_tokens() -> None:
         stage.trainer.submit([prompt()])
         asking = stage.ask()
         await stage.instance.order()
-        await stage.trainer.publish_weights(1, load)
+        await stage.trainer.weights.publish(1, load)
         await until(lambda: stage.instance.calls)
         await stage.instance.answer(0, [7, 8], "abort")
         await stage.instance.answer(1, [9])
@@ -362,7 +362,7 @@ async def test_waiting_for_weights_ends_when_they_are_loaded() -> None:
         async def slowly(client: Any, version: int) -> None:
             await loading.wait()
 
-        publishing = asyncio.create_task(stage.trainer.publish_weights(1, slowly, wait=True))
+        publishing = asyncio.create_task(stage.trainer.weights.publish(1, slowly, wait=True))
         await until(lambda: stage.driver.pump.scheduler.state.progress.fleet_version == 1)
         await asyncio.sleep(0.01)
         assert not publishing.done()
@@ -377,7 +377,7 @@ async def test_weights_are_not_loaded_without_instances() -> None:
     async with Stage() as stage:
         await stage.driver.remove_instance("i0")
         assert not stage.trainer.weights.has_loaded(0)
-        waiting = asyncio.create_task(stage.trainer.publish_weights(1, load, wait=True))
+        waiting = asyncio.create_task(stage.trainer.weights.publish(1, load, wait=True))
         await asyncio.sleep(0.05)
         assert not waiting.done()
         await stage.driver.add_instance(Scripted("i1"))
@@ -391,7 +391,7 @@ async def test_broken_scheduler_ends_a_wait_for_weights(
     monkeypatch.setattr(weight_publisher, "_POLL_S", 0.01)
     async with Stage() as stage:
         await stage.driver.remove_instance("i0")
-        waiting = asyncio.create_task(stage.trainer.publish_weights(1, load, wait=True))
+        waiting = asyncio.create_task(stage.trainer.weights.publish(1, load, wait=True))
         await asyncio.sleep(0.03)
         stage.driver.pump.broken = RuntimeError("no more")
         with pytest.raises(RuntimeError, match="no more"):

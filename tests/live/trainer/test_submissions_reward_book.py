@@ -345,7 +345,7 @@ class TestRestarts:
         after = Scripted()
         async with run(after, Grader(first_token), store=left, **options) as live:
             await after.order(0)
-            await live.trainer.publish_weights(1, load, encoded=b"how")
+            await live.trainer.weights.publish(1, load, encoded=b"how")
             await after.fail(0, InstanceError("aborted"))
             asking = asyncio.create_task(batch_of(live))
             await after.answer(1, [8])

@@ -328,7 +328,7 @@ async def test_while_we_load_weights_the_trainer_waits(house, first, second) -> 
     async def load(client: Any, version: int) -> None:
         await loading.wait()
 
-    await house.service.gateway.trainer.publish_weights(1, load)
+    await house.service.gateway.trainer.weights.publish(1, load)
     await until(lambda: first.calls or second.calls)
     assert await statuses(house, (START, {})) == [409]
     loading.set()
