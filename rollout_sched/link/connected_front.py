@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rollout_sched.core.model.actions import Discard, Dispatch, Interrupt
 from rollout_sched.core.model.errors import CallerError
@@ -46,6 +46,9 @@ from rollout_sched.live.instances import AttemptIndex, InFlight
 from rollout_sched.live.ports import AnswerUntrue, InstanceError, Outcome
 from rollout_sched.live.requests import Settle, blame_of, drop, may_be_restarted
 
+if TYPE_CHECKING:
+    from rollout_sched.link.host import Host  # which makes these
+
 log = logging.getLogger(__name__)
 
 
@@ -77,64 +80,93 @@ class RemoteAttempt(InFlight):
         self.answer: Ended | None = None
 
 
-class OrderedAttempts:
-    """The attempts of one front. Their reported ends are checked by the host, where the instances
-    are supervised, before the scheduler is told.
+class ConnectedFront:
+    """Passes the front's reports to the scheduler, and sends it orders. The reported ends of its
+    attempts are checked here, where the instances are supervised, before the scheduler is told.
 
+    groups    the groups that it was given, with their specs
     attempts  the running ones
     turns     of trajectories whose tools run at the front: the attempt that made the turn
-    heard     the handlers of the front's reports about attempts, by type
     """
 
     def __init__(
-        self,
-        driver: Driver,
-        order: Callable[[Order], None],
-        tell: Callable[[Any], None],
-        discard: Callable[[Discard], None],
+        self, name: str, driver: Driver, host: Host, send: Callable[[bytes], None]
     ) -> None:
+        self.name = name
+        self.groups: dict[str, bytes] = {}
         self.attempts: AttemptIndex[RemoteAttempt] = AttemptIndex()
         self.turns: dict[str, int] = {}
-        self.heard: dict[type[Any], Callable[[Any], None]] = {
+        # What the front knows of instances: that they have joined, and their versions.
+        self._reached: dict[str, Instance] = {}
+        self._served: dict[str, int] = {}
+        self._driver = driver
+        self._host = host
+        self._send = send
+        self._sent = 0
+        self._frames = FrameSequence(driver.epoch)
+        self._repeated = 0
+        self._outbox: Outbox[Order] = Outbox(self._send_frame)
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._heard: dict[type[Any], Callable[[Any], None]] = {
             TokensArrived: self._arrived,
             RequestFinished: self._ended,
             RequestInterrupted: self._ended,
             TurnFinished: self._ended,
             RequestFailed: self._failed,
+            RequestSubmitted: self._submitted,
+            RequestWithdrawn: self._withdrawn,
+            SessionEnded: self.tell,
+            ToolReturned: self._tool_is_over,
+            TrajectoryEnded: self._tool_is_over,
+            PieceMade: self._piece_made,
+            Streamed: self._streamed,
+            RestartSuspected: self._restart_suspected,
+            InstanceReleased: self._released,
         }
-        # What the front knows of instances: that they have joined, and their versions.
-        self._reached: dict[str, Instance] = {}
-        self._served: dict[str, int] = {}
-        self._driver = driver
-        self._order = order
-        self._tell = tell
-        self._discard = discard
-        self._loop = asyncio.get_running_loop()
-        self._tasks: set[asyncio.Task[None]] = set()
 
-    # -- ordered ---------------------------------------------------------------------------
+    @property
+    def refused(self) -> int:
+        """Number of refused frames (of another epoch, or repeated) and of refused requests (with an
+        id that is in use)."""
+        return self._frames.refused + self._repeated
+
+    def order(self, message: Order) -> None:
+        self._outbox.put(message)
+
+    def tell(self, event: Any) -> None:
+        try:
+            self._driver.tell(event)
+        except CallerError as error:
+            log.error("%s of front %s was refused: %s", event, self.name, error)
+
+    def _send_frame(self, orders: list[Order]) -> None:
+        self._sent += 1
+        self._send(encode(Orders(self._driver.epoch, self._sent, orders)))
+
+    # -- what it is ordered ----------------------------------------------------------------
 
     def dispatch(self, action: Dispatch) -> None:
         attempt = RemoteAttempt(action, self._loop.time())
         self.attempts.add(attempt)
         verified = self._driver.supervisors[action.instance].health.verified
         if verified.is_set():
-            self._send(attempt)
+            self._send_dispatch(attempt)
         else:
             self._spawn(self._send_once_verified(attempt, verified))
 
     async def _send_once_verified(self, attempt: RemoteAttempt, verified: asyncio.Event) -> None:
         await verified.wait()
         if self.attempts.get(attempt.dispatch.attempt) is attempt:
-            self._send(attempt)
+            self._send_dispatch(attempt)
 
-    def _send(self, attempt: RemoteAttempt) -> None:
+    def _send_dispatch(self, attempt: RemoteAttempt) -> None:
         attempt.begun, attempt.reads = self._loop.time(), True
         name = attempt.dispatch.instance
         instance = self._driver.view.instance(name)
         if instance is not None:
             self._describe(instance)
-        self._order(attempt.dispatch)
+        self.order(attempt.dispatch)
 
     def _describe(self, instance: Instance) -> None:
         """Tell the front what it needs to know of the instance, if that is new."""
@@ -142,31 +174,36 @@ class OrderedAttempts:
         if self._reached.get(name) is not instance:
             self._reached[name] = instance
             client = self._driver.supervisors[name].client
-            self._order(ConnectInstance(name, getattr(client, "api_key", "")))
+            self.order(ConnectInstance(name, getattr(client, "api_key", "")))
         if self._served.get(name) != instance.version:
             self._served[name] = instance.version
-            self._order(InstanceVersion(name, instance.version))
+            self.order(InstanceVersion(name, instance.version))
 
     def departed(self, instance: str) -> None:
         """The instance is gone; if it joins again, the front is told again."""
         self._served.pop(instance, None)
         if self._reached.pop(instance, None) is not None:
-            self._order(DisconnectInstance(instance))
+            self.order(DisconnectInstance(instance))
 
     def interrupt(self, action: Interrupt) -> None:
         attempt = self.attempts.get(action.attempt)
         if attempt is None:
             return
         if attempt.reads:
-            self._order(action)
+            self.order(action)
         else:  # it was never sent
-            self._tell(self._interrupted(attempt))
+            self.tell(self._interrupted(attempt))
 
-    def end(self) -> list[RequestInterrupted]:
-        """The front is gone: returns the events of its attempts for the scheduler."""
+    def end(self) -> list[RequestInterrupted | TrajectoryEnded]:
+        """The front is gone. Returns the events of its running work, to be reported to the
+        scheduler when its groups have another owner."""
+        self._outbox.close()
         for task in self._tasks:
             task.cancel()
-        return [self._interrupted(attempt) for attempt in self.attempts.every()]
+        return [
+            *(self._interrupted(attempt) for attempt in self.attempts.every()),
+            *(TrajectoryEnded(name, number, "failed") for name, number in self.turns.items()),
+        ]
 
     def _interrupted(self, attempt: RemoteAttempt) -> RequestInterrupted:
         """End an attempt that will report nothing more. Its streamed tokens are kept; an answer
@@ -192,21 +229,63 @@ class OrderedAttempts:
             else:
                 self.attempts.take(attempt)
 
-    # -- on their way ----------------------------------------------------------------------
+    # -- what it says ----------------------------------------------------------------------
+
+    def receive(self, frame: bytes) -> None:
+        """Handle a frame of the front. Raises msgspec.DecodeError, FrameMissing."""
+        reports = read_reports(frame)
+        if self._frames.admits(reports):
+            for report in reports.reports:
+                self._heard[type(report)](report)
+
+    def _submitted(self, event: RequestSubmitted) -> None:
+        if not self._host.owns(self, event.request):
+            self._repeated += 1
+            return
+        try:
+            self._driver.pump.check()
+            self._driver.tell(event)
+        except Exception as error:  # reported to its client
+            self._host.no_longer_owned(event.request)
+            self.order(RejectRequest(event.request, str(error)))
+
+    def _withdrawn(self, event: RequestWithdrawn) -> None:
+        if self._host.is_owned(self, event.request):
+            self.tell(event)
+
+    def _piece_made(self, made: PieceMade) -> None:
+        """Keep the tokens, unless the attempt is no longer needed."""
+        wanted = self._driver.view.versions_of(made.attempt) is not None
+        acting = self.turns.get(made.request) == made.attempt
+        if (wanted or acting) and self._host.is_owned(self, group_of(made.request)):
+            add_piece(self._driver.front.payloads, made)
+
+    def _streamed(self, said: Streamed) -> None:
+        wanted = self._driver.view.versions_of(said.attempt) is not None
+        if wanted and self._host.is_owned(self, group_of(said.request)):
+            add_streamed(self._driver.front.payloads, said)
+
+    def _restart_suspected(self, report: RestartSuspected) -> None:
+        supervisor = self._driver.supervisors.get(report.instance)
+        if supervisor is not None:
+            supervisor.health.check_now()
+
+    def _released(self, report: InstanceReleased) -> None:
+        self._host.released(self, report.instance)
+
+    def _tool_is_over(self, event: ToolReturned | TrajectoryEnded) -> None:
+        turns = self.turns
+        if turns.get(event.request) == event.attempt:
+            del turns[event.request]
+            self.tell(event)
+
+    # -- its attempts ----------------------------------------------------------------------
 
     def _arrived(self, event: TokensArrived) -> None:
         attempt = self.attempts.get(event.attempt)
         if attempt is not None:
             attempt.streamed = event.tokens
-            self._tell(event)
-
-    def restart_suspected(self, instance: str) -> None:
-        """An attempt has failed in a way that suggests a restart of its instance."""
-        supervisor = self._driver.supervisors.get(instance)
-        if supervisor is not None:
-            supervisor.health.check_now()
-
-    # -- their ends ------------------------------------------------------------------------
+            self.tell(event)
 
     def _ended(self, event: Ended) -> None:
         attempt = self.attempts.get(event.attempt)
@@ -236,11 +315,11 @@ class OrderedAttempts:
     def _believe(self, attempt: RemoteAttempt, event: Ended) -> None:
         if not self.attempts.take(attempt):
             return
-        self._tell(event)
+        self.tell(event)
         turn_over = isinstance(event, TurnFinished)
         if turn_over and self._driver.view.is_acting(event.request, event.attempt):
             self.turns[event.request] = event.attempt
-            self._order(CallTool(event.request, event.attempt))
+            self.order(CallTool(event.request, event.attempt))
 
     def _reject(self, attempt: RemoteAttempt, event: Ended, error: InstanceError) -> None:
         """Refuse an answer. The front has kept its tokens: they are discarded if they are untrue,
@@ -251,11 +330,13 @@ class OrderedAttempts:
         request, number = dispatch.request, dispatch.attempt
         if untrue:
             group, index = dispatch.group, dispatch.index
-            self._discard(Discard(request, event.tokens, "untrue", False, number, group, index))
+            self._host.discard(
+                Discard(request, event.tokens, "untrue", False, number, group, index)
+            )
         elif event.tokens:
-            self._tell(TokensArrived(request, number, min(event.tokens, dispatch.max_new_tokens)))
+            self.tell(TokensArrived(request, number, min(event.tokens, dispatch.max_new_tokens)))
         if may_be_restarted(error):
-            self.restart_suspected(dispatch.instance)
+            self._restart_suspected(RestartSuspected(dispatch.instance))
         self._tell_failed(
             dispatch, RequestFailed(request, number, str(error), blame_of(error), not untrue)
         )
@@ -268,7 +349,7 @@ class OrderedAttempts:
 
     def _tell_failed(self, dispatch: Dispatch, event: RequestFailed) -> None:
         self._driver.front.payloads.note_error(dispatch, InstanceError(event.reason))
-        self._tell(event)
+        self.tell(event)
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(coroutine)
@@ -280,137 +361,3 @@ def _finish(event: Ended) -> Any:
     if isinstance(event, RequestFinished):
         return event.reason
     return "turn" if isinstance(event, TurnFinished) else "abort"
-
-
-class HostCallbacks(Protocol):
-    """The part of the host that this uses."""
-
-    def owns(self, front: ConnectedFront, request: str) -> bool:
-        """Make `front` the owner of `request`; False if it already has an owner."""
-
-    def no_longer_owned(self, request: str) -> None: ...
-    def is_owned(self, front: ConnectedFront, name: str) -> bool:
-        """Whether this front owns a client's request or a group."""
-
-    def released(self, front: ConnectedFront, instance: str) -> None: ...
-    def discard(self, action: Discard) -> None: ...
-
-
-class ConnectedFront:
-    """Passes the front's reports to the scheduler, and sends it orders.
-
-    ordered   the attempts that it was ordered to make
-    groups    the groups that it was given, with their specs
-    """
-
-    def __init__(
-        self,
-        name: str,
-        epoch: str,
-        driver: Driver,
-        owners: HostCallbacks,
-        send: Callable[[bytes], None],
-    ) -> None:
-        self.name = name
-        self.groups: dict[str, bytes] = {}
-        self._epoch = epoch
-        self._driver = driver
-        self._owners = owners
-        self._send = send
-        self._sent = 0
-        self._frames = FrameSequence(epoch)
-        self._repeated = 0
-        self._outbox: Outbox[Order] = Outbox(self._send_frame)
-        self.ordered = OrderedAttempts(driver, self.order, self.tell, owners.discard)
-        self._heard: dict[type[Any], Callable[[Any], None]] = {
-            **self.ordered.heard,
-            RequestSubmitted: self._submitted,
-            RequestWithdrawn: self._withdrawn,
-            SessionEnded: self.tell,
-            ToolReturned: self._tool_is_over,
-            TrajectoryEnded: self._tool_is_over,
-            PieceMade: self._piece_made,
-            Streamed: self._streamed,
-            RestartSuspected: self._restart_suspected,
-            InstanceReleased: self._released,
-        }
-
-    @property
-    def attempts(self) -> AttemptIndex[RemoteAttempt]:
-        """The running attempts of the front."""
-        return self.ordered.attempts
-
-    @property
-    def refused(self) -> int:
-        """Number of refused frames (of another epoch, or repeated) and of refused requests (with an
-        id that is in use)."""
-        return self._frames.refused + self._repeated
-
-    def order(self, message: Order) -> None:
-        self._outbox.put(message)
-
-    def tell(self, event: Any) -> None:
-        try:
-            self._driver.tell(event)
-        except CallerError as error:
-            log.error("%s of front %s was refused: %s", event, self.name, error)
-
-    def end(self) -> list[RequestInterrupted | TrajectoryEnded]:
-        """The front is gone. Returns the events of its running work, to be reported to the
-        scheduler when its groups have another owner."""
-        self._outbox.close()
-        turns = self.ordered.turns.items()
-        ended = [TrajectoryEnded(name, number, "failed") for name, number in turns]
-        return [*self.ordered.end(), *ended]
-
-    def _send_frame(self, orders: list[Order]) -> None:
-        self._sent += 1
-        self._send(encode(Orders(self._epoch, self._sent, orders)))
-
-    # -- what it says ----------------------------------------------------------------------
-
-    def receive(self, frame: bytes) -> None:
-        """Handle a frame of the front. Raises msgspec.DecodeError, FrameMissing."""
-        reports = read_reports(frame)
-        if self._frames.admits(reports):
-            for report in reports.reports:
-                self._heard[type(report)](report)
-
-    def _submitted(self, event: RequestSubmitted) -> None:
-        if not self._owners.owns(self, event.request):
-            self._repeated += 1
-            return
-        try:
-            self._driver.pump.check()
-            self._driver.tell(event)
-        except Exception as error:  # reported to its client
-            self._owners.no_longer_owned(event.request)
-            self.order(RejectRequest(event.request, str(error)))
-
-    def _withdrawn(self, event: RequestWithdrawn) -> None:
-        if self._owners.is_owned(self, event.request):
-            self.tell(event)
-
-    def _piece_made(self, made: PieceMade) -> None:
-        """Keep the tokens, unless the attempt is no longer needed."""
-        wanted = self._driver.view.versions_of(made.attempt) is not None
-        acting = self.ordered.turns.get(made.request) == made.attempt
-        if (wanted or acting) and self._owners.is_owned(self, group_of(made.request)):
-            add_piece(self._driver.front.payloads, made)
-
-    def _streamed(self, said: Streamed) -> None:
-        wanted = self._driver.view.versions_of(said.attempt) is not None
-        if wanted and self._owners.is_owned(self, group_of(said.request)):
-            add_streamed(self._driver.front.payloads, said)
-
-    def _restart_suspected(self, report: RestartSuspected) -> None:
-        self.ordered.restart_suspected(report.instance)
-
-    def _released(self, report: InstanceReleased) -> None:
-        self._owners.released(self, report.instance)
-
-    def _tool_is_over(self, event: ToolReturned | TrajectoryEnded) -> None:
-        turns = self.ordered.turns
-        if turns.get(event.request) == event.attempt:
-            del turns[event.request]
-            self.tell(event)

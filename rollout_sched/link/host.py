@@ -125,7 +125,7 @@ class SharedFleetAttempts:
         loss = self._losses.get(instance)
         if loss is None or front not in loss.waiting:
             return
-        front.ordered.lose(instance)
+        front.lose(instance)
         loss.waiting.discard(front)
         if loss.waiting:
             return
@@ -185,7 +185,7 @@ class Host:
         before = self.fronts.get(name)
         if before is not None:
             self.disconnect(before)
-        front = ConnectedFront(name, self.epoch, self._driver, self, send)
+        front = ConnectedFront(name, self._driver, self, send)
         self.fronts[name] = front
         front.order(FleetChanged(self._driver.max_model_len()))
         return front
@@ -216,7 +216,7 @@ class Host:
 
     def _departed(self, event: InstanceLost) -> None:
         for front in self.fronts.values():
-            front.ordered.departed(event.instance)
+            front.departed(event.instance)
 
     # -- groups ----------------------------------------------------------------------------
 
@@ -248,7 +248,7 @@ class Host:
             del front.groups[group]
             front.order(ReleaseGroup(group, requests))
 
-    # -- what fronts say (`connected_front.Owners`) ----------------------------------------
+    # -- what fronts say (`connected_front`) ----------------------------------------
 
     def owns(self, front: ConnectedFront, request: str) -> bool:
         if request in self._owners:
@@ -272,12 +272,12 @@ class Host:
         if front is None:
             self._here[Dispatch](action)
         else:
-            front.ordered.dispatch(action)
+            front.dispatch(action)
 
     def _interrupt(self, action: Interrupt) -> None:
         self._here[Interrupt](action)  # ignored if the attempt is not of this front
         for front in self.fronts.values():
-            front.ordered.interrupt(action)
+            front.interrupt(action)
 
     def _answer(self, action: Answer) -> None:
         front = self._owners.pop(action.sample.request, None)
@@ -291,7 +291,7 @@ class Host:
         if front is not None:
             front.order(action)
             if not action.attempt:
-                front.ordered.turns.pop(action.request, None)
+                front.turns.pop(action.request, None)
         if front is None or action.group:
             self._here[Discard](action)
         if action.ends and not action.group:

@@ -143,11 +143,11 @@ async def test_unsent_order_is_interrupted_at_the_host() -> None:
     async with Stage(1) as stage:
         stage.driver.supervisors["i0"].health.verified.clear()
         stage.ask()
-        ordered = stage.fronts[0].connected.ordered
-        await until(lambda: len(ordered.attempts) == 1)
-        (before,) = ordered.attempts.every()
-        ordered.interrupt(Interrupt(stage.request, before.dispatch.attempt, "i0"))
-        assert ordered.attempts.get(before.dispatch.attempt) is None
+        connected = stage.fronts[0].connected
+        await until(lambda: len(connected.attempts) == 1)
+        (before,) = connected.attempts.every()
+        connected.interrupt(Interrupt(stage.request, before.dispatch.attempt, "i0"))
+        assert connected.attempts.get(before.dispatch.attempt) is None
         assert not stage.scheduler.state.anomalies
         await asyncio.sleep(0.01)
         assert not stage.instance.orders
@@ -158,7 +158,6 @@ async def test_a_front_hears_of_an_instance_and_its_version_once() -> None:
         connected = stage.fronts[0].connected
         said: list[object] = []
         connected.order = said.append  # type: ignore[method-assign,assignment]
-        connected.ordered._order = said.append
         for _ in range(2):
             stage.ask()
         await until(lambda: len(said) == 4)
