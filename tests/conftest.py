@@ -16,6 +16,9 @@ from hypothesis import settings
 
 from tests import virtual_net
 
+#: Seconds that a coroutine test in real time may take.
+LIMIT_S = 300.0
+
 settings.register_profile("local", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
@@ -28,7 +31,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "real_time: a coroutine test with the machine's own clock")
+    config.addinivalue_line("markers", "real_time(limit_s): a coroutine test with a real clock")
 
 
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
@@ -36,9 +39,12 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     asyncio's own loop. Fixtures that are asynchronous context managers are entered in its loop."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
-    run = asyncio.run if pyfuncitem.get_closest_marker("real_time") else virtual_net.run
     names = pyfuncitem._fixtureinfo.argnames
-    run(_entered(pyfuncitem.obj, {name: pyfuncitem.funcargs[name] for name in names}))
+    test = _entered(pyfuncitem.obj, {name: pyfuncitem.funcargs[name] for name in names})
+    if mark := pyfuncitem.get_closest_marker("real_time"):
+        asyncio.run(asyncio.wait_for(test, mark.args[0] if mark.args else LIMIT_S))
+    else:
+        virtual_net.run(test)
     return True
 
 

@@ -13,39 +13,8 @@ from rollout_sched.integrations.http import Pool
 from rollout_sched.integrations.http.errors import AnswerBroken
 from tests.fuzz.http_words import FIELDS, WORDS, chunked, field_lines
 from tests.fuzz.laws import Messages, cuts, hold, packets
-from tests.integrations.http.wires import Wire
+from tests.integrations.http.wires import Heard, Wire
 from tests.virtual_loop import VirtualLoop
-
-
-class Heard:
-    """A receiver (`exchange.Receiver`) that records its calls."""
-
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-        self.status = 0
-        self.headers: list[tuple[bytes, bytes]] = []
-        self.body = bytearray()
-        self.error: Exception | None = None
-
-    def on_head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        self.calls.append("head")
-        self.status, self.headers = status, headers
-
-    def on_data(self, data: bytes) -> None:
-        if self.calls[-1] != "data":
-            self.calls.append("data")
-        self.body += data
-
-    def on_end(self) -> None:
-        self.calls.append("end")
-
-    def on_error(self, error: Exception) -> None:
-        self.calls.append("error")
-        self.error = error
-
-    @property
-    def over(self) -> bool:
-        return self.calls[-1:] in (["end"], ["error"])
 
 
 class Dialled(VirtualLoop):
@@ -79,7 +48,7 @@ async def _converse(loop: Dialled, sent: list[bytes]) -> tuple[Heard, bool, bool
         if wire.is_closing():
             break
         connection.data_received(packet)
-    early, kept = heard.over, not wire.is_closing()
+    early, kept = heard.over.is_set(), not wire.is_closing()
     connection.eof_received()
     connection.connection_lost(None)
     pool.close()
@@ -132,7 +101,9 @@ class Client:
             heard, *rest = converse(cut)
             ends = [call for call in heard.calls if call in ("end", "error")]
             hold(
-                "an exchange ends once, as its last call", len(ends) == heard.over == 1, heard.calls
+                "an exchange ends once, as its last call",
+                len(ends) == heard.over.is_set() == 1,
+                heard.calls,
             )
             hold("a head is reported once", heard.calls.count("head") <= 1, heard.calls)
             broken = heard.error is None or isinstance(heard.error, AnswerBroken)

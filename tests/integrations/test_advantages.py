@@ -32,7 +32,7 @@ def test_equal_rewards_teach_nothing() -> None:
     assert relative([0.3, 0.3, 0.3]) == pytest.approx([0.0, 0.0, 0.0])
 
 
-def test_what_has_no_reward_does_not_count() -> None:
+def test_samples_without_reward_do_not_count() -> None:
     rewards = [1.0, math.nan, 3.0, math.nan]
     assert group_advantages(BATCH, rewards, scale=False) == [-1.0, 0.0, 1.0, 0.0]
 

@@ -66,7 +66,7 @@ def test_groups_stay_whole_and_rewards_come_along() -> None:
     assert all((part["rewards"] == np.float32(0.25)).all() for part in parts)
 
 
-def test_one_may_be_without_samples() -> None:
+def test_a_micro_batch_may_be_empty() -> None:
     empty = micro_batches(msgspec.structs.replace(batch(), samples=[]), 1)[0]
     assert empty["cu_seqlens"].tolist() == [0]
     assert not empty["input_ids"].size

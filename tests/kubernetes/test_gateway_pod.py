@@ -101,7 +101,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_it_serves_follows_its_config_map_and_goes_on_with_its_store(root: Path) -> None:
+def test_a_pod_serves_follows_its_config_map_and_goes_on_with_its_store(root: Path) -> None:
     with fake_instance() as one, fake_instance() as two:
         folder = root / "etc/rollout-sched/endpoints"
         mount = Mount(folder, **{"endpoints.yaml": endpoints(one)})
@@ -121,7 +121,7 @@ def test_it_serves_follows_its_config_map_and_goes_on_with_its_store(root: Path)
             assert json.loads(state)["store"]["epoch"] == 2
 
 
-def test_it_starts_before_there_is_a_server(root: Path) -> None:
+def test_a_pod_starts_before_any_server(root: Path) -> None:
     folder = root / "etc/rollout-sched/endpoints"
     Mount(folder, **{"endpoints.yaml": (FOLDER / "fleet/endpoints.yaml").read_text()})
     with program(arguments(root), "listening on ") as gateway:

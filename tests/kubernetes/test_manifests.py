@@ -182,7 +182,7 @@ def test_the_endpoints_are_the_pods() -> None:
 
 
 @pytest.mark.parametrize("folder", DEPLOYMENTS)
-def test_what_selects_pods_finds_some(folder: str) -> None:
+def test_every_selector_finds_pods(folder: str) -> None:
     found = objects(folder)
     labels = [template["metadata"]["labels"] for template in templates(folder).values()]
     for service in of_kind("Service", found).values():

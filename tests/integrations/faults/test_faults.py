@@ -152,7 +152,7 @@ async def test_streams_that_say_everything_twice(tmp_path: Path) -> None:
     assert any(re.search(said, reason) for reason in reasons(tmp_path))
 
 
-async def test_a_client_is_told_that_its_stream_cannot_be_true(tmp_path: Path) -> None:
+async def test_a_stream_that_says_everything_twice_ends_in_an_error(tmp_path: Path) -> None:
     """It has the tokens already, so nothing can be made good, but never does it look good."""
     async with house(tmp_path, count=1) as the, aiohttp.ClientSession(the.url) as session:
         the.strike(0, "twice", times=1)
@@ -244,7 +244,7 @@ async def test_a_slow_instance_is_waited_for(tmp_path: Path, way: Way) -> None:
     assert reasons(tmp_path) == []
 
 
-async def test_one_that_is_too_slow_is_not(tmp_path: Path, way: Way) -> None:
+async def test_an_instance_that_is_too_slow_is_given_up(tmp_path: Path, way: Way) -> None:
     async with house(tmp_path, stream_every=5 * way.streams) as the:
         the.strike(0, "slow", seconds=60.0, times=3)
         await way.ask(the)
@@ -253,7 +253,7 @@ async def test_one_that_is_too_slow_is_not(tmp_path: Path, way: Way) -> None:
     assert all(reason.startswith(NEVER_ANSWERED) for reason in given_up)
 
 
-async def test_what_a_busy_instance_forgets_is_made_again(tmp_path: Path, way: Way) -> None:
+async def test_a_request_that_a_busy_instance_forgets_is_retried(tmp_path: Path, way: Way) -> None:
     """It never comes to rest, so that nobody could tell by that."""
     async with house(tmp_path, count=1, stream_every=5 * way.streams, speed=100.0) as the:
         long = asyncio.create_task(_one_long(the))
@@ -342,7 +342,7 @@ async def test_weights_that_cannot_be_loaded(tmp_path: Path, way: Way) -> None:
 
 
 @pytest.mark.parametrize("busy", [True, False])
-async def test_one_that_was_restarted_gets_its_weights_before_it_serves(
+async def test_a_restarted_instance_gets_its_weights_before_it_serves(
     tmp_path: Path, way: Way, busy: bool
 ) -> None:
     """It comes back with its first weights and an empty cache, so fast that no poll misses it."""
@@ -364,7 +364,7 @@ async def test_one_that_was_restarted_gets_its_weights_before_it_serves(
 
 
 @pytest.mark.parametrize("name", ["trainer", "trainer, streamed", "generate"])
-async def test_what_a_restarted_one_makes_before_any_poll_is_not_believed(
+async def test_answers_of_a_restarted_instance_are_refused_before_any_poll(
     tmp_path: Path, name: str
 ) -> None:
     """It answers with the weights of its start, which were taken for those it had before."""
@@ -379,7 +379,7 @@ async def test_what_a_restarted_one_makes_before_any_poll_is_not_believed(
     assert "it was restarted" in reasons(tmp_path)
 
 
-async def test_a_client_is_told_that_a_restarted_one_has_made_its_stream(tmp_path: Path) -> None:
+async def test_a_stream_of_a_restarted_instance_ends_in_an_error(tmp_path: Path) -> None:
     async with (
         house(tmp_path, count=1, settings=NO_POLLS) as the,
         aiohttp.ClientSession(the.url) as session,
@@ -393,7 +393,7 @@ async def test_a_client_is_told_that_a_restarted_one_has_made_its_stream(tmp_pat
         assert "restarted" in said
 
 
-async def test_one_that_dies_and_stays_dead(tmp_path: Path, way: Way) -> None:
+async def test_requests_of_a_dead_instance_go_on_elsewhere(tmp_path: Path, way: Way) -> None:
     async with house(tmp_path, stream_every=5 * way.streams, speed=100.0) as the:
         asking = asyncio.create_task(way.ask(the))
         await the.clients[0].until_generated(20)
@@ -410,7 +410,7 @@ async def test_one_that_dies_and_stays_dead(tmp_path: Path, way: Way) -> None:
     assert (len(joined), len(lost)) == (2, 1)
 
 
-async def test_one_that_makes_no_tokens_any_more(tmp_path: Path, way: Way) -> None:
+async def test_requests_of_a_stuck_instance_go_on_elsewhere(tmp_path: Path, way: Way) -> None:
     """Its requests run, it answers every poll, and nothing comes."""
     async with house(tmp_path, stream_every=5 * way.streams, speed=100.0) as the:
         asking = asyncio.create_task(way.ask(the))

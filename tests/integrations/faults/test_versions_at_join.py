@@ -29,7 +29,7 @@ from tests.integrations.faults.test_weights_around_us import (
 )
 
 
-async def test_a_trainer_that_starts_anew_before_a_trained_fleet_is_told_what_to_do(
+async def test_a_trained_fleet_before_a_new_trainer_is_refused_with_a_remedy(
     tmp_path: Path,
 ) -> None:
     """Else it would be handed tokens of version 4 as its own of version 0."""
@@ -43,7 +43,7 @@ async def test_a_trainer_that_starts_anew_before_a_trained_fleet_is_told_what_to
 
 
 @pytest.mark.parametrize("start_version", [4, "auto"])
-async def test_it_goes_on_from_there(tmp_path: Path, start_version: Any) -> None:
+async def test_a_start_version_adopts_a_trained_fleet(tmp_path: Path, start_version: Any) -> None:
     async with house(
         tmp_path, settings=PATIENT, labels=["4", "4"], start_version=start_version
     ) as the:
@@ -55,7 +55,7 @@ async def test_it_goes_on_from_there(tmp_path: Path, start_version: Any) -> None
         assert the.anomalies == {}
 
 
-async def test_what_is_adopted_ends_with_what_the_trainer_publishes(tmp_path: Path) -> None:
+async def test_versions_are_not_adopted_after_the_first_publication(tmp_path: Path) -> None:
     async with house(tmp_path, settings=PATIENT, start_version="auto") as the:
         async with RolloutScheduler.connect(the.url) as rollouts:
             await rollouts.publish_weights(1, weights(tmp_path), wait=True)
@@ -119,7 +119,7 @@ class TestLies:
                 await rollouts.publish_weights(4, weights(tmp_path))
             await until(lambda: versions(the) == [4, 4])
 
-    async def test_one_that_does_not_tell_its_version_is_believed_by_its_answers(
+    async def test_an_instance_without_weight_info_is_believed_by_its_answers(
         self, tmp_path: Path
     ) -> None:
         async with house(tmp_path, 1, settings=PATIENT, speed=SLOW) as the:

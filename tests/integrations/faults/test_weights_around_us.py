@@ -167,7 +167,7 @@ async def test_every_token_has_the_servers_version(tmp_path: Path, way: str, mod
         assert the.anomalies == {}
 
 
-async def test_one_that_lags_behind_is_known_to(tmp_path: Path) -> None:
+async def test_a_lagging_instance_holds_the_version_of_the_fleet(tmp_path: Path) -> None:
     async with house(tmp_path, settings=PATIENT) as the:
         await load_around_us(the, 3, "keep", 1)
         await until(lambda: versions(the) == [0, 3])
@@ -177,7 +177,7 @@ async def test_one_that_lags_behind_is_known_to(tmp_path: Path) -> None:
         await until(lambda: versions(the) == [3, 3])
 
 
-async def test_nothing_is_sent_to_one_that_somebody_else_has_paused(tmp_path: Path) -> None:
+async def test_an_instance_that_another_has_paused_is_sent_nothing(tmp_path: Path) -> None:
     async with house(tmp_path, settings=PATIENT) as the:
         await the.clients[0].post("/pause?mode=keep")
         await until(lambda: the.driver.versions.gate(the.name(0)))
@@ -190,7 +190,7 @@ async def test_nothing_is_sent_to_one_that_somebody_else_has_paused(tmp_path: Pa
         assert await the.clients[0].metric("vllm:generation_tokens_total") > 0
 
 
-async def test_one_that_somebody_else_has_paused_is_not_taken_for_stuck(tmp_path: Path) -> None:
+async def test_a_paused_instance_is_not_taken_for_stuck(tmp_path: Path) -> None:
     impatient = msgspec.structs.replace(PATIENT, stall_s=1.0)
     async with house(tmp_path, 1, settings=impatient, speed=SLOW) as the:
         asking = asyncio.create_task(as_clients(stream=True)(the))
@@ -217,7 +217,7 @@ async def test_a_trainer_that_publishes_what_it_has_loaded_is_understood(tmp_pat
 
 
 class TestBackFromTheDead:
-    async def test_it_waits_for_its_version(self, tmp_path: Path) -> None:
+    async def test_a_restarted_instance_waits_for_its_version(self, tmp_path: Path) -> None:
         """The trainer loads around us, so nobody but it can bring the weights back."""
         async with house(tmp_path, settings=PATIENT) as the:
             await load_around_us(the, 1, "keep")
@@ -230,7 +230,7 @@ class TestBackFromTheDead:
             await label(the.clients[0], 1)
             await until(lambda: versions(the) == [1, 1])
 
-    async def test_it_gets_them_where_we_know_how(self, tmp_path: Path) -> None:
+    async def test_a_restarted_instance_is_loaded_where_we_know_how(self, tmp_path: Path) -> None:
         """Without stopping the other."""
         names = []
         async with house(tmp_path, settings=PATIENT) as the:
@@ -245,7 +245,7 @@ class TestBackFromTheDead:
         updated = [e.instance for e in events(tmp_path) if isinstance(e, WeightsUpdated)]
         assert sorted(updated) == sorted([*names, names[0]])
 
-    async def test_with_old_weights_that_it_says_it_has(self, tmp_path: Path) -> None:
+    async def test_a_restarted_instance_with_old_weights_waits(self, tmp_path: Path) -> None:
         async with house(tmp_path, settings=PATIENT) as the:
             await load_around_us(the, 5, "keep")
             await until(lambda: versions(the) == [5, 5])

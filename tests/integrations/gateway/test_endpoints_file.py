@@ -7,6 +7,8 @@ import asyncio
 import builtins
 import json
 import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -208,6 +210,13 @@ class Fleet:
         self.removing: asyncio.Event | None = None
         self.file = EndpointsFile(path, self.add, self.remove, poll_s=0.001)
 
+    async def __aenter__(self) -> Fleet:
+        await self.file.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.file.close()
+
     async def add(self, url: str) -> None:
         self.changes.append(f"+{url}")
         if url in self.refused:
@@ -227,22 +236,24 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "endpoints.json"
 
 
+@pytest.fixture
+@asynccontextmanager
+async def fleet(path: Path) -> AsyncIterator[Fleet]:
+    async with Fleet(path) as opened:
+        yield opened
+
+
 class TestWatching:
-    async def test_listed_instances_join_and_others_leave(self, path: Path) -> None:
-        fleet = Fleet(path)
-        await fleet.file.open()
+    async def test_listed_instances_join_and_others_leave(self, path: Path, fleet: Fleet) -> None:
         assert fleet.here == {"http://a:1", "http://a:2"}
         write(path, 2, 3)
         await until(lambda: fleet.here == {"http://a:2", "http://a:3"})
         write(path)
         await until(lambda: not fleet.here)
-        await fleet.file.close()
 
     async def test_an_unreadable_file_changes_nothing_and_is_logged_once(
-        self, path: Path, caplog: pytest.LogCaptureFixture
+        self, path: Path, fleet: Fleet, caplog: pytest.LogCaptureFixture
     ) -> None:
-        fleet = Fleet(path)
-        await fleet.file.open()
         path.write_text("half a fi")
         await until(lambda: caplog.records)
         await asyncio.sleep(0.05)
@@ -251,7 +262,6 @@ class TestWatching:
         assert len(fleet.here) == 2
         write(path, 1)
         await until(lambda: len(fleet.here) == 1)
-        await fleet.file.close()
         assert sum("half" in r.message or "malformed" in r.message for r in caplog.records) <= 1
 
     async def test_a_config_map_that_changes_is_followed(self, tmp_path: Path) -> None:
@@ -270,20 +280,16 @@ class TestWatching:
         """Who writes into the file itself leaves a whole list that is too short, for a moment."""
         before, half, whole = listed(1, 2), listed(1), listed(1, 2, 3)
         looks = Looks(before, before, half, whole, half, whole, whole)
-        fleet = Fleet(looks)
-        await fleet.file.open()
-        await until(lambda: len(fleet.here) == 3)
-        assert not [change for change in fleet.changes if change.startswith("-")]
-        await fleet.file.close()
+        async with Fleet(looks) as fleet:
+            await until(lambda: len(fleet.here) == 3)
+            assert not [change for change in fleet.changes if change.startswith("-")]
 
     async def test_a_half_written_file_is_not_logged(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         looks = Looks(listed(1), "", listed(1)[:9], listed(1, 2))
-        fleet = Fleet(looks)
-        await fleet.file.open()
-        await until(lambda: len(fleet.here) == 2)
-        await fleet.file.close()
+        async with Fleet(looks) as fleet:
+            await until(lambda: len(fleet.here) == 2)
         assert not caplog.records
 
     @pytest.mark.real_time
@@ -308,9 +314,9 @@ class TestWatching:
         await fleet.file.close()
         assert "not read within 0.01 s" in caplog.text
 
-    async def test_a_relisted_instance_waits_until_it_has_left(self, path: Path) -> None:
-        fleet = Fleet(path)
-        await fleet.file.open()
+    async def test_a_relisted_instance_waits_until_it_has_left(
+        self, path: Path, fleet: Fleet
+    ) -> None:
         fleet.removing = asyncio.Event()
         write(path, 1)
         await asyncio.sleep(0.05)
@@ -320,26 +326,23 @@ class TestWatching:
         fleet.removing.set()
         await until(lambda: len(fleet.changes) == 4)
         assert fleet.changes[2:] == ["-http://a:2", "+http://a:2"]
-        await fleet.file.close()
 
     async def test_a_refused_instance_does_not_block_others(
         self, path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         fleet = Fleet(path)
         fleet.refused = {"http://a:1"}
-        await fleet.file.open()
-        assert fleet.here == {"http://a:2"}
-        await fleet.file.close()
+        async with fleet:
+            assert fleet.here == {"http://a:2"}
         assert "here already" in caplog.text
 
     async def test_an_instance_added_by_another_is_kept(self, path: Path) -> None:
         fleet = Fleet(path)
         fleet.refused = {"http://a:1"}
-        await fleet.file.open()
-        write(path, 3)
-        await until(lambda: fleet.here == {"http://a:3"})
-        assert "-http://a:1" not in fleet.changes
-        await fleet.file.close()
+        async with fleet:
+            write(path, 3)
+            await until(lambda: fleet.here == {"http://a:3"})
+            assert "-http://a:1" not in fleet.changes
 
     async def test_an_unusable_file_at_start_is_the_callers_fault(self, path: Path) -> None:
         path.write_text("{}")

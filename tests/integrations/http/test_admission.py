@@ -47,7 +47,7 @@ KEY = "authorization: Bearer k\r\n"
 
 @pytest.mark.parametrize("expect", ["", "expect: 100-continue\r\n"])
 @pytest.mark.parametrize("length", ["content-length: 50000000", "transfer-encoding: chunked"])
-async def test_who_is_not_admitted_is_told_so_before_a_byte_of_the_body_is_kept(length, expect):
+async def test_a_refused_client_is_answered_before_a_byte_of_its_body_is_kept(length, expect):
     app = Keyed()
     async with serving(app) as (server, port), dialled(port) as (reader, writer):
         head = f"POST /hot HTTP/1.1\r\nhost: x\r\n{expect}{length}\r\n\r\n".encode()
@@ -68,7 +68,7 @@ async def test_who_is_not_admitted_is_told_so_before_a_byte_of_the_body_is_kept(
 
 
 @on_both_loops
-async def test_who_is_admitted_is_asked_at_each_request():
+async def test_admission_is_checked_at_each_request():
     app = Keyed()
     async with serving(app) as (_, port), dialled(port) as (reader, writer):
         writer.write(post("/hot", b"a", KEY) + post("/hot", b"b", KEY) + post("/hot", b"c"))

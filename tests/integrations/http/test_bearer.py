@@ -11,7 +11,7 @@ from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.http.server import BearerKeys, authorization, check_key, read_keys
 
 
-def test_without_keys_everybody_is_let_in():
+def test_without_keys_every_call_is_admitted():
     keys = BearerKeys()
     assert not keys.known
     assert keys.admit(None)
@@ -19,7 +19,7 @@ def test_without_keys_everybody_is_let_in():
 
 
 @pytest.mark.parametrize("given", [b"Bearer one", b"Bearer two", b"bearer one", b"BEARER two"])
-def test_any_of_the_keys_lets_in_whatever_the_case_of_the_scheme(given):
+def test_any_key_admits_with_a_scheme_in_any_case(given):
     assert BearerKeys(["one", "two"]).admit(given)
 
 
@@ -40,13 +40,13 @@ def test_any_of_the_keys_lets_in_whatever_the_case_of_the_scheme(given):
         b"Bearer  one",
     ],
 )
-def test_nothing_else_does(given):
+def test_other_headers_are_refused(given):
     keys = BearerKeys(["one", "two"])
     assert keys.known
     assert not keys.admit(given)
 
 
-def test_what_a_key_is_sent_as_is_what_lets_it_in():
+def test_the_header_of_a_key_admits_it():
     assert BearerKeys(["a+b="]).admit(authorization("a+b="))
 
 
@@ -57,7 +57,7 @@ def test_a_key_that_cannot_stand_in_a_header(key):
 
 
 @pytest.mark.parametrize("given", [b"Bearer one", b"Bearer three", b"Bearer none"])
-def test_how_long_it_takes_tells_nothing_of_which_key_it_was(given, monkeypatch):
+def test_every_key_is_compared(given, monkeypatch):
     compared = []
 
     def compare(token, key, compare=hmac.compare_digest):

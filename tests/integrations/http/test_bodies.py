@@ -48,7 +48,7 @@ def test_a_length_is_kept_to():
     assert feed(Length(0), b"a") == (b"", b"a")
 
 
-def test_what_may_be_long_may_be_as_long_as_it_may():
+def test_chunk_lines_and_trailers_may_be_as_long_as_their_limits():
     line = b"1;" + b"a" * (MAX_CHUNK_LINE - 4) + b"\r\n"
     trailers = b"0\r\n" + b"a: b\r\n" * MAX_LINES + b"\r\n"
     for packets in ([line + b"x\r\n" + trailers], [line[:-1], line[-1:] + b"x\r\n" + trailers]):
@@ -56,7 +56,7 @@ def test_what_may_be_long_may_be_as_long_as_it_may():
 
 
 @pytest.mark.parametrize("length", [CHUNKED, UNTIL_CLOSE, 11])
-def test_more_than_there_may_be_is_refused_where_it_is_announced(length):
+def test_a_body_that_announces_too_much_is_refused(length):
     with pytest.raises(Malformed, match="longer than 10 bytes") as error:
         body_of(length, 10, fair=True).feed(b"b\r\n" if length == CHUNKED else b"x" * 11)
     assert error.value.status == 413
@@ -155,7 +155,7 @@ def cut(data: bytes, at: list[int]) -> list[bytes]:
 # -- What of bodies is here, and what finds no room --
 
 
-def test_who_finds_no_room_is_told_to_come_back_and_counted():
+def test_bodies_without_room_are_refused_and_counted():
     budget = BodyBudget(100)
     budget.used = 90
     refusals = [budget.full(), budget.full()]

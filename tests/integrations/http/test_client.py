@@ -229,7 +229,7 @@ async def test_a_second_answer_that_was_not_read_yet_does_not_meet_the_next_requ
 
 
 @on_both_loops
-async def test_nothing_that_listens():
+async def test_a_closed_port_is_not_connected():
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     pool = Pool(f"http://127.0.0.1:{port}")
@@ -417,7 +417,7 @@ async def test_an_answer_that_a_receiver_finds_too_long_ends_its_exchange():
         await until(lambda: peer.closed == 1)
 
 
-async def test_what_would_break_out_of_its_line_is_refused():
+async def test_requests_that_would_break_out_of_their_line_are_refused():
     pool = Pool("http://127.0.0.1:1")
     for method, target, headers in [
         ("GET", "/ HTTP/1.1\r\nx: y", ()),
@@ -477,7 +477,7 @@ def on_a_virtual_loop(test):
 
 
 @on_a_virtual_loop
-async def test_the_one_used_last_goes_first(connections, pool):
+async def test_the_connection_used_last_goes_first(connections, pool):
     _, old = idle(pool)
     _, new = idle(pool)
     assert connections.carry(sent())
@@ -487,7 +487,7 @@ async def test_the_one_used_last_goes_first(connections, pool):
 
 
 @on_a_virtual_loop
-async def test_one_that_the_server_closes_is_passed_over(connections, pool):
+async def test_an_idle_connection_that_the_server_closes_is_passed_over(connections, pool):
     _, gone = idle(pool)
     gone.other.close()
     assert not connections.carry(sent())
@@ -496,7 +496,7 @@ async def test_one_that_the_server_closes_is_passed_over(connections, pool):
 
 
 @on_a_virtual_loop
-async def test_each_is_closed_when_it_was_idle_too_long(connections, pool):
+async def test_connections_are_closed_when_idle_too_long(connections, pool):
     _, first = idle(pool)
     await asyncio.sleep(3.0)
     forgotten, left = idle(pool)
@@ -509,7 +509,7 @@ async def test_each_is_closed_when_it_was_idle_too_long(connections, pool):
 
 
 @on_a_virtual_loop
-async def test_one_whose_time_is_over_is_not_used_though_the_timer_is_late(connections, pool):
+async def test_an_expired_connection_is_not_used_though_its_timer_is_late(connections, pool):
     _, wire = idle(pool)
     connections.close()  # no timer
     await asyncio.sleep(KEEPALIVE_S)
@@ -536,12 +536,12 @@ def test_a_base_url_is_checked(url):
         ("https://[::1]:9/b/", "::1", 9, True),
     ],
 )
-def test_what_a_base_url_says(url, host, port, secure):
+def test_a_base_url_gives_host_port_and_tls(url, host, port, secure):
     origin = Origin(url, client_tls() if secure else None)
     assert (origin.host, origin.port, origin.ssl is not None) == (host, port, secure)
 
 
-def test_its_path_is_put_before_every_target():
+def test_the_base_path_is_put_before_every_target():
     origin = Origin("http://a:9/base/", None)
     for _ in range(2):
         assert origin.opening("GET", "/x?y") == b"GET /base/x?y HTTP/1.1\r\nhost: a:9\r\n"

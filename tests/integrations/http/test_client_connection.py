@@ -96,7 +96,7 @@ async def test_a_connection_that_will_close_is_not_kept(field):
         (b"x" * (MAX_HEAD + 1), "longer than"),
     ],
 )
-async def test_what_is_no_answer_is_an_error(answer, why):
+async def test_a_malformed_answer_is_an_error(answer, why):
     async with scripted(answering(answer)) as url:
         pool = Pool(url)
         with pytest.raises(AnswerBroken, match=why) as error:

@@ -41,7 +41,7 @@ class Failing(Client):
         raise RuntimeError("on purpose")
 
 
-def test_handed_ones_count_as_well():
+def test_handed_connections_count_as_well():
     connections = Connections(ServerLimits(max_connections=2))
     one, two, three = Client(), Client(), Client()
     assert connections.join(one)
@@ -54,7 +54,7 @@ def test_handed_ones_count_as_well():
     assert (list(connections.served), list(connections.handed)) == ([one, three], [])
 
 
-def test_only_one_that_was_counted_is_counted_on():
+def test_only_a_counted_connection_is_replaced():
     connections = Connections(ServerLimits())
     one, other, last = Client(), Client(), Client()
     connections.join(one)
@@ -63,7 +63,7 @@ def test_only_one_that_was_counted_is_counted_on():
     assert list(connections.served) == [last]
 
 
-async def test_whoever_is_late_expires_whatever_another_raises():
+async def test_late_connections_expire_after_any_exception():
     said = []
     asyncio.get_running_loop().set_exception_handler(lambda _, told: said.append(told))
     connections = Connections(ServerLimits(idle_s=0.01))
@@ -145,7 +145,7 @@ def test_a_transport_that_cannot_end_is_closed():
 
 
 @pytest.mark.parametrize("left", [1, 10])
-def test_one_that_still_reads_its_answer_is_waited_for(left):
+def test_a_client_that_still_reads_its_answer_is_waited_for(left):
     wire = Closable()
     lingering = make(wire)
     wire.unsent = 10
@@ -163,7 +163,7 @@ def test_once_it_has_read_all_the_moment_begins_anew():
     assert lingering.deadline == 100.0 + LINGER_S
 
 
-async def test_it_is_counted_until_it_is_lost():
+async def test_a_lingering_connection_counts_until_it_is_lost():
     lingering = make(Closable())
     connections = lingering._connections
     assert list(connections.served) == [lingering]

@@ -28,7 +28,7 @@ async def test_the_exchange_it_was_made_for_is_the_first():
 
 
 @on_both_loops
-async def test_who_cannot_be_reached_is_said_with_its_url():
+async def test_an_unreachable_peer_is_named_by_its_url():
     pool, heard, done = Pool("http://127.0.0.1:1"), Heard(), []
     dialler = Dialler(pool, Origin(pool.url, None), 5.0, lambda: done.append(True))
     dialler.dial(asked(heard))
@@ -39,7 +39,7 @@ async def test_who_cannot_be_reached_is_said_with_its_url():
 
 
 @on_both_loops
-async def test_what_is_given_up_ends_once():
+async def test_an_exchange_that_is_given_up_ends_once():
     pool, heard, cancelled = Pool("http://127.0.0.1:1"), Heard(), Heard()
     dialler = Dialler(pool, Origin(pool.url, None), 5.0, lambda: None)
     dialler.dial(asked(heard))

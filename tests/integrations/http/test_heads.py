@@ -75,7 +75,7 @@ def test_repeated_fields_are_one_list():
         "GET / HTTP/1.1\r\ncontent-length: 1\r\ncontent-length: 1",
     ],
 )
-def test_what_is_not_a_request_is_refused(head):
+def test_malformed_requests_are_refused(head):
     with pytest.raises(Malformed):
         read_request(head.encode("latin-1"))
 
@@ -83,7 +83,7 @@ def test_what_is_not_a_request_is_refused(head):
 @pytest.mark.parametrize(
     "line", ["HTTP/1.1 20 OK", "HTTP/1.1 2000", "HTTP/1.1 099", "HTTP/3 200", "ICY 200 OK", ""]
 )
-def test_what_is_not_a_response_is_refused(line):
+def test_malformed_status_lines_are_refused(line):
     with pytest.raises(Malformed):
         read_response(line.encode())
 
@@ -140,7 +140,7 @@ def test_http_1_0_knows_no_chunks():
         ("1.0", "x", False),
     ],
 )
-def test_whether_a_connection_lives_on(version, connection, keep):
+def test_keep_alive_follows_version_and_connection_field(version, connection, keep):
     fields = [] if connection is None else [f"connection: {connection}"]
     assert read_response(lines(f"HTTP/{version} 200 OK", *fields))[1].keep_alive is keep
 
@@ -200,7 +200,7 @@ def test_requests_in_packets(packet, before):
     assert not buffer.data
 
 
-def test_what_was_read_is_not_kept():
+def test_read_bytes_are_dropped():
     buffer = HeadBuffer(1000)
     buffer.feed(b"\r\n" + REQUEST + b"rest")
     buffer.head()
@@ -219,7 +219,7 @@ def test_an_absolute_target_becomes_its_path_for_us_and_for_whoever_reads_it_nex
 
 
 @pytest.mark.parametrize("target", ["*", "other:443", "ftp://other/hot"])
-def test_what_is_no_path_is_refused(target):
+def test_targets_without_a_path_are_refused(target):
     buffer = HeadBuffer(1000)
     buffer.feed(post(target))
     assert buffer.head() is not None
@@ -289,6 +289,6 @@ def test_answer_heads_a_head_that_is_too_long():
         b"HTTP/1.1 103 Early\r\nconnection: close\r\n\r\n",  # nothing may come behind it
     ],
 )
-def test_what_is_no_interim_answer(answer):
+def test_impossible_interim_answers_are_refused(answer):
     with pytest.raises(Malformed):
         AnswerHeads().read(answer)

@@ -19,7 +19,7 @@ def test_a_text_is_read_once():
     assert read == [b"a: b"]
 
 
-def test_it_is_bounded():
+def test_the_cache_is_bounded():
     cache = ParseCache(bytes, 10)
     for number in range(MAX_ENTRIES + 10):
         assert cache[b"%d" % number] == b"%d" % number
@@ -43,7 +43,7 @@ def test_secrets_are_not_kept(secret):
     assert not cache
 
 
-def test_what_only_names_a_secret_is_kept():
+def test_a_field_that_only_names_a_secret_is_kept():
     cache = ParseCache(bytes, 1000)
     assert cache[b"vary: cookie"] == b"vary: cookie"
     assert cache

@@ -71,7 +71,7 @@ def test_a_stream_to_http_1_0_ends_with_the_connection():
     assert not outlet.keep_alive
 
 
-def test_what_is_said_of_the_connection():
+def test_an_answer_names_the_end_of_its_connection():
     request, outlet = make(minor=0)
     request.answer(200, (), b"")
     assert b"\r\nconnection: keep-alive\r\n" in outlet.sent
@@ -159,7 +159,7 @@ def test_fields_by_name():
     assert (request.fields[b"a"], request.fields.get(b"c")) == (b"1, 3", None)
 
 
-def test_what_the_app_gives_up_is_said_or_cut_off():
+def test_a_failed_request_is_answered_or_cut_off():
     request, outlet = make()
     request.fail()
     assert outlet.sent.startswith(b"HTTP/1.1 500 ")
@@ -178,7 +178,7 @@ def test_what_the_app_gives_up_is_said_or_cut_off():
     assert (outlet.sent, outlet.dropped) == (b"", 0)
 
 
-async def test_what_the_app_raises_when_it_is_slowed_down_ends_its_answer():
+async def test_an_exception_in_a_pause_ends_the_answer():
     said = []
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, told: said.append(told["message"]))

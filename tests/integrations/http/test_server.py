@@ -77,7 +77,7 @@ async def test_pipelined_requests_are_answered_in_order_one_at_a_time(later):
 
 
 @on_both_loops
-async def test_what_is_sent_ahead_of_an_answer_is_bounded():
+async def test_requests_sent_ahead_of_an_answer_are_bounded():
     app = Echo(lambda request: None)
     async with serving(app) as (server, port), dialled(port) as (reader, writer):
         body = b"x" * 50_000
@@ -197,7 +197,7 @@ async def test_absolute_form():
         (b"\r\n" * 3 + post("/hot"), 400),
     ],
 )
-async def test_what_cannot_be_handled_is_refused_and_the_connection_closed(data, status):
+async def test_malformed_requests_are_refused_and_the_connection_closed(data, status):
     app = Echo()
     async with serving(app, max_body=100) as (server, port), dialled(port) as (reader, writer):
         writer.write(post("/hot") + data)
@@ -475,7 +475,7 @@ class Tripping(Echo):
     ],
 )
 @on_both_loops
-async def test_what_an_app_raises_ends_that_request_and_nothing_else(where, raise_, status):
+async def test_an_exception_of_the_app_ends_only_its_request(where, raise_, status):
     trouble = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, what: trouble.append(what))
     app = Tripping(where, raise_)
@@ -530,7 +530,7 @@ class Fallback(asyncio.Protocol):
 
 @pytest.mark.parametrize("where", ["made", "connection_made", "data_received", "connection_lost"])
 @on_both_loops
-async def test_what_a_fallback_raises_ends_that_connection_and_nothing_else(where):
+async def test_an_exception_of_the_fallback_ends_only_its_connection(where):
     trouble = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, what: trouble.append(what))
     async with serving(Echo(), lambda: Fallback(where)) as (server, port):

@@ -130,7 +130,7 @@ async def test_the_fallback_gets_one_request_and_nothing_after_it():
 
 
 @on_both_loops
-async def test_what_the_fallback_is_brought_counts_with_the_bodies():
+async def test_bodies_for_the_fallback_count_with_the_others():
     made = []
     async with serving(Echo(), quiet(made), max_bodies=1000) as (server, port):
         async with dialled(port) as (_, writer), dialled(port) as (refused, to_refused):

@@ -122,7 +122,7 @@ class Heard:
         self.calls: list[str] = []
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
-        self.body = b""
+        self.body = bytearray()
         self.error: Exception | None = None
         self.over = asyncio.Event()
 

@@ -46,7 +46,7 @@ class Collector:
 
 
 @pytest.mark.real_time
-async def test_what_ends_is_sent_and_all_of_it_at_the_end() -> None:
+async def test_all_spans_are_exported_by_the_end() -> None:
     collector = Collector()
     url = await collector.start()
     server = FakeServer(EngineSettings(load_scenario("qwen7b-8xh100").instance, speed=50.0))

@@ -68,7 +68,7 @@ def test_a_failure_does_not_quote_what_was_answered() -> None:
     assert "secret" not in span.to_json()
 
 
-def test_what_goes_on_elsewhere_is_linked_to_what_it_goes_on_from() -> None:
+def test_a_resumed_attempt_is_linked_to_the_lost_one() -> None:
     bench = Bench()
     bench.begin(1, "a")
     bench.generations.lose("a")

@@ -185,7 +185,7 @@ async def test_an_instance_hears_of_the_attempt_alone(whose: str) -> None:
 
 
 @pytest.mark.real_time
-async def test_one_that_goes_on_elsewhere_says_from_where() -> None:
+async def test_a_resumed_attempt_names_its_first_instance() -> None:
     async with traced("partial_rollout", 2) as the, aiohttp.ClientSession() as client:
         driver = the.service.live.driver
         body = {"prompt": [1, 2], "max_tokens": 4000, "ignore_eos": True, "stream": True}

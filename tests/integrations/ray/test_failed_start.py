@@ -9,7 +9,7 @@ import pytest
 from rollout_sched.integrations.ray import deployment
 
 
-async def test_what_could_not_start_ends_and_what_has_started_does_not(
+async def test_only_a_failed_start_ends_the_actor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(deployment, "AGAIN_S", 0.0)

@@ -59,7 +59,7 @@ class Book:
         return NamedServers("vllm-*", "address", self.add, self.remove, cluster)
 
 
-async def test_who_appears_joins_and_who_is_gone_goes() -> None:
+async def test_servers_join_and_leave_with_their_names() -> None:
     cluster = Names({"vllm-0": "http://a:1/", "vllm-1": ("b", 2), "trainer": "http://c:3"})
     book = Book()
     servers = book.following(cluster)
@@ -72,7 +72,7 @@ async def test_who_appears_joins_and_who_is_gone_goes() -> None:
     assert sorted(book.here) == ["http://b:2", "http://d:4"]
 
 
-async def test_who_was_started_again_elsewhere_is_found_there() -> None:
+async def test_a_server_that_moved_is_found_at_its_new_url() -> None:
     cluster = Names({"vllm-0": "http://a:1", "vllm-1": "http://b:2"})
     book = Book()
     servers = book.following(cluster)
@@ -84,7 +84,7 @@ async def test_who_was_started_again_elsewhere_is_found_there() -> None:
     assert cluster.methods == ["address"] * 4
 
 
-async def test_who_does_not_tell_yet_is_asked_again_and_said_once(
+async def test_a_server_without_url_is_asked_again_and_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     cluster = Names({"vllm-0": RuntimeError("starting"), "vllm-1": "http://b:2"})
@@ -99,7 +99,7 @@ async def test_who_does_not_tell_yet_is_asked_again_and_said_once(
     assert caplog.text.count("vllm-0") == 1
 
 
-async def test_who_is_refused_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_refused_server_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
     book = Book(refused="http://a:1")
     servers = book.following(Names({"vllm-0": "http://a:1"}))
     await servers.follow()
@@ -108,7 +108,7 @@ async def test_who_is_refused_is_tried_again(caplog: pytest.LogCaptureFixture) -
     assert caplog.text.count("it is no use") == 1
 
 
-async def test_it_follows_until_it_is_closed() -> None:
+async def test_servers_are_followed_until_the_close() -> None:
     book, here = Book(), asyncio.Event()
 
     async def add(url: str) -> None:
@@ -131,12 +131,12 @@ async def test_it_follows_until_it_is_closed() -> None:
         (["::1", "1"], "http://[::1]:1"),
     ],
 )
-def test_what_a_server_may_tell(told: Any, url: str) -> None:
+def test_a_server_may_name_its_url_in_several_ways(told: Any, url: str) -> None:
     assert url_of(told) == url
 
 
 @pytest.mark.parametrize("told", [None, 1, ("a",), b"a:1"])
-def test_what_it_may_not(told: Any) -> None:
+def test_other_answers_are_no_url(told: Any) -> None:
     with pytest.raises(ValueError, match="must return its URL"):
         url_of(told)
 
@@ -153,7 +153,7 @@ def replica(name: str, state: str) -> dict[str, Any]:
     }
 
 
-def test_those_count_that_run() -> None:
+def test_only_running_replicas_count() -> None:
     states = ["STARTING", "UPDATING", "RECOVERING", "RUNNING", "STOPPING", "PENDING_MIGRATION"]
     replicas = [replica(state.lower(), state) for state in states]
     details = {"applications": {"llm": {"deployments": {"VLLM": {"replicas": replicas}}}}}

@@ -141,9 +141,7 @@ async def test_a_group_that_can_never_be_whole_fails_with_the_reason(world: Worl
 @pytest.mark.parametrize(
     ("end", "error"), [(GatewayError("it is away"), GatewayError), (None, CallerError)]
 )
-async def test_when_nothing_more_will_come_all_are_told_and_whoever_asks_later(
-    end, error, world: World
-) -> None:
+async def test_all_groups_fail_when_the_scheduler_ends(end, error, world: World) -> None:
     (a,) = await world.ask("a")
     world.coordinator.check()
     world.rollouts.deliver(end)

@@ -87,6 +87,6 @@ def test_an_answer_without_log_probs_or_segments_says_none():
     assert made.interruptions == 0
 
 
-def test_what_is_no_answer_is_an_error():
+def test_an_error_in_place_of_an_answer_is_raised():
     with pytest.raises(msgspec.DecodeError):
         read(b'{"error": {"message": "no"}}')

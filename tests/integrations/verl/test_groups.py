@@ -100,7 +100,7 @@ async def test_a_second_turn_and_a_prompt_of_its_own_are_refused_with_the_remedy
         await group.sample(1, [2], {})
 
 
-def test_what_is_not_to_be_trained_passes_verls_loops():
+def test_masked_tokens_pass_verls_loops():
     made = sample(0, Span(3, "http://a", 0, 2), Span(5, "http://b", 2, 3))
     masked = msgspec.structs.replace(made, response_mask=[0, 0, 1])
     assert token_output(masked)["extra_fields"][MASK] == [0, 0, 1]
@@ -114,7 +114,7 @@ def test_what_is_not_to_be_trained_passes_verls_loops():
         ([1, 1, 1, 0], [0, 1, 1], [0, 1, 1, 0]),  # the end of a turn, by a chat template
     ],
 )
-def test_what_either_leaves_out_is_not_trained(loops, samples, both):
+def test_tokens_that_either_mask_leaves_out_are_not_trained(loops, samples, both):
     assert trained(loops, samples) == both
 
 

@@ -95,7 +95,7 @@ async def test_a_client_that_gives_up_frees_its_place() -> None:
     assert await fleet.acquire("v", 10, 20) == "a"
 
 
-async def test_what_no_server_can_hold_is_refused() -> None:
+async def test_a_request_too_large_for_every_server_is_refused() -> None:
     with pytest.raises((NoPlace, CallerError)):
         await placement("a").acquire("s", 10, 5000)
 
@@ -112,7 +112,7 @@ DEEDS = st.one_of(
 
 @settings(max_examples=150)
 @given(st.lists(DEEDS, max_size=40))
-def test_whatever_comes_nobody_waits_beside_a_free_place(deeds):
+def test_no_request_waits_beside_a_free_place(deeds):
     async def test() -> None:
         scheduler = SESSIONS.scheduler(1)
         fleet = Placement(scheduler, slots=2, kv_tokens=1000)

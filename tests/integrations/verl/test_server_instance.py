@@ -54,7 +54,7 @@ async def test_instances_are_what_the_load_balancer_has():
     assert sorted(rollouts.here) == ["b", "c"]
 
 
-async def test_one_that_does_not_answer_is_tried_again():
+async def test_a_silent_server_is_tried_again():
     rollouts, balancer = Rollouts(), Balancer(_servers={"a": object()})
     rollouts.refused.add("a")
     servers = VerlServers(rollouts, balancer)

@@ -33,7 +33,7 @@ def test_the_table_is_read_and_others_are_left_alone():
         (table(poll_s=0), "poll_s"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_place(custom, says):
+def test_a_faulty_setting_is_named_with_its_place(custom, says):
     with pytest.raises(ConfigError, match=says) as error:
         settings_of(custom)
     assert str(error.value).startswith(WHERE)

@@ -9,78 +9,60 @@ import pytest
 from rollout_sched.integrations.vllm.control import Throttle
 from rollout_sched.integrations.vllm.http_instance import AbortBatch
 from rollout_sched.live.ports import InstanceError, InstanceGone
-from tests import virtual_net
+
+
+class Sending:
+    """What is sent, once `gate` opens."""
+
+    def __init__(self):
+        self.sent = []
+        self.gate = asyncio.Event()
+        self.batch = AbortBatch(Throttle(100, "rate"), self.send)
+
+    async def send(self, ids):
+        await self.gate.wait()
+        self.sent.append(ids)
 
 
 async def test_aborts_of_one_tick_are_one_call():
-    sent = []
+    sending = Sending()
+    sending.gate.set()
+    await asyncio.gather(*(sending.batch.add(str(i)) for i in range(5)))
+    await sending.batch.add("5")
+    assert sending.sent == [["0", "1", "2", "3", "4"], ["5"]]
 
+
+async def test_an_exception_of_the_call_reaches_all_callers():
     async def send(ids):
-        sent.append(ids)
+        raise InstanceError("no")
 
     batch = AbortBatch(Throttle(100, "rate"), send)
-    await asyncio.gather(*(batch.add(str(i)) for i in range(5)))
-    await batch.add("5")
-    assert sent == [["0", "1", "2", "3", "4"], ["5"]]
-
-
-def test_an_exception_of_the_call_reaches_all_callers():
-    async def errors():
-        async def send(ids):
-            raise InstanceError("no")
-
-        batch = AbortBatch(Throttle(100, "rate"), send)
-        return await asyncio.gather(batch.add("a"), batch.add("b"), return_exceptions=True)
-
-    assert [type(error) for error in virtual_net.run(errors())] == [InstanceError, InstanceError]
+    errors = await asyncio.gather(batch.add("a"), batch.add("b"), return_exceptions=True)
+    assert [type(error) for error in errors] == [InstanceError, InstanceError]
 
 
 async def test_a_cancelled_caller_cancels_no_other():
-    gate = asyncio.Event()
-    calls = []
-
-    async def send(ids):
-        await gate.wait()
-        calls.append(ids)
-
-    batch = AbortBatch(Throttle(100, "rate"), send)
-    first, second = (asyncio.create_task(batch.add(name)) for name in "ab")
+    sending = Sending()
+    first, second = (asyncio.create_task(sending.batch.add(name)) for name in "ab")
     await asyncio.sleep(0)
     first.cancel()
     with pytest.raises(asyncio.CancelledError):
         await first
-    gate.set()
+    sending.gate.set()
     await second
-    assert calls == [["a", "b"]]
+    assert sending.sent == [["a", "b"]]
 
 
 @pytest.mark.real_time
-async def test_a_call_to_an_unreachable_server_ends_with_its_instance():
-    """It went on for as long as it takes to connect, after all else had been closed."""
-
-    async def send(ids):
-        await asyncio.Event().wait()
-
-    batch = AbortBatch(Throttle(100, "rate"), send)
-    waiting = asyncio.create_task(batch.add("a"))
+async def test_a_closed_batch_ends_its_call_and_sends_nothing_more():
+    """A call to an unreachable server went on for as long as it takes to connect."""
+    sending, mine = Sending(), asyncio.all_tasks()
+    waiting = asyncio.create_task(sending.batch.add("a"))
     await asyncio.sleep(0.01)
-    await batch.close()
+    await sending.batch.close()
     with pytest.raises(InstanceGone, match="closed before it answered an abort"):
         await waiting
-    assert asyncio.all_tasks() == {asyncio.current_task()}
-
-
-@pytest.mark.real_time
-async def test_a_closed_batch_sends_nothing():
-    """Who had several to abort went on with the next one after the instance was closed."""
-    sent = []
-
-    async def send(ids):
-        sent.append(ids)
-
-    batch = AbortBatch(Throttle(100, "rate"), send)
-    await batch.close()
     with pytest.raises(InstanceGone, match="closed"):
-        await batch.add("a")
-    assert asyncio.all_tasks() == {asyncio.current_task()}
-    assert not sent
+        await sending.batch.add("b")
+    assert asyncio.all_tasks() == mine
+    assert not sending.sent

@@ -38,39 +38,40 @@ def test_all_files_of_the_index_must_exist(tmp_path):
     check_checkpoint(tmp_path)
 
 
-def test_a_missing_folder_is_refused(tmp_path):
-    with pytest.raises(CallerError, match="no such folder"):
-        check_checkpoint(tmp_path / "nowhere")
-
-
-def test_an_empty_folder(tmp_path):
-    with pytest.raises(CallerError, match="has no weights"):
-        check_checkpoint(tmp_path)
-
-
-def test_a_broken_index(tmp_path):
-    (tmp_path / INDEX).write_text("{")
-    with pytest.raises(CallerError, match=INDEX):
-        check_checkpoint(tmp_path)
+def index(name: str) -> bytes:
+    return json.dumps({"weight_map": {"w": name}}).encode()
 
 
 @pytest.mark.parametrize(
-    "content",
+    ("files", "says"),
     [
-        b"",
-        b"\0" * 8,
-        b"version https://git-lfs.github.com/spec/v1\n",
-        safetensors()[:-1],
-        safetensors(data=b"\0" * 9),
-        safetensors()[:20],
-        safetensors(head=b"no json"),
-        safetensors(head=b"{}"),
-        safetensors(head=b'{"w": {"data_offsets": [0]}}'),
+        ({}, "has no weights"),
+        ({INDEX: b"{"}, INDEX),
+        ({INDEX: index("a\0b")}, "weights"),
+        *(
+            ({"a.safetensors": safetensors(), INDEX: index(name)}, "not a file of this folder")
+            for name in ("../other/a.safetensors", "/etc/passwd", "sub/a.safetensors")
+        ),
+        *(
+            ({"model.safetensors": content}, r"model\.safetensors")
+            for content in (
+                b"",
+                b"\0" * 8,
+                b"version https://git-lfs.github.com/spec/v1\n",
+                safetensors()[:-1],
+                safetensors(data=b"\0" * 9),
+                safetensors()[:20],
+                safetensors(head=b"no json"),
+                safetensors(head=b"{}"),
+                safetensors(head=b'{"w": {"data_offsets": [0]}}'),
+            )
+        ),
     ],
 )
-def test_a_file_that_is_not_whole(tmp_path, content):
-    (tmp_path / "model.safetensors").write_bytes(content)
-    with pytest.raises(CallerError, match=r"model\.safetensors"):
+def test_a_broken_checkpoint_is_refused(tmp_path, files, says):
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(CallerError, match=says):
         check_checkpoint(tmp_path)
 
 
@@ -88,24 +89,10 @@ def test_a_device_is_not_read(tmp_path):
         check_checkpoint(tmp_path)
 
 
-def test_an_index_that_names_what_no_path_can_be(tmp_path):
-    (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"w": "a\0b"}}))
-    with pytest.raises(CallerError, match="weights"):
-        check_checkpoint(tmp_path)
-
-
 def test_a_head_is_not_read_beyond_the_formats_limit(tmp_path):
     """The file is sparse: it takes no room, but would be read into memory."""
     with (tmp_path / "model.safetensors").open("wb") as stream:
         stream.write((10**9).to_bytes(8, "little"))
         stream.truncate(2 * 10**9)
     with pytest.raises(CallerError, match="not a safetensors file"):
-        check_checkpoint(tmp_path)
-
-
-@pytest.mark.parametrize("name", ["../other/a.safetensors", "/etc/passwd", "sub/a.safetensors"])
-def test_an_index_names_files_of_its_own_folder_alone(tmp_path, name):
-    (tmp_path / "a.safetensors").write_bytes(safetensors())
-    (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"w": name}}))
-    with pytest.raises(CallerError, match="not a file of this folder"):
         check_checkpoint(tmp_path)

@@ -76,6 +76,8 @@ def test_without_scale_out_completions_are_used_and_the_flag_is_named():
     assert "weight_versions" not in description.capabilities
     assert len(findings.notes) == 1
     assert "--enable-scale-out" in findings.notes[0]
+    with pytest.raises(InstanceError, match=r"403.*--enable-scale-out"):
+        describe(server, endpoint="generate")
 
 
 def test_without_the_dev_mode_aborts_take_the_open_way():
@@ -99,24 +101,6 @@ def test_without_both_nothing_can_be_aborted():
     assert any("not streamed are lost" in note for note in findings.notes)
 
 
-def test_unknown_slots_must_be_given():
-    server = ScriptedVllm()
-    server.missing.add("/server_info")
-    with pytest.raises(InstanceError, match=r"give slots.*--max-num-seqs"):
-        describe(server)
-
-
-@pytest.mark.parametrize(
-    "info",
-    [{}, {"vllm_config": "text"}, {"vllm_config": {"scheduler_config": {"max_num_seqs": "x"}}}],
-)
-def test_server_info_of_another_shape_is_not_believed(info):
-    server = ScriptedVllm()
-    server.server_info = info
-    with pytest.raises(InstanceError, match="give slots"):
-        describe(server)
-
-
 def test_all_engines_of_an_instance_count():
     server = ScriptedVllm()
     server.metrics += server.metrics.replace('engine="0"', 'engine="1"')
@@ -129,13 +113,6 @@ def test_insisting_on_completions():
     assert findings.dialect.target == "/v1/completions"
     assert findings.notes == ()
     assert "completions" in description.capabilities
-
-
-def test_insisting_on_generate_where_it_is_off():
-    server = ScriptedVllm()
-    server.scale_out = False
-    with pytest.raises(InstanceError, match=r"403.*--enable-scale-out"):
-        describe(server, endpoint="generate")
 
 
 def test_the_key_is_used_and_missed():
@@ -177,28 +154,45 @@ def test_an_unknown_cache_size_may_be_given():
     assert describe(server, kv_tokens=5000)[0].kv_tokens == 5000
 
 
+def info(slots: object) -> dict[str, object]:
+    return {"vllm_config": {"scheduler_config": {"max_num_seqs": slots}}}
+
+
 @pytest.mark.parametrize(
     ("told", "says"),
     [
-        ({"models": {"data": [{"id": "tiny", "max_model_len": -1}]}}, "/v1/models"),
-        ({"models": {"data": [{"id": "tiny", "max_model_len": 10**30}]}}, "/v1/models"),
-        ({"models": {"data": [{"id": "tiny"}]}}, "max_model_len"),
-        ({"models": {"data": [{"id": "a\x1b[2Jb\n", "max_model_len": 9}]}}, "/v1/models"),
-        ({"models": {"data": [{"id": "a" * 1000, "max_model_len": 9}]}}, "/v1/models"),
-        (
-            {"server_info": {"vllm_config": {"scheduler_config": {"max_num_seqs": 10**30}}}},
-            "give slots",
+        *(({"server_info": told}, "give slots") for told in ({}, {"vllm_config": "text"})),
+        *(({"server_info": info(slots)}, "give slots") for slots in ("x", 10**30, -4)),
+        ({"missing": {"/server_info"}}, r"give slots.*--max-num-seqs"),
+        ({"missing": {"/metrics"}}, r"/metrics answered 404.*--disable-log-stats"),
+        ({"handlers": {}}, "/v1/models answered 404"),
+        *(
+            ({"models": models}, "/v1/models")
+            for models in ({"data": []}, {"data": [{"id": 3}]}, [], "tiny", None)
         ),
-        (
-            {"server_info": {"vllm_config": {"scheduler_config": {"max_num_seqs": -4}}}},
-            "give slots",
+        *(
+            ({"models": {"data": [{"id": "tiny", "max_model_len": length}]}}, "/v1/models")
+            for length in (-1, 10**30)
+        ),
+        ({"models": {"data": [{"id": "tiny"}]}}, "max_model_len"),
+        *(
+            ({"models": {"data": [{"id": name, "max_model_len": 9}]}}, "/v1/models")
+            for name in ("a\x1b[2Jb\n", "a" * 1000)
         ),
         ({"metrics": METRICS.replace('"131072"', '"1' + "0" * 30 + '"')}, "KV cache"),
         ({"metrics": METRICS.replace('"131072"', '"-5"')}, "KV cache"),
         ({"metrics": METRICS.replace("1.79523393016e+09", "NaN")}, "/metrics"),
+        # Without /update_weight_version, say, tokens would keep the label of a start for ever.
+        *(
+            ({"failing": {path}}, f"{path} answered 500")
+            for path in (
+                *("/inference/v1/generate", "/abort_requests", "/pause", "/collective_rpc"),
+                *("/update_weight_version", "/weight_info", "/version"),
+            )
+        ),
     ],
 )
-def test_figures_that_cannot_be_are_refused_with_a_clear_reason(told, says):
+def test_impossible_answers_are_refused_with_a_clear_reason(told, says):
     server = ScriptedVllm()
     for attribute, value in told.items():
         setattr(server, attribute, value)
@@ -212,37 +206,6 @@ def test_figures_that_cannot_be_are_refused_with_a_clear_reason(told, says):
 def test_sizes_that_cannot_be_given(settings):
     with pytest.raises(CallerError, match="it must be a number from 1 to"):
         HttpInstance("http://h:1", **settings)
-
-
-@pytest.mark.parametrize("models", [{"data": []}, {"data": [{"id": 3}]}, [], "tiny", None])
-def test_models_of_another_shape(models):
-    server = ScriptedVllm()
-    server.models = models
-    with pytest.raises(InstanceError, match="/v1/models"):
-        describe(server)
-
-
-def test_no_metrics():
-    server = ScriptedVllm()
-    server.missing.add("/metrics")
-    with pytest.raises(InstanceError, match=r"/metrics answered 404.*--disable-log-stats"):
-        describe(server)
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        *("/inference/v1/generate", "/abort_requests", "/pause", "/collective_rpc"),
-        *("/update_weight_version", "/weight_info", "/version"),
-    ],
-)
-def test_a_failed_question_differs_from_a_missing_route(path):
-    """Without /update_weight_version, say, its tokens would keep the label of a start, and all of
-    them be too old for ever."""
-    server = ScriptedVllm()
-    server.failing.add(path)
-    with pytest.raises(InstanceError, match=f"{path} answered 500"):
-        describe(server)
 
 
 class OneFails(ServerControl):
@@ -270,13 +233,6 @@ async def test_when_one_question_fails_none_goes_on():
             assert control.under_way == 0
         finally:
             await control.close()
-
-
-def test_a_server_of_another_kind():
-    server = ScriptedVllm()
-    server.handlers.clear()
-    with pytest.raises(InstanceError, match="/v1/models answered 404"):
-        describe(server)
 
 
 def limits(path_of: str = "") -> EngineLimits:

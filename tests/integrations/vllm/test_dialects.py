@@ -168,7 +168,7 @@ def test_sampling_that_is_no_json_is_the_requests_fault(dialect, value):
 
 
 @pytest.mark.parametrize("dialect", [Generate(), Completions()])
-def test_how_many_tokens_it_says_to_have_made(dialect):
+def test_the_reported_number_of_tokens_is_read(dialect):
     choice = {"token_ids": [1], "finish_reason": None}
     told = [{"choices": [choice], "usage": usage} for usage in ({"completion_tokens": 7}, None)]
     told.append({"choices": [], "usage": {"completion_tokens": 8}})

@@ -487,7 +487,7 @@ def test_log_probs_of_the_whole_vocabulary_make_a_long_answer():
         (200, b"four", "gave an unexpected answer"),
     ],
 )
-async def test_how_many_ranks_it_has(status, body, told, instance, server):
+async def test_the_world_size_is_asked_for(status, body, told, instance, server):
     async def answer(request):
         return web.Response(body=body, status=status)
 

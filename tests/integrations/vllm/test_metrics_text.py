@@ -70,7 +70,7 @@ def test_a_text_that_is_no_load_is_refused(text):
 
 
 @pytest.mark.parametrize("text", [b"", TEXT.replace(b'"32"', b'"x"'), TEXT.replace(b'"32"', b'""')])
-def test_a_cache_that_is_not_told_is_refused(text):
+def test_a_missing_cache_size_is_refused(text):
     with pytest.raises(InstanceError, match=r"it is up, but.*KV cache.*give kv_tokens"):
         metrics_text.cache_config(text)
     assert metrics_text.cache_config(text, 5000).kv_tokens == 5000

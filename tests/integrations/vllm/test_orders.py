@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import asynccontextmanager
 
 import pytest
 from aiohttp import web
@@ -14,24 +15,21 @@ from rollout_sched.integrations.vllm.dialects import AnswerAssembler, Generate
 from rollout_sched.integrations.vllm.orders import OrderCalls, no_trace, post, renamed
 from rollout_sched.integrations.vllm.protocol.endpoints import GENERATE
 from rollout_sched.live.ports import InstanceError, RequestRejected
-from tests import virtual_net
 from tests.integrations.vllm.scripted import ScriptedVllm, an_order, generated
 
 
-def against(server, use, limit_s=None):
-    """`use(calls)` with calls on a server."""
+@pytest.fixture
+def server():
+    return ScriptedVllm()
 
-    async def scene():
-        async with server.serving():
-            pool = Pool(server.url)
-            try:
-                return await use(
-                    OrderCalls(pool, b"x-mine: 1\r\n", Throttle(1000, "rate"), limit_s)
-                )
-            finally:
-                pool.close()
 
-    return virtual_net.run(scene())
+@pytest.fixture
+@asynccontextmanager
+async def calls(server):
+    async with server.serving():
+        pool = Pool(server.url)
+        yield OrderCalls(pool, b"x-mine: 1\r\n", Throttle(1000, "rate"), None)
+        pool.close()
 
 
 def make(calls, order, cuttable=False, on_tokens=None):
@@ -43,49 +41,35 @@ def make(calls, order, cuttable=False, on_tokens=None):
 @pytest.mark.parametrize(
     ("status", "kind"), [(400, RequestRejected), (401, InstanceError), (500, InstanceError)]
 )
-def test_a_refusal_names_who_is_at_fault(cuttable, status, kind):
-    server = ScriptedVllm()
+async def test_a_refusal_names_who_is_at_fault(cuttable, status, kind, server, calls):
     server.answer(GENERATE, b"no", status)
     with pytest.raises(kind, match=f"{GENERATE} answered {status}: no"):
-        against(server, lambda calls: make(calls, an_order(), cuttable))
+        await make(calls, an_order(), cuttable)
 
 
-def test_a_cut_order_keeps_streamed_tokens():
-    server = ScriptedVllm()
+@pytest.mark.parametrize("how", ["cut", "cancelled"])
+async def test_a_cut_order_keeps_streamed_tokens_and_a_cancelled_one_is_not_cut(how, server, calls):
     server.stream(GENERATE, [generated([10], None), generated([11], "stop")], asyncio.Event())
-
-    async def use(calls):
-        came = asyncio.Event()
-        order = an_order(stream_every=1)
-        call = asyncio.create_task(make(calls, order, True, lambda ids, logprobs: came.set()))
-        await came.wait()
-        calls.cut("of nobody")
+    came = asyncio.Event()
+    order = an_order(stream_every=1)
+    call = asyncio.create_task(make(calls, order, True, lambda ids, logprobs: came.set()))
+    await came.wait()
+    calls.cut("of nobody")
+    if how == "cut":
         calls.cut(order.id)
-        return await call
-
-    output = against(server, use)
-    assert (output.token_ids, output.finish) == ([10], "abort")
-
-
-def test_a_cancelled_order_is_not_reported_as_cut():
-    server = ScriptedVllm()
-    server.stream(GENERATE, [generated([10], None), generated([11], "stop")], asyncio.Event())
-
-    async def use(calls):
-        came = asyncio.Event()
-        order = an_order(stream_every=1)
-        call = asyncio.create_task(make(calls, order, True, lambda ids, logprobs: came.set()))
-        await came.wait()
+        output = await call
+        assert (output.token_ids, output.finish) == ([10], "abort")
+    else:
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
         calls.cut(order.id)  # it is not held any more
 
-    against(server, use)
 
-
-def on_server(use):
-    """`use(pool)`, where POST /g answers with the status its body names, in two parts."""
+@pytest.fixture
+@asynccontextmanager
+async def pool():
+    """To a server whose POST /g answers with the status its body names, in two parts."""
 
     async def handler(request):
         response = web.StreamResponse(status=int(await request.read()))
@@ -94,48 +78,33 @@ def on_server(use):
         await response.write(b"dy")
         return response
 
-    async def served():
-        app = web.Application()
-        app.router.add_post("/g", handler)
-        async with TestServer(app, host="127.0.0.1") as server:
-            pool = Pool(str(server.make_url("")).rstrip("/"))
-            try:
-                return await use(pool)
-            finally:
-                pool.close()
-
-    return virtual_net.run(served())
+    app = web.Application()
+    app.router.add_post("/g", handler)
+    async with TestServer(app, host="127.0.0.1") as server:
+        made = Pool(str(server.make_url("")).rstrip("/"))
+        yield made
+        made.close()
 
 
-def test_only_a_good_answer_is_received_as_it_comes():
-    async def use(pool):
-        got = []
-        answers = [
-            await post(pool, "/g", b"", b"%d" % status, largest=4, receive=got.append)
-            for status in (200, 500)
-        ]
-        return b"".join(got), answers
-
-    got, answers = on_server(use)
-    assert got == b"body"
-    assert [(answer.status, answer.body) for answer in answers] == [(200, b""), (500, b"body")]
+async def test_only_a_good_answer_is_received_as_it_comes(pool):
+    got = []
+    good, bad = [
+        await post(pool, "/g", b"", b"%d" % status, largest=4, receive=got.append)
+        for status in (200, 500)
+    ]
+    assert b"".join(got) == b"body"
+    assert (good.status, good.body, bad.status, bad.body) == (200, b"", 500, b"body")
 
 
 @pytest.mark.parametrize("receive", [None, lambda data: None])
-def test_an_answer_longer_than_it_can_be(receive):
-    async def use(pool):
-        with pytest.raises(InstanceError, match="too large"):
-            await post(pool, "/g", b"", b"200", largest=3, receive=receive)
-
-    on_server(use)
+async def test_an_answer_longer_than_it_can_be_is_refused(receive, pool):
+    with pytest.raises(InstanceError, match="too large"):
+        await post(pool, "/g", b"", b"200", largest=3, receive=receive)
 
 
-def test_an_unreachable_server_is_an_error():
-    async def use(pool):
-        with pytest.raises(InstanceError, match="/g failed"):
-            await post(Pool("http://127.0.0.1:1"), "/g", b"", b"", largest=3)
-
-    on_server(use)
+async def test_an_unreachable_server_is_an_error():
+    with pytest.raises(InstanceError, match="/g failed"):
+        await post(Pool("http://127.0.0.1:1"), "/g", b"", b"", largest=3)
 
 
 OURS = b"traceparent: 00-ours\r\n"

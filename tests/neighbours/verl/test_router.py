@@ -69,42 +69,37 @@ async def generate(client: LLMServerClient, request_id: str, tokens: int = 5) ->
     return output.token_ids[0]
 
 
-def test_requests_wait_for_a_place_and_turns_stay_where_they_were(tmp_path, servers, config):
-    async def main() -> None:
-        handle = router(tmp_path, servers)
-        client = LLMServerClient(config, handle)
-        calls = [asyncio.create_task(generate(client, f"s{n}")) for n in range(4)]
-        while sum(await asyncio.gather(*[s.asked.remote() for s in servers.values()])) < 2:
-            await asyncio.sleep(0.01)
-        status = await handle.get_status.remote()
-        assert status["servers"] == dict.fromkeys(servers, 1), "two wait in the router"
-        assert await handle.get_total_inflight.remote() == 2
-
-        await asyncio.gather(*[server.let_go.remote() for server in servers.values()])
-        first = await asyncio.gather(*calls)
-        assert sorted(first) == [1, 1, 2, 2]
-        again = [await generate(client, f"s{n}") for n in range(4)]
-        assert again == first
-
-    asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
+@pytest.mark.real_time
+async def test_requests_wait_for_a_place_and_turns_stay_where_they_were(tmp_path, servers, config):
+    handle = router(tmp_path, servers)
+    client = LLMServerClient(config, handle)
+    calls = [asyncio.create_task(generate(client, f"s{n}")) for n in range(4)]
+    while sum(await asyncio.gather(*[s.asked.remote() for s in servers.values()])) < 2:
+        await asyncio.sleep(0.01)
+    status = await handle.get_status.remote()
+    assert status["servers"] == dict.fromkeys(servers, 1), "two wait in the router"
+    assert await handle.get_total_inflight.remote() == 2
+    await asyncio.gather(*[server.let_go.remote() for server in servers.values()])
+    first = await asyncio.gather(*calls)
+    assert sorted(first) == [1, 1, 2, 2]
+    again = [await generate(client, f"s{n}") for n in range(4)]
+    assert again == first
 
 
-def test_servers_come_and_go(tmp_path, servers, config):
-    async def main() -> None:
-        one, two = servers
-        await asyncio.gather(*[server.let_go.remote() for server in servers.values()])
-        handle = router(tmp_path, {one: servers[one]})
-        client = LLMServerClient(config, handle)
-        assert await generate(client, "s") == 1
-        await handle.add_servers.remote({two: servers[two]})
-        await handle.remove_servers.remote([one])
-        assert await handle.get_all_servers.remote() == [two]
-        assert await generate(client, "s") == 2
-        await handle.remove_servers.remote([two])
-        with pytest.raises(RuntimeError, match="No available servers in load balancer"):
-            await generate(client, "s")
-
-    asyncio.run(asyncio.wait_for(main(), PATIENCE_S))
+@pytest.mark.real_time
+async def test_servers_come_and_go(tmp_path, servers, config):
+    one, two = servers
+    await asyncio.gather(*[server.let_go.remote() for server in servers.values()])
+    handle = router(tmp_path, {one: servers[one]})
+    client = LLMServerClient(config, handle)
+    assert await generate(client, "s") == 1
+    await handle.add_servers.remote({two: servers[two]})
+    await handle.remove_servers.remote([one])
+    assert await handle.get_all_servers.remote() == [two]
+    assert await generate(client, "s") == 2
+    await handle.remove_servers.remote([two])
+    with pytest.raises(RuntimeError, match="No available servers in load balancer"):
+        await generate(client, "s")
 
 
 def test_a_wrong_key_is_named(tmp_path, servers):

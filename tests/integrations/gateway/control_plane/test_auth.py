@@ -356,7 +356,7 @@ async def test_a_non_http_answer_is_not_quoted() -> None:
     server.close()
 
 
-async def test_which_key_an_instance_is_sent(tmp_path: Path) -> None:
+async def test_an_instance_is_sent_its_own_key_or_the_common_one(tmp_path: Path) -> None:
     """Named at start: the common one. Added: its own, or the one that the file names for it."""
     keys = tmp_path / "keys"
     named, listed, told, nobody = (ScriptedVllm() for _ in range(4))

@@ -35,7 +35,7 @@ async def test_the_page_is_for_everybody_and_what_it_shows_is_not(keyed: dict[st
             assert "frame-ancestors 'none'" in response.headers["Content-Security-Policy"]
 
 
-async def test_one_document(keyed: dict[str, object]) -> None:
+async def test_the_live_document_is_described_in_the_docs(keyed: dict[str, object]) -> None:
     async with House(Upstream(), admin_key="secret", **keyed) as house:
         status, state = await house.ask("GET", "/admin/live")
         assert (status, state["schema"]) == (200, "rollout-sched-live/1")

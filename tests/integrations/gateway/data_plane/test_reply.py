@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from functools import wraps
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
@@ -41,19 +41,6 @@ ENDS: dict[str, Callable[[HttpReply, Call], Any]] = {
 }
 
 
-def in_a_loop(test: Callable[..., None]) -> Callable[..., None]:
-    """The driver is made inside a running event loop."""
-
-    @wraps(test)
-    def run(**arguments: Any) -> None:
-        async def scene() -> None:
-            test(**arguments)
-
-        virtual_net.run(scene())
-
-    return run
-
-
 class Waiting:
     """A reply to a call of two responses and 100 bytes, and what its driver is told."""
 
@@ -69,9 +56,15 @@ class Waiting:
         assert self.calls.pacer.streams == 0
 
 
-@in_a_loop
-def test_a_reply_counts_while_it_is_open() -> None:
-    the = Waiting()
+@pytest.fixture
+@asynccontextmanager
+async def the() -> AsyncIterator[Waiting]:
+    made = Waiting()
+    yield made
+    await made.driver.close()
+
+
+async def test_a_reply_counts_while_it_is_open(the: Waiting) -> None:
     assert (the.calls.requests, the.calls.body_bytes) == (2, 100)
     assert list(the.calls.replies) == [the.reply]
     assert not the.reply.over
@@ -79,9 +72,7 @@ def test_a_reply_counts_while_it_is_open() -> None:
 
 @pytest.mark.parametrize("second", ENDS)
 @pytest.mark.parametrize("first", [end for end in ENDS if end != "end"])
-@in_a_loop
-def test_events_after_the_end_change_nothing(first: str, second: str) -> None:
-    the = Waiting()
+async def test_events_after_the_end_change_nothing(first: str, second: str, the: Waiting) -> None:
     ENDS[first](the.reply, the.call)
     the.assert_left()
     told = (the.call.status, the.call.data)
@@ -93,9 +84,9 @@ def test_events_after_the_end_change_nothing(first: str, second: str) -> None:
 
 @pytest.mark.parametrize("second", ENDS)
 @pytest.mark.parametrize("first", [end for end in ENDS if end != "answer"])
-@in_a_loop
-def test_events_after_the_end_of_a_stream_change_nothing(first: str, second: str) -> None:
-    the = Waiting()
+async def test_events_after_the_end_of_a_stream_change_nothing(
+    first: str, second: str, the: Waiting
+) -> None:
     write = the.reply.begin(HEADERS)
     write(b"1")
     assert (the.call.status, the.calls.pacer.streams) == (200, 1)
@@ -107,8 +98,7 @@ def test_events_after_the_end_of_a_stream_change_nothing(first: str, second: str
     assert the.call.data == told
 
 
-@in_a_loop
-def test_a_failure_is_an_answer_or_the_last_event_of_a_stream() -> None:
+async def test_a_failure_is_an_answer_or_the_last_event_of_a_stream() -> None:
     whole, stream = Waiting(), Waiting()
     whole.reply.fail(503, "no")
     assert (whole.call.status, whole.call.answer_headers[b"retry-after"]) == (503, b"7")
@@ -119,9 +109,7 @@ def test_a_failure_is_an_answer_or_the_last_event_of_a_stream() -> None:
     assert msgspec.json.decode(whole.call.data)["error"]["message"] == "no"
 
 
-@in_a_loop
-def test_requests_made_after_the_end_are_withdrawn() -> None:
-    the = Waiting()
+async def test_requests_made_after_the_end_are_withdrawn(the: Waiting) -> None:
     the.reply.fail(500, "no")
     name = the.driver.submit(_Payload(), 3, 5, "g", "")
     assert len(the.driver.front.payloads) == 1
@@ -129,9 +117,8 @@ def test_requests_made_after_the_end_are_withdrawn() -> None:
     assert len(the.driver.front.payloads) == 0
 
 
-@in_a_loop
-def test_a_slow_client_slows_its_instance_down() -> None:
-    the, exchange = Waiting(), Exchange()
+async def test_a_slow_client_slows_its_instance_down(the: Waiting) -> None:
+    exchange = Exchange()
     the.reply.upstream(exchange)
     assert the.call.on_pause is not None
     assert the.call.on_resume is not None
@@ -141,12 +128,10 @@ def test_a_slow_client_slows_its_instance_down() -> None:
     assert exchange.paused == 0
 
 
-@in_a_loop
-def test_a_failed_final_write_ends_the_call() -> None:
+async def test_a_failed_final_write_ends_the_call(the: Waiting) -> None:
     def over(outcome: Any) -> None:
         raise RuntimeError("boom")
 
-    the = Waiting()
     the.reply.paced(over, Outcome(0, "stop", (), None))
     assert the.call.status == 500
     the.assert_left()

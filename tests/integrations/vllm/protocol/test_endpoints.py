@@ -18,7 +18,7 @@ from rollout_sched.integrations.vllm.protocol.endpoints import (
 from tests.integrations.vllm.scripted import METRICS
 
 
-def test_every_path_that_generates_is_told_apart():
+def test_every_generating_path_has_its_endpoint():
     assert {
         path.decode(): upstream_endpoint for path, upstream_endpoint in endpoints.ENDPOINTS.items()
     } == {
