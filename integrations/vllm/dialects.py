@@ -6,7 +6,7 @@ every vLLM, but does not report which weights made a token.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Protocol, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 
@@ -23,6 +23,7 @@ from rollout_sched.integrations.vllm.protocol.endpoints import (
     GENERATE,
     NEUTRAL_SAMPLING,
     UNKNOWN_TO_COMPLETIONS,
+    Endpoint,
     engine_id,
     names_another,
 )
@@ -117,32 +118,9 @@ class AnswerAssembler:
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 Logprob = Annotated[float, msgspec.Meta(ge=-3.5e38, le=3.5e38)]  # finite; vLLM sends -9999 for -inf
 
-_T = TypeVar("_T")
-
 #: Each event of a stream reports how many tokens were made so far, so that a repeated event is
 #: detected at once: the response is resumed from these tokens if the stream breaks off.
 _COUNTED = {"include_usage": True, "continuous_usage_stats": True}
-
-_encoder = msgspec.json.Encoder()
-
-
-class Dialect(Protocol):
-    """The request and answer format of one endpoint."""
-
-    @property
-    def target(self) -> str: ...
-
-    @property
-    def capability(self) -> str: ...
-
-    def engine_id(self, order_id: str) -> str:
-        """The engine's id of the request, which an abort needs."""
-
-    def body(self, order: Order, model: str) -> bytes:
-        """The request. Raises RequestRejected for sampling that this endpoint would ignore."""
-
-    def read(self, data: bytes) -> Chunk:
-        """A whole answer or one chunk of a stream. Raises AnswerUntrue if it is neither."""
 
 
 class _Usage(msgspec.Struct):
@@ -154,64 +132,85 @@ class _TokenLogprob(msgspec.Struct):
     token_id: int | None = None  # since vLLM 0.32
 
 
-class _GenerateLogprobs(msgspec.Struct):
-    content: list[_TokenLogprob]
+class _Logprobs(msgspec.Struct):
+    """`content` is that of /inference/v1/generate, `token_logprobs` that of /v1/completions."""
+
+    content: list[_TokenLogprob] = []
+    token_logprobs: list[Logprob] = []
 
 
-class _GenerateChoice(msgspec.Struct):
-    token_ids: list[TokenId]
+class _Choice(msgspec.Struct):
+    token_ids: list[TokenId] | None = None
     finish_reason: str | None = None
-    logprobs: _GenerateLogprobs | None = None
+    logprobs: _Logprobs | None = None
     weight_versions: list[VersionSpan] | None = None
 
 
-class _GenerateAnswer(msgspec.Struct):
-    choices: list[_GenerateChoice]
+class _Answer(msgspec.Struct):
+    choices: list[_Choice]
+    id: str | None = None
     request_id: str | None = None
     usage: _Usage | None = None
 
 
-class Generate:
-    """`POST /inference/v1/generate`."""
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(_Answer)
 
-    target = GENERATE
-    capability = "generate"
 
-    def __init__(self) -> None:
-        self._decode = msgspec.json.Decoder(_GenerateAnswer).decode
+class Dialect:
+    """The request and answer format of one endpoint."""
+
+    target: str
+    capability: Endpoint
 
     def engine_id(self, order_id: str) -> str:
-        return engine_id("generate", order_id)
+        """The engine's id of the request, which an abort needs."""
+        return engine_id(self.capability, order_id)
 
     def body(self, order: Order, model: str) -> bytes:
-        sampling = _sampling(order)
-        if not sampling.get("stop"):  # only stop strings need the text
-            sampling.setdefault("detokenize", False)
+        """The request. Raises RequestRejected for sampling that this endpoint would ignore."""
+        if order.sampling.get("n", 1) != 1:
+            raise RequestRejected(
+                "an order is for one response: leave n out, send one order for each"
+            )
+        sampling = {**order.sampling, "max_tokens": order.max_new_tokens}
         if order.stream_every:
             sampling["stream_interval"] = order.stream_every
         request: dict[str, Any] = {
+            **self._fields(order, sampling),
             "model": model,
             "request_id": order.id,
-            "token_ids": order.token_ids,
-            "sampling_params": sampling,
             "stream": order.stream_every > 0,
         }
         if order.stream_every:
             request["stream_options"] = _COUNTED
         if order.salt:
             request["cache_salt"] = order.salt
-        return _encoded(request)
+        try:
+            return _encoder.encode(request)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise RequestRejected(f"the request cannot be written as JSON: {error}") from error
+
+    def _fields(self, order: Order, sampling: dict[str, Any]) -> dict[str, Any]:
+        """The fields that only this endpoint has. `sampling` may be changed."""
+        raise NotImplementedError
 
     def read(self, data: bytes) -> Chunk:
-        answer = decoded(self._decode, data)
-        choice, told = _only(answer.choices), answer.request_id or ""
+        """A whole answer or one chunk of a stream. Raises AnswerUntrue if it is neither."""
+        answer = decoded(_decoder.decode, data)
+        told = answer.request_id or answer.id or ""
         made = None if answer.usage is None else answer.usage.completion_tokens
-        if choice is None:
+        if not answer.choices:  # the chunk that has only the usage
             return Chunk([], id=told, made=made)
+        if len(answer.choices) > 1:
+            raise AnswerUntrue(f"it answered with {len(answer.choices)} choices instead of one")
+        choice = answer.choices[0]
+        if choice.token_ids is None:
+            raise AnswerUntrue("its answer has no token ids; use vLLM 0.10.2 or newer")
         logprobs = None
         if choice.logprobs is not None:
             content = choice.logprobs.content
-            logprobs = [entry.logprob for entry in content]
+            logprobs = choice.logprobs.token_logprobs or [entry.logprob for entry in content]
             named = [entry.token_id for entry in content if entry.token_id is not None]
             if named and named != choice.token_ids:
                 raise AnswerUntrue("its log-probs have other token ids than its answer")
@@ -219,87 +218,30 @@ class Generate:
         return Chunk(choice.token_ids, logprobs, choice.finish_reason, versions, told, made)
 
 
-class _CompletionLogprobs(msgspec.Struct):
-    token_logprobs: list[Logprob]
+class Generate(Dialect):
+    """`POST /inference/v1/generate`."""
+
+    target = GENERATE
+    capability = "generate"
+
+    def _fields(self, order: Order, sampling: dict[str, Any]) -> dict[str, Any]:
+        if not sampling.get("stop"):  # only stop strings need the text
+            sampling.setdefault("detokenize", False)
+        return {"token_ids": order.token_ids, "sampling_params": sampling}
 
 
-class _CompletionChoice(msgspec.Struct):
-    token_ids: list[TokenId] | None = None
-    finish_reason: str | None = None
-    logprobs: _CompletionLogprobs | None = None
-    weight_versions: list[VersionSpan] | None = None
-
-
-class _CompletionAnswer(msgspec.Struct):
-    choices: list[_CompletionChoice]
-    id: str | None = None
-    usage: _Usage | None = None
-
-
-class Completions:
+class Completions(Dialect):
     """`POST /v1/completions` with token ids."""
 
     target = COMPLETIONS
     capability = "completions"
 
-    def __init__(self) -> None:
-        self._decode = msgspec.json.Decoder(_CompletionAnswer).decode
-
-    def engine_id(self, order_id: str) -> str:
-        return engine_id("completions", order_id)
-
-    def body(self, order: Order, model: str) -> bytes:
-        sampling = _sampling(order)
+    def _fields(self, order: Order, sampling: dict[str, Any]) -> dict[str, Any]:
         sampling.pop("detokenize", None)
         if unknown := sorted(UNKNOWN_TO_COMPLETIONS & sampling.keys()):
             raise RequestRejected(
                 f"sampling parameter {unknown[0]!r} is not offered by {self.target}; "
                 "start vLLM with --enable-scale-out, or leave it out"
             )
-        request: dict[str, Any] = {
-            **NEUTRAL_SAMPLING,
-            **sampling,
-            "model": model,
-            "request_id": order.id,
-            "prompt": order.token_ids,
-            "return_token_ids": True,
-            "stream": order.stream_every > 0,
-        }
-        if order.stream_every:
-            request["stream_interval"] = order.stream_every
-            request["stream_options"] = _COUNTED
-        if order.salt:
-            request["cache_salt"] = order.salt
-        return _encoded(request)
-
-    def read(self, data: bytes) -> Chunk:
-        answer = decoded(self._decode, data)
-        choice, told = _only(answer.choices), answer.id or ""
-        made = None if answer.usage is None else answer.usage.completion_tokens
-        if choice is None:
-            return Chunk([], id=told, made=made)
-        if choice.token_ids is None:
-            raise AnswerUntrue("its answer has no token ids; use vLLM 0.10.2 or newer")
-        logprobs = None if choice.logprobs is None else choice.logprobs.token_logprobs
-        versions = choice.weight_versions
-        return Chunk(choice.token_ids, logprobs, choice.finish_reason, versions, told, made)
-
-
-def _encoded(request: dict[str, Any]) -> bytes:
-    try:
-        return _encoder.encode(request)
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise RequestRejected(f"the request cannot be written as JSON: {error}") from error
-
-
-def _sampling(order: Order) -> dict[str, Any]:
-    if order.sampling.get("n", 1) != 1:
-        raise RequestRejected("an order is for one response: leave n out, send one order for each")
-    return {**order.sampling, "max_tokens": order.max_new_tokens}
-
-
-def _only(choices: list[_T]) -> _T | None:
-    """The one choice of an answer; None in the chunk that has only the usage."""
-    if len(choices) > 1:
-        raise AnswerUntrue(f"it answered with {len(choices)} choices instead of one")
-    return choices[0] if choices else None
+        ours = {"prompt": order.token_ids, "return_token_ids": True}
+        return {**NEUTRAL_SAMPLING, **sampling, **ours}
