@@ -14,12 +14,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
-from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 
+from rollout_sched.integrations.gateway import families
 from rollout_sched.integrations.gateway.control_plane.auth import (
     Access,
     AccessControl,
@@ -169,60 +166,23 @@ async def _look_at(client: FrontInstance, looked: asyncio.Event) -> None:
         wait_s = min(2 * wait_s, max_s)
 
 
-class FrontMetrics(Collector):
-    """Prometheus metrics of one front; the scheduler's process has the rest. Metrics have the
-    gateway's metric names where those exist; `page` answers /metrics."""
-
-    def __init__(self, calls: FrontCalls, data_plane: DataPlane) -> None:
-        self._calls = calls
-        self._data_plane = data_plane
-        self._registry = CollectorRegistry()
-        self._registry.register(self)
-        ProcessCollector(registry=self._registry)
-
-    def page(self, accept: str = "") -> tuple[bytes, str]:
-        """The metrics and their content type, chosen by the `Accept` header of the request."""
-        encode, content_type = choose_encoder(accept)
-        return encode(self._registry), content_type
-
-    def describe(self) -> Iterable[Metric]:
-        return ()
-
-    def collect(self) -> Iterator[Metric]:
-        calls, data_plane = self._calls, self._data_plane
-        responses = CounterMetricFamily(
-            "rollout_sched_http_responses",
-            "Calls that have ended, by HTTP status (499: the client disconnected).",
-            labels=("plane", "code"),
-        )
-        for code, count in data_plane.calls.responses.by_status.items():
-            responses.add_metric(("data", str(code)), count)
-        yield responses
-        yield CounterMetricFamily(
-            "rollout_sched_refused",
-            "Calls refused because a limit was reached.",
-            value=data_plane.refused,
-        )
-        yield GaugeMetricFamily(
-            "rollout_sched_open_calls",
-            "Calls of clients that have no answer yet.",
-            value=data_plane.calls.requests,
-        )
-        yield GaugeMetricFamily(
-            "rollout_sched_scheduler_connected",
-            "Whether a scheduler is connected to this front.",
-            value=calls.connected,
-        )
-        yield CounterMetricFamily(
-            "rollout_sched_schedulers",
-            "Connections to a scheduler that this front has had so far.",
-            value=calls.connections,
-        )
-        yield CounterMetricFamily(
-            "rollout_sched_refused_orders",
-            "Orders refused because they came from an epoch other than the connected scheduler's.",
-            value=calls.refused,
-        )
+def front_metrics(calls: FrontCalls, data_plane: DataPlane) -> Iterator[Metric]:
+    """The metrics of one front; the scheduler's process has the rest, under the same names where
+    both have one."""
+    yield from families.calls({"data": data_plane.calls.responses.by_status}, data_plane)
+    yield families.gauge(
+        "scheduler_connected", "Whether a scheduler is connected to this front.", calls.connected
+    )
+    yield families.counter(
+        "schedulers",
+        "Connections to a scheduler that this front has had so far.",
+        calls.connections,
+    )
+    yield families.counter(
+        "refused_orders",
+        "Orders refused because they came from an epoch other than the connected scheduler's.",
+        calls.refused,
+    )
 
 
 NO_SCHEDULER = "no scheduler has connected to this front yet; try again later"
@@ -340,7 +300,6 @@ class FrontApp:
         self._calls = calls
         self._data_plane = data_plane
         self.scheduler_url = scheduler_url.rstrip("/")
-        self._metrics = FrontMetrics(calls, data_plane)
         self._own: dict[bytes, Callable[[ReceivedRequest], None]] = {
             b"/health": self._health,
             b"/liveness": self._liveness,
@@ -399,9 +358,9 @@ class FrontApp:
         request.answer(200, [], b"")
 
     def _tell_metrics(self, request: ReceivedRequest) -> None:
-        page, content_type = self._metrics.page(
-            request.fields.get(b"accept", b"").decode("latin-1")
-        )
+        accept = request.fields.get(b"accept", b"").decode("latin-1")
+        told = front_metrics(self._calls, self._data_plane)
+        page, content_type = families.page(told, accept)
         request.answer(200, [(b"content-type", content_type.encode())], page)
 
 

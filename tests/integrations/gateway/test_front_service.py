@@ -15,13 +15,14 @@ import pytest
 
 from rollout_sched.config import load_policy
 from rollout_sched.core.model.errors import CallerError
+from rollout_sched.integrations.gateway import families
 from rollout_sched.integrations.gateway.data_plane.data_plane import DataPlane
 from rollout_sched.integrations.gateway.front_service import (
     FrontClients,
     FrontInstance,
-    FrontMetrics,
     FrontOptions,
     FrontService,
+    front_metrics,
 )
 from rollout_sched.integrations.vllm.http_instance import HttpInstance
 from rollout_sched.link.front import FrontCalls
@@ -315,7 +316,7 @@ async def test_calls_and_connections() -> None:
     data_plane.calls.responses.end(b"POST", b"/", 499, 0.0)
     data_plane.refused = 2
     calls.connections, calls.connected = 3, True
-    page, content_type = FrontMetrics(calls, data_plane).page()
+    page, content_type = families.page(front_metrics(calls, data_plane), "")
     lines = page.decode().splitlines()
     assert content_type.startswith("text/plain")
     assert 'rollout_sched_http_responses_total{code="499",plane="data"} 1.0' in lines

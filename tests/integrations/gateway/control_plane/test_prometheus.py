@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from rollout_sched.core.model.actions import Deliver
 from rollout_sched.core.model.events import InstanceReported, Woke
-from rollout_sched.integrations.gateway.control_plane import prometheus
+from rollout_sched.integrations.gateway import families as families_page
 from rollout_sched.integrations.gateway.control_plane.gateway import Gateway
 from rollout_sched.integrations.gateway.control_plane.prometheus import GatewayMetrics
 from tests.integrations.gateway.gateway_fixture import House, Upstream
@@ -229,7 +229,7 @@ async def test_the_gateway_goes_on_while_they_are_written(monkeypatch: pytest.Mo
         assert went_on.wait(60)
         return b"".join(family.name.encode() for family in registry.collect())
 
-    monkeypatch.setattr(prometheus, "choose_encoder", lambda accept: (encode, "text/plain"))
+    monkeypatch.setattr(families_page, "choose_encoder", lambda accept: (encode, "text/plain"))
     async with House() as house:
         page = asyncio.ensure_future(GatewayMetrics(house.service.gateway).page())
         await asyncio.sleep(0)
