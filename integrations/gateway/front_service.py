@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -19,15 +19,15 @@ from prometheus_client.metrics_core import Metric
 from rollout_sched.integrations.gateway import families
 from rollout_sched.integrations.gateway.control_plane.auth import (
     Access,
-    AccessControl,
     checked_url,
+    read_access,
     read_instance_keys,
 )
 from rollout_sched.integrations.gateway.data_plane.call import JSON, error_body
 from rollout_sched.integrations.gateway.data_plane.data_plane import DataPlane
 from rollout_sched.integrations.gateway.data_plane.reply import Limits, Responses, error_headers
 from rollout_sched.integrations.http import MAX_BODY, ReceivedRequest, ServerLimits
-from rollout_sched.integrations.http.server import HttpServer, Refusal, read_keys
+from rollout_sched.integrations.http.server import HttpServer, Refusal
 from rollout_sched.integrations.vllm import HttpInstance
 from rollout_sched.link import FrontCalls
 from rollout_sched.live.ports import InstanceError, OnTokens, Order, Output
@@ -231,7 +231,7 @@ class FrontService:
         self.name = name
         self.url = ""
         self._options = options
-        auth = _access_control(options)
+        auth = read_access(options.api_key_file, options.trainer_key_file, options.admin_key_file)
         self._clients = FrontClients(make_client or _client_maker(options))
         # Random suffix: the scheduler may still know requests of an earlier start of this front.
         self.calls = FrontCalls(f"{name}-{secrets.token_hex(4)}", self._clients, on_broken)
@@ -362,15 +362,6 @@ class FrontApp:
         told = front_metrics(self._calls, self._data_plane)
         page, content_type = families.page(told, accept)
         request.answer(200, [(b"content-type", content_type.encode())], page)
-
-
-def _access_control(options: FrontOptions) -> AccessControl:
-    files = {
-        Access.CLIENT: options.api_key_file,
-        Access.TRAINER: options.trainer_key_file,
-        Access.ADMIN: options.admin_key_file,
-    }
-    return AccessControl({of: read_keys(path) for of, path in files.items() if path is not None})
 
 
 def _client_maker(options: FrontOptions) -> Callable[[str, str], FrontInstance]:

@@ -29,6 +29,7 @@ from rollout_sched.integrations.gateway.control_plane.auth import (
     AllowList,
     checked_url,
     is_loopback,
+    read_access,
     read_instance_keys,
 )
 from rollout_sched.integrations.gateway.control_plane.gateway import (
@@ -42,7 +43,7 @@ from rollout_sched.integrations.gateway.data_plane.reply import Limits, Response
 from rollout_sched.integrations.gateway.endpoints_file import EndpointsFile, read_endpoints
 from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.integrations.http import LINGER_S, ServerLimits
-from rollout_sched.integrations.http.server import App, HttpServer, read_keys
+from rollout_sched.integrations.http.server import App, HttpServer
 from rollout_sched.integrations.vllm import HttpInstance
 from rollout_sched.integrations.vllm.weights import WeightRoots
 from rollout_sched.live import LiveScheduler, Settings, settings_of
@@ -208,7 +209,12 @@ class Service:
         self.options = options
         self._say = say
         policy = load_policy(options.policy)
-        auth = _access_control(options)
+        auth = read_access(
+            options.api_key_file,
+            options.trainer_key_file,
+            options.admin_key_file,
+            has_socket=options.admin_socket is not None,
+        )
         self._clients = [
             (make_client or _client_maker(options, HttpInstance))(NewInstance(checked_url(url)))
             for url in options.instances
@@ -388,16 +394,6 @@ def _log_of_aiohttp() -> logging.Logger:
 
 def _is_no_client_s_fault(record: logging.LogRecord) -> bool:
     return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
-
-
-def _access_control(options: Options) -> AccessControl:
-    files = {
-        Access.CLIENT: options.api_key_file,
-        Access.TRAINER: options.trainer_key_file,
-        Access.ADMIN: options.admin_key_file,
-    }
-    keys = {access: read_keys(path) for access, path in files.items() if path is not None}
-    return AccessControl(keys, has_socket=options.admin_socket is not None)
 
 
 def _check_once(names: list[str]) -> None:

@@ -9,6 +9,8 @@ from typing import Annotated, Any
 import msgspec
 
 from rollout_sched.config import ConfigError
+from rollout_sched.core.model.errors import CallerError
+from rollout_sched.integrations.http.server import read_keys
 
 #: Where verl keeps settings of others, and our table there.
 WHERE = "actor_rollout_ref.rollout.custom.rollout_sched"
@@ -75,10 +77,6 @@ def _key_of(path: str, key: str) -> str | None:
     if not path:
         return None
     try:
-        lines = Path(path).read_text("utf-8").splitlines()
-    except OSError as error:
-        raise ConfigError(f"{WHERE}.{key}: {path}: {error.strerror}") from None
-    keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
-    if not keys:
-        raise ConfigError(f"{WHERE}.{key}: {path} holds no key")
-    return keys[0]
+        return read_keys(Path(path))[0]
+    except CallerError as error:
+        raise ConfigError(f"{WHERE}.{key}: {error}") from None

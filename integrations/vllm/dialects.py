@@ -146,7 +146,7 @@ class _Choice(msgspec.Struct):
     weight_versions: list[VersionSpan] | None = None
 
 
-class _Answer(msgspec.Struct):
+class _TokenAnswer(msgspec.Struct):
     choices: list[_Choice]
     id: str | None = None
     request_id: str | None = None
@@ -154,7 +154,7 @@ class _Answer(msgspec.Struct):
 
 
 _encoder = msgspec.json.Encoder()
-_decoder = msgspec.json.Decoder(_Answer)
+_decoder = msgspec.json.Decoder(_TokenAnswer)
 
 
 class Dialect:

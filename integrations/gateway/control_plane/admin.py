@@ -29,22 +29,11 @@ class PauseCall(InstanceNames, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class Admin:
-    """Routes for administrators."""
+    """Handlers for administrators."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._leaving: set[asyncio.Task[None]] = set()
-
-    def routes(self) -> list[web.RouteDef]:
-        return [
-            web.get("/admin/instances", self.instances),
-            web.post("/admin/instances", self.add),
-            web.get("/admin/instances/{id:(?s:.+)}", self.show),
-            web.delete("/admin/instances/{id:(?s:.+)}", self.remove),
-            web.post("/admin/instances/{id:(?s:.+)}/drain", self.drain),
-            web.post("/admin/pause", self.pause),
-            web.post("/admin/resume", self.resume),
-        ]
 
     async def instances(self, request: web.Request) -> web.Response:
         return reply(request, [self._gateway.view(each) for each in self._gateway.supervisors()])

@@ -12,7 +12,6 @@ import re
 import socket
 from collections.abc import Awaitable, Callable
 from importlib.metadata import version
-from itertools import chain
 from typing import cast
 
 from aiohttp import web
@@ -22,7 +21,12 @@ from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.gateway.control_plane.admin import Admin
 from rollout_sched.integrations.gateway.control_plane.auth import Access, AccessControl, NotAllowed
 from rollout_sched.integrations.gateway.control_plane.codec import body_of, read, refusal, reply
-from rollout_sched.integrations.gateway.control_plane.fanout import InstanceSilent, is_plain, relay
+from rollout_sched.integrations.gateway.control_plane.fanout import (
+    InstanceSilent,
+    is_plain,
+    relay,
+    shipped,
+)
 from rollout_sched.integrations.gateway.control_plane.fleet import FleetControl, WorkerRoutes
 from rollout_sched.integrations.gateway.control_plane.gateway import Gateway, NoSuchInstance
 from rollout_sched.integrations.gateway.control_plane.live import LiveRoutes, LiveWatch
@@ -38,53 +42,12 @@ from rollout_sched.live.ports import InstanceError
 log = logging.getLogger(__name__)
 
 
-#: The root of the administrators' paths.
-ADMIN = "/admin"
-
-
 class SchedulerRoutes:
-    """The routes for new weights and for the state, which administrators and trainers share, each
-    under their own path."""
-
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
-
-    def routes(self, root: str) -> list[web.RouteDef]:
-        return [
-            web.get(f"{root}/state", self.state),
-            web.post(f"{root}/weights", self.weights),
-        ]
-
-    async def state(self, request: web.Request) -> web.Response:
-        return reply(request, self._gateway.state())
-
-    async def weights(self, request: web.Request) -> web.Response:
-        """With `wait`, 200 when every instance has the weights; else 202."""
-        update = await read(request, WeightUpdate)
-        await self._gateway.publish(update)
-        return reply(request, {"version": update.version}, 200 if update.wait else 202)
-
-
-class PublicRoutes:
-    """The routes that every client may call: health, version, models, metrics."""
+    """Health, version, models and metrics of the gateway, its state, and new weights."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._metrics = GatewayMetrics(gateway)
-
-    def routes(self) -> list[web.RouteDef]:
-        return [
-            web.get("/health", self.health),
-            web.get("/liveness", self.liveness),
-            web.get("/ping", self.health),
-            web.post("/ping", self.health),  # for SageMaker, as in vLLM
-            web.get("/version", self.version),
-            web.get("/metrics", self.metrics),
-        ]
-
-    def keyed_routes(self) -> list[web.RouteDef]:
-        """The routes for which a client needs its key."""
-        return [web.get("/v1/models", self.models)]
 
     async def health(self, request: web.Request) -> web.Response:
         """200 once an instance has joined; as with vLLM, the body is empty."""
@@ -128,6 +91,15 @@ class PublicRoutes:
             for model, length in lengths.items()
         ]
         return reply(request, {"object": "list", "data": data})
+
+    async def state(self, request: web.Request) -> web.Response:
+        return reply(request, self._gateway.state())
+
+    async def weights(self, request: web.Request) -> web.Response:
+        """With `wait`, 200 when every instance has the weights; else 202."""
+        update = await read(request, WeightUpdate)
+        await self._gateway.publish(update)
+        return reply(request, {"version": update.version}, 200 if update.wait else 202)
 
 
 #: A call that may change an instance must not change only one of several.
@@ -187,32 +159,80 @@ def make_app(
     app[HANDLING] = set()
     app.on_response_prepare.append(_close_after)
     app.on_response_prepare.append(_Epoch(gateway).say)
-    public, workers = PublicRoutes(gateway), WorkerRoutes(gateway, control)
-    scheduler, trainer = SchedulerRoutes(gateway), TrainerApi(gateway, max_samples)
     app[WATCH] = LiveWatch(gateway)
-    live = LiveRoutes(app[WATCH])
-    guards.add(app, Access.OPEN, public.routes(), live.open_routes())
-    guards.add(app, Access.CLIENT, public.keyed_routes(), workers.keyed_routes())
-    guards.add(
-        app,
-        Access.TRAINER,
-        trainer.routes(),
-        scheduler.routes(ROLLOUT),
-        control.trainer_routes(),
-        workers.trainer_routes(),
-    )
-    guards.add(
-        app,
-        Access.ADMIN,
-        Admin(gateway).routes(),
-        scheduler.routes(ADMIN),
-        control.admin_routes(),
-        workers.routes(),
-        live.routes(),
-    )
+    for access, routes in _routes(gateway, control, app[WATCH], max_samples).items():
+        guards.add(app, access, routes)
     app[ACCESS] = guards.access
     app.add_routes([web.get("/{path:.*}", guards.pass_on), web.post("/{path:.*}", guards.pass_on)])
     return app
+
+
+def _routes(
+    gateway: Gateway, control: FleetControl, watch: LiveWatch, max_samples: int
+) -> dict[Access, list[web.RouteDef]]:
+    """Every route by its access class, except those that are passed on."""
+    admin, live, trainer = Admin(gateway), LiveRoutes(watch), TrainerApi(gateway, max_samples)
+    scheduler, workers = SchedulerRoutes(gateway), WorkerRoutes(gateway, control)
+    rules, engine = shipped().calls.items(), "/v1/rl/engine"
+    instance = "{id:(?s:.+)}"
+    return {
+        Access.OPEN: [
+            web.get("/", live.page),
+            web.get("/health", scheduler.health),
+            web.get("/liveness", scheduler.liveness),
+            web.get("/ping", scheduler.health),
+            web.post("/ping", scheduler.health),  # for SageMaker, as in vLLM
+            web.get("/version", scheduler.version),
+            web.get("/metrics", scheduler.metrics),
+        ],
+        Access.CLIENT: [
+            web.get("/v1/models", scheduler.models),
+            web.post("/finish_session", workers.finish_session),
+        ],
+        Access.TRAINER: [
+            web.post(f"{ROLLOUT}/groups", trainer.submit),
+            web.post(f"{ROLLOUT}/groups/close", trainer.close),
+            web.post(f"{ROLLOUT}/groups/unknown", trainer.unknown),
+            web.post(f"{ROLLOUT}/batches/next", trainer.next_batch),
+            web.post(f"{ROLLOUT}/batches/renew", trainer.renew),
+            web.get(f"{ROLLOUT}/state", scheduler.state),
+            web.post(f"{ROLLOUT}/weights", scheduler.weights),
+            web.get("/v1/rl/workers", workers.list_rl),
+            web.get("/v1/rl/workers/{id}", workers.show_rl),
+            *(_of_table(c, control.call) for c, rule in rules if rule.to in ("all", "rewrite")),
+            *(_of_table(c, workers.engine, engine) for c, rule in rules if rule.to != "refuse"),
+        ],
+        Access.ADMIN: [
+            web.get("/admin/instances", admin.instances),
+            web.post("/admin/instances", admin.add),
+            web.get(f"/admin/instances/{instance}", admin.show),
+            web.delete(f"/admin/instances/{instance}", admin.remove),
+            web.post(f"/admin/instances/{instance}/drain", admin.drain),
+            web.post("/admin/pause", admin.pause),
+            web.post("/admin/resume", admin.resume),
+            web.get("/admin/state", scheduler.state),
+            web.post("/admin/weights", scheduler.weights),
+            web.get("/admin/live", live.live),
+            web.get("/workers", workers.list_all),
+            web.post("/workers", workers.add),
+            web.get(f"/workers/{instance}", workers.show),
+            web.delete(f"/workers/{instance}", workers.remove),
+            web.post("/add_worker", workers.add_by_query),
+            web.post("/remove_worker", workers.remove_by_query),
+            web.get("/list_workers", workers.list_urls),
+            web.route("*", "/v1/rl/workers/{id}/engine/{path:.+}", workers.engine_of_one),
+            *(_of_table(c, control.call) for c, rule in rules if rule.to == "refuse"),
+            web.route("*", "/v1/rl/engine/{path:.+}", workers.engine),
+        ],
+    }
+
+
+def _of_table(call: tuple[str, str], handler: Handler, root: str = "") -> web.RouteDef:
+    """The route for a method and path of the fan-out table."""
+    method, path = call
+    return web.RouteDef(
+        method, root + path, handler, {"allow_head": False} if method == "GET" else {}
+    )
 
 
 async def _counted(
@@ -251,9 +271,9 @@ class _Guards:
         self._auth = auth
         self._control = control
 
-    def add(self, app: web.Application, access: Access, *rooms: list[web.RouteDef]) -> None:
+    def add(self, app: web.Application, access: Access, routes: list[web.RouteDef]) -> None:
         """Raises ValueError for a path that already has another class."""
-        for route in app.add_routes(list(chain.from_iterable(rooms))):
+        for route in app.add_routes(routes):
             assert route.resource is not None  # it has a path
             if self.access.setdefault(route.resource, access) is not access:
                 raise ValueError(f"{route.resource.canonical} has two access classes")

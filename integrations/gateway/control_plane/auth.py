@@ -13,7 +13,7 @@ import msgspec
 
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.gateway.data_plane.data_plane import UNADMITTED
-from rollout_sched.integrations.http.server import BearerKeys, check_key, lines_of
+from rollout_sched.integrations.http.server import BearerKeys, check_key, lines_of, read_keys
 from rollout_sched.integrations.vllm import HttpInstance
 from rollout_sched.integrations.vllm.protocol.refusals import AnswerRefused
 from rollout_sched.live.ports import Description, InstanceError
@@ -124,6 +124,15 @@ class AccessControl:
         if self.shuts_admins_out:
             return f"this is for administrators, and the gateway has no admin key; {_REMEDY}"
         return _as_from_elsewhere(peer, headers)
+
+
+def read_access(
+    client: Path | None, trainer: Path | None, admin: Path | None, *, has_socket: bool = False
+) -> AccessControl:
+    """Access by the keys of these files, one for each class. Raises CallerError."""
+    files = {Access.CLIENT: client, Access.TRAINER: trainer, Access.ADMIN: admin}
+    keys = {access: read_keys(path) for access, path in files.items() if path is not None}
+    return AccessControl(keys, has_socket=has_socket)
 
 
 def _check_apart(keys: Mapping[Access, Sequence[str]]) -> None:

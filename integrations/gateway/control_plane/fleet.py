@@ -6,7 +6,7 @@ that all answers share. The answers of the single instances are added.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import unquote
 
@@ -35,8 +35,6 @@ from rollout_sched.integrations.gateway.control_plane.gateway import (
 from rollout_sched.integrations.gateway.data_plane.call import error_body
 from rollout_sched.live.instances import InstanceSupervisor
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
 #: For a call that a client may retry: a retry goes only to the instances that failed, or does no
 #: harm. TRL 1.16 retries after 500, 502 and 503, prime-rl (2026-08) after every status from 500 on.
 REPEATABLE = 502
@@ -60,15 +58,6 @@ class FleetControl:
         self._gateway = gateway
         self._updates = gateway.trainer_updates
         self._table = shipped()
-
-    def trainer_routes(self) -> list[web.RouteDef]:
-        return self._routes("all", "rewrite")
-
-    def admin_routes(self) -> list[web.RouteDef]:
-        return self._routes("refuse")
-
-    def _routes(self, *to: str) -> list[web.RouteDef]:
-        return [route(call, self.call) for call, rule in self._table.calls.items() if rule.to in to]
 
     def goes_to_one(self, method: str, path: str) -> bool:
         """Whether any instance may answer for all."""
@@ -118,14 +107,6 @@ class FleetControl:
         for supervisor in asked:
             if supervisor.control.held and not supervisor.joined:
                 await supervisor.control.release()
-
-
-def route(call: tuple[str, str], handler: Handler, root: str = "") -> web.RouteDef:
-    """The route for a method and path of the table."""
-    method, path = call
-    return web.RouteDef(
-        method, root + path, handler, {"allow_head": False} if method == "GET" else {}
-    )
 
 
 async def call_of(gateway: Gateway, request: web.Request, path: str) -> FleetCall:
@@ -201,40 +182,11 @@ EVERYBODY = ("", "*", "all")
 
 
 class WorkerRoutes:
-    """Routes for administrators, except the end of a session, which is for clients, and calls of a
-    trainer to the whole fleet."""
+    """The handlers; the paths and their access classes stand in `app`."""
 
     def __init__(self, gateway: Gateway, control: FleetControl) -> None:
         self._gateway = gateway
         self._control = control
-
-    def routes(self) -> list[web.RouteDef]:
-        return [
-            web.get("/workers", self.list_all),
-            web.post("/workers", self.add),
-            web.get("/workers/{id:(?s:.+)}", self.show),
-            web.delete("/workers/{id:(?s:.+)}", self.remove),
-            web.post("/add_worker", self.add_by_query),
-            web.post("/remove_worker", self.remove_by_query),
-            web.get("/list_workers", self.list_urls),
-            web.route("*", "/v1/rl/workers/{id}/engine/{path:.+}", self.engine_of_one),
-            web.route("*", "/v1/rl/engine/{path:.+}", self.engine),
-        ]
-
-    def keyed_routes(self) -> list[web.RouteDef]:
-        """The routes for which a client needs its key."""
-        return [web.post("/finish_session", self.finish_session)]
-
-    def trainer_routes(self) -> list[web.RouteDef]:
-        """The calls that are also a trainer's without the prefix /v1/rl/engine."""
-        calls = shipped().calls.items()
-        return [
-            *(
-                web.get("/v1/rl/workers", self.list_rl),
-                web.get("/v1/rl/workers/{id}", self.show_rl),
-            ),
-            *(route(c, self.engine, "/v1/rl/engine") for c, rule in calls if rule.to != "refuse"),
-        ]
 
     # -- sglang-router and vllm-router -----------------------------------------------------
 

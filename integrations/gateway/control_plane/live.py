@@ -167,17 +167,11 @@ _HEADERS = {
 
 
 class LiveRoutes:
-    """The live page at `/`, and the route for its data. The page itself has no data and is open to
+    """The live page, and its data. The page itself has no data and is open to
     everybody; its data is for administrators."""
 
     def __init__(self, watch: LiveWatch) -> None:
         self._watch = watch
-
-    def open_routes(self) -> list[web.RouteDef]:
-        return [web.get("/", self.page)]
-
-    def routes(self) -> list[web.RouteDef]:
-        return [web.get("/admin/live", self.live)]
 
     async def page(self, request: web.Request) -> web.Response:
         return web.Response(

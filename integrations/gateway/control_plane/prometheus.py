@@ -34,7 +34,9 @@ class GatewayMetrics:
 def _requests(gateway: Gateway) -> Iterator[Metric]:
     counters, clients = gateway.figures.counters, gateway.figures.clients
     yield families.counters(
-        "requests", "Requests that have ended, by outcome.", families.by("outcome", counters.outcomes)
+        "requests",
+        "Requests that have ended, by outcome.",
+        families.by("outcome", counters.outcomes),
     )
     yield families.counters(
         "tokens",
@@ -42,7 +44,9 @@ def _requests(gateway: Gateway) -> Iterator[Metric]:
         families.by("outcome", counters.tokens),
     )
     yield families.counter("attempts", "Dispatches to instances.", counters.attempts)
-    yield families.counter("resumed_attempts", "Dispatches that resumed from tokens.", counters.resumed)
+    yield families.counter(
+        "resumed_attempts", "Dispatches that resumed from tokens.", counters.resumed
+    )
     yield families.counter("interruptions", "Attempts stopped from outside.", counters.interrupted)
     yield families.counters(
         "failed_attempts",
@@ -84,7 +88,9 @@ def _queue(gateway: Gateway) -> Iterator[Metric]:
     yield families.gauge("in_flight", "Attempts on instances.", view.in_flight)
     yield families.gauge("waiting", "Requests that wait for an instance.", view.waiting)
     yield families.gauge("parked", "Requests in the replay buffer.", view.parked)
-    yield families.gauge("sessions", "Sessions of clients whose last instance is known.", view.sessions)
+    yield families.gauge(
+        "sessions", "Sessions of clients whose last instance is known.", view.sessions
+    )
     yield families.counter(
         "session_moves",
         "Requests of a session sent to another instance than the one before.",
@@ -106,7 +112,9 @@ def _trainer(gateway: Gateway) -> Iterator[Metric]:
     figures = gateway.figures
     steps, samples, trained = figures.steps, figures.samples, figures.trained
     yield families.counter("batches", "Batches delivered.", figures.counters.batches)
-    yield families.histogram("step_duration_seconds", "From one delivery to the next.", steps.duration)
+    yield families.histogram(
+        "step_duration_seconds", "From one delivery to the next.", steps.duration
+    )
     last = steps.last
     tail = {} if last is None else {"50": last.t50_s, "90": last.t90_s, "99": last.t99_s}
     yield families.gauges(
@@ -114,8 +122,12 @@ def _trainer(gateway: Gateway) -> Iterator[Metric]:
         "Seconds into the last step until this percentage of its batch was finished.",
         families.by("percent", tail),
     )
-    yield families.counter("trainer_wait_seconds", "Time the trainer has waited.", steps.trainer_wait_s)
-    yield families.counter("step_instance_seconds", "Instance-seconds of the steps.", steps.capacity_s)
+    yield families.counter(
+        "trainer_wait_seconds", "Time the trainer has waited.", steps.trainer_wait_s
+    )
+    yield families.counter(
+        "step_instance_seconds", "Instance-seconds of the steps.", steps.capacity_s
+    )
     yield families.counters(
         "step_bubble_seconds",
         "Instance-seconds of the steps with nothing in flight, by cause.",
@@ -126,7 +138,9 @@ def _trainer(gateway: Gateway) -> Iterator[Metric]:
         "Duration of a trainer's samples, from the first dispatch to the end.",
         samples.duration,
     )
-    yield families.histogram("staleness_versions", "Staleness of delivered samples.", trained.staleness)
+    yield families.histogram(
+        "staleness_versions", "Staleness of delivered samples.", trained.staleness
+    )
     yield families.gauge(
         "length_bias_ratio",
         "Mean length of delivered samples over that of all ended ones; below 1 favours short ones.",
@@ -220,7 +234,9 @@ def _self(gateway: Gateway) -> Iterator[Metric]:
     journal = gateway.journal
     if journal is not None:
         broken = int(bool(journal.broken))
-        yield families.gauge("journal_broken", "1 if writing the journal failed before the end.", broken)
+        yield families.gauge(
+            "journal_broken", "1 if writing the journal failed before the end.", broken
+        )
 
 
 def _of(view: InstanceView) -> dict[str, str]:

@@ -22,21 +22,12 @@ AT_ONCE = 64
 
 
 class TrainerApi:
-    """Routes for the trainer; at most `max_samples` samples may be open at once."""
+    """Handlers for the trainer; at most `max_samples` samples may be open at once."""
 
     def __init__(self, gateway: Gateway, max_samples: int) -> None:
         self._gateway = gateway
         self._max_samples = max_samples
         self._arriving = 0  # samples that were counted but are not submitted yet
-
-    def routes(self) -> list[web.RouteDef]:
-        return [
-            web.post("/rollout/v1/groups", self.submit),
-            web.post("/rollout/v1/groups/close", self.close),
-            web.post("/rollout/v1/groups/unknown", self.unknown),
-            web.post("/rollout/v1/batches/next", self.next_batch),
-            web.post("/rollout/v1/batches/renew", self.renew),
-        ]
 
     async def submit(self, request: web.Request) -> web.Response:
         """Queue a list of prompts. If one is refused, those before it stay queued, as the error

@@ -17,7 +17,7 @@ import asyncio
 import logging
 from collections.abc import Collection, Iterable, Sequence
 from hashlib import blake2b
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import msgspec
 
@@ -39,7 +39,7 @@ from rollout_sched.integrations.gateway.control_plane.weight_protocol import (
     WeightProtocol,
 )
 from rollout_sched.integrations.vllm.protocol.answers import version_of
-from rollout_sched.integrations.vllm.weights import RankFields, deal
+from rollout_sched.integrations.vllm.weights import RankFields, WeightClient, deal
 from rollout_sched.live import Driver, with_timeout
 from rollout_sched.live.instances import THROUGH_US, InstanceSupervisor
 
@@ -105,12 +105,6 @@ LOADING = "the trainer loads weights"
 HELD = "the trainer has paused it"
 
 _OURS = (InstanceStatus.DRAINING, InstanceStatus.PAUSING, InstanceStatus.UPDATING)
-
-
-class HasRanks(Protocol):
-    """A client that knows how many workers its server has."""
-
-    async def world_size(self) -> int: ...
 
 
 class TrainerUpdates:
@@ -193,7 +187,7 @@ class TrainerUpdates:
         return answer
 
     async def _world_size(self, supervisor: InstanceSupervisor) -> int:
-        client = cast(HasRanks, supervisor.client)
+        client = cast(WeightClient, supervisor.client)
         return await with_timeout(client.world_size(), self._driver.settings.control_timeout_s)
 
     # -- load ------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ def test_keys_come_from_the_first_line_that_is_none_of_comment_and_blank(tmp_pat
     keys.write_text("# the trainer's\n\n secret \nother\n")
     assert settings_of(table(trainer_key_file=str(keys))).trainer_key == "secret"
     keys.write_text("# nothing\n")
-    with pytest.raises(ConfigError, match="holds no key"):
+    with pytest.raises(ConfigError, match="the file has no key"):
         _ = settings_of(table(api_key_file=str(keys))).api_key
     with pytest.raises(ConfigError, match="api_key_file"):
         _ = settings_of(table(api_key_file=str(tmp_path / "away"))).api_key
