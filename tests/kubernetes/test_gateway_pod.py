@@ -12,33 +12,11 @@ from pathlib import Path
 import pytest
 
 from tests.kubernetes.manifests import FOLDER, containers, objects, pod_templates
+from tests.kubernetes.mount import Mount
 from tests.neighbours.fleet import Program, fake_instance, program
 
 KEYS = ("clients", "trainers", "administrators", "instances")
 PATIENCE_S = 60.0
-
-
-class Mount:
-    """A ConfigMap or Secret as kubelet mounts it: files are links into `..data`, itself a link to a
-    folder of this version, which is replaced by a rename."""
-
-    def __init__(self, folder: Path, **files: str) -> None:
-        self._folder = folder
-        self._versions = 0
-        folder.mkdir()
-        self.update(**files)
-        for name in files:
-            (folder / name).symlink_to(Path("..data", name))
-
-    def update(self, **files: str) -> None:
-        self._versions += 1
-        version = self._folder / f"..2026_11_23_{self._versions}"
-        version.mkdir()
-        for name, text in files.items():
-            (version / name).write_text(text)
-        link = self._folder / "..data_tmp"
-        link.symlink_to(version.name)
-        link.rename(self._folder / "..data")
 
 
 def endpoints(*servers: Program) -> str:

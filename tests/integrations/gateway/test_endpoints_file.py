@@ -19,6 +19,7 @@ from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.gateway import endpoints_file
 from rollout_sched.integrations.gateway.endpoints_file import EndpointsFile, read_endpoints
 from tests.integrations.gateway.gateway_fixture import House, Upstream
+from tests.kubernetes.mount import Mount
 from tests.live.scripted import until
 
 YAML = """
@@ -176,30 +177,6 @@ def listed(*ports: int) -> str:
     return json.dumps({"endpoints": [{"address": "a", "port": port} for port in ports]})
 
 
-class ConfigMapMount:
-    """A ConfigMap as kubelet mounts it: the file is a link into `..data`, itself a link to a folder
-    of that version, which is replaced by a rename."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._versions = 0
-        self.file = folder / "endpoints.json"
-        self.file.symlink_to("..data/endpoints.json")
-
-    def update(self, text: str) -> None:
-        self._versions += 1
-        version = self._folder / f"..2026_11_23_{self._versions}"
-        version.mkdir()
-        (version / "endpoints.json").write_text(text)
-        data, new = self._folder / "..data", self._folder / "..data_tmp"
-        before = data.resolve() if data.exists() else None
-        new.symlink_to(version.name)
-        new.rename(data)
-        if before is not None:
-            (before / "endpoints.json").unlink()
-            before.rmdir()
-
-
 class Fleet:
     """Those that were added and not removed; `changes` in their order."""
 
@@ -265,14 +242,13 @@ class TestWatching:
         assert sum("half" in r.message or "malformed" in r.message for r in caplog.records) <= 1
 
     async def test_a_config_map_that_changes_is_followed(self, tmp_path: Path) -> None:
-        mount = ConfigMapMount(tmp_path)
-        mount.update(listed(1, 2))
-        fleet = Fleet(mount.file)
+        mount = Mount(tmp_path / "mount", **{"endpoints.json": listed(1, 2)})
+        fleet = Fleet(tmp_path / "mount/endpoints.json")
         await fleet.file.open()
         assert fleet.here == {"http://a:1", "http://a:2"}
-        mount.update(listed(2, 3))
+        mount.update(**{"endpoints.json": listed(2, 3)})
         await until(lambda: fleet.here == {"http://a:2", "http://a:3"})
-        mount.update(listed(3))
+        mount.update(**{"endpoints.json": listed(3)})
         await until(lambda: fleet.here == {"http://a:3"})
         await fleet.file.close()
 

@@ -331,71 +331,75 @@ def made(url: str, key: str) -> FrontInstance:
     return FrontInstance(url, api_key=key or None)
 
 
-async def test_a_client_is_created_on_first_use_and_checked_once() -> None:
-    server = ScriptedVllm()
-    async with server.serving():
-        clients = FrontClients(made)
-        client = clients.client(server.url)
-        looked = clients.unverified(server.url)
-        assert looked is not None
-        await looked.wait()
-        assert clients.unverified(server.url) is None
-        assert clients.client(server.url) is client
-        assert client.findings.abort_path is not None
-        await clients.close()
+URL = "http://127.0.0.1:9"
+
+
+@pytest.fixture
+@asynccontextmanager
+async def server() -> AsyncIterator[ScriptedVllm]:
+    async with ScriptedVllm().serving() as serving:
+        yield serving
+
+
+@pytest.fixture
+@asynccontextmanager
+async def clients() -> AsyncIterator[FrontClients]:
+    made_clients = FrontClients(made)
+    yield made_clients
+    await made_clients.close()
+
+
+async def test_a_client_is_created_on_first_use_and_checked_once(server, clients) -> None:
+    client = clients.client(server.url)
+    looked = clients.unverified(server.url)
+    assert looked is not None
+    await looked.wait()
+    assert clients.unverified(server.url) is None
+    assert clients.client(server.url) is client
+    assert client.findings.abort_path is not None
 
 
 async def test_a_failed_check_fails_the_call_and_is_repeated(
-    monkeypatch: pytest.MonkeyPatch,
+    server, clients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rollout_sched.integrations.gateway.front_service._AGAIN_S", (0.01, 0.02))
-    server = ScriptedVllm()
-    async with server.serving():
-        server.failing = {"/v1/models"}
-        clients = FrontClients(made)
-        client = clients.client(server.url)
-        looked = clients.unverified(server.url)
-        assert looked is not None
-        await looked.wait()
-        with pytest.raises(InstanceError, match="as seen by this front"):
-            await client.generate(Order("a", [1], 1, "v0", {}))
-        server.failing = set()
-        async with asyncio.timeout(5):
-            while client.unknown:
-                await asyncio.sleep(0.01)
-        await clients.close()
+    server.failing = {"/v1/models"}
+    client = clients.client(server.url)
+    looked = clients.unverified(server.url)
+    assert looked is not None
+    await looked.wait()
+    with pytest.raises(InstanceError, match="as seen by this front"):
+        await client.generate(Order("a", [1], 1, "v0", {}))
+    server.failing = set()
+    async with asyncio.timeout(5):
+        while client.unknown:
+            await asyncio.sleep(0.01)
 
 
-async def test_a_rejoined_instance_is_checked_before_use() -> None:
-    server = ScriptedVllm()
-    async with server.serving():
-        clients = FrontClients(made)
-        client = clients.client(server.url)
-        looked = clients.unverified(server.url)
-        clients.reach(server.url, "")
-        assert clients.unverified(server.url) is looked  # nobody has looked yet
-        assert looked is not None
-        await looked.wait()
-        assert not client.unknown
-        server.failing = {"/v1/models"}
-        clients.reach(server.url, "")
-        again = clients.unverified(server.url)
-        assert again is not None
-        await again.wait()
-        assert client.unknown
-        assert clients.client(server.url) is client
-        await clients.close()
+async def test_a_rejoined_instance_is_checked_before_use(server, clients) -> None:
+    client = clients.client(server.url)
+    looked = clients.unverified(server.url)
+    clients.reach(server.url, "")
+    assert clients.unverified(server.url) is looked  # nobody has looked yet
+    assert looked is not None
+    await looked.wait()
+    assert not client.unknown
+    server.failing = {"/v1/models"}
+    clients.reach(server.url, "")
+    again = clients.unverified(server.url)
+    assert again is not None
+    await again.wait()
+    assert client.unknown
+    assert clients.client(server.url) is client
 
 
-async def test_a_client_sends_the_schedulers_key() -> None:
-    clients = FrontClients(made)
-    first = clients.client("http://127.0.0.1:9")
-    clients.reach("http://127.0.0.1:9", "k")
-    second = clients.client("http://127.0.0.1:9")
-    clients.reach("http://127.0.0.1:9", "k")
-    assert clients.client("http://127.0.0.1:9") is second
+async def test_a_client_sends_the_schedulers_key(clients) -> None:
+    first = clients.client(URL)
+    clients.reach(URL, "k")
+    second = clients.client(URL)
+    clients.reach(URL, "k")
+    assert clients.client(URL) is second
     assert [first.api_key, second.api_key] == ["", "k"]
-    await clients.close()
 
 
 async def test_an_unused_client_is_closed() -> None:
@@ -407,7 +411,7 @@ async def test_an_unused_client_is_closed() -> None:
             await super().close()
 
     clients = FrontClients(lambda url, key: Noted(url, api_key=key or None))
-    url = "http://127.0.0.1:9"
+    url = URL
     clients.reach(url, "k")
     clients.reach(url, "l")  # by a scheduler that has come after the first
     clients.leave(url)
@@ -424,19 +428,15 @@ async def test_an_unused_client_is_closed() -> None:
     assert closed == ["k", "l", "m"]
 
 
-async def test_a_fleet_that_comes_and_goes_leaves_no_clients_behind() -> None:
-    clients = FrontClients(made)
+async def test_a_fleet_that_comes_and_goes_leaves_no_clients_behind(clients) -> None:
     for port in range(1, 200):
         url = f"http://127.0.0.1:{port}"
         clients.reach(url, "")
         clients.client(url)
         clients.leave(url)
     assert not len(clients)
-    await clients.close()
 
 
-async def test_an_invalid_url_is_refused() -> None:
-    clients = FrontClients(made)
+async def test_an_invalid_url_is_refused(clients) -> None:
     with pytest.raises(CallerError):
         clients.client("the one over there")
-    await clients.close()
