@@ -9,15 +9,11 @@ from msgspec.structs import replace
 
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.advantages import GroupAdvantages, group_advantages, relative
-from rollout_sched.live.trainer.samples import Batch, Sample
-
-
-def sample(uid: str, index: int) -> Sample:
-    return Sample(uid, index, [1], [2], [1], None, [0], [], 0, "stop", "COMPLETED", 0)
-
+from rollout_sched.live.trainer.samples import Batch
+from tests.integrations.samples import make_sample
 
 #: The groups' samples come mixed, as they are finished.
-BATCH = Batch(0, 0, [sample("a", 0), sample("b", 0), sample("a", 1), sample("b", 1)])
+BATCH = Batch(0, 0, [make_sample(uid, index) for index in range(2) for uid in "ab"])
 
 
 def test_each_sample_is_held_against_its_own_group() -> None:

@@ -8,31 +8,20 @@ import pytest
 
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.token_columns import micro_batches
-from rollout_sched.live.trainer.samples import Batch, Sample, Span
-
-
-def sample(uid: str, index: int, prompt: int, response: int, reward: float | None) -> Sample:
-    return Sample(
-        uid=uid,
-        index=index,
-        prompt_ids=list(range(prompt)),
-        response_ids=[100 * index + n for n in range(response)],
-        response_mask=[1] * response,
-        rollout_log_probs=[-0.5] * response,
-        versions=[3] * response,
-        segments=[Span(3, "i", 0, response)],
-        staleness=1,
-        finish_reason="stop",
-        status="COMPLETED",
-        num_interruptions=0,
-        reward=reward,
-    )
+from rollout_sched.live.trainer.samples import Batch
+from tests.integrations.samples import make_sample
 
 
 def batch(reward: float | None = None) -> Batch:
     sizes = {"a": (2, (5, 7)), "b": (3, (1, 2)), "c": (4, (9,))}
     samples = [
-        sample(uid, index, prompt, response, reward)
+        make_sample(
+            uid,
+            index,
+            [100 * index + n for n in range(response)],
+            range(prompt),
+            reward=reward,
+        )
         for uid, (prompt, responses) in sizes.items()
         for index, response in enumerate(responses)
     ]

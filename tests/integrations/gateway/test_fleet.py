@@ -185,27 +185,6 @@ async def test_calls_that_come_together_beside_streams(tmp_path: Path) -> None:
         assert (data_plane.calls.body_bytes, data_plane.calls.pacer.streams) == (0, 0)
 
 
-async def test_control_reaches_the_servers(tmp_path: Path) -> None:
-    async with fleet(tmp_path) as (service, servers), aiohttp.ClientSession() as session:
-
-        async def ask(method: str, path: str) -> tuple[int, Any]:
-            async with session.request(method, service.url + path) as response:
-                return response.status, await response.json()
-
-        status, answer = await ask("POST", "/pause?mode=keep&clear_cache=false")
-        assert (status, answer["succeeded"]) == (200, 2)
-        for server in servers:
-            assert await server.get("/is_paused") == (200, {"is_paused": True})
-        status, answer = await ask("POST", "/admin/resume")
-        assert (status, answer["succeeded"]) == (200, 2)
-        status, answer = await ask("GET", "/is_paused")
-        bodies = [result["body"] for result in answer["results"].values()]
-        assert bodies == [{"is_paused": False}] * 2
-        status, models = await ask("GET", "/v1/models")
-        (model,) = models["data"]
-        assert (model["id"], model["max_model_len"]) == ("simulated", SPEC.max_model_len)
-
-
 async def test_the_fleet_runs_in_process(tmp_path: Path) -> None:
     policy = tmp_path / "policy.toml"
     policy.write_text(POLICY.format(kv="retain"))

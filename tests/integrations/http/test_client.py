@@ -233,7 +233,7 @@ async def test_a_closed_port_is_not_connected():
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     pool = Pool(f"http://127.0.0.1:{port}")
-    with pytest.raises(NotConnected, match="no connection"):
+    with pytest.raises(NotConnected, match=f"{pool.url}: no connection"):
         await pool.request("GET", "/")
     heard = Heard()
     exchange = pool.send("GET", "/", (), b"", heard)
@@ -474,25 +474,6 @@ def on_a_virtual_loop(test):
         virtual_loop.run(scene())
 
     return run
-
-
-@on_a_virtual_loop
-async def test_the_connection_used_last_goes_first(connections, pool):
-    _, old = idle(pool)
-    _, new = idle(pool)
-    assert connections.carry(sent())
-    assert (bool(old.written), bool(new.written)) == (False, True)
-    assert len(connections) == 1
-    connections.close()
-
-
-@on_a_virtual_loop
-async def test_an_idle_connection_that_the_server_closes_is_passed_over(connections, pool):
-    _, gone = idle(pool)
-    gone.other.close()
-    assert not connections.carry(sent())
-    assert not gone.written
-    connections.close()
 
 
 @on_a_virtual_loop

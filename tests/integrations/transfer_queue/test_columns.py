@@ -6,24 +6,12 @@ from msgspec.structs import replace
 
 from rollout_sched.integrations.transfer_queue import columns
 from rollout_sched.live.trainer.samples import Batch, Sample, Span
+from tests.integrations.samples import make_sample
 
 
 def sample(index: int, response: list[int], *, logprob: float | None = -1.0) -> Sample:
-    return Sample(
-        uid="a",
-        index=index,
-        prompt_ids=[1, 2],
-        response_ids=response,
-        response_mask=[1] * len(response),
-        rollout_log_probs=None if logprob is None else [logprob] * len(response),
-        versions=[4] * len(response),
-        segments=[Span(4, "http://a", 0, len(response))],
-        staleness=1,
-        finish_reason="length",
-        status="TRUNCATED",
-        num_interruptions=0,
-        extra={"answer": 42},
-    )
+    spans = [Span(4, "http://a", 0, len(response))]
+    return make_sample("a", index, response, spans=spans, logprob=logprob, extra={"answer": 42})
 
 
 def test_a_tag_says_what_can_be_chosen_by():

@@ -13,6 +13,7 @@ from rollout_sched.client import Batch, FailedGroup, GatewayError, Prompt, Sampl
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.verl.coordinator import Coordinator
 from rollout_sched.integrations.verl.groups import GroupFailed
+from tests.integrations.samples import make_sample
 
 RUNNING = {"is_prompt": True, "status": "running"}
 
@@ -22,23 +23,6 @@ PATIENCE_S = 60.0
 
 def prompt(uid: str) -> Prompt:
     return Prompt(uid, [1, 2], samples=2, max_tokens=8)
-
-
-def sample(uid: str, index: int) -> Sample:
-    return Sample(
-        uid=uid,
-        index=index,
-        prompt_ids=[1, 2],
-        response_ids=[3],
-        response_mask=[1],
-        rollout_log_probs=None,
-        versions=[0],
-        segments=[],
-        staleness=0,
-        finish_reason="stop",
-        status="COMPLETED",
-        num_interruptions=0,
-    )
 
 
 class Rollouts:
@@ -100,17 +84,19 @@ async def until(condition: Any) -> None:
 
 async def test_groups_get_their_samples_in_the_order_of_their_indices(world: World) -> None:
     a, b = await world.ask("a", "b")
-    world.rollouts.deliver(Batch(0, 0, [sample("b", 1), sample("a", 0), sample("b", 0)]))
+    world.rollouts.deliver(
+        Batch(0, 0, [make_sample("b", 1), make_sample("a", 0), make_sample("b", 0)])
+    )
     assert [one.index for one in await b] == [0, 1]
     assert [one.uid for one in await a] == ["a"]
 
 
 async def test_parts_are_handed_out_as_they_come(world: World) -> None:
     a, b = await world.ask("a", "b")
-    world.rollouts.deliver(Batch(0, 0, [sample("a", 0)], part=0, last=False))
+    world.rollouts.deliver(Batch(0, 0, [make_sample("a", 0)], part=0, last=False))
     assert await a
     assert not b.done()
-    world.rollouts.deliver(Batch(0, 0, [sample("b", 0)], part=1, last=True))
+    world.rollouts.deliver(Batch(0, 0, [make_sample("b", 0)], part=1, last=True))
     assert await b
 
 
@@ -118,12 +104,12 @@ async def test_the_next_batch_is_asked_for_when_the_trainer_has_cleared_the_last
     world: World,
 ) -> None:
     first = await world.ask("a", "b")
-    world.rollouts.deliver(Batch(0, 0, [sample("a", 0), sample("b", 0)]))
+    world.rollouts.deliver(Batch(0, 0, [make_sample("a", 0), make_sample("b", 0)]))
     await asyncio.gather(*first)
     looks = world.rollouts.asked
     world.tags = {"a_0_0": {}, "b_0_0": {}, "c": RUNNING}  # it trains
     (c,) = await world.ask("c")
-    world.rollouts.deliver(Batch(1, 1, [sample("c", 0)]))
+    world.rollouts.deliver(Batch(1, 1, [make_sample("c", 0)]))
     for _ in range(20):
         await asyncio.sleep(0.001)
     assert world.rollouts.asked == looks

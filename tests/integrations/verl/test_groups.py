@@ -17,26 +17,14 @@ from rollout_sched.integrations.verl.groups import (
     trained,
 )
 from rollout_sched.live.trainer.samples import Prompt, Sample, Span
+from tests.integrations.samples import make_sample
 
 LENGTHS = RolloutLengths(prompt_length=10, response_length=100)
 
 
 def sample(index: int, *spans: Span) -> Sample:
-    tokens = spans[-1].end if spans else 0
-    return Sample(
-        uid="a",
-        index=index,
-        prompt_ids=[1, 2],
-        response_ids=list(range(tokens)),
-        response_mask=[1] * tokens,
-        rollout_log_probs=[-0.5] * tokens,
-        versions=[span.version for span in spans for _ in range(span.start, span.end)],
-        segments=list(spans),
-        staleness=0,
-        finish_reason="stop",
-        status="COMPLETED",
-        num_interruptions=2,
-    )
+    tokens = range(spans[-1].end if spans else 0)
+    return make_sample("a", index, tokens, spans=spans, num_interruptions=2)
 
 
 class Maker:

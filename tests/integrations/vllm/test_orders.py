@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import asynccontextmanager
 
 import pytest
@@ -15,7 +14,7 @@ from rollout_sched.integrations.vllm.dialects import AnswerAssembler, Generate
 from rollout_sched.integrations.vllm.orders import OrderCalls, no_trace, post, renamed
 from rollout_sched.integrations.vllm.protocol.endpoints import GENERATE
 from rollout_sched.live.ports import InstanceError, RequestRejected
-from tests.integrations.vllm.scripted import ScriptedVllm, an_order, generated
+from tests.integrations.vllm.scripted import ScriptedVllm, an_order
 
 
 @pytest.fixture
@@ -45,25 +44,6 @@ async def test_a_refusal_names_who_is_at_fault(cuttable, status, kind, server, c
     server.answer(GENERATE, b"no", status)
     with pytest.raises(kind, match=f"{GENERATE} answered {status}: no"):
         await make(calls, an_order(), cuttable)
-
-
-@pytest.mark.parametrize("how", ["cut", "cancelled"])
-async def test_a_cut_order_keeps_streamed_tokens_and_a_cancelled_one_is_not_cut(how, server, calls):
-    server.stream(GENERATE, [generated([10], None), generated([11], "stop")], asyncio.Event())
-    came = asyncio.Event()
-    order = an_order(stream_every=1)
-    call = asyncio.create_task(make(calls, order, True, lambda ids, logprobs: came.set()))
-    await came.wait()
-    calls.cut("of nobody")
-    if how == "cut":
-        calls.cut(order.id)
-        output = await call
-        assert (output.token_ids, output.finish) == ([10], "abort")
-    else:
-        call.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await call
-        calls.cut(order.id)  # it is not held any more
 
 
 @pytest.fixture

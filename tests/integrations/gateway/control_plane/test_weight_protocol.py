@@ -45,26 +45,6 @@ def test_no_update_begins_within_another() -> None:
         begun().check(ProtocolStep.WHOLE, b"a checkpoint")
 
 
-def test_four_calls_are_one_update() -> None:
-    protocol = begun()
-    for chunk in (b"1", b"2"):
-        assert not protocol.did(ProtocolStep.LOAD, chunk, BOTH)
-        assert protocol.half_loaded
-    assert protocol.did(ProtocolStep.FINISH, call(ProtocolStep.FINISH), BOTH)
-    assert not protocol.half_loaded
-
-
-@pytest.mark.parametrize("step", [ProtocolStep.WHOLE, ProtocolStep.LOAD])
-def test_one_call_is_one_update(step: ProtocolStep) -> None:
-    protocol = WeightProtocol()
-    assert protocol.did(step, call(step), BOTH)
-    assert not protocol.half_loaded
-
-
-def test_an_update_that_never_began_cannot_finish() -> None:
-    assert not WeightProtocol().did(ProtocolStep.FINISH, b"", BOTH)
-
-
 @pytest.mark.parametrize(
     "step", [ProtocolStep.BEGIN, ProtocolStep.LOAD, ProtocolStep.FINISH, ProtocolStep.WHOLE]
 )
@@ -78,45 +58,6 @@ def test_a_call_that_is_half_done_goes_to_the_others_and_is_done_then(step: Prot
     loaded = protocol.did(step, call(step), BOTH)
     assert loaded is (step in (ProtocolStep.FINISH, ProtocolStep.WHOLE))
     assert protocol.half_done is None
-
-
-def test_a_call_that_is_done_is_a_new_one_the_next_time() -> None:
-    protocol = half(WeightProtocol(), ProtocolStep.WHOLE)
-    protocol.did(ProtocolStep.WHOLE, call(ProtocolStep.WHOLE), BOTH)
-    assert protocol.pending(call(ProtocolStep.WHOLE), BOTH) == BOTH
-
-
-def test_a_half_done_load_blocks_further_loads() -> None:
-    protocol = half(begun(), ProtocolStep.LOAD)
-    with pytest.raises(Conflict, match="/load has failed on http://b:1"):
-        protocol.check(ProtocolStep.LOAD, b"the next chunk")
-    for step in (ProtocolStep.BEGIN, ProtocolStep.FINISH):
-        protocol.check(step, b"another")
-
-
-def test_a_half_load_stays_incomplete_when_finished() -> None:
-    protocol = half(begun(), ProtocolStep.LOAD)
-    assert not protocol.did(ProtocolStep.FINISH, call(ProtocolStep.FINISH), BOTH)
-    assert protocol.half_loaded
-    assert not protocol.did(ProtocolStep.BEGIN, call(ProtocolStep.BEGIN), BOTH)
-    assert not protocol.did(ProtocolStep.LOAD, call(ProtocolStep.LOAD), BOTH)
-    assert protocol.did(ProtocolStep.FINISH, call(ProtocolStep.FINISH), BOTH)
-    assert not protocol.half_loaded
-
-
-def test_a_complete_update_repairs_a_half_one() -> None:
-    protocol = half(WeightProtocol(), ProtocolStep.WHOLE)
-    assert protocol.did(ProtocolStep.WHOLE, b"another checkpoint", BOTH)
-    assert not protocol.half_loaded
-
-
-def test_a_new_or_restarted_instance_has_no_part_in_the_update() -> None:
-    again, newcomer = Member(B.name, 2.0), Member("http://c:1", 1.0)
-    here = [A, again, newcomer]
-    protocol = begun()
-    assert protocol.members(here, ProtocolStep.LOAD) == [A]
-    assert protocol.members(here, ProtocolStep.BEGIN) == here
-    assert WeightProtocol().members(here, ProtocolStep.WHOLE) == here
 
 
 def test_nothing_is_half_loaded_once_all_participants_left() -> None:

@@ -16,7 +16,6 @@ from msgspec import UNSET
 from rollout_sched.integrations.gateway.data_plane import body as envelopes
 from rollout_sched.integrations.gateway.data_plane.body import (
     ClientBody,
-    Envelope,
     SubRequest,
     split,
 )
@@ -28,42 +27,6 @@ from rollout_sched.integrations.gateway.data_plane.fields import (
     Seed,
 )
 from rollout_sched.integrations.vllm.protocol.endpoints import Endpoint
-
-ASKED = (
-    *("prompt", "limit", "limit_field", "samples", "stream", "keep_ids", "salt", "says_ours"),
-    *("group", "session", "priority", "tools"),
-)
-
-ids = st.lists(st.integers(0, 200_000), min_size=1, max_size=900)
-scalars = st.none() | st.integers(1, 9) | st.text(max_size=20)
-
-
-@given(
-    ids,
-    st.sampled_from(["prompt", "token_ids"]),
-    st.dictionaries(st.sampled_from(["user", "note", "model"]), scalars),
-    st.booleans(),
-    st.booleans(),
-)
-def test_skipping_ids_reads_the_same_as_parsing_them(
-    tokens: list[int], name: str, other: dict[str, Any], first: bool, spaced: bool
-) -> None:
-    fields: dict[str, Any] = {**other, name: tokens} if not first else {name: tokens, **other}
-    fields["max_tokens"] = 5
-    # The decoys: a nested field of that name, and a text that looks like one.
-    fields["nested"] = {"prompt": [1, 2, 3]}
-    fields["padding"] = '"prompt": [4, 5]' + "x" * 2048
-    if first:
-        fields = dict(reversed(fields.items()))
-    body = json.dumps(fields, separators=None if spaced else (",", ":")).encode()
-    endpoint: Any = "completions" if name == "prompt" else "generate"
-    envelope = envelopes.read(body, endpoint)
-    whole = Envelope(msgspec.json.decode(body, type=Fields), endpoint)
-    for name in ASKED:
-        assert getattr(envelope, name) == getattr(whole, name)
-    raw = envelope.prompt
-    assert json.loads(bytes(raw)) == tokens
-    assert envelopes.prompt_tokens(raw) == len(tokens)
 
 
 @pytest.mark.parametrize(

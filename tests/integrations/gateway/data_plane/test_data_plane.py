@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.core.model.events import WeightsPublished
 from rollout_sched.integrations.gateway.data_plane.reply import Limits
 from rollout_sched.live.ports import InstanceError
 from tests.integrations.gateway.data_plane.stage import (
@@ -149,17 +148,6 @@ class TestErrors:
         await call.json()
         assert call.status == 200
 
-    @pytest.mark.parametrize(
-        "garbage", [b"", b"<html>", {}, {"choices": []}, {"choices": [{"finish_reason": None}]}]
-    )
-    async def test_garbage_is_a_failure_of_the_instance(
-        self, garbage: Any, stage, first, second
-    ) -> None:
-        call = stage.call()
-        await first.answer(0, garbage)
-        await second.answer(0, completion([4]))
-        assert (await call.json())["choices"][0]["text"] == "w4 "
-
     async def test_a_call_that_no_instance_answers_gets_a_502(self, stage, instance) -> None:
         stage.scheduler.parts.outcomes.max_failures = 1
         call = stage.call()
@@ -208,19 +196,6 @@ class TestErrors:
 
 
 class TestHangingUp:
-    async def test_a_disconnect_before_the_first_byte_aborts_the_attempt(
-        self, stage, instance
-    ) -> None:
-        call = stage.call()
-        await instance.asked()
-        assert call.on_disconnect is not None
-        call.on_disconnect()
-        order = next(iter(instance.names))
-        await until(lambda: ("abort", order) in instance.calls)
-        await instance.answer(0, completion([4], "abort"))
-        await until(lambda: not stage.driver.front.attempts.on("i0"))
-        stage.settled()
-
     async def test_a_disconnect_while_waiting_withdraws_the_request(self) -> None:
         instance = Instance(slots=1)
         async with Stage(instance) as stage:
@@ -561,16 +536,6 @@ class TestSeveral:
         answer = await call.json()
         assert [c["text"] for c in answer["choices"]] == [f"w{k + 10} " for k in range(4)]
 
-    async def test_a_failed_sample_ends_the_call(self, stage, instance) -> None:
-        call = stage.call({**BODY, "n": 2})
-        await instance.answer(0, {"error": {"message": "no"}}, 400)
-        await call.json()
-        assert call.status == 400
-        await until(lambda: any(c[0] == "abort" for c in instance.calls))
-        await instance.answer(1, completion([4], "abort"))
-        await until(lambda: not stage.driver.front.attempts.on("i0"))
-        stage.settled()
-
     async def test_stream_events_carry_the_index_of_their_sample(self, stage, instance) -> None:
         call = stage.call({**BODY, "n": 2, "stream": True})
         await instance.event(1, chunk([5]))
@@ -592,31 +557,3 @@ class TestSiblingsAndSessions:
         stage.call({**BODY, "prompt": [9, 9, 9]})
         stage.call(x_group_id="mine")
         assert len(stage.scheduler.state.siblings) == 3
-
-    @pytest.mark.scene(routing="session_affinity")
-    async def test_a_session_stays_where_its_kv_is(self, stage, first, second) -> None:
-        call = stage.call(x_session_id="talk")
-        await first.answer(0, completion([4]))
-        await call.json()
-        stage.call(x_session_id="talk")
-        await first.asked(1)
-        stage.driver.tell(WeightsPublished(1))
-
-    async def test_equal_lengths_are_no_reason_to_share_an_instance(self) -> None:
-        instances = [Instance(f"i{k}", slots=64) for k in range(4)]
-        async with Stage(*instances) as stage:
-            for k in range(64):
-                stage.call({**BODY, "prompt": [k, 2, 3]})
-            await until(lambda: sum(len(i.pool.asked) for i in instances) == 64)
-            assert [len(i.pool.asked) for i in instances] == [16] * 4
-
-    async def test_sessions_do_not_avalanche(self) -> None:
-        instances = [Instance(f"i{k}", slots=256) for k in range(4)]
-        async with Stage(*instances, routing="session_affinity") as stage:
-            first = stage.call(x_session_id="s")
-            await instances[0].answer(0, completion([4]))
-            await first.json()
-            for _ in range(64):
-                stage.call(x_session_id="s")
-            await until(lambda: sum(len(i.pool.asked) for i in instances) == 65)
-            assert max(len(i.pool.asked) for i in instances) < 30

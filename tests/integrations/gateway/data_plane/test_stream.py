@@ -16,11 +16,8 @@ from rollout_sched.integrations.gateway.data_plane.stream import (
     StreamTokens,
 )
 from rollout_sched.live.ports import (
-    AnswerUntrue,
     InstanceError,
     Outcome,
-    RequestRejected,
-    WeightsUnknown,
 )
 from tests.integrations.gateway.data_plane.test_fanout import Reply
 from tests.integrations.gateway.scripted import chunk, compact
@@ -80,16 +77,6 @@ def test_plain_vllm_events_pass_unread_and_uncounted() -> None:
     assert (the.stream.tokens.count, len(the.stream.tokens.unread)) == (1, 1)
 
 
-@pytest.mark.parametrize(("finish", "segment"), [("abort", False), ("length", True)])
-def test_an_abort_does_not_reach_the_client(finish: str, segment: bool) -> None:
-    the = Watched(segment=segment)
-    the.hears(event(chunk([1])), event(chunk([2], finish)), DONE)
-    assert the.ids == [1, 2]
-    assert [c["finish_reason"] for told in the.heard for c in told["choices"]] == [None, None]
-    assert the.stream.end.event == b""
-    assert the.stream.outcome() == Outcome(2, finish, (), None)  # type: ignore[arg-type]
-
-
 def test_an_empty_abort_produces_no_event() -> None:
     the = Watched()
     the.hears(event(chunk([1])), event({**chunk([], "abort")}))
@@ -117,43 +104,11 @@ def test_a_stream_that_only_says_done_has_stopped() -> None:
     assert the.stream.end.event == b""
 
 
-def test_nothing_counts_after_done() -> None:
-    the = Watched()
-    the.hears(event(chunk([1], "stop")) + DONE + event(chunk([2])) + b"data: garbage\n\n")
-    assert the.stream.outcome().tokens == 1
-
-
 def test_a_stream_has_not_ended_without_its_last_event() -> None:
     the = Watched()
     the.hears(event(chunk([1])))
     with pytest.raises(InstanceError, match="without a finish_reason"):
         the.stream.outcome()
-
-
-@pytest.mark.parametrize(
-    ("packet", "kind"),
-    [
-        (b"data: garbage\n\n", AnswerUntrue),
-        (event({"error": {"message": "it died"}}), InstanceError),
-        (event(chunk([2], "error")), InstanceError),
-        (event({**chunk([2]), "id": "cmpl-ab12-2-0"}), InstanceError),
-        (event({"choices": [{"token_ids": ["x"]}]}), AnswerUntrue),
-    ],
-)
-def test_untrue_events_are_not_forwarded(packet: bytes, kind: type[Exception]) -> None:
-    the = Watched()
-    the.hears(event(chunk([1])))
-    with pytest.raises(InstanceError) as caught:
-        the.hears(packet)
-    assert type(caught.value) is kind
-    assert the.ids == [1]
-
-
-def test_more_after_the_end_cannot_be_made_good() -> None:
-    the = Watched()
-    the.hears(event(chunk([1], "stop")), event({"error": "late"}), b"data: garbage\n\n")
-    with pytest.raises(RequestRejected, match="continued after its finish_reason"):
-        the.hears(event(chunk([2])))
 
 
 def versions(*labels: str) -> list[dict[str, Any]]:
@@ -164,19 +119,6 @@ def test_the_end_says_which_weights_made_what() -> None:
     the = Watched(labelled=True)
     the.hears(event(chunk([1])), event(chunk([2], "stop", weight_versions=versions("3", "4"))))
     assert the.stream.outcome().spans == ((3, 1), (4, 1))
-
-
-@pytest.mark.parametrize(
-    ("labels", "because"), [(("3",), AnswerUntrue), (("default", "default"), WeightsUnknown)]
-)
-def test_versions_that_cannot_be_true_come_too_late(
-    labels: tuple[str, ...], because: type[Exception]
-) -> None:
-    """The client has the tokens; the instance is looked at all the same."""
-    the = Watched(labelled=True)
-    with pytest.raises(RequestRejected, match="is not valid") as caught:
-        the.hears(event(chunk([1])) + event(chunk([2], "stop", weight_versions=versions(*labels))))
-    assert type(caught.value.because) is because
 
 
 def test_a_later_attempt_speaks_as_the_first_did() -> None:
