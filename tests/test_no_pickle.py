@@ -32,13 +32,7 @@ UNSAFE = frozenset(
 UNSAFE_CALLS = frozenset(("eval", "exec", "compile", "__import__"))
 
 #: Who starts processes and talks to them over pipes of their own.
-HAVE_WORKERS = frozenset(
-    (
-        "simulators/tune/evaluation.py",
-        "simulators/replay/runs.py",
-        "benchmarks/cells.py",
-    )
-)
+HAVE_WORKERS = {"rollout_sched/workers.py", "benchmarks/cells.py"}
 
 SOURCES = [
     path

@@ -26,7 +26,6 @@ from rollout_sched.simulators.replay.report import footnote, heading, report_pag
 from rollout_sched.simulators.replay.runs import (
     Interrupted,
     Run,
-    call_each,
     replay,
     replay_resampled,
 )
@@ -46,6 +45,7 @@ from rollout_sched.simulators.replay.sweep import policies as policies_at
 from rollout_sched.simulators.replay.workload import Workload
 from rollout_sched.simulators.traces.command import add_trace, read_trace
 from rollout_sched.simulators.traces.model import Trace
+from rollout_sched.workers import WorkerPool
 
 BASELINES = ("static_split", "round_robin_sync")
 DEFAULT_SCENARIO = "qwen7b-8xh100-disaggregated"
@@ -206,13 +206,11 @@ class Replays(NamedTuple):
             return
         with _progress("worlds") as bar:
             task = bar.add_task("sweep", total=len(worlds))
-
-            def done(number: int, report: dict[str, Any]) -> None:
-                found[number] = report
-                bar.advance(task)
-
             alone = self._replace(options=msgspec.structs.replace(self.options, jobs=1))
-            call_each(_report_of, (alone,), [(world.scenario,) for world in worlds], jobs, done)
+            with WorkerPool(alone.report_of, jobs) as workers:
+                for number, report in workers.finished([world.scenario for world in worlds]):
+                    found[number] = report
+                    bar.advance(task)
 
     def _run(self, scenario: Scenario, *, records: bool = False) -> tuple[Runs, Runs]:
         groups = len(Workload(self.trace, scenario.job, steps=self.options.steps).groups)
@@ -262,6 +260,10 @@ class Replays(NamedTuple):
             raise Interrupted(runs) from interrupted
         return runs, resamples
 
+    def report_of(self, scenario: Scenario) -> dict[str, Any]:
+        """Replay and report, without progress."""
+        return self.report(scenario, *self.runs(scenario))
+
     def report(self, scenario: Scenario, runs: Runs, resamples: Runs) -> dict[str, Any]:
         steps, seeds = self.options.steps, self.options.seeds
         report = reports.document(
@@ -269,11 +271,6 @@ class Replays(NamedTuple):
         )
         report["verdict"] = verdict(report, self.options.max_staleness)
         return report
-
-
-def _report_of(replays: Replays, scenario: Scenario) -> dict[str, Any]:
-    """The report of one world, made in a process that shows no progress."""
-    return replays.report(scenario, *replays.runs(scenario))
 
 
 def _shown_sweep(sweep: dict[str, Any], width: int, *, equal_bias: bool) -> str:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import gc
 import math
-import signal
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import ExitStack, contextmanager
-from multiprocessing import get_context
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -35,56 +33,7 @@ from rollout_sched.simulators.replay.closed_loop import ClosedLoop, Observer, Pr
 from rollout_sched.simulators.replay.scenario import Scenario
 from rollout_sched.simulators.replay.workload import Workload
 from rollout_sched.simulators.traces.model import Trace, resampled
-
-# ------------------------------------------------------------------------------------------
-# Run several calls in parallel, each in one of several processes.
-
-T = TypeVar("T")
-
-#: The arguments that all calls of a process share, sent to it once.
-_shared: tuple[Any, ...] = ()
-
-
-def call_each(
-    call: Callable[..., T],
-    shared: tuple[Any, ...],
-    arguments: Sequence[tuple[Any, ...]],
-    jobs: int,
-    done: Callable[[int, T], None],
-) -> list[T]:
-    """`call(*shared, *each)` for each of the arguments, in `jobs` processes; returns the results in
-    the order of the arguments. Calls `done(number, result)` as each finishes.
-
-    Everything must be picklable. An exception of a call is raised to the caller, and calls that
-    have not started are cancelled.
-    """
-    processes = min(jobs, len(arguments))
-    # Spawn, because a fork would copy the locks of the thread that shows progress.
-    with ProcessPoolExecutor(processes, get_context("spawn"), _begin, shared) as pool:
-        futures = [pool.submit(_call, call, each) for each in arguments]
-        numbers = {future: number for number, future in enumerate(futures)}
-        try:
-            for future in as_completed(futures):
-                done(numbers[future], future.result())
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
-        return [future.result() for future in futures]
-
-
-def _begin(*shared: Any) -> None:
-    """Only the parent handles Ctrl-C."""
-    global _shared
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _shared = shared
-
-
-def _call(call: Callable[..., T], arguments: tuple[Any, ...]) -> T:
-    return call(*_shared, *arguments)
-
-
-# ------------------------------------------------------------------------------------------
-# Collect what a replay reports in addition to its metrics.
+from rollout_sched.workers import WorkerPool
 
 
 class Run(msgspec.Struct):
@@ -384,20 +333,18 @@ def _run_each(
         one = asked[number]
         return progress(one.policy.name, one.seed) if progress else None
 
-    def done(number: int, run: Run) -> None:
-        found[number] = run
-        report = follow(number)
-        if report is not None:
-            report(groups)
-
     try:
         if jobs == 1 or len(asked) < 2:
             for number, one in enumerate(asked):
                 found[number] = _run(trace, scenario, steps, one, follow(number))
         else:
             groups = len(Workload(trace, scenario.job, steps=steps).groups)
-            each_alone = [(one,) for one in asked]
-            call_each(_run, (trace, scenario, steps), each_alone, jobs, done)
+            with WorkerPool(partial(_run, trace, scenario, steps), jobs) as workers:
+                for number, run in workers.finished(asked):
+                    found[number] = run
+                    report = follow(number)
+                    if report is not None:
+                        report(groups)
     except KeyboardInterrupt as interrupt:
         whole = next((n for n in range(len(asked)) if n not in found), len(asked)) // max(1, each)
         raise Interrupted(_by_policy([found[n] for n in range(whole * each)], each)) from interrupt

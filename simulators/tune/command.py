@@ -19,8 +19,9 @@ from rollout_sched.simulators.replay import Job, load_scenario
 from rollout_sched.simulators.traces.command import add_trace, read_trace
 from rollout_sched.simulators.traces.model import TOKENS_PER_S
 from rollout_sched.simulators.tune import evidence
-from rollout_sched.simulators.tune.evaluation import HardLimits, WorkerPool, bench_of
+from rollout_sched.simulators.tune.evaluation import HardLimits, bench_of
 from rollout_sched.simulators.tune.search import Plan, TuningResult, steps_for, tune
+from rollout_sched.workers import WorkerPool
 
 #: Default seconds of a search.
 BUDGET_S = 120.0

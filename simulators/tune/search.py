@@ -13,7 +13,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, Protocol, TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 
@@ -39,11 +39,11 @@ from rollout_sched.simulators.tune.evaluation import (
     ResultCache,
     SpeedUp,
     Task,
-    WorkerDied,
     simplest_of_the_best,
     together,
 )
 from rollout_sched.simulators.tune.space import Setting
+from rollout_sched.workers import WorkerDied, WorkerPool
 
 # ------------------------------------------------------------------------------------------
 # The frontier: candidates that no other beats in speed, staleness and bias at once.
@@ -358,19 +358,14 @@ class TuningResult(msgspec.Struct, frozen=True):
     ended: str
 
 
-class Answering(Protocol):
-    """Evaluates tasks in their order until no time is left: `Workers`."""
-
-    def answers(
-        self, questions: Sequence[Task], left_s: Callable[[], float]
-    ) -> Iterator[CaseFigures]: ...
+Workers = WorkerPool[Task, CaseFigures]
 
 
 def tune(
     bench: Evaluator,
     limits: HardLimits,
     plan: Plan,
-    workers: Answering,
+    workers: Workers,
     *,
     told: Told = lambda: None,
     clock: Callable[[], float] = time.monotonic,
@@ -425,7 +420,7 @@ class Timekeeper:
         return self._seconds - elapsed - (kept if math.isfinite(kept) else 0.0)
 
 
-def _asking(workers: Answering, keeper: Timekeeper, before: int, told: Told) -> Ask:
+def _asking(workers: Workers, keeper: Timekeeper, before: int, told: Told) -> Ask:
     """Evaluates tasks while there is time, keeping what the last `before` steps will take."""
 
     def ask(tasks: Sequence[Task]) -> Iterator[CaseFigures]:

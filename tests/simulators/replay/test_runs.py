@@ -18,14 +18,14 @@ from benchmarks.synthetic import synthetic
 from rollout_sched import journal
 from rollout_sched.config import PolicyFile, load_policy, shipped
 from rollout_sched.core.model import events as ev
-from rollout_sched.core.model.errors import CallerError, PolicyError
+from rollout_sched.core.model.errors import PolicyError
 from rollout_sched.core.model.events import Woke
 from rollout_sched.simulators.instance.model import CostModel
 from rollout_sched.simulators.instance.sim_instance import SimInstance
 from rollout_sched.simulators.replay import fleet
 from rollout_sched.simulators.replay.closed_loop import ClosedLoop, RunNotes
 from rollout_sched.simulators.replay.faults import Failing
-from rollout_sched.simulators.replay.runs import Run, call_each, figures, replay, run_policy
+from rollout_sched.simulators.replay.runs import Run, figures, replay, run_policy
 from rollout_sched.simulators.replay.scenario import Job, Scenario, TrafficModel, load_scenario
 from rollout_sched.simulators.replay.workload import Workload
 from rollout_sched.simulators.traces.model import SampleRecord, Trace, Turn, gather
@@ -379,27 +379,3 @@ def test_progress_counts_delivered_groups() -> None:
     )
     assert sum(told) == 4
     assert run.samples_lost == 0
-
-
-def power(base: int, exponent: int) -> int:
-    if exponent < 0:
-        raise CallerError(f"{exponent} is less than nothing")
-    return int(base**exponent)
-
-
-def test_results_come_in_the_order_of_the_arguments() -> None:
-    done: dict[int, int] = {}
-    assert call_each(power, (2,), [(n,) for n in range(6)], 2, done.__setitem__) == [
-        1,
-        2,
-        4,
-        8,
-        16,
-        32,
-    ]
-    assert done == {n: 2**n for n in range(6)}
-
-
-def test_a_workers_exception_is_raised_unchanged() -> None:
-    with pytest.raises(CallerError, match="-1 is less than nothing"):
-        call_each(power, (2,), [(3,), (-1,), (2,)], 2, lambda number, result: None)

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from rollout_sched.core.model.errors import CallerError
-from rollout_sched.simulators.tune.evaluation import CaseFigures, HardLimits, Task, WorkerDied
+from rollout_sched.simulators.tune.evaluation import CaseFigures, HardLimits, Task
 from rollout_sched.simulators.tune.search import (
     EXHAUSTED,
     INTERRUPTED,
@@ -16,6 +16,7 @@ from rollout_sched.simulators.tune.search import (
     TuningResult,
     tune,
 )
+from rollout_sched.workers import WorkerDied
 from tests.simulators.tune.bench import Oracle, faster_with_more_prompts, small_bench
 
 LIMITS = HardLimits(max_staleness=0, max_length_bias=0.01, max_step_bias=0.051)

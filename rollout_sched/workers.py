@@ -1,0 +1,136 @@
+"""Worker processes: each is set up once, then answers one question at a time.
+
+They are processes of our own because a process can be stopped during an answer when the time is
+over; an executor's cannot.
+"""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection, wait
+from typing import Any, Generic, Self, TypeVar
+
+from rollout_sched.core.model.errors import RolloutError
+
+Question = TypeVar("Question")
+Answer = TypeVar("Answer")
+
+#: Seconds between two checks of the time left.
+_POLL_S = 0.5
+
+
+class WorkerDied(RolloutError, RuntimeError):
+    """A worker process ended unexpectedly."""
+
+
+def _unlimited() -> float:
+    return math.inf
+
+
+class WorkerPool(Generic[Question, Answer]):
+    """A number of processes that answer questions; a context manager that ends them.
+
+    `answer` (sent to each process once), questions and answers are pickled. Only the parent handles
+    Ctrl-C.
+    """
+
+    def __init__(self, answer: Callable[[Question], Answer], jobs: int) -> None:
+        self._answer = answer
+        self._jobs = jobs
+        # Spawn, because a fork may copy a held lock, such as that of a progress bar's thread.
+        self._context = multiprocessing.get_context("spawn")
+        self._processes: dict[Connection, Any] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """End all processes at once."""
+        for wire in list(self._processes):
+            self._end(wire)
+
+    def answers(
+        self, questions: Sequence[Question], left_s: Callable[[], float] = _unlimited
+    ) -> Iterator[Answer]:
+        """The answers in the order of the questions, however the processes are scheduled. Ends and
+        raises as `finished` does."""
+        answered: dict[int, Answer] = {}
+        told = 0
+        for number, answer in self.finished(questions, left_s):
+            answered[number] = answer
+            while told in answered:
+                yield answered.pop(told)
+                told += 1
+
+    def finished(
+        self, questions: Sequence[Question], left_s: Callable[[], float] = _unlimited
+    ) -> Iterator[tuple[int, Answer]]:
+        """The number of each question with its answer, as they come.
+
+        Ends early when `left_s()` is not positive; answers in progress are lost then. Raises what
+        an answer raised, and WorkerDied.
+        """
+        asked: dict[Connection, int] = {}
+        number = 0
+        self._start(min(self._jobs, len(questions)))
+        idle = list(self._processes)
+        try:
+            while (asked or number < len(questions)) and left_s() > 0:
+                while idle and number < len(questions):
+                    wire = idle.pop()
+                    wire.send(questions[number])
+                    asked[wire] = number
+                    number += 1
+                for ready in wait(list(asked), min(_POLL_S, max(0.0, left_s()))):
+                    assert isinstance(ready, Connection)
+                    answer = self._receive(ready)
+                    idle.append(ready)
+                    yield asked.pop(ready), answer
+        finally:
+            for wire in asked:
+                self._end(wire)
+
+    def _start(self, jobs: int) -> None:
+        while len(self._processes) < jobs:
+            ours, theirs = self._context.Pipe()
+            process = self._context.Process(target=_work, args=(self._answer, theirs), daemon=True)
+            process.start()
+            theirs.close()  # so that each side notices when the other one ends
+            self._processes[ours] = process
+
+    def _end(self, wire: Connection) -> None:
+        process = self._processes.pop(wire, None)
+        if process is not None:
+            wire.close()
+            process.kill()
+            process.join()
+
+    def _receive(self, wire: Connection) -> Answer:
+        try:
+            answer, error = wire.recv()
+        except EOFError:
+            raise WorkerDied(
+                "a worker process ended unexpectedly, probably because memory ran out; use fewer "
+                "--jobs"
+            ) from None
+        if error is not None:
+            raise error
+        found: Answer = answer
+        return found
+
+
+def _work(answer: Callable[[Any], Any], wire: Connection) -> None:
+    """The loop of a worker process, until its parent ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        while True:
+            question = wire.recv()
+            try:
+                wire.send((answer(question), None))
+            except Exception as error:
+                wire.send((None, error))
+    except (EOFError, BrokenPipeError):
+        return
