@@ -8,6 +8,7 @@ from __future__ import annotations
 from rollout_sched.core.decide.order import Decider
 from rollout_sched.core.model.actions import Release
 from rollout_sched.core.model.events import (
+    Answered,
     BatchRequested,
     GateClosed,
     GateOpened,
@@ -394,9 +395,7 @@ class AttemptEvents:
         """Once, and only on an instance where it has not failed; after more failures it waits."""
         return request.failures == 1 and len(self._state.fleet.instances) > len(request.failed_on)
 
-    def _close(
-        self, event: RequestFinished | TurnFinished | RequestInterrupted, now: float
-    ) -> Attempt | None:
+    def _close(self, event: Answered, now: float) -> Attempt | None:
         """Free the slot and keep the tokens; None if the answer is no longer wanted."""
         attempt = self._ledger.find(event)
         if attempt is None:

@@ -14,9 +14,9 @@ import msgspec
 
 from rollout_sched.core.model.actions import Answer, Discard, Dispatch
 from rollout_sched.core.model.events import (
+    OfAttempt,
     RequestFailed,
     RequestFinished,
-    RequestInterrupted,
     RequestSubmitted,
     RequestWithdrawn,
     Spans,
@@ -30,9 +30,6 @@ from rollout_sched.live.ports import Payload, RequestRejected
 
 # ------------------------------------------------------------------------------------------
 # A request of a front's client, from submission to end, across changes of the scheduler.
-
-#: Events that report the progress of an attempt of a client's request.
-OfAttempt = TokensArrived | RequestFinished | RequestInterrupted | RequestFailed
 
 
 class _Attempt(msgspec.Struct):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rollout_sched.core.model.actions import Discard, Dispatch, Interrupt
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.core.model.events import (
+    Answered,
     RequestFailed,
     RequestFinished,
     RequestInterrupted,
@@ -56,9 +57,6 @@ log = logging.getLogger(__name__)
 # Running attempts at fronts in other processes, as the scheduler's host sees them.
 
 
-Ended = RequestFinished | TurnFinished | RequestInterrupted
-
-
 class RemoteAttempt(InFlight):
     """A dispatch that a front carries out.
 
@@ -77,7 +75,7 @@ class RemoteAttempt(InFlight):
         super().__init__(dispatch, begun)
         self.streamed = 0
         self.reads = False
-        self.answer: Ended | None = None
+        self.answer: Answered | None = None
 
 
 class ConnectedFront:
@@ -287,7 +285,7 @@ class ConnectedFront:
             attempt.streamed = event.tokens
             self.tell(event)
 
-    def _ended(self, event: Ended) -> None:
+    def _ended(self, event: Answered) -> None:
         attempt = self.attempts.get(event.attempt)
         if attempt is None:
             return
@@ -301,7 +299,7 @@ class ConnectedFront:
         else:
             self._spawn(self._settle(attempt, event, verdict))
 
-    async def _settle(self, attempt: RemoteAttempt, event: Ended, settle: Settle) -> None:
+    async def _settle(self, attempt: RemoteAttempt, event: Answered, settle: Settle) -> None:
         """Ask the instance about its answer before the answer is used."""
         try:
             await settle()
@@ -312,7 +310,7 @@ class ConnectedFront:
         else:
             self._believe(attempt, event)
 
-    def _believe(self, attempt: RemoteAttempt, event: Ended) -> None:
+    def _believe(self, attempt: RemoteAttempt, event: Answered) -> None:
         if not self.attempts.take(attempt):
             return
         self.tell(event)
@@ -321,7 +319,7 @@ class ConnectedFront:
             self.turns[event.request] = event.attempt
             self.order(CallTool(event.request, event.attempt))
 
-    def _reject(self, attempt: RemoteAttempt, event: Ended, error: InstanceError) -> None:
+    def _reject(self, attempt: RemoteAttempt, event: Answered, error: InstanceError) -> None:
         """Refuse an answer. The front has kept its tokens: they are discarded if they are untrue,
         else they count as streamed."""
         if not self.attempts.take(attempt):
@@ -357,7 +355,7 @@ class ConnectedFront:
         task.add_done_callback(self._tasks.discard)
 
 
-def _finish(event: Ended) -> Any:
+def _finish(event: Answered) -> Any:
     if isinstance(event, RequestFinished):
         return event.reason
     return "turn" if isinstance(event, TurnFinished) else "abort"

@@ -10,14 +10,13 @@ from typing import Any
 from rollout_sched.core.model.actions import Answer, Discard, Dispatch
 from rollout_sched.core.model.errors import RolloutError
 from rollout_sched.core.model.events import (
+    Answered,
+    OfAttempt,
     RequestFailed,
-    RequestFinished,
-    RequestInterrupted,
     TokensArrived,
     ToolReturned,
-    TurnFinished,
 )
-from rollout_sched.link.client_calls import ClientCall, ClientCalls, OfAttempt
+from rollout_sched.link.client_calls import ClientCall, ClientCalls
 from rollout_sched.link.pieces import GroupPieces
 from rollout_sched.link.protocol import (
     CallTool,
@@ -47,7 +46,7 @@ from rollout_sched.live.ports import Payload
 from rollout_sched.live.requests import LiveAttempt, PayloadFactory
 
 #: Events after which a piece may be new, or a tool's answer to one.
-_MAKES = (RequestFailed, RequestFinished, RequestInterrupted, TurnFinished, ToolReturned)
+_MAKES = Answered | RequestFailed | ToolReturned
 
 
 class RemoteFront:

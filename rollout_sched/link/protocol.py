@@ -14,16 +14,10 @@ import msgspec
 from rollout_sched.core.model.actions import Answer, Discard, Dispatch, Interrupt
 from rollout_sched.core.model.errors import RolloutError
 from rollout_sched.core.model.events import (
-    RequestFailed,
-    RequestFinished,
-    RequestInterrupted,
+    OfRequest,
     RequestSubmitted,
     RequestWithdrawn,
     SessionEnded,
-    TokensArrived,
-    ToolReturned,
-    TrajectoryEnded,
-    TurnFinished,
 )
 from rollout_sched.live import Settings
 from rollout_sched.live.requests import PayloadFactory
@@ -168,16 +162,11 @@ class InstanceReleased(_Message, frozen=True):
     instance: str
 
 
-#: A front's reports about one attempt.
-OfAttempt = TokensArrived | RequestFinished | TurnFinished | RequestInterrupted | RequestFailed
-
 Report = (
     RequestSubmitted
     | RequestWithdrawn
     | SessionEnded
-    | OfAttempt
-    | ToolReturned
-    | TrajectoryEnded
+    | OfRequest
     | PieceMade
     | Streamed
     | RestartSuspected

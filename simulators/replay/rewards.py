@@ -15,16 +15,7 @@ import msgspec
 
 from rollout_sched.core import SchedulerView
 from rollout_sched.core.model.actions import Deliver, Discard, Dispatch, Judge
-from rollout_sched.core.model.events import (
-    Event,
-    GroupJudged,
-    RequestFailed,
-    RequestFinished,
-    RequestInterrupted,
-    ToolReturned,
-    TrajectoryEnded,
-    TurnFinished,
-)
+from rollout_sched.core.model.events import Ending, Event, GroupJudged
 from rollout_sched.core.model.records import DeliveredSample
 from rollout_sched.simulators.replay.event_queue import EventQueue
 
@@ -74,15 +65,7 @@ class SimRewards:
 
     def look(self, event: Event) -> None:
         """If the event finishes a request, its reward starts at once."""
-        if isinstance(
-            event,
-            RequestFinished
-            | TurnFinished
-            | ToolReturned
-            | TrajectoryEnded
-            | RequestInterrupted
-            | RequestFailed,
-        ):
+        if isinstance(event, Ending):
             sample = self._view().to_judge(event.request)
             if sample is not None:
                 self._begin(sample)

@@ -273,6 +273,15 @@ class Restored(_Event, frozen=True):
     state: RunState
 
 
+#: The end of an attempt with an answer.
+Answered = RequestFinished | TurnFinished | RequestInterrupted
+#: What an instance reports about one attempt.
+OfAttempt = TokensArrived | Answered | RequestFailed
+#: Events after which a request may be finished.
+Ending = Answered | RequestFailed | ToolReturned | TrajectoryEnded
+#: What changes a single request that was dispatched before.
+OfRequest = TokensArrived | Ending
+
 Event = (
     InstanceJoined
     | InstanceLost
@@ -283,13 +292,7 @@ Event = (
     | RequestWithdrawn
     | SessionEnded
     | SubmissionsClosed
-    | TokensArrived
-    | RequestFinished
-    | TurnFinished
-    | ToolReturned
-    | TrajectoryEnded
-    | RequestInterrupted
-    | RequestFailed
+    | OfRequest
     | WeightsPublished
     | InstancePaused
     | WeightsUpdated

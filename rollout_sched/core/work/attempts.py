@@ -6,20 +6,11 @@ from collections.abc import Mapping
 from heapq import heappop, heappush
 
 from rollout_sched.core.model.actions import Action, Discard, Interrupt, Wake
-from rollout_sched.core.model.events import (
-    RequestFailed,
-    RequestFinished,
-    RequestInterrupted,
-    Spans,
-    TokensArrived,
-    TurnFinished,
-)
+from rollout_sched.core.model.events import OfAttempt, Spans
 from rollout_sched.core.model.model import Attempt, Instance, Request
 from rollout_sched.core.model.records import Segment
 from rollout_sched.core.state.lifecycle import RUNNING
 from rollout_sched.core.state.state import State
-
-OfAttempt = RequestFinished | TurnFinished | RequestInterrupted | RequestFailed | TokensArrived
 
 
 class AttemptLedger:

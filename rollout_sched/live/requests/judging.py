@@ -9,19 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine, Sequence
-from typing import Any, Final, get_args
+from typing import Any, get_args
 
 from rollout_sched.core.model.actions import Deliver, Discard, Dispatch, Judge
-from rollout_sched.core.model.events import (
-    GroupJudged,
-    RequestFailed,
-    RequestFinished,
-    RequestInterrupted,
-    Restored,
-    ToolReturned,
-    TrajectoryEnded,
-    TurnFinished,
-)
+from rollout_sched.core.model.events import Ending, GroupJudged, Restored
 from rollout_sched.core.model.model import DeliveredSample
 from rollout_sched.core.model.request_ids import request_id
 from rollout_sched.live.event_pump import EventPump
@@ -29,18 +20,6 @@ from rollout_sched.live.ports import SampleJudge
 from rollout_sched.live.requests.payloads import Payloads
 
 log = logging.getLogger(__name__)
-
-#: Events with which a request may finish.
-Ending = (
-    RequestFinished
-    | TurnFinished
-    | ToolReturned
-    | TrajectoryEnded
-    | RequestInterrupted
-    | RequestFailed
-)
-
-ENDINGS: Final = get_args(Ending)
 
 
 class Judging:
@@ -60,7 +39,7 @@ class Judging:
         pump.before(Dispatch, self._go_on)
         pump.before(Deliver, self._deliver)
         pump.before(Discard, self._discard)
-        pump.watch(self._look, *ENDINGS)
+        pump.watch(self._look, *get_args(Ending))
         pump.watch(self._look_at_all, Restored)
 
     def __len__(self) -> int:
