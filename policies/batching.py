@@ -13,22 +13,6 @@ from rollout_sched.policies.estimates import RoundCost, best_over_prompts
 
 AtLeastOne = Annotated[float, msgspec.Meta(ge=1)]
 
-#: The least groups in a part of a batch; 0: a batch is delivered as a whole.
-PartPrompts = Annotated[int, msgspec.Meta(ge=0)]
-
-
-def _batch(progress: Progress, part_prompts: int) -> int:
-    """All groups that the batch lacks, once they are complete; until then a part, if large enough.
-
-    Parts go to the trainer as groups become whole, and it accumulates gradients until the batch is
-    whole (StreamRL, arXiv 2504.15930, and the stream trainer of RollPacker, arXiv 2509.21009): it
-    trains on the same groups, but during the tail instead of after it.
-    """
-    complete, missing = progress.complete, progress.missing
-    if complete >= missing:
-        return missing
-    return complete if part_prompts and complete >= part_prompts else 0
-
 
 def _fill(progress: Progress, wanted: int) -> Launch | None:
     """Launch groups until `wanted` are on the way, deferred ones first.
@@ -51,7 +35,25 @@ def _make_up(progress: Progress) -> Launch | None:
     return _fill(progress, wanted) if progress.in_progress < wanted else None
 
 
-class Sync(Batching, msgspec.Struct, frozen=True):
+class BatchInParts(Batching, msgspec.Struct, frozen=True, kw_only=True):
+    """A batching whose batch goes once it is whole, or in parts of at least `part_prompts` groups;
+    0: no parts.
+
+    Parts go to the trainer as groups become whole, and it accumulates gradients until the batch is
+    whole (StreamRL, arXiv 2504.15930, and the stream trainer of RollPacker, arXiv 2509.21009): it
+    trains on the same groups, but during the tail instead of after it.
+    """
+
+    part_prompts: Annotated[int, msgspec.Meta(ge=0)] = 0
+
+    def batch(self, progress: Progress) -> int:
+        complete, missing = progress.complete, progress.missing
+        if complete >= missing:
+            return missing
+        return complete if self.part_prompts and complete >= self.part_prompts else 0
+
+
+class Sync(BatchInParts, frozen=True):
     """Rounds: the trainer asks, groups start, and the batch goes when enough of them are whole.
 
     `over_prompts` starts more groups than a batch takes; groups that are unfinished when the batch
@@ -60,7 +62,6 @@ class Sync(Batching, msgspec.Struct, frozen=True):
     """
 
     over_prompts: AtLeastOne = 1.0
-    part_prompts: PartPrompts = 0
     stops_at_delivery = True
 
     def launch(self, progress: Progress) -> Launch | None:
@@ -70,11 +71,8 @@ class Sync(Batching, msgspec.Struct, frozen=True):
             return _fill(progress, ceil(progress.prompts_per_step * self.over_prompts - 1e-9))
         return _make_up(progress)
 
-    def batch(self, progress: Progress) -> int:
-        return _batch(progress, self.part_prompts)
 
-
-class TailBatching(Batching, msgspec.Struct, frozen=True):
+class TailBatching(BatchInParts, frozen=True):
     """Short rounds that set the tail back, and long rounds that collect it.
 
     RollPacker (arXiv 2509.21009, NSDI'26). A short round starts `over_prompts` times the prompts
@@ -97,7 +95,6 @@ class TailBatching(Batching, msgspec.Struct, frozen=True):
     over_samples: AtLeastOne = 1.25
     long_round_share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
     least_gain: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0
-    part_prompts: PartPrompts = 0
     stops_at_delivery = True
 
     @property
@@ -125,11 +122,8 @@ class TailBatching(Batching, msgspec.Struct, frozen=True):
             return over
         return best_over_prompts(RoundCost(recent, size, progress.capacity), over, self.least_gain)
 
-    def batch(self, progress: Progress) -> int:
-        return _batch(progress, self.part_prompts)
 
-
-class Pooled(Batching, msgspec.Struct, frozen=True):
+class Pooled(BatchInParts, frozen=True):
     """Prompts of several batches start together; groups are delivered as they become whole.
 
     SortedRL (arXiv 2603.23414): a round delivers the first batch that is whole, so that short
@@ -139,7 +133,6 @@ class Pooled(Batching, msgspec.Struct, frozen=True):
     """
 
     batches: Annotated[int, msgspec.Meta(ge=1)] = 4
-    part_prompts: PartPrompts = 0
     stops_at_delivery = True
 
     def launch(self, progress: Progress) -> Launch | None:
@@ -153,14 +146,10 @@ class Pooled(Batching, msgspec.Struct, frozen=True):
             return Launch(deferred=progress.deferred)
         return _fill(progress, size * self.batches)
 
-    def batch(self, progress: Progress) -> int:
-        return _batch(progress, self.part_prompts)
 
-
-class OneStepOff(Batching, msgspec.Struct, frozen=True):
+class OneStepOff(BatchInParts, frozen=True):
     """One batch is generated while the trainer trains on the one before (verl one-step-off)."""
 
-    part_prompts: PartPrompts = 0
     stops_at_delivery = True
     least_staleness = 1
 
@@ -172,11 +161,8 @@ class OneStepOff(Batching, msgspec.Struct, frozen=True):
             return _make_up(progress)
         return None if progress.update_pending else _fill(progress, size)
 
-    def batch(self, progress: Progress) -> int:
-        return _batch(progress, self.part_prompts)
 
-
-class FullyAsync(Batching, msgspec.Struct, frozen=True):
+class FullyAsync(BatchInParts, frozen=True):
     """Groups start whenever freshness has room; a batch goes when enough of them are whole.
 
     `max_groups` bounds the groups in flight, 0 for no bound but freshness. `max_ahead` bounds the
@@ -188,7 +174,6 @@ class FullyAsync(Batching, msgspec.Struct, frozen=True):
 
     max_groups: Annotated[int, msgspec.Meta(ge=0)] = 0
     max_ahead: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    part_prompts: PartPrompts = 0
     stops_at_delivery = False
 
     def __post_init__(self) -> None:
@@ -209,6 +194,3 @@ class FullyAsync(Batching, msgspec.Struct, frozen=True):
             return None
         deferred = min(progress.deferred, room)
         return Launch(fresh=min(progress.fresh, room - deferred), deferred=deferred)
-
-    def batch(self, progress: Progress) -> int:
-        return _batch(progress, self.part_prompts)

@@ -26,9 +26,6 @@ class RoundRobin(Routing, msgspec.Struct, frozen=True):
     def load(self, instance: Instance) -> int:
         return instance.last_dispatch
 
-    def choose(self, request: Request, fleet: FleetView) -> Instance | None:
-        return fleet.least()
-
 
 class StaticSplit(Routing, msgspec.Struct, frozen=True):
     """Each instance gets a contiguous share of the prompts launched together, with all samples.
@@ -93,9 +90,6 @@ class LeastRequests(Routing, msgspec.Struct, frozen=True):
     def load(self, instance: Instance) -> int:
         return len(instance.attempts)
 
-    def choose(self, request: Request, fleet: FleetView) -> Instance | None:
-        return fleet.least()
-
 
 class LeastTokens(Routing, msgspec.Struct, frozen=True):
     """The instance with the fewest tokens: resident in KV plus expected by the prediction.
@@ -106,9 +100,6 @@ class LeastTokens(Routing, msgspec.Struct, frozen=True):
 
     def load(self, instance: Instance) -> int:
         return instance.tokens
-
-    def choose(self, request: Request, fleet: FleetView) -> Instance | None:
-        return fleet.least()
 
 
 class LengthSplit(Routing, msgspec.Struct, frozen=True):
@@ -163,9 +154,6 @@ class VllmInternalLb(Routing, msgspec.Struct, frozen=True):
         if report is None:
             return 4 * instance.unreported
         return 4 * (report.waiting + instance.unreported) + report.running
-
-    def choose(self, request: Request, fleet: FleetView) -> Instance | None:
-        return fleet.least()
 
 
 class GroupTokens(Routing, msgspec.Struct, frozen=True):

@@ -351,12 +351,16 @@ def _mistakes(cls: Any, base: type[Any]) -> Iterator[str]:
                 yield f"it must have a method {_written(name, definition)}"
         elif inspect.isroutine(answer):
             yield f"{name} must be a value or a property, not a method"
-    optional = [name for name, definition in asked.items() if not _is_abstract(definition)]
+    unanswered = [
+        name
+        for name, definition in asked.items()
+        if inspect.getattr_static(cls, name) is definition and not _is_abstract(definition)
+    ]
     extensions = [one for one in base.__subclasses__() if one.__module__ == base.__module__]
     for name in dir(cls):
         if name.startswith("_") or name in asked:
             continue
-        for near in get_close_matches(name, optional, n=1, cutoff=0.8):
+        for near in get_close_matches(name, unanswered, n=1, cutoff=0.8):
             yield f"nobody reads {name}; did you mean {near}?"
         for extension in extensions:
             if name in _asked(extension):

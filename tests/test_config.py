@@ -254,12 +254,12 @@ class TestUsersOwn:
             (
                 "routing",
                 type("Empty", (Routing,), {}),
-                "it lacks load(instance); it lacks choose(request, fleet)",
+                "it lacks load(instance)",
             ),
             (
                 "batching",
                 type("One", (Batching,), {"launch": at_once}),
-                "it lacks stops_at_delivery",
+                "it lacks stops_at_delivery; it lacks batch(progress)",
             ),
             ("admission", type("One", (SessionAdmission,), {"admits": at_once}), "it lacks begins"),
             (

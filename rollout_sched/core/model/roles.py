@@ -133,9 +133,10 @@ class Routing:
     def load(self, instance: Instance) -> Any:
         """A sortable load; `FleetView.least` finds its minimum."""
 
-    @abstractmethod
     def choose(self, request: Request, fleet: FleetView) -> Instance | None:
-        """An open instance, or None to let the request wait."""
+        """An open instance, by default the one with the least load, or None to let the request
+        wait."""
+        return fleet.least()
 
 
 class Affinity:
