@@ -34,11 +34,12 @@ from rollout_sched.core.scheduler import Scheduler
 from rollout_sched.live.event_pump import EventPump, Observer
 from rollout_sched.live.instances.fleet import LiveFleet
 from rollout_sched.live.instances.supervisor import InstanceSupervisor
-from rollout_sched.live.instances.versions import Contradictions, FleetVersions
+from rollout_sched.live.instances.versions import FleetVersions
 from rollout_sched.live.ports import Description, InstanceClient, Payload, SampleJudge, WeightLoader
+from rollout_sched.live.requests.answers import AnswerChecks
 from rollout_sched.live.requests.attempts import RunningAttempts
 from rollout_sched.live.requests.judging import Judging
-from rollout_sched.live.requests.link import AnswerChecks, DirectLink, SchedulerLink
+from rollout_sched.live.requests.link import DirectLink, SchedulerLink
 from rollout_sched.live.requests.payloads import (
     Completions,
     OnDeliver,
@@ -123,8 +124,7 @@ class Driver:
         self.pump = EventPump(scheduler, observers, self._end_all)
         self.versions = FleetVersions(self.pump, self.view, adopts=adopts)
         supervisors: dict[str, InstanceSupervisor] = {}
-        contradictions = Contradictions(self.versions, self.view, settings)
-        self.checks = AnswerChecks(self.view, supervisors, contradictions)
+        self.checks = AnswerChecks(self.versions, self.view, settings, supervisors)
         link = DirectLink(self.pump, self.view, supervisors, self.checks)
         self.front = Front(link, settings, self.epoch, on_deliver, on_group_failed)
         self.fleet = LiveFleet(self.pump, settings, supervisors, self.front.attempts, self.versions)

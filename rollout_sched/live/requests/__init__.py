@@ -1,6 +1,7 @@
 """Requests and their running attempts: payloads, transcripts, tools."""
 
 from rollout_sched.live.requests import token_payload
+from rollout_sched.live.requests.answers import Settle, Verdict
 from rollout_sched.live.requests.attempt import LiveAttempt
 from rollout_sched.live.requests.attempts import (
     OVERTAKEN_S,
@@ -8,7 +9,6 @@ from rollout_sched.live.requests.attempts import (
     blame_of,
     may_be_restarted,
 )
-from rollout_sched.live.requests.link import Settle, Verdict
 from rollout_sched.live.requests.payloads import OF_GROUP, PayloadFactory, Payloads, drop
 from rollout_sched.live.requests.trajectories import Tool, Trajectory
 

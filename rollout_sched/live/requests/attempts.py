@@ -31,8 +31,9 @@ from rollout_sched.live.ports import (
     RequestRejected,
     WeightsUnknown,
 )
+from rollout_sched.live.requests.answers import Settle
 from rollout_sched.live.requests.attempt import LiveAttempt
-from rollout_sched.live.requests.link import SchedulerLink, Settle
+from rollout_sched.live.requests.link import SchedulerLink
 from rollout_sched.live.requests.payloads import Payloads, drop
 from rollout_sched.live.requests.trajectories import ToolCalls
 from rollout_sched.live.settings import Settings

@@ -7,52 +7,16 @@ otherwise look up in it: whether to call a tool, whether an answer is valid.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
-from functools import partial
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
 from rollout_sched.core import SchedulerView
 from rollout_sched.core.model.actions import Dispatch
 from rollout_sched.core.model.events import Event
 from rollout_sched.live.event_pump import EventPump
 from rollout_sched.live.instances.supervisor import InstanceSupervisor
-from rollout_sched.live.instances.versions import AnswerSource, Contradictions
-from rollout_sched.live.ports import InstanceClient, InstanceError, Outcome
-
-# ------------------------------------------------------------------------------------------
-# Checks each answer against what is known of its instance, before the answer is used.
-
-#: Asks the instance about its answer; the answer is accepted unless this raises InstanceError.
-Settle = Callable[[], Coroutine[Any, Any, None]]
-#: None: accept the answer. An error: the attempt failed. Else the instance must be asked first.
-Verdict = Settle | InstanceError | None
-
-
-class AnswerChecks:
-    """Checks every attempt that has ended by itself or was stopped."""
-
-    def __init__(
-        self,
-        view: SchedulerView,
-        supervisors: Mapping[str, AnswerSource],
-        contradictions: Contradictions,
-    ) -> None:
-        self._view = view
-        self._supervisors = supervisors
-        self._contradictions = contradictions
-
-    def judge(self, dispatch: Dispatch, outcome: Outcome, *, stopped: bool) -> Verdict:
-        """`stopped`: the driver has aborted the attempt. If an attempt aborts unasked, its instance
-        is checked soon."""
-        attempt = dispatch.attempt
-        if outcome.finish == "abort" and not (stopped or self._view.is_stopping(attempt)):
-            self._supervisors[dispatch.instance].suspect()
-            if not outcome.tokens:
-                return InstanceError("aborted by the instance without a token")
-        if self._contradictions.kind(attempt, outcome.spans):
-            source = self._supervisors[dispatch.instance]
-            return partial(self._contradictions.settle, attempt, outcome.spans, source)
-        return None
+from rollout_sched.live.ports import InstanceClient, Outcome
+from rollout_sched.live.requests.answers import AnswerChecks, Verdict
 
 
 class SchedulerLink(Protocol):

@@ -5,20 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
-
-import pytest
 
 from rollout_sched.core.model.actions import Dispatch
 from rollout_sched.core.model.events import RequestSubmitted, RequestWithdrawn
 from rollout_sched.live.driver import Driver
-from rollout_sched.live.instances.versions import Contradictions, FleetVersions
-from rollout_sched.live.ports import AnswerUntrue, InstanceError, Outcome
-from rollout_sched.live.requests.link import AnswerChecks, DirectLink, Verdict
+from rollout_sched.live.requests.link import DirectLink
 from rollout_sched.live.requests.token_payload import TokenPayload
 from rollout_sched.live.settings import Settings
-from tests.core.told import LIMIT, PROMPT, make_scheduler
-from tests.live.instances.test_versions import Pump, Source
+from tests.core.told import make_scheduler
 from tests.live.scripted import Scripted
 
 
@@ -69,50 +63,3 @@ async def test_no_tool_begins_for_an_unwanted_turn() -> None:
         error = RuntimeError("its own")
         stage.link.fail(error)
         assert stage.link.broken is error
-
-
-class StageAnswerChecks:
-    """One attempt on i0, under version 4."""
-
-    def __init__(self) -> None:
-        self.pump = Pump(version=4)
-        view = self.pump.scheduler.scheduler.view
-        contradictions = Contradictions(FleetVersions(self.pump, view), view, Settings())
-        self.source = Source(4)
-        self.checks = AnswerChecks(view, {"i0": self.source}, contradictions)
-        self.pump.tell(RequestSubmitted("d", "", PROMPT, LIMIT))
-
-    def judge(
-        self, finish: Any, tokens: int = 3, spans: Any = (), *, stopped: bool = False
-    ) -> Verdict:
-        dispatch = Dispatch("d", 1, "i0", PROMPT, LIMIT, 4)
-        return self.checks.judge(dispatch, Outcome(tokens, finish, spans, None), stopped=stopped)
-
-
-@pytest.mark.parametrize("finish", ["stop", "length", "turn"])
-def test_natural_end_is_believed(finish: str) -> None:
-    stage = StageAnswerChecks()
-    assert stage.judge(finish, spans=((4, 3),)) is None
-    assert stage.source.suspicions == 0
-
-
-def test_unasked_abort_has_its_instance_checked() -> None:
-    stage = StageAnswerChecks()
-    assert stage.judge("abort") is None
-    assert stage.source.suspicions == 1
-    assert isinstance(stage.judge("abort", tokens=0), InstanceError)
-
-
-def test_requested_stop_raises_no_suspicion() -> None:
-    stage = StageAnswerChecks()
-    assert stage.judge("abort", tokens=0, stopped=True) is None
-    stage.pump.tell(RequestWithdrawn("d"))
-    assert stage.judge("abort", tokens=0) is None
-    assert stage.source.suspicions == 0
-
-
-async def test_contradictory_answer_is_settled_by_asking() -> None:
-    settle = StageAnswerChecks().judge("stop", spans=((9, 1), (4, 2)))
-    assert callable(settle)
-    with pytest.raises(AnswerUntrue):
-        await settle()
