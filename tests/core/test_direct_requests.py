@@ -22,7 +22,6 @@ from rollout_sched.core.model.events import (
     RequestSubmitted,
     RequestWithdrawn,
     SessionEnded,
-    TokensArrived,
 )
 from rollout_sched.core.model.model import Segment
 from tests.core.told import BIG, LIMIT, PROMPT, Told, sent, thrown
@@ -86,22 +85,10 @@ def test_hanging_up_frees_the_slot() -> None:
     assert actions == [thrown("d1", 3, "withdrawn", attempt=1), sent("d2", 2)]
 
 
-def test_hanging_up_while_waiting() -> None:
-    told = Told(slots=1)
-    told(ask("d1"), ask("d2"))
-    assert told(RequestWithdrawn("d2")) == [thrown("d2", 0, "withdrawn", ends=True)]
-
-
 def test_hanging_up_twice_is_counted() -> None:
     told = Told()
     told(ask("d1"), RequestWithdrawn("d1"), RequestWithdrawn("d1"))
     assert told.anomalies == {"unknown_request": 1}
-
-
-def test_a_lost_instance_keeps_what_was_streamed() -> None:
-    told = Told(instances=2)
-    told(ask(), TokensArrived("d1", 1, 6))
-    assert told(InstanceLost("i0")) == [Dispatch("d1", 2, "i1", 16, 94, 0, 6, 16, 0)]
 
 
 def test_impossible_request_fails_alone() -> None:
@@ -266,9 +253,3 @@ def test_oversized_request_is_refused(event: RequestSubmitted) -> None:
     with pytest.raises(CallerError):
         told(event)
     assert [request.id for request in told.scheduler.parts.requests] == ["known"]
-
-
-def test_late_instance_takes_waiting_requests() -> None:
-    told = Told(instances=0)
-    assert told(ask()) == []
-    assert told(InstanceJoined("i9", 1, BIG, 0)) == [sent("d1", 1, "i9")]

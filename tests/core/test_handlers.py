@@ -63,12 +63,6 @@ def test_prompt_history_goes_with_its_group() -> None:
     assert group.siblings.expected_tokens == 50
 
 
-def test_prompt_history_is_dropped_without_a_reader() -> None:
-    told = Told()
-    told(ev.GroupSubmitted("a", 1, PROMPT, LIMIT, "a", (9, 7)))
-    assert told.scheduler.state.groups["a"].siblings.history is None
-
-
 class TestGate:
     """Somebody else has an instance in hand."""
 
@@ -111,14 +105,6 @@ class TestTheTrainerLoads:
         assert [(s.version, s.tokens) for s in answer.sample.segments] == [(0, 4), (3, 5)]
         assert answer.sample.staleness == 3
         assert told.anomalies == {}
-
-    def test_lagging_instance_holds_the_fleet_version(self) -> None:
-        told = Told(instances=2)
-        told(ev.WeightsPublished(1, loads=False), ev.WeightsUpdated("i0", 1))
-        progress = told.scheduler.state.progress
-        assert (progress.version, progress.fleet_version) == (1, 0)
-        told(ev.WeightsUpdated("i1", 1))
-        assert progress.fleet_version == 1
 
     def test_repeated_update_is_an_anomaly(self) -> None:
         told = Told()

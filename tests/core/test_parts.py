@@ -67,12 +67,6 @@ class TestRound:
         assert not progress.trainer_waiting
         assert progress.round is None
 
-    def test_all_parts_are_of_the_trainer_s_version(self) -> None:
-        told = three(version=4)
-        answers = [RequestFinished(f"{group}/0", n, 5) for n, group in enumerate("abc", 1)]
-        delivered = [a for e in answers for a in told(e) if isinstance(a, Deliver)]
-        assert [part.version for part in delivered] == [4, 4, 4]
-
     def test_trainer_without_parts_gets_full_batches(self) -> None:
         told = three()
         told(BatchRequested())
@@ -134,32 +128,8 @@ class TestRound:
         progress = told.scheduler.state.progress
         assert (progress.in_batch, progress.active) == (1, 3), "twice two are on the way"
 
-    def test_in_tail_batching_too(self) -> None:
-        batching = {"use": "tail_batching", "over_prompts": 2.0, "part_prompts": 1}
-        told = Told(2, batching=batching, interruption=PARTIAL, freshness="unbounded")
-        told.submit(*"abcdefgh")
-        told(IN_PARTS)
-        running = {
-            name: a.id
-            for a in told.scheduler.state.fleet.attempts.values()
-            for name in [a.request.id]
-        }
-        for group in "abc":
-            told(RequestFinished(f"{group}/0", running[f"{group}/0"], 5))
-        told(IN_PARTS)
-        progress = told.scheduler.state.progress
-        assert (progress.in_batch, progress.active) == (1, 3)
-
 
 class TestTheEnd:
-    def test_the_last_batch_may_be_short(self) -> None:
-        told = three()
-        told(SubmissionsClosed())
-        for n, group in enumerate("abc", 1):
-            told(RequestFinished(f"{group}/0", n, 5))
-        assert told(IN_PARTS)
-        assert parts(told(RequestFinished("d/0", 4, 5))) == [(1, 0, True, ["d"])]
-
     def test_a_batch_that_can_never_be_filled_ends_without_samples(self) -> None:
         told = Told(2, batching=rounds())
         told.submit("a", "b")
@@ -176,16 +146,6 @@ class TestTheEnd:
         told(IN_PARTS, RequestFinished("a/0", 1, 5))
         assert told.scheduler.state.progress.in_batch == 1
         assert parts(told(SubmissionsClosed())) == [(0, 1, True, [])]
-
-    def test_a_failure_makes_the_part_before_the_last(self) -> None:
-        """Two complete ones wait for a part of three; when the third has failed they are all."""
-        told = Told(4, batching=rounds(3))
-        told.submit(*"abcd")
-        told(IN_PARTS, SubmissionsClosed())
-        told(RequestFinished("a/0", 1, 5), RequestFinished("b/0", 2, 5))
-        told(RequestFailed("c/0", 3, "no", blame="request"))
-        failed = told(RequestFailed("d/0", 4, "no", blame="request"))
-        assert parts(failed) == [(0, 0, True, ["a", "b"])]
 
 
 class TestWeights:

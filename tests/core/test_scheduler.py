@@ -119,16 +119,6 @@ class TestSyncStep:
             Deliver(batch=1, version=1, samples=(sample("b/0", (1, 5, "i0")),))
         ]
 
-    def test_request_without_a_slot_waits(self) -> None:
-        told = Told(slots=1)
-        told.submit("a", samples=2)
-        assert told(BatchRequested()) == [sent("a/0", 1)]
-        assert told(RequestFinished("a/0", 1, 5)) == [sent("a/1", 2)]
-
-    def test_new_instance_takes_waiting_requests(self) -> None:
-        told = begun("a", samples=2, slots=1)
-        assert told(InstanceJoined("new", 1, BIG)) == [sent("a/1", 2, "new")]
-
     def test_prompts_per_step_is_at_least_one(self) -> None:
         with pytest.raises(CallerError, match="at least 1"):
             make_scheduler(0)
@@ -152,15 +142,6 @@ class TestSurplus:
         ]
         assert "a/1" not in told.scheduler.parts.requests
 
-    def test_the_slot_is_free_only_when_it_has_answered(self) -> None:
-        told = self.told()
-        told.submit("c")
-        told(RequestFinished("a/0", 1, 5))
-        assert told.instance("i0").in_flight == 4
-        assert told.running == ["b/0", "b/1", "b/2"]
-        assert told(RequestInterrupted("a/1", 2, 9)) == [thrown("a/1", 9, "surplus", attempt=2)]
-        assert told.instance("i0").in_flight == 3
-
     @pytest.mark.parametrize(
         ("answer", "wasted"),
         [
@@ -177,17 +158,6 @@ class TestSurplus:
         assert discarded(told(answer)) == expected
         assert told.instance("i0").in_flight == 3
         assert not told.anomalies
-
-    def test_waiting_surplus_ends_without_an_interrupt(self) -> None:
-        told = Told(2, slots=2, batching=tail(1.0, 1.5))
-        told.submit("a", "b", samples=2)
-        told(BatchRequested(), RequestFinished("a/0", 1, 5))  # a/2 took the slot
-        assert told.running == ["a/1", "a/2"]
-        # And now a/1 waits, while the instance rests.
-        told(RequestFailed("a/1", 2, "refused", blame="instance"))
-        assert told(RequestFinished("a/2", 3, 5)) == [
-            thrown("a/1", 0, "surplus", ends=True),
-        ]
 
     def test_stopping_attempt_is_interrupted_once(self) -> None:
         interruption = {"use": "partial", "at_update": "resubmit"}
@@ -297,23 +267,12 @@ class TestFailure:
         actions = told(RequestFailed("a/0", 1, "too long", blame="request"))
         assert actions == [thrown("a/0", 0, "failed", ends=True), sent("b/0", 2)]
 
-    def test_too_many_failures_take_the_group_down(self) -> None:
-        told = Told()
-        told.scheduler.parts.outcomes.max_failures = 1
-        told.submit("a")
-        told(BatchRequested())
-        assert told(RequestFailed("a/0", 1)) == [thrown("a/0", 0, "failed", ends=True)]
-
 
 class TestLostInstance:
     def told(self) -> Told:
         told = begun("a", samples=2, instances=2)
         assert told.running == ["a/0", "a/1"]
         return told
-
-    def test_unstreamed_tokens_are_generated_again(self) -> None:
-        told = self.told()
-        assert told(InstanceLost("i0")) == [sent("a/0", 3, "i1")]
 
     def test_streamed_tokens_survive_a_loss(self) -> None:
         told = self.told()
@@ -339,19 +298,6 @@ class TestLostInstance:
         told(TokensArrived("a/0", 1, LIMIT), TokensArrived("a/1", 2, 7))
         assert told(InstanceLost("i0")) == [thrown("a/1", 7, "surplus", ends=True)]
 
-    def test_its_late_answers_are_counted_and_dropped(self) -> None:
-        told = self.told()
-        told(InstanceLost("i0"))
-        assert told(RequestFinished("a/0", 1, 50)) == []
-        assert told.anomalies == {"unknown_attempt": 1}
-        assert told.request("a/0").response_tokens == 0
-
-    def test_without_instances_everything_waits(self) -> None:
-        told = self.told()
-        told(InstanceLost("i0"))
-        assert told(InstanceLost("i1")) == []
-        assert dispatched(told(InstanceJoined("new", 8, BIG))) == ["a/0", "a/1"]
-
     def test_rejoined_instance_has_lost_its_attempts(self) -> None:
         told = self.told()
         told(TokensArrived("a/0", 1, 7))
@@ -359,11 +305,6 @@ class TestLostInstance:
         assert told(RequestFinished("a/0", 1, 9)) == [], "an answer from its former life"
         assert told.anomalies == {"unknown_attempt": 1}
         assert list(told.scheduler.state.fleet.attempts) == [2, 3]
-
-    def test_rejoined_instance_does_not_rest(self) -> None:
-        told = begun("a")
-        told(RequestFailed("a/0", 1, blame="instance"))
-        assert told(InstanceJoined("i0", 8, BIG)) == [sent("a/0", 2)]
 
 
 class TestTurns:
@@ -381,10 +322,6 @@ class TestTurns:
         assert told(RequestFinished("a/0", 2, 5)) == [
             Deliver(0, 0, (sample("a/0", (0, 20, "i0"), (0, 5, "i0")),))
         ]
-
-    def test_a_tool_holds_no_slot(self) -> None:
-        told = self.told()
-        assert told.instance("i0").in_flight == 0
 
     @pytest.mark.parametrize(
         "again", [ToolReturned("a/0", 1, 30), ToolReturned("a/0", 2, 30), ToolReturned("b/0", 1, 3)]
@@ -417,18 +354,6 @@ class TestTurns:
         ]
         assert told(ToolReturned("a/0", 1, 30)) == []
         assert told.anomalies == {"unknown_turn": 1}
-
-    def test_a_tool_that_fails_takes_its_group_with_it(self) -> None:
-        told = self.told()
-        (discard,) = told(TrajectoryEnded("a/0", 1, "failed"))
-        assert (discard.request, discard.reason, discard.ends) == ("a/0", "failed", True)
-
-    @pytest.mark.parametrize("attempt", [0, 2])
-    def test_trajectory_ends_only_by_its_current_turn(self, attempt: int) -> None:
-        told = self.told()
-        assert told(TrajectoryEnded("a/0", attempt)) == []
-        assert told.anomalies == {"unknown_turn": 1}
-        assert told.request("a/0").state is RequestState.ACTING
 
     def test_a_trajectory_without_a_token_that_starts_over_says_so(self) -> None:
         """Its observations are thrown away too, so whoever keeps them must hear of it."""
@@ -497,14 +422,6 @@ class TestSegmentBudget:
         told.submit("e")
         assert dispatched(told(RequestFinished("c/0", 4, 5))) == ["a/0"], "at version 1 a is due"
         assert delivered(told(RequestFinished("a/0", 5, 5))) == ["a/0"]
-
-    def test_last_batch_waits_for_spent_groups(self) -> None:
-        told = Told(2, freshness="unbounded", interruption=BUDGET)
-        told.submit("a", "b")
-        told(SubmissionsClosed(), BatchRequested(), RequestFinished("b/0", 2, 5))
-        actions = told(RequestFinished("a/0", 1, 30, reason="length"))
-        assert (delivered(actions), dispatched(actions)) == ([], ["a/0"])
-        assert delivered(told(RequestFinished("a/0", 3, 5))) == ["a/0", "b/0"]
 
     def test_due_groups_continue_when_submissions_are_closed(self) -> None:
         """The last groups all spent their budget, were too many for what the batch seemed to lack,
@@ -595,12 +512,6 @@ class TestEndOfResponse:
         told = begun("a")
         assert told(RequestFinished("a/0", 1, 0)) == [Deliver(0, 0, (sample("a/0"),))]
 
-    def test_an_interrupted_one_that_was_at_its_limit_is_finished(self) -> None:
-        told = begun("a")
-        assert told(RequestInterrupted("a/0", 1, LIMIT)) == [
-            Deliver(0, 0, (sample("a/0", (0, LIMIT, "i0"), finish="length"),))
-        ]
-
     @pytest.mark.parametrize(("said", "counted"), [(-5, 0), (LIMIT + 1, LIMIT), (10**9, LIMIT)])
     def test_tokens_out_of_range_are_clamped(self, said: int, counted: int) -> None:
         told = begun("a")
@@ -615,11 +526,6 @@ class TestEndOfResponse:
         assert told(TokensArrived("a/0", 1, tokens)) == []
         assert told.anomalies == {"tokens_out_of_range": 1}
         assert told.request("a/0").known_tokens == 5
-
-    def test_the_answer_counts_not_the_stream(self) -> None:
-        told = begun("a")
-        told(TokensArrived("a/0", 1, 5))
-        assert told(RequestFinished("a/0", 1, 3)) == [Deliver(0, 0, (sample("a/0", (0, 3, "i0")),))]
 
 
 class TestTailBatching:
@@ -704,25 +610,11 @@ class TestPartialRollout:
             1, 0, (sample("b/0", (0, 40, "i0"), (0, 2, "i0")),)
         )
 
-    def test_an_answer_that_outruns_the_interrupt_is_kept(self) -> None:
-        told = self.told(freshness="unbounded")
-        told(RequestFinished("a/0", 1, 5))
-        assert told(RequestFinished("b/0", 2, 60)) == []
-        assert delivered(told(BatchRequested())) == ["b/0"]
-
     def test_a_round_that_begins_before_the_interrupt_is_answered(self) -> None:
         told = self.told(freshness="unbounded")
         told(RequestFinished("a/0", 1, 5))
         assert dispatched(told(BatchRequested())) == ["c/0"], "b/0 has not come back"
         assert dispatched(told(RequestInterrupted("b/0", 2, 40))) == ["b/0"]
-
-    def test_a_group_set_back_can_still_fail(self) -> None:
-        told = self.told(freshness="unbounded")
-        told(RequestFinished("a/0", 1, 5))
-        assert told(RequestFailed("b/0", 2, "too long", blame="request")) == [
-            thrown("b/0", 0, "failed", ends=True)
-        ]
-        assert dispatched(told(BatchRequested())) == ["c/0", "d/0"]
 
     def test_deferred_group_needs_no_more_room(self) -> None:
         bounded = {"use": "bounded", "max_staleness": 1}
@@ -747,23 +639,6 @@ class TestFullyAsync:
             told(WeightsPublished(version), InstancePaused("i0"))
             assert told.scheduler.state.progress.fresh == 20 - ever
             told(WeightsUpdated("i0", version))
-
-    def test_the_oldest_version_in_the_fleet_sets_the_pace(self) -> None:
-        bounded = {"use": "bounded", "max_staleness": 0}
-        told = Told(1, batching="fully_async", freshness=bounded, interruption=PARTIAL)
-        told.submit("a", "b")
-        told(BatchRequested())
-        assert delivered(told(RequestFinished("a/0", 1, 5))) == ["a/0"]
-        assert told.running == []
-        told(BatchRequested(), WeightsPublished(1))
-        assert dispatched(told(WeightsUpdated("i0", 1))) == ["b/0"]
-
-    def test_max_groups_bounds_the_active_groups(self) -> None:
-        batching = {"use": "fully_async", "max_groups": 2}
-        told = Told(4, batching=batching, freshness="unbounded")
-        told.submit("a", "b", "c")
-        assert told.running == ["a/0", "b/0"]
-        assert dispatched(told(RequestFinished("b/0", 2, 5))) == ["c/0"]
 
     def test_a_batch_is_made_of_the_oldest(self) -> None:
         told = Told(1, slots=2, interruption=PARTIAL, **FULLY_ASYNC)
@@ -795,30 +670,6 @@ class TestWeightUpdate:
             Resume("i0"),
             resumed("a/0", 2, made=40, salt=salt),
         ]
-
-    @pytest.mark.parametrize("kv", ["retain", "recompute"])
-    def test_a_fresh_request_takes_the_newest_salt(self, kv: str) -> None:
-        told = Told(interruption={"use": "partial", "kv": kv}, **FULLY_ASYNC)
-        told(WeightsPublished(1), WeightsUpdated("i0", 1))
-        told.submit("a")
-        (attempt,) = told.scheduler.state.fleet.attempts.values()
-        assert (attempt.version, told.request("a/0").salt) == (1, 1)
-
-    def test_frozen_requests_go_on_in_place(self) -> None:
-        told = Told(interruption=PARTIAL, **FULLY_ASYNC)
-        told.submit("a")
-        assert told(WeightsPublished(1)) == [Pause("i0", "keep", clear_cache=True)]
-        assert told(InstancePaused("i0")) == [UpdateWeights("i0", 1)]
-        assert told.submit("b") == [], "the gate is closed"
-        assert told(WeightsUpdated("i0", 1)) == [Resume("i0"), sent("b/0", 2, salt=1)]
-        assert told.running == ["a/0", "b/0"]
-
-    def test_a_drain_lets_them_finish(self) -> None:
-        told = Told(**FULLY_ASYNC)
-        told.submit("a", "b")
-        assert told(WeightsPublished(1)) == []
-        assert told(RequestFinished("a/0", 1, 5)) == []
-        assert told(RequestFinished("b/0", 2, 5)) == [UpdateWeights("i0", 1)]
 
     def test_confirmations_not_asked_for_are_counted(self) -> None:
         told = Told()
@@ -886,12 +737,6 @@ class TestSpans:
         ]
         assert told.anomalies == {"version_older_than_dispatched": 1}
 
-    def test_tokens_age_their_group(self) -> None:
-        told = Told(version=3, **FULLY_ASYNC)
-        told.submit("a", samples=2)
-        told(RequestFinished("a/0", 1, 40, ((2, 40),)))
-        assert told.scheduler.state.groups["a"].oldest_version == 2
-
 
 class TestAnswersToNobody:
     @pytest.mark.parametrize(
@@ -913,13 +758,6 @@ class TestAnswersToNobody:
         told.scheduler.state.anomalies.clear()
         assert facts(told.scheduler) == before
 
-    def test_the_same_answer_twice(self) -> None:
-        told = begun("a", samples=2, slots=1)
-        told(RequestFinished("a/0", 1, 5))
-        assert told(RequestFinished("a/0", 1, 5)) == []
-        assert told.anomalies == {"unknown_attempt": 1}
-        assert told.instance("i0").in_flight == 1
-
     @pytest.mark.parametrize(
         "event",
         [
@@ -933,11 +771,6 @@ class TestAnswersToNobody:
         told = Told()
         assert told(event) == []
         assert told.anomalies == {"unknown_instance": 1}
-
-    def test_a_report_is_only_heard(self) -> None:
-        told = Told()
-        assert told(InstanceReported("i0", 1, 2, 0.5)) == []
-        assert not told.anomalies
 
 
 def facts(scheduler: Scheduler) -> Any:
@@ -1045,11 +878,6 @@ class TestPrediction:
         assert [request.id for request in told.scheduler.parts.requests.waiting] == ["a/1", "b/0"]
         assert dispatched(told(RequestFinished("a/0", 1, 20))) == ["b/0"]
 
-    def test_lengths_are_kept_in_order(self) -> None:
-        told = begun("a", samples=3)
-        told(RequestFinished("a/0", 1, 20), RequestFinished("a/2", 3, 5))
-        assert told.scheduler.state.groups["a"].siblings.lengths == [5, 20]
-
     def test_running_request_weighs_its_expected_tokens(self) -> None:
         told = begun("a", samples=2, slots=2, prediction="group_history", routing="least_tokens")
         i0 = told.instance("i0")
@@ -1058,24 +886,6 @@ class TestPrediction:
         assert i0.tokens == PROMPT + 20
         told(TokensArrived("a/1", 2, 60))
         assert i0.tokens == PROMPT + 60, "it has outrun what its sibling taught"
-
-
-def test_nothing_is_left_behind_after_a_run() -> None:
-    told = Told(2, instances=2, slots=2)
-    for step in range(3):
-        told.submit(f"a{step}", f"b{step}", samples=3)
-        told(BatchRequested())
-        while told.running:
-            attempt = next(iter(told.scheduler.state.fleet.attempts.values()))
-            told(RequestFinished(attempt.request.id, attempt.id, 5))
-    scheduler = told.scheduler
-    assert scheduler.state.progress.delivered == 6
-    assert not scheduler.parts.requests
-    assert not scheduler.state.groups
-    assert not scheduler.state.fleet.attempts
-    assert not scheduler.parts.requests.waiting
-    assert not scheduler.parts.requests.replay_buffer
-    assert scheduler.state.sample_buffer.started == 0
 
 
 class TestFoundByTheLaws:

@@ -42,30 +42,6 @@ def test_invalid_event_is_refused_with_a_reason(event: Event, text: str) -> None
         CHECKS[type(event)](told.scheduler.parts, event)
 
 
-@pytest.mark.parametrize(("event", "text"), REFUSED)
-def test_a_refusal_leaves_nothing_behind(event: Event, text: str) -> None:
-    told, beside = Told(), Told()
-    for each in (told, beside):
-        each.submit("a")
-        each(RequestSubmitted("d", "", PROMPT, LIMIT), SubmissionsClosed())
-    with pytest.raises(CallerError):
-        told(event)
-    following = InstanceJoined("i2", 8, BIG)
-    assert told(following) == beside(following)
-    assert told.anomalies == beside.anomalies == {}
-
-
-def test_valid_event_passes() -> None:
-    told = Told()
-    for event in (
-        GroupSubmitted("a", 1, PROMPT, BIG - PROMPT),
-        RequestSubmitted("d", "", PROMPT, BIG - PROMPT),
-        InstanceJoined("small", 1, 1),
-        WeightsPublished(1),
-    ):
-        CHECKS[type(event)](told.scheduler.parts, event)
-
-
 def test_how_to_load_the_newest_may_be_said_once() -> None:
     """The trainer has brought it to some instances itself."""
     told = Told()

@@ -11,7 +11,6 @@ from rollout_sched.core.model.events import (
     GroupSubmitted,
     InstanceJoined,
     InstancePaused,
-    RequestFailed,
     RequestFinished,
     RequestInterrupted,
     SubmissionsClosed,
@@ -25,7 +24,6 @@ from rollout_sched.core.model.records import Launch
 from rollout_sched.core.model.roles import Batching, Progress
 from tests.core.told import (
     BIG,
-    FULLY_ASYNC,
     LIMIT,
     PROMPT,
     Told,
@@ -116,18 +114,6 @@ class TestStaleness:
             samples += [s for a in actions if isinstance(a, Deliver) for s in a.samples]
         assert {(s.request, s.staleness) for s in samples} == {("a/0", 0), ("b/0", 0), ("b/1", 0)}
 
-    def test_a_finished_group_grows_stale_too(self) -> None:
-        bounded = {"use": "bounded", "max_staleness": 0, "when_stale": "drop"}
-        told = Told(2, batching="fully_async", freshness=bounded)
-        told.submit("a")
-        told(RequestFinished("a/0", 1, 5))
-        assert told.scheduler.state.progress.complete == 1
-        assert told(WeightsPublished(1)) == [
-            thrown("a/0", 5, "stale"),
-            UpdateWeights("i0", 1),
-        ]
-        assert told.scheduler.state.progress.complete == 0
-
     def test_young_enough_is_delivered_with_its_age(self) -> None:
         bounded = {"use": "bounded", "max_staleness": 1, "when_stale": "drop"}
         told = Told(batching="fully_async", freshness=bounded)
@@ -209,29 +195,9 @@ class TestLastBatch:
         assert dispatched(told(SubmissionsClosed())) == ["c/0"]
         assert delivered(told(RequestFinished("c/0", 3, 5))) == ["c/0"]
 
-    def test_goes_when_submissions_close(self) -> None:
-        told = Told(2, **FULLY_ASYNC)
-        told(BatchRequested())
-        told.submit("a")
-        assert told(RequestFinished("a/0", 1, 5)) == []
-        assert delivered(told(SubmissionsClosed())) == ["a/0"]
-
     def test_a_full_one_is_made_of_another_prompt(self) -> None:
         told = self.summary()
         assert dispatched(told.submit("d")) == ["c/0", "d/0"]
-
-    def test_a_failed_group_makes_it_short(self) -> None:
-        told = Told(2)
-        told.submit("a", "b")
-        told(SubmissionsClosed(), BatchRequested(), RequestFinished("a/0", 1, 5))
-        actions = told(RequestFailed("b/0", 2, blame="request"))
-        assert delivered(actions) == ["a/0"]
-
-    def test_when_all_is_delivered_there_is_none(self) -> None:
-        told = Told()
-        told(SubmissionsClosed())
-        assert told(BatchRequested()) == []
-        assert told.scheduler.state.progress.trainer_waiting
 
 
 def test_a_batch_of_more_than_there_is() -> None:

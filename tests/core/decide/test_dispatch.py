@@ -231,12 +231,6 @@ class TestWhenItIsAsked:
 class TestWhatComesInBetween:
     """Of a/0, which is to go from i0 to i1."""
 
-    def test_it_finishes_first(self) -> None:
-        world = World()
-        world.plan(a0="i1")
-        assert world(ev.RequestFinished("a/0", 1, 9)) == []
-        assert world.running == ["a/1"]
-
     def test_its_turn_ends_first(self) -> None:
         """Its next turn is its next dispatch."""
         world = World()
@@ -262,15 +256,6 @@ class TestWhatComesInBetween:
         assert isinstance(dispatch, act.Dispatch)
         assert (dispatch.request, dispatch.instance) == ("a/0", "i0")
 
-    def test_its_source_is_lost(self) -> None:
-        """What was streamed of it is kept."""
-        world = World()
-        world.plan(a0="i1")
-        world(ev.TokensArrived("a/0", 1, 3))
-        (dispatch,) = world(ev.InstanceLost("i0"))
-        assert (dispatch.instance, dispatch.response_tokens) == ("i1", 3)
-        assert world(ev.RequestInterrupted("a/0", 1, 7)) == []
-
     def test_its_attempt_fails(self) -> None:
         world = World()
         world.plan(a0="i1")
@@ -289,18 +274,6 @@ class TestWhatComesInBetween:
         actions = world(ev.RequestFinished("a/2", 3, 5))
         assert [type(action) for action in actions] == [act.Discard, act.Deliver]
         assert world(ev.RequestInterrupted("a/0", 1, 7)) == [thrown("a/0", 7, "surplus", attempt=1)]
-
-    def test_it_is_withdrawn(self) -> None:
-        world = World()
-        world(ev.RequestSubmitted("d", "p", PROMPT, LIMIT))
-        where = "i1" if world.request("d").last_instance == "i0" else "i0"
-        world.role.plan = {"d": where}
-        world.seconds += 10
-        world(ev.Woke())
-        world(ev.RequestWithdrawn("d"))
-        attempt = max(world.scheduler.state.fleet.attempts)
-        (discard,) = world(ev.RequestInterrupted("d", attempt, 4))
-        assert discard == act.Discard("d", 4, "withdrawn", attempt=attempt)
 
     def test_its_round_ends_and_its_tokens_are_kept(self) -> None:
         world = Told(

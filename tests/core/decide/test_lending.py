@@ -75,14 +75,6 @@ def test_requests_of_a_lent_instance_move_first() -> None:
     assert dispatched(actions) == [("b/0", "i0", 7)]
 
 
-def test_returned_instance_serves() -> None:
-    world = World()
-    world.lend("i0")
-    assert world(ev.InstanceReturned("i0")) == []
-    assert world.status("i0") is InstanceStatus.SERVING
-    assert world.instance("i0") in world.scheduler.state.fleet.open
-
-
 def test_returning_an_instance_not_lent_is_an_anomaly() -> None:
     world = World()
     world(ev.InstanceReturned("i0"), ev.InstanceReturned("nobody"))
@@ -181,12 +173,6 @@ class TestWhatComesInBetween:
         assert world.anomalies == {"unknown_instance": 1}
         world(ev.InstanceJoined("i0", 8, 10_000))
         assert world.status("i0") is InstanceStatus.SERVING
-
-    def test_it_is_lost_while_it_makes_way(self) -> None:
-        world = World()
-        world.lend("i1")
-        assert dispatched(world(ev.InstanceLost("i1"))) == [("b/0", "i0", 0)]
-        world(ev.WeightsPublished(1))
 
     def test_it_is_to_go_while_it_makes_way(self) -> None:
         world = World()

@@ -12,10 +12,9 @@ from rollout_sched.core.model.actions import Action, Pause, Resume, UpdateWeight
 from rollout_sched.core.model.errors import PolicyError
 from rollout_sched.core.model.model import Attempt, Instance, InstanceStatus
 from rollout_sched.core.model.roles import Weights
-from rollout_sched.core.state.groups import LAUNCH, SET_BACK
 from rollout_sched.policies.interruption import NoInterruption, Partial
 from rollout_sched.policies.weights import AllAtOnce
-from tests.core.told import make_group, make_parts, make_request
+from tests.core.told import make_parts, make_request
 
 SERVING, DRAINING, PAUSING, UPDATING, GATED, _LENDING, _LENT, LOST = InstanceStatus
 
@@ -98,25 +97,11 @@ class Bench:
 
 
 class TestIdle:
-    def test_gets_its_weights_at_once(self) -> None:
-        bench = Bench(1)
-        assert bench.publish(1) == [UpdateWeights("i0", 1)]
-        assert bench.statuses == [UPDATING]
-        assert not bench.open
-        assert bench.updated(0, 1) == []
-        assert bench.statuses == [SERVING]
-        assert bench.open == {"i0"}
-
     @pytest.mark.parametrize("how", ["drain", "in_place", "resubmit"])
     def test_needs_no_pause(self, how: Any) -> None:
         bench = Bench(1, interruption=Partial(at_update=how))
         assert bench.publish(1) == [UpdateWeights("i0", 1)]
         assert not bench.aborted
-
-    def test_will_never_again_generate_with_what_it_has(self) -> None:
-        bench = Bench(1)
-        bench.publish(1)
-        assert bench.fleet.version == 1
 
 
 class TestDrain:
@@ -139,11 +124,6 @@ class TestDrain:
         assert bench.answer(0) == []
         assert bench.statuses == [DRAINING]
 
-    def test_serving_instance_may_run_empty(self) -> None:
-        bench = Bench(1, busy=[0])
-        assert bench.answer(0) == []
-        assert bench.statuses == [SERVING]
-
 
 class TestInPlace:
     @pytest.mark.parametrize(("kv", "clear"), [("retain", False), ("recompute", True)])
@@ -158,23 +138,6 @@ class TestInPlace:
         assert bench.updated(0, 1) == [Resume("i0")]
         assert bench.statuses == [SERVING]
         assert bench.fleet.version == 1
-
-    def test_an_answer_that_outruns_the_pause_changes_nothing(self) -> None:
-        bench = Bench(1, busy=[0], interruption=Partial(at_update="in_place"))
-        bench.publish(1)
-        assert bench.answer(0) == []
-        assert bench.statuses == [PAUSING]
-        assert bench.paused(0) == [UpdateWeights("i0", 1)]
-        assert bench.updated(0, 1) == [Resume("i0")]
-
-    def test_a_resume_is_sent_once(self) -> None:
-        bench = Bench(1, busy=[0], interruption=Partial(at_update="in_place"))
-        bench.publish(1)
-        bench.paused(0)
-        bench.updated(0, 1)
-        bench.answer(0)
-        assert bench.publish(2) == [UpdateWeights("i0", 2)]
-        assert bench.updated(0, 2) == []
 
 
 class TestResubmit:
@@ -200,13 +163,6 @@ class TestCohort:
         bench.updated(2, 1)
         assert bench.open == {"i0", "i1", "i2"}
 
-    def test_frozen_requests_do_not_wait_for_it(self) -> None:
-        bench = Bench(2, busy=[0], interruption=Partial(at_update="in_place"))
-        bench.publish(1)
-        bench.paused(0)
-        assert bench.updated(0, 1) == [Resume("i0")]
-        assert bench.statuses == [GATED, UPDATING]
-
     def test_instances_updated_apart_open_apart(self) -> None:
         bench = Bench(2, weights=OneByOne())
         assert bench.publish(1) == [UpdateWeights("i0", 1)]
@@ -215,21 +171,6 @@ class TestCohort:
         assert bench.open == {"i0", "i1"}
         assert bench.start() == [UpdateWeights("i1", 1)]
         assert bench.open == {"i0"}
-
-    def test_unchosen_instances_stay_outdated(self) -> None:
-        bench = Bench(2, weights=OneByOne())
-        bench.publish(1)
-        assert list(bench.updater.outdated) == ["i1"]
-        assert bench.instances[1].version == 0
-
-    def test_between_batches_waits_for_what_is_launched(self) -> None:
-        bench = Bench(1, weights=AllAtOnce(when="between_batches"))
-        bench.groups.add(group := make_group())
-        bench.groups.move(group, LAUNCH)
-        assert bench.publish(1) == []
-        assert bench.statuses == [SERVING]
-        bench.groups.move(group, SET_BACK)
-        assert bench.start() == [UpdateWeights("i0", 1)]
 
 
 class TestNewcomer:
@@ -242,12 +183,6 @@ class TestNewcomer:
         assert self.join(bench, 0) == [UpdateWeights("new", 2)]
         assert not bench.open
         bench.updated(0, 2)
-        assert bench.open == {"new"}
-
-    def test_with_the_newest_weights_serves(self) -> None:
-        bench = Bench(0)
-        bench.publish(2)
-        assert self.join(bench, 2) == []
         assert bench.open == {"new"}
 
     def test_waits_for_no_cohort_and_no_cohort_for_it(self) -> None:
@@ -263,29 +198,6 @@ class TestNewcomer:
 
 
 class TestNewerVersionInTheMiddle:
-    def test_draining_instance_gets_the_newest_version(self) -> None:
-        bench = Bench(1, busy=[0])
-        bench.publish(1)
-        assert bench.publish(2) == []
-        assert bench.answer(0) == [UpdateWeights("i0", 2)]
-
-    def test_pausing_instance_gets_the_newest_version(self) -> None:
-        bench = Bench(1, busy=[0], interruption=Partial())
-        bench.publish(1)
-        assert bench.publish(2) == []
-        assert bench.paused(0) == [UpdateWeights("i0", 2)]
-
-    def test_updating_instance_is_updated_again(self) -> None:
-        bench = Bench(1)
-        bench.publish(1)
-        assert bench.publish(2) == []
-        assert bench.updated(0, 1) == []
-        assert bench.fleet.version == 1
-        assert bench.start() == [UpdateWeights("i0", 2)]
-        assert not bench.open
-        bench.updated(0, 2)
-        assert bench.open == {"i0"}
-
     def test_gated_instance_is_updated_again(self) -> None:
         bench = Bench(2)
         bench.publish(1)
@@ -319,16 +231,6 @@ class TestLostInTheMiddle:
         self.lose(bench, 2)
         assert bench.statuses == [SERVING, SERVING, LOST]
         assert bench.open == {"i0", "i1"}
-
-    def test_gated_instance_counts_once(self) -> None:
-        bench = Bench(3)
-        bench.publish(1)
-        bench.updated(0, 1)
-        self.lose(bench, 0)
-        bench.updated(1, 1)
-        assert not bench.open, "i2 is not ready"
-        bench.updated(2, 1)
-        assert bench.open == {"i1", "i2"}
 
     def test_it_needs_no_weights_any_more(self) -> None:
         bench = Bench(2, weights=OneByOne())
@@ -369,18 +271,6 @@ class TestNotAskedFor:
         bench.publish(1)
         bench.updated(0, 1)
         self.check(bench)
-
-    def test_a_pause_while_updating(self) -> None:
-        bench = Bench(1)
-        bench.publish(1)
-        assert not bench.updater.paused(bench.instances[0])
-        assert bench.statuses == [UPDATING]
-
-    def test_an_update_while_pausing(self) -> None:
-        bench = Bench(1, busy=[0], interruption=Partial())
-        bench.publish(1)
-        assert not bench.updater.updated(bench.instances[0], 1)
-        assert bench.statuses == [PAUSING]
 
 
 def test_instance_changing_cohorts_waits_for_the_new_one() -> None:
@@ -443,11 +333,6 @@ class TestTheTrainerLoads:
             assert bench.answer(0) == []
         assert bench.instances[0].status is SERVING
         assert told(bench) == [0]
-
-    def test_a_late_joiner_is_left_to_the_trainer(self) -> None:
-        bench = Bench(1)
-        bench.newest(2, loads=False)
-        assert bench.join("late", 1) == []
 
     def test_loader_given_later_updates_lagging_instances(self) -> None:
         bench = Bench(2)

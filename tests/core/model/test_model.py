@@ -16,7 +16,6 @@ from rollout_sched.core.model.model import (
     LengthHistory,
     PromptLengths,
     Request,
-    RequestState,
     Segment,
     Sessions,
     Siblings,
@@ -26,13 +25,6 @@ from tests.core.told import LIMIT, PROMPT, Told, make_group, make_request
 
 def make_attempt() -> Attempt:
     return Attempt(1, make_request(), Instance("i0", 0, 2, 100, 0), 0, 10, 50, 0)
-
-
-def test_an_instance_counts_what_it_holds() -> None:
-    instance = Instance("i0", 0, 2, 100, 0)
-    assert instance.in_flight == 0
-    instance.attempts[1] = make_attempt()
-    assert instance.in_flight == 1
 
 
 def test_a_request_may_run_while_its_group_is_active_and_a_direct_one_always() -> None:
@@ -60,19 +52,6 @@ def test_a_request_is_resumed_once_an_attempt_left_tokens() -> None:
     assert not request.resumed
     request.response_tokens = 5
     assert request.resumed
-
-
-def test_known_tokens_include_those_of_the_running_attempt() -> None:
-    request = make_request()
-    request.response_tokens = 7
-    assert request.known_tokens == 7
-    request.attempt = make_attempt()
-    request.attempt.tokens = 5
-    assert request.known_tokens == 12
-
-
-def test_a_request_begins_parked() -> None:
-    assert make_request().state is RequestState.PARKED
 
 
 def test_objects_share_no_collections() -> None:
@@ -103,9 +82,6 @@ class TestPromptLengths:
     @pytest.mark.parametrize(("share", "length"), [(0.0, 1), (0.5, 2), (0.51, 3), (1.0, 4)])
     def test_quantile(self, share: float, length: int) -> None:
         assert PromptLengths([3, 1, 4, 2]).quantile(share) == length
-
-    def test_a_quantile_of_nothing(self) -> None:
-        assert PromptLengths().quantile(0.5) is None
 
     def test_the_oldest_deliveries_are_forgotten_as_a_whole(self) -> None:
         known = PromptLengths([1] * 10)
@@ -180,15 +156,6 @@ def test_each_has_an_index_of_its_own() -> None:
     assert join(book).index == 2
 
 
-def test_siblings_are_forgotten_with_the_last_request() -> None:
-    book = DirectSiblings()
-    one, other = join(book), join(book)
-    book.leave(one)
-    assert len(book) == 1
-    book.leave(other)
-    assert len(book) == 0
-
-
 def test_busy_name_starts_afresh_periodically() -> None:
     book = DirectSiblings()
     kept = [join(book) for _ in range(3 * MAX_SIBLINGS)]
@@ -201,14 +168,6 @@ def test_busy_name_starts_afresh_periodically() -> None:
     for request in kept:
         book.leave(request)
     assert len(book) == 0
-
-
-def test_the_last_home_counts() -> None:
-    sessions = Sessions()
-    assert sessions.last_instance("a") is None
-    sessions.sent("a", "i0")
-    sessions.sent("a", "i1")
-    assert sessions.last_instance("a") == "i1"
 
 
 def test_an_ended_session_is_forgotten() -> None:

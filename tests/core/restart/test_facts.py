@@ -177,9 +177,3 @@ def test_the_counters_of_a_run() -> None:
     run = state_of(told.scheduler, 3.0).run
     assert (run.trainer_waiting, run.takes_parts) == (True, True)
     assert run.round == Launch(1)
-
-
-def test_a_direct_request_is_no_fact() -> None:
-    told = Told()
-    told(RequestSubmitted("d", "", PROMPT, LIMIT))
-    assert state_of(told.scheduler, 0.0).groups == ()

@@ -13,9 +13,7 @@ from rollout_sched.core.model.events import (
     Event,
     GroupSubmitted,
     InstanceJoined,
-    RequestFailed,
     RequestFinished,
-    RequestSubmitted,
     Restored,
     SubmissionsClosed,
     TokensArrived,
@@ -134,21 +132,6 @@ def test_learned_lengths_are_restored() -> None:
     groups = {g.id: g for g in after(told, prediction=HISTORY).scheduler.state.groups}
     named, own = groups["b"].siblings.history, groups["c"].siblings.history
     assert (named.ascending, own.ascending) == ([42], [9])
-
-
-def test_rests_and_suspicions_are_forgotten() -> None:
-    told = begun(group("a"), RequestFailed("a/0", 1), RequestFailed("a/0", 2), instances=2)
-    following = after(told)
-    following(JOINED, InstanceJoined("i1", 8, BIG))
-    assert following.running == ["a/0"]
-    assert following.request("a/0").failures == 0
-
-
-def test_a_client_asks_again() -> None:
-    told = begun(RequestSubmitted("d", "", PROMPT, LIMIT))
-    following = after(told)
-    following(JOINED, RequestSubmitted("d", "", PROMPT, LIMIT))
-    assert following.running == ["d"]
 
 
 def test_a_group_whose_tokens_are_lost_starts_anew() -> None:

@@ -8,7 +8,7 @@ from rollout_sched.core.model.model import InstanceStatus, Request
 from rollout_sched.core.model.records import DeliveredGroup, Launch
 from rollout_sched.core.model.roles import Capacity
 from rollout_sched.core.state.fleet import Fleet
-from rollout_sched.core.state.groups import JUDGE, LAUNCH, SET_BACK, SPEND, Groups, SampleBuffer
+from rollout_sched.core.state.groups import JUDGE, LAUNCH, SET_BACK, Groups, SampleBuffer
 from rollout_sched.core.state.progress import RECENT_BATCHES, RunProgress
 from tests.core.told import make_group
 
@@ -31,42 +31,6 @@ def samples() -> SampleBuffer:
 @pytest.fixture
 def progress(fleet: Fleet, groups: Groups, samples: SampleBuffer) -> RunProgress:
     return RunProgress(4, 3, fleet, groups, samples)
-
-
-def test_a_run_begins_with_nothing(progress: RunProgress) -> None:
-    assert (progress.prompts_per_step, progress.version) == (4, 3)
-    facts = ["trainer_waiting", "closed", "round", "update_pending"]
-    counts = ["fresh", "deferred", "active", "spent", "complete", "delivered", "started", "batches"]
-    assert not any(getattr(progress, name) for name in facts + counts)
-
-
-def test_groups_are_counted_by_state(progress: RunProgress, groups: Groups) -> None:
-    a, b, c, d = (make_group(name) for name in "abcd")
-    for group in (a, b, c, d):
-        groups.add(group)
-    for group in (b, c, d):
-        groups.move(group, LAUNCH)
-    groups.move(c, SET_BACK)
-    groups.move(d, SPEND)
-    counts = (progress.fresh, progress.active, progress.spent, progress.deferred)
-    assert counts == (1, 1, 1, 1)
-
-
-def test_held_and_complete_are_the_sample_buffers(
-    progress: RunProgress, samples: SampleBuffer
-) -> None:
-    for name in ("a", "b"):
-        samples.add(group := make_group(name))
-        samples.note_version(group, 0)
-    samples.completed(group)
-    assert (progress.started, progress.complete) == (2, 1)
-
-
-def test_without_instances_the_fleet_has_the_trainers_version(progress: RunProgress) -> None:
-    assert progress.fleet_version == 3
-    progress.version = 5
-    assert progress.fleet_version == 5
-    assert not progress.update_pending
 
 
 def test_an_update_is_pending_until_the_last_instance_has_it(
@@ -134,11 +98,3 @@ def test_round_losses_count_until_replaced(progress: RunProgress, groups: Groups
     assert (progress.lost, progress.round) == (1, Launch(fresh=3))
     progress.batch_delivered()
     assert (progress.lost, progress.round) == (0, None)
-
-
-def test_group_under_judgement_is_on_the_way(progress: RunProgress, groups: Groups) -> None:
-    group = make_group()
-    groups.add(group)
-    groups.move(group, LAUNCH)
-    groups.move(group, JUDGE)
-    assert (progress.judging, progress.active, progress.in_progress) == (1, 0, 1)

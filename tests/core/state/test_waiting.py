@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,18 +21,6 @@ def order(queue: WaitingQueue) -> list[str]:
     return [request.id for request in queue]
 
 
-def test_the_least_key_goes_first() -> None:
-    assert order(fill(3, 1, 2)) == ["a/1", "a/2", "a/0"]
-    assert fill(3, 1, 2).first().id == "a/1"
-
-
-def test_equal_keys_go_by_serial_not_by_arrival() -> None:
-    queue = WaitingQueue()
-    for serial in (5, 2, 8):
-        queue.add(make_request(f"a/{serial}", serial=serial), 0)
-    assert order(queue) == ["a/2", "a/5", "a/8"]
-
-
 def test_keys_may_become_of_another_kind() -> None:
     queue = fill(3, 1, 2)
     assert queue.first().id == "a/1"
@@ -45,30 +32,6 @@ def test_keys_may_become_of_another_kind() -> None:
     assert order(queue) == ["a/9", "a/5", "a/2", "a/1", "a/0"]
 
 
-def test_removed_first_request_was_first() -> None:
-    queue = fill(3, 1, 2)
-    queue.remove(queue.first())
-    assert order(queue) == ["a/2", "a/0"]
-
-
-def test_one_in_the_middle_can_leave() -> None:
-    queue = fill(0, 0, 0)
-    _, middle, _ = queue
-    queue.remove(middle)
-    assert middle not in queue
-    assert order(queue) == ["a/0", "a/2"]
-    assert len(queue) == 2
-
-
-def test_a_new_key_moves_a_request() -> None:
-    queue = fill(1, 2, 3)
-    last = list(queue)[-1]
-    queue.rerank(last, 0)
-    assert order(queue) == ["a/2", "a/0", "a/1"]
-    queue.rerank(last, 2)
-    assert order(queue) == ["a/0", "a/1", "a/2"]
-
-
 def test_the_same_key_moves_nothing() -> None:
     queue = fill(1, 1)
     first = queue.first()
@@ -76,32 +39,6 @@ def test_the_same_key_moves_nothing() -> None:
     queue.rerank(first, 1)
     assert first.rank is rank
     assert order(queue) == ["a/0", "a/1"]
-
-
-def test_requeued_request_keeps_its_place_by_serial() -> None:
-    queue = fill(0, 0)
-    first = queue.first()
-    queue.remove(first)
-    queue.add(first, 0)
-    assert order(queue) == ["a/0", "a/1"]
-
-
-def test_request_set_aside_blocks_nothing_and_keeps_its_place() -> None:
-    queue = fill(1, 2, 3)
-    one, two, _ = queue
-    queue.set_aside(one)
-    assert queue.first() is two
-    assert queue.aside == [one]
-    assert len(queue) == 3
-    queue.recall()
-    assert queue.first() is one
-
-
-def test_queue_without_candidates_has_no_first() -> None:
-    queue = fill(1)
-    queue.set_aside(queue.first())
-    assert queue.first() is None
-    assert len(queue) == 1
 
 
 def test_moved_requests_leave_no_garbage() -> None:
@@ -182,15 +119,3 @@ def test_requests_of_a_group_are_in_index_order() -> None:
         buffer.add(request)
     assert buffer.parked_of(one) == [one.requests[0], one.requests[2]]
     assert buffer.parked_of(other) == [other.requests[0]]
-
-
-def test_removed_request_is_gone() -> None:
-    buffer, request = ReplayBuffer(), make_request()
-    assert request not in buffer
-    buffer.add(request)
-    assert request in buffer
-    buffer.remove(request)
-    assert request not in buffer
-    assert not buffer
-    with pytest.raises(KeyError):
-        buffer.remove(request)

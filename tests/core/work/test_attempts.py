@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_sched.core.handlers import MAX_EXTERNAL_ABORTS
 from rollout_sched.core.model.actions import Action, Answer, Dispatch, Wake
 from rollout_sched.core.model.events import (
-    InstanceLost,
     RequestFailed,
     RequestFinished,
     RequestInterrupted,
@@ -26,44 +24,6 @@ def told() -> Told:
     told = Told(version=5)
     told(RequestSubmitted("d", "", PROMPT, LIMIT))
     return told
-
-
-@pytest.mark.parametrize(
-    ("spans", "believed", "anomaly"),
-    [
-        ((), [(5, 7)], ""),
-        (((5, 7),), [(5, 7)], ""),
-        (((4, 3), (5, 4)), [(4, 3), (5, 4)], "version_older_than_dispatched"),
-        (((5, 0), (5, 7)), [(5, 7)], ""),
-        (((5, 6),), [(5, 7)], "spans_do_not_fit"),
-        (((5, -1), (5, 8)), [(5, 7)], "spans_do_not_fit"),
-        (((5, 3), (4, 4)), [(5, 7)], "spans_do_not_fit"),
-        (((6, 7),), [(5, 7)], "spans_do_not_fit"),
-    ],
-)
-def test_spans(
-    spans: tuple[tuple[int, int], ...], believed: list[tuple[int, int]], anomaly: str
-) -> None:
-    here = told()
-    (answer,) = here(RequestFinished("d", 1, 7, spans))
-    assert [(s.version, s.tokens) for s in answer.sample.segments] == believed
-    assert here.anomalies == ({anomaly: 1} if anomaly else {})
-
-
-@pytest.mark.parametrize(("tokens", "counted"), [(-3, 0), (0, 0), (LIMIT, LIMIT), (10**9, LIMIT)])
-def test_tokens_are_those_it_can_have_made(tokens: int, counted: int) -> None:
-    here = told()
-    (answer,) = here(RequestFinished("d", 1, tokens))
-    assert answer.sample.response_tokens == counted
-    assert here.anomalies == ({} if tokens == counted else {"tokens_out_of_range": 1})
-
-
-@pytest.mark.parametrize(("request_", "attempt"), [("d", 2), ("e", 1), ("", 0)])
-def test_an_answer_to_no_attempt_in_flight_changes_nothing(request_: str, attempt: int) -> None:
-    here = told()
-    assert here(RequestFinished(request_, attempt, 7)) == []
-    assert here.anomalies == {"unknown_attempt": 1}
-    assert here.scheduler.view.in_flight == 1
 
 
 def ask(name: str, group: str = "") -> RequestSubmitted:
@@ -86,19 +46,6 @@ def until_given_up(told: Told, name: str) -> tuple[int, list[str]]:
         where.append(attempt.instance.id)
         told(RequestFailed(name, attempt.id, "status 500"))
     return len(where), where
-
-
-def test_it_is_tried_elsewhere_at_once() -> None:
-    told = Told(instances=3)
-    told(ask("d"))
-    assert dispatched(told(RequestFailed("d", 1, "500"))) == [("d", 2, "i1")]
-
-
-def test_elsewhere_is_where_it_has_not_failed_whatever_the_load() -> None:
-    told = Told(instances=2, routing="least_requests")
-    told(ask("a"), ask("b"), ask("c"), ask("d"), RequestFinished("a", 1, 1))
-    assert told.instance("i0").in_flight < told.instance("i1").in_flight
-    assert dispatched(told(RequestFailed("c", 3, "500"))) == [("c", 5, "i1")]
 
 
 def test_request_failing_twice_waits_before_a_retry() -> None:
@@ -137,12 +84,6 @@ def test_poison_that_comes_all_at_once_delays_nobody() -> None:
         attempt = told.request(f"poison{number}").attempt
         told(RequestFailed(f"poison{number}", attempt.id, "500"))
     assert len(dispatched(told(ask("innocent")))) == 1
-
-
-def test_resting_request_blocks_nothing() -> None:
-    told = Told(slots=1)
-    told(ask("poison"), RequestFailed("poison", 1, "500"))
-    assert dispatched(told(ask("innocent"))) == [("innocent", 2, "i0")]
 
 
 def test_rested_request_waits_behind_newer_ones() -> None:
@@ -226,12 +167,6 @@ def test_resting_request_may_be_withdrawn() -> None:
     assert told(Woke()) == []
 
 
-def test_an_instance_that_is_gone_cannot_be_blamed() -> None:
-    told = Told(instances=2)
-    told(ask("d"), RequestFailed("d", 1, "500"), InstanceLost("i0"))
-    assert [type(action) for action in told(RequestFinished("d", 2, 5))] == [Answer]
-
-
 def test_siblings_that_never_end_make_no_request_dearer() -> None:
     told = Told(slots=10_000, prediction="group_history")
     for number in range(500):
@@ -269,16 +204,6 @@ def instance(name: str = "i0") -> Instance:
     return Instance(name, 0, 8, 100, 0)
 
 
-def test_a_rest_is_doubled_for_each_in_a_row_up_to_64_times() -> None:
-    backoff = Backoff(0.5, [])
-    who = instance()
-    rests = []
-    for before in range(9):
-        backoff.rest(who, before, 10.0)
-        rests.append(who.rests_until - 10.0)
-    assert rests == [0.5, 1, 2, 4, 8, 16, 32, 32, 32]
-
-
 def test_requests_and_instances_rest_alike() -> None:
     out: list[Action] = []
     backoff = Backoff(1.0, out)
@@ -292,31 +217,6 @@ def test_requests_and_instances_rest_alike() -> None:
     assert backoff.wake(2.0) == [server]
     assert len(out) == 3
     assert request.rests_until == server.rests_until == 0.0
-
-
-def test_an_earlier_end_is_asked_for() -> None:
-    out: list[Action] = []
-    backoff = Backoff(1.0, out)
-    backoff.rest(instance("i0"), 3, 0.0)
-    backoff.rest(instance("i1"), 0, 2.0)
-    assert out == [Wake(8.0), Wake(3.0)]
-
-
-def test_released_instance_is_not_woken() -> None:
-    backoff = Backoff(1.0, [])
-    who = instance()
-    backoff.rest(who, 0, 0.0)
-    who.rests_until = 0.0
-    assert backoff.wake(5.0) == []
-
-
-def test_a_longer_rest_replaces_the_one_before() -> None:
-    backoff = Backoff(1.0, [])
-    who = instance()
-    backoff.rest(who, 0, 0.0)
-    backoff.rest(who, 2, 0.0)
-    assert backoff.wake(1.0) == []
-    assert backoff.wake(4.0) == [who]
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.floats(0, 50)), min_size=1, max_size=30))

@@ -12,12 +12,10 @@ from rollout_sched.core.model.events import (
     GroupJudged,
     GroupSubmitted,
     RequestFinished,
-    RequestSubmitted,
     SubmissionsClosed,
     WeightsPublished,
 )
-from rollout_sched.core.model.model import GroupState, Request, RequestState, Segment
-from rollout_sched.core.state.lifecycle import FINISH, move
+from rollout_sched.core.model.model import GroupState, Request, Segment
 from tests.core.told import FULLY_ASYNC, LIMIT, PROMPT, Told, thrown
 
 
@@ -26,91 +24,6 @@ def launched(samples: int = 2, **roles: object) -> tuple[Told, list[Request]]:
     told = Told(**(FULLY_ASYNC | roles))
     told.submit("a", samples=samples)
     return told, told.scheduler.state.groups["a"].requests
-
-
-def test_a_group_is_full_with_the_last_sample_it_needs() -> None:
-    told, (first, second) = launched()
-    outcomes, group = told.scheduler.parts.outcomes, told.scheduler.state.groups["a"]
-    for request in (first, second):
-        assert group.state is GroupState.ACTIVE
-        request.attempt = None
-        outcomes.finish(request, "stop")
-    assert group.state is GroupState.COMPLETE
-    assert told.scheduler.state.progress.must_decide
-
-
-def test_a_group_fails_with_one_of_its_requests() -> None:
-    told, (first, _) = launched()
-    told.scheduler.parts.outcomes.give_up(first)
-    assert "a" not in told.scheduler.state.groups
-    assert len(told.scheduler.parts.requests) == 0
-
-
-def test_a_direct_request_ends_alone() -> None:
-    told = Told()
-    told(RequestSubmitted("d1", "p", PROMPT, LIMIT), RequestSubmitted("d2", "p", PROMPT, LIMIT))
-    told.scheduler.parts.outcomes.give_up(told.request("d1"))
-    assert [request.id for request in told.scheduler.parts.requests] == ["d2"]
-    assert told.scheduler.state.orders[-1] == thrown("d1", 0, "failed", ends=True)
-
-
-def test_a_direct_request_is_answered_when_it_is_finished() -> None:
-    told = Told()
-    told(RequestSubmitted("d", "p", PROMPT, LIMIT))
-    request = told.request("d")
-    request.attempt = None
-    request.segments, request.response_tokens = (Segment(0, 3, "i0"),), 3
-    told.scheduler.parts.outcomes.finish(request, "stop")
-    (answer,) = told.scheduler.state.orders
-    assert (answer.sample.request, answer.sample.response_tokens) == ("d", 3)
-    assert len(told.scheduler.state.siblings) == 0
-
-
-def test_resting_request_of_an_active_group_is_parked() -> None:
-    told, (first, _) = launched()
-    first.attempt = None
-    first.rests_until = 9.0
-    told.scheduler.parts.outcomes.requeue(first)
-    assert first.state is RequestState.PARKED
-
-
-def test_a_sample_is_as_stale_as_its_oldest_segment() -> None:
-    told, (first, _) = launched()
-    first.segments = (Segment(3, 1, "i0"), Segment(2, 1, "i1"))
-    told.scheduler.state.progress.version = 5
-    assert told.scheduler.parts.finished.sample_of(first).staleness == 3
-    first.segments = ()
-    assert told.scheduler.parts.finished.sample_of(first).staleness == 0
-
-
-def test_a_set_back_group_waits_in_the_line_of_the_deferred() -> None:
-    told, requests = launched(interruption="partial")
-    told.scheduler.parts.group_outcomes.set_back(told.scheduler.state.groups["a"])
-    assert told.scheduler.state.groups["a"].state is GroupState.DEFERRED
-    assert [request.state for request in requests] == [RequestState.INTERRUPTING] * 2
-
-
-def test_finished_request_starts_over() -> None:
-    told, (first, second) = launched()
-    first.attempt = None
-    move(first, FINISH)
-    told.scheduler.state.groups["a"].finished.append(first)
-    told.scheduler.parts.group_outcomes.start_over(told.scheduler.state.groups["a"])
-    assert [first.state, second.state] == [RequestState.PARKED] * 2
-    assert not told.scheduler.state.groups["a"].finished
-
-
-def test_a_group_that_fails_ends_all_of_its_requests() -> None:
-    told, _ = launched()
-    told.scheduler.parts.group_outcomes.lose(told.scheduler.state.groups["a"], "failed")
-    assert "a" not in told.scheduler.state.groups
-    assert len(told.scheduler.parts.requests) == 0
-    ended = [
-        action
-        for action in told.scheduler.state.orders
-        if action == thrown("a/0", 0, "failed", ends=True)
-    ]
-    assert ended
 
 
 def test_stale_group_starts_over_and_fresh_group_stays() -> None:
@@ -134,14 +47,6 @@ def finished(**roles: object) -> Told:
     told(BatchRequested(), GroupSubmitted("a", 2, PROMPT, LIMIT, judged=True))
     told(RequestFinished("a/0", 1, 7))
     return told
-
-
-def test_a_sample_is_as_old_as_the_trainer_has_come() -> None:
-    told = finished(freshness="unbounded")
-    first = told.request("a/0")
-    assert told.scheduler.parts.finished.sample_of(first).staleness == 0
-    told(WeightsPublished(2))
-    assert told.scheduler.parts.finished.sample_of(first).staleness == 2
 
 
 def test_stale_tokens_are_masked() -> None:
@@ -181,13 +86,6 @@ class TestAsking:
         assert [(s.request, s.response_tokens) for s in asked.samples] == [("a/1", 7), ("a/0", 5)]
         assert told.scheduler.view.is_judged("a", asked.judgement)
         assert not told.running, "it holds no slot"
-
-    def test_unjudged_group_is_delivered_at_once(self) -> None:
-        told = Told()
-        told(BatchRequested())
-        told.submit("a")
-        (delivered,) = told(RequestFinished("a/0", 1, 7))
-        assert isinstance(delivered, Deliver)
 
     def test_a_finished_sample_may_be_judged_before_its_group_is_whole(self) -> None:
         told = Told()
@@ -232,12 +130,6 @@ class TestAnswers:
         told(GroupJudged("a", asked.judgement, "kept"))
         assert not told(GroupJudged("a", asked.judgement, "failed"))
         assert told.anomalies == {"unknown_judgement": 4}
-
-    def test_judgement_of_an_incomplete_group_is_ignored(self) -> None:
-        told = Told()
-        told(BatchRequested(), *judged("a"))
-        assert not told(GroupJudged("a", 0, "failed"))
-        assert told.running == ["a/0"]
 
 
 class TestAge:
