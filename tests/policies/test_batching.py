@@ -145,136 +145,76 @@ def test_groups_under_judgement_count_as_ahead_of_the_trainer() -> None:
     assert at_once.launch(ProgressView(fresh=9, active=3, judging=4)) == Launch(fresh=1)
 
 
-class TestSync:
-    def test_starts_a_batch(self) -> None:
-        assert Sync().launch(ProgressView(fresh=9)) == Launch(fresh=4)
-
-    def test_starts_more_when_over_sampling(self) -> None:
-        assert Sync(1.5).launch(ProgressView(fresh=9)) == Launch(fresh=6)
-        assert Sync(1.1).launch(ProgressView(10, fresh=20)) == Launch(fresh=11)  # not 12
-        assert Sync(1.5).launch(ProgressView(fresh=5)) == Launch(fresh=5)
-
-    def test_takes_deferred_groups_first_and_counts_complete_ones(self) -> None:
-        assert Sync(1.5).launch(ProgressView(fresh=9, deferred=2)) == Launch(fresh=4, deferred=2)
-        assert Sync().launch(ProgressView(fresh=9, complete=3)) == Launch(fresh=1)
-        assert Sync().launch(ProgressView(fresh=9, complete=6)) == Launch()
-
-    def test_replaces_groups_that_spent_their_budget(self) -> None:
-        progress = ProgressView(fresh=9, round=Launch(fresh=6), active=4, complete=1, spent=1)
-        assert Sync(1.5).launch(progress) == Launch(fresh=1)
-        assert Sync().launch(progress) == Launch(), "a batch is on its way"
-
-    def test_waits_for_submissions_until_they_are_closed(self) -> None:
-        assert Sync().launch(ProgressView(fresh=3)) is None
-        assert Sync().launch(ProgressView(fresh=3, closed=True)) == Launch(fresh=3)
+TAIL = TailBatching(1.25, 1.25)  # RollPacker: long rounds for whole batches of deferred prompts
+HALF = TailBatching(1.25, 1.25, 0.5)
+POOL = Pooled(4)  # SortedRL: four batches start, and nobody else before the last is trained
 
 
-class TestTailBatching:
-    """RollPacker: long rounds for whole batches of set-back prompts, else short ones."""
-
-    policy = TailBatching(1.25, 1.25)
-
-    def test_short_round_over_samples_fresh_prompts(self) -> None:
-        progress = ProgressView(8, fresh=20)
-        assert self.policy.launch(progress) == Launch(fresh=10, oversample=1.25)
-
-    def test_short_round_leaves_deferred_groups_alone(self) -> None:
-        progress = ProgressView(8, fresh=20, deferred=7)
-        assert self.policy.launch(progress) == Launch(fresh=10, oversample=1.25)
-
-    def test_short_round_takes_the_groups_available(self) -> None:
-        progress = ProgressView(8, fresh=9, closed=True)
-        assert self.policy.launch(progress) == Launch(fresh=9, oversample=1.25)
-
-    def test_long_round_starts_when_a_batch_is_deferred(self) -> None:
-        progress = ProgressView(8, fresh=20, deferred=8)
-        assert self.policy.launch(progress) == Launch(deferred=8)
-        progress = ProgressView(8, fresh=20, deferred=11)
-        assert self.policy.launch(progress) == Launch(deferred=8)
-
-    def test_a_share_of_a_batch_may_start_a_filled_up_long_round(self) -> None:
-        policy = TailBatching(1.25, 1.25, 0.5)
-        progress = ProgressView(8, fresh=20, deferred=3)
-        assert policy.launch(progress) == Launch(fresh=10, oversample=1.25)
-        progress = ProgressView(8, fresh=20, deferred=4)
-        assert policy.launch(progress) == Launch(fresh=4, deferred=4)
-
-    def test_end_of_data_goes_into_long_rounds(self) -> None:
-        progress = ProgressView(8, fresh=5, deferred=2, closed=True)
-        assert self.policy.launch(progress) == Launch(fresh=5, deferred=2)
-        progress = ProgressView(8, deferred=3, closed=True)
-        assert self.policy.launch(progress) == Launch(deferred=3)
-
-    def test_waits_while_submissions_are_missing(self) -> None:
-        assert self.policy.launch(ProgressView(8, fresh=5, deferred=2)) is None
-
-    def test_mixes_when_both_together_fill_a_batch(self) -> None:
-        progress = ProgressView(8, fresh=5, deferred=4)
-        assert self.policy.launch(progress) == Launch(fresh=4, deferred=4)
-
-    def test_counts_complete_groups(self) -> None:
-        progress = ProgressView(8, fresh=20, complete=3)
-        assert self.policy.launch(progress) == Launch(fresh=7, oversample=1.25)
-        progress = ProgressView(8, fresh=20, deferred=8, complete=3)
-        assert self.policy.launch(progress) == Launch(deferred=5)
-
-    def test_never_asks_for_fewer_than_none(self) -> None:
-        launch = self.policy.launch(ProgressView(8, fresh=20, complete=12))
-        assert launch.fresh == 0
+def case(
+    name: str, policy: Any, launch: Launch | None, prompts_per_step: int = 4, **progress: Any
+) -> Any:
+    return pytest.param(policy, ProgressView(prompts_per_step, **progress), launch, id=name)
 
 
-class TestPooled:
-    """SortedRL: four batches start, and nobody else before the last of them is trained."""
+@pytest.mark.parametrize(
+    ("policy", "progress", "launch"),
+    [
+        case("sync starts a batch", Sync(), Launch(4), fresh=9),
+        case("sync starts more when over-sampling", Sync(1.5), Launch(6), fresh=9),
+        case("1.1 of ten are 11, not 12", Sync(1.1), Launch(11), 10, fresh=20),
+        case("over-sampling takes what there is", Sync(1.5), Launch(5), fresh=5),
+        case("deferred groups go first", Sync(1.5), Launch(4, 2), fresh=9, deferred=2),
+        case("complete groups count", Sync(), Launch(1), fresh=9, complete=3),
+        case("a batch is complete", Sync(), Launch(), fresh=9, complete=6),
+        case("sync waits for submissions", Sync(), None, fresh=3),
+        case("the last round is short", Sync(), Launch(3), fresh=3, closed=True),
+        case("a short round over-samples", TAIL, Launch(10, 0, 1.25), 8, fresh=20),
+        case("deferred groups lie by", TAIL, Launch(10, 0, 1.25), 8, fresh=20, deferred=7),
+        case("the last short round", TAIL, Launch(9, 0, 1.25), 8, fresh=9, closed=True),
+        case("a batch is deferred", TAIL, Launch(0, 8), 8, fresh=20, deferred=8),
+        case("more than a batch is deferred", TAIL, Launch(0, 8), 8, fresh=20, deferred=11),
+        case("less than a share is deferred", HALF, Launch(10, 0, 1.25), 8, fresh=20, deferred=3),
+        case("a share of a batch is deferred", HALF, Launch(4, 4), 8, fresh=20, deferred=4),
+        case("the end of the data", TAIL, Launch(5, 2), 8, fresh=5, deferred=2, closed=True),
+        case("the last deferred groups", TAIL, Launch(0, 3), 8, deferred=3, closed=True),
+        case("both together are too few", TAIL, None, 8, fresh=5, deferred=2),
+        case("both together fill a batch", TAIL, Launch(4, 4), 8, fresh=5, deferred=4),
+        case("a short round lacks five", TAIL, Launch(7, 0, 1.25), 8, fresh=20, complete=3),
+        case("a long round lacks five", TAIL, Launch(0, 5), 8, fresh=20, deferred=8, complete=3),
+        case("never fewer than none", TAIL, Launch(0, 0, 1.25), 8, fresh=20, complete=12),
+        case("a pool is of four batches", POOL, Launch(16), fresh=99),
+        case("a pool takes what there is", POOL, Launch(9), fresh=9),
+        case("the rest of a pool", POOL, Launch(0, 12), fresh=99, deferred=12),
+        case("the last batch of a pool", POOL, Launch(0, 1), fresh=99, deferred=1, complete=3),
+        case("a pool is complete", POOL, Launch(), fresh=99, complete=4),
+        case("no batch is left of a pool", POOL, Launch(15, 1), fresh=99, deferred=1),
+        case("the last pool is short", POOL, Launch(0, 3), deferred=3, closed=True),
+        case("a pool waits for submissions", POOL, None, fresh=3),
+        case("one step ahead", OneStepOff(), Launch(4), fresh=9, trainer_waiting=False),
+        case("a batch runs", OneStepOff(), None, fresh=9, round=Launch(4), active=4),
+        case("a batch is ahead", OneStepOff(), None, fresh=9, round=Launch(4), complete=4),
+        case("both", OneStepOff(), None, fresh=9, round=Launch(4), active=1, complete=3),
+        case("weights are on their way", OneStepOff(), None, fresh=9, update_pending=True),
+        case("one step off waits for submissions", OneStepOff(), None, fresh=3),
+        case("the last step is short", OneStepOff(), Launch(3), fresh=3, closed=True),
+        case("nothing is left", OneStepOff(), None, closed=True),
+        case("all at once", FullyAsync(), Launch(9, 2), fresh=9, deferred=2, active=3),
+        case("nothing to start", FullyAsync(), None, active=3),
+        case("one batch ahead", FullyAsync(max_ahead=1.0), Launch(1), 10, fresh=20, active=9),
+        case("1.1 are 11, not 12", FullyAsync(max_ahead=1.1), Launch(2), 10, fresh=20, active=9),
+    ],
+)
+def test_a_launch(policy: Any, progress: ProgressView, launch: Launch | None) -> None:
+    assert policy.launch(progress) == launch
 
-    policy = Pooled(4)
 
-    def test_starts_the_prompts_of_several_batches(self) -> None:
-        assert self.policy.launch(ProgressView(fresh=99)) == Launch(fresh=16)
-        assert self.policy.launch(ProgressView(fresh=9)) == Launch(fresh=9)
-
-    @pytest.mark.parametrize(("deferred", "complete"), [(12, 0), (1, 3), (0, 4)])
-    def test_pool_starts_no_prompts_beside_running_batches(
-        self, deferred: int, complete: int
-    ) -> None:
-        progress = ProgressView(fresh=99, deferred=deferred, complete=complete)
-        assert self.policy.launch(progress) == Launch(deferred=deferred)
-
-    def test_pool_starts_again_when_no_batch_is_left(self) -> None:
-        assert self.policy.launch(ProgressView(fresh=99, deferred=1)) == Launch(15, 1)
-
-    def test_remaining_groups_form_the_last_batch(self) -> None:
-        assert self.policy.launch(ProgressView(deferred=3, closed=True)) == Launch(deferred=3)
-
-    def test_waits_for_submissions(self) -> None:
-        assert self.policy.launch(ProgressView(fresh=3)) is None
-
-
-class TestOneStepOff:
-    def test_generates_ahead_of_the_trainer(self) -> None:
-        assert OneStepOff().launch(ProgressView(fresh=9, trainer_waiting=False)) == Launch(fresh=4)
-
-    @pytest.mark.parametrize("busy", [{"active": 4}, {"complete": 4}, {"active": 1, "complete": 3}])
-    def test_stays_at_most_one_batch_ahead(self, busy: dict[str, Any]) -> None:
-        progress = ProgressView(fresh=9, round=Launch(fresh=4), **busy)
-        assert OneStepOff().launch(progress) is None
-
-    def test_round_starts_with_the_newest_weights(self) -> None:
-        assert OneStepOff().launch(ProgressView(fresh=9, update_pending=True)) is None
-
-    def test_waits_for_a_full_batch_of_submissions(self) -> None:
-        assert OneStepOff().launch(ProgressView(fresh=3)) is None
-        assert OneStepOff().launch(ProgressView(fresh=3, closed=True)) == Launch(fresh=3)
-        assert OneStepOff().launch(ProgressView(closed=True)) is None
+def test_groups_that_spent_their_budget_are_replaced() -> None:
+    progress = ProgressView(fresh=9, round=Launch(fresh=6), active=4, complete=1, spent=1)
+    assert Sync(1.5).launch(progress) == Launch(fresh=1)
+    assert Sync().launch(progress) == Launch(), "a batch is on its way"
 
 
 class TestFullyAsync:
-    def test_asks_for_everything_whatever_the_trainer_does(self) -> None:
-        progress = ProgressView(fresh=9, deferred=2, trainer_waiting=False, active=3)
-        assert FullyAsync().launch(progress) == Launch(fresh=9, deferred=2)
-
-    def test_asks_for_nothing_when_there_is_nothing(self) -> None:
-        assert FullyAsync().launch(ProgressView(active=3)) is None
-
     @pytest.mark.parametrize(
         ("active", "launch"),
         [
@@ -304,11 +244,6 @@ class TestFullyAsync:
     ) -> None:
         progress = ProgressView(fresh=9, deferred=2, active=active, complete=complete)
         assert FullyAsync(max_ahead=1.5).launch(progress) == launch
-
-    def test_a_bound_of_one_batch_admits_one_batch(self) -> None:
-        progress = ProgressView(10, fresh=20, active=3, complete=6)
-        assert FullyAsync(max_ahead=1.0).launch(progress) == Launch(fresh=1)
-        assert FullyAsync(max_ahead=1.1).launch(progress) == Launch(fresh=2)  # not 3
 
     def test_the_tighter_bound_holds(self) -> None:
         progress = ProgressView(fresh=9, active=3, complete=2)
