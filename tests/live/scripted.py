@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from rollout_sched.core.model.events import Spans
 from rollout_sched.live.ports import (
     Description,
@@ -41,6 +43,10 @@ class Scripted:
         self.obey: Callable[[str], None] = lambda call: None
         self._answers: dict[str, asyncio.Future[Output]] = {}
         self._asked = asyncio.Event()
+
+    def describes(self, **fields: Any) -> None:
+        """From now on it describes itself with these."""
+        self.description = msgspec.structs.replace(self.description, **fields)
 
     async def describe(self) -> Description:
         if self.dead:

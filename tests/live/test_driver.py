@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import msgspec
 import pytest
 
 from rollout_sched.core.model.actions import Action, Deliver
@@ -93,23 +92,6 @@ class Stage:
 
     def events(self, kind: type[Any]) -> list[Any]:
         return [event for _, event, _ in self.journal if type(event) is kind]
-
-
-async def test_slot_of_a_broken_attempt_waits_for_a_poll() -> None:
-    """The slot is free at once, but whoever is there now may have been restarted."""
-    instance = Scripted(slots=1)
-    async with Stage(instance, settings=Settings(poll_s=0.01, misses=10**6)) as stage:
-        stage.ask()
-        waiting = stage.ask()
-        await instance.order()
-        instance.mute = True
-        await instance.fail(0, ConnectionBroken("connection reset"))
-        await until(lambda: stage.scheduler.state.fleet.attempts)
-        await asyncio.sleep(0.02)
-        assert len(instance.orders) == 1
-        instance.mute = False
-        await instance.answer(1, [7])
-        await until(lambda: waiting.sample)
 
 
 async def test_a_request_is_answered() -> None:
@@ -256,7 +238,7 @@ async def test_a_restart_is_noticed_whatever_the_counters_say(generated: int) ->
         await asyncio.sleep(0.05)
         assert not stage.events(InstanceLost)
         instance.report = Gauges(0, 0, 0.0, generated_tokens=generated, started_at=2.0)
-        instance.description = msgspec.structs.replace(instance.description, started_at=2.0)
+        instance.describes(started_at=2.0)
         await until(lambda: stage.events(InstanceLost))
         await until(lambda: stage.driver.supervisors["i0"].joined)
         assert len(stage.events(InstanceLost)) == 1
@@ -465,33 +447,9 @@ async def test_weights_that_cannot_be_loaded_make_an_instance_unfit_until_restar
         assert client.response_ids == [4, 5]
         await asyncio.sleep(0.05)
         assert not stage.driver.supervisors["i0"].joined
-        first.description = msgspec.structs.replace(first.description, started_at=2.0)
+        first.describes(started_at=2.0)
         await until(lambda: stage.driver.supervisors["i0"].joined)
         await until(lambda: ("version", 1) in first.calls)
-
-
-async def test_an_instance_that_dies_and_comes_back() -> None:
-    instance = Scripted()
-    async with Stage(instance, settings=Settings(poll_s=0.01)) as stage:
-        client = stage.ask()
-        await instance.order()
-        instance.dead = True
-        await until(lambda: not stage.driver.supervisors["i0"].joined)
-        instance.dead = False
-        await instance.answer(1, [6])
-        await until(lambda: client.sample)
-        assert client.response_ids == [6]
-
-
-async def test_forgotten_requests_are_sent_again() -> None:
-    instance = Scripted()
-    instance.report = Gauges(0, 0, 0.0, generated_tokens=10)
-    settings = Settings(poll_s=0.01, forgotten_s=0.05, abort_timeout_s=0.05)
-    async with Stage(instance, settings=settings) as stage:
-        client = stage.ask()
-        await instance.order(1)
-        await instance.answer(1, [6])
-        await until(lambda: client.sample)
 
 
 async def test_instance_idle_before_may_forget_requests() -> None:
@@ -504,17 +462,6 @@ async def test_instance_idle_before_may_forget_requests() -> None:
         await instance.order(1)
         await instance.answer(1, [6])
         await until(lambda: client.sample)
-
-
-async def test_an_instance_that_makes_no_progress_is_lost() -> None:
-    first, second = Scripted("i0"), Scripted("i1")
-    first.report = Gauges(1, 0, 0.5, generated_tokens=10)
-    settings = Settings(poll_s=0.01, stall_s=0.05)
-    async with Stage(first, second, settings=settings) as stage:
-        client = stage.ask()
-        await second.answer(0, [6])
-        await until(lambda: client.sample)
-        assert first.cancelled
 
 
 async def test_an_instance_that_is_not_up_yet_joins_when_it_is() -> None:
@@ -574,18 +521,3 @@ async def test_a_pause_by_hand_outlasts_an_update_and_is_no_stall() -> None:
         assert instance.calls[-1] == "resume"
         await instance.answer(0, [6])
         await until(lambda: client.sample)
-
-
-async def test_a_pause_that_fails_is_none() -> None:
-    instance = Scripted()
-    async with Stage(instance) as stage:
-
-        def refuse(call: str) -> None:
-            raise InstanceError("404")
-
-        instance.obey = refuse
-        supervisor = stage.driver.supervisors["i0"]
-        with pytest.raises(InstanceError, match="404"):
-            await supervisor.control.hold("keep", False)
-        assert supervisor.joined
-        assert not supervisor.control.held

@@ -111,7 +111,7 @@ async def test_an_instance_absent_at_the_load_is_not_believed(
     await until(lambda: ("version", 1) in here.calls)
     await asyncio.sleep(0.02)
     assert ("version", 1) not in late.calls
-    late.description = msgspec.structs.replace(late.description, version=1)
+    late.describes(version=1)
     await until(lambda: ("version", 1) in late.calls)
     await driver.close()
 
@@ -122,7 +122,7 @@ async def test_a_late_instance_waits_until_it_reports_the_version() -> None:
     assert await driver.add_instance(late) is None
     supervisor = driver.supervisors["late"]
     assert "version 0, the trainer is at 1" in supervisor.reason
-    late.description = msgspec.structs.replace(late.description, version=1)
+    late.describes(version=1)
     await until(lambda: supervisor.joined)
     assert ("version", 1) not in late.calls, "it has that label already"
     await driver.close()
@@ -136,10 +136,10 @@ async def test_a_restart_loses_weights_loaded_by_the_trainer() -> None:
     instance.dead = True
     await until(lambda: not driver.supervisors["i0"].joined)
     instance.calls.clear()
-    instance.description = msgspec.structs.replace(instance.description, started_at=2.0)
+    instance.describes(started_at=2.0)
     instance.dead = False
     await until(lambda: "trainer is at 1" in driver.supervisors["i0"].reason)
     assert instance.calls == []
-    instance.description = msgspec.structs.replace(instance.description, version=1)
+    instance.describes(version=1)
     await until(lambda: driver.supervisors["i0"].joined)
     await driver.close()

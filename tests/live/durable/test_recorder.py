@@ -6,7 +6,6 @@ import asyncio
 from contextlib import asynccontextmanager
 from itertools import count
 
-import msgspec
 import pytest
 
 from rollout_sched import load_policy
@@ -94,7 +93,7 @@ async def test_the_model_is_written_when_it_changes(tmp_path):
         fleet.record = kept.keeper
         for number, model in enumerate(["", "m", "", "m"]):
             instance = Scripted(f"i{number}")
-            instance.description = msgspec.structs.replace(instance.description, model=model)
+            instance.describes(model=model)
             await kept.driver.add_instance(instance)
         await kept.keeper.session.promise()
         (row,) = [f for f in kept.keeper.store._database.load()[0] if f.kind == facts.MODEL]

@@ -205,7 +205,7 @@ async def test_a_run_goes_on_with_the_model_that_it_began_with(tmp_path):
 
     def serving(model):
         instance = Scripted()
-        instance.description = msgspec.structs.replace(instance.description, model=model)
+        instance.describes(model=model)
         return instance
 
     async with run(tmp_path / "1", serving("m")) as live:

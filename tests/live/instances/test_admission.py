@@ -200,7 +200,7 @@ class TestAdmission:
         one.membership.move(MembershipMove.DISQUALIFY, "its weights could not be loaded")
         with pytest.raises(InstanceError, match="could not be loaded"):
             await one.admission.admit()
-        one.client.description = msgspec.structs.replace(one.client.description, started_at=2.0)
+        one.client.describes(started_at=2.0)
         await one.admission.admit()
         assert one.admission.started_at == 2.0
         assert len(fleet.joined) == 2
@@ -210,7 +210,7 @@ class TestAdmission:
         await one.admission.admit()
         one.pause.move(PauseMove.HOLD)
         one.membership.move(MembershipMove.LOSE, "gone")
-        one.client.description = msgspec.structs.replace(one.client.description, started_at=2.0)
+        one.client.describes(started_at=2.0)
         await one.admission.admit()
         assert one.client.calls == [RESUME, HOLD], "it is paused again before it joins"
 

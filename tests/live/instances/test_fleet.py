@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-import msgspec
 import pytest
 
 from rollout_sched.core.model.errors import CallerError
@@ -143,8 +142,8 @@ async def test_another_model_does_not_replace_an_absent_instance() -> None:
 
     async with staged() as stage:
         first, second = Scripted("i0"), Scripted("i1")
-        first.description = msgspec.structs.replace(first.description, model="m")
-        second.description = msgspec.structs.replace(second.description, model="other")
+        first.describes(model="m")
+        second.describes(model="other")
         await stage.driver.add_instance(first)
         first.dead = True
         home = stage.driver.supervisors["i0"]
@@ -152,7 +151,7 @@ async def test_another_model_does_not_replace_an_absent_instance() -> None:
         with pytest.raises(InstanceError, match="serves other, but the other instances serve m"):
             await stage.driver.add_instance(second)
         first.dead = False
-        first.description = msgspec.structs.replace(first.description, model="other")
+        first.describes(model="other")
         await until(lambda: home.health.check_now() or home.joined)
         await stage.driver.add_instance(second)
         assert stage.kinds() == ["InstanceJoined", "InstanceLost", *2 * ["InstanceJoined"]]
@@ -163,7 +162,7 @@ async def test_started_run_keeps_its_model() -> None:
 
     async with staged() as stage:
         only = Scripted()
-        only.description = msgspec.structs.replace(only.description, model="m")
+        only.describes(model="m")
         await stage.driver.add_instance(only)
         stage.driver.submit_group(
             GroupSubmitted("a", 1, 2, 9), lambda index: TokenPayload([1, 2], {})
@@ -172,12 +171,12 @@ async def test_started_run_keeps_its_model() -> None:
         home = stage.driver.supervisors["i0"]
         await until(lambda: home.health.check_now() or not home.joined)
         only.dead = False
-        only.description = msgspec.structs.replace(only.description, model="other")
+        only.describes(model="other")
         await until(lambda: home.health.check_now() or "samples of this run" in home.reason)
         assert not home.joined
         await stage.driver.remove_instance("i0")
         with pytest.raises(InstanceError, match=r"serves other, but the samples of this run .* m:"):
             await stage.driver.add_instance(only)
-        only.description = msgspec.structs.replace(only.description, model="m")
+        only.describes(model="m")
         await stage.driver.add_instance(only)
         assert stage.kinds().count("InstanceJoined") == 2

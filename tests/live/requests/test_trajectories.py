@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-import msgspec
 import pytest
 
 from rollout_sched.core.model import events as ev
@@ -197,7 +196,7 @@ async def test_tool_result_without_room_ends_the_trajectory() -> None:
     async with staged() as stage:
         await stage.driver.remove_instance("i0")
         small = stage.instance = Scripted(kv_tokens=10_000)
-        small.description = msgspec.structs.replace(small.description, max_model_len=8)
+        small.describes(max_model_len=8)
         await stage.driver.add_instance(small)
         stage.submit("a")
         asking = asyncio.create_task(stage.trainer.next_batch())

@@ -432,16 +432,6 @@ async def load_weight_publisher(client, version):
     """Loaded at once."""
 
 
-async def test_published_versions_must_increase_for_every_trainer():
-    driver = Driver(make_scheduler(1))
-    weights = WeightPublisher(driver, None)
-    await weights.publish(1, load_weight_publisher, None, wait=False)
-    assert weights.newest == 1
-    with pytest.raises(CallerError, match="versions must increase"):
-        await weights.publish(1, load_weight_publisher, None, wait=False)
-    await driver.close()
-
-
 async def test_published_version_is_stored_before_the_answer():
     driver, stored = Driver(make_scheduler(1)), Stored()
     weights = WeightPublisher(driver, stored)
@@ -453,15 +443,4 @@ async def test_published_version_is_stored_before_the_answer():
     assert not publishing.done()
     stored.promised.set()
     await publishing
-    await driver.close()
-
-
-async def test_version_is_loaded_when_all_instances_have_it():
-    driver = Driver(make_scheduler(1))
-    weights = WeightPublisher(driver, None)
-    assert not weights.has_loaded(0), "nobody is here"
-    await driver.add_instance(Scripted())
-    assert weights.has_loaded(0)
-    await weights.publish(1, load_weight_publisher, None, wait=True)
-    assert weights.has_loaded(1)
     await driver.close()

@@ -108,9 +108,7 @@ async def test_health_needs_an_instance() -> None:
 async def test_models_are_the_fleets() -> None:
     first, second = Upstream("http://a:1"), Upstream("http://b:1")
     for instance, length in ((first, 8192), (second, 4096)):
-        instance.description = msgspec.structs.replace(
-            instance.description, model="tiny", max_model_len=length
-        )
+        instance.describes(model="tiny", max_model_len=length)
     async with House(first, second) as house:
         status, models = await house.ask("GET", "/v1/models")
         assert status == 200

@@ -222,7 +222,7 @@ async def test_an_instance_lost_during_an_update_has_no_part_in_it(house, first,
     await statuses(house, (START, {}))
     second.dead = True
     await until(lambda: not house.driver.supervisors[B].joined, 30)
-    second.description = msgspec.structs.replace(second.description, started_at=2.0)
+    second.describes(started_at=2.0)
     second.dead = False
     await until(lambda: house.driver.supervisors[B].joined, 30)
     assert await statuses(house, (LOAD, CHUNK), (FINISH, {})) == [200, 200]
@@ -241,7 +241,7 @@ async def newcomer(house: House) -> Upstream:
 
 
 def says(instance: Upstream, version: int) -> None:
-    instance.description = msgspec.structs.replace(instance.description, version=version)
+    instance.describes(version=version)
 
 
 @pytest.mark.parametrize("fails", [False, True])
