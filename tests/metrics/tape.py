@@ -16,9 +16,10 @@ from rollout_sched.metrics import CAUSES, Metrics
 class Tape:
     """A journal in the making: what happened when, and what was answered."""
 
-    def __init__(self, places: float = 4, **options: Any) -> None:
+    def __init__(self, *instances: str, places: float = 4, **options: Any) -> None:
         self.metrics = Metrics(places, **options)
         self.attempts = 0
+        self.join(*instances)
 
     def at(self, now: float, event: ev.Event, *actions: act.Action) -> None:
         self.metrics.observe(now, event, actions)

@@ -17,21 +17,18 @@ from tests.metrics.told import tell
 
 class TestIdleBubble:
     def test_idle_fleet_is_at_the_barrier(self) -> None:
-        tape = Tape()
-        tape.join("i", "j")
+        tape = Tape("i", "j")
         assert tape.idle(10.0) == {"barrier": 1.0}
 
     def test_idle_instance_beside_a_busy_one_has_an_empty_queue(self) -> None:
-        tape = Tape()
-        tape.join("i", "j")
+        tape = Tape("i", "j")
         tape.start(0, ("a/0", "i"))
         tape.finish(6, "a/0", 1, 5)
         # j is idle for 6 of 20 instance-seconds while i works, both for 4 s more.
         assert tape.idle(10.0) == {"queue_empty": 0.3, "barrier": 0.4}
 
     def test_weights_are_loaded(self) -> None:
-        tape = Tape()
-        tape.join("i", "j")
+        tape = Tape("i", "j")
         tape.start(0, ("a/0", "i"))
         tape.at(2, ev.WeightsPublished(1), act.UpdateWeights("j", 1))
         tape.at(5, ev.WeightsUpdated("j", 1))
@@ -39,8 +36,7 @@ class TestIdleBubble:
         assert tape.idle(10.0) == {"weight_update": 3 / 20, "queue_empty": 7 / 20}
 
     def test_instance_that_does_not_rejoin_after_a_restart_is_gone(self) -> None:
-        tape = Tape()
-        tape.join("i", "j")
+        tape = Tape("i", "j")
         tape.start(0, ("a/0", "i"))
         tape.at(4, ev.Restored(RunState()))
         tape.join("i", now=4)
@@ -48,8 +44,7 @@ class TestIdleBubble:
         assert tape.idle(10.0) == {"queue_empty": 4 / 14, "barrier": 6 / 14}
 
     def test_lent_instance_is_not_in_the_fleet(self) -> None:
-        tape = Tape()
-        tape.join("i", "j")
+        tape = Tape("i", "j")
         tape.start(0, ("a/0", "i"))
         tape.at(2, ev.Woke(), act.Lend("j"))
         tape.at(8, ev.InstanceReturned("j"))
@@ -58,8 +53,7 @@ class TestIdleBubble:
         assert tape.idle(10.0) == {"queue_empty": 4 / 14}
 
     def test_instance_lost_while_lent_counts_once(self) -> None:
-        tape = Tape()
-        tape.join("i", "j")
+        tape = Tape("i", "j")
         tape.start(0, ("a/0", "i"))
         tape.at(2, ev.Woke(), act.Lend("j"))
         tape.at(4, ev.InstanceLost("j"))
@@ -68,8 +62,7 @@ class TestIdleBubble:
         assert tape.idle(10.0) == {"queue_empty": 2 / 12}
 
     def test_an_instance_paused_in_the_middle_of_its_work_is_idle(self) -> None:
-        tape = Tape()
-        tape.join("i")
+        tape = Tape("i")
         tape.start(0, ("a/0", "i"))
         tape.at(2, ev.WeightsPublished(1), act.Pause("i", "keep", False))
         tape.at(3, ev.InstancePaused("i"), act.UpdateWeights("i", 1))
@@ -79,8 +72,7 @@ class TestIdleBubble:
         assert tape.vacant(10.0) == {"weight_update": 0.4, "queue_empty": 0.6 * 3 / 4}
 
     def test_tools_work(self) -> None:
-        tape = Tape()
-        tape.join("i", "j")
+        tape = Tape("i", "j")
         tape.start(0, ("a/0", "i"), ("b/0", "j"))
         tape.at(2, ev.TurnFinished("a/0", 1, 5))
         tape.at(7, ev.ToolReturned("a/0", 1, 3), tape.dispatch("a/0", "i", computed=15))
@@ -88,8 +80,7 @@ class TestIdleBubble:
         assert tape.idle(10.0) == {"tool_wait": 5 / 20}
 
     def test_tools_are_waited_for_even_if_nothing_is_in_flight(self) -> None:
-        tape = Tape()
-        tape.join("i", "j")
+        tape = Tape("i", "j")
         tape.start(0, ("a/0", "i"))
         tape.at(4, ev.TurnFinished("a/0", 1, 5))
         tape.at(10, ev.ToolReturned("a/0", 1, 3))
@@ -106,8 +97,7 @@ class TestIdleBubble:
     def test_ended_trajectory_waits_for_no_tool(
         self, event: ev.Event, actions: tuple[act.Action, ...]
     ) -> None:
-        tape = Tape()
-        tape.join("i")
+        tape = Tape("i")
         tape.start(0, ("a/0", "i"))
         tape.at(4, ev.TurnFinished("a/0", 1, 5))
         tape.at(6, event, *actions)
@@ -116,15 +106,13 @@ class TestIdleBubble:
         assert tape.idle(10.0)["tool_wait"] == 0.2
 
     def test_a_busy_instance_has_no_idle_bubble(self) -> None:
-        tape = Tape()
-        tape.join("i")
+        tape = Tape("i")
         tape.start(0, ("a/0", "i"))
         tape.finish(10, "a/0", 1, 5)
         assert tape.idle(10.0) == {}
 
     def test_only_present_instances_count(self) -> None:
-        tape = Tape()
-        tape.join("i")
+        tape = Tape("i")
         tape.start(0, ("a/0", "i"))
         tape.join("j", now=5)
         tape.at(8, ev.InstanceLost("j"))
@@ -134,8 +122,7 @@ class TestIdleBubble:
 
 class TestOccupancyBubble:
     def test_empty_places_while_others_are_taken(self) -> None:
-        tape = Tape(places=4)
-        tape.join("i")
+        tape = Tape("i", places=4)
         tape.start(0, ("a/0", "i"), ("a/1", "i"), ("a/2", "i"))
         tape.finish(6, "a/0", 1, 5)
         tape.finish(6, "a/1", 2, 5)
@@ -144,22 +131,19 @@ class TestOccupancyBubble:
         assert tape.idle(10.0) == {}
 
     def test_more_than_the_reference_is_full(self) -> None:
-        tape = Tape(places=2)
-        tape.join("i")
+        tape = Tape("i", places=2)
         tape.start(0, *[(f"a/{i}", "i") for i in range(5)])
         tape.finish(10, "a/0", 1, 5)
         assert tape.vacant(10.0) == {}
 
     def test_barrier(self) -> None:
-        tape = Tape(places=4)
-        tape.join("i")
+        tape = Tape("i", places=4)
         tape.start(0, ("a/0", "i"))
         tape.finish(4, "a/0", 1, 5)
         assert tape.vacant(10.0) == {"queue_empty": 0.4 * 3 / 4, "barrier": 0.6}
 
     def test_requests_queued_inside_take_no_place(self) -> None:
-        tape = Tape(places=4)
-        tape.join("i")
+        tape = Tape("i", places=4)
         tape.start(0, *[(f"a/{i}", "i") for i in range(4)])
         tape.at(2, ev.InstanceReported("i", 1, 3, 1.0))
         tape.at(6, ev.InstanceReported("i", 4, 0, 0.9))
@@ -167,16 +151,14 @@ class TestOccupancyBubble:
         assert tape.vacant(10.0) == {"kv_stall": 4 * 3 / 40}
 
     def test_an_old_report_cannot_stall_more_than_is_in_flight(self) -> None:
-        tape = Tape(places=4)
-        tape.join("i")
+        tape = Tape("i", places=4)
         tape.start(0, ("a/0", "i"))
         tape.at(0, ev.InstanceReported("i", 1, 3, 1.0))
         tape.finish(10, "a/0", 1, 5)
         assert tape.vacant(10.0) == {"kv_stall": 1 / 4, "queue_empty": 3 / 4}
 
     def test_tools(self) -> None:
-        tape = Tape(places=4)
-        tape.join("i")
+        tape = Tape("i", places=4)
         tape.start(0, ("a/0", "i"), ("a/1", "i"))
         tape.at(2, ev.TurnFinished("a/0", 1, 5))
         tape.finish(10, "a/1", 2, 5)
@@ -189,8 +171,7 @@ class TestOccupancyBubble:
 
 class TestColocatedTraining:
     def test_fleet_at_the_barrier_is_idle_despite_requests_in_flight(self) -> None:
-        tape = Tape(places=4, colocated=True)
-        tape.join("i", "j")
+        tape = Tape("i", "j", places=4, colocated=True)
         tape.start(0, ("a/0", "i"), ("b/0", "j"))
         tape.finish(4, "a/0", 1, 5, deliver(sample("a/0")))
         tape.at(9, ev.WeightsPublished(1))
@@ -199,8 +180,7 @@ class TestColocatedTraining:
         assert tape.vacant(10.0) == {"barrier": 10 / 20, "queue_empty": (4 * 6 + 4 + 3) / 4 / 20}
 
     def test_fleet_outside_a_barrier_keeps_generating(self) -> None:
-        tape = Tape(places=4)
-        tape.join("i", "j")
+        tape = Tape("i", "j", places=4)
         tape.start(0, ("a/0", "i"), ("b/0", "j"))
         tape.finish(4, "a/0", 1, 5, deliver(sample("a/0")))
         tape.at(9, ev.WeightsPublished(1))
@@ -208,8 +188,7 @@ class TestColocatedTraining:
         assert tape.idle(10.0) == {"queue_empty": 6 / 20}
 
     def test_the_last_training_step_has_the_gpus_too(self) -> None:
-        tape = Tape(colocated=True)
-        tape.join("i")
+        tape = Tape("i", colocated=True)
         tape.start(0, ("a/0", "i"))
         tape.finish(4, "a/0", 1, 5, deliver(sample("a/0")))
         assert tape.idle(10.0) == {"barrier": 0.6}

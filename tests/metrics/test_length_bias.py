@@ -19,8 +19,7 @@ OFFERED = {"a": [10, 20], "b": [30, 40]}
 
 class TestLengthBias:
     def bias(self, *batches: dict[str, list[int]]) -> Any:
-        tape = Tape(offered=OFFERED.__getitem__)
-        tape.join("i")
+        tape = Tape("i", offered=OFFERED.__getitem__)
         for version, groups in enumerate(batches):
             samples = [
                 sample(f"{group}/{i}", length)
@@ -40,8 +39,7 @@ class TestLengthBias:
         assert bias.step_ks == 0.5
 
     def test_parts_of_a_batch_are_one_step(self) -> None:
-        tape = Tape(offered=OFFERED.__getitem__)
-        tape.join("i")
+        tape = Tape("i", offered=OFFERED.__getitem__)
         a, b = (
             [sample(f"{group}/{i}", length) for i, length in enumerate(lengths)]
             for group, lengths in OFFERED.items()
@@ -69,8 +67,7 @@ class TestLengthBias:
     )
     def test_ks_is_scipy_s(self, offered: list[int], trained: list[int]) -> None:
         stats = pytest.importorskip("scipy.stats")
-        tape = Tape(offered=lambda group: offered)
-        tape.join("i")
+        tape = Tape("i", offered=lambda group: offered)
         batch = deliver(*(sample(f"a/{i}", length) for i, length in enumerate(trained)))
         tape.at(0, ev.BatchRequested(), batch)
         expected = stats.ks_2samp(trained, offered, method="asymp").statistic

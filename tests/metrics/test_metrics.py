@@ -13,16 +13,14 @@ from tests.metrics.tape import Tape, deliver, sample
 
 
 def test_asking_twice_changes_nothing() -> None:
-    tape = Tape(places=4)
-    tape.join("i", "j")
+    tape = Tape("i", "j", places=4)
     tape.start(1.0, ("a/0", "i"))
     tape.finish(3.0, "a/0", 1, 5)
     assert tape.metrics.summary(9.0) == tape.metrics.summary(9.0)
 
 
 def test_time_after_the_last_event_is_barrier_wait() -> None:
-    tape = Tape(places=4)
-    tape.join("i")
+    tape = Tape("i", places=4)
     tape.start(0.0, ("a/0", "i"))
     tape.finish(3.0, "a/0", 1, 5)
     assert tape.idle(12.0)["barrier"] == 9 / 12
@@ -43,8 +41,7 @@ def test_time_without_steps_has_no_cause() -> None:
 
 
 def test_steps_add_up_to_the_total() -> None:
-    tape = Tape(places=4)
-    tape.join("i", "j")
+    tape = Tape("i", "j", places=4)
     for number in range(4):
         tape.start(number * 10, (f"g{number}/0", "i"))
         one = deliver(sample(f"g{number}/0"), version=number)

@@ -29,8 +29,7 @@ def test_a_step_without_instances_has_no_bubbles() -> None:
 class TestTimes:
     def tape(self) -> Tape:
         """Ten requests start at 2 s and finish at 3, 4, ..., 12 s; the trainer asks at 1 s."""
-        tape = Tape()
-        tape.join("i")
+        tape = Tape("i")
         tape.at(1, ev.BatchRequested())
         tape.start(2, *[(f"a/{i}", "i") for i in range(10)])
         for number in range(9):
@@ -70,8 +69,7 @@ class TestTimes:
         assert summary.steady_accepted_tokens_per_s is None
 
     def test_the_steady_rate_leaves_out_the_first_step_and_the_wind_down(self) -> None:
-        tape = Tape()
-        tape.join("i")
+        tape = Tape("i")
         for number, (begin, end) in enumerate([(0, 5), (6, 10), (11, 20)]):
             tape.start(begin, (f"g{number}/0", "i"))
             one = sample(f"g{number}/0", tokens=8)
@@ -82,8 +80,7 @@ class TestTimes:
 
     def test_a_direct_request_launches_no_group(self) -> None:
         """Both groups were launched in the first step, whatever clients ask for in the second."""
-        tape = Tape()
-        tape.join("i")
+        tape = Tape("i")
         tape.start(0, ("g0/0", "i"), ("g1/0", "i"))
         tape.finish(5, "g0/0", 1, 8, deliver(sample("g0/0", tokens=8)))
         tape.at(6, ev.Woke(), Dispatch("direct.1", 3, "i", 10, 100, 0))
@@ -96,8 +93,7 @@ class TestParts:
 
     def tape(self, **options: float) -> Tape:
         """The trainer asks at 0 s; groups of one sample run from 1 s and go at 4, 6 and 20 s."""
-        tape = Tape(**options)
-        tape.join("i")
+        tape = Tape("i", **options)
         tape.at(0, ev.BatchRequested(parts=True))
         tape.start(1, *[(f"{group}/0", "i") for group in "abc"])
         a, b, c = (sample(f"{group}/0", tokens=10) for group in "abc")
@@ -132,8 +128,7 @@ class TestParts:
         assert (step.samples, step.trainer_wait_s, step.span_s, step.t50_s) == (1, 3.0, 2.0, 2.0)
 
     def test_a_last_part_without_samples(self) -> None:
-        tape = Tape()
-        tape.join("i")
+        tape = Tape("i")
         tape.at(0, ev.BatchRequested(parts=True))
         tape.start(1, ("a/0", "i"))
         tape.finish(4, "a/0", 1, 10, deliver(sample("a/0", 10, (0,), 2), last=False))
@@ -142,8 +137,7 @@ class TestParts:
         assert (step.samples, step.end_s, step.span_s, step.max_staleness) == (1, 9.0, 8.0, 2)
 
     def test_asking_again_does_not_end_the_wait(self) -> None:
-        tape = Tape()
-        tape.join("i")
+        tape = Tape("i")
         tape.at(0, ev.BatchRequested(parts=True))
         tape.start(1, ("a/0", "i"))
         tape.at(3, ev.BatchRequested())
@@ -153,8 +147,7 @@ class TestParts:
 
 class TestStaleness:
     def test_histogram_mean_and_worst(self) -> None:
-        tape = Tape()
-        tape.join("i")
+        tape = Tape("i")
         batch = [
             sample("a/0", 10, (3,), 0),
             sample("a/1", 10, (2, 3), 1),
@@ -173,8 +166,7 @@ class TestStaleness:
 
     def test_the_oldest_prompt(self) -> None:
         """In deliveries since its first dispatch, however often it was set back."""
-        tape = Tape()
-        tape.join("i")
+        tape = Tape("i")
         tape.start(0, ("old/0", "i"))
         for number in range(3):
             tape.start(number, (f"g{number}/0", "i"))

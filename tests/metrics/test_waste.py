@@ -10,8 +10,7 @@ from tests.metrics.tape import Tape, deliver, sample
 
 class TestTokens:
     def test_discarded_and_generated(self) -> None:
-        tape = Tape()
-        tape.join("i")
+        tape = Tape("i")
         tape.start(0, ("a/0", "i"), ("a/1", "i"))
         done = deliver(sample("a/0", tokens=9)), act.Discard("a/1", 0, "surplus", ends=True)
         tape.finish(5, "a/0", 1, 9, *done)
@@ -23,8 +22,7 @@ class TestTokens:
         assert summary.accepted_tokens_per_s == 0.9
 
     def test_unwanted_answers_count_nothing(self) -> None:
-        tape = Tape()
-        tape.join("i")
+        tape = Tape("i")
         tape.start(0, ("a/0", "i"))
         for _ in range(3):
             tape.finish(5, "a/0", 1, 9)
@@ -32,14 +30,12 @@ class TestTokens:
         assert tape.idle(10.0) == {"barrier": 0.5}
 
     def test_resumed_attempts(self) -> None:
-        tape = Tape()
-        tape.join("i")
+        tape = Tape("i")
         tape.at(0, ev.Woke(), tape.dispatch("a/0", "i"), tape.dispatch("a/1", "i", computed=12))
         assert tape.metrics.summary(1.0).resumed_attempts == 1
 
     def test_counters_survive_the_death_of_their_instance(self) -> None:
-        tape = Tape()
-        tape.join("i", "j")
+        tape = Tape("i", "j")
         tape.at(1, ev.InstanceReported("i", 0, 0, 0.0, preemptions=3, reprefilled_tokens=100))
         tape.at(2, ev.InstanceReported("i", 0, 0, 0.0, preemptions=5, reprefilled_tokens=170))
         tape.at(2, ev.InstanceReported("j", 0, 0, 0.0, preemptions=1, reprefilled_tokens=7))
@@ -51,15 +47,13 @@ class TestTokens:
         assert summary.reprefilled_tokens == 170 + 20 + 7
 
     def test_a_restart_nobody_noticed_keeps_them_too(self) -> None:
-        tape = Tape()
-        tape.join("i")
+        tape = Tape("i")
         tape.at(1, ev.InstanceReported("i", 0, 0, 0.0, preemptions=3))
         tape.join("i", now=4)
         assert tape.metrics.summary(6.0).preemptions == 3
 
     def test_counters_continue_after_a_scheduler_restart(self) -> None:
-        tape = Tape()
-        tape.join("i", "j")
+        tape = Tape("i", "j")
         tape.at(1, ev.InstanceReported("i", 0, 0, 0.0, preemptions=3))
         tape.at(1, ev.InstanceReported("j", 0, 0, 0.0, preemptions=4))
         tape.at(2, ev.Restored(RunState()))
@@ -69,16 +63,14 @@ class TestTokens:
         assert tape.metrics.summary(6.0).preemptions == 5 + 4
 
     def test_tokens_of_a_lost_instance_are_wasted(self) -> None:
-        tape = Tape()
-        tape.join("i", "j")
+        tape = Tape("i", "j")
         tape.start(0, ("a/0", "i"))
         tape.at(4, ev.InstanceLost("i"))
         tape.finish(8, "a/0", 1, 9)  # too late to be true
         assert tape.idle(10.0) == {"queue_empty": 4 / 14, "barrier": 6 / 14}
 
     def test_a_tool_may_outlive_the_instance_that_asked(self) -> None:
-        tape = Tape()
-        tape.join("i", "j")
+        tape = Tape("i", "j")
         tape.start(0, ("a/0", "i"))
         tape.at(2, ev.TurnFinished("a/0", 1, 5))
         tape.at(4, ev.InstanceLost("i"))
@@ -89,8 +81,7 @@ class TestTokens:
 
 class TestCauses:
     def test_tokens_thrown_away_by_the_reason(self) -> None:
-        tape = Tape()
-        tape.join("i")
+        tape = Tape("i")
         tape.start(0, ("a/0", "i"), ("b/0", "i"))
         gone = act.Discard("a/0", 9, "filtered", ends=True, group="a")
         tape.finish(5, "a/0", 1, 9)

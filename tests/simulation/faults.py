@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from random import Random
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 import msgspec
 
@@ -50,6 +50,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     at_s: float
     for_s: float = 0.0
 
+    text: ClassVar[str]  #: a format of the fields
+
     @property
     def over_s(self) -> float:
         return self.at_s + self.for_s
@@ -59,7 +61,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     @property
     def told(self) -> str:
-        raise NotImplementedError
+        return self.text.format_map(msgspec.structs.asdict(self))
 
 
 class InstanceDies(Fault, frozen=True):
@@ -84,18 +86,14 @@ class InstanceStandsStill(Fault, frozen=True):
 
     instance: int
 
-    @property
-    def told(self) -> str:
-        return f"instance {self.instance} stands still"
+    text: ClassVar[str] = "instance {instance} stands still"
 
 
 class InstanceIsSlow(Fault, frozen=True):
     instance: int
     by: float
 
-    @property
-    def told(self) -> str:
-        return f"instance {self.instance} is {self.by:g} times slower"
+    text: ClassVar[str] = "instance {instance} is {by:g} times slower"
 
 
 class InstanceLies(Fault, frozen=True):
@@ -105,9 +103,7 @@ class InstanceLies(Fault, frozen=True):
     share: float
     seconds: float
 
-    @property
-    def told(self) -> str:
-        return f"instance {self.instance}: {self.kind} in {self.share:g} of its {self.on} calls"
+    text: ClassVar[str] = "instance {instance}: {kind} in {share:g} of its {on} calls"
 
 
 class LinkIsCut(Fault, frozen=True):
@@ -115,9 +111,7 @@ class LinkIsCut(Fault, frozen=True):
 
     host: str
 
-    @property
-    def told(self) -> str:
-        return f"the link between {self.host} and the gateway is cut"
+    text: ClassVar[str] = "the link between {host} and the gateway is cut"
 
 
 class ConnectionsBreak(Fault, frozen=True):
@@ -126,9 +120,7 @@ class ConnectionsBreak(Fault, frozen=True):
     host: str
     share: float
 
-    @property
-    def told(self) -> str:
-        return f"connections with {self.host} break, and {self.share:g} of the new ones"
+    text: ClassVar[str] = "connections with {host} break, and {share:g} of the new ones"
 
 
 class GatewayDies(Fault, frozen=True):
@@ -145,21 +137,15 @@ class GatewayDies(Fault, frozen=True):
 
 
 class GatewayStops(Fault, frozen=True):
-    @property
-    def told(self) -> str:
-        return "the gateway is stopped cleanly"
+    text: ClassVar[str] = "the gateway is stopped cleanly"
 
 
 class DiskIsFull(Fault, frozen=True):
-    @property
-    def told(self) -> str:
-        return "the gateway's disk is full"
+    text: ClassVar[str] = "the gateway's disk is full"
 
 
 class DiskFails(Fault, frozen=True):
-    @property
-    def told(self) -> str:
-        return "the gateway's disk fails"
+    text: ClassVar[str] = "the gateway's disk fails"
 
 
 class TrainerDies(Fault, frozen=True):
@@ -168,9 +154,7 @@ class TrainerDies(Fault, frozen=True):
     when: Moment
     trainer: int = 0
 
-    @property
-    def told(self) -> str:
-        return f"trainer {self.trainer} dies as soon as it has {self.when}"
+    text: ClassVar[str] = "trainer {trainer} dies as soon as it has {when}"
 
 
 class StalePublication(Fault, frozen=True):
@@ -178,9 +162,7 @@ class StalePublication(Fault, frozen=True):
 
     back: int
 
-    @property
-    def told(self) -> str:
-        return f"the version published {self.back} before the last is published again"
+    text: ClassVar[str] = "the version published {back} before the last is published again"
 
 
 class ProcessStandsStill(Fault, frozen=True):
@@ -188,9 +170,7 @@ class ProcessStandsStill(Fault, frozen=True):
 
     process: str
 
-    @property
-    def told(self) -> str:
-        return f"the process of the {self.process} stands still"
+    text: ClassVar[str] = "the process of the {process} stands still"
 
 
 class StrangerTakesBatch(Fault, frozen=True):
@@ -211,9 +191,7 @@ class TokensRot(Fault, frozen=True):
 
     share: float
 
-    @property
-    def told(self) -> str:
-        return f"the gateway dies, and {self.share:g} of the tokens on its disk rot"
+    text: ClassVar[str] = "the gateway dies, and {share:g} of the tokens on its disk rot"
 
 
 class RowRots(Fault, frozen=True):
@@ -221,17 +199,13 @@ class RowRots(Fault, frozen=True):
 
     kind: str
 
-    @property
-    def told(self) -> str:
-        return f"the gateway dies, and a {self.kind} rots on its disk"
+    text: ClassVar[str] = "the gateway dies, and a {kind} rots on its disk"
 
 
 class GraderIsAway(Fault, frozen=True):
     """No reward can be computed."""
 
-    @property
-    def told(self) -> str:
-        return "the grader is away"
+    text: ClassVar[str] = "the grader is away"
 
 
 Any = (
