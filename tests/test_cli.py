@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
 from types import ModuleType
@@ -37,11 +38,17 @@ from tests.simulators.replay.test_report import FIGURES
 SMALL = "lrm_math_open"
 
 
-def run(capsys: pytest.CaptureFixture[str], *arguments: str | int | Path) -> tuple[int, str, str]:
-    """(exit code, stdout, stderr)"""
-    code = main([str(argument) for argument in arguments])
-    out, err = capsys.readouterr()
-    return code, out, err
+#: A command line without its first word -> (exit code, stdout, stderr).
+Cli = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    def run(*arguments: str | int | Path) -> tuple[int, str, str]:
+        code = main([str(argument) for argument in arguments])
+        return code, *capsys.readouterr()
+
+    return run
 
 
 @pytest.fixture
@@ -106,10 +113,10 @@ class TestCommands:
 
 class TestReplay:
     def test_compares_all_presets_on_the_small_shipped_trace(
-        self, capsys: pytest.CaptureFixture[str], tmp_path: Path
+        self, cli: Cli, tmp_path: Path
     ) -> None:
         path = tmp_path / "r.json"
-        code, out, _ = run(capsys, "replay", SMALL, "--steps", 1, "--json", path)
+        code, out, _ = cli("replay", SMALL, "--steps", 1, "--json", path)
         assert code == 0
         report = json.loads(path.read_text())
         assert report["schema"] == "rollout-sched-replay/1"
@@ -124,7 +131,7 @@ class TestReplay:
             assert policy["name"] in out
 
     def test_rehearses_traffic_and_an_outage(
-        self, capsys: pytest.CaptureFixture[str], tmp_path: Path, tiny_trace: Path
+        self, cli: Cli, tmp_path: Path, tiny_trace: Path
     ) -> None:
         base = files("rollout_sched") / "simulators/replay/scenarios/tiny-cpu-2.toml"
         mine = tmp_path / "mine.toml"
@@ -133,21 +140,20 @@ class TestReplay:
             + "[traffic]\nrate = 2.0\nfor_s = 9.0\n"
             + '[[faults]]\nwhat = "lost"\ninstance = 1\nat_s = 0.1\nreturns_after_s = 2.0\n'
         )
-        code, out, _ = run(
-            capsys, "replay", tiny_trace, "--policy", "dplb", "--scenario", mine, "--seeds", 2
+        code, out, _ = cli(
+            "replay", tiny_trace, "--policy", "dplb", "--scenario", mine, "--seeds", 2
         )
         assert code == 0
         assert "What the clients got" in out
         assert "What went wrong" in out
 
     def test_takes_policies_and_scenarios_by_name_or_file(
-        self, capsys: pytest.CaptureFixture[str], tmp_path: Path, tiny_trace: Path
+        self, cli: Cli, tmp_path: Path, tiny_trace: Path
     ) -> None:
         mine = tmp_path / "mine.toml"
         mine.write_text('[routing]\nuse = "round_robin"\n')
         path = tmp_path / "r.json"
-        code, _, _ = run(
-            capsys,
+        code, _, _ = cli(
             *("replay", tiny_trace, "--policy", mine, "--policy", "dplb"),
             *("--scenario", "tiny-cpu-2", "--seeds", 2, "--prompts-per-step", 2),
             *("--samples-per-prompt", 3, "--max-tokens", 9, "--json", path),
@@ -161,11 +167,11 @@ class TestReplay:
         assert report["policies"][0]["samples_drawn"]["max"] > 0
 
     def test_the_baseline_comes_first_and_says_how_sure_it_is(
-        self, capsys: pytest.CaptureFixture[str], tmp_path: Path, tiny_trace: Path
+        self, cli: Cli, tmp_path: Path, tiny_trace: Path
     ) -> None:
         path = tmp_path / "r.json"
         arguments = ("--scenario", "tiny-cpu-2", "--resamples", 3, "--json", path)
-        code, out, _ = run(capsys, "replay", tiny_trace, *arguments)
+        code, out, _ = cli("replay", tiny_trace, *arguments)
         assert code == 0
         policies = json.loads(path.read_text())["policies"]
         assert [policy["name"] for policy in policies[:2]] == ["static_split", "round_robin_sync"]
@@ -175,24 +181,20 @@ class TestReplay:
         assert "1.00x 1.00-1.00" in out
         assert "from 3 resamples of the prompts" in out
 
-    def test_prompts_come_again_with_other_samples(
-        self, capsys: pytest.CaptureFixture[str], tmp_path: Path
-    ) -> None:
+    def test_prompts_come_again_with_other_samples(self, cli: Cli, tmp_path: Path) -> None:
         path = tmp_path / "r.json"
         arguments = ("--policy", "dplb", "--epochs", 2, "--json", path)
-        code, out, _ = run(capsys, "replay", SMALL, *arguments)
+        code, out, _ = cli("replay", SMALL, *arguments)
         assert code == 0
         report = json.loads(path.read_text())
         keys = ("prompts", "epochs", "groups", "samples_per_prompt")
         assert [report[key] for key in keys] == [76, 2, 152, 2]
         assert "76 prompts x 2 epochs x 2 samples" in out
 
-    def test_biased_policy_is_marked_and_not_compared(
-        self, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_biased_policy_is_marked_and_not_compared(self, cli: Cli) -> None:
         def row(*arguments: str) -> list[str]:
             policies = ("--policy", "round_robin_sync", "--policy", "tail_batching")
-            code, out, _ = run(capsys, "replay", SMALL, *policies, *arguments)
+            code, out, _ = cli("replay", SMALL, *policies, *arguments)
             assert code == 0
             return next(line for line in out.splitlines() if "tail_batching" in line).split()[1:5]
 
@@ -201,13 +203,10 @@ class TestReplay:
         assert all(ratio.endswith("x") for ratio in (steady, speed_up, time))
         assert row("--equal-bias") == ["-", "-", "-", "shorter"]
 
-    def test_each_run_has_its_own_journal(
-        self, capsys: pytest.CaptureFixture[str], tmp_path: Path, tiny_trace: Path
-    ) -> None:
+    def test_each_run_has_its_own_journal(self, cli: Cli, tmp_path: Path, tiny_trace: Path) -> None:
         folder = tmp_path / "out"
         folder.mkdir()
-        code, _, _ = run(
-            capsys,
+        code, _, _ = cli(
             *("replay", tiny_trace, "--policy", "dplb", "--policy", "one_step_off"),
             *("--seeds", 2, "--journal", folder / "j.jsonl"),
         )
@@ -227,14 +226,10 @@ class TestReplay:
         ],
     )
     def test_a_mistake_is_told_before_any_file_is_written(
-        self,
-        capsys: pytest.CaptureFixture[str],
-        tmp_path: Path,
-        arguments: list[str],
-        says: str,
+        self, cli: Cli, tmp_path: Path, arguments: list[str], says: str
     ) -> None:
         files = ("--json", tmp_path / "r.json", "--journal", tmp_path / "j.jsonl")
-        code, out, err = run(capsys, *arguments, *files)
+        code, out, err = cli(*arguments, *files)
         assert code == 2
         assert err.startswith("rollout-sched: ")
         assert says in err
@@ -243,20 +238,16 @@ class TestReplay:
         assert list(tmp_path.iterdir()) == []
 
     def test_a_bad_policy_among_good_ones_stops_all(
-        self, capsys: pytest.CaptureFixture[str], tmp_path: Path, bad_policy: Path
+        self, cli: Cli, tmp_path: Path, bad_policy: Path
     ) -> None:
         arguments = ("--policy", "dplb", "--policy", bad_policy, "--json", tmp_path / "r.json")
-        code, _, err = run(capsys, "replay", SMALL, *arguments)
+        code, _, err = cli("replay", SMALL, *arguments)
         assert code == 2
         assert "bad: batching.over_prompt: unknown key" in err
         assert list(tmp_path.iterdir()) == [bad_policy]
 
     def test_a_policy_that_cannot_be_built_stops_all(
-        self,
-        capsys: pytest.CaptureFixture[str],
-        tmp_path: Path,
-        tiny_trace: Path,
-        monkeypatch: pytest.MonkeyPatch,
+        self, cli: Cli, tmp_path: Path, tiny_trace: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         class Refuses(LeastRequests, frozen=True):
             def __post_init__(self) -> None:
@@ -268,54 +259,49 @@ class TestReplay:
         mine = tmp_path / "mine.toml"
         mine.write_text('[routing]\nuse = "users_module:Refuses"\n')
         arguments = ("--policy", "dplb", "--policy", mine, "--journal", tmp_path / "j.jsonl")
-        code, _, err = run(capsys, "replay", tiny_trace, *arguments)
+        code, _, err = cli("replay", tiny_trace, *arguments)
         assert code == 2
         assert "mine: routing: not today" in err
         assert sorted(tmp_path.iterdir()) == [mine, tiny_trace]
 
-    def test_figures_go_to_standard_output_alone(
-        self, capsys: pytest.CaptureFixture[str], tiny_trace: Path
-    ) -> None:
+    def test_figures_go_to_standard_output_alone(self, cli: Cli, tiny_trace: Path) -> None:
         for option in ("--json", "--csv"):
-            code, out, _ = run(capsys, "replay", tiny_trace, "--policy", "dplb", option, "-")
+            code, out, _ = cli("replay", tiny_trace, "--policy", "dplb", option, "-")
             assert code == 0
             assert "Fastest" not in out or option == "--json"
             assert "dplb" in out
-        code, _, err = run(capsys, "replay", tiny_trace, "--json", "-", "--csv", "-")
+        code, _, err = cli("replay", tiny_trace, "--json", "-", "--csv", "-")
         assert code == 2
         assert "only one of --json, --csv, --html can be -" in err
 
     def test_a_page_of_one_world_and_one_of_several(
-        self, capsys: pytest.CaptureFixture[str], tiny_trace: Path, tmp_path: Path
+        self, cli: Cli, tiny_trace: Path, tmp_path: Path
     ) -> None:
         path = tmp_path / "page.html"
         asked = ("replay", tiny_trace, "--policy", "dplb", "--html", str(path))
-        assert run(capsys, *asked)[0] == 0
+        assert cli(*asked)[0] == 0
         assert "The fleet over time" in path.read_text()
-        assert run(capsys, *asked, "--jobs", "2", "--seeds", "2")[0] == 0
+        assert cli(*asked, "--jobs", "2", "--seeds", "2")[0] == 0
         assert "The fleet over time" in path.read_text(), "runs of other processes are drawn, too"
-        assert run(capsys, *asked, "--set", "fleet.instances=1,2")[0] == 0
+        assert cli(*asked, "--set", "fleet.instances=1,2")[0] == 0
         assert "The frontier" in path.read_text()
-        code, out, _ = run(capsys, *asked[:-1], "-")
+        code, out, _ = cli(*asked[:-1], "-")
         assert (code, out[:15]) == (0, "<!doctype html>")
 
     def test_ratios_are_to_the_baseline_asked_for_and_the_verdict_comes_last(
-        self, capsys: pytest.CaptureFixture[str], tiny_trace: Path
+        self, cli: Cli, tiny_trace: Path
     ) -> None:
         policies = ("--policy", "dplb", "--policy", "areal", "--policy", "one_step_off")
-        code, out, _ = run(
-            capsys, "replay", tiny_trace, *policies, "--baseline", "areal", "--max-staleness", 1
+        code, out, _ = cli(
+            "replay", tiny_trace, *policies, "--baseline", "areal", "--max-staleness", 1
         )
         assert code == 0
         assert "Ratios are to areal" in out
         assert "staleness 1 or less" in out[out.index("Ratios are to") :]
 
-    def test_a_grid_is_one_table(
-        self, capsys: pytest.CaptureFixture[str], tmp_path: Path, tiny_trace: Path
-    ) -> None:
+    def test_a_grid_is_one_table(self, cli: Cli, tmp_path: Path, tiny_trace: Path) -> None:
         path = tmp_path / "sweep.json"
-        code, out, _ = run(
-            capsys,
+        code, out, _ = cli(
             *("replay", tiny_trace, "--policy", "areal", "--set", "freshness.max_staleness=1,2"),
             *("--scenario", "tiny-cpu-2", "--set", "fleet.instances=1,2", "--json", path),
         )
@@ -323,22 +309,17 @@ class TestReplay:
         assert out.count("areal freshness.max_staleness=2 | fleet.instances=1") == 1
         assert len(json.loads(path.read_text())["worlds"]) == 2
 
-    def test_a_grid_in_several_processes_is_the_same(
-        self, capsys: pytest.CaptureFixture[str], tiny_trace: Path
-    ) -> None:
+    def test_a_grid_in_several_processes_is_the_same(self, cli: Cli, tiny_trace: Path) -> None:
         grid = ("--policy", "dplb", "--scenario", "tiny-cpu-2", "--set", "fleet.instances=1,2,3")
         alone, together = (
-            run(capsys, "replay", tiny_trace, *grid, "--resamples", 2, "--json", "-", *jobs)
+            cli("replay", tiny_trace, *grid, "--resamples", 2, "--json", "-", *jobs)
             for jobs in ((), ("--jobs", 2))
         )
         assert alone[:2] == together[:2]
         assert len(json.loads(together[1])["worlds"]) == 3
 
     def test_an_interrupted_grid_says_what_is_missing(
-        self,
-        capsys: pytest.CaptureFixture[str],
-        monkeypatch: pytest.MonkeyPatch,
-        tiny_trace: Path,
+        self, cli: Cli, monkeypatch: pytest.MonkeyPatch, tiny_trace: Path
     ) -> None:
         made = runs.run_policy
 
@@ -351,7 +332,7 @@ class TestReplay:
 
         monkeypatch.setattr(runs, "run_policy", interrupted)
         grid = ("--scenario", "tiny-cpu-2", "--set", "fleet.instances=1,2,3")
-        code, out, err = run(capsys, "replay", tiny_trace, "--policy", "dplb", *grid)
+        code, out, err = cli("replay", tiny_trace, "--policy", "dplb", *grid)
         assert code == 130
         assert "fleet.instances=1" in out
         assert "not finished: fleet.instances=2, fleet.instances=3" in err
@@ -366,21 +347,14 @@ class TestReplay:
         ],
     )
     def test_invalid_grid_is_refused(
-        self,
-        capsys: pytest.CaptureFixture[str],
-        tiny_trace: Path,
-        arguments: list[str],
-        says: str,
+        self, cli: Cli, tiny_trace: Path, arguments: list[str], says: str
     ) -> None:
-        code, _, err = run(capsys, "replay", tiny_trace, "--policy", "dplb", *arguments)
+        code, _, err = cli("replay", tiny_trace, "--policy", "dplb", *arguments)
         assert code == 2
         assert says in err
 
     def test_an_interrupt_reports_what_is_done(
-        self,
-        capsys: pytest.CaptureFixture[str],
-        monkeypatch: pytest.MonkeyPatch,
-        tiny_trace: Path,
+        self, cli: Cli, monkeypatch: pytest.MonkeyPatch, tiny_trace: Path
     ) -> None:
         made = runs.run_policy
 
@@ -391,25 +365,21 @@ class TestReplay:
 
         monkeypatch.setattr(runs, "run_policy", interrupted)
         policies = ("--policy", "dplb", "--policy", "one_step_off", "--policy", "areal")
-        code, out, err = run(capsys, "replay", tiny_trace, *policies, "--seeds", 2)
+        code, out, err = cli("replay", tiny_trace, *policies, "--seeds", 2)
         assert code == 130
         assert "one_step_off" in out
         assert "areal" not in out
         assert "not finished: --policy areal" in err
 
     @pytest.mark.parametrize("option", ["--json", "--journal"])
-    def test_a_folder_is_no_file(
-        self, capsys: pytest.CaptureFixture[str], tmp_path: Path, option: str
-    ) -> None:
-        code, _, err = run(capsys, "replay", SMALL, option, tmp_path)
+    def test_a_folder_is_no_file(self, cli: Cli, tmp_path: Path, option: str) -> None:
+        code, _, err = cli("replay", SMALL, option, tmp_path)
         assert code == 2
         assert "is a folder" in err
 
     @pytest.mark.parametrize("option", ["--json", "--journal"])
-    def test_missing_folder_is_refused(
-        self, capsys: pytest.CaptureFixture[str], tmp_path: Path, option: str
-    ) -> None:
-        code, _, err = run(capsys, "replay", SMALL, option, tmp_path / "no" / "r.json")
+    def test_missing_folder_is_refused(self, cli: Cli, tmp_path: Path, option: str) -> None:
+        code, _, err = cli("replay", SMALL, option, tmp_path / "no" / "r.json")
         assert code == 2
         assert "create it first" in err
 
@@ -453,38 +423,34 @@ def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) 
 
 class TestCheck:
     @pytest.mark.parametrize("name", shipped("policies/presets"))
-    def test_presets_are_valid(self, capsys: pytest.CaptureFixture[str], name: str) -> None:
-        code, out, err = run(capsys, "check", name)
+    def test_presets_are_valid(self, cli: Cli, name: str) -> None:
+        code, out, err = cli("check", name)
         assert (code, err) == (0, "")
         assert out.startswith(f"{name}: valid (routing ")
 
-    def test_preset_lists_its_differences(
-        self, capsys: pytest.CaptureFixture[str], tmp_path: Path
-    ) -> None:
+    def test_preset_lists_its_differences(self, cli: Cli, tmp_path: Path) -> None:
         path = tmp_path / "mine.toml"
         path.write_text('about = "Fast."\ndiffers = "It waits."\n')
-        code, out, _ = run(capsys, "check", path)
+        code, out, _ = cli("check", path)
         assert (code, out.splitlines()[1:]) == (0, ["about: Fast.", "differs: It waits."])
 
-    def test_a_file_with_a_typo(self, capsys: pytest.CaptureFixture[str], bad_policy: Path) -> None:
-        code, out, err = run(capsys, "check", bad_policy)
+    def test_a_file_with_a_typo(self, cli: Cli, bad_policy: Path) -> None:
+        code, out, err = cli("check", bad_policy)
         assert (code, out) == (2, "")
         assert err.startswith("rollout-sched: bad: batching.over_prompt: unknown key")
         assert 'did you mean "over_prompts"?' in err
 
-    def test_a_setting_that_is_none(
-        self, capsys: pytest.CaptureFixture[str], tmp_path: Path
-    ) -> None:
+    def test_a_setting_that_is_none(self, cli: Cli, tmp_path: Path) -> None:
         path = tmp_path / "mine.toml"
         path.write_text("[live]\nstal_s = 1.0\n")
-        code, _, err = run(capsys, "check", path)
+        code, _, err = cli("check", path)
         assert code == 2
         assert 'mine: live.stal_s: unknown key; did you mean "stall_s"?' in err
-        code, _, err = run(capsys, "replay", SMALL, "--policy", path)
+        code, _, err = cli("replay", SMALL, "--policy", path)
         assert (code, "live.stal_s" in err) == (2, True)
 
     def test_class_without_the_methods_of_its_role(
-        self, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         (tmp_path / "users_policy.py").write_text(
             "from rollout_sched.core import roles\n\nclass Empty(roles.Routing):\n    pass\n"
@@ -492,24 +458,22 @@ class TestCheck:
         monkeypatch.syspath_prepend(tmp_path)
         path = tmp_path / "mine.toml"
         path.write_text('[routing]\nuse = "users_policy:Empty"\n')
-        code, out, err = run(capsys, "check", path)
+        code, out, err = cli("check", path)
         assert (code, out) == (2, "")
         assert "mine: routing.use: 'users_policy:Empty' cannot be a routing policy: it lacks" in err
 
-    def test_the_oracle_is_valid(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    def test_the_oracle_is_valid(self, cli: Cli, tmp_path: Path) -> None:
         path = tmp_path / "oracle.toml"
         path.write_text('[prediction]\nuse = "oracle"\n')
-        assert run(capsys, "check", path)[0] == 0
+        assert cli("check", path)[0] == 0
 
 
 @pytest.mark.parametrize(
     ("command", "room"),
     [("policies", "policies/presets"), ("scenarios", "simulators/replay/scenarios")],
 )
-def test_lists_say_what_each_is(
-    capsys: pytest.CaptureFixture[str], command: str, room: str
-) -> None:
-    code, out, _ = run(capsys, command)
+def test_lists_say_what_each_is(cli: Cli, command: str, room: str) -> None:
+    code, out, _ = cli(command)
     assert code == 0
     lines = out.splitlines()
     assert [line.split()[0] for line in lines] == shipped(room)
@@ -517,37 +481,33 @@ def test_lists_say_what_each_is(
 
 
 class TestTrace:
-    def test_list(self, capsys: pytest.CaptureFixture[str]) -> None:
-        code, out, _ = run(capsys, "trace", "list")
+    def test_list(self, cli: Cli) -> None:
+        code, out, _ = cli("trace", "list")
         assert code == 0
         assert SMALL in [line.split()[0] for line in out.splitlines()]
 
-    def test_stats(self, capsys: pytest.CaptureFixture[str], tiny_trace: Path) -> None:
-        code, out, _ = run(capsys, "trace", "stats", tiny_trace)
+    def test_stats(self, cli: Cli, tiny_trace: Path) -> None:
+        code, out, _ = cli("trace", "stats", tiny_trace)
         assert code == 0
         assert "groups" in out
 
-    def test_stats_as_json(self, capsys: pytest.CaptureFixture[str], tiny_trace: Path) -> None:
-        code, out, _ = run(capsys, "trace", "stats", tiny_trace, "--json")
+    def test_stats_as_json(self, cli: Cli, tiny_trace: Path) -> None:
+        code, out, _ = cli("trace", "stats", tiny_trace, "--json")
         assert code == 0
         figures = json.loads(out)
         assert (figures["groups"], figures["samples"]) == (4, 8)
 
-    def test_convert(
-        self, capsys: pytest.CaptureFixture[str], tmp_path: Path, tiny_trace: Path
-    ) -> None:
+    def test_convert(self, cli: Cli, tmp_path: Path, tiny_trace: Path) -> None:
         output = tmp_path / "out.jsonl.gz"
-        code, out, _ = run(capsys, "trace", "convert", tiny_trace, output)
+        code, out, _ = cli("trace", "convert", tiny_trace, output)
         assert code == 0
         assert "8 samples of 4 groups" in out
         assert len(gzip.decompress(output.read_bytes()).splitlines()) == 9
 
-    def test_other_files_are_refused_as_traces(
-        self, capsys: pytest.CaptureFixture[str], tmp_path: Path
-    ) -> None:
+    def test_other_files_are_refused_as_traces(self, cli: Cli, tmp_path: Path) -> None:
         broken, output = tmp_path / "broken.jsonl", tmp_path / "out.jsonl"
         broken.write_text('{"schema":"rollout-sched-trace/1"}\n{"group":"a"}\n')
-        code, _, err = run(capsys, "trace", "convert", broken, output)
+        code, _, err = cli("trace", "convert", broken, output)
         assert code == 2
         assert "line 2" in err
         assert not output.exists()
