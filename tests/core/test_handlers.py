@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rollout_sched.core.model import events as ev
-from rollout_sched.core.model.actions import Discard
+from rollout_sched.core.model.actions import Discard, Release
 from rollout_sched.core.model.events import (
     Event,
     InstanceJoined,
@@ -61,6 +61,14 @@ def test_prompt_history_goes_with_its_group() -> None:
     assert group.prompt == "a"
     assert group.siblings.history.ascending == [7, 9]
     assert group.siblings.expected_tokens == 50
+
+
+def test_leaving_instance_is_released_once_it_is_idle() -> None:
+    told = Told(instances=2)
+    assert told(ev.InstanceLeaving("i0")) == [Release("i0")]
+    told(RequestSubmitted("d", "", PROMPT, LIMIT))
+    assert told(ev.InstanceLeaving("i1")) == told(ev.InstanceLeaving("i1")) == []
+    assert Release("i1") in told(ev.RequestFinished("d", 1, 3))
 
 
 class TestGate:

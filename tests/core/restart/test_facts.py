@@ -19,11 +19,19 @@ from rollout_sched.core.model.events import (
     TurnFinished,
     WeightsPublished,
 )
-from rollout_sched.core.model.records import GroupFacts, Launch, PromptFacts, RequestFacts, Segment
+from rollout_sched.core.model.records import (
+    DeliveredGroup,
+    GroupFacts,
+    Launch,
+    PromptFacts,
+    RequestFacts,
+    Segment,
+)
 from rollout_sched.core.restart.facts import Changes, FactRecorder, FoldedFacts, state_of
-from tests.core.told import LIMIT, PROMPT, Told, begun
+from tests.core.told import FULLY_ASYNC, LIMIT, PROMPT, Told, begun
 
 HISTORY = {"use": "prompt_history", "quantile": 0.5}
+RECENT = {"use": "tail_batching", "over_prompts": 1.5, "least_gain": 0.1}
 
 
 class Recorded:
@@ -99,6 +107,22 @@ def test_a_direct_request_changes_nothing_of_a_group() -> None:
     recorded = Recorded(Told(1))
     changes = recorded(RequestSubmitted("d", "", PROMPT, LIMIT), TokensArrived("d", 1, 3))
     assert (changes.groups, changes.dropped) == ((), ())
+
+
+def test_an_event_changes_the_groups_of_what_it_starts() -> None:
+    recorded = Recorded(Told(slots=1, **FULLY_ASYNC))
+    assert names(recorded(*submitted("a", "b"))) == ["a", "b"]
+    assert names(recorded(RequestFinished("a/0", 1, 5))) == ["a", "b"]
+
+
+def test_delivered_lengths_are_recorded_for_a_policy_that_reads_them() -> None:
+    recorded = Recorded(Told(batching=RECENT))
+    recorded(*submitted("a", "b"), BatchRequested())
+    delivered = (DeliveredGroup(PROMPT, (5,)),)
+    assert recorded(RequestFinished("a/0", 1, 5)).recent == delivered
+    assert recorded(BatchRequested()).recent is None
+    following = Recorded(Told(instances=0, batching=RECENT))
+    assert following(Restored(recorded.folded.state)).recent == delivered
 
 
 def test_restored_state_is_recorded_again() -> None:

@@ -72,6 +72,16 @@ async def test_full_disk_leaves_a_readable_journal(
     assert [entry.now for entry in entries] == [0.0, 1.0]
 
 
+async def test_an_event_after_a_quiet_time_reaches_the_disk(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    keeper = JournalRecorder(path, HEADER)
+    await until(lambda: path.stat().st_size)
+    await asyncio.sleep(1.0)
+    keeper.observe(1.0, Woke(), [])
+    await until(lambda: b"Woke" in path.read_bytes())
+    await keeper.close()
+
+
 def test_a_disk_that_is_full_at_the_end(tmp_path: Path) -> None:
     async def scene() -> JournalRecorder:
         keeper = JournalRecorder(tmp_path / "journal", HEADER)

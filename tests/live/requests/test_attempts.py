@@ -103,6 +103,20 @@ async def test_attempt_is_begun_and_its_answer_reported() -> None:
     assert not len(stage.running)
 
 
+async def test_an_attempt_ends_with_its_scheduler_sent_or_not() -> None:
+    waiting, sent = Stage(patience_s=60.0), Stage()
+    waiting.link.to_wait_for = asyncio.Event()
+    for stage in (waiting, sent):
+        stage.running.dispatch(DISPATCH)
+    await sent.order()
+    for stage in (waiting, sent):
+        (running,) = stage.running.every()
+        stage.running.end(running)
+    assert [event.reason for event in waiting.told] == ["given up: it was not sent yet"]
+    assert not sent.told
+    await until(lambda: ("abort", "run-1") in sent.link.instance.calls)
+
+
 async def test_unverified_instance_gets_no_requests() -> None:
     stage = Stage()
     verified = stage.link.to_wait_for = asyncio.Event()
