@@ -40,23 +40,6 @@ def test_an_attempt_is_open_from_its_dispatch_to_its_answer() -> None:
     assert index.closed.attempt == 1
 
 
-def test_an_answer_to_no_open_attempt_closes_none() -> None:
-    index = index_of(
-        dispatch(1), ev.RequestInterrupted("g/1", 1, 5), ev.RequestInterrupted("g/1", 1, 5)
-    )
-    assert index.closed is None
-
-
-def test_a_lost_instance_takes_its_attempts_with_it() -> None:
-    index = index_of(dispatch(1, "i"), dispatch(2, "j"), ev.InstanceLost("i", "gone"))
-    assert list(index.open) == [2]
-
-
-def test_rejoined_instance_has_no_old_attempts() -> None:
-    index = index_of(dispatch(1, "i"), ev.InstanceJoined("i", 8, 1000))
-    assert not index.open
-
-
 def test_a_scheduler_takes_its_attempts_with_it() -> None:
     assert index_of(dispatch(1, "i"), dispatch(2, "j"), ev.Restored(RunState())).open == {}
 

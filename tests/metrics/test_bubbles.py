@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from rollout_sched.core.model import actions as act
 from rollout_sched.core.model import events as ev
 from rollout_sched.core.model.records import RunState
-from rollout_sched.metrics.attempts import AttemptIndex
-from rollout_sched.metrics.bubbles import SHARES, FleetFold, FleetShares, FleetTimes
+from rollout_sched.metrics.bubbles import SHARES, FleetShares, FleetTimes
 from tests.metrics.tape import Tape, deliver, sample
 from tests.metrics.told import tell
 
 
 class TestIdleBubble:
-    def test_idle_fleet_is_at_the_barrier(self) -> None:
-        tape = Tape("i", "j")
-        assert tape.idle(10.0) == {"barrier": 1.0}
-
     def test_idle_instance_beside_a_busy_one_has_an_empty_queue(self) -> None:
         tape = Tape("i", "j")
         tape.start(0, ("a/0", "i"))
@@ -52,15 +45,6 @@ class TestIdleBubble:
         # j is idle for 4 of 14 instance-seconds, and away for 6.
         assert tape.idle(10.0) == {"queue_empty": 4 / 14}
 
-    def test_instance_lost_while_lent_counts_once(self) -> None:
-        tape = Tape("i", "j")
-        tape.start(0, ("a/0", "i"))
-        tape.at(2, ev.Woke(), act.Lend("j"))
-        tape.at(4, ev.InstanceLost("j"))
-        tape.at(5, ev.InstanceReturned("j"))
-        tape.finish(10, "a/0", 1, 5)
-        assert tape.idle(10.0) == {"queue_empty": 2 / 12}
-
     def test_an_instance_paused_in_the_middle_of_its_work_is_idle(self) -> None:
         tape = Tape("i")
         tape.start(0, ("a/0", "i"))
@@ -70,14 +54,6 @@ class TestIdleBubble:
         tape.finish(10, "a/0", 1, 5)
         assert tape.idle(10.0) == {"weight_update": 0.4}
         assert tape.vacant(10.0) == {"weight_update": 0.4, "queue_empty": 0.6 * 3 / 4}
-
-    def test_tools_work(self) -> None:
-        tape = Tape("i", "j")
-        tape.start(0, ("a/0", "i"), ("b/0", "j"))
-        tape.at(2, ev.TurnFinished("a/0", 1, 5))
-        tape.at(7, ev.ToolReturned("a/0", 1, 3), tape.dispatch("a/0", "i", computed=15))
-        tape.at(10, ev.RequestFinished("a/0", 3, 5))
-        assert tape.idle(10.0) == {"tool_wait": 5 / 20}
 
     def test_tools_are_waited_for_even_if_nothing_is_in_flight(self) -> None:
         tape = Tape("i", "j")
@@ -105,12 +81,6 @@ class TestIdleBubble:
         tape.finish(10, "b/0", 2, 5)
         assert tape.idle(10.0)["tool_wait"] == 0.2
 
-    def test_a_busy_instance_has_no_idle_bubble(self) -> None:
-        tape = Tape("i")
-        tape.start(0, ("a/0", "i"))
-        tape.finish(10, "a/0", 1, 5)
-        assert tape.idle(10.0) == {}
-
     def test_only_present_instances_count(self) -> None:
         tape = Tape("i")
         tape.start(0, ("a/0", "i"))
@@ -135,12 +105,6 @@ class TestOccupancyBubble:
         tape.start(0, *[(f"a/{i}", "i") for i in range(5)])
         tape.finish(10, "a/0", 1, 5)
         assert tape.vacant(10.0) == {}
-
-    def test_barrier(self) -> None:
-        tape = Tape("i", places=4)
-        tape.start(0, ("a/0", "i"))
-        tape.finish(4, "a/0", 1, 5)
-        assert tape.vacant(10.0) == {"queue_empty": 0.4 * 3 / 4, "barrier": 0.6}
 
     def test_requests_queued_inside_take_no_place(self) -> None:
         tape = Tape("i", places=4)
@@ -194,81 +158,6 @@ class TestColocatedTraining:
         assert tape.idle(10.0) == {"barrier": 0.6}
 
 
-BEGIN = act.Dispatch("a/0", 1, "i", 10, 100, 0, group="a")
-
-
-def told(*happened: Any) -> FleetFold:
-    """Two instances with two places each, and what happens to them."""
-    attempts = AttemptIndex()
-    fleet = FleetFold(attempts, 2)
-    folds = (attempts, fleet)
-    joined = (ev.InstanceJoined("i", 8, 1000), ev.InstanceJoined("j", 8, 1000))
-    for one in (*joined, *happened):
-        for fold in folds:
-            handle = fold.handlers().get(type(one))
-            if handle is not None:
-                handle(0.0, one)
-    return fleet
-
-
-def idle(fleet: FleetFold) -> dict[str, float]:
-    """Instances that are idle, by cause."""
-    shares = zip(SHARES, fleet.shares.per_second, strict=True)
-    return {cause: share for (bubble, cause), share in shares if bubble == "idle" and share}
-
-
-@pytest.mark.parametrize(
-    "end",
-    [
-        ev.RequestFinished("a/0", 1, 5),
-        ev.RequestInterrupted("a/0", 1, 5),
-        ev.RequestFailed("a/0", 1),
-    ],
-)
-def test_an_instance_works_until_its_attempt_ends(end: Any) -> None:
-    assert idle(told(BEGIN)) == {"other": 1.0}
-    assert idle(told(BEGIN, end)) == {"other": 2.0}
-
-
-@pytest.mark.parametrize(
-    "over",
-    [
-        ev.ToolReturned("a/0", 1, 3),
-        ev.TrajectoryEnded("a/0", 1),
-        act.Discard("a/0", 5, "stale", group="a"),
-        deliver(sample("a/0", 1)),
-    ],
-)
-def test_instance_waits_for_a_tool_until_it_ends(over: Any) -> None:
-    turn = (BEGIN, ev.TurnFinished("a/0", 1, 5))
-    assert idle(told(*turn)) == {"tool_wait": 1.0, "other": 1.0}
-    assert idle(told(*turn, over)) == {"other": 2.0}
-
-
-def test_tokens_may_be_discarded_while_a_tool_works() -> None:
-    wasted = act.Discard("a/0", 5, "surplus", attempt=1, group="a")
-    turn = (BEGIN, ev.TurnFinished("a/0", 1, 5))
-    assert idle(told(*turn, wasted)) == {"tool_wait": 1.0, "other": 1.0}
-
-
-@pytest.mark.parametrize("order", [act.Pause("j", "keep", False), act.UpdateWeights("j", 1)])
-def test_weights_are_the_cause_from_first_order_to_last_answer(order: Any) -> None:
-    assert idle(told(order)) == {"weight_update": 1.0, "other": 1.0}
-    assert idle(told(order, ev.WeightsUpdated("j", 1))) == {"other": 2.0}
-
-
-def test_lent_or_lost_instance_adds_nothing() -> None:
-    assert idle(told(act.Lend("j"))) == {"other": 1.0}
-    assert idle(told(act.Lend("j"), ev.InstanceReturned("j"))) == {"other": 2.0}
-    assert idle(told(ev.InstanceLost("j"))) == {"other": 1.0}
-
-
-def test_queue_inside_an_instance_counts_as_reported() -> None:
-    stalled = told(BEGIN, ev.InstanceReported("i", 1, 1, 0.5))
-    shares = dict(zip(SHARES, stalled.shares.per_second, strict=True))
-    assert shares["vacant", "kv_stall"] == 0.5
-
-
 NOTHING = [0.0] * len(SHARES)
 
 
@@ -290,34 +179,6 @@ def added(fleet: FleetShares) -> dict[str, float]:
     }
 
 
-def test_unused_instance_is_idle_and_vacant(fleet: FleetShares) -> None:
-    assert added(fleet) == {"idle other": 2.0, "vacant other": 2.0}
-
-
-def test_a_request_fills_a_slot(fleet: FleetShares) -> None:
-    fleet.load("i", +1)
-    assert added(fleet) == {"idle other": 1.0, "vacant other": 1.75}
-
-
-def test_more_than_fill_the_batch_leave_none_vacant(fleet: FleetShares) -> None:
-    fleet.load("i", +6)
-    assert added(fleet) == {"idle other": 1.0, "vacant other": 1.0}
-
-
-def test_instance_loading_weights_does_nothing_else(fleet: FleetShares) -> None:
-    fleet.load("i", +2)
-    fleet.set_updating("i", True)
-    assert added(fleet)["idle weight_update"] == added(fleet)["vacant weight_update"] == 1.0
-    fleet.set_updating("i", False)
-    assert added(fleet) == {"idle other": 1.0, "vacant other": 1.5}
-
-
-def test_requests_queued_inside_are_a_kv_stall(fleet: FleetShares) -> None:
-    fleet.load("i", +3)
-    fleet.set_queued("i", 2)
-    assert added(fleet) == {"idle other": 1.0, "vacant kv_stall": 0.5, "vacant other": 1.25}
-
-
 def test_request_waiting_for_a_tool_is_not_in_flight(fleet: FleetShares) -> None:
     fleet.load("i", +1)
     fleet.tool_begins("a/0", "i")
@@ -332,14 +193,6 @@ def test_request_waiting_for_a_tool_is_not_in_flight(fleet: FleetShares) -> None
     fleet.tool_over("a/0")
     assert fleet.acting == 0
     assert added(fleet) == {"idle other": 2.0, "vacant other": 2.0}
-
-
-def test_a_tool_may_outlive_its_instance(fleet: FleetShares) -> None:
-    fleet.load("i", +1)
-    fleet.tool_begins("a/0", "i")
-    fleet.leave("i")
-    fleet.tool_over("a/0")
-    assert added(fleet) == {"idle other": 1.0, "vacant other": 1.0}
 
 
 def test_lent_instance_adds_nothing_until_returned(fleet: FleetShares) -> None:
@@ -366,13 +219,6 @@ def test_empty_fleet_adds_nothing(fleet: FleetShares) -> None:
     fleet.leave_all()
     assert fleet.per_second == NOTHING
     assert (len(fleet), fleet.here) == (0, 0)
-
-
-def test_rejoined_instance_starts_empty(fleet: FleetShares) -> None:
-    fleet.load("i", +3)
-    fleet.join("i")
-    assert fleet.here == 2
-    assert added(fleet) == {"idle other": 2.0, "vacant other": 2.0}
 
 
 def test_time_between_observations_counts_for_the_last_state() -> None:

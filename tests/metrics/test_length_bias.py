@@ -29,31 +29,10 @@ class TestLengthBias:
             tape.at(version, ev.BatchRequested(), deliver(*samples, version=version))
         return tape.metrics.summary(10.0).length_bias
 
-    def test_none_if_all_that_was_offered_is_trained(self) -> None:
-        bias = self.bias({"a": [20, 10], "b": [30, 40]})
-        assert (bias.mean_ratio, bias.ks, bias.step_ks, bias.group_ratio) == (1, 0, 0, 1)
-
     def test_short_first_shows_in_the_steps_alone(self) -> None:
         bias = self.bias({"a": [10, 20]}, {"b": [30, 40]})
         assert (bias.mean_ratio, bias.ks, bias.group_ratio) == (1, 0, 1)
         assert bias.step_ks == 0.5
-
-    def test_parts_of_a_batch_are_one_step(self) -> None:
-        tape = Tape("i", offered=OFFERED.__getitem__)
-        a, b = (
-            [sample(f"{group}/{i}", length) for i, length in enumerate(lengths)]
-            for group, lengths in OFFERED.items()
-        )
-        tape.at(0, ev.BatchRequested(), deliver(*a, last=False))
-        assert tape.metrics.summary(1.0).length_bias.group_ratio == 1.0
-        tape.at(1, ev.Woke(), deliver(*b, part=1))
-        assert tape.metrics.summary(2.0).length_bias.step_ks == 0.0
-
-    def test_the_shortest_of_each_group(self) -> None:
-        bias = self.bias({"a": [10, 10], "b": [30, 30]})
-        assert bias.mean_ratio == 20 / 25
-        assert bias.group_ratio == pytest.approx((10 / 15 + 30 / 35) / 2)
-        assert bias.ks == 0.25
 
     def test_nothing_offered_is_no_bias(self) -> None:
         bias = Tape().metrics.summary(1.0).length_bias
@@ -99,12 +78,6 @@ class TestLongestTenth:
         bias = fold(self.offered, {"a": [*range(1, 18), *longest]}).bias()
         assert bias.longest_tenth_kept == pytest.approx(kept)
 
-    def test_a_small_distance_can_hide_a_missing_tail(self) -> None:
-        offered = {"a": list(range(1, 101))}
-        bias = fold(offered, {"a": [min(length, 90) for length in range(1, 101)]}).bias()
-        assert bias.ks == pytest.approx(0.1)
-        assert bias.longest_tenth_kept == 0
-
 
 class TestSteady:
     offered: ClassVar = {"a": [10], "b": [90], "c": [20], "d": [80], "e": [30], "f": [70]}
@@ -140,16 +113,6 @@ class TestFloor:
         names = sorted(offered, key=lambda name: sum(offered[name]))
         batches = [{name: offered[name] for name in names[n : n + 8]} for n in range(0, 40, 8)]
         assert fold(offered, *batches).bias().step_ks_excess > 0.2
-
-    def test_smaller_steps_are_further_away_by_chance(self) -> None:
-        offered = self.offered()
-        floors = []
-        for size in (2, 8, 20):
-            names = list(offered)
-            steps = [names[n : n + size] for n in range(0, 40, size)]
-            batches = [{name: offered[name] for name in step} for step in steps]
-            floors.append(fold(offered, *batches).bias().step_ks_floor)
-        assert floors == sorted(floors, reverse=True)
 
     def test_all_in_one_step_is_no_distance(self) -> None:
         offered = self.offered()

@@ -19,13 +19,6 @@ def test_asking_twice_changes_nothing() -> None:
     assert tape.metrics.summary(9.0) == tape.metrics.summary(9.0)
 
 
-def test_time_after_the_last_event_is_barrier_wait() -> None:
-    tape = Tape("i", places=4)
-    tape.start(0.0, ("a/0", "i"))
-    tape.finish(3.0, "a/0", 1, 5)
-    assert tape.idle(12.0)["barrier"] == 9 / 12
-
-
 @pytest.mark.parametrize(("trained", "counted"), [(50, 50), (100, 100), (200, 100)])
 def test_tokens_beyond_those_asked_for_do_not_count(trained: int, counted: int) -> None:
     tape = Tape(offered=lambda group: [100])
@@ -33,11 +26,6 @@ def test_tokens_beyond_those_asked_for_do_not_count(trained: int, counted: int) 
     summary = tape.metrics.summary(10.0)
     assert summary.accepted_tokens_per_s == trained / 10
     assert summary.equal_length_tokens_per_s == counted / 10
-
-
-def test_time_without_steps_has_no_cause() -> None:
-    summary = Tape().metrics.summary(10.0)
-    assert (summary.first_step_s, summary.steady_s, summary.drain_s) == (0.0, 0.0, 0.0)
 
 
 def test_steps_add_up_to_the_total() -> None:
