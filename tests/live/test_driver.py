@@ -94,19 +94,6 @@ class Stage:
         return [event for _, event, _ in self.journal if type(event) is kind]
 
 
-async def test_a_request_is_answered() -> None:
-    instance = Scripted()
-    async with Stage(instance) as stage:
-        client = stage.ask()
-        order = await instance.order()
-        assert order.token_ids == PROMPT
-        assert (order.max_new_tokens, order.salt) == (100, "v0")
-        await instance.answer(0, [7, 8])
-        await until(lambda: client.sample)
-        assert client.response_ids == [7, 8]
-        assert client.logprobs == [-0.5, -0.5]
-
-
 async def test_a_group_is_delivered_complete() -> None:
     instance = Scripted()
     async with Stage(instance) as stage:
@@ -184,18 +171,6 @@ async def test_a_lost_instance_loses_nothing_that_was_streamed() -> None:
         assert client.response_ids == [5, 6, 7]
         assert len(client.logprobs or ()) == 3
         assert len(first.cancelled) == 1
-
-
-async def test_a_failed_attempt_is_tried_elsewhere() -> None:
-    first, second = Scripted("i0"), Scripted("i1")
-    async with Stage(first, second) as stage:
-        client = stage.ask(stream_every=2)
-        await first.stream(0, [5, 6])
-        await first.fail(0, InstanceError("connection reset"))
-        assert (await second.order()).token_ids == [*PROMPT, 5, 6]
-        await second.answer(0, [7])
-        await until(lambda: client.sample)
-        assert client.response_ids == [5, 6, 7]
 
 
 async def test_impossible_stream_is_discarded() -> None:
@@ -286,19 +261,6 @@ async def test_failed_group_is_reported() -> None:
             stage.driver.submit_group(GroupSubmitted("b", 1, 3, 50), lambda index: Client())
 
 
-async def test_payload_error_fails_its_group() -> None:
-    instance = Scripted()
-    async with Stage(instance) as stage:
-
-        def make(index: int) -> Client:
-            raise ValueError("no such sample")
-
-        stage.driver.submit_group(GroupSubmitted("a", 2, 3, 50), make)
-        stage.driver.tell(BatchRequested())
-        await until(lambda: stage.failed)
-        assert not stage.scheduler.parts.requests
-
-
 async def test_an_update_that_hangs_is_given_up_with_its_instance() -> None:
     first, second = Scripted("i0"), Scripted("i1")
     settings = Settings(poll_s=0.01)
@@ -362,16 +324,6 @@ async def test_an_abort_nobody_asked_for_is_a_failure() -> None:
         await second.answer(0, [3])
         await until(lambda: client.sample)
         assert len(stage.events(RequestFailed)) == 1
-
-
-async def test_more_tokens_than_allowed_are_cut() -> None:
-    instance = Scripted()
-    async with Stage(instance) as stage:
-        client = stage.ask(max_tokens=2)
-        await instance.answer(0, [1, 2, 3, 4], "length")
-        await until(lambda: client.sample)
-        assert client.response_ids == [1, 2]
-        assert stage.scheduler.state.anomalies == {"tokens_out_of_range": 1}
 
 
 async def test_missing_log_probabilities_are_a_failure() -> None:

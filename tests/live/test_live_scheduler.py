@@ -21,7 +21,6 @@ from rollout_sched.core.model.events import (
 from rollout_sched.core.state.groups import HERE
 from rollout_sched.journal import SCHEMA, JournalHeader
 from rollout_sched.live import live_scheduler as wait_reasons
-from rollout_sched.live.durable import journal as journal_keeper
 from rollout_sched.live.live_scheduler import LiveScheduler, RunRecords, scheduler_state
 from rollout_sched.live.settings import RunOptions
 from rollout_sched.live.trainer.samples import NamedTools, Prompt
@@ -73,26 +72,6 @@ async def test_the_journal_tells_the_run_again(tmp_path: Path) -> None:
     ]
     assert len(delivered) == 1
     assert again.view.run.delivered == live.driver.pump.scheduler.state.progress.delivered == 1
-
-
-async def test_events_reach_the_disk_before_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(journal_keeper, "SYNC_S", 0.001)
-    path = tmp_path / "journal"
-    live = LiveScheduler(POLICY, RunOptions(prompts_per_step=1, journal=path))
-    await live.driver.add_instance(Scripted())
-    await until(lambda: b"InstanceJoined" in path.read_bytes())
-    await live.close()
-
-
-async def test_a_journal_is_never_written_over(tmp_path: Path) -> None:
-    path = tmp_path / "journal"
-    path.write_text("what is left of a crash")
-
-    with pytest.raises(CallerError, match="exists; move it away"):
-        LiveScheduler(POLICY, RunOptions(prompts_per_step=1, journal=path))
-    assert path.read_text() == "what is left of a crash"
 
 
 async def test_a_journal_of_nothing_does_not_stay(tmp_path: Path) -> None:
@@ -170,14 +149,6 @@ async def test_a_run_in_a_store_has_a_journal_there_unless_another_is_named(
         journal = live.state()["journal"]["path"]
         assert journal == str(path if named else folder / "journal" / "00000001.jsonl")
         assert live.state()["store"]["epoch"] == 1
-
-
-async def test_journal_header_names_its_policy(tmp_path: Path) -> None:
-    path = tmp_path / "j"
-
-    async with run(tmp_path / "store", Scripted(), journal=path):
-        pass
-    assert load_policy("round_robin_sync").name.encode() in path.read_bytes().splitlines()[0]
 
 
 async def test_wait_reason_names_instances_that_have_not_joined() -> None:

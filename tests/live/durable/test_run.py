@@ -14,7 +14,6 @@ import msgspec
 import pytest
 
 from rollout_sched import journal, load_policy
-from rollout_sched.core.model.errors import CallerError
 from rollout_sched.live.durable import records as facts
 from rollout_sched.live.durable import run as stored_run
 from rollout_sched.live.live_scheduler import LiveScheduler
@@ -150,15 +149,6 @@ async def test_submissions_stay_closed_and_the_end_comes(tmp_path):
         assert await live.trainer.next_batch(batch.number) is None
 
 
-async def test_the_same_uid_with_another_prompt_is_refused(tmp_path):
-    async with run(tmp_path / "1") as live:
-        live.trainer.submit([PROMPT])
-        live.trainer.submit([PROMPT])
-        assert live.trainer.submissions.open_samples == 1
-        with pytest.raises(CallerError, match="'a' was already submitted"):
-            live.trainer.submit([Prompt("a", [9], 1, 9)])
-
-
 async def test_weights_are_loaded_by_the_next_run(tmp_path):
     loaded = []
 
@@ -273,15 +263,6 @@ async def test_batch_of_failures_keeps_its_trainer_after_a_restart(tmp_path):
         rest = await killed(live, tmp_path / "3")
     async with run(rest) as live:
         assert await live.trainer.next_batch() is None
-
-
-async def test_loader_that_cannot_be_stored_is_refused(tmp_path):
-    async def load(client, version): ...
-
-    async with run(tmp_path / "1") as live:
-        with pytest.raises(CallerError, match=r"pass Reload\(path\)"):
-            await live.trainer.weights.publish(1, load)
-        assert live.trainer.weights.newest == 0
 
 
 async def test_a_trajectory_without_its_tool_fails_with_the_reason(tmp_path):

@@ -251,11 +251,6 @@ class TestPauses:
             await until(lambda: supervisor.joined)
             assert "resume" not in instance.calls
 
-    async def test_instance_of_unknown_pause_state_is_resumed(self) -> None:
-        instance = pausable(Scripted())
-        async with Stage(instance, settings=QUICK):
-            assert instance.calls[0] == "resume"
-
     async def test_pause_left_by_our_update_is_resumed(self) -> None:
         instance = pausable(Scripted(), paused=False)
         partial = {"use": "partial", "kv": "retain", "at_update": "in_place"}
@@ -441,16 +436,6 @@ class TestMembership:
         assert supervisor.joined
         assert supervisor.reason == ""
         await supervisor.close()
-
-    async def test_removed_instance_is_drained(self) -> None:
-        instance = Scripted()
-        supervisor = Fleet(instance, Settings()).supervisor
-        await supervisor.start()
-        assert not supervisor.membership.drained.is_set()
-        await supervisor.remove()
-        assert supervisor.membership.drained.is_set()
-        assert supervisor.membership.state is MembershipState.REMOVED
-        assert instance.closed
 
 
 class TestModels:
@@ -650,20 +635,6 @@ class TestWatching:
             await until(lambda: not supervisor.joined)
             restart(instance)
             await until(lambda: "loaded" in instance.calls)
-
-    async def test_instance_errors_are_one_short_line(self) -> None:
-        instance = Scripted()
-        async with Stage(settings=QUICK) as stage:
-
-            async def describe() -> Any:
-                raise InstanceError("gone\r\n\x1b[2JINFO all is well\n" + "x" * 10_000)
-
-            instance.describe = describe  # type: ignore[method-assign]
-            await stage.driver.add_instance(instance, patient=True)
-            away = stage.driver.supervisors["i0"].reason
-            assert away.isprintable()
-            assert away.startswith("gone")
-            assert len(away) < 600
 
 
 def telling(instance: Scripted, version: int | None) -> Scripted:

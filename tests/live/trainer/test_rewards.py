@@ -489,7 +489,7 @@ class TestKeep:
     @pytest.mark.parametrize("answer", [ValueError("no"), None])
     def test_filter_error_fails_the_group(self, answer: Any) -> None:
         function = RewardFunction(score, Returns(answer))
-        with pytest.raises(RewardFailed, match="whether to keep group 'a'"):
+        with pytest.raises(RewardFailed, match="whether to keep group 'a' is unknown"):
             run_reward_function(function.keeps(group(1, 0)))
 
     def test_hanging_function_is_given_up(self) -> None:

@@ -20,7 +20,7 @@ from rollout_sched.live.durable import records as facts
 from rollout_sched.live.live_scheduler import LiveScheduler
 from rollout_sched.live.ports import InstanceError
 from rollout_sched.live.settings import RunOptions, Settings
-from rollout_sched.live.trainer.samples import Batch, FailedGroup, Prompt, Sample
+from rollout_sched.live.trainer.samples import Batch, Prompt, Sample
 from rollout_sched.store.store import Store
 from tests.live.scripted import Scripted, until
 
@@ -100,15 +100,6 @@ async def test_a_sample_brings_its_reward() -> None:
         seen = {sample.index: sample for sample in grader.seen}
         assert (seen[0].response_ids, seen[0].extra) == ([7, 8], {"solution": 42})
         assert (seen[1].status, seen[1].reward) == ("TRUNCATED", None)
-
-
-async def test_without_a_function_there_is_none() -> None:
-    instance = Scripted()
-    async with run(instance, None) as live:
-        live.trainer.submit([prompt(samples=1)])
-        asking = asyncio.create_task(batch_of(live))
-        await instance.answer(0, [7])
-        assert rewards(await asking) == {("a", 0): None}
 
 
 async def test_sample_is_judged_before_its_group_is_complete_without_a_slot() -> None:
@@ -198,21 +189,6 @@ async def test_a_failure_fails_the_group_with_its_reason(worth: Any, reason: str
         assert reason in failed.reason
         assert list(batch.groups()) == ["b"], "made up for"
         assert not batch.filtered
-
-
-async def test_a_filter_that_raises_fails_the_group() -> None:
-    def keep(samples: Sequence[Sample]) -> bool:
-        raise KeyError("difficulty")
-
-    instance = Scripted()
-    async with run(instance, Grader(first_token), keep=keep) as live:
-        live.trainer.submit([prompt("a", samples=1)])
-        live.trainer.close_submissions()
-        asking = asyncio.create_task(batch_of(live))
-        await instance.answer(0, [7])
-        batch = await asking
-        why = "whether to keep group 'a' is unknown: KeyError: 'difficulty'"
-        assert batch.failed == [FailedGroup("a", why)]
 
 
 async def test_filter_sees_complete_groups_with_rewards() -> None:
