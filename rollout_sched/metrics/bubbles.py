@@ -109,52 +109,81 @@ class Gauge:
 
 
 class FleetShares:
-    """`per_second`, in the order of SHARES, is the sum over the current instances that are not lent
-    to the trainer; their number is `here`.
+    """Folds what the fleet adds to the bubbles. It uses `attempts`, which must be folded first.
 
-    `places`: of an instance in the reference batch. `acting`: requests that wait for a tool, which
-    may outlive the instance that they were on.
+    per_second  the sum over the current instances that are not lent to the trainer, in the order of
+                SHARES
+    here        their number
+    acting      requests that wait for a tool, which may outlive the instance that they were on
+    places      of an instance in the reference batch
     """
 
-    __slots__ = ("_acting_on", "_gauges", "acting", "here", "per_second", "places")
+    __slots__ = ("_acting_on", "_attempts", "_gauges", "acting", "here", "per_second", "places")
 
-    def __init__(self, places: float) -> None:
+    def __init__(self, attempts: AttemptIndex, places: float) -> None:
         self.places = places
         self.per_second = [0.0] * len(SHARES)
         self.here = 0
         self.acting = 0
+        self._attempts = attempts
         self._gauges: dict[str, Gauge] = {}
         self._acting_on: dict[str, Gauge] = {}  # where requests were that now wait for a tool
 
     def __len__(self) -> int:
         return len(self._gauges)
 
+    def handlers(self) -> Mapping[type[Any], Handler]:
+        return {
+            InstanceJoined: self._joined,
+            InstanceLost: self._lost,
+            InstanceReported: self._reported,
+            InstanceReturned: self._returned,
+            Restored: self._restored,
+            RequestFinished: self._ended,
+            RequestInterrupted: self._ended,
+            RequestFailed: self._ended,
+            TurnFinished: self._turn_finished,
+            ToolReturned: self._tool_returned,
+            TrajectoryEnded: self._tool_returned,
+            Discard: self._discarded,
+            WeightsUpdated: self._updated,
+            Dispatch: self._dispatched,
+            Lend: self._lend,
+            Pause: self._loading,
+            UpdateWeights: self._loading,
+            Deliver: self._delivered,
+        }
+
     # -- which instances are here ------------------------------------------------------------
 
-    def join(self, instance: str) -> None:
-        self.leave(instance)
-        self._gauges[instance] = gauge = Gauge()
+    def _joined(self, now: float, event: InstanceJoined) -> None:
+        self._leave(event.instance)
+        self._gauges[event.instance] = gauge = Gauge()
         self._count(gauge, +1)
 
-    def leave(self, instance: str) -> None:
+    def _lost(self, now: float, event: InstanceLost) -> None:
+        self._leave(event.instance)
+
+    def _restored(self, now: float, event: Restored) -> None:
+        """The instances join again."""
+        for instance in list(self._gauges):
+            self._leave(instance)
+
+    def _leave(self, instance: str) -> None:
         gauge = self._gauges.pop(instance, None)
         if gauge is not None:
             if not gauge.lent:
                 self._count(gauge, -1)
             gauge.gone = True
 
-    def leave_all(self) -> None:
-        for instance in list(self._gauges):
-            self.leave(instance)
-
-    def lend(self, instance: str) -> None:
+    def _lend(self, now: float, action: Lend) -> None:
         """The trainer has the instance."""
-        gauge = self._gauges[instance]
+        gauge = self._gauges[action.instance]
         self._count(gauge, -1)
         gauge.lent = True
 
-    def take_back(self, instance: str) -> None:
-        gauge = self._gauges.get(instance)
+    def _returned(self, now: float, event: InstanceReturned) -> None:
+        gauge = self._gauges.get(event.instance)
         if gauge is not None and gauge.lent:
             gauge.lent = False
             self._count(gauge, +1)
@@ -167,33 +196,58 @@ class FleetShares:
 
     # -- what an instance does ---------------------------------------------------------------
 
-    def load(self, instance: str, by: int) -> None:
-        """`by` more requests are in flight on the instance."""
-        self._load(self._gauges[instance], by)
+    def _dispatched(self, now: float, action: Dispatch) -> None:
+        self._load(self._gauges[action.instance], +1)
 
-    def set_queued(self, instance: str, queued: int) -> None:
-        """`queued` requests wait inside it, as it reports."""
-        gauge = self._gauges.get(instance)
-        if gauge is not None and gauge.queued != queued:
-            gauge.queued = queued
+    def _ended(
+        self, now: float, event: RequestFinished | RequestInterrupted | RequestFailed
+    ) -> None:
+        closed = self._attempts.closed
+        if closed is not None:
+            self._load(self._gauges[closed.instance], -1)
+
+    def _reported(self, now: float, event: InstanceReported) -> None:
+        gauge = self._gauges.get(event.instance)
+        if gauge is not None and gauge.queued != event.waiting:
+            gauge.queued = event.waiting
             self._change(gauge)
 
-    def set_updating(self, instance: str, updating: bool) -> None:
+    def _loading(self, now: float, action: Pause | UpdateWeights) -> None:
+        self._set_updating(action.instance, True)
+
+    def _updated(self, now: float, event: WeightsUpdated) -> None:
+        self._set_updating(event.instance, False)
+
+    def _set_updating(self, instance: str, updating: bool) -> None:
         gauge = self._gauges.get(instance)
         if gauge is not None and gauge.updating != updating:
             gauge.updating = updating
             self._change(gauge)
 
-    def tool_begins(self, request: str, instance: str) -> None:
-        """A request in flight on the instance now waits for its tool."""
-        gauge = self._gauges[instance]
-        self._load(gauge, -1)
-        gauge.acting += 1
-        self.acting += 1
-        self._acting_on[request] = gauge
-        self._change(gauge)
+    def _turn_finished(self, now: float, event: TurnFinished) -> None:
+        """A request in flight now waits for its tool."""
+        closed = self._attempts.closed
+        if closed is not None:
+            gauge = self._gauges[closed.instance]
+            self._load(gauge, -1)
+            gauge.acting += 1
+            self.acting += 1
+            self._acting_on[event.request] = gauge
+            self._change(gauge)
 
-    def tool_over(self, request: str) -> None:
+    def _tool_returned(self, now: float, event: ToolReturned | TrajectoryEnded) -> None:
+        self._tool_over(event.request)
+
+    def _discarded(self, now: float, action: Discard) -> None:
+        if not action.attempt:  # all its tokens: its tool is no longer waited for
+            self._tool_over(action.request)
+
+    def _delivered(self, now: float, action: Deliver) -> None:
+        if self.acting:
+            for sample in action.samples:
+                self._tool_over(sample.request)  # its last turn left no room for another
+
+    def _tool_over(self, request: str) -> None:
         """The request no longer waits for a tool, if it did."""
         gauge = self._acting_on.pop(request, None)
         if gauge is not None:
@@ -344,93 +398,6 @@ class Bubbles:
 def _add(totals: dict[str, float], cause: str, amount: float) -> None:
     if amount:
         totals[cause] = totals.get(cause, 0.0) + amount
-
-
-class FleetFold:
-    """Keeps `shares` up to date. It uses `attempts`, which must be folded first.
-
-    `reference_batch`: the places of an instance for the occupancy bubble.
-    """
-
-    __slots__ = ("_attempts", "shares")
-
-    def __init__(self, attempts: AttemptIndex, reference_batch: float) -> None:
-        self.shares = FleetShares(reference_batch)
-        self._attempts = attempts
-
-    def handlers(self) -> Mapping[type[Any], Handler]:
-        return {
-            InstanceJoined: self._joined,
-            InstanceLost: self._lost,
-            InstanceReported: self._reported,
-            InstanceReturned: self._returned,
-            Restored: self._restored,
-            RequestFinished: self._ended,
-            RequestInterrupted: self._ended,
-            RequestFailed: self._ended,
-            TurnFinished: self._turn_finished,
-            ToolReturned: self._tool_returned,
-            TrajectoryEnded: self._tool_returned,
-            Discard: self._discarded,
-            WeightsUpdated: self._updated,
-            Dispatch: self._dispatched,
-            Lend: self._lend,
-            Pause: self._loading,
-            UpdateWeights: self._loading,
-            Deliver: self._delivered,
-        }
-
-    def _joined(self, now: float, event: InstanceJoined) -> None:
-        self.shares.join(event.instance)
-
-    def _lost(self, now: float, event: InstanceLost) -> None:
-        self.shares.leave(event.instance)
-
-    def _restored(self, now: float, event: Restored) -> None:
-        """The instances join again."""
-        self.shares.leave_all()
-
-    def _lend(self, now: float, action: Lend) -> None:
-        self.shares.lend(action.instance)
-
-    def _returned(self, now: float, event: InstanceReturned) -> None:
-        self.shares.take_back(event.instance)
-
-    def _reported(self, now: float, event: InstanceReported) -> None:
-        self.shares.set_queued(event.instance, event.waiting)
-
-    def _dispatched(self, now: float, action: Dispatch) -> None:
-        self.shares.load(action.instance, +1)
-
-    def _ended(
-        self, now: float, event: RequestFinished | RequestInterrupted | RequestFailed
-    ) -> None:
-        closed = self._attempts.closed
-        if closed is not None:
-            self.shares.load(closed.instance, -1)
-
-    def _turn_finished(self, now: float, event: TurnFinished) -> None:
-        closed = self._attempts.closed
-        if closed is not None:
-            self.shares.tool_begins(event.request, closed.instance)
-
-    def _tool_returned(self, now: float, event: ToolReturned | TrajectoryEnded) -> None:
-        self.shares.tool_over(event.request)
-
-    def _discarded(self, now: float, action: Discard) -> None:
-        if not action.attempt:  # all its tokens: its tool is no longer waited for
-            self.shares.tool_over(action.request)
-
-    def _loading(self, now: float, action: Pause | UpdateWeights) -> None:
-        self.shares.set_updating(action.instance, True)
-
-    def _updated(self, now: float, event: WeightsUpdated) -> None:
-        self.shares.set_updating(event.instance, False)
-
-    def _delivered(self, now: float, action: Deliver) -> None:
-        if self.shares.acting:
-            for sample in action.samples:
-                self.shares.tool_over(sample.request)  # its last turn left no room for another
 
 
 class FleetTimes:

@@ -8,7 +8,7 @@ from typing import Any
 from rollout_sched.core.model.actions import Action
 from rollout_sched.core.model.events import Event
 from rollout_sched.metrics.attempts import AttemptIndex
-from rollout_sched.metrics.bubbles import CAUSES, Bubbles, FleetFold, FleetTime
+from rollout_sched.metrics.bubbles import CAUSES, Bubbles, FleetShares, FleetTime
 from rollout_sched.metrics.fold import Fold, Handler, mean, share
 from rollout_sched.metrics.length_bias import LengthBias, LengthFold
 from rollout_sched.metrics.results import Step, Summary
@@ -97,8 +97,8 @@ class Metrics:
         train_s_per_token: float = 0.0,
     ) -> None:
         self.attempts = AttemptIndex()
-        fleet = FleetFold(self.attempts, reference_batch)
-        self._bubbles = Bubbles(self.attempts, fleet.shares, colocated)
+        fleet = FleetShares(self.attempts, reference_batch)
+        self._bubbles = Bubbles(self.attempts, fleet, colocated)
         self._steps = Steps(self.attempts, self._bubbles, train_s_per_token)
         self._waste = Waste()
         self._lengths = LengthFold(offered)

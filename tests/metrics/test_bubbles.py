@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from rollout_sched.core.model import actions as act
 from rollout_sched.core.model import events as ev
 from rollout_sched.core.model.records import RunState
+from rollout_sched.metrics.attempts import AttemptIndex
 from rollout_sched.metrics.bubbles import SHARES, FleetShares, FleetTimes
 from tests.metrics.tape import Tape, deliver, sample
 from tests.metrics.told import tell
@@ -158,67 +161,98 @@ class TestColocatedTraining:
         assert tape.idle(10.0) == {"barrier": 0.6}
 
 
-NOTHING = [0.0] * len(SHARES)
+BEGIN = act.Dispatch("a/0", 1, "i", 10, 100, 0, group="a")
+TURN = (BEGIN, ev.TurnFinished("a/0", 1, 5))
 
 
-@pytest.fixture
-def fleet() -> FleetShares:
-    """Two instances of four places."""
-    shares = FleetShares(4.0)
-    shares.join("i")
-    shares.join("j")
-    return shares
+def told(*happened: Any) -> FleetShares:
+    """Two instances with four places each, and what happens to them."""
+    attempts = AttemptIndex()
+    fleet = FleetShares(attempts, 4)
+    joined = (ev.InstanceJoined("i", 8, 1000), ev.InstanceJoined("j", 8, 1000))
+    for one in (*joined, *happened):
+        for fold in (attempts, fleet):
+            handle = fold.handlers().get(type(one))
+            if handle is not None:
+                handle(0.0, one)
+    return fleet
 
 
-def added(fleet: FleetShares) -> dict[str, float]:
+def begun(count: int) -> list[act.Dispatch]:
+    """So many attempts on the first instance."""
+    return [act.Dispatch(f"a/{n}", n, "i", 10, 100, 0, group="a") for n in range(1, count + 1)]
+
+
+def added(*happened: Any) -> dict[str, float]:
     """By bubble and cause, what is not 0."""
-    return {
-        f"{bubble} {cause}": share
-        for (bubble, cause), share in zip(SHARES, fleet.per_second, strict=True)
-        if share
-    }
+    shares = zip(SHARES, told(*happened).per_second, strict=True)
+    return {f"{bubble} {cause}": share for (bubble, cause), share in shares if share}
 
 
-def test_request_waiting_for_a_tool_is_not_in_flight(fleet: FleetShares) -> None:
-    fleet.load("i", +1)
-    fleet.tool_begins("a/0", "i")
-    assert fleet.acting == 1
-    assert added(fleet) == {
+def test_a_request_fills_a_place() -> None:
+    assert added() == {"idle other": 2.0, "vacant other": 2.0}
+    assert added(BEGIN) == {"idle other": 1.0, "vacant other": 1.75}
+
+
+def test_more_than_fill_the_batch_leave_none_vacant() -> None:
+    assert added(*begun(6)) == {"idle other": 1.0, "vacant other": 1.0}
+
+
+def test_instance_loading_weights_does_nothing_else() -> None:
+    loading = (*begun(2), act.UpdateWeights("i", 1))
+    assert added(*loading)["idle weight_update"] == added(*loading)["vacant weight_update"] == 1.0
+    loaded = added(*loading, ev.WeightsUpdated("i", 1))
+    assert loaded == {"idle other": 1.0, "vacant other": 1.5}
+
+
+def test_requests_queued_inside_are_a_kv_stall() -> None:
+    stalled = added(*begun(3), ev.InstanceReported("i", 3, 2, 0.5))
+    assert stalled == {"idle other": 1.0, "vacant kv_stall": 0.5, "vacant other": 1.25}
+
+
+def test_request_waiting_for_a_tool_is_not_in_flight() -> None:
+    assert told(*TURN).acting == 1
+    assert added(*TURN) == {
         "idle tool_wait": 1.0,
         "idle other": 1.0,
         "vacant tool_wait": 0.25,
         "vacant other": 1.75,
     }
-    fleet.tool_over("a/0")
-    fleet.tool_over("a/0")
-    assert fleet.acting == 0
-    assert added(fleet) == {"idle other": 2.0, "vacant other": 2.0}
+    over = (*TURN, *[ev.ToolReturned("a/0", 1, 3)] * 2)
+    assert told(*over).acting == 0
+    assert added(*over) == {"idle other": 2.0, "vacant other": 2.0}
 
 
-def test_lent_instance_adds_nothing_until_returned(fleet: FleetShares) -> None:
-    fleet.lend("i")
-    fleet.set_queued("i", 1)
+def test_a_tool_may_outlive_its_instance() -> None:
+    outlived = (*TURN, ev.InstanceLost("i"), ev.ToolReturned("a/0", 1, 3))
+    assert added(*outlived) == {"idle other": 1.0, "vacant other": 1.0}
+
+
+def test_lent_instance_adds_nothing_until_returned() -> None:
+    lent = (act.Lend("i"), ev.InstanceReported("i", 0, 1, 0.5))
+    fleet = told(*lent)
     assert (len(fleet), fleet.here) == (2, 1)
-    assert added(fleet) == {"idle other": 1.0, "vacant other": 1.0}
-    fleet.take_back("i")
-    fleet.take_back("i")
-    assert fleet.here == 2
-    assert added(fleet)["idle other"] == 2.0
+    assert added(*lent) == {"idle other": 1.0, "vacant other": 1.0}
+    returned = (*lent, *[ev.InstanceReturned("i")] * 2)
+    assert told(*returned).here == 2
+    assert added(*returned)["idle other"] == 2.0
 
 
-def test_instance_lost_while_lent_leaves_once(fleet: FleetShares) -> None:
-    fleet.lend("i")
-    fleet.leave("i")
-    fleet.take_back("i")
+def test_instance_lost_while_lent_leaves_once() -> None:
+    fleet = told(act.Lend("i"), ev.InstanceLost("i"), ev.InstanceReturned("i"))
     assert (len(fleet), fleet.here) == (1, 1)
 
 
-def test_empty_fleet_adds_nothing(fleet: FleetShares) -> None:
-    fleet.load("i", +3)
-    fleet.set_updating("j", True)
-    fleet.leave_all()
-    assert fleet.per_second == NOTHING
+def test_empty_fleet_adds_nothing() -> None:
+    fleet = told(*begun(3), act.UpdateWeights("j", 1), ev.Restored(RunState()))
+    assert fleet.per_second == [0.0] * len(SHARES)
     assert (len(fleet), fleet.here) == (0, 0)
+
+
+def test_rejoined_instance_starts_empty() -> None:
+    rejoined = (*begun(3), ev.InstanceJoined("i", 8, 1000))
+    assert told(*rejoined).here == 2
+    assert added(*rejoined) == {"idle other": 2.0, "vacant other": 2.0}
 
 
 def test_time_between_observations_counts_for_the_last_state() -> None:

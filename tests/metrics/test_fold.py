@@ -12,7 +12,7 @@ from rollout_sched.core.model import events as ev
 from rollout_sched.core.model.actions import Action, Wake
 from rollout_sched.core.model.events import Event
 from rollout_sched.metrics.attempts import AttemptIndex
-from rollout_sched.metrics.bubbles import Bubbles, FleetFold
+from rollout_sched.metrics.bubbles import Bubbles, FleetShares
 from rollout_sched.metrics.fold import (
     SECONDS,
     TOKENS,
@@ -30,8 +30,8 @@ from rollout_sched.metrics.waste import Waste
 
 def test_every_fold_names_kinds_of_events_and_actions() -> None:
     attempts = AttemptIndex()
-    fleet = FleetFold(attempts, 4)
-    bubbles = Bubbles(attempts, fleet.shares, False)
+    fleet = FleetShares(attempts, 4)
+    bubbles = Bubbles(attempts, fleet, False)
     lengths = LengthFold(lambda group: [1])
     folds = (attempts, fleet, bubbles, Steps(attempts, bubbles, 0.0), Waste(), lengths)
     known = {*get_args(Event), *get_args(Action)}
