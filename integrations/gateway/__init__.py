@@ -1,10 +1,9 @@
 """The HTTP entry to a fleet: `rollout-sched serve`, and the data plane alone as a front."""
 
 from rollout_sched.integrations.gateway import command, options, serve
-from rollout_sched.integrations.gateway.front_service import FrontOptions, FrontService
+from rollout_sched.integrations.gateway.front_service import FrontService
 
 __all__ = [
-    "FrontOptions",
     "FrontService",
     "command",
     "options",

@@ -11,9 +11,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 
-import msgspec
 from prometheus_client.metrics_core import Metric
 
 from rollout_sched.integrations.gateway import families
@@ -26,7 +24,8 @@ from rollout_sched.integrations.gateway.control_plane.auth import (
 from rollout_sched.integrations.gateway.data_plane.call import JSON, error_body
 from rollout_sched.integrations.gateway.data_plane.data_plane import DataPlane
 from rollout_sched.integrations.gateway.data_plane.reply import Limits, Responses, error_headers
-from rollout_sched.integrations.http import MAX_BODY, ReceivedRequest, ServerLimits
+from rollout_sched.integrations.gateway.options import Options
+from rollout_sched.integrations.http import ReceivedRequest, ServerLimits
 from rollout_sched.integrations.http.server import HttpServer, Refusal
 from rollout_sched.integrations.vllm import HttpInstance
 from rollout_sched.link import FrontCalls
@@ -188,42 +187,23 @@ def front_metrics(calls: FrontCalls, data_plane: DataPlane) -> Iterator[Metric]:
 NO_SCHEDULER = "no scheduler has connected to this front yet; try again later"
 
 
-class FrontOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Options as in `rollout-sched serve`, with the same names (`options.Options`).
-
-    scheduler_url  URL of the gateway in the scheduler's process, which answers everything except
-                   clients' requests
-    """
-
-    host: str = "127.0.0.1"
-    port: int = 0
-    scheduler_url: str = ""
-    api_key_file: Path | None = None
-    trainer_key_file: Path | None = None
-    admin_key_file: Path | None = None
-    instance_api_key_file: Path | None = None
-    max_requests: int = Limits().requests
-    max_body: int = MAX_BODY
-    max_bodies: int = Limits().body_bytes
-    access_log: bool = False
-    grace_s: float = 10.0
-
-
 class FrontService:
     """The data plane with its port. Create it inside a running event loop. Raises CallerError.
 
-    The transport that carries frames between this front and the scheduler's process calls
-    `connect`, `receive` and `disconnected`. While no scheduler is connected, running requests
-    continue and new requests wait.
+    The transport of the frames between this front and the scheduler's process connects `calls`, and
+    sets `app.scheduler_url`. While no scheduler is connected, running requests continue and new
+    requests wait.
 
     name       unique among the running fronts
+    options    those of `rollout-sched serve` that are about clients and instances; the host is
+               that of the front
     on_broken  called with the error when the front cannot carry out an order: reconnect it
     """
 
     def __init__(
         self,
         name: str,
-        options: FrontOptions,
+        options: Options,
         *,
         on_broken: Callable[[Exception], None] = lambda error: None,
         make_client: Callable[[str, str], FrontInstance] | None = None,
@@ -242,11 +222,9 @@ class FrontService:
             keys=auth.opening(Access.CLIENT),
             responses=Responses(logs=options.access_log),
         )
-        self._app = FrontApp(self.calls, self.data_plane, options.scheduler_url)
+        self.app = FrontApp(self.calls, self.data_plane)
         limits = ServerLimits(max_body=options.max_body, max_bodies=options.max_bodies)
-        self._server = HttpServer(self._app, None, limits)
-
-    # -- its port --------------------------------------------------------------------------
+        self._server = HttpServer(self.app, None, limits)
 
     async def open(self) -> None:
         """Raises OSError."""
@@ -266,40 +244,17 @@ class FrontService:
             await self.calls.close()
             await self._clients.close()
 
-    # -- its scheduler ---------------------------------------------------------------------
-
-    @property
-    def scheduler_url(self) -> str:
-        """The scheduler's base URL; it changes when the scheduler starts on another address."""
-        return self._app.scheduler_url
-
-    @scheduler_url.setter
-    def scheduler_url(self, url: str) -> None:
-        self._app.scheduler_url = url.rstrip("/")
-
-    def connect(self, accepted: bytes, send: Callable[[bytes], None]) -> None:
-        """A scheduler has connected, perhaps a different one than before: the front reports all its
-        requests to it. `send` takes frames for it. Raises msgspec.DecodeError."""
-        self.calls.connect(accepted, send)
-
-    def receive(self, frame: bytes) -> None:
-        """A frame from the scheduler. Raises msgspec.DecodeError."""
-        self.calls.receive(frame)
-
-    def disconnected(self) -> None:
-        """The scheduler is gone, or cannot be reached."""
-        self.calls.disconnected()
-
 
 class FrontApp:
     """The HTTP app of a front (`integrations.http.server.App`): it answers clients' requests and
-    its own /health, /liveness and /metrics, and redirects other paths to the scheduler's process.
+    its own /health, /liveness and /metrics, and redirects other paths to the gateway in the
+    scheduler's process, whose base URL is `scheduler_url`; "" before it is known.
     """
 
-    def __init__(self, calls: FrontCalls, data_plane: DataPlane, scheduler_url: str) -> None:
+    def __init__(self, calls: FrontCalls, data_plane: DataPlane) -> None:
         self._calls = calls
         self._data_plane = data_plane
-        self.scheduler_url = scheduler_url.rstrip("/")
+        self.scheduler_url = ""
         self._own: dict[bytes, Callable[[ReceivedRequest], None]] = {
             b"/health": self._health,
             b"/liveness": self._liveness,
@@ -364,7 +319,7 @@ class FrontApp:
         request.answer(200, [(b"content-type", content_type.encode())], page)
 
 
-def _client_maker(options: FrontOptions) -> Callable[[str, str], FrontInstance]:
+def _client_maker(options: Options) -> Callable[[str, str], FrontInstance]:
     """The scheduler's process added these instances, so they are trusted as if this front were
     configured with them."""
     keys = read_instance_keys(options.instance_api_key_file, ())

@@ -7,8 +7,10 @@ import logging
 from collections.abc import Awaitable
 from typing import Any
 
+import msgspec
+
 from rollout_sched import process as log_lines
-from rollout_sched.integrations.gateway import FrontOptions, FrontService
+from rollout_sched.integrations.gateway import FrontService
 from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.integrations.ray.deployment import (
     CALLS_AT_ONCE,
@@ -162,9 +164,9 @@ class FrontActor:
     async def _start(self, name: str, options: Options) -> None:
         import ray
 
-        front_options = front_options_of(options, ray.util.get_node_ip_address())
-        self._front = FrontService(name, front_options, on_broken=self._broken)
-        self._dialler = LinkDialler(self._front, name, self._locate)
+        own = msgspec.structs.replace(options, host=ray.util.get_node_ip_address())
+        self._front = FrontService(name, own, on_broken=self._broken)
+        self._dialler = LinkDialler(self._front.calls, name, self._locate)
         await self._front.open()
         self._dialler.open()
         log.info("%s listens on %s", name, self._front.url)
@@ -175,15 +177,9 @@ class FrontActor:
 
         actor = await asyncio.to_thread(ray.get_actor, self._scheduler, NAMESPACE)
         place, url = await actor.place.remote()
-        self._front.scheduler_url = url
+        self._front.app.scheduler_url = url
         found: SchedulerPlace = place
         return found
 
     def _broken(self, error: Exception) -> None:
         self._dialler.hang_up()
-
-
-def front_options_of(options: Options, address: str) -> FrontOptions:
-    """The options that both structs have, with `address` as the host."""
-    both = set(FrontOptions.__struct_fields__) & set(Options.__struct_fields__)
-    return FrontOptions(**{**{n: getattr(options, n) for n in both}, "host": address})

@@ -20,10 +20,10 @@ from rollout_sched.integrations.gateway.data_plane.data_plane import DataPlane
 from rollout_sched.integrations.gateway.front_service import (
     FrontClients,
     FrontInstance,
-    FrontOptions,
     FrontService,
     front_metrics,
 )
+from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.integrations.vllm.http_instance import HttpInstance
 from rollout_sched.link.front import FrontCalls
 from rollout_sched.link.host import Hub
@@ -73,7 +73,7 @@ class Scene:
     async def end(self) -> None:
         """It stops, and its fronts see that."""
         for front in self.fronts.values():
-            front.disconnected()
+            front.calls.disconnected()
         await self.live.close()
 
     def connect(self, front: FrontService) -> None:
@@ -83,12 +83,14 @@ class Scene:
             loop.call_soon(lambda: self.hub is hub and hub.receive(name, frame))
 
         def down(frame: bytes) -> None:
-            loop.call_soon(front.receive, frame)
+            loop.call_soon(front.calls.receive, frame)
 
-        front.connect(hub.connect(name, down), up)
+        front.calls.connect(hub.connect(name, down), up)
 
     async def front(self, name: str, **options: Any) -> FrontService:
-        front = self.fronts[name] = FrontService(name, FrontOptions(grace_s=0.5, **options))
+        front = self.fronts[name] = FrontService(
+            name, Options(policy="", port=0, grace_s=0.5, **options)
+        )
         await front.open()
         self.connect(front)
         return front
@@ -164,7 +166,8 @@ async def test_clients_are_answered_through_a_front() -> None:
 
 async def test_other_requests_go_to_the_scheduler() -> None:
     async with scene() as made, aiohttp.ClientSession() as client:
-        named = await made.front("f0", scheduler_url="http://host:9000/")
+        named = await made.front("f0")
+        named.app.scheduler_url = "http://host:9000"
         front = await made.front("f1")
         path = "/rollout/state?x=1"
         async with client.get(named.url + path, allow_redirects=False) as answer:
@@ -177,7 +180,7 @@ async def test_other_requests_go_to_the_scheduler() -> None:
             assert answer.status == 200
         async with client.get(front.url + "/metrics") as answer:
             assert "rollout_sched_scheduler_connected 1.0" in await answer.text()
-        front.disconnected()
+        front.calls.disconnected()
         async with client.get(front.url + "/health") as answer:
             assert answer.status == 503
         async with client.get(front.url + "/liveness") as answer:
@@ -185,7 +188,7 @@ async def test_other_requests_go_to_the_scheduler() -> None:
 
 
 async def test_before_its_first_scheduler_a_front_says_so() -> None:
-    front = FrontService("f0", FrontOptions(grace_s=0.1))
+    front = FrontService("f0", Options(policy="", port=0, grace_s=0.1))
     await front.open()
     async with aiohttp.ClientSession() as client:
         async with client.post(front.url + "/v1/completions", json=BODY) as answer:
@@ -301,11 +304,11 @@ async def test_hostile_frames_are_refused_and_change_nothing() -> None:
         front = await made.front("f0")
         for garbage in (b"", b"\xc1", b"{}", b"\x00" * 100):
             with pytest.raises(msgspec.DecodeError):
-                front.receive(garbage)
+                front.calls.receive(garbage)
             with pytest.raises(msgspec.DecodeError):
                 made.hub.receive("f0", garbage)
             with pytest.raises(msgspec.DecodeError):
-                front.connect(garbage, lambda frame: None)
+                front.calls.connect(garbage, lambda frame: None)
         answer = await post(front.url, "/v1/completions", {**BODY, "max_tokens": 8})
         assert covered(answer) == 8
 
