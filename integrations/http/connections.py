@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 from rollout_sched.integrations.http.errors import report
@@ -12,6 +13,7 @@ from rollout_sched.integrations.http.errors import report
 MAX_BODY: Final = 64 * 2**20
 
 
+@dataclass(kw_only=True)
 class ServerLimits:
     """Limits for the connections of one server.
 
@@ -29,43 +31,19 @@ class ServerLimits:
                      that does not read
     """
 
-    __slots__ = (
-        "body_rate",
-        "dead_s",
-        "head_s",
-        "idle_s",
-        "max_bodies",
-        "max_body",
-        "max_connections",
-        "max_head",
-        "max_unsent",
-        "stall_s",
-    )
+    max_body: int = MAX_BODY
+    max_bodies: int = 4 * 2**30
+    max_head: int = 32 * 1024
+    max_unsent: int = 64 * 2**20
+    max_connections: int = 16384
+    head_s: float = 10.0
+    idle_s: float = 75.0
+    stall_s: float = 60.0
+    body_rate: float = 16 * 1024
+    dead_s: float = 60.0
 
-    def __init__(
-        self,
-        *,
-        max_body: int = MAX_BODY,
-        max_bodies: int = 4 * 2**30,
-        max_head: int = 32 * 1024,
-        max_unsent: int = 64 * 2**20,
-        max_connections: int = 16384,
-        head_s: float = 10.0,
-        idle_s: float = 75.0,
-        stall_s: float = 60.0,
-        body_rate: float = 16 * 1024,
-        dead_s: float = 60.0,
-    ) -> None:
-        self.max_body = min(max_body, max_bodies)
-        self.max_bodies = max_bodies
-        self.max_head = max_head
-        self.max_unsent = max_unsent
-        self.max_connections = max_connections
-        self.head_s = head_s
-        self.idle_s = idle_s
-        self.stall_s = stall_s
-        self.body_rate = body_rate
-        self.dead_s = dead_s
+    def __post_init__(self) -> None:
+        self.max_body = min(self.max_body, self.max_bodies)
 
 
 class Waiting(Protocol):

@@ -110,7 +110,7 @@ class UnaryCall:
         parts = self.transcript.parts()
         if parts:
             prompt_ids = self.call.prompt_ids(parts)
-            assert prompt_ids is not None  # see outcome
+            assert prompt_ids is not None  # see UnaryReceiver._outcome
             path, body = self.call.resumed(dispatch, prompt_ids, parts)
         else:
             path, body = self.call.first(dispatch, self.max_tokens)
@@ -130,41 +130,6 @@ class UnaryCall:
         )
         receiver.upstream_call = self.call.pass_on(client, order_id, path, body, receiver)
         return receiver
-
-    def outcome(
-        self,
-        body: bytes,
-        order_id: str,
-        upstream_endpoint: Endpoint,
-        *,
-        whole: bool,
-        segment: bool,
-        labelled: bool,
-    ) -> Outcome:
-        """The outcome of an answer. `whole`: it is the first attempt; `segment`: its "length" is
-        not the end; `labelled`: as its instance's. Raises InstanceError for an invalid answer."""
-        said = answers.read_answer(body, upstream_endpoint, labelled=labelled)
-        if names_another(said.id, order_id):
-            raise InstanceError(f"it answered {order_id} with the answer to {said.id[:80]!r}")
-        if self.call.endpoint == "generate":
-            body = both_spellings(body)  # here, as the next instance may run another vLLM version
-        finish = said.finish
-        if whole and finish != "abort" and not (segment and finish == "length"):
-            return Outcome(said.tokens, finish, said.spans, RawAnswer(body))
-        parts = self.transcript.parts()
-        if finish == "abort" and not parts and self.call.request.envelope.tools:
-            # A resumed response is plain text, from which no server would parse a tool call.
-            return Outcome(0, "abort", (), None)
-        answer = answers.read_object(body)
-        part = dialects.part_of(self.call.endpoint, answer)
-        if part is not None and not parts:
-            part.prompt_ids = self.call.prompt_ids([part])
-        if part is None or (not parts and part.prompt_ids is None):
-            if finish == "abort":
-                # Without token ids it cannot be resumed: it starts from the beginning.
-                return Outcome(0, "abort", (), None)
-            raise RequestRejected("the instance gives no token_ids to resume from", 502, NO_IDS)
-        return Outcome(said.tokens, finish, said.spans, PartialAnswer(part, answer))
 
 
 class UnaryResponder:
@@ -235,7 +200,11 @@ def failure(error: Exception | None) -> tuple[int, bytes]:
 
 
 class UnaryReceiver(WholeAnswer):
-    """Receives an attempt's answer; for the driver it is the attempt. Later data is dropped."""
+    """Receives an attempt's answer; for the driver it is the attempt. Later data is dropped.
+
+    `whole`: it is the first attempt; `segment`: its "length" is not the end; `labelled`: as its
+    instance's.
+    """
 
     __slots__ = (
         "_labelled",
@@ -283,14 +252,7 @@ class UnaryReceiver(WholeAnswer):
         try:
             if status != 200:
                 raise refusal_of_request(status, body, serves=self._serves)
-            outcome = self._owner.outcome(
-                body,
-                self._order_id,
-                self._upstream_endpoint,
-                whole=self._whole,
-                segment=self._segment,
-                labelled=self._labelled,
-            )
+            outcome = self._outcome(body)
         except Exception as error:
             self.on_error(error)
         else:
@@ -303,3 +265,29 @@ class UnaryReceiver(WholeAnswer):
         over, self._over = self._over, None
         if over is not None:
             over(result)
+
+    def _outcome(self, body: bytes) -> Outcome:
+        """The outcome of the answer. Raises InstanceError for an invalid one."""
+        call, transcript, order_id = self._owner.call, self._owner.transcript, self._order_id
+        said = answers.read_answer(body, self._upstream_endpoint, labelled=self._labelled)
+        if names_another(said.id, order_id):
+            raise InstanceError(f"it answered {order_id} with the answer to {said.id[:80]!r}")
+        if call.endpoint == "generate":
+            body = both_spellings(body)  # here, as the next instance may run another vLLM version
+        finish = said.finish
+        if self._whole and finish != "abort" and not (self._segment and finish == "length"):
+            return Outcome(said.tokens, finish, said.spans, RawAnswer(body))
+        parts = transcript.parts()
+        if finish == "abort" and not parts and call.request.envelope.tools:
+            # A resumed response is plain text, from which no server would parse a tool call.
+            return Outcome(0, "abort", (), None)
+        answer = answers.read_object(body)
+        part = dialects.part_of(call.endpoint, answer)
+        if part is not None and not parts:
+            part.prompt_ids = call.prompt_ids([part])
+        if part is None or (not parts and part.prompt_ids is None):
+            if finish == "abort":
+                # Without token ids it cannot be resumed: it starts from the beginning.
+                return Outcome(0, "abort", (), None)
+            raise RequestRejected("the instance gives no token_ids to resume from", 502, NO_IDS)
+        return Outcome(said.tokens, finish, said.spans, PartialAnswer(part, answer))

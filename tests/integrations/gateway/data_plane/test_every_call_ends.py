@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 WHOLE = [
-    (unary_call.UnaryCall, "outcome"),
+    (unary_call.UnaryReceiver, "_outcome"),
     (unary_call.UnaryTranscript, "append"),
     (unary_call.UnaryTranscript, "drop"),
     (unary_call.UnaryResponder, "_body"),
