@@ -14,9 +14,8 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from rollout_sched.store.database import PAGE
 from rollout_sched.store.errors import PieceDamaged, StoreError
-from rollout_sched.store.store import ROWS, Store
+from rollout_sched.store.store import PAGE, ROWS, Store
 from rollout_sched.store.transaction import Transaction
 from tests.fuzz.laws import hold
 

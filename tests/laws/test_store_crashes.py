@@ -18,8 +18,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from rollout_sched.store.database import PAGE
-from rollout_sched.store.store import Store
+from rollout_sched.store.store import PAGE, Store
 from rollout_sched.store.transaction import Transaction
 from tests.store.simulated_disk import Crash, Power, SimulatedDisk
 
@@ -164,7 +163,7 @@ class StoreUnderCrashes(RuleBasedStateMachine):
     def _open(self, folder):
         self.disk = SimulatedDisk(folder)
         self.store = Store(folder, disk=self.disk)
-        self.store._database._db.execute(f"PRAGMA wal_autocheckpoint = {LOG_PAGES}")
+        self.store._db.execute(f"PRAGMA wal_autocheckpoint = {LOG_PAGES}")
         assert self.store.epoch == self.epoch + 1
         self.epoch += 1
 

@@ -14,9 +14,8 @@ from pathlib import Path
 from random import Random
 from typing import Literal
 
-from rollout_sched.store.database import PAGE
 from rollout_sched.store.disk import Disk
-from rollout_sched.store.store import ROWS
+from rollout_sched.store.store import PAGE, ROWS
 
 SECTOR = 512
 

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
 import time
 from contextlib import closing
 
 import pytest
 
-from rollout_sched.store.database import LOG_PAGES, PAGE
+from rollout_sched.store.disk import Disk
 from rollout_sched.store.errors import (
+    PieceDamaged,
     StoreDamaged,
     StoreError,
     StoreInUse,
     StoreOfOtherFormat,
 )
-from rollout_sched.store.store import ROWS, Store
+from rollout_sched.store.store import LOG_PAGES, PAGE, ROWS, Store
 from rollout_sched.store.transaction import Transaction
+from tests.store.rows import facts_in
+from tests.store.simulated_disk import full
 
 
 def filled(folder, **given):
@@ -159,3 +163,127 @@ def test_the_log_is_bounded(tmp_path):
             changes.append("x", 0, bytes(LOG_PAGES * PAGE // 4))
             store.apply(changes)
         assert store.disk_bytes < 2.5 * LOG_PAGES * PAGE
+
+
+def written(store, *, facts=(), pieces=()):
+    changes = Transaction()
+    for fact in facts:
+        changes.put(*fact)
+    for piece in pieces:
+        changes.append(*piece)
+    store.apply(changes, promised=True)
+
+
+@pytest.fixture
+def store(tmp_path):
+    store = Store(tmp_path)
+    yield store
+    store.close()
+
+
+def test_pieces_are_read_by_ordinal(store):
+    written(store, pieces=[("x", 2, b"c"), ("x", 0, b"a"), ("y", 0, b"other")])
+    assert list(store.pieces("x").items()) == [(0, b"a"), (2, b"c")]
+    assert store.heads("y", 2) == {0: b"ot"}
+    assert store.pieces("nobody") == {}
+    assert store.live_bytes == 7
+
+
+def test_what_is_cleared_taken_back_or_written_anew_is_gone(tmp_path):
+    store = Store(tmp_path)
+    written(
+        store,
+        facts=[("group", "a", b"1"), ("group", "b", b"1")],
+        pieces=[("x", 0, b"a"), ("x", 1, b"b"), ("y", 0, b"c"), ("z", 0, b"d"), ("v", 0, b"e")],
+    )
+    changes = Transaction()
+    changes.drop("group", "a")
+    changes.put("group", "b", b"2")
+    changes.clear("x")
+    changes.clear("nobody")
+    changes.take_back("y", 0)
+    changes.take_back("y", 7)
+    changes.append("z", 0, b"new")
+    changes.clear("v")
+    changes.append("v", 1, b"also new")
+    store.apply(changes)
+    assert sorted(store.owners()) == ["v", "z"]
+    assert store.pieces("x") == store.pieces("y") == {}
+    assert (store.pieces("z"), store.pieces("v")) == ({0: b"new"}, {1: b"also new"})
+    assert store.live_bytes == 11
+    store.close()
+    with closing(Store(tmp_path)) as again:
+        assert again.facts("group") == {"b": b"2"}
+        assert sorted(again.owners()) == ["v", "z"]
+        assert again.live_bytes == 11
+
+
+@pytest.mark.parametrize(
+    "change", ["SET data = 'text' WHERE ordinal = 3", "SET crc = 1 WHERE owner = 'x'"]
+)
+def test_a_piece_of_another_type_or_checksum_is_damaged(tmp_path, change):
+    store = Store(tmp_path)
+    written(store, pieces=[("x", 3, b"1")])
+    store._db.execute(f"UPDATE pieces {change}")
+    store.close()
+    with closing(Store(tmp_path)) as again:
+        assert again.losses.owners == ["x"]
+        assert again.owners() == []
+
+
+def test_a_piece_that_changes_while_the_store_is_open_is_told(store):
+    written(store, pieces=[("x", 0, b"aaaa")])
+    store._db.execute("UPDATE pieces SET data = x'00'")
+    with pytest.raises(PieceDamaged, match="piece 0 of 'x'"):
+        store.pieces("x")
+
+
+class NoCommit(Disk):
+    def commit(self, database):
+        raise full()
+
+
+def test_a_transaction_that_fails_changes_nothing(store):
+    written(store, facts=[("group", "a", b"1")], pieces=[("x", 0, b"1")])
+    store.disk = NoCommit()
+    with pytest.raises(sqlite3.OperationalError, match="full"):
+        written(store, facts=[("group", "a", b"2")], pieces=[("x", 0, b"22")])
+    assert store.pieces("x") == {0: b"1"}
+    assert store.live_bytes == 1
+    store.disk = Disk()
+    written(store, facts=[("group", "a", b"3")])
+    assert ("group", "a", b"3") in facts_in(store)
+
+
+class SlowCommit(Disk):
+    """Takes until `resume` for a commit."""
+
+    def __init__(self):
+        self.at_work, self.resume = threading.Event(), threading.Event()
+
+    def commit(self, database):
+        self.at_work.set()
+        assert self.resume.wait(60)
+        super().commit(database)
+
+
+def test_reading_does_not_wait_for_a_write(store):
+    written(store, pieces=[("x", 0, b"old")])
+    store.disk = disk = SlowCommit()
+    thread = threading.Thread(target=written, args=[store], kwargs={"pieces": [("x", 0, b"new")]})
+    thread.start()
+    assert disk.at_work.wait(60)
+    assert store.pieces("x") == {0: b"old"}
+    disk.resume.set()
+    thread.join()
+    assert store.pieces("x") == {0: b"new"}
+
+
+def test_what_is_damaged_is_told_though_it_is_no_text(tmp_path):
+    Store(tmp_path).close()
+    path = tmp_path / ROWS
+    data = path.read_bytes()
+    assert b"CREATE TABLE facts" in data
+    path.write_bytes(data.replace(b"CREATE TABLE facts", b"CREATE TABLE\xecfacts"))
+    with pytest.raises(StoreDamaged, match="malformed"):
+        Store(tmp_path)

@@ -14,6 +14,7 @@ from rollout_sched.store.errors import StoreBroken, StoreFull
 from rollout_sched.store.store import Store
 from rollout_sched.store.transaction import Transaction
 from rollout_sched.store.writer import HEADROOM, StoreWriter
+from tests.store.rows import facts_in
 from tests.store.simulated_disk import full
 
 #: Seconds that nothing here comes near to.
@@ -81,14 +82,14 @@ def test_a_promise_is_kept_with_all_that_came_before(writer):
     for number in range(100):
         writer.write(put(str(number)))
     writer.promise(put("last")).result(LONG_S)
-    rows = writer.store._database.load()[0]
+    rows = facts_in(writer.store)
     assert {fact.name for fact in rows if fact.kind == "group"} == {*map(str, range(100)), "last"}
 
 
 def test_an_empty_promise_is_about_what_came_before(writer):
     writer.write(put("a"))
     writer.promise().result(LONG_S)
-    assert "a" in {fact.name for fact in writer.store._database.load()[0]}
+    assert "a" in {fact.name for fact in facts_in(writer.store)}
 
 
 def test_what_nobody_waits_for_is_written_all_the_same(tmp_path, disk):

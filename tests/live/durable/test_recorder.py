@@ -25,6 +25,7 @@ from rollout_sched.store.errors import StoreBroken, StoreFull
 from rollout_sched.store.store import Store
 from tests import virtual_net
 from tests.live.scripted import Scripted, until
+from tests.store.rows import facts_in
 from tests.store.simulated_disk import SimulatedDisk
 
 PROMPT = Prompt("a", [1, 2], 1, 9)
@@ -45,9 +46,7 @@ class Keeping:
 
     async def rows(self):
         await self.keeper.session.promise()
-        return {f"{f.kind} {f.name}".strip() for f in self.keeper.store._database.load()[0]} - {
-            "store epoch"
-        }
+        return {f"{f.kind} {f.name}".strip() for f in facts_in(self.keeper.store)} - {"store epoch"}
 
 
 @asynccontextmanager
@@ -96,7 +95,7 @@ async def test_the_model_is_written_when_it_changes(tmp_path):
             instance.describes(model=model)
             await kept.driver.add_instance(instance)
         await kept.keeper.session.promise()
-        (row,) = [f for f in kept.keeper.store._database.load()[0] if f.kind == facts.MODEL]
+        (row,) = [f for f in facts_in(kept.keeper.store) if f.kind == facts.MODEL]
         assert row.value == b"m"
 
 
@@ -153,7 +152,7 @@ class Opened:
         changes.put("run", "completed", b"%d" % self.completed)
 
     def rows(self):
-        return {fact.name: fact.value for fact in self.store._database.load()[0]}
+        return {fact.name: fact.value for fact in facts_in(self.store)}
 
 
 @asynccontextmanager
@@ -223,7 +222,7 @@ class Kept:
 
     async def rows(self):
         await self.session.promise()
-        rows = {f"{fact.kind} {fact.name}".strip() for fact in self.store._database.load()[0]}
+        rows = {f"{fact.kind} {fact.name}".strip() for fact in facts_in(self.store)}
         return rows - {"store epoch"}
 
 

@@ -26,9 +26,8 @@ from rollout_sched.live.requests.token_payload import Piece, TokenPayload, Token
 from rollout_sched.live.trainer.delivery import LeaseFacts
 from rollout_sched.live.trainer.samples import FailedGroup, LostGroup, Prompt, Reward
 from rollout_sched.live.trainer.stored import Recovered, StoredWeights
-from rollout_sched.store.database import LOG_PAGES, PAGE
 from rollout_sched.store.errors import StoreError
-from rollout_sched.store.store import SPARE, Store
+from rollout_sched.store.store import LOG_PAGES, PAGE, SPARE, Store
 from rollout_sched.store.transaction import Transaction
 
 PROMPT = Prompt("a", [1, 2, 3], 1, 9)
