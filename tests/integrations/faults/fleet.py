@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import aiohttp
+import msgspec
 
 from rollout_sched import journal
 from rollout_sched.core.model.events import Event, InstanceLost, RequestFailed
@@ -163,3 +164,24 @@ def response(prompt: Sequence[int], spans: Sequence[tuple[int, int]]) -> list[in
 
 def logprobs(prompt: Sequence[int], tokens: int) -> list[float]:
     return text.logprobs(text.name(text.read(prompt)), 0, tokens)
+
+
+async def answered(
+    session: aiohttp.ClientSession, path: str, body: dict[str, Any]
+) -> tuple[list[int], list[tuple[int, int]], list[Any]]:
+    """Token ids, (version, tokens) of each segment, and the choices, of a call that ends well."""
+    async with session.post(path, json=body) as answer:
+        assert answer.status == 200, await answer.text()
+        said = await answer.read()
+    if body.get("stream"):
+        *events, done = said.removesuffix(b"\n\n").split(b"\n\n")
+        assert done == b"data: [DONE]"
+        answers = [msgspec.json.decode(event.removeprefix(b"data: ")) for event in events]
+    else:
+        answers = [msgspec.json.decode(said)]
+    choices = [choice for each in answers for choice in each["choices"]]
+    (segments,) = [each["rollout_sched"]["segments"] for each in answers if "rollout_sched" in each]
+    spans = [(span["version"], span["end"] - span["start"]) for span in segments]
+    ids = [token for choice in choices for token in choice["token_ids"]]
+    assert segments[-1]["end"] == len(ids)
+    return ids, spans, choices

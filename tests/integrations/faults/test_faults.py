@@ -21,6 +21,7 @@ from tests.integrations.faults.fleet import (
     GREEDY,
     SETTINGS,
     House,
+    answered,
     events,
     house,
     logprobs,
@@ -80,21 +81,10 @@ def as_clients(path: str, stream: bool) -> Callable[[House], Awaitable[None]]:
             body = {"prompt": prompt, **sampling, "return_token_ids": True, "stream": stream}
         else:
             body = {"token_ids": prompt, "sampling_params": sampling, "stream": stream}
-        async with session.post(path, json=body) as answer:
-            assert answer.status == 200, await answer.text()
-            said = await answer.read()
-        if stream:
-            *chunks, done = said.removesuffix(b"\n\n").split(b"\n\n")
-            assert done == b"data: [DONE]"
-            answers = [msgspec.json.decode(chunk.removeprefix(b"data: ")) for chunk in chunks]
-        else:
-            answers = [msgspec.json.decode(said)]
-        choices = [choice for each in answers for choice in each["choices"]]
+        ids, spans, choices = await answered(session, path, body)
         assert [c["finish_reason"] for c in choices if c["finish_reason"]] == ["length"]
-        (segments,) = [a["rollout_sched"]["segments"] for a in answers if "rollout_sched" in a]
-        spans = [(span["version"], span["end"] - span["start"]) for span in segments]
-        assert [t for c in choices for t in c["token_ids"]] == response(prompt, spans)
-        assert segments[-1]["end"] == tokens
+        assert ids == response(prompt, spans)
+        assert len(ids) == tokens
 
     return ask
 

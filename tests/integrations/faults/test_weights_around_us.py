@@ -18,7 +18,15 @@ import pytest
 from rollout_sched.client import Prompt, Reload, RolloutScheduler
 from rollout_sched.core.model.events import WeightsUpdated
 from rollout_sched.live.instances.versions import AROUND_US, US
-from tests.integrations.faults.fleet import GREEDY, SETTINGS, House, events, house, response
+from tests.integrations.faults.fleet import (
+    GREEDY,
+    SETTINGS,
+    House,
+    answered,
+    events,
+    house,
+    response,
+)
 from tests.integrations.gateway.test_fleet import checkpoint
 
 #: Patient with tokens that stand still: on a busy machine they do.
@@ -87,21 +95,10 @@ def as_clients(*, stream: bool) -> Ask:
     async def one(session: aiohttp.ClientSession, prompt: list[int]) -> list[int]:
         sampling = {**GREEDY, "max_tokens": TOKENS}
         body = {"token_ids": prompt, "sampling_params": sampling, "stream": stream}
-        async with session.post(GENERATE, json=body) as answer:
-            said = await answer.read()
-            assert answer.status == 200, said
-        if stream:
-            *events, done = said.removesuffix(b"\n\n").split(b"\n\n")
-            assert done == b"data: [DONE]"
-            answers = [msgspec.json.decode(event.removeprefix(b"data: ")) for event in events]
-        else:
-            answers = [msgspec.json.decode(said)]
-        ids = [t for a in answers for choice in a["choices"] for t in choice["token_ids"]]
-        (segments,) = [a["rollout_sched"]["segments"] for a in answers if "rollout_sched" in a]
-        spans = [(span["version"], span["end"] - span["start"]) for span in segments]
+        ids, spans, choices = await answered(session, GENERATE, body)
         assert ids == response(prompt, spans), spans
         assert len(ids) == TOKENS
-        told = [c["weight_versions"] for a in answers for c in a["choices"] if c["finish_reason"]]
+        told = [choice["weight_versions"] for choice in choices if choice["finish_reason"]]
         assert told == [merged(spans)], "as the server would word it"
         return [version for version, _ in spans]
 
