@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ GREEDY = {"temperature": 0.0, "ignore_eos": True, "logprobs": 0}
 PROMPT = [random.Random(1).randrange(3, 2000) for _ in range(300)]
 LONG = 800  # tokens; some two seconds, so that there is time to interrupt
 LIMIT_S = 120
+
+pytestmark = pytest.mark.real_time(LIMIT_S)
 
 
 @pytest.fixture(scope="module")
@@ -58,16 +60,44 @@ def uninterrupted(whole_server: str) -> Output:
     return on(whole_server, lambda instance: instance.generate(order(LONG)))
 
 
+@asynccontextmanager
+async def described(url: str, **settings: Any) -> AsyncIterator[HttpInstance]:
+    """A new client."""
+    instance = HttpInstance(url, **settings)
+    try:
+        await instance.describe()
+        yield instance
+    finally:
+        await instance.close()
+
+
+@pytest.fixture
+def endpoint() -> str | None:
+    """Any; parametrized where it matters."""
+    return None
+
+
+@pytest.fixture
+@asynccontextmanager
+async def instance(whole_server: str, endpoint: Any) -> AsyncIterator[HttpInstance]:
+    settings = {"endpoint": endpoint} if endpoint else {}
+    async with described(whole_server, **settings) as made:
+        yield made
+
+
+@pytest.fixture
+@asynccontextmanager
+async def bare(bare_server: str) -> AsyncIterator[HttpInstance]:
+    async with described(bare_server, slots=8) as made:
+        yield made
+
+
 def on(url: str, use: Callable[[HttpInstance], Awaitable[Any]], **settings: Any) -> Any:
     """What `use(instance)` returns, on a new client."""
 
     async def used() -> Any:
-        instance = HttpInstance(url, **settings)
-        try:
-            await instance.describe()
+        async with described(url, **settings) as instance:
             return await asyncio.wait_for(use(instance), LIMIT_S)
-        finally:
-            await instance.close()
 
     return asyncio.run(used())
 
@@ -124,11 +154,8 @@ async def updated(instance: HttpInstance, apply: Any, version: int):
     yield
 
 
-def test_the_whole_server_offers_everything(whole_server: str) -> None:
-    async def use(instance: HttpInstance) -> Any:
-        return instance.findings
-
-    findings = on(whole_server, use)
+async def test_the_whole_server_offers_everything(instance: HttpInstance) -> None:
+    findings = instance.findings
     description = findings.description
     assert description.slots == servers.MAX_NUM_SEQS
     assert description.kv_tokens == servers.KV_TOKENS
@@ -154,81 +181,69 @@ def test_both_endpoints_give_the_same(whole_server: str) -> None:
 
 
 @pytest.mark.parametrize("endpoint", ["generate", "completions"])
-def test_an_interrupted_order_goes_on_as_if_it_had_not_been(
-    whole_server: str, uninterrupted: Output, endpoint: Any
+async def test_an_interrupted_order_goes_on_as_if_it_had_not_been(
+    instance: HttpInstance, uninterrupted: Output, endpoint: Any
 ) -> None:
-    async def use(instance: HttpInstance) -> None:
-        partial = await interrupted(instance, order(LONG, salt="kept"))
-        before = (await instance.gauges()).cached_tokens
-        rest = await instance.generate(order(50, [*PROMPT, *partial.token_ids], salt="kept"))
-        found = (await instance.gauges()).cached_tokens - before
-        context = len(PROMPT) + len(partial.token_ids)
-        assert context - 2 * servers.BLOCK_SIZE <= found < context
-        assert_equal([partial, rest], uninterrupted)
-
-    on(whole_server, use, endpoint=endpoint)
+    partial = await interrupted(instance, order(LONG, salt="kept"))
+    before = (await instance.gauges()).cached_tokens
+    rest = await instance.generate(order(50, [*PROMPT, *partial.token_ids], salt="kept"))
+    found = (await instance.gauges()).cached_tokens - before
+    context = len(PROMPT) + len(partial.token_ids)
+    assert context - 2 * servers.BLOCK_SIZE <= found < context
+    assert_equal([partial, rest], uninterrupted)
 
 
 @pytest.mark.parametrize("endpoint", ["generate", "completions"])
-def test_what_was_streamed_is_the_answer(
-    whole_server: str, uninterrupted: Output, endpoint: Any
+async def test_what_was_streamed_is_the_answer(
+    instance: HttpInstance, uninterrupted: Output, endpoint: Any
 ) -> None:
-    async def use(instance: HttpInstance) -> None:
-        pieces: list[list[int]] = []
-        enough = asyncio.Event()
+    pieces: list[list[int]] = []
+    enough = asyncio.Event()
 
-        def on_tokens(tokens: Any, logprobs: Any) -> None:
-            pieces.append(list(tokens))
-            assert len(logprobs) == len(tokens)
-            if len(pieces) == 4:
-                enough.set()
+    def on_tokens(tokens: Any, logprobs: Any) -> None:
+        pieces.append(list(tokens))
+        assert len(logprobs) == len(tokens)
+        if len(pieces) == 4:
+            enough.set()
 
-        an_order = order(LONG, stream_every=16)
-        attempt = asyncio.create_task(instance.generate(an_order, on_tokens))
-        await enough.wait()
-        await instance.abort(an_order.id)
-        output = await attempt
-        assert output.finish == "abort"
-        assert [len(piece) for piece in pieces[:4]] == [1, 16, 16, 16]
-        streamed = [token for piece in pieces for token in piece]
-        assert streamed == output.token_ids[: len(streamed)]
-        assert len(output.token_ids) - len(streamed) < 16  # what comes with the end
-        assert_equal([output], uninterrupted)
-
-    on(whole_server, use, endpoint=endpoint)
+    an_order = order(LONG, stream_every=16)
+    attempt = asyncio.create_task(instance.generate(an_order, on_tokens))
+    await enough.wait()
+    await instance.abort(an_order.id)
+    output = await attempt
+    assert output.finish == "abort"
+    assert [len(piece) for piece in pieces[:4]] == [1, 16, 16, 16]
+    streamed = [token for piece in pieces for token in piece]
+    assert streamed == output.token_ids[: len(streamed)]
+    assert len(output.token_ids) - len(streamed) < 16  # what comes with the end
+    assert_equal([output], uninterrupted)
 
 
 @pytest.mark.parametrize("clear_cache", [False, True])
-def test_a_pause_keeps_the_kv_only_if_told_to(
-    whole_server: str, uninterrupted: Output, clear_cache: bool
+async def test_a_pause_keeps_the_kv_only_if_told_to(
+    instance: HttpInstance, uninterrupted: Output, clear_cache: bool
 ) -> None:
-    async def use(instance: HttpInstance) -> None:
-        before = (await instance.gauges()).preemptions
-        async with running(instance, order(LONG)) as attempt:
-            await instance.pause("keep", clear_cache)
-            late = asyncio.create_task(instance.generate(order(3)))
-            frozen = await instance.gauges()
-            await asyncio.sleep(0.1)
-            assert (await instance.gauges()).generated_tokens == frozen.generated_tokens
-            assert not late.done()
-            await instance.resume()
-            output, _ = await asyncio.gather(attempt, late)
-        assert (await instance.gauges()).preemptions - before == int(clear_cache)
-        assert_equal([output], uninterrupted)
-
-    on(whole_server, use)
+    before = (await instance.gauges()).preemptions
+    async with running(instance, order(LONG)) as attempt:
+        await instance.pause("keep", clear_cache)
+        late = asyncio.create_task(instance.generate(order(3)))
+        frozen = await instance.gauges()
+        await asyncio.sleep(0.1)
+        assert (await instance.gauges()).generated_tokens == frozen.generated_tokens
+        assert not late.done()
+        await instance.resume()
+        output, _ = await asyncio.gather(attempt, late)
+    assert (await instance.gauges()).preemptions - before == int(clear_cache)
+    assert_equal([output], uninterrupted)
 
 
-def test_a_pause_that_aborts_gives_the_tokens_back(whole_server: str) -> None:
-    async def use(instance: HttpInstance) -> None:
-        async with running(instance, order(LONG)) as attempt:
-            await instance.pause("abort", clear_cache=False)
-            output = await attempt
-            await instance.resume()
-        assert output.finish == "abort"
-        assert output.token_ids
-
-    on(whole_server, use)
+async def test_a_pause_that_aborts_gives_the_tokens_back(instance: HttpInstance) -> None:
+    async with running(instance, order(LONG)) as attempt:
+        await instance.pause("abort", clear_cache=False)
+        output = await attempt
+        await instance.resume()
+    assert output.finish == "abort"
+    assert output.token_ids
 
 
 def test_kv_is_retained_or_recomputed_by_salt_across_an_update(
@@ -263,30 +278,29 @@ def test_kv_is_retained_or_recomputed_by_salt_across_an_update(
     on(whole_server, update)
 
 
-def test_spans_say_which_weights_made_a_token(whole_server: str, models: list[Path]) -> None:
-    async def use(instance: HttpInstance) -> None:
-        reload = ReloadFromDisk(lambda version: models[version % 2])
-        await instance.set_version(10)
-        assert (await instance.describe()).version == 10
-        made = 0
+async def test_spans_say_which_weights_made_a_token(
+    instance: HttpInstance, models: list[Path]
+) -> None:
+    reload = ReloadFromDisk(lambda version: models[version % 2])
+    await instance.set_version(10)
+    assert (await instance.describe()).version == 10
+    made = 0
 
-        def on_tokens(tokens: Any, logprobs: Any) -> None:
-            nonlocal made
-            made += len(tokens)
+    def on_tokens(tokens: Any, logprobs: Any) -> None:
+        nonlocal made
+        made += len(tokens)
 
-        attempt = asyncio.create_task(instance.generate(order(LONG, stream_every=1), on_tokens))
-        await until_it_has_made(instance, 40)
-        await instance.pause("keep", clear_cache=False)
-        await asyncio.sleep(0.2)  # what was made before the pause arrives
-        first = made
-        await reload(instance, 11)
-        await instance.set_version(11)
-        await instance.resume()
-        output = await attempt
-        await reload(instance, 10)
-        assert output.spans == ((10, first), (11, LONG - first))
-
-    on(whole_server, use)
+    attempt = asyncio.create_task(instance.generate(order(LONG, stream_every=1), on_tokens))
+    await until_it_has_made(instance, 40)
+    await instance.pause("keep", clear_cache=False)
+    await asyncio.sleep(0.2)  # what was made before the pause arrives
+    first = made
+    await reload(instance, 11)
+    await instance.set_version(11)
+    await instance.resume()
+    output = await attempt
+    await reload(instance, 10)
+    assert output.spans == ((10, first), (11, LONG - first))
 
 
 def test_weights_are_transferred(whole_server: str, bare_server: str, models: list[Path]) -> None:
@@ -310,61 +324,48 @@ def test_weights_are_transferred(whole_server: str, bare_server: str, models: li
     assert_equal([third], first)
 
 
-def test_a_call_that_fails_is_an_error_of_the_instance(whole_server: str) -> None:
-    async def use(instance: HttpInstance) -> None:
-        with pytest.raises(InstanceError, match="/collective_rpc answered 500"):
-            await instance.collective_rpc("no_such_method", {})
-        assert (await instance.generate(order(3))).finish == "length"
-
-    on(whole_server, use)
+async def test_a_call_that_fails_is_an_error_of_the_instance(instance: HttpInstance) -> None:
+    with pytest.raises(InstanceError, match="/collective_rpc answered 500"):
+        await instance.collective_rpc("no_such_method", {})
+    assert (await instance.generate(order(3))).finish == "length"
 
 
 @pytest.mark.parametrize("endpoint", ["generate", "completions"])
 @pytest.mark.parametrize("context", [[99_999], [5] * (servers.MAX_MODEL_LEN + 1)])
-def test_a_request_at_fault(whole_server: str, endpoint: Any, context: list[int]) -> None:
-    async def use(instance: HttpInstance) -> None:
-        with pytest.raises(RequestRejected) as caught:
-            await instance.generate(order(3, context))
-        assert caught.value.status == 400
-        assert caught.value.body
-
-    on(whole_server, use, endpoint=endpoint)
-
-
-def test_an_unknown_id_is_no_one_elses(whole_server: str) -> None:
-    async def use(instance: HttpInstance) -> None:
-        attempt = asyncio.create_task(instance.generate(order(100)))
-        await instance.abort("nobody")
-        assert (await attempt).finish == "length"
-
-    on(whole_server, use)
+async def test_a_request_at_fault(
+    instance: HttpInstance, endpoint: Any, context: list[int]
+) -> None:
+    with pytest.raises(RequestRejected) as caught:
+        await instance.generate(order(3, context))
+    assert caught.value.status == 400
+    assert caught.value.body
 
 
-def test_gauges_tell_the_load(whole_server: str) -> None:
-    async def use(instance: HttpInstance) -> None:
-        orders = [order(LONG) for _ in range(servers.MAX_NUM_SEQS + 2)]
-        before = await instance.gauges()
-        attempts = [asyncio.create_task(instance.generate(each)) for each in orders]
-        await until_it_has_made(instance, 20 * len(orders))
-        busy = await instance.gauges()
-        await asyncio.gather(*(instance.abort(each.id) for each in orders))
-        made = sum(len(output.token_ids) for output in await asyncio.gather(*attempts))
-        assert (busy.running, busy.waiting) == (servers.MAX_NUM_SEQS, 2)
-        assert 0 < busy.kv_usage < 1
-        assert busy.prefill_tokens - before.prefill_tokens == servers.MAX_NUM_SEQS * len(PROMPT)
-        assert made >= busy.generated_tokens - before.generated_tokens > 0
-
-    on(whole_server, use)
+async def test_an_unknown_id_is_no_one_elses(instance: HttpInstance) -> None:
+    attempt = asyncio.create_task(instance.generate(order(100)))
+    await instance.abort("nobody")
+    assert (await attempt).finish == "length"
 
 
-def test_a_cancelled_attempt_frees_its_slot(whole_server: str) -> None:
-    async def use(instance: HttpInstance) -> None:
-        async with running(instance, order(LONG)) as attempt:
-            attempt.cancel()
-            while (await instance.gauges()).running:
-                await asyncio.sleep(0.01)
+async def test_gauges_tell_the_load(instance: HttpInstance) -> None:
+    orders = [order(LONG) for _ in range(servers.MAX_NUM_SEQS + 2)]
+    before = await instance.gauges()
+    attempts = [asyncio.create_task(instance.generate(each)) for each in orders]
+    await until_it_has_made(instance, 20 * len(orders))
+    busy = await instance.gauges()
+    await asyncio.gather(*(instance.abort(each.id) for each in orders))
+    made = sum(len(output.token_ids) for output in await asyncio.gather(*attempts))
+    assert (busy.running, busy.waiting) == (servers.MAX_NUM_SEQS, 2)
+    assert 0 < busy.kv_usage < 1
+    assert busy.prefill_tokens - before.prefill_tokens == servers.MAX_NUM_SEQS * len(PROMPT)
+    assert made >= busy.generated_tokens - before.generated_tokens > 0
 
-    on(whole_server, use)
+
+async def test_a_cancelled_attempt_frees_its_slot(instance: HttpInstance) -> None:
+    async with running(instance, order(LONG)) as attempt:
+        attempt.cancel()
+        while (await instance.gauges()).running:
+            await asyncio.sleep(0.01)
 
 
 def test_the_bare_server_is_used_as_far_as_it_goes(bare_server: str) -> None:
@@ -380,18 +381,15 @@ def test_the_bare_server_is_used_as_far_as_it_goes(bare_server: str) -> None:
     assert any("VLLM_SERVER_DEV_MODE=1" in note for note in findings.notes)
 
 
-def test_on_the_bare_server_an_abort_keeps_what_was_streamed(bare_server: str) -> None:
-    async def use(instance: HttpInstance) -> None:
-        enough = asyncio.Event()
-        an_order = order(LONG, stream_every=8)
-        attempt = asyncio.create_task(instance.generate(an_order, lambda *_: enough.set()))
-        await enough.wait()
-        await instance.abort(an_order.id)
-        partial = await attempt
-        assert partial.finish == "abort"
-        rest = await instance.generate(order(50, [*PROMPT, *partial.token_ids]))
-        assert_equal([partial, rest], await instance.generate(order(LONG)))
-        while (await instance.gauges()).running:
-            await asyncio.sleep(0.01)
-
-    on(bare_server, use, slots=8)
+async def test_on_the_bare_server_an_abort_keeps_what_was_streamed(bare: HttpInstance) -> None:
+    enough = asyncio.Event()
+    an_order = order(LONG, stream_every=8)
+    attempt = asyncio.create_task(bare.generate(an_order, lambda *_: enough.set()))
+    await enough.wait()
+    await bare.abort(an_order.id)
+    partial = await attempt
+    assert partial.finish == "abort"
+    rest = await bare.generate(order(50, [*PROMPT, *partial.token_ids]))
+    assert_equal([partial, rest], await bare.generate(order(LONG)))
+    while (await bare.gauges()).running:
+        await asyncio.sleep(0.01)

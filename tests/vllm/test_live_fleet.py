@@ -172,23 +172,21 @@ class TestTrainer:
             assert (await rollouts.state())["anomalies"] == {}
             return sorted(whole.samples, key=lambda sample: sample.uid)
 
+    @pytest.mark.real_time(LIMIT_S)
     @ways
-    def test_an_interruption_changes_nothing(
+    async def test_an_interruption_changes_nothing(
         self, fleet: Fleet, undisturbed: list[Output], tmp_path: Path, kv: str, at_update: str
     ) -> None:
-        async def scene() -> None:
-            samples = await self.trained(fleet, policy(tmp_path, kv, at_update), 0)
-            assert len(samples) == len(PROMPTS)
-            for sample, expected in zip(samples, undisturbed, strict=True):
-                assert_equal(sample, expected)
-                # Spans are vLLM's own, or there would have been an anomaly.
-                assert [span.version for span in sample.segments] == [
-                    fleet.version - 1,
-                    fleet.version,
-                ]
-                assert sample.num_interruptions == int(at_update == "resubmit")
-
-        play(scene())
+        samples = await self.trained(fleet, policy(tmp_path, kv, at_update), 0)
+        assert len(samples) == len(PROMPTS)
+        for sample, expected in zip(samples, undisturbed, strict=True):
+            assert_equal(sample, expected)
+            # Spans are vLLM's own, or there would have been an anomaly.
+            assert [span.version for span in sample.segments] == [
+                fleet.version - 1,
+                fleet.version,
+            ]
+            assert sample.num_interruptions == int(at_update == "resubmit")
 
     def test_new_weights_go_on_as_on_a_fresh_server(
         self, fleet: Fleet, undisturbed: list[Output], tmp_path: Path
@@ -247,89 +245,79 @@ async def gateway(
 
 
 class TestGateway:
+    @pytest.mark.real_time(LIMIT_S)
     @ways
-    def test_an_interruption_is_invisible(
+    async def test_an_interruption_is_invisible(
         self, fleet: Fleet, undisturbed: list[Output], tmp_path: Path, kv: str, at_update: str
     ) -> None:
-        async def scene() -> None:
-            async with (
-                gateway(fleet, policy(tmp_path, kv, at_update)) as (service, client),
-                aiohttp.ClientSession(service.url) as session,
-            ):
-                asking = [
-                    asyncio.create_task(_completion(client, PROMPTS[0])),
-                    asyncio.create_task(_streamed_completion(client, PROMPTS[1])),
-                    asyncio.create_task(_generated(session, PROMPTS[2])),
-                    asyncio.create_task(_completion(client, PROMPTS[3])),
-                ]
-                await until_all_have_made(fleet, 60)
-                assert not any(task.done() for task in asking)
-                fleet.version += 1
-                body = {"version": fleet.version, "reload": {"path": fleet.weights(0)}}
-                async with session.post("/admin/weights", json=body) as response:
-                    assert response.status == 202, await response.text()
-                answers = await asyncio.gather(*asking)
-                assert answers == [output.token_ids for output in undisturbed]
-                assert not service.live.driver.pump.scheduler.state.anomalies
+        async with (
+            gateway(fleet, policy(tmp_path, kv, at_update)) as (service, client),
+            aiohttp.ClientSession(service.url) as session,
+        ):
+            asking = [
+                asyncio.create_task(_completion(client, PROMPTS[0])),
+                asyncio.create_task(_streamed_completion(client, PROMPTS[1])),
+                asyncio.create_task(_generated(session, PROMPTS[2])),
+                asyncio.create_task(_completion(client, PROMPTS[3])),
+            ]
+            await until_all_have_made(fleet, 60)
+            assert not any(task.done() for task in asking)
+            fleet.version += 1
+            body = {"version": fleet.version, "reload": {"path": fleet.weights(0)}}
+            async with session.post("/admin/weights", json=body) as response:
+                assert response.status == 202, await response.text()
+            answers = await asyncio.gather(*asking)
+            assert answers == [output.token_ids for output in undisturbed]
+            assert not service.live.driver.pump.scheduler.state.anomalies
 
-        play(scene())
-
-    def test_the_openai_client(self, fleet: Fleet, tmp_path: Path) -> None:
+    @pytest.mark.real_time(LIMIT_S)
+    async def test_the_openai_client(self, fleet: Fleet, tmp_path: Path) -> None:
         """Through the gateway as from the server itself."""
+        path = policy(tmp_path, "recompute", "resubmit")
+        direct = openai.AsyncOpenAI(base_url=f"{fleet.urls[0]}/v1", api_key="none")
+        async with gateway(fleet, path) as (_, client), direct:
+            assert [model.id async for model in client.models.list()] == ["tiny"]
+            for use in (_texts, _chats):
+                expected = await use(direct)
+                assert await use(client) == expected
+                assert all(expected)
 
-        async def scene() -> None:
-            path = policy(tmp_path, "recompute", "resubmit")
-            direct = openai.AsyncOpenAI(base_url=f"{fleet.urls[0]}/v1", api_key="none")
-            async with gateway(fleet, path) as (_, client), direct:
-                assert [model.id async for model in client.models.list()] == ["tiny"]
-                for use in (_texts, _chats):
-                    expected = await use(direct)
-                    assert await use(client) == expected
-                    assert all(expected)
+    @pytest.mark.real_time(LIMIT_S)
+    async def test_refusals_are_vllms_own(self, fleet: Fleet, tmp_path: Path) -> None:
+        path = policy(tmp_path, "recompute", "resubmit")
+        async with gateway(fleet, path) as (_, client):
+            with pytest.raises(openai.BadRequestError, match="temperature"):
+                await client.completions.create(model="tiny", prompt="a", temperature=-1.0)
+            with pytest.raises(openai.NotFoundError):
+                await client.completions.create(model="no such model", prompt="a")
 
-        play(scene())
-
-    def test_refusals_are_vllms_own(self, fleet: Fleet, tmp_path: Path) -> None:
-        async def scene() -> None:
-            path = policy(tmp_path, "recompute", "resubmit")
-            async with gateway(fleet, path) as (_, client):
-                with pytest.raises(openai.BadRequestError, match="temperature"):
-                    await client.completions.create(model="tiny", prompt="a", temperature=-1.0)
-                with pytest.raises(openai.NotFoundError):
-                    await client.completions.create(model="no such model", prompt="a")
-
-        play(scene())
-
-    def test_vllms_own_benchmark(self, fleet: Fleet, tmp_path: Path) -> None:
+    @pytest.mark.real_time(LIMIT_S)
+    async def test_vllms_own_benchmark(self, fleet: Fleet, tmp_path: Path) -> None:
         """`vllm bench serve`, started by its module: the CPU build lacks the command's metadata."""
-
-        async def scene() -> None:
-            path = policy(tmp_path, "recompute", "resubmit")
-            async with gateway(fleet, path) as (service, _):
-                options = {
-                    "base-url": service.url,
-                    "model": fleet.weights(0),
-                    "served-model-name": "tiny",
-                    "dataset-name": "random",
-                    "random-input-len": "32",
-                    "random-output-len": "16",
-                    "num-prompts": "40",
-                    "result-dir": str(tmp_path),
-                    "result-filename": "result.json",
-                }
-                told = [word for name, value in options.items() for word in (f"--{name}", value)]
-                process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-c", BENCH, "--ignore-eos", "--save-result", *told),
-                    stdout=asyncio.subprocess.PIPE,
-                    stderr=asyncio.subprocess.STDOUT,
-                )
-                said, _ = await process.communicate()
-                assert process.returncode == 0, said.decode()[-2000:]
-                result = json.loads((tmp_path / "result.json").read_text())
-                assert (result["completed"], result["failed"]) == (40, 0)
-                assert result["total_output_tokens"] == 40 * 16
-
-        play(scene())
+        path = policy(tmp_path, "recompute", "resubmit")
+        async with gateway(fleet, path) as (service, _):
+            options = {
+                "base-url": service.url,
+                "model": fleet.weights(0),
+                "served-model-name": "tiny",
+                "dataset-name": "random",
+                "random-input-len": "32",
+                "random-output-len": "16",
+                "num-prompts": "40",
+                "result-dir": str(tmp_path),
+                "result-filename": "result.json",
+            }
+            told = [word for name, value in options.items() for word in (f"--{name}", value)]
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-c", BENCH, "--ignore-eos", "--save-result", *told),
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+            )
+            said, _ = await process.communicate()
+            assert process.returncode == 0, said.decode()[-2000:]
+            result = json.loads((tmp_path / "result.json").read_text())
+            assert (result["completed"], result["failed"]) == (40, 0)
+            assert result["total_output_tokens"] == 40 * 16
 
 
 async def _completion(client: openai.AsyncOpenAI, prompt: list[int]) -> list[int]:

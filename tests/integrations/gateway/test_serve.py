@@ -23,6 +23,7 @@ from aiohttp import web
 from rollout_sched import journal
 from rollout_sched.cli import main
 from rollout_sched.client import RolloutScheduler
+from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.integrations.gateway.serve import Service
 from tests.integrations.gateway.gateway_fixture import House, Upstream
@@ -314,6 +315,9 @@ class TestAdminSocket:
             status, said = await house.ask("GET", "/admin/state")
             assert (status, "--admin-socket" in said["error"]["message"]) == (403, True)
             assert (await house.ask("GET", "/health"))[0] == 200
+            with pytest.raises(CallerError, match="another gateway listens on it"):
+                async with House(Upstream(), admin_socket=path):
+                    pass
             async with RolloutScheduler.connect(f"unix://{path}") as rollouts:
                 assert (await rollouts.state())["version"] == 0
                 await rollouts.remove_instance("http://a:1")

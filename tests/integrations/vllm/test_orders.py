@@ -14,7 +14,7 @@ from rollout_sched.integrations.vllm.dialects import AnswerAssembler, Generate
 from rollout_sched.integrations.vllm.orders import OrderCalls, no_trace, post, renamed
 from rollout_sched.integrations.vllm.protocol.endpoints import GENERATE
 from rollout_sched.live.ports import InstanceError, RequestRejected
-from tests.integrations.vllm.scripted import ScriptedVllm, an_order
+from tests.integrations.vllm.scripted import ScriptedVllm, an_order, generated
 
 
 @pytest.fixture
@@ -34,6 +34,13 @@ async def calls(server):
 def make(calls, order, cuttable=False, on_tokens=None):
     call = calls.make_cuttable if cuttable else calls.make
     return call(order, Generate(), "tiny", AnswerAssembler(order, on_tokens))
+
+
+@pytest.mark.parametrize("cuttable", [False, True])
+async def test_an_order_is_answered(cuttable, server, calls):
+    server.answer(GENERATE, generated([10, 11], "stop"))
+    output = await make(calls, an_order(), cuttable)
+    assert (output.token_ids, output.finish) == ([10, 11], "stop")
 
 
 @pytest.mark.parametrize("cuttable", [False, True])

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 from uuid import uuid4
 
 import aiohttp
@@ -18,12 +19,11 @@ from skyrl.backends.skyrl_train.inference_servers.remote_inference_client import
 
 from tests.neighbours.fleet import Fleet, fleet
 
-T = TypeVar("T")
-
 #: Workers of each simulated server.
 WORKERS = 2
 SAMPLING = {"max_tokens": 20, "temperature": 0.0, "ignore_eos": True, "logprobs": 1}
-LIMIT_S = 120
+
+pytestmark = pytest.mark.real_time(120)
 
 
 @pytest.fixture(scope="module")
@@ -51,180 +51,154 @@ class InitInfo:
         return asdict(self)
 
 
-def use(ours: Fleet, do: Callable[[RemoteInferenceClient], Awaitable[T]], **settings: Any) -> T:
-    """What comes of it, with a client that knows one server."""
+@asynccontextmanager
+async def connected(ours: Fleet, **settings: Any) -> AsyncIterator[RemoteInferenceClient]:
+    """A client that knows one server."""
+    client = RemoteInferenceClient(ours.url, [ours.url], 1, ours.model, **settings)
+    client = pickle.loads(pickle.dumps(client))  # as Ray's workers get it
+    try:
+        yield client
+    finally:
+        await client.teardown()
+        await client.aclose()
 
-    async def used() -> T:
-        client = RemoteInferenceClient(ours.url, [ours.url], 1, ours.model, **settings)
-        client = pickle.loads(pickle.dumps(client))  # as Ray's workers get it
-        try:
-            return await asyncio.wait_for(do(client), LIMIT_S)
-        finally:
-            await client.teardown()
-            await client.aclose()
 
-    return asyncio.run(used())
+@pytest.fixture
+@asynccontextmanager
+async def client(ours: Fleet) -> AsyncIterator[RemoteInferenceClient]:
+    async with connected(ours) as made:
+        yield made
 
 
 def version(ours: Fleet) -> int:
     return int(ours.gateway.get("/admin/state")["version"])
 
 
-def test_generate(ours: Fleet) -> None:
-    async def generate(client: RemoteInferenceClient) -> Any:
-        batch = {
-            "prompt_token_ids": [[1, 2, 3], [4, 5]],
-            "sampling_params": SAMPLING,
-            "session_ids": ["a", "b"],
-            "cache_salt": "v1",
-        }
-        return await client.generate(batch)
-
-    made = use(ours, generate)
+async def test_generate(client: RemoteInferenceClient) -> None:
+    batch = {
+        "prompt_token_ids": [[1, 2, 3], [4, 5]],
+        "sampling_params": SAMPLING,
+        "session_ids": ["a", "b"],
+        "cache_salt": "v1",
+    }
+    made = await client.generate(batch)
     assert made["stop_reasons"] == ["length", "length"]
     assert [len(ids) for ids in made["response_ids"]] == [20, 20]
     assert [len(told) for told in made["response_logprobs"]] == [20, 20]
     assert all(made["responses"])
 
 
-def test_generate_with_the_experts_of_a_mixture(ours: Fleet) -> None:
-    async def generate(client: RemoteInferenceClient) -> Any:
-        return await client.generate({"prompt_token_ids": [[1]], "sampling_params": SAMPLING})
-
-    made = use(ours, generate, enable_return_routed_experts=True)
+async def test_generate_with_the_experts_of_a_mixture(ours: Fleet) -> None:
+    async with connected(ours, enable_return_routed_experts=True) as client:
+        made = await client.generate({"prompt_token_ids": [[1]], "sampling_params": SAMPLING})
     assert [len(experts) for experts in made["rollout_expert_indices"]] == [20]
 
 
-def test_sample(ours: Fleet) -> None:
-    async def sample(client: RemoteInferenceClient) -> Any:
-        body = {
-            "prompt": {"chunks": [{"type": "encoded_text", "tokens": [1, 2, 3]}]},
-            "num_samples": 2,
-            "sampling_params": {"max_tokens": 7, "temperature": 1.0, "seed": 1},
-            "session_id": "s",
-        }
-        return await client.sample({"json": body})
-
-    told = use(ours, sample)
+async def test_sample(client: RemoteInferenceClient) -> None:
+    body = {
+        "prompt": {"chunks": [{"type": "encoded_text", "tokens": [1, 2, 3]}]},
+        "num_samples": 2,
+        "sampling_params": {"max_tokens": 7, "temperature": 1.0, "seed": 1},
+        "session_id": "s",
+    }
+    told = await client.sample({"json": body})
     assert told["type"] == "sample"
     assert all(len(one["tokens"]) == len(one["logprobs"]) <= 7 for one in told["sequences"])
     assert len(told["sequences"]) == 2
 
 
-def test_openai_s_endpoints(ours: Fleet) -> None:
+async def test_openai_s_endpoints(client: RemoteInferenceClient) -> None:
     messages = [{"role": "user", "content": "one two"}]
-
-    async def ask(client: RemoteInferenceClient) -> list[Any]:
-        chat = {"messages": messages, "max_tokens": 3, "session_id": "s"}
-        return [
-            await client.chat_completion({"json": dict(chat)}),
-            await client.completion({"json": {"prompt": "one two", "max_tokens": 3}}),
-            await client.render_chat_completion({"json": {"messages": messages}}),
-        ]
-
-    chat, completion, rendered = use(ours, ask)
+    chat = {"messages": messages, "max_tokens": 3, "session_id": "s"}
+    chat, completion, rendered = [
+        await client.chat_completion({"json": dict(chat)}),
+        await client.completion({"json": {"prompt": "one two", "max_tokens": 3}}),
+        await client.render_chat_completion({"json": {"messages": messages}}),
+    ]
     assert chat["choices"][0]["message"]["content"]
     assert completion["choices"][0]["text"]
     assert rendered["token_ids"]
 
 
-def test_tokens(ours: Fleet) -> None:
-    async def there_and_back(client: RemoteInferenceClient) -> list[str]:
-        return await client.detokenize(await client.tokenize(["w7 w8 ", "w9 "]))
-
-    assert use(ours, there_and_back) == ["w7 w8 ", "w9 "]
+async def test_tokens(client: RemoteInferenceClient) -> None:
+    assert await client.detokenize(await client.tokenize(["w7 w8 ", "w9 "])) == ["w7 w8 ", "w9 "]
 
 
-def test_sessions_are_finished(ours: Fleet) -> None:
-    async def finish(client: RemoteInferenceClient) -> None:
-        batch = {"prompt_token_ids": [[1]], "sampling_params": SAMPLING, "session_ids": ["own"]}
-        await client.generate(batch)
-        await client.finish_session("own")
-        await client.finish_session("nobody's")
-
+async def test_sessions_are_finished(client: RemoteInferenceClient, ours: Fleet) -> None:
     before = ours.gateway.metric("rollout_sched_sessions")
-    use(ours, finish)
+    batch = {"prompt_token_ids": [[1]], "sampling_params": SAMPLING, "session_ids": ["own"]}
+    await client.generate(batch)
+    await client.finish_session("own")
+    await client.finish_session("nobody's")
     assert ours.gateway.metric("rollout_sched_sessions") == before
 
 
 @pytest.mark.parametrize("mode", [*PauseMode, "keep"])
-def test_pauses_reach_every_server(ours: Fleet, mode: Any) -> None:
+async def test_pauses_reach_every_server(
+    client: RemoteInferenceClient, ours: Fleet, mode: Any
+) -> None:
     def paused() -> list[bool]:
         return [server.get("/is_paused")["is_paused"] for server in ours.instances]
 
-    async def pause(client: RemoteInferenceClient) -> None:
-        await client.pause(mode)
-        assert paused() == [True, True]
-        await client.resume()
-        assert paused() == [False, False]
-        await client.pause_generation()
-        await client.reset_prefix_cache(reset_running_requests=True)
-        await client.resume_generation()
-
-    use(ours, pause)
+    await client.pause(mode)
+    assert paused() == [True, True]
+    await client.resume()
+    assert paused() == [False, False]
+    await client.pause_generation()
+    await client.reset_prefix_cache(reset_running_requests=True)
+    await client.resume_generation()
     assert paused() == [False, False]
 
 
-def test_sleep(ours: Fleet) -> None:
-    async def sleep(client: RemoteInferenceClient) -> None:
-        await client.sleep(level=1)
-        assert ours.gateway.get("/is_sleeping")["is_sleeping"]
-        await client.wake_up(tags=["weights"])
-        assert ours.gateway.get("/is_sleeping")["is_sleeping"]
-        await client.wake_up(tags=["kv_cache"])
-        await client.generate({"prompt_token_ids": [[1]], "sampling_params": SAMPLING})
-
-    use(ours, sleep)
+async def test_sleep(client: RemoteInferenceClient, ours: Fleet) -> None:
+    await client.sleep(level=1)
+    assert ours.gateway.get("/is_sleeping")["is_sleeping"]
+    await client.wake_up(tags=["weights"])
+    assert ours.gateway.get("/is_sleeping")["is_sleeping"]
+    await client.wake_up(tags=["kv_cache"])
+    await client.generate({"prompt_token_ids": [[1]], "sampling_params": SAMPLING})
 
 
-def test_weights_in_the_middle_of_answers(ours: Fleet) -> None:
+async def test_weights_in_the_middle_of_answers(client: RemoteInferenceClient, ours: Fleet) -> None:
     """Ranks meet, or this hangs; every answer says which weights made it."""
-
-    async def train(client: RemoteInferenceClient) -> None:
-        assert await client.get_world_size() == (2 * WORKERS, 2 * WORKERS)
-        info = InitInfo(uuid4().hex, 1, rank_offset=1, world_size=2 * WORKERS + 1)
-        await client.init_weight_update_communicator(info)
-        sampling = {**SAMPLING, "max_tokens": 1500}
-        prompts = [[n + 1] for n in range(4)]
-        body = {"prompt_token_ids": prompts, "sampling_params": sampling}
-        asking = asyncio.create_task(client.generate(body))
-        while ours.gateway.get("/admin/state")["requests"]["in_flight"] < len(prompts):
-            await asyncio.sleep(0.02)
-        for update in (client.update_weights_nccl, client.update_weights_ipc):
-            before = version(ours)
-            await client.pause_generation()
-            await client.start_weight_update()
-            await update({"names": ["w"], "dtype_names": ["bfloat16"], "shapes": [[1]]})
-            assert version(ours) == before
-            await client.finish_weight_update()
-            client.increment_weight_version()
-            await client.resume_generation()
-            assert version(ours) == before + 1
-        made = await asking
-        assert [len(ids) for ids in made["response_ids"]] == [1500] * len(prompts)
-        assert client.weight_version == 2
-
     begun = version(ours)
-    use(ours, train)
+    assert await client.get_world_size() == (2 * WORKERS, 2 * WORKERS)
+    info = InitInfo(uuid4().hex, 1, rank_offset=1, world_size=2 * WORKERS + 1)
+    await client.init_weight_update_communicator(info)
+    sampling = {**SAMPLING, "max_tokens": 1500}
+    prompts = [[n + 1] for n in range(4)]
+    body = {"prompt_token_ids": prompts, "sampling_params": sampling}
+    asking = asyncio.create_task(client.generate(body))
+    while ours.gateway.get("/admin/state")["requests"]["in_flight"] < len(prompts):
+        await asyncio.sleep(0.02)
+    for update in (client.update_weights_nccl, client.update_weights_ipc):
+        before = version(ours)
+        await client.pause_generation()
+        await client.start_weight_update()
+        await update({"names": ["w"], "dtype_names": ["bfloat16"], "shapes": [[1]]})
+        assert version(ours) == before
+        await client.finish_weight_update()
+        client.increment_weight_version()
+        await client.resume_generation()
+        assert version(ours) == before + 1
+    made = await asking
+    assert [len(ids) for ids in made["response_ids"]] == [1500] * len(prompts)
+    assert client.weight_version == 2
     for server in ours.instances:
         assert server.get("/weight_info") == {"weight_version": str(begun + 2)}
 
 
-def test_vllm_s_own_update_in_one_call(ours: Fleet) -> None:
+async def test_vllm_s_own_update_in_one_call(client: RemoteInferenceClient) -> None:
     """Which vLLM refuses before it has begun: so does the fleet, and the client is told."""
-
-    async def update(client: RemoteInferenceClient) -> None:
-        with pytest.raises(aiohttp.ClientResponseError, match="failed on"):
-            await client.update_named_weights({"names": []})
-        # Nobody knows what is left of the weights, so a whole update has to come.
-        await client.load_lora_adapter("repair", "/adapters/repair")
-        await client.generate({"prompt_token_ids": [[1]], "sampling_params": SAMPLING})
-
-    use(ours, update)
+    with pytest.raises(aiohttp.ClientResponseError, match="failed on"):
+        await client.update_named_weights({"names": []})
+    # Nobody knows what is left of the weights, so a whole update has to come.
+    await client.load_lora_adapter("repair", "/adapters/repair")
+    await client.generate({"prompt_token_ids": [[1]], "sampling_params": SAMPLING})
 
 
-def test_adapters(ours: Fleet) -> None:
-    async def adapt(client: RemoteInferenceClient) -> None:
+async def test_adapters(ours: Fleet) -> None:
+    async with connected(ours, uses_lora_weight_sync=True) as client:
         for number in range(2):  # the second replaces the first
             before = version(ours)
             await client.load_lora_adapter("mine", f"/adapters/{number}")
@@ -234,5 +208,3 @@ def test_adapters(ours: Fleet) -> None:
         await client.unload_lora_adapter("mine")
         with pytest.raises(aiohttp.ClientResponseError, match="does not exist"):
             await client.generate(body, model="mine")
-
-    use(ours, adapt, uses_lora_weight_sync=True)

@@ -34,17 +34,13 @@ def order(name: str, prompt: int = 4, most: int = 20, **sampling: Any) -> Order:
     return Order(name, [1] * prompt, most, "", {"temperature": 1.0, **sampling})
 
 
-def run(test: Any) -> Any:
-    return asyncio.run(asyncio.wait_for(test, PATIENCE_S))
-
-
 async def until_running(server: Any, requests: int) -> None:
     while await server.running.remote() != requests:
         await asyncio.sleep(0.01)
 
 
-def test_a_server_describes_itself(engine, server):
-    told = run(ServerInstance(ADDRESS, server).describe())
+async def test_a_server_describes_itself(engine, server):
+    told = await ServerInstance(ADDRESS, server).describe()
     assert (told.slots, told.kv_tokens) == (engine.SLOTS, engine.KV_TOKENS)
     assert told.max_model_len == engine.MAX_MODEL_LEN
     assert told.version == 3

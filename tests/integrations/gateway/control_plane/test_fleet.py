@@ -347,6 +347,7 @@ async def test_an_ambiguous_path_is_not_forwarded(path: str, house) -> None:
         (b'"\xff"', '"\ufffd"'),
         (b"9" * 25, "999"),
         (b'{"a": 1e999}', '{"a": 1e999}'),
+        (b'{"x": [1, null]}', "{'x': [1, None]}"),
         (b"", ""),
     ],
 )
@@ -360,12 +361,3 @@ async def test_any_instance_answer_can_be_reported(
         decode = msgspec.msgpack if accept.endswith("msgpack") else msgspec.json
         (result,) = decode.decode(await response.read())["results"].values()
     assert str(result["body"]).startswith(told)
-
-
-async def test_an_instance_s_json_as_msgpack(house) -> None:
-    house.instances[A].answers["/weight_info"] = (200, {"x": [1, None]})
-    headers = {"Accept": "application/msgpack"}
-    async with house.session.get("/weight_info", headers=headers) as response:
-        answer = msgspec.msgpack.decode(await response.read())
-    (result,) = answer["results"].values()
-    assert result["body"] == {"x": [1, None]}

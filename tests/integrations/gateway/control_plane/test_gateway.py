@@ -10,9 +10,8 @@ from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.gateway.control_plane.gateway import (
     NoSuchInstance,
     id_of,
-    notes_of,
 )
-from tests.integrations.gateway.gateway_fixture import House, Upstream
+from tests.integrations.gateway.gateway_fixture import House
 
 A, B = "http://a:1", "http://b:1"
 
@@ -37,21 +36,6 @@ async def test_a_gateway_without_instances_has_none() -> None:
         assert not house.service.gateway.healthy
         with pytest.raises(NoSuchInstance, match="known instances: none"):
             house.service.gateway.supervisor(A)
-
-
-async def test_an_instances_state_is_described() -> None:
-    there, away = Upstream(A), Upstream(B)
-    away.dead = True
-    async with House(there, away) as house:
-        gateway = house.service.gateway
-        seen = gateway.view(gateway.supervisor(A))
-        assert (seen.id, seen.url, seen.status, seen.version) == (id_of(A), A, "serving", 0)
-        assert (seen.slots, seen.kv_tokens, seen.in_flight) == (8, 10_000, 0)
-        assert (seen.held, seen.leaving, seen.reason) == (False, False, "")
-        gone = gateway.view(gateway.supervisor(B))
-        assert (gone.status, gone.version, gone.slots) == ("away", None, 0)
-        assert "refused" in gone.reason
-        assert notes_of(gateway.supervisor(B)) == []
 
 
 async def test_the_state_tells_of_calls_too(house) -> None:
