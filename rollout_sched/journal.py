@@ -16,8 +16,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import msgspec
 
@@ -92,7 +91,7 @@ class LineFile:
 
 
 class JournalWriter:
-    """Writes events to a file; use it as a context manager."""
+    """Writes events to a file; nothing is lost if it is closed."""
 
     def __init__(self, path: str | Path, header: JournalHeader) -> None:
         self._file = LineFile(path, over=True)
@@ -112,17 +111,6 @@ class JournalWriter:
     def _write(self) -> None:
         lines, self._pending = bytes(self._pending), bytearray()
         self._file.append(lines)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def line_of(record: JournalHeader | Entry) -> bytes:

@@ -105,6 +105,14 @@ class JsonLines(logging.Formatter):
         return msgspec.json.encode(line, enc_hook=str).decode()
 
 
+def check_writable(path: Path) -> None:
+    """Check before the work that gives its content. Raises OSError if no file can be there."""
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder; name a file in it")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{path}: folder {path.parent} does not exist; create it first")
+
+
 @contextmanager
 def whole_file(path: Path) -> Iterator[IO[bytes]]:
     """A file to write, which replaces `path` at the end of the block, after all of it is on the

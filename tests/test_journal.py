@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ EVENTS: list[ev.Event] = [
 
 
 def write(path: Path, events: list[ev.Event] = EVENTS) -> Path:
-    with JournalWriter(path, HEADER) as writer:
+    with closing(JournalWriter(path, HEADER)) as writer:
         for number, event in enumerate(events):
             writer.record(number / 3, event)
     return path
@@ -246,7 +247,7 @@ def test_replay_gives_the_same_actions_and_the_same_state(
 ) -> None:
     ran = watch(policy, TRACE, SCENARIO, seed=5, check=False)
     path = tmp_path / "j.jsonl"
-    with JournalWriter(path, JournalHeader(SCHEMA, policy.name, 2, 0, 5)) as writer:
+    with closing(JournalWriter(path, JournalHeader(SCHEMA, policy.name, 2, 0, 5))) as writer:
         for now, event, _ in ran.log:
             writer.record(now, event)
 

@@ -24,7 +24,7 @@ from rollout_sched.flags import above_zero, positive
 from rollout_sched.integrations.http.server import read_keys
 from rollout_sched.integrations.vllm import HttpInstance, SteppedEngine, read_limits
 from rollout_sched.live.ports import InstanceError
-from rollout_sched.process import whole_file
+from rollout_sched.process import check_writable, whole_file
 from rollout_sched.simulators.replay import parse_scenario
 
 # ------------------------------------------------------------------------------------------
@@ -183,8 +183,8 @@ def run(options: argparse.Namespace) -> None:
     far."""
     if bool(options.urls) == bool(options.engine):
         raise CallerError("give either the URL of a running vLLM server or --engine MODEL")
-    if options.out is not None and not options.out.parent.is_dir():
-        raise CallerError(f"--out {options.out}: folder {options.out.parent} does not exist")
+    if options.out is not None:
+        check_writable(options.out)
     when = time.strftime("%Y-%m-%d %H:%M %Z")
     with _progress() as report:
         if options.engine:

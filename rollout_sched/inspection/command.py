@@ -9,11 +9,10 @@ from typing import Any
 
 import msgspec
 
-from rollout_sched.core.model.errors import CallerError
 from rollout_sched.inspection.recording import Recording, TraceFold, rows, summary
 from rollout_sched.inspection.timeline import TimelineFold, journal_page
 from rollout_sched.metrics.fold import Folded
-from rollout_sched.process import whole_file
+from rollout_sched.process import check_writable, whole_file
 from rollout_sched.simulators import traces
 
 
@@ -69,7 +68,7 @@ def _timeline(options: argparse.Namespace) -> None:
     if options.html is not None:
         _page(options)
         return
-    _check_folder(options.out)
+    check_writable(options.out)
     fold = TimelineFold()
     end_s = _recording(options).tell([Folded(fold.spans, fold).observe])
     events = fold.events(end_s)
@@ -79,7 +78,7 @@ def _timeline(options: argparse.Namespace) -> None:
 
 
 def _page(options: argparse.Namespace) -> None:
-    _check_folder(options.html)
+    check_writable(options.html)
     drawn = journal_page(_recording(options))
     with whole_file(options.html) as file:
         file.write(drawn)
@@ -98,8 +97,3 @@ def _cat(options: argparse.Namespace) -> None:
 
 def _recording(options: argparse.Namespace) -> Recording:
     return Recording(options.journal, options.policy)
-
-
-def _check_folder(path: Path) -> None:
-    if not path.parent.is_dir():
-        raise CallerError(f"{path}: folder {path.parent} does not exist; create it first")

@@ -1,4 +1,4 @@
-"""Fit the constants of the cost model to recorded steps, single ones or many measured together."""
+"""Fit the constants of the cost model to recorded steps, of which many are measured together."""
 
 from __future__ import annotations
 
@@ -12,19 +12,6 @@ from numpy.typing import NDArray
 from rollout_sched.simulators.instance.model import CostModel
 
 
-class Observation(NamedTuple):
-    """One recorded engine step."""
-
-    sequences: float
-    """decode sequences"""
-    prefill_tokens: float
-    context: float
-    """sum of the decode contexts, tokens"""
-    attention: float
-    """sum over prefill chunks of q * (prefix + q / 2)"""
-    seconds: float
-
-
 class EngineSteps(NamedTuple):
     """Engine steps with equal sequences and prefill tokens; other fields are sums over them."""
 
@@ -34,9 +21,9 @@ class EngineSteps(NamedTuple):
     prefill_tokens: float
     """of each"""
     context: float
-    """as in Observation"""
+    """sum of the decode contexts, tokens"""
     attention: float
-    """as in Observation"""
+    """sum over prefill chunks of q * (prefix + q / 2)"""
     requests: float
     """that are admitted"""
 
@@ -86,29 +73,6 @@ _CONSTANTS = (
 
 #: Columns and target are scaled to about one, so smaller values are rounding errors.
 _NO_GAIN = 1e-13
-
-
-def fit(observations: Iterable[Observation | tuple[float, ...]], exponent: float = 1.6) -> Fit:
-    """`fit_spans` of single steps, without the constant for a step that prefills.
-    Raises ValueError for no rows, rows of other than five numbers, or seconds <= 0.
-    """
-    rows = np.asarray(list(observations), dtype=np.float64)
-    if rows.ndim != 2 or rows.shape[1] != len(Observation._fields):
-        raise ValueError(
-            f"fit needs rows of {Observation._fields}, got an array of shape {rows.shape}"
-        )
-    told = (Observation(*row) for row in rows.tolist())
-    return fit_spans(
-        (
-            MeasuredSpan(
-                [EngineSteps(1, o.sequences, o.prefill_tokens, o.context, o.attention, 0)],
-                o.seconds,
-            )
-            for o in told
-        ),
-        exponent,
-        leave_out=("prefill_s",),
-    )
 
 
 def fit_spans(

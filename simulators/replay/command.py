@@ -18,7 +18,7 @@ from rollout_sched.core.model.errors import CallerError
 from rollout_sched.flags import Flag, add_flags, given_flags
 from rollout_sched.live import settings_of
 from rollout_sched.live.trainer import reward_settings_of
-from rollout_sched.process import whole_file
+from rollout_sched.process import check_writable, whole_file
 from rollout_sched.simulators.replay import report as reports
 from rollout_sched.simulators.replay.closed_loop import Progress as Deliveries
 from rollout_sched.simulators.replay.comparison import verdict
@@ -321,13 +321,8 @@ def _check_files(options: ReplayOptions, *, several: bool) -> None:
     if named.count("-") > 1:
         raise CallerError("only one of " + ", ".join(f"--{name}" for name in FORMATS) + " can be -")
     for file in (*named, options.journal):
-        if file is None or file == "-":
-            continue
-        path = Path(file)
-        if not path.parent.is_dir():
-            raise CallerError(f"{path}: folder {path.parent} does not exist; create it first")
-        if path.is_dir():
-            raise CallerError(f"{path} is a folder; name a file in it")
+        if file is not None and file != "-":
+            check_writable(Path(file))
 
 
 def _write(

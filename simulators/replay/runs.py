@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -140,7 +140,7 @@ def run_policy(
             header = journal.JournalHeader(
                 journal.SCHEMA, policy.name, workload.prompts_per_step, 0, seed
             )
-            writer = stack.enter_context(journal.JournalWriter(journal_path, header))
+            writer = stack.enter_context(closing(journal.JournalWriter(journal_path, header)))
             observers.append(lambda now, event, actions: writer.record(now, event))
         watch.loop = ClosedLoop(
             make_scheduler(), workload, scenario, observers, successor=make_scheduler

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -63,6 +64,7 @@ class TrafficModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seed: int = 0
 
 
+@dataclass(slots=True, eq=False)
 class Conversation:
     """One client and its progress.
 
@@ -73,29 +75,19 @@ class Conversation:
     stream          names the text after the prompt: the attempt that began it
     """
 
-    __slots__ = (
-        "arrival_s",
-        "context_tokens",
-        "known_tokens",
-        "name",
-        "prompt",
-        "prompt_tokens",
-        "sample",
-        "stream",
-        "turn",
-    )
+    name: str
+    arrival_s: float
+    sample: SampleRecord
+    prompt_tokens: int
+    turn: int = 0
+    known_tokens: int = 0
+    stream: int = 0
+    prompt: str = field(init=False)
+    context_tokens: int = field(init=False)
 
-    def __init__(
-        self, name: str, arrival_s: float, sample: SampleRecord, prompt_tokens: int
-    ) -> None:
-        self.name = name
-        self.arrival_s = arrival_s
-        self.sample = sample
-        self.prompt = f"client/{sample.group}"
-        self.prompt_tokens = self.context_tokens = prompt_tokens
-        self.known_tokens = 0
-        self.turn = 0
-        self.stream = 0
+    def __post_init__(self) -> None:
+        self.prompt = f"client/{self.sample.group}"
+        self.context_tokens = self.prompt_tokens
 
     @property
     def session(self) -> str:

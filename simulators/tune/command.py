@@ -12,9 +12,8 @@ import msgspec
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from rollout_sched.core.model.errors import CallerError
 from rollout_sched.flags import Flag, add_flags, given_flags
-from rollout_sched.process import whole_file
+from rollout_sched.process import check_writable, whole_file
 from rollout_sched.simulators.replay import Job, load_scenario
 from rollout_sched.simulators.traces.command import add_trace, read_trace
 from rollout_sched.simulators.traces.model import TOKENS_PER_S
@@ -60,7 +59,7 @@ def run(given: argparse.Namespace) -> None:
     plan = Plan(steps_for(limits.max_staleness), **given_flags(given, Plan))
     if plan.evaluations is None and plan.seconds is None:
         plan = msgspec.structs.replace(plan, seconds=BUDGET_S)
-    _check_output(options.out)
+    check_writable(options.out)
     scenario = load_scenario(options.scenario).with_job(given_flags(given, Job))
     bench = bench_of(read_trace(given), scenario, seed=plan.seed)
     jobs = options.jobs or os.cpu_count() or 1
@@ -94,14 +93,6 @@ def command_of(given: argparse.Namespace, result: TuningResult) -> str:
     if given.tokens_per_s != TOKENS_PER_S:
         words += ["--tokens-per-s", f"{given.tokens_per_s:g}"]
     return shlex.join(map(str, [*words, "--out", options.out.name]))
-
-
-def _check_output(path: Path) -> None:
-    """Check before the search, not after it."""
-    if path.is_dir():
-        raise CallerError(f"{path} is a folder; name a file in it")
-    if not path.parent.is_dir():
-        raise CallerError(f"{path}: folder {path.parent} does not exist; create it first")
 
 
 def _progress() -> Progress:
