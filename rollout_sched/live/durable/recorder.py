@@ -129,7 +129,7 @@ class StoredSession:
         return self._open.promise()
 
     def restore(self, found: Recovered) -> None:
-        """Continue from what an earlier epoch has left, and drop what is not continued."""
+        """Continue from what an earlier epoch has left."""
         for action in found.deliveries:
             self.delivered(action)
         for group in found.lost:
@@ -137,12 +137,6 @@ class StoredSession:
         for batch, groups in found.reported.items():
             for group in groups:
                 self.lost(group, batch)
-        for name in found.orphaned_losses:
-            self._open.changes.drop(facts.LOST, name)
-        for name in found.unleased:
-            self._open.changes.drop(facts.LEASE, name)
-        for request in found.unrewarded:
-            self._open.changes.drop(facts.REWARD, request)
         self._rewarded.update(found.rewards)
 
     # -- what trainers say -----------------------------------------------------------------
@@ -306,13 +300,9 @@ class RunRecorder:
 
     def restore(self, found: Recovered) -> None:
         """Continue from what an earlier epoch has left, and drop what is not continued."""
-        self.session.restore(found)
-        for request in found.restarted:
-            self.session.forget(request)
         changes = self._open.changes
-        for uid in found.dropped:
-            changes.drop(facts.GROUP, uid)
-            changes.drop(facts.PROMPT, uid)
+        changes.add(found.cleanup)
+        self.session.restore(found)
         known = {facts.prompt_owner(uid) for uid in found.prompts} | self._transcripts.owners()
         for owner in self.store.owners():
             if owner not in known:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from functools import partial
 
 import msgspec
@@ -66,6 +66,7 @@ class _Recovery:
         self._transcripts = transcripts
         self._given = given
         self._found = Recovered()
+        self._dropped: set[str] = set()  # groups that are not continued
         self._prompts = {
             uid: decoded(data, StoredPrompt) for uid, data in store.facts(facts.PROMPT).items()
         }
@@ -108,7 +109,8 @@ class _Recovery:
         for batch in found.reported.keys() - delivered:
             lost = found.reported.pop(batch)
             found.lost += lost
-            found.orphaned_losses += [facts.loss_name(group.uid, batch) for group in lost]
+            for group in lost:
+                found.cleanup.drop(facts.LOST, facts.loss_name(group.uid, batch))
         return found
 
     def _read_prompts(self) -> None:
@@ -128,7 +130,7 @@ class _Recovery:
             if lease.acknowledged or int(name) in here:
                 self._found.leases[int(name)] = lease
             else:
-                self._found.unleased.append(name)
+                self._found.cleanup.drop(facts.LEASE, name)
 
     def _read_losses(self) -> None:
         for name, data in self._store.facts(facts.LOST).items():
@@ -151,7 +153,7 @@ class _Recovery:
             }
             for uid in sorted(spoilt):
                 self._found.reported.setdefault(action.batch, []).append(self._lost(uid, _DAMAGED))
-            self._found.restarted += [s.request for s in action.samples if s.group in spoilt]
+            self._start_over(s.request for s in action.samples if s.group in spoilt)
             samples = tuple(sample for sample in action.samples if sample.group not in spoilt)
             self._found.deliveries.append(msgspec.structs.replace(action, samples=samples))
 
@@ -167,24 +169,31 @@ class _Recovery:
         needs_tool = not whole or group.state not in ("judging", "complete")
         tool = self._found.tools.get(uid)
         if needs_tool and tool is not None and tool not in self._given:
-            self._found.restarted += names
+            self._start_over(names)
             self._fail(uid, str(ToolGone(tool)))
             return None
         if whole:
             return self._judged(group, names)
         log.warning("store %s: group %s starts over: tokens are lost", self._store.folder, uid)
-        self._found.restarted += names
+        self._start_over(names)
         return group.as_submitted()
 
     def _fail_what_is_left(self, groups: list[GroupFacts]) -> None:
         """Fail prompts for which the store no longer says whether they wait or were delivered. Of
         some it may have only the tokens."""
         delivered = {s.group for action in self._found.deliveries for s in action.samples}
-        known = delivered.union(self._found.dropped, (group.group for group in groups))
+        known = delivered.union(self._dropped, (group.group for group in groups))
         uids = map(facts.uid_of_owner, self._store.owners())
         submitted = self._prompts.keys() | {uid for uid in uids if uid is not None}
         for uid in sorted(submitted - known):
             self._fail(uid, _DAMAGED)
+
+    def _start_over(self, requests: Iterable[str]) -> None:
+        """Do not use what is stored of these requests."""
+        for request in requests:
+            self._transcripts.forget(request, self._found.cleanup)
+            self._found.rewards.pop(request, None)
+            self._found.cleanup.drop(facts.REWARD, request)
 
     def _judged(self, group: GroupFacts, requests: list[str]) -> GroupFacts:
         """A kept group whose rewards are lost is judged again."""
@@ -199,7 +208,9 @@ class _Recovery:
     def _lost(self, uid: str, why: str) -> LostGroup:
         """The group is not continued."""
         log.error("store %s: group %s: %s", self._store.folder, uid, why)
-        self._found.dropped.append(uid)
+        self._dropped.add(uid)
+        self._found.cleanup.drop(facts.GROUP, uid)
+        self._found.cleanup.drop(facts.PROMPT, uid)
         self._found.prompts.pop(uid, None)
         return LostGroup(uid, why)
 
@@ -216,9 +227,9 @@ class _Recovery:
     def _give_up_rewards(self) -> None:
         found = self._found
         gone = (name for name in found.rewards if group_of(name) not in found.prompts)
-        found.unrewarded = sorted(gone)
-        for request in found.unrewarded:
+        for request in list(gone):
             del found.rewards[request]
+            found.cleanup.drop(facts.REWARD, request)
 
     def _recent(self) -> tuple[DeliveredGroup, ...]:
         data = self._store.facts(facts.RECENT).get(ONE)

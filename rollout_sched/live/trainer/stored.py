@@ -15,6 +15,7 @@ from rollout_sched.core.model.events import Restored
 from rollout_sched.core.model.records import RunState
 from rollout_sched.live.trainer.delivery import LeaseFacts
 from rollout_sched.live.trainer.samples import LostGroup, Prompt, Reward
+from rollout_sched.store.transaction import Transaction
 
 
 class TrainerStore(Protocol):
@@ -63,27 +64,23 @@ class StoredWeights(msgspec.Struct, frozen=True):
 class Recovered(msgspec.Struct):
     """The state that a new epoch begins with.
 
-    state            the scheduler's; None: the store was new
-    prompts          of open groups, and of groups delivered but not acknowledged, by uid
-    tools            names of the tools of these groups, whether given again or not; "": without a
-                     name
-    deliveries       not acknowledged, in order
-    rewards          of the finished samples that have one, by request
-    unrewarded       requests with a stored reward whose groups are not continued
-    leases           of these deliveries, and of batches that a former holder may still claim, by
-                     batch
-    unleased         names of stored leases whose batches are not in the store
-    lost             lost groups that must be reported to the trainer
-    reported         lost groups that are reported with a batch that is delivered again, by its
-                     number
-    last_report      number of the last batch that only reported lost groups; -1: there was none
-    orphaned_losses  names of losses that belonged to a batch that is not in the store
-    weights          the newest published; None: none were
-    paused           instances that were being updated
-    model            what the instances served; "": unknown
-    running          attempts that may still run somewhere: (instance, attempt)
-    dropped          groups that are not continued, though their facts are in the store
-    restarted        requests whose stored tokens are not used
+    state        the scheduler's; None: the store was new
+    prompts      of open groups, and of groups delivered but not acknowledged, by uid
+    tools        names of the tools of these groups, whether given again or not; "": without a
+                 name
+    deliveries   not acknowledged, in order
+    rewards      of the finished samples that have one, by request
+    leases       of these deliveries, and of batches that a former holder may still claim, by
+                 batch
+    lost         lost groups that must be reported to the trainer
+    reported     lost groups that are reported with a batch that is delivered again, by its
+                 number
+    last_report  number of the last batch that only reported lost groups; -1: there was none
+    weights      the newest published; None: none were
+    paused       instances that were being updated
+    model        what the instances served; "": unknown
+    running      attempts that may still run somewhere: (instance, attempt)
+    cleanup      removes what is stored and not continued
     """
 
     state: RunState | None = None
@@ -91,19 +88,15 @@ class Recovered(msgspec.Struct):
     tools: dict[str, str] = {}
     deliveries: list[Deliver] = []
     rewards: dict[str, Reward] = {}
-    unrewarded: list[str] = []
     leases: dict[int, LeaseFacts] = {}
-    unleased: list[str] = []
     lost: list[LostGroup] = []
     reported: dict[int, list[LostGroup]] = {}
     last_report: int = -1
-    orphaned_losses: list[str] = []
     weights: StoredWeights | None = None
     paused: set[str] = set()
     model: str = ""
     running: list[tuple[str, int]] = []
-    dropped: list[str] = []
-    restarted: list[str] = []
+    cleanup: Transaction = msgspec.field(default_factory=Transaction)
 
     @property
     def event(self) -> Restored | None:

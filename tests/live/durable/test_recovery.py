@@ -57,10 +57,20 @@ def recovered(tmp_path, *, group=GROUP, prompt=PROMPT, made=2, tool=None, run=Tr
         return recover(store, StoredTranscripts(store), other.get("given", ()))
 
 
+def dropped(found, kind):
+    return [
+        name for (of, name), value in found.cleanup.facts.items() if (of, value) == (kind, None)
+    ]
+
+
+def restarted(found):
+    return [owner.removeprefix("r:") for owner in found.cleanup.cleared]
+
+
 def test_new_store_has_no_state(tmp_path):
     with closing(Store(tmp_path)) as store:
         found = recover(store, StoredTranscripts(store))
-    assert found == Recovered()
+    assert not found.cleanup
     assert found.event is None
 
 
@@ -87,7 +97,7 @@ def test_intact_store_is_restored(tmp_path):
 def test_a_group_that_lacks_tokens_starts_over(tmp_path):
     found = recovered(tmp_path, made=1)
     assert found.state.groups == (GROUP.as_submitted(),)
-    assert found.restarted == ["a/0"]
+    assert restarted(found) == ["a/0"]
 
 
 def test_group_with_damaged_unused_tokens_starts_over(tmp_path, monkeypatch):
@@ -101,13 +111,13 @@ def test_group_with_damaged_unused_tokens_starts_over(tmp_path, monkeypatch):
     monkeypatch.setattr(Store, "_load", load)
     found = recovered(tmp_path)
     assert found.state.groups == (GROUP.as_submitted(),)
-    assert found.restarted == ["a/0"]
+    assert restarted(found) == ["a/0"]
 
 
 def test_a_group_without_its_prompt_fails(tmp_path):
     found = recovered(tmp_path, prompt=None)
     assert found.state.groups == ()
-    assert found.dropped == ["a"]
+    assert dropped(found, facts.GROUP) == ["a"]
     (failed,) = found.lost
     assert "submit it again" in failed.reason
 
@@ -124,7 +134,7 @@ def test_prompt_with_only_its_tokens_left_fails(tmp_path):
         rows.execute("UPDATE facts SET crc = crc + 1 WHERE kind = ?", (facts.PROMPT,))
     found = recovered(tmp_path)
     assert found.state.groups == (GROUP,)
-    assert [group.uid for group in found.lost] == found.dropped == ["b"]
+    assert [group.uid for group in found.lost] == dropped(found, facts.GROUP) == ["b"]
 
 
 def test_a_trajectory_fails_unless_its_group_is_complete(tmp_path):
@@ -169,7 +179,7 @@ def test_leases_belong_to_stored_or_reported_batches(tmp_path):
         },
     )
     assert found.leases == {0: leases["0"], 2: leases["2"]}
-    assert found.unleased == ["1"]
+    assert dropped(found, facts.LEASE) == ["1"]
 
 
 def test_parts_whose_rows_are_damaged_are_without_samples(tmp_path):
@@ -191,7 +201,7 @@ def test_parts_whose_rows_are_damaged_are_without_samples(tmp_path):
 def test_failure_reported_in_a_lost_batch_is_reported_again(tmp_path):
     found = recovered(tmp_path, facts={(facts.LOST, "0:f"): encoded(StoredLoss("why", 0))})
     assert found.reported == {}
-    assert found.orphaned_losses == ["0:f"]
+    assert dropped(found, facts.LOST) == ["0:f"]
     assert found.lost == [LostGroup("f", "why")]
 
 
@@ -200,14 +210,14 @@ def test_prompt_without_its_group_fails(tmp_path):
     (failed,) = found.lost
     assert failed.uid == "a"
     assert "submit it again" in failed.reason
-    assert (found.dropped, found.prompts) == (["a"], {})
+    assert (dropped(found, facts.PROMPT), found.prompts) == (["a"], {})
 
 
 def test_prompt_with_damaged_tokens_and_no_group_fails(tmp_path):
     fact, _ = facts.encoded_prompt(PROMPT, tool=None)
     stored = {(facts.PROMPT, "a"): fact}
     found = recovered(tmp_path, group=None, prompt=None, made=0, facts=stored)
-    assert ([group.uid for group in found.lost], found.dropped) == (["a"], ["a"])
+    assert [group.uid for group in found.lost] == dropped(found, facts.PROMPT) == ["a"]
 
 
 def test_number_of_a_batch_without_samples_is_restored(tmp_path):
@@ -256,7 +266,7 @@ def test_rewards_of_a_group_that_fails_go_with_it(tmp_path):
     found = recovered(tmp_path, group=JUDGED, prompt=None, facts=stored)
     assert [group.uid for group in found.lost] == ["a"]
     assert not found.rewards
-    assert found.unrewarded == ["a/0"]
+    assert dropped(found, facts.REWARD) == ["a/0"]
 
 
 def test_kept_group_with_a_lost_reward_is_judged_again(tmp_path):
@@ -272,7 +282,7 @@ def test_delivered_sample_with_a_lost_reward_is_reported(tmp_path):
     found = recovered(tmp_path / "1", group=None, judged=True, facts=stored)
     assert [delivery.samples for delivery in found.deliveries] == [()]
     assert [group.uid for group in found.reported[0]] == ["a"]
-    assert (found.dropped, found.restarted) == (["a"], ["a/0"])
+    assert (dropped(found, facts.GROUP), restarted(found)) == (["a"], ["a/0"])
     stored[facts.REWARD, "a/0"] = encoded(Reward(0.5))
     found = recovered(tmp_path / "2", group=None, judged=True, facts=stored)
     assert found.deliveries == [batch]
