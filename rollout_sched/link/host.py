@@ -30,7 +30,7 @@ from rollout_sched.link.protocol import (
     ReleaseGroup,
     StopAttempt,
     TakeGroup,
-    encoded,
+    encode,
 )
 from rollout_sched.live import Driver, LiveScheduler
 from rollout_sched.live.instances import FleetVersions, InFlight
@@ -333,7 +333,7 @@ class Hub:
         driver, stream_every = live.driver, live.trainer.submissions.payloads.stream_every
         accepted = Accepted(self.epoch, driver.settings, driver.view.keeps_partial, stream_every)
         self._host.connect(name, send)
-        return encoded(accepted)
+        return encode(accepted)
 
     def receive(self, name: str, frame: bytes) -> None:
         """Handle a frame of a connected front. Raises msgspec.DecodeError."""
@@ -362,6 +362,6 @@ class Hub:
 
     def _place(self, prompt: Prompt, submitted: GroupSubmitted, make: PayloadFactory) -> None:
         if self._host.fronts:
-            self._host.submit_group(submitted, make, encoded(prompt))
+            self._host.submit_group(submitted, make, encode(prompt))
         else:
             self._live.driver.submit_group(submitted, make)

@@ -8,6 +8,7 @@ tokens of groups are sent separately (`PieceMade`), before the event that counts
 from __future__ import annotations
 
 from functools import partial
+from typing import Final
 
 import msgspec
 
@@ -192,25 +193,6 @@ class Reports(msgspec.Struct, frozen=True, array_like=True):
     reports: list[Report]
 
 
-_ENCODER = msgspec.msgpack.Encoder()
-_ORDERS = msgspec.msgpack.Decoder(Orders)
-_REPORTS = msgspec.msgpack.Decoder(Reports)
-
-
-def encode(frame: Orders | Reports) -> bytes:
-    return _ENCODER.encode(frame)
-
-
-def read_orders(frame: bytes) -> Orders:
-    """Raises msgspec.DecodeError."""
-    return _ORDERS.decode(frame)
-
-
-def read_reports(frame: bytes) -> Reports:
-    """Raises msgspec.DecodeError."""
-    return _REPORTS.decode(frame)
-
-
 # ------------------------------------------------------------------------------------------
 # Specs: what the scheduler's process sends so that a front can make the samples of a group.
 
@@ -229,26 +211,17 @@ class Accepted(msgspec.Struct, frozen=True):
     keeps_partial: bool
     stream_every: int
 
-
-def encoded(told: Accepted | Prompt) -> bytes:
-    return _ENCODER.encode(told)
-
-
-def read_accepted(frame: bytes) -> Accepted:
-    """Raises msgspec.DecodeError."""
-    return msgspec.msgpack.decode(frame, type=Accepted)
-
-
-class GroupSpecs:
-    """Makes the payloads of groups from their specs, for one epoch."""
-
-    def __init__(self, accepted: Accepted) -> None:
-        self._payloads = SamplePayloads(accepted.stream_every, lambda: 0)
-
     def factory(self, spec: bytes) -> PayloadFactory:
         """The factory of a group's payloads. Raises msgspec.DecodeError."""
         prompt = msgspec.msgpack.decode(spec, type=Prompt)
-        return partial(self._payloads.new, prompt)
+        return partial(SamplePayloads(self.stream_every, lambda: 0).new, prompt)
+
+
+#: Every message and spec as bytes; to read them raises msgspec.DecodeError.
+encode: Final = msgspec.msgpack.Encoder().encode
+read_orders: Final = msgspec.msgpack.Decoder(Orders).decode
+read_reports: Final = msgspec.msgpack.Decoder(Reports).decode
+read_accepted: Final = msgspec.msgpack.Decoder(Accepted).decode
 
 
 # ------------------------------------------------------------------------------------------

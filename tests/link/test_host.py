@@ -17,7 +17,7 @@ from rollout_sched.core.model.model import DeliveredSample, Instance, Request
 from rollout_sched.core.model.roles import FleetView, Routing
 from rollout_sched.link.front import RemoteFront
 from rollout_sched.link.host import LOSING, Hub
-from rollout_sched.link.protocol import GroupSpecs, read_accepted
+from rollout_sched.link.protocol import read_accepted
 from rollout_sched.live.live_scheduler import LiveScheduler
 from rollout_sched.live.ports import InstanceClient, RequestRejected
 from rollout_sched.live.requests.token_payload import TokenPayload
@@ -55,7 +55,7 @@ class Fleet:
             accepted.epoch,
             send=lambda frame: self.hub.receive(name, frame),
             clients=Shared(instances),
-            make=GroupSpecs(accepted).factory,
+            make=accepted.factory,
             settings=accepted.settings,
             on_broken=lambda error: frames.append(repr(error).encode()),
         )

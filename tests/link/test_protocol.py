@@ -12,7 +12,6 @@ from rollout_sched.link.protocol import (
     Accepted,
     FrameMissing,
     FrameSequence,
-    GroupSpecs,
     InstanceReleased,
     Orders,
     PieceMade,
@@ -20,7 +19,6 @@ from rollout_sched.link.protocol import (
     Streamed,
     TakeGroup,
     encode,
-    encoded,
     read_accepted,
     read_orders,
     read_reports,
@@ -82,19 +80,18 @@ WELCOME = Accepted("run", Settings(stream_s=0.5), True, 8)
 
 
 def test_a_welcome_is_read_as_it_was_written() -> None:
-    assert read_accepted(encoded(WELCOME)) == WELCOME
+    assert read_accepted(encode(WELCOME)) == WELCOME
 
 
-@pytest.mark.parametrize("frame", [b"", b"\xc1", encoded(Prompt("a", [1], 1, 9))])
+@pytest.mark.parametrize("frame", [b"", b"\xc1", encode(Prompt("a", [1], 1, 9))])
 def test_malformed_welcome_is_refused(frame: bytes) -> None:
     with pytest.raises(msgspec.DecodeError):
         read_accepted(frame)
 
 
 def test_samples_are_made_of_their_prompt() -> None:
-    specs = GroupSpecs(WELCOME)
     prompt = Prompt("a", [4, 5], 2, 9, sampling={"temperature": 0.5, "seed": 3})
-    payload = specs.factory(encoded(prompt))(1)
+    payload = WELCOME.factory(encode(prompt))(1)
     assert payload.prompt_ids == [4, 5]
     assert payload.stream_every == 8
     assert payload.sampling == prompt.sampling_of(1)
@@ -102,7 +99,7 @@ def test_samples_are_made_of_their_prompt() -> None:
 
 def test_malformed_prompt_is_refused() -> None:
     with pytest.raises(msgspec.DecodeError):
-        GroupSpecs(WELCOME).factory(b"\xc1")
+        WELCOME.factory(b"\xc1")
 
 
 def test_frames_are_admitted_in_order_and_once() -> None:
