@@ -6,35 +6,8 @@
 from __future__ import annotations
 
 from rollout_sched.core.decide.order import Decider
+from rollout_sched.core.model import events as ev
 from rollout_sched.core.model.actions import Release
-from rollout_sched.core.model.events import (
-    Answered,
-    BatchRequested,
-    GateClosed,
-    GateOpened,
-    GroupSubmitted,
-    InstanceJoined,
-    InstanceLeaving,
-    InstanceLost,
-    InstancePaused,
-    InstanceReported,
-    InstanceReturned,
-    RequestFailed,
-    RequestFinished,
-    RequestInterrupted,
-    RequestSubmitted,
-    RequestWithdrawn,
-    SessionEnded,
-    Spans,
-    SubmissionsClosed,
-    TokensArrived,
-    ToolReturned,
-    TrajectoryEnded,
-    TurnFinished,
-    WeightsPublished,
-    WeightsUpdated,
-    Woke,
-)
 from rollout_sched.core.model.model import (
     Attempt,
     Group,
@@ -61,7 +34,7 @@ class TrainerEvents:
         self._updater = decider.updater
         self._lender = decider.lender
 
-    def group_submitted(self, event: GroupSubmitted, now: float) -> None:
+    def group_submitted(self, event: ev.GroupSubmitted, now: float) -> None:
         state, history = self._state, self._state.prompt_lengths
         siblings = Siblings(
             event.group,
@@ -75,17 +48,17 @@ class TrainerEvents:
         state.groups.add(Group(event.group, serial, samples, siblings, judged=event.judged))
         state.progress.must_decide = True
 
-    def submissions_closed(self, event: SubmissionsClosed, now: float) -> None:
+    def submissions_closed(self, event: ev.SubmissionsClosed, now: float) -> None:
         progress = self._state.progress
         progress.closed = progress.must_decide = True
 
-    def batch_requested(self, event: BatchRequested, now: float) -> None:
+    def batch_requested(self, event: ev.BatchRequested, now: float) -> None:
         progress = self._state.progress
         progress.trainer_waiting = progress.must_decide = True
         progress.takes_parts = event.parts
         progress.shares_gpus = event.shares_gpus
 
-    def weights_published(self, event: WeightsPublished, now: float) -> None:
+    def weights_published(self, event: ev.WeightsPublished, now: float) -> None:
         """Groups that are too old start over. If an instance that was not told to update yet is too
         old itself, groups that could still be sent to it start over too.
 
@@ -116,7 +89,7 @@ class ClientEvents:
         self._requests = parts.requests
         self._outcomes = parts.outcomes
 
-    def request_submitted(self, event: RequestSubmitted, now: float) -> None:
+    def request_submitted(self, event: ev.RequestSubmitted, now: float) -> None:
         state = self._state
         siblings = state.siblings.join(event.group, event.prompt_tokens, event.max_tokens)
         request = self._requests.create(siblings, None, siblings.joined - 1, event.request)
@@ -137,14 +110,14 @@ class ClientEvents:
         else:
             self._outcomes.requeue(request)
 
-    def request_withdrawn(self, event: RequestWithdrawn, now: float) -> None:
+    def request_withdrawn(self, event: ev.RequestWithdrawn, now: float) -> None:
         request = self._requests.get(event.request)
         if request is None or request.group is not None:
             self._state.anomalies["unknown_request"] += 1
         else:
             self._outcomes.end_direct(request, "withdrawn")
 
-    def session_ended(self, event: SessionEnded, now: float) -> None:
+    def session_ended(self, event: ev.SessionEnded, now: float) -> None:
         if not self._state.sessions.end(event.session):
             self._state.anomalies["unknown_session"] += 1
 
@@ -158,7 +131,7 @@ class InstanceEvents:
         self._updater = decider.updater
         self._lender = decider.lender
 
-    def joined(self, event: InstanceJoined, now: float) -> None:
+    def joined(self, event: ev.InstanceJoined, now: float) -> None:
         fleet = self._state.fleet
         before = fleet.instances.get(event.instance)
         if before is not None:
@@ -169,13 +142,13 @@ class InstanceEvents:
         self._state.progress.must_decide = True
         self._refuse_oversized()
 
-    def lost(self, event: InstanceLost, now: float) -> None:
+    def lost(self, event: ev.InstanceLost, now: float) -> None:
         instance = self._find(event.instance)
         self._state.progress.must_decide = True
         if instance is not None:
             self._lose(instance)
 
-    def leaving(self, event: InstanceLeaving, now: float) -> None:
+    def leaving(self, event: ev.InstanceLeaving, now: float) -> None:
         instance = self._find(event.instance)
         if instance is not None and not instance.leaving:
             instance.leaving = True
@@ -183,18 +156,18 @@ class InstanceEvents:
             if not instance.attempts:
                 self._state.orders.append(Release(instance.id))
 
-    def reported(self, event: InstanceReported, now: float) -> None:
+    def reported(self, event: ev.InstanceReported, now: float) -> None:
         instance = self._find(event.instance)
         if instance is not None:
             self._state.fleet.report(instance, event)
 
-    def paused(self, event: InstancePaused, now: float) -> None:
+    def paused(self, event: ev.InstancePaused, now: float) -> None:
         instance = self._find(event.instance)
         self._state.progress.must_decide = True
         if instance is not None and not self._updater.paused(instance):
             self._state.anomalies["pause_not_asked_for"] += 1
 
-    def updated(self, event: WeightsUpdated, now: float) -> None:
+    def updated(self, event: ev.WeightsUpdated, now: float) -> None:
         instance = self._find(event.instance)
         self._state.progress.must_decide = True
         if instance is None:
@@ -208,10 +181,10 @@ class InstanceEvents:
         else:
             self._state.anomalies["update_not_asked_for"] += 1
 
-    def gate_closed(self, event: GateClosed, now: float) -> None:
+    def gate_closed(self, event: ev.GateClosed, now: float) -> None:
         self._set_gate(event.instance, closed=True)
 
-    def gate_opened(self, event: GateOpened, now: float) -> None:
+    def gate_opened(self, event: ev.GateOpened, now: float) -> None:
         self._set_gate(event.instance, closed=False)
 
     def _set_gate(self, name: str, *, closed: bool) -> None:
@@ -220,13 +193,13 @@ class InstanceEvents:
             instance.gate_closed = closed
             self._state.fleet.touch(instance)
 
-    def returned(self, event: InstanceReturned, now: float) -> None:
+    def returned(self, event: ev.InstanceReturned, now: float) -> None:
         instance = self._find(event.instance)
         self._state.progress.must_decide = True
         if instance is not None and not self._lender.returned(instance):
             self._state.anomalies["instance_not_lent"] += 1
 
-    def woke(self, event: Woke, now: float) -> None:
+    def woke(self, event: ev.Woke, now: float) -> None:
         for who in self._parts.backoff.wake(now):
             if isinstance(who, Instance):
                 if who.status is not InstanceStatus.LOST:
@@ -277,7 +250,7 @@ class AttemptEvents:
         self._updater = decider.updater
         self._lender = decider.lender
 
-    def tokens_arrived(self, event: TokensArrived, now: float) -> None:
+    def tokens_arrived(self, event: ev.TokensArrived, now: float) -> None:
         attempt = self._ledger.find(event)
         if attempt is None:
             return
@@ -290,7 +263,7 @@ class AttemptEvents:
         self._requests.expectations.learn(attempt.request.siblings)
         self._requests.expectations.expect_running(attempt.request)
 
-    def finished(self, event: RequestFinished, now: float) -> None:
+    def finished(self, event: ev.RequestFinished, now: float) -> None:
         attempt = self._close(event, now)
         if attempt is None:
             return
@@ -302,7 +275,7 @@ class AttemptEvents:
             self._outcomes.finish(request, event.reason)
         self._check_age(attempt, event.spans)
 
-    def turn_finished(self, event: TurnFinished, now: float) -> None:
+    def turn_finished(self, event: ev.TurnFinished, now: float) -> None:
         attempt = self._close(event, now)
         if attempt is None:
             return
@@ -315,7 +288,7 @@ class AttemptEvents:
             self._outcomes.finish(request, "length")
         self._check_age(attempt, event.spans)
 
-    def tool_returned(self, event: ToolReturned, now: float) -> None:
+    def tool_returned(self, event: ev.ToolReturned, now: float) -> None:
         request = self._acting(event)
         if request is None:
             return
@@ -324,7 +297,7 @@ class AttemptEvents:
         request.context_tokens += max(0, event.observation_tokens)
         self._outcomes.requeue(request)
 
-    def trajectory_ended(self, event: TrajectoryEnded, now: float) -> None:
+    def trajectory_ended(self, event: ev.TrajectoryEnded, now: float) -> None:
         request = self._acting(event)
         if request is None:
             return
@@ -334,7 +307,7 @@ class AttemptEvents:
             request.turn -= 1  # a turn that no tool has answered may have to be made again
             self._outcomes.finish(request, event.reason)
 
-    def _acting(self, event: ToolReturned | TrajectoryEnded) -> Request | None:
+    def _acting(self, event: ev.ToolReturned | ev.TrajectoryEnded) -> Request | None:
         """The request whose turn this attempt made; None if it does not wait for a tool."""
         request = self._requests.get(event.request)
         if request is None or request.state is not ACTING or request.last_attempt != event.attempt:
@@ -342,7 +315,7 @@ class AttemptEvents:
             return None
         return request
 
-    def interrupted(self, event: RequestInterrupted, now: float) -> None:
+    def interrupted(self, event: ev.RequestInterrupted, now: float) -> None:
         attempt = self._close(event, now)
         if attempt is None:
             return
@@ -357,13 +330,13 @@ class AttemptEvents:
         self._outcomes.requeue(request)
         self._check_age(attempt, event.spans)
 
-    def _check_age(self, attempt: Attempt, spans: Spans) -> None:
+    def _check_age(self, attempt: Attempt, spans: ev.Spans) -> None:
         """Check the age of the group if its instance had older weights than we knew."""
         group = attempt.request.group
         if spans and spans[0][0] < attempt.version and group is not None:
             self._outcomes.groups.check_age(group)
 
-    def failed(self, event: RequestFailed, now: float) -> None:
+    def failed(self, event: ev.RequestFailed, now: float) -> None:
         attempt = self._ledger.find(event)
         if attempt is None:
             return
@@ -380,7 +353,7 @@ class AttemptEvents:
         self._ledger.record(attempt, ())
         self._try_again(attempt, event, now)
 
-    def _try_again(self, attempt: Attempt, event: RequestFailed, now: float) -> None:
+    def _try_again(self, attempt: Attempt, event: ev.RequestFailed, now: float) -> None:
         request = attempt.request
         if event.blame == "unclear":
             blame.record_unclear(request, attempt.instance)
@@ -395,7 +368,7 @@ class AttemptEvents:
         """Once, and only on an instance where it has not failed; after more failures it waits."""
         return request.failures == 1 and len(self._state.fleet.instances) > len(request.failed_on)
 
-    def _close(self, event: Answered, now: float) -> Attempt | None:
+    def _close(self, event: ev.Answered, now: float) -> Attempt | None:
         """Free the slot and keep the tokens; None if the answer is no longer wanted."""
         attempt = self._ledger.find(event)
         if attempt is None:

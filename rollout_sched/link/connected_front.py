@@ -7,21 +7,9 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
+from rollout_sched.core.model import events as ev
 from rollout_sched.core.model.actions import Discard, Dispatch, Interrupt
 from rollout_sched.core.model.errors import CallerError
-from rollout_sched.core.model.events import (
-    Answered,
-    RequestFailed,
-    RequestFinished,
-    RequestInterrupted,
-    RequestSubmitted,
-    RequestWithdrawn,
-    SessionEnded,
-    TokensArrived,
-    ToolReturned,
-    TrajectoryEnded,
-    TurnFinished,
-)
 from rollout_sched.core.model.model import Instance
 from rollout_sched.core.model.request_ids import group_of
 from rollout_sched.link.pieces import add_piece, add_streamed
@@ -75,7 +63,7 @@ class RemoteAttempt(InFlight):
         super().__init__(dispatch, begun)
         self.streamed = 0
         self.reads = False
-        self.answer: Answered | None = None
+        self.answer: ev.Answered | None = None
 
 
 class ConnectedFront:
@@ -107,16 +95,16 @@ class ConnectedFront:
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._heard: dict[type[Any], Callable[[Any], None]] = {
-            TokensArrived: self._arrived,
-            RequestFinished: self._ended,
-            RequestInterrupted: self._ended,
-            TurnFinished: self._ended,
-            RequestFailed: self._failed,
-            RequestSubmitted: self._submitted,
-            RequestWithdrawn: self._withdrawn,
-            SessionEnded: self.tell,
-            ToolReturned: self._tool_is_over,
-            TrajectoryEnded: self._tool_is_over,
+            ev.TokensArrived: self._arrived,
+            ev.RequestFinished: self._ended,
+            ev.RequestInterrupted: self._ended,
+            ev.TurnFinished: self._ended,
+            ev.RequestFailed: self._failed,
+            ev.RequestSubmitted: self._submitted,
+            ev.RequestWithdrawn: self._withdrawn,
+            ev.SessionEnded: self.tell,
+            ev.ToolReturned: self._tool_is_over,
+            ev.TrajectoryEnded: self._tool_is_over,
             PieceMade: self._piece_made,
             Streamed: self._streamed,
             RestartSuspected: self._restart_suspected,
@@ -192,7 +180,7 @@ class ConnectedFront:
         else:  # it was never sent
             self.tell(self._interrupted(attempt))
 
-    def end(self) -> list[RequestInterrupted | TrajectoryEnded]:
+    def end(self) -> list[ev.RequestInterrupted | ev.TrajectoryEnded]:
         """The front is gone. Returns the events of its running work, to be reported to the
         scheduler when its groups have another owner."""
         self._outbox.close()
@@ -200,10 +188,10 @@ class ConnectedFront:
             task.cancel()
         return [
             *(self._interrupted(attempt) for attempt in self.attempts.every()),
-            *(TrajectoryEnded(name, number, "failed") for name, number in self.turns.items()),
+            *(ev.TrajectoryEnded(name, number, "failed") for name, number in self.turns.items()),
         ]
 
-    def _interrupted(self, attempt: RemoteAttempt) -> RequestInterrupted:
+    def _interrupted(self, attempt: RemoteAttempt) -> ev.RequestInterrupted:
         """End an attempt that will report nothing more. Its streamed tokens are kept; an answer
         about which its instance has not been asked yet is dropped."""
         request, number = attempt.dispatch.request, attempt.dispatch.attempt
@@ -216,7 +204,7 @@ class ConnectedFront:
             kept = payload.transcript.streamed(number)
             if kept:
                 payload.transcript.append(number, kept, payload.transcript.partial(number, kept))
-        return RequestInterrupted(request, number, kept)
+        return ev.RequestInterrupted(request, number, kept)
 
     def lose(self, instance: str) -> None:
         """The front has reported everything about a lost instance: end the attempts on it."""
@@ -236,7 +224,7 @@ class ConnectedFront:
             for report in reports.reports:
                 self._heard[type(report)](report)
 
-    def _submitted(self, event: RequestSubmitted) -> None:
+    def _submitted(self, event: ev.RequestSubmitted) -> None:
         if not self._host.owns(self, event.request):
             self._repeated += 1
             return
@@ -247,7 +235,7 @@ class ConnectedFront:
             self._host.no_longer_owned(event.request)
             self.order(RejectRequest(event.request, str(error)))
 
-    def _withdrawn(self, event: RequestWithdrawn) -> None:
+    def _withdrawn(self, event: ev.RequestWithdrawn) -> None:
         if self._host.is_owned(self, event.request):
             self.tell(event)
 
@@ -271,7 +259,7 @@ class ConnectedFront:
     def _released(self, report: InstanceReleased) -> None:
         self._host.released(self, report.instance)
 
-    def _tool_is_over(self, event: ToolReturned | TrajectoryEnded) -> None:
+    def _tool_is_over(self, event: ev.ToolReturned | ev.TrajectoryEnded) -> None:
         turns = self.turns
         if turns.get(event.request) == event.attempt:
             del turns[event.request]
@@ -279,13 +267,13 @@ class ConnectedFront:
 
     # -- its attempts ----------------------------------------------------------------------
 
-    def _arrived(self, event: TokensArrived) -> None:
+    def _arrived(self, event: ev.TokensArrived) -> None:
         attempt = self.attempts.get(event.attempt)
         if attempt is not None:
             attempt.streamed = event.tokens
             self.tell(event)
 
-    def _ended(self, event: Answered) -> None:
+    def _ended(self, event: ev.Answered) -> None:
         attempt = self.attempts.get(event.attempt)
         if attempt is None:
             return
@@ -299,7 +287,7 @@ class ConnectedFront:
         else:
             self._spawn(self._settle(attempt, event, verdict))
 
-    async def _settle(self, attempt: RemoteAttempt, event: Answered, settle: Settle) -> None:
+    async def _settle(self, attempt: RemoteAttempt, event: ev.Answered, settle: Settle) -> None:
         """Ask the instance about its answer before the answer is used."""
         try:
             await settle()
@@ -310,16 +298,16 @@ class ConnectedFront:
         else:
             self._believe(attempt, event)
 
-    def _believe(self, attempt: RemoteAttempt, event: Answered) -> None:
+    def _believe(self, attempt: RemoteAttempt, event: ev.Answered) -> None:
         if not self.attempts.take(attempt):
             return
         self.tell(event)
-        turn_over = isinstance(event, TurnFinished)
+        turn_over = isinstance(event, ev.TurnFinished)
         if turn_over and self._driver.view.is_acting(event.request, event.attempt):
             self.turns[event.request] = event.attempt
             self.order(CallTool(event.request, event.attempt))
 
-    def _reject(self, attempt: RemoteAttempt, event: Answered, error: InstanceError) -> None:
+    def _reject(self, attempt: RemoteAttempt, event: ev.Answered, error: InstanceError) -> None:
         """Refuse an answer. The front has kept its tokens: they are discarded if they are untrue,
         else they count as streamed."""
         if not self.attempts.take(attempt):
@@ -332,20 +320,20 @@ class ConnectedFront:
                 Discard(request, event.tokens, "untrue", False, number, group, index)
             )
         elif event.tokens:
-            self.tell(TokensArrived(request, number, min(event.tokens, dispatch.max_new_tokens)))
+            self.tell(ev.TokensArrived(request, number, min(event.tokens, dispatch.max_new_tokens)))
         if may_be_restarted(error):
             self._restart_suspected(RestartSuspected(dispatch.instance))
         self._tell_failed(
-            dispatch, RequestFailed(request, number, str(error), blame_of(error), not untrue)
+            dispatch, ev.RequestFailed(request, number, str(error), blame_of(error), not untrue)
         )
 
-    def _failed(self, event: RequestFailed) -> None:
+    def _failed(self, event: ev.RequestFailed) -> None:
         attempt = self.attempts.get(event.attempt)
         if attempt is not None:
             self.attempts.take(attempt)
             self._tell_failed(attempt.dispatch, event)
 
-    def _tell_failed(self, dispatch: Dispatch, event: RequestFailed) -> None:
+    def _tell_failed(self, dispatch: Dispatch, event: ev.RequestFailed) -> None:
         self._driver.front.payloads.note_error(dispatch, InstanceError(event.reason))
         self.tell(event)
 
@@ -355,7 +343,7 @@ class ConnectedFront:
         task.add_done_callback(self._tasks.discard)
 
 
-def _finish(event: Answered) -> Any:
-    if isinstance(event, RequestFinished):
+def _finish(event: ev.Answered) -> Any:
+    if isinstance(event, ev.RequestFinished):
         return event.reason
-    return "turn" if isinstance(event, TurnFinished) else "abort"
+    return "turn" if isinstance(event, ev.TurnFinished) else "abort"

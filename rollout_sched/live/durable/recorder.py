@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from typing import Any
 
 from rollout_sched.core import FactRecorder
 from rollout_sched.core.model.actions import Action, Deliver, Discard
@@ -26,7 +26,7 @@ from rollout_sched.core.scheduler import Scheduler
 from rollout_sched.core.state.groups import Groups
 from rollout_sched.live.durable import records as facts
 from rollout_sched.live.durable.records import ONE, StoredLoss, StoredTranscripts, encoded
-from rollout_sched.live.ports import Payload
+from rollout_sched.live.requests.payloads import Payloads
 from rollout_sched.live.requests.token_payload import Piece, TokenTranscript
 from rollout_sched.live.trainer.delivery import LeaseFacts
 from rollout_sched.live.trainer.samples import LostGroup, Prompt, Reward
@@ -227,12 +227,6 @@ class StoredSession:
             self._open.changes.clear(facts.prompt_owner(uid))
 
 
-class StoredPayloads(Protocol):
-    """The part of the payloads that this uses (`live.requests.payloads`)."""
-
-    def get(self, request: str) -> Payload | None: ...
-
-
 class RunRecorder:
     """An observer of the event pump. Create it inside a running event loop, before the first event.
 
@@ -245,7 +239,7 @@ class RunRecorder:
         self,
         store: Store,
         scheduler: Scheduler,
-        payloads: StoredPayloads,
+        payloads: Payloads,
         transcripts: StoredTranscripts,
         on_broken: Callable[[Exception], None],
     ) -> None:

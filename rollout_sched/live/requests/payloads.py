@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from typing import Protocol
 
 from rollout_sched.core.model.actions import Answer, Deliver, Discard, Dispatch
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.core.model.model import DeliveredSample
 from rollout_sched.core.model.request_ids import group_of
 from rollout_sched.live.ports import Payload, RequestRejected
+from rollout_sched.live.requests.link import SchedulerLink
 from rollout_sched.live.timeouts import plain_message
 
 log = logging.getLogger(__name__)
@@ -158,21 +158,13 @@ _TOLD = ("failed", "withdrawn", "oversized")
 OF_GROUP = ("failed", "filtered")
 
 
-class LinkCallbacks(Protocol):
-    """The part of the link to the scheduler that this uses (`live.requests.link`)."""
-
-    @property
-    def defer(self) -> Callable[..., None]: ...
-    def fail(self, error: Exception) -> None: ...
-
-
 class Completions:
     """Carries out the scheduler's orders for requests that end or start over: their payloads leave
     the book, and the responder is called after the event."""
 
     def __init__(
         self,
-        link: LinkCallbacks,
+        link: SchedulerLink,
         payloads: Payloads,
         on_deliver: OnDeliver | None,
         on_group_failed: OnGroupFailed | None,
