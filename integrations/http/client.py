@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl as tls
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple, cast
 from urllib.parse import urlsplit
 
@@ -74,9 +73,6 @@ class IdleConnections:
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop  # set with the first connection
 
-    def __len__(self) -> int:
-        return len(self._idle)
-
     def put(self, connection: ClientConnection) -> None:
         if self._timer is None:
             self._loop = asyncio.get_running_loop()
@@ -125,28 +121,22 @@ class Dialler:
     """The connections to an origin that are being opened, for up to `connect_s` seconds, each for
     the exchange that it carries first.
 
-    Opened connections join `owner`. `on_done` is called whenever an attempt succeeds or fails.
+    Opened connections join `owner`.
     """
 
-    __slots__ = ("_connect_s", "_dialling", "_on_done", "_origin", "_owner")
+    __slots__ = ("_connect_s", "_dialling", "_origin", "_owner")
 
-    def __init__(
-        self, owner: PoolCallbacks, origin: Origin, connect_s: float, on_done: Callable[[], None]
-    ) -> None:
+    def __init__(self, owner: PoolCallbacks, origin: Origin, connect_s: float) -> None:
         self._owner = owner
         self._origin = origin
         self._connect_s = connect_s
-        self._on_done = on_done
         self._dialling: dict[asyncio.Task[None], Exchange] = {}
-
-    def __len__(self) -> int:
-        return len(self._dialling)
 
     def dial(self, exchange: Exchange) -> None:
         """Carry an exchange on a new connection."""
         task = asyncio.get_running_loop().create_task(self._dial(exchange))
         self._dialling[task] = exchange
-        task.add_done_callback(self._dialled)
+        task.add_done_callback(self._dialling.pop)
 
     def refuse(self, exchange: Exchange, text: str) -> None:
         """End an exchange that no connection carries with an error."""
@@ -181,10 +171,6 @@ class Dialler:
             if not made:  # uvloop does not report the loss of a connection that was just opened
                 connection.connection_lost(ConnectionAbortedError("while it was opened"))
 
-    def _dialled(self, task: asyncio.Task[None]) -> None:
-        del self._dialling[task]
-        self._on_done()
-
 
 #: Most bytes of an answer's body if the caller sets no limit: an answer that announces more can
 #: only be an error, and waiting for it would last as long as the connection.
@@ -209,7 +195,6 @@ class Pool:
     ssl          for https; None: the system's trusted authorities
     keepalive_s  seconds until an idle connection is closed; below the server's limit (uvicorn: 5 s)
     connect_s    timeout for opening a connection, in seconds
-    limit        connections at once, 0 for any number; exchanges beyond it wait
     max_answer   most bytes of body that `request` accepts
     dead_s       seconds after which a server that no longer answers even on TCP counts as gone, as
                  after a crash of its machine or behind a NAT that has dropped the connection; 0
@@ -226,7 +211,6 @@ class Pool:
         ssl: tls.SSLContext | None = None,
         keepalive_s: float = 4.0,
         connect_s: float = 5.0,
-        limit: int = 0,
         max_answer: int = 256 * 1024 * 1024,
         dead_s: float = 30.0,
     ) -> None:
@@ -234,12 +218,10 @@ class Pool:
         self.unasked = 0
         self.dead_s = dead_s
         self._origin = Origin(url, ssl)
-        self._limit = limit
         self._max_answer = max_answer
         self._connections: dict[ClientConnection, None] = {}  # in the order of their creation
         self._idle = IdleConnections(keepalive_s)
-        self._dialler = Dialler(self, self._origin, connect_s, self._start_waiting)
-        self._waiting: deque[Exchange] = deque()
+        self._dialler = Dialler(self, self._origin, connect_s)
         self._closed = False
 
     def send(
@@ -267,7 +249,8 @@ class Pool:
         else:
             head = b"%b%b\r\n" % (opening, lines)
         exchange = Exchange(head, body, method == "HEAD", receiver, limit)
-        self._start(exchange)
+        if not self._idle.carry(exchange):
+            self._dialler.dial(exchange)
         return exchange
 
     async def request(
@@ -297,9 +280,6 @@ class Pool:
         self._closed = True
         self._idle.close()
         self._dialler.close("the pool was closed")
-        for exchange in list(self._waiting):
-            self._dialler.refuse(exchange, "the pool was closed")
-        self._waiting.clear()
         for connection in list(self._connections):
             connection.fail(AnswerBroken(f"{self.url}: the pool was closed"))
 
@@ -329,33 +309,13 @@ class Pool:
             connection.drop()
             return
         self._idle.put(connection)
-        if self._waiting:
-            self._start_waiting()
 
     def left(self, connection: ClientConnection) -> None:
         self._connections.pop(connection, None)
         self._idle.forget(connection)
-        self._start_waiting()
 
     def dial(self, exchange: Exchange) -> None:
         self._dialler.dial(exchange)
-
-    def _start(self, exchange: Exchange) -> None:
-        if self._idle.carry(exchange):
-            return
-        if self._has_room():
-            self._dialler.dial(exchange)
-        else:
-            self._waiting.append(exchange)
-
-    def _start_waiting(self) -> None:
-        while self._waiting and (len(self._idle) or self._has_room()):
-            exchange = self._waiting.popleft()
-            if not exchange.done:
-                self._start(exchange)
-
-    def _has_room(self) -> bool:
-        return not self._limit or len(self._connections) + len(self._dialler) < self._limit
 
 
 class WholeAnswer:

@@ -56,7 +56,7 @@ async def test_an_answer_ends_where_it_says(method, answer, status, body):
     async with pooled(answering(answer)) as pool:
         got = await pool.request(method, "/", timeout_s=10)
         assert (got.status, got.body, pool.unasked) == (status, body, 0)
-        assert len(pool._idle) == 1
+        assert len(pool._idle._idle) == 1
 
 
 @on_both_loops
@@ -102,7 +102,7 @@ async def test_a_malformed_answer_is_an_error(answer, why):
         with pytest.raises(AnswerBroken, match=why) as error:
             await pool.request("GET", "/", timeout_s=10)
         assert url in str(error.value)
-        assert not pool._idle
+        assert not pool._idle._idle
         pool.close()
 
 

@@ -181,7 +181,7 @@ async def test_a_receiver_that_raises_ends_its_exchange_with_one_error(
     trouble = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, what: trouble.append(what))
     async with asyncio.timeout(20), scripted(peer) as url:
-        pool = Pool(url, limit=1)
+        pool = Pool(url)
         heard = Raising(where, raised)
         exchange = pool.send("GET", "/", (), b"", heard)
         await heard.over.wait()
@@ -192,7 +192,7 @@ async def test_a_receiver_that_raises_ends_its_exchange_with_one_error(
         assert isinstance(heard.error, AnswerBroken)
         assert exchange.done
         await until(lambda: not pool._connections)
-        assert [len(pool._idle), len(pool._dialler), len(pool._waiting)] == [0, 0, 0]
+        assert [len(pool._idle._idle), len(pool._dialler._dialling)] == [0, 0]
         again = Heard()
         pool.send("GET", "/", (), b"", again)
         await again.over.wait()
@@ -212,18 +212,18 @@ async def test_a_receiver_that_cannot_bear_its_error_keeps_nobody_from_theirs():
 
     async with scripted(peer) as url:
         nobody = "http://127.0.0.1:1"
-        for to, limit in ((nobody, 0), (url, 2)):
-            pool = Pool(to, limit=limit)
+        for to in (nobody, url):
+            pool = Pool(to)
             heard = [Raising("error", RuntimeError("from a test")) for _ in range(5)]
             exchanges = [pool.send("GET", "/", (), b"", each) for each in heard]
-            if limit:
-                await until(lambda pool=pool: len(pool._connections) == 2)
+            if to == url:
+                await until(lambda pool=pool: len(pool._connections) == 5)
                 pool.close()
             for each in heard:
                 await each.over.wait()
             assert [each.calls for each in heard] == [["error"]] * 5
             assert all(exchange.done for exchange in exchanges)
-            await until(lambda pool=pool: not (pool._connections or pool._dialler))
+            await until(lambda pool=pool: not (pool._connections or pool._dialler._dialling))
             pool.close()
     assert not trouble
 
