@@ -128,18 +128,16 @@ class WeightLoaders:
         if self._init_info != transfer.init_info:
             self._init_info = transfer.init_info
             self._transfer = WeightTransfer(
-                self._update_info, transfer.init_info, fleet=self._fleet
+                self._update_infos.__getitem__, transfer.init_info, self._fleet
             )
         oldest = self._driver.view.run.fleet_version
-        self._update_infos = {v: i for v, i in self._update_infos.items() if v >= oldest}
+        for old in [known for known in self._update_infos if known < oldest]:
+            del self._update_infos[old]
         self._update_infos[version] = transfer.update_info
         return self._transfer
 
     def _fleet(self) -> list[InstanceClient]:
         return [each.client for each in self._driver.supervisors.values() if each.joined]
-
-    def _update_info(self, client: InstanceClient, version: int) -> Any:
-        return self._update_infos[version]
 
 
 class _LoadedByTrainer:

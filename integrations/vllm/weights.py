@@ -11,7 +11,6 @@ A user's own loader is any `async def apply(client, version)`.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -226,8 +225,6 @@ class ReloadFromDisk:
                    version, or a function of the version
     visible_here   whether this machine sees it too: then it is checked before any instance is
                    changed
-    limit_s        timeout of a load in seconds
-    check_limit_s  timeout of the check in seconds, for a disk that does not answer
     roots          folders in which it must lie, links resolved; None for any
     """
 
@@ -236,15 +233,11 @@ class ReloadFromDisk:
         path: str | Path | Callable[[int], str | Path],
         *,
         visible_here: bool = True,
-        limit_s: float = LOAD_LIMIT_S,
-        check_limit_s: float = CHECK_LIMIT_S,
         roots: WeightRoots | None = None,
     ) -> None:
         self._path = path
         self._roots = roots or WeightRoots()
         self._visible_here = visible_here
-        self._limit_s = limit_s
-        self._check_limit_s = check_limit_s
         self._checked: tuple[int, float] | None = None  # (version, time) of the last complete one
 
     def path(self, version: int) -> Path:
@@ -262,9 +255,9 @@ class ReloadFromDisk:
         if not (self._visible_here or self._roots.known):
             return
         try:
-            await off_loop(partial(self._check_folder, folder), self._check_limit_s)
+            await off_loop(partial(self._check_folder, folder), CHECK_LIMIT_S)
         except OSError as error:  # TimeoutError is one
-            reason = str(error) or f"not checked within {self._check_limit_s:g} s"
+            reason = str(error) or f"not checked within {CHECK_LIMIT_S:g} s"
             raise CallerError(
                 f"weights {folder}: {reason}; does the disk answer? If only the instances see "
                 "it, set visible_here to false"
@@ -281,35 +274,29 @@ class ReloadFromDisk:
         if known is None or known[0] != version or time.monotonic() - known[1] > GOOD_FOR_S:
             await self.check(version)
         kwargs = {"weights_path": str(self.path(version))}
-        await _workers(client).collective_rpc("reload_weights", kwargs, self._limit_s)
-
-
-Info = Mapping[str, Any] | Callable[[InstanceClient, int], Any]
+        await _workers(client).collective_rpc("reload_weights", kwargs, LOAD_LIMIT_S)
 
 
 class WeightTransfer:
     """vLLM's weight transfer: init once per instance, then start, update, finish.
 
-    `init_info` and `update_info` are the arguments of the backend of `--weight-transfer-config`: a
-    mapping, or a function of (client, version), plain or async, that makes it. If `update_info` is
-    a list of mappings, one update call is made for each, such as one per bucket.
+    `init_info` and the `update_info` of a version are the arguments of the backend of
+    `--weight-transfer-config`. If an update info is a list of mappings, one update call is made for
+    each, such as one per bucket.
 
     `fleet`: the instances that form a group of ranks, if `init_info` has a `rank_offset`: each then
-    gets its own ranks (`integrations.vllm.ranks`). The set-up of the group waits for all ranks, so
-    all instances must be updated together, and an instance that comes later is not in the group.
+    gets its own ranks. The set-up of the group waits for all ranks, so all instances must be
+    updated together, and an instance that comes later is not in the group.
     """
 
     def __init__(
         self,
-        update_info: Info | list[Mapping[str, Any]],
-        init_info: Info | None = None,
-        *,
-        fleet: Callable[[], Sequence[InstanceClient]] | None = None,
-        limit_s: float = LOAD_LIMIT_S,
+        update_info: Callable[[int], Any],
+        init_info: Mapping[str, Any],
+        fleet: Callable[[], Sequence[InstanceClient]],
     ) -> None:
-        self._init_info: Info = {} if init_info is None else init_info
+        self._init_info = init_info
         self._update_info = update_info
-        self._limit_s = limit_s
         self._initialized: WeakKeyDictionary[InstanceClient, float] = WeakKeyDictionary()
         self._fleet = fleet
         self._group: asyncio.Task[dict[InstanceClient, Any]] | None = None
@@ -317,25 +304,22 @@ class WeightTransfer:
     async def __call__(self, client: InstanceClient, version: int) -> None:
         workers = _workers(client)
         if self._initialized.get(client) != workers.started_at:
-            body = {"init_info": await self._own_init_info(client, version)}
-            await workers.weight_transfer(endpoints.INIT_TRANSFER, body, self._limit_s)
+            body = {"init_info": await self._own_init_info(client)}
+            await workers.weight_transfer(endpoints.INIT_TRANSFER, body, LOAD_LIMIT_S)
             self._initialized[client] = workers.started_at
-        infos = await _made(self._update_info, client, version)
-        await workers.weight_transfer(endpoints.START_UPDATE, {}, self._limit_s)
+        infos = self._update_info(version)
+        await workers.weight_transfer(endpoints.START_UPDATE, {}, LOAD_LIMIT_S)
         for info in infos if isinstance(infos, list) else [infos]:
-            await workers.weight_transfer(
-                endpoints.UPDATE_WEIGHTS, {"update_info": info}, self._limit_s
-            )
-        await workers.weight_transfer(endpoints.FINISH_UPDATE, {}, self._limit_s)
+            body = {"update_info": info}
+            await workers.weight_transfer(endpoints.UPDATE_WEIGHTS, body, LOAD_LIMIT_S)
+        await workers.weight_transfer(endpoints.FINISH_UPDATE, {}, LOAD_LIMIT_S)
 
-    async def _own_init_info(self, client: InstanceClient, version: int) -> Any:
+    async def _own_init_info(self, client: InstanceClient) -> Any:
         """Raises InstanceError if the instance is not in the group that was set up."""
-        info = await _made(self._init_info, client, version)
-        ranked = isinstance(info, Mapping) and VLLM.first in info
-        if self._fleet is None or not ranked or callable(self._init_info):
-            return info
+        if VLLM.first not in self._init_info:
+            return self._init_info
         if self._group is None:
-            self._group = asyncio.ensure_future(_dealt(info, self._fleet()))
+            self._group = asyncio.ensure_future(_dealt(self._init_info, self._fleet()))
         try:
             dealt = await asyncio.shield(self._group)
         except (CallerError, InstanceError):
@@ -355,11 +339,6 @@ async def _dealt(
     """`info` for each instance, with its ranks."""
     sizes = await asyncio.gather(*(_workers(client).world_size() for client in fleet))
     return dict(zip(fleet, deal(info, VLLM, sizes), strict=True))
-
-
-async def _made(info: Any, client: InstanceClient, version: int) -> Any:
-    made = info(client, version) if callable(info) else info
-    return await made if inspect.isawaitable(made) else made
 
 
 def _workers(client: InstanceClient) -> WeightClient:

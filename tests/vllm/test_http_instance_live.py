@@ -307,11 +307,11 @@ def test_weights_are_transferred(whole_server: str, bare_server: str, models: li
     async def make(instance: HttpInstance) -> Output:
         return await instance.generate(order(60))
 
-    def file(client: Any, version: int) -> dict[str, str]:
+    def file(version: int) -> dict[str, str]:
         return {"path": str(models[version] / "model.safetensors")}
 
     async def transfer(instance: HttpInstance) -> tuple[Output, Output, Output]:
-        apply = WeightTransfer(file)
+        apply = WeightTransfer(file, {}, list)
         first = await make(instance)
         async with updated(instance, apply, 1):
             second = await make(instance)

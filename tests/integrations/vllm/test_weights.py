@@ -60,6 +60,10 @@ def apply(loader, *versions, client=None):
     return client.calls
 
 
+def transfer(init_info, update_info=None, clients=()):
+    return WeightTransfer(lambda version: update_info or {}, init_info, lambda: clients)
+
+
 @pytest.fixture
 def checkpoint(tmp_path):
     folder = tmp_path / "v7"
@@ -108,7 +112,8 @@ def test_a_disk_that_does_not_answer_is_given_up(checkpoint, monkeypatch):
     hanging = threading.Event()
     monkeypatch.setattr(weights, "check_checkpoint", lambda folder: hanging.wait(20))
     client = Recorder()
-    loader = ReloadFromDisk(checkpoint, check_limit_s=0.05)
+    monkeypatch.setattr(weights, "CHECK_LIMIT_S", 0.05)
+    loader = ReloadFromDisk(checkpoint)
     with pytest.raises(CallerError, match=r"not checked within 0\.05 s.*visible_here"):
         asyncio.run(loader(client, 7))
     hanging.set()
@@ -133,7 +138,7 @@ def test_a_template_with_other_braces(template):
 
 
 def test_a_transfer_begins_once_and_goes_through_its_steps():
-    loader = WeightTransfer({"path": "p"}, {"port": 1})
+    loader = transfer({"port": 1}, {"path": "p"})
     update = [
         ("start_weight_update", {}),
         ("update_weights", {"update_info": {"path": "p"}}),
@@ -145,7 +150,7 @@ def test_a_transfer_begins_once_and_goes_through_its_steps():
 
 def test_a_restarted_instance_is_initialized_anew():
     client = Recorder()
-    loader = WeightTransfer({})
+    loader = transfer({})
     apply(loader, 1, client=client)
     client.started_at = 2.0
     apply(loader, 2, client=client)
@@ -153,14 +158,13 @@ def test_a_restarted_instance_is_initialized_anew():
     assert len(inits) == 2
 
 
-def test_infos_may_be_made_for_each_instance_and_version():
-    async def update(client, version):
+def test_a_list_of_infos_makes_an_update_call_for_each():
+    def update(version):
         return [{"bucket": i, "version": version} for i in range(2)]
 
-    loader = WeightTransfer(update, lambda client, version: {"name": client.name})
-    bodies = [body for _, body in apply(loader, 5)]
+    bodies = [body for _, body in apply(WeightTransfer(update, {}, list), 5)]
     assert bodies == [
-        {"init_info": {"name": "i0"}},
+        {"init_info": {}},
         {},
         {"update_info": {"bucket": 0, "version": 5}},
         {"update_info": {"bucket": 1, "version": 5}},
@@ -170,7 +174,7 @@ def test_infos_may_be_made_for_each_instance_and_version():
 
 def test_a_failed_step_ends_the_update_and_a_failed_init_is_made_up_for():
     client = Recorder(fails="init_weight_transfer_engine")
-    loader = WeightTransfer({})
+    loader = transfer({})
     for _ in range(2):
         with pytest.raises(InstanceError, match="500"):
             apply(loader, 1, client=client)
@@ -194,20 +198,20 @@ class TestRanks:
 
     async def test_each_instance_gets_its_own(self):
         clients = [Recorder(workers=2), Recorder(workers=1)]
-        loader = WeightTransfer({}, RANKS, fleet=lambda: clients)
+        loader = transfer(RANKS, clients=clients)
         await asyncio.gather(*(loader(client, 1) for client in clients))
         assert self.offsets(clients) == [1, 3]
 
     def test_a_group_of_another_size_is_refused_before_anybody_waits_in_it(self):
         clients = [Recorder(), Recorder()]
-        loader = WeightTransfer({}, RANKS, fleet=lambda: clients)
+        loader = transfer(RANKS, clients=clients)
         with pytest.raises(CallerError, match="it must be 3"):
             apply(loader, 1, client=clients[0])
         assert not clients[0].calls
 
     async def test_late_and_restarted_instances_have_no_part_in_the_group(self):
         clients = [Recorder(workers=3)]
-        loader = WeightTransfer({}, RANKS, fleet=lambda: clients)
+        loader = transfer(RANKS, clients=clients)
         late = Recorder()
         await loader(clients[0], 1)
         with pytest.raises(InstanceError, match="another init_info"):
@@ -217,13 +221,10 @@ class TestRanks:
             await loader(clients[0], 1)
         assert not late.calls
 
-    @pytest.mark.parametrize("info", [{"port": 1}, lambda client, version: {"rank_offset": 7}])
-    def test_infos_without_ranks_or_per_instance_stay_unchanged(self, info):
+    def test_an_info_without_ranks_stays_unchanged(self):
         client = Recorder()
-        loader = WeightTransfer({}, info, fleet=lambda: [client])
-        apply(loader, 1, client=client)
-        told = {"rank_offset": 7} if callable(info) else info
-        assert client.calls[0] == ("init_weight_transfer_engine", {"init_info": told})
+        apply(transfer({"port": 1}, clients=[client]), 1, client=client)
+        assert client.calls[0] == ("init_weight_transfer_engine", {"init_info": {"port": 1}})
 
 
 @pytest.fixture
