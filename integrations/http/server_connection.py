@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import math
-from typing import TYPE_CHECKING
-
-from rollout_sched.integrations.http.bodies import Body, Chunked, Length
-from rollout_sched.integrations.http.connections import LINGER_S, Backlog
-from rollout_sched.integrations.http.errors import RAISED, Malformed, report
-from rollout_sched.integrations.http.heads import CHUNKED
-
-if TYPE_CHECKING:
-    from rollout_sched.integrations.http.server import HttpServer
 from typing import TYPE_CHECKING, Final, cast
 
-from rollout_sched.integrations.http.bodies import body_of, too_long
-from rollout_sched.integrations.http.connections import Lingering
-from rollout_sched.integrations.http.errors import watch_peer
+from rollout_sched.integrations.http.bodies import Body, Chunked, Length, body_of, too_long
+from rollout_sched.integrations.http.connections import LINGER_S, Backlog, Lingering
+from rollout_sched.integrations.http.errors import RAISED, Malformed, report, watch_peer
 from rollout_sched.integrations.http.heads import (
+    CHUNKED,
     Head,
     HeadBuffer,
     Headers,

@@ -64,10 +64,6 @@ class LiveSteps:
         """All finished steps."""
         return () if self._metrics is None else self._metrics.steps
 
-    def begin(self, now: float) -> None:
-        """Count from now on: a trainer has submitted groups already."""
-        self._metrics = self._begin(now)
-
     def observe(self, now: float, event: Event, actions: Sequence[Action]) -> None:
         metrics = self._metrics
         if metrics is None:

@@ -21,9 +21,9 @@ from rollout_sched.core.model.events import (
     WeightsUpdated,
     Woke,
 )
+from rollout_sched.metrics import Step
 from rollout_sched.metrics.attempts import OUTCOMES, AttemptSpan, AttemptSpans, Closed
 from rollout_sched.metrics.fold import Fold, Folded, Handler
-from rollout_sched.metrics.live import LiveSteps
 from rollout_sched.metrics.waits import CAUSES, SINCE, Waits
 from rollout_sched.page.assembly import page
 
@@ -185,12 +185,26 @@ class ChangeLog:
 #: How many of the last steps are reported.
 STEPS = 20
 
-#: After so many steps a new fold should replace this one, because it keeps data of every step.
-MAX_STEPS = 1000
+#: The fields of a step that are reported as they are.
+_REPORTED = (
+    *("version", "end_s", "span_s", "rollout_s", "t50_s", "t90_s", "t99_s", "trainer_wait_s"),
+    *("samples", "tokens", "discarded_tokens", "max_staleness", "idle_bubble"),
+)
+
+
+def last_steps(delivered: Sequence[Step]) -> list[dict[str, Any]]:
+    """The last delivered steps, as the page draws them."""
+    return [
+        {
+            **{name: getattr(step, name) for name in _REPORTED},
+            "idle_by_cause": _shares(step.idle_s, step.capacity_s),
+        }
+        for step in delivered[-STEPS:]
+    ]
 
 
 class LiveFold:
-    """Gathers attempts, steps, staleness, waste and changes of a live run while it is watched.
+    """Gathers attempts, staleness, waste and changes of a live run while it is watched.
     Starts in the middle of a run, with the attempts that are in flight then.
 
     began_s    when the fold started; `step_began_s`: when the current step started, but not before
@@ -206,8 +220,6 @@ class LiveFold:
         self.waste: Counter[str] = Counter()
         self.attempts = LiveAttempts()
         self.changes = ChangeLog()
-        self._steps = LiveSteps()
-        self._steps.begin(now)
         self._folded = Folded(*self.attempts.folds, self)
         for event, actions in _as_it_is(view):
             self.observe(now, event, actions)
@@ -216,33 +228,6 @@ class LiveFold:
     def observe(self, now: float, event: Event, actions: Sequence[Action]) -> None:
         """Take an event and the actions of the scheduler."""
         self._folded.observe(now, event, actions)
-        self._steps.observe(now, event, actions)
-
-    @property
-    def is_full(self) -> bool:
-        return len(self._steps.delivered) >= MAX_STEPS
-
-    def steps(self) -> list[dict[str, Any]]:
-        """The last delivered steps."""
-        return [
-            {
-                "version": step.version,
-                "end_s": step.end_s,
-                "span_s": step.span_s,
-                "rollout_s": step.rollout_s,
-                "t50_s": step.t50_s,
-                "t90_s": step.t90_s,
-                "t99_s": step.t99_s,
-                "trainer_wait_s": step.trainer_wait_s,
-                "samples": step.samples,
-                "tokens": step.tokens,
-                "discarded_tokens": step.discarded_tokens,
-                "max_staleness": step.max_staleness,
-                "idle_bubble": step.idle_bubble,
-                "idle_by_cause": _shares(step.idle_s, step.capacity_s),
-            }
-            for step in self._steps.delivered[-STEPS:]
-        ]
 
     def handlers(self) -> Mapping[type[Any], Handler]:
         return {

@@ -7,13 +7,9 @@ from msgspec.structs import replace
 
 from rollout_sched.core.model import actions as act
 from rollout_sched.core.model import events as ev
-from rollout_sched.core.model.actions import Action, Deliver, Dispatch
 from rollout_sched.core.model.events import (
-    Event,
-    InstanceJoined,
     RequestFinished,
     RequestSubmitted,
-    Woke,
 )
 from rollout_sched.core.model.records import RunState
 from rollout_sched.metrics.live import ClientTimes, LiveSteps, SampleTimes, WeightTimes
@@ -49,21 +45,6 @@ def test_without_a_trainer_nothing_is_folded() -> None:
     live.observe(1.0, RequestSubmitted("r", "r", 3, 9), [])
     live.observe(2.0, RequestFinished("r", 1, 5), [])
     assert live._metrics is None
-
-
-def test_present_trainer_counts_from_the_beginning() -> None:
-    steps = LiveSteps()
-    assert steps.delivered == ()
-    steps.begin(3.0)
-    tape: list[tuple[float, Event, list[Action]]] = [
-        (3.0, InstanceJoined("i", 8, 1000), []),
-        (3.0, Woke(), [Dispatch("a/0", 1, "i", 10, 20, 0, group="a")]),
-        (5.0, RequestFinished("a/0", 1, 5), [Deliver(0, 0, (), 0, True)]),
-    ]
-    for now, event, actions in tape:
-        steps.observe(now, event, actions)
-    assert [step.end_s for step in steps.delivered] == [5.0]
-    assert steps.duration.sum == 2.0, "from when it began to count"
 
 
 def asked(now: float, name: str, *actions: act.Action) -> Entry:

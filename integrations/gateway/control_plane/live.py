@@ -17,7 +17,7 @@ from aiohttp import web
 
 from rollout_sched.integrations.gateway.control_plane.codec import refusal, reply
 from rollout_sched.integrations.gateway.control_plane.gateway import Gateway
-from rollout_sched.page.live_page import LiveFold, live_page
+from rollout_sched.page.live_page import LiveFold, last_steps, live_page
 
 SCHEMA = "rollout-sched-live/1"
 
@@ -102,8 +102,6 @@ class LiveWatch:
         if self._ending is not None:
             self._ending.cancel()
             self._ending = None
-        if self._fold is not None and self._fold.is_full:
-            self._stop()
         if self._fold is None:
             self._fold = LiveFold(self._gateway.driver.view, self._pump.now)
             self._pump.observers.append(self._fold.observe)
@@ -139,7 +137,7 @@ class LiveWatch:
                 "in_batch": state["in_batch"],
                 "complete": state["groups"]["complete"],
             },
-            "steps": fold.steps(),
+            "steps": last_steps(gateway.figures.steps.delivered),
             "staleness": dict(sorted(fold.staleness.items())),
             "waste": dict(fold.waste),
             "changes": [change._asdict() for change in fold.changes.last],

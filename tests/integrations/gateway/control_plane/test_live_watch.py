@@ -74,12 +74,3 @@ async def test_a_stream_ends_with_the_gateway(house) -> None:
     watch.close()
     with pytest.raises(StopAsyncIteration):
         await anext(states)
-
-
-async def test_a_fold_that_is_full_is_begun_anew(monkeypatch: pytest.MonkeyPatch, house) -> None:
-    monkeypatch.setattr(live_watch, "EACH_S", 0.0)
-    states = watch_of(house).stream()
-    assert (await anext(states))["anew"]
-    monkeypatch.setattr(live_watch.LiveFold, "is_full", True)
-    assert (await anext(states))["anew"]
-    await states.aclose()
