@@ -1,12 +1,15 @@
-"""The command `rollout-sched tune`: find the policy for a trace, a fleet and the user's limits."""
+"""The command `rollout-sched tune`: find the policy for a trace, a fleet and the user's limits, and
+write it with the evidence."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from rich.console import Console
@@ -17,9 +20,10 @@ from rollout_sched.process import check_writable, whole_file
 from rollout_sched.simulators.replay import Job, load_scenario
 from rollout_sched.simulators.traces.command import add_trace, read_trace
 from rollout_sched.simulators.traces.model import TOKENS_PER_S
-from rollout_sched.simulators.tune import evidence
-from rollout_sched.simulators.tune.evaluation import HardLimits, bench_of
-from rollout_sched.simulators.tune.search import Plan, TuningResult, steps_for, tune
+from rollout_sched.simulators.tune.candidates import REFERENCE, Candidate
+from rollout_sched.simulators.tune.evaluation import Evaluator, HardLimits, SpeedUp, bench_of
+from rollout_sched.simulators.tune.search import Plan, Ranking, TuningResult, steps_for, tune
+from rollout_sched.simulators.tune.space import Table
 from rollout_sched.workers import WorkerPool
 
 #: Default seconds of a search.
@@ -66,10 +70,10 @@ def run(given: argparse.Namespace) -> None:
     with WorkerPool(bench, jobs) as workers, _progress() as bar:
         task = bar.add_task("evaluations")
         result = tune(bench, limits, plan, workers, told=lambda: bar.advance(task))
-    text = evidence.document(result, bench, limits, plan, command_of(given, result))
+    text = document(result, bench, limits, plan, command_of(given, result))
     with whole_file(options.out) as file:
         file.write(text.encode())
-    print(*evidence.report(result, bench, limits, plan), sep="\n")
+    print(*report(result, bench, limits, plan), sep="\n")
     print(f"\nthe search ended: {result.ended}\n{options.out}: {result.winner.name}")
 
 
@@ -103,3 +107,167 @@ def _progress() -> Progress:
         console=Console(stderr=True),
         transient=True,
     )
+
+
+# ------------------------------------------------------------------------------------------
+# The evidence: what was tried and measured, printed, and in comments of the policy file.
+
+COLUMNS = (
+    f"over {REFERENCE}",
+    "90 % interval",
+    "stale mean",
+    "max",
+    "length ratio",
+    "longest kept",
+    "step bias",
+    "discarded",
+    "policy",
+)
+
+
+def document(
+    result: TuningResult, bench: Evaluator, limits: HardLimits, plan: Plan, command: str
+) -> str:
+    """The policy file: the measurements in comments, then the policy. Ends with a newline.
+
+    It has no date, so that the same command gives the same file.
+    """
+    lines = [command, "", *report(result, bench, limits, plan)]
+    head = "\n".join(f"# {line}".rstrip() for line in lines)
+    return f"{head}\n\n{_toml(result, bench)}"
+
+
+def report(result: TuningResult, bench: Evaluator, limits: HardLimits, plan: Plan) -> list[str]:
+    """What was tried and measured, in lines that may be long."""
+    return [
+        *facts(result, bench, limits, plan),
+        "",
+        _title(result.finalists, "Finalists"),
+        *_aligned(rows(result.finalists, limits, result.winner)),
+        "",
+        *against(result),
+        "",
+        _title(result.searched, "Frontier"),
+        *_aligned(rows(_frontier(result), limits, result.winner)),
+    ]
+
+
+def facts(result: TuningResult, bench: Evaluator, limits: HardLimits, plan: Plan) -> list[str]:
+    """What was replayed, how much of it, and the limits."""
+    job = bench.scenario.job
+    search, held_out = len(bench.search.groups), len(bench.held_out.groups)
+    prompts = (
+        f"{search} prompts to search, {held_out} others held out"
+        if bench.split
+        else f"{search} prompts, too few to hold some out, so that only seeds are"
+    )
+    lengths = [rung[0].steps for rung in plan.rungs]
+    return [
+        f"{bench.search.name} on {bench.scenario.name}: {prompts}; {job.samples_per_prompt} "
+        f"samples each, {job.prompts_per_step} prompts a step, {job.epochs} epoch(s)",
+        *([f"tokens are estimated: {how}"] if (how := bench.search.estimated_by) else []),
+        f"search: {result.evaluations} evaluations of {', '.join(map(str, lengths))} steps on 1 to "
+        f"{max(map(len, plan.rungs))} seeds",
+        f"allowed: staleness {limits.max_staleness}, length bias {limits.max_length_bias:g}, step "
+        f"bias {limits.max_step_bias:g}",
+    ]
+
+
+def against(result: TuningResult) -> list[str]:
+    """The winner compared with each baseline and the best preset, one line each."""
+    lines = []
+    for other in result.finalists.candidates:
+        if other.preset and other != result.winner:
+            speed_up = result.finalists.speed_up(result.winner, other)
+            lines.append(f"the winner over {other.name}: {speed_up}")
+    return lines
+
+
+def rows(ranking: Ranking, limits: HardLimits, winner: Candidate) -> list[list[str]]:
+    """A line for each candidate, fastest first."""
+    reference = ranking.preset(REFERENCE)
+    speed = {one.key: _over(ranking, one, reference) for one in ranking.candidates}
+    ranked = sorted(ranking.candidates, key=lambda one: -ranking.figures(one).tokens_per_s)
+    return [_row(ranking, one, speed[one.key], limits, winner) for one in ranked]
+
+
+def _over(ranking: Ranking, one: Candidate, reference: Candidate | None) -> SpeedUp | None:
+    if reference is None or ranking.figures(one).failed:
+        return None
+    return ranking.speed_up(one, reference)
+
+
+def _row(
+    ranking: Ranking, one: Candidate, speed: SpeedUp | None, limits: HardLimits, winner: Candidate
+) -> list[str]:
+    figures = ranking.figures(one)
+    notes = limits.exceeded(figures)
+    if one.key == winner.key:
+        notes = ["the winner"]
+    return [
+        f"{speed.mean:.3f}x" if speed else "-",
+        f"{speed.low:.3f} to {speed.high:.3f}" if speed else "-",
+        f"{figures.staleness_mean:.2f}",
+        str(figures.staleness_max),
+        f"{figures.length_ratio:.3f}",
+        f"{figures.longest_kept:.3f}",
+        f"{figures.step_bias:.3f}",
+        f"{100 * figures.discarded:.1f} %",
+        one.name + (f" ({'; '.join(notes)})" if notes else ""),
+    ]
+
+
+def _frontier(result: TuningResult) -> Ranking:
+    """The search's candidates on the frontier, and the reference."""
+    searched = result.searched
+    kept = searched.frontier()
+    kept += [one for one in searched.candidates if one.preset == REFERENCE and one not in kept]
+    return Ranking(kept, searched.cases, searched.book)
+
+
+def _title(ranking: Ranking, what: str) -> str:
+    seeds = [case.seed for case in ranking.cases]
+    where = "held-out prompts" if ranking.held_out else "the search's prompts"
+    return (
+        f"{what}: {ranking.cases[0].steps} steps of {where}, seeds "
+        f"{', '.join(map(str, seeds))}; speed in accepted tokens/s"
+    )
+
+
+def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:
+    lines = [COLUMNS, *lines]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(COLUMNS))]
+    return [
+        "  ".join(
+            [*(cell.rjust(width) for cell, width in zip(line, widths[:-1], strict=False)), line[-1]]
+        )
+        for line in lines
+    ]
+
+
+def _toml(result: TuningResult, bench: Evaluator) -> str:
+    finalists = result.finalists
+    figures = finalists.figures(result.winner)
+    reference = finalists.preset(REFERENCE)
+    speed = _over(finalists, result.winner, reference)
+    where = "held-out prompts and seeds" if finalists.held_out else "the prompts searched on"
+    gain = f"{speed} times {REFERENCE} on {where}, " if speed else ""
+    about = (
+        f"Tuned for {bench.search.name} on {bench.scenario.name}: {gain}staleness at most "
+        f"{figures.staleness_max}, mean {figures.staleness_mean:.2f}."
+    )
+    return "\n".join(
+        [f"about = {_value(about)}", 'source = "rollout-sched tune"', *_roles(result.winner.table)]
+    )
+
+
+def _roles(table: Table) -> list[str]:
+    lines = []
+    for role, row in table.items():
+        lines += ["", f"[{role}]", *(f"{key} = {_value(value)}" for key, value in row.items())]
+    return [*lines, ""]
+
+
+def _value(value: Any) -> str:
+    """A string, number or boolean in TOML, which has the same form as in JSON."""
+    return json.dumps(value, ensure_ascii=False)

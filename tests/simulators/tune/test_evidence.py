@@ -7,7 +7,7 @@ import tomllib
 from functools import cache
 
 from rollout_sched.config import parse_policy
-from rollout_sched.simulators.tune import evidence
+from rollout_sched.simulators.tune import command
 from rollout_sched.simulators.tune.evaluation import HardLimits
 from rollout_sched.simulators.tune.search import Plan, TuningResult, tune
 from tests.simulators.tune.bench import Oracle, faster_with_more_prompts, small_bench
@@ -24,7 +24,7 @@ def tuned(**plan: int) -> TuningResult:
 
 
 def text(result: TuningResult) -> str:
-    return evidence.document(result, BENCH, LIMITS, PLAN, "rollout-sched tune ...")
+    return command.document(result, BENCH, LIMITS, PLAN, "rollout-sched tune ...")
 
 
 def test_the_file_is_the_winner() -> None:
@@ -71,5 +71,5 @@ def test_without_validation_that_is_said() -> None:
 
 def test_a_trace_that_was_not_split_is_said() -> None:
     result = tuned()
-    facts = evidence.facts(result, small_bench(prompts=9), LIMITS, PLAN)
+    facts = command.facts(result, small_bench(prompts=9), LIMITS, PLAN)
     assert "9 prompts, too few to hold some out" in facts[0]
