@@ -17,6 +17,7 @@ from rollout_sched.integrations.vllm.protocol.answers import as_event
 from rollout_sched.live.ports import Outcome, Over, Payload
 
 log = logging.getLogger(__name__)
+access_log = logging.getLogger("rollout_sched.access")
 
 
 @dataclass(frozen=True)
@@ -96,8 +97,6 @@ class Pacer:
                 log.exception("a call could not be ended")
 
 
-log = logging.getLogger("rollout_sched.access")
-
 #: nginx's status for a client that disconnected before it had its answer.
 CLIENT_LEFT = 499
 
@@ -129,7 +128,7 @@ class Responses:
     def _say(self, method: str, path: str, status: int, begun: float) -> None:
         seconds = time.monotonic() - begun
         fields = {"method": method, "path": path, "status": status, "duration_s": seconds}
-        log.info("%s %s %d %.3f s", method, path, status, seconds, extra={"fields": fields})
+        access_log.info("%s %s %d %.3f s", method, path, status, seconds, extra={"fields": fields})
 
 
 # ------------------------------------------------------------------------------------------

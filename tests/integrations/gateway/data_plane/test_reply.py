@@ -20,6 +20,7 @@ from rollout_sched.integrations.gateway.data_plane.reply import (
     Responses,
     Unavailable,
     error_headers,
+    log_failure,
 )
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.ports import Outcome
@@ -338,6 +339,11 @@ async def test_the_access_log_omits_the_query(caplog: pytest.LogCaptureFixture) 
     assert "\n" not in lines[2]
     assert "secret" not in caplog.text
     assert told[0].fields["status"] == 200  # type: ignore[attr-defined]
+
+
+def test_failures_are_not_in_the_access_log(caplog: pytest.LogCaptureFixture) -> None:
+    log_failure(RuntimeError("from a test"))
+    assert [record.name for record in caplog.records] == [log_failure.__module__]
 
 
 async def test_the_access_log_is_off_by_default(caplog: pytest.LogCaptureFixture) -> None:
