@@ -11,7 +11,6 @@ from urllib.parse import urlsplit
 from rollout_sched.integrations.http.client_connection import (
     ClientConnection,
     Exchange,
-    PoolCallbacks,
     Receiver,
 )
 from rollout_sched.integrations.http.errors import AnswerBroken, NotConnected
@@ -126,7 +125,7 @@ class Dialler:
 
     __slots__ = ("_connect_s", "_dialling", "_origin", "_owner")
 
-    def __init__(self, owner: PoolCallbacks, origin: Origin, connect_s: float) -> None:
+    def __init__(self, owner: Pool, origin: Origin, connect_s: float) -> None:
         self._owner = owner
         self._origin = origin
         self._connect_s = connect_s
@@ -283,12 +282,13 @@ class Pool:
         for connection in list(self._connections):
             connection.fail(AnswerBroken(f"{self.url}: the pool was closed"))
 
-    # Called by the connections of this pool (client_connection.PoolCallbacks).
+    # Called by the connections of this pool.
 
     def now(self) -> float:
         return asyncio.get_running_loop().time()
 
     def joined(self, connection: ClientConnection, first: Exchange | None) -> None:
+        """A connection was opened; `first` is the exchange it was opened for."""
         self._connections[connection] = None
         if first is not None and first.paused:
             # uvloop begins to read when this returns, so pausing before that has no effect.

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import select
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from rollout_sched.integrations.http.bodies import Body, UntilClose, body_of, too_long
 from rollout_sched.integrations.http.errors import (
@@ -29,6 +29,9 @@ from rollout_sched.integrations.http.heads import (
     Headers,
     has_body,
 )
+
+if TYPE_CHECKING:
+    from rollout_sched.integrations.http.client import Pool
 
 log = logging.getLogger(__name__)
 
@@ -59,16 +62,6 @@ class Receiver(Protocol):
     def on_error(self, error: Exception) -> None: ...
 
 
-class ExchangeCallbacks(Protocol):
-    """What an exchange needs from the connection that carries it."""
-
-    def drop(self) -> None: ...
-
-    def pause(self) -> None: ...
-
-    def resume(self) -> None: ...
-
-
 class Exchange:
     """One request in flight and its answer."""
 
@@ -92,7 +85,7 @@ class Exchange:
         self.head_only = head_only
         self.most = limit  # bytes of body that the answer may have
         self.receiver: Receiver | None = receiver
-        self.connection: ExchangeCallbacks | None = None
+        self.connection: ClientConnection | None = None
         self.paused = False
         self.redialled = False
         self.sent_at = 0.0
@@ -151,25 +144,6 @@ def tell(receiver: Receiver, error: Exception) -> None:
 RACE_S = 1.0
 
 
-class PoolCallbacks(Protocol):
-    """What a connection needs from its pool."""
-
-    url: str
-    unasked: int
-    dead_s: float
-
-    def joined(self, connection: ClientConnection, first: Exchange | None) -> None:
-        """A connection was opened; `first` is the exchange it was opened for."""
-
-    def release(self, connection: ClientConnection) -> None: ...
-
-    def left(self, connection: ClientConnection) -> None: ...
-
-    def dial(self, exchange: Exchange) -> None: ...
-
-    def now(self) -> float: ...
-
-
 class ClientConnection:
     """Sends requests one after the other and reads their answers.
 
@@ -191,7 +165,7 @@ class ClientConnection:
         "reused",
     )
 
-    def __init__(self, owner: PoolCallbacks, first: Exchange | None = None) -> None:
+    def __init__(self, owner: Pool, first: Exchange | None = None) -> None:
         self._owner = owner
         self._heads = AnswerHeads()
         self._first = first

@@ -5,9 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
 
-from rollout_sched.integrations.http import ExchangeError, Headers, NotConnected, Pool, Receiver
+from rollout_sched.integrations.http import (
+    Exchange,
+    ExchangeError,
+    Headers,
+    NotConnected,
+    Pool,
+    Receiver,
+)
 from rollout_sched.integrations.vllm.control import Throttle
 from rollout_sched.live.ports import (
     ConnectionBroken,
@@ -15,14 +21,6 @@ from rollout_sched.live.ports import (
     InstanceUnreached,
     RequestRejected,
 )
-
-
-class UpstreamExchange(Protocol):
-    """The exchange of a pool (`integrations.http.client_connection`)."""
-
-    def cancel(self) -> None: ...
-    def pause(self) -> None: ...
-    def resume(self) -> None: ...
 
 
 class _Nobody:
@@ -75,12 +73,12 @@ class ProxyCall:
         self._order_id = order_id
         self._receiver: Receiver = receiver
         self._register = register
-        self._exchange: UpstreamExchange | None = None
+        self._exchange: Exchange | None = None
         self._waiting: asyncio.Task[None] | None = None  # waits for the throttle
         self._paused = False
         register[order_id] = self
 
-    def send(self, throttle: Throttle, send: Callable[[], UpstreamExchange]) -> None:
+    def send(self, throttle: Throttle, send: Callable[[], Exchange]) -> None:
         """Make the call, now or when the throttle permits it.
 
         Raises RequestRejected if it cannot be sent, InstanceUnreached after the pool was closed.
@@ -90,14 +88,14 @@ class ProxyCall:
         else:
             self._waiting = asyncio.create_task(self._send_later(throttle, send))
 
-    async def _send_later(self, throttle: Throttle, send: Callable[[], UpstreamExchange]) -> None:
+    async def _send_later(self, throttle: Throttle, send: Callable[[], Exchange]) -> None:
         await throttle.acquire()
         try:
             self._send(send)
         except Exception as error:  # otherwise it would be lost with the task
             self._receiver.on_error(error)
 
-    def _send(self, send: Callable[[], UpstreamExchange]) -> None:
+    def _send(self, send: Callable[[], Exchange]) -> None:
         try:
             exchange = self._exchange = send()
         except BaseException as error:
