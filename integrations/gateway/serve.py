@@ -215,13 +215,11 @@ class Service:
             options.admin_key_file,
             has_socket=options.admin_socket is not None,
         )
-        self._clients = [
-            (make_client or _client_maker(options, HttpInstance))(NewInstance(checked_url(url)))
-            for url in options.instances
-        ]
+        ours = make_client or _client_maker(options, added=False)
+        self._clients = [ours(NewInstance(checked_url(url))) for url in options.instances]
         named = [client.name for client in self._clients]
         _check_once(named)
-        self._endpoints = self._watched(options.endpoints, make_client or _named_by_file(options))
+        self._endpoints = self._watched(options.endpoints, ours)
         self.live = LiveScheduler(
             policy, options, settings=settings or settings_of(policy, options.live)
         )
@@ -237,7 +235,7 @@ class Service:
         self.gateway = Gateway(
             self.live,
             self.data_plane,
-            make_client or _client_maker(options, AddedInstance),
+            make_client or _client_maker(options, added=True),
             AllowList(options.allow_instances, named),
             WeightRoots(options.weights_roots),
             Responses(logs=logs),
@@ -332,32 +330,19 @@ class Service:
             self._say(line)
 
 
-def _client_maker(options: Options, kind: type[HttpInstance]) -> MakeClient:
-    """Makes clients of class `kind`: for instances named at start, or for those added later."""
+def _client_maker(options: Options, *, added: bool) -> MakeClient:
+    """Makes clients for the instances of the operator, who names them at start or in the endpoints
+    file, or for those that a call has `added`: they do not get the operator's common key."""
     keys = read_instance_keys(options.instance_api_key_file, options.instances)
+    kind, common = (AddedInstance, None) if added else (HttpInstance, keys.common)
 
     def make(new: NewInstance) -> InstanceClient:
-        key = new.api_key or keys.key_of(new.url)
         return kind(
             new.url,
-            api_key=key,
+            api_key=new.api_key or keys.key_of(new.url) or common,
             slots=new.slots or options.slots,
             kv_tokens=new.kv_tokens or options.kv_tokens,
         )
-
-    return make
-
-
-def _named_by_file(options: Options) -> MakeClient:
-    """Makes clients for instances in the endpoints file.
-
-    The author of that file is trusted as much as the operator who starts the gateway.
-    """
-    keys = read_instance_keys(options.instance_api_key_file, ())
-
-    def make(new: NewInstance) -> InstanceClient:
-        key = keys.key_of(new.url) or keys.common
-        return HttpInstance(new.url, api_key=key, slots=options.slots, kv_tokens=options.kv_tokens)
 
     return make
 
