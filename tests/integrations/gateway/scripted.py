@@ -122,6 +122,18 @@ class Call:
     def fields(self) -> dict[bytes, bytes]:
         return dict(self.headers)
 
+    def pause(self) -> None:
+        assert self.on_pause is not None
+        self.on_pause()
+
+    def resume(self) -> None:
+        assert self.on_resume is not None
+        self.on_resume()
+
+    def hang_up(self) -> None:
+        assert self.on_disconnect is not None
+        self.on_disconnect()
+
     def answer(self, status: int, headers: Any, body: bytes) -> None:
         assert not self.status, "answered twice"
         fields = fields_of(headers) if isinstance(headers, bytes) else dict(headers)

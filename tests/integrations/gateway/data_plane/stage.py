@@ -10,6 +10,7 @@ from rollout_sched.live.driver import Driver
 from rollout_sched.live.settings import Settings
 from tests.core.told import make_scheduler
 from tests.integrations.gateway.scripted import Call, Instance
+from tests.live.scripted import until
 
 PROMPT = [1, 2, 3]
 BODY = {"model": "tiny", "prompt": PROMPT, "max_tokens": 10}
@@ -53,13 +54,14 @@ class Stage:
             call.answer(*refusal)
         return call
 
-    async def update(self, version: int, *loading: Instance) -> None:
-        """New weights, loaded at once."""
+    async def update(self, version: int, instance: Instance) -> None:
+        """New weights, loaded at once; waits until the instance hears of them."""
 
         async def load(instance: Any, version: int) -> None:
             return None
 
         self.driver.publish(version, load)
+        await until(lambda: instance.calls)
 
     def settled(self) -> None:
         assert (self.data_plane.calls.requests, self.data_plane.calls.body_bytes) == (0, 0)

@@ -201,8 +201,7 @@ class TestHangingUp:
         async with Stage(instance) as stage:
             stage.call()
             waiting = stage.call()
-            assert waiting.on_disconnect is not None
-            waiting.on_disconnect()
+            waiting.hang_up()
             await instance.answer(0, completion([4]))
             await until(lambda: not stage.scheduler.parts.requests)
             assert len(instance.pool.asked) == 1
@@ -213,8 +212,7 @@ class TestGoingOn:
     async def test_an_update_shows_only_in_the_segments_field(self, stage, instance) -> None:
         call = stage.call({**BODY, "logprobs": 1, "return_token_ids": True})
         await instance.asked()
-        await stage.update(1)
-        await until(lambda: instance.calls)
+        await stage.update(1, instance)
         await instance.answer(0, completion([4, 5], "abort", prompt=PROMPT, logprobs=True))
         again = await instance.asked(1)
         assert again.body["prompt"] == [*PROMPT, 4, 5]
@@ -253,8 +251,7 @@ class TestGoingOn:
         }
         call = stage.call(body, "/v1/chat/completions")
         await instance.asked()
-        await stage.update(1)
-        await until(lambda: instance.calls)
+        await stage.update(1, instance)
         first = {
             "id": "chatcmpl-1",
             "object": "chat.completion",
@@ -294,8 +291,7 @@ class TestGoingOn:
         body = {"model": "tiny", "messages": messages, "max_tokens": 9, "tools": [tool]}
         call = stage.call(body, "/v1/chat/completions")
         await instance.asked()
-        await stage.update(1)
-        await until(lambda: instance.calls)
+        await stage.update(1, instance)
         said: dict[str, Any] = {
             "prompt_token_ids": PROMPT,
             "choices": [
@@ -325,8 +321,7 @@ class TestGoingOn:
         body = {"token_ids": PROMPT, "sampling_params": {"max_tokens": 9, "logprobs": 0}}
         call = stage.call(body, "/inference/v1/generate")
         await instance.asked()
-        await stage.update(1)
-        await until(lambda: instance.calls)
+        await stage.update(1, instance)
         await instance.answer(0, generated([4], "abort", "0"))
         again = await instance.asked(1)
         assert again.body["token_ids"] == [*PROMPT, 4]
@@ -362,8 +357,7 @@ class TestGoingOn:
     async def test_an_answer_without_token_ids_restarts(self, stage, instance) -> None:
         call = stage.call()
         await instance.asked()
-        await stage.update(1)
-        await until(lambda: instance.calls)
+        await stage.update(1, instance)
         old = completion([4, 5], "abort")
         del old["choices"][0]["token_ids"]
         await instance.answer(0, old)
@@ -436,8 +430,7 @@ class TestStreams:
     async def test_an_abort_never_reaches_the_client(self, stage, instance) -> None:
         call = stage.call({**BODY, "stream": True})
         await instance.event(0, chunk([4]))
-        await stage.update(1)
-        await until(lambda: instance.calls)
+        await stage.update(1, instance)
         await instance.event(0, chunk([5], "abort"), end=True)
         assert (await instance.asked(1)).body["prompt"] == [*PROMPT, 4, 5]
         await instance.event(1, chunk([6], "stop"), end=True)
@@ -453,8 +446,7 @@ class TestStreams:
     ) -> None:
         call = stage.call({**BODY, "stream": True, "max_tokens": 2})
         await instance.event(0, chunk([4]))
-        await stage.update(1)
-        await until(lambda: instance.calls)
+        await stage.update(1, instance)
         await instance.event(0, chunk([5], "abort"), end=True)
         events = await call.events()
         assert [e["choices"][0]["text"] for e in events[:-1]] == ["w4 ", "w5 ", ""]

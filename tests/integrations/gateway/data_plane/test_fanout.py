@@ -25,11 +25,9 @@ class TestStreams:
         await first.event(0, chunk([4]))
         await second.event(0, chunk([5]))
         exchanges = [first.pool.exchanges[0], second.pool.exchanges[0]]
-        assert call.on_pause is not None
-        assert call.on_resume is not None
-        call.on_pause()
+        call.pause()
         assert [e.paused for e in exchanges] == [1, 1]
-        call.on_resume()
+        call.resume()
         assert [e.paused for e in exchanges] == [0, 0]
 
     async def test_an_attempt_begins_paused_for_a_slow_client(self) -> None:
@@ -37,13 +35,11 @@ class TestStreams:
         async with Stage(instance) as stage:
             call = stage.call(STREAM)
             await instance.event(0, chunk([4]))
-            assert call.on_pause is not None
-            assert call.on_resume is not None
-            call.on_pause()
+            call.pause()
             await instance.event(0, chunk([5], "stop"), end=True)
             await instance.asked(1)
             assert instance.pool.exchanges[1].paused == 1
-            call.on_resume()
+            call.resume()
             assert instance.pool.exchanges[1].paused == 0
 
     async def test_a_sample_of_an_instance_lost_before_the_end_is_complete(

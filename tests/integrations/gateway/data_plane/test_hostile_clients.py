@@ -52,8 +52,7 @@ class TestCountedBeforeItIsMade:
             ):
                 call = stage.call(body)
                 assert stage.data_plane.calls.body_bytes == held(call.body)
-                assert call.on_disconnect is not None
-                call.on_disconnect()
+                call.hang_up()
                 stage.settled()
 
     @pytest.mark.parametrize("asks", [{"n": 128}, {"n": 128, "seed": 1, "cache_salt": "x"}])

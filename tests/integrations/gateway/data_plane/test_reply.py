@@ -37,7 +37,7 @@ ENDS: dict[str, Callable[[HttpReply, Call], Any]] = {
     "answer": lambda reply, call: reply.answer(200, HEADERS, b"{}"),
     "end": lambda reply, call: reply.end(),
     "fail": lambda reply, call: reply.fail(503, "no"),
-    "gone": lambda reply, call: call.on_disconnect(),  # type: ignore[misc]
+    "gone": lambda reply, call: call.hang_up(),
 }
 
 
@@ -120,11 +120,9 @@ async def test_requests_made_after_the_end_are_withdrawn(the: Waiting) -> None:
 async def test_a_slow_client_slows_its_instance_down(the: Waiting) -> None:
     exchange = Exchange()
     the.reply.upstream(exchange)
-    assert the.call.on_pause is not None
-    assert the.call.on_resume is not None
-    the.call.on_pause()
+    the.call.pause()
     assert exchange.paused == 1
-    the.call.on_resume()
+    the.call.resume()
     assert exchange.paused == 0
 
 
@@ -304,8 +302,7 @@ class TestCallsBesideStreams:
         await instance.event(0, chunk([8], "stop"), end=True)
         await ended.events()
         assert stage.data_plane.calls.pacer.streams == 1
-        assert left.on_disconnect is not None
-        left.on_disconnect()
+        left.hang_up()
         assert stage.data_plane.calls.pacer.streams == 0
 
     @staticmethod

@@ -245,11 +245,9 @@ class TestTheEnd:
         await instance.event(0, chunk([4]))
         (running,) = stage.driver.front.attempts.on("i0")
         assert not getattr(running.attempting, "held_back", True)
-        assert call.on_pause is not None
-        call.on_pause()
+        call.pause()
         assert getattr(running.attempting, "held_back", False)
-        assert call.on_resume is not None
-        call.on_resume()
+        call.resume()
         assert not getattr(running.attempting, "held_back", True)
 
 
@@ -472,11 +470,9 @@ class TestSlowClients:
     ) -> None:
         call = stage.call({**BODY, "stream": True})
         await first.event(0, chunk([4]))
-        assert call.on_pause is not None
-        call.on_pause()
+        call.pause()
         (await first.asked()).receiver.on_error(InstanceError("reset"))
         await second.asked()
         assert second.pool.exchanges[0].paused == 1
-        assert call.on_resume is not None
-        call.on_resume()
+        call.resume()
         assert second.pool.exchanges[0].paused == 0

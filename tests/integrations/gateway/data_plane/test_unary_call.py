@@ -20,7 +20,6 @@ from tests.integrations.gateway.data_plane.stage import (
     segments,
 )
 from tests.integrations.gateway.scripted import Call, Instance, completion
-from tests.live.scripted import until
 
 WHOLE = json.dumps(completion([4])).encode()
 POLICIES: list[dict[str, Any]] = [{}, {"interruption": PARTIAL}]
@@ -110,8 +109,7 @@ async def test_the_default_label_is_ignored_without_labels(stage, instance) -> N
 async def test_an_empty_last_attempt_keeps_earlier_tokens(stage, instance) -> None:
     call = stage.call({**BODY, "return_token_ids": True})
     await instance.asked()
-    await stage.update(1)
-    await until(lambda: instance.calls)
+    await stage.update(1, instance)
     await instance.answer(0, completion([4], "abort", prompt=PROMPT))
     await instance.answer(1, completion([], "stop"))
     answer = await call.json()
