@@ -194,7 +194,7 @@ async def test_an_interrupted_order_goes_on_as_if_it_had_not_been(
 
 
 @pytest.mark.parametrize("endpoint", ["generate", "completions"])
-async def test_what_was_streamed_is_the_answer(
+async def test_streamed_tokens_are_those_of_the_answer(
     instance: HttpInstance, uninterrupted: Output, endpoint: Any
 ) -> None:
     pieces: list[list[int]] = []
@@ -220,7 +220,7 @@ async def test_what_was_streamed_is_the_answer(
 
 
 @pytest.mark.parametrize("clear_cache", [False, True])
-async def test_a_pause_keeps_the_kv_only_if_told_to(
+async def test_a_pause_keeps_the_kv_unless_it_clears_the_cache(
     instance: HttpInstance, uninterrupted: Output, clear_cache: bool
 ) -> None:
     before = (await instance.gauges()).preemptions

@@ -402,7 +402,7 @@ async def until_both_serve(rollouts: RolloutScheduler) -> None:
         await asyncio.sleep(0.1)
 
 
-def test_one_that_is_killed_and_comes_back(
+def test_a_killed_server_comes_back(
     fleet: Fleet, undisturbed: list[Output], tmp_path: Path
 ) -> None:
     """kill -9 of an engine in the middle of a batch, then a new server at its address, then

@@ -22,11 +22,11 @@ from tests.integrations.faults.test_weights_around_us import (
     label,
     load_around_us,
     loaded,
-    until,
     until_all_have_begun,
     versions,
     weights,
 )
+from tests.live.scripted import until
 
 
 async def test_a_trained_fleet_before_a_new_trainer_is_refused_with_a_remedy(

@@ -28,6 +28,7 @@ from tests.integrations.faults.fleet import (
     response,
 )
 from tests.integrations.gateway.test_fleet import checkpoint
+from tests.live.scripted import until
 
 #: Patient with tokens that stand still: on a busy machine they do.
 PATIENT = msgspec.structs.replace(SETTINGS, stall_s=30.0, forgotten_s=20.0, abort_timeout_s=20.0)
@@ -38,12 +39,6 @@ TOKENS = 400
 SLOW = 20.0
 FAST = 1000.0
 GENERATE = "/inference/v1/generate"
-
-
-async def until(so: Callable[[], Any]) -> None:
-    async with asyncio.timeout(30):
-        while not so():
-            await asyncio.sleep(0.01)
 
 
 async def load_around_us(the: House, version: int, mode: str, *numbers: int) -> None:

@@ -14,11 +14,9 @@ from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.verl.coordinator import Coordinator
 from rollout_sched.integrations.verl.groups import GroupFailed
 from tests.integrations.samples import make_sample
+from tests.live.scripted import until
 
 RUNNING = {"is_prompt": True, "status": "running"}
-
-#: Seconds that anything here may take, on a machine that does much else besides.
-PATIENCE_S = 60.0
 
 
 def prompt(uid: str) -> Prompt:
@@ -74,12 +72,6 @@ async def world() -> AsyncIterator[World]:
     made = World()
     yield made
     await made.coordinator.close()
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 async def test_groups_get_their_samples_in_the_order_of_their_indices(world: World) -> None:
