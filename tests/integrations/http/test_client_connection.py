@@ -27,6 +27,7 @@ from tests.integrations.http.wires import (
     on_both_loops,
     pooled,
     read_message,
+    repeating,
     scripted,
     until,
 )
@@ -215,12 +216,7 @@ def test_interim_answers_are_read_in_a_row_and_bounded():
 
 
 async def test_every_exchange_may_have_its_interim_answers():
-    async def peer(reader, writer):
-        while True:
-            await read_message(reader)
-            writer.write(b"HTTP/1.1 102 Processing\r\n\r\n" * MAX_INTERIM + ok())
-
-    async with pooled(peer) as pool:
+    async with pooled(repeating(b"HTTP/1.1 102 Processing\r\n\r\n" * MAX_INTERIM + ok())) as pool:
         for _ in range(3):
             assert (await pool.request("GET", "/", timeout_s=10)).body == b"ok"
 
@@ -320,12 +316,7 @@ def exchanges():
 
 @on_both_loops
 async def test_nothing_is_left_for_the_garbage_collector():
-    async def peer(reader, writer):
-        while True:
-            await read_message(reader)
-            writer.write(CHUNKED + frame([b"abc"]))
-
-    async with pooled(peer) as pool:
+    async with pooled(repeating(CHUNKED + frame([b"abc"]))) as pool:
         await pool.request("GET", "/")
         gc.collect()
         before = exchanges()  # of tests that have failed

@@ -21,6 +21,7 @@ from tests.integrations.http.wires import (
     on_both_loops,
     post,
     read_message,
+    repeating,
     scripted,
     server_tls,
     serving,
@@ -48,13 +49,8 @@ def socket_of(connections) -> socket.socket:
 
 @on_both_loops
 async def test_a_pool_watches_its_servers():
-    async def peer(reader, writer):
-        while True:
-            await read_message(reader)
-            writer.write(ok())
-
     for tls in (None, server_tls()):
-        async with scripted(peer, ssl=tls) as url:
+        async with scripted(repeating(ok()), ssl=tls) as url:
             for given, expected in (({}, 30), ({"dead_s": 12.0}, 12)):
                 pool = Pool(url, ssl=client_tls() if tls else None, **given)
                 await pool.request("GET", "/")

@@ -17,6 +17,7 @@ from tests.integrations.http.wires import (
     on_both_loops,
     pooled,
     read_message,
+    repeating,
     scripted,
     until,
 )
@@ -237,12 +238,7 @@ async def test_an_end_that_raises_leaves_the_next_request_of_its_connection_alon
             pool.send("GET", "/2", (), b"", second)
             super().on_end()
 
-    async def peer(reader, writer):
-        while True:
-            await read_message(reader)
-            writer.write(ok())
-
-    async with pooled(peer) as pool:
+    async with pooled(repeating(ok())) as pool:
         first = Chained("end", RuntimeError("from a test"))
         pool.send("GET", "/1", (), b"", first)
         await second.over.wait()

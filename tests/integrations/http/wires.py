@@ -96,6 +96,17 @@ def answering(answer: bytes, opened: list[int] | None = None):
     return peer
 
 
+def repeating(answer: bytes):
+    """A peer that gives the same answer to every request."""
+
+    async def peer(reader, writer):
+        while True:
+            await read_message(reader)
+            writer.write(answer)
+
+    return peer
+
+
 def ok(body: bytes = b"ok", fields: bytes = b"") -> bytes:
     return b"HTTP/1.1 200 OK\r\n%bcontent-length: %d\r\n\r\n%b" % (fields, len(body), body)
 
