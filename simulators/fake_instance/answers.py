@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Annotated, NamedTuple
 
@@ -33,31 +34,23 @@ class OrderedResponse(NamedTuple):
 Lengths = Callable[[Order, OrderedResponse], int]
 
 
+@dataclass(slots=True, eq=False)
 class OpenAnswer:
-    """An attempt in flight: its text, what was streamed of it, and who waits for it."""
+    """An attempt in flight: its text, what was streamed of it, and who waits for it.
 
-    __slots__ = (
-        "answer",
-        "id",
-        "logprobs",
-        "name",
-        "on_tokens",
-        "said",
-        "start",
-        "stream",
-        "streamed",
-    )
+    start  tokens of this response that are in the context
+    said   the whole response, if the request sets it
+    """
 
-    def __init__(self, order: Order, name: int, start: int, on_tokens: OnTokens | None) -> None:
-        self.id = order.id
-        self.name = name
-        self.start = start  # tokens of this response that are in the context
-        self.logprobs = order.sampling.get("logprobs") is not None
-        self.on_tokens = on_tokens
-        self.said: Sequence[int] | None = None  # the whole response, if the request sets it
-        self.streamed = 0
-        self.stream: tuple[str, bytes, Stream] = ("", b"", ())
-        self.answer: asyncio.Future[Output]
+    id: str
+    name: int
+    start: int
+    logprobs: bool
+    on_tokens: OnTokens | None
+    said: Sequence[int] | None
+    stream: tuple[str, bytes, Stream]
+    streamed: int = 0
+    answer: asyncio.Future[Output] = field(init=False)
 
 
 class OpenAnswers:
@@ -95,13 +88,19 @@ class OpenAnswers:
             length = self._lengths(order, OrderedResponse(name, made))
         else:
             name, length = drawn, len(said)
-        answer = OpenAnswer(order, name, made, on_tokens)
-        answer.said = said
         # Only one request may write a line of text; a second one gets a line of its own.
         stream: Stream = (context.stream or name,)
         if (order.salt, context.prompt, stream) in self._writing:
             stream = (*stream, number)
-        answer.stream = (order.salt, context.prompt, stream)
+        answer = OpenAnswer(
+            order.id,
+            name,
+            made,
+            order.sampling.get("logprobs") is not None,
+            on_tokens,
+            said,
+            (order.salt, context.prompt, stream),
+        )
         request = SimRequest(
             number,
             len(order.token_ids),
@@ -214,14 +213,12 @@ def _without(spans: text.Spans, tokens: int) -> list[tuple[int, int]]:
 OnProgress = Callable[[int, int], None]
 
 
+@dataclass(slots=True, eq=False)
 class _Stream:
-    __slots__ = ("attempt", "every", "on_progress", "target")
-
-    def __init__(self, attempt: int, every: int, on_progress: OnProgress) -> None:
-        self.attempt = attempt
-        self.every = every
-        self.on_progress = on_progress
-        self.target = 1  # the first token comes alone, then `every` at a time, as in vLLM
+    attempt: int
+    every: int
+    on_progress: OnProgress
+    target: int = 1  # the first token comes alone, then `every` at a time, as in vLLM
 
 
 class TokenStreams:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -29,36 +30,30 @@ from rollout_sched.simulators.fake_instance.requests import (
 )
 
 
-def openai_answer(
-    asked: ParsedRequest, kind: str, choices: Sequence[Json], usage: Json | None
-) -> Json:
-    """An answer, or an event of a streamed one."""
-    return {
-        "id": asked.id,
-        "object": kind,
-        "created": int(time.time()),
-        "model": asked.model,
-        "choices": choices,
-        "usage": usage,
-    }
+class Dialect(ABC):
+    """The format of an endpoint: of its requests, of whole answers and of the events of a stream.
+    All but chats have one format of a choice, whole or streamed."""
 
+    path: str
 
-def openai_choice(asked: ParsedRequest, chunk: ChoiceChunk, logprobs: Json | None) -> Json:
-    """A choice without its text."""
-    told: Json = {
-        "index": chunk.choice,
-        "logprobs": logprobs,
-        "finish_reason": chunk.finish,
-        "stop_reason": None,
-    }
-    if asked.return_token_ids:
-        told["token_ids"] = chunk.token_ids
-    return told
+    @abstractmethod
+    def parse(self, raw: bytes, headers: Mapping[str, str], limits: RequestLimits) -> ParsedRequest:
+        """Parse a request. Raises Refusal."""
 
+    @abstractmethod
+    def answer(self, asked: ParsedRequest, choices: Sequence[Json], usage: Json | None) -> Json:
+        """An answer, or an event of a streamed one."""
 
-def token_name(asked: ParsedRequest, token: int, word: str) -> str:
-    """The name of a token in log-probs: its word, or its id if that was requested."""
-    return f"token_id:{token}" if asked.ids_for_words else word
+    @abstractmethod
+    def choice(self, asked: ParsedRequest, chunk: ChoiceChunk) -> Json: ...
+
+    def whole(self, asked: ParsedRequest, chunks: Sequence[ChoiceChunk], usage: Json) -> Json:
+        """The answer without streaming; `chunks` has one for each choice."""
+        return self.answer(asked, [self.choice(asked, chunk) for chunk in chunks], usage)
+
+    def events(self, asked: ParsedRequest, chunk: ChoiceChunk) -> list[Json]:
+        """The stream's events for a chunk."""
+        return [self.answer(asked, [self.choice(asked, chunk)], None)]
 
 
 # ------------------------------------------------------------------------------------------
@@ -78,7 +73,7 @@ class _Sampled(msgspec.Struct, gc=False):
     top_logprobs: tuple[_Candidate]
 
 
-class GenerateDialect:
+class GenerateDialect(Dialect):
     """Token ids in, token ids out. A request is aborted by the id of its answer."""
 
     path = "/inference/v1/generate"
@@ -91,7 +86,7 @@ class GenerateDialect:
 
     def whole(self, asked: ParsedRequest, chunks: Sequence[ChoiceChunk], usage: Json) -> Json:
         return {
-            **self._answer(asked, chunks, usage),
+            **super().whole(asked, chunks, usage),
             "prompt_logprobs": None,
             "prompt_token_ids": asked.prompts[0] if asked.return_token_ids else None,
             "kv_transfer_params": None,
@@ -99,26 +94,21 @@ class GenerateDialect:
         }
 
     def events(self, asked: ParsedRequest, chunk: ChoiceChunk) -> list[Json]:
-        event = self._answer(asked, [chunk], None)
+        (event,) = super().events(asked, chunk)
         if chunk.first and asked.return_token_ids:
             event["prompt_token_ids"] = asked.prompts[0]
         return [event]
 
-    def usage_event(self, asked: ParsedRequest, usage: Json) -> Json:
-        return self._answer(asked, [], usage)
-
-    def _answer(
-        self, asked: ParsedRequest, chunks: Sequence[ChoiceChunk], usage: Json | None
-    ) -> Json:
+    def answer(self, asked: ParsedRequest, choices: Sequence[Json], usage: Json | None) -> Json:
         return {
             "request_id": asked.id,
             "model": asked.model,
             "created": int(time.time()),
-            "choices": [self._choice(chunk) for chunk in chunks],
+            "choices": choices,
             "usage": usage,
         }
 
-    def _choice(self, chunk: ChoiceChunk) -> Json:
+    def choice(self, asked: ParsedRequest, chunk: ChoiceChunk) -> Json:
         logprobs = None
         if chunk.logprobs is not None:
             pairs = zip(chunk.token_ids, chunk.logprobs, strict=True)
@@ -142,20 +132,56 @@ class SkyRLGenerate(GenerateDialect):
 
     path = "/skyrl/v1/generate"
 
-    def _choice(self, chunk: ChoiceChunk) -> Json:
-        return {**super()._choice(chunk), "routed_experts": [[[0]] for _ in chunk.token_ids]}
+    def choice(self, asked: ParsedRequest, chunk: ChoiceChunk) -> Json:
+        choice = super().choice(asked, chunk)
+        return {**choice, "routed_experts": [[[0]] for _ in chunk.token_ids]}
 
 
 # ------------------------------------------------------------------------------------------
-# OpenAI's completions: /v1/completions.
-
-_TEXT = "text_completion"
+# OpenAI's completions and chats.
 
 
-class CompletionsDialect:
+class OpenAIDialect(Dialect):
+    """`kind` is the type of an answer, or of an event of a stream."""
+
+    kind: str
+
+    def answer(self, asked: ParsedRequest, choices: Sequence[Json], usage: Json | None) -> Json:
+        return {
+            "id": asked.id,
+            "object": self.kind,
+            "created": int(time.time()),
+            "model": asked.model,
+            "choices": choices,
+            "usage": usage,
+        }
+
+    def choice(self, asked: ParsedRequest, chunk: ChoiceChunk) -> Json:
+        """A choice without its text."""
+        choice: Json = {
+            "index": chunk.choice,
+            "logprobs": self.logprobs(asked, chunk),
+            "finish_reason": chunk.finish,
+            "stop_reason": None,
+        }
+        if asked.return_token_ids:
+            choice["token_ids"] = chunk.token_ids
+        return choice
+
+    @abstractmethod
+    def logprobs(self, asked: ParsedRequest, chunk: ChoiceChunk) -> Json | None: ...
+
+
+def token_name(asked: ParsedRequest, token: int, word: str) -> str:
+    """The name of a token in log-probs: its word, or its id if that was requested."""
+    return f"token_id:{token}" if asked.ids_for_words else word
+
+
+class CompletionsDialect(OpenAIDialect):
     """Text or token ids in, text out. Prompt i of an answer `cmpl-x` is aborted as `cmpl-x-i`."""
 
     path = "/v1/completions"
+    kind = "text_completion"
 
     def parse(self, raw: bytes, headers: Mapping[str, str], limits: RequestLimits) -> ParsedRequest:
         body = decode(raw, CompletionBody)
@@ -170,24 +196,15 @@ class CompletionsDialect:
             ids_for_words=bool(body.return_tokens_as_token_ids),
         )
 
-    def whole(self, asked: ParsedRequest, chunks: Sequence[ChoiceChunk], usage: Json) -> Json:
-        return openai_answer(asked, _TEXT, [self._choice(asked, chunk) for chunk in chunks], usage)
-
-    def events(self, asked: ParsedRequest, chunk: ChoiceChunk) -> list[Json]:
-        return [openai_answer(asked, _TEXT, [self._choice(asked, chunk)], None)]
-
-    def usage_event(self, asked: ParsedRequest, usage: Json) -> Json:
-        return openai_answer(asked, _TEXT, [], usage)
-
-    def _choice(self, asked: ParsedRequest, chunk: ChoiceChunk) -> Json:
-        choice = openai_choice(asked, chunk, self._logprobs(asked, chunk))
+    def choice(self, asked: ParsedRequest, chunk: ChoiceChunk) -> Json:
+        choice = super().choice(asked, chunk)
         choice["text"] = text.decode(chunk.token_ids)
         choice["prompt_logprobs"] = None
         if asked.return_token_ids and chunk.first:
             choice["prompt_token_ids"] = asked.prompts[chunk.choice // asked.n]
         return choice
 
-    def _logprobs(self, asked: ParsedRequest, chunk: ChoiceChunk) -> Json | None:
+    def logprobs(self, asked: ParsedRequest, chunk: ChoiceChunk) -> Json | None:
         if chunk.logprobs is None:
             return None
         names: list[str] = []
@@ -208,16 +225,11 @@ class CompletionsDialect:
         }
 
 
-# ------------------------------------------------------------------------------------------
-# OpenAI's chats: /v1/chat/completions.
-
-_EVENT = "chat.completion.chunk"
-
-
-class Chat:
+class Chat(OpenAIDialect):
     """Messages in, a message out. A request is aborted by the id of its answer."""
 
     path = "/v1/chat/completions"
+    kind = "chat.completion.chunk"
 
     def parse(self, raw: bytes, headers: Mapping[str, str], limits: RequestLimits) -> ParsedRequest:
         body = decode(raw, ChatBody)
@@ -243,25 +255,22 @@ class Chat:
     def whole(self, asked: ParsedRequest, chunks: Sequence[ChoiceChunk], usage: Json) -> Json:
         choices = [
             {
-                **self._choice(asked, chunk),
+                **self.choice(asked, chunk),
                 "message": {"role": "assistant", **self._message(asked, chunk)},
             }
             for chunk in chunks
         ]
-        answer = openai_answer(asked, "chat.completion", choices, usage)
-        return self._with_prompt(asked, answer)
+        answer = self._with_prompt(asked, self.answer(asked, choices, usage))
+        return {**answer, "object": "chat.completion"}
 
     def events(self, asked: ParsedRequest, chunk: ChoiceChunk) -> list[Json]:
         sent: list[Json] = []
         if chunk.first:
             role = {"role": "assistant", "content": ""}
             choice = {"index": chunk.choice, "delta": role, "logprobs": None, "finish_reason": None}
-            sent.append(self._with_prompt(asked, openai_answer(asked, _EVENT, [choice], None)))
-        choice = {**self._choice(asked, chunk), "delta": self._delta(asked, chunk)}
-        return [*sent, openai_answer(asked, _EVENT, [choice], None)]
-
-    def usage_event(self, asked: ParsedRequest, usage: Json) -> Json:
-        return openai_answer(asked, _EVENT, [], usage)
+            sent.append(self._with_prompt(asked, self.answer(asked, [choice], None)))
+        choice = {**self.choice(asked, chunk), "delta": self._delta(asked, chunk)}
+        return [*sent, self.answer(asked, [choice], None)]
 
     def _with_prompt(self, asked: ParsedRequest, answer: Json) -> Json:
         told = asked.prompts[0] if asked.return_token_ids else None
@@ -285,13 +294,13 @@ class Chat:
             return {"tool_calls": [{"index": 0, "function": {"arguments": whole}}]}
         return {}
 
-    def _choice(self, asked: ParsedRequest, chunk: ChoiceChunk) -> Json:
-        choice = openai_choice(asked, chunk, self._logprobs(asked, chunk))
+    def choice(self, asked: ParsedRequest, chunk: ChoiceChunk) -> Json:
+        choice = super().choice(asked, chunk)
         if asked.call is not None and chunk.finish == "stop":
             choice["finish_reason"] = "tool_calls"
         return choice
 
-    def _logprobs(self, asked: ParsedRequest, chunk: ChoiceChunk) -> Json | None:
+    def logprobs(self, asked: ParsedRequest, chunk: ChoiceChunk) -> Json | None:
         if chunk.logprobs is None:
             return None
         content: list[Json] = []

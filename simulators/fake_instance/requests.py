@@ -6,7 +6,7 @@ import json
 import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, NamedTuple, Protocol, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -396,23 +396,6 @@ class ChoiceChunk(NamedTuple):
     finish: str | None
     versions: list[Json] | None
     first: bool
-
-
-class EndpointDialect(Protocol):
-    """The format of an endpoint."""
-
-    path: str
-
-    def parse(self, raw: bytes, headers: Mapping[str, str], limits: RequestLimits) -> ParsedRequest:
-        """Parse a request. Raises Refusal."""
-
-    def whole(self, asked: ParsedRequest, chunks: Sequence[ChoiceChunk], usage: Json) -> Json:
-        """The answer without streaming; `chunks` has one for each choice."""
-
-    def events(self, asked: ParsedRequest, chunk: ChoiceChunk) -> list[Json]:
-        """The stream's events for a chunk."""
-
-    def usage_event(self, asked: ParsedRequest, usage: Json) -> Json: ...
 
 
 def usage(prompt_tokens: int, made: int) -> Json:

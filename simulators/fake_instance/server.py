@@ -6,6 +6,7 @@ import asyncio
 import secrets
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import msgspec
@@ -21,6 +22,7 @@ from rollout_sched.simulators.fake_instance.control import (
 from rollout_sched.simulators.fake_instance.dialects import (
     Chat,
     CompletionsDialect,
+    Dialect,
     GenerateDialect,
     SkyRLGenerate,
 )
@@ -28,7 +30,6 @@ from rollout_sched.simulators.fake_instance.engine import Engine, EngineSettings
 from rollout_sched.simulators.fake_instance.faults import Fault, Switchboard, Where
 from rollout_sched.simulators.fake_instance.requests import (
     ChoiceChunk,
-    EndpointDialect,
     Json,
     ParsedRequest,
     Refusal,
@@ -50,7 +51,7 @@ _DONE = b"data: [DONE]\n\n"
 
 async def serve(
     request: web.Request,
-    dialect: EndpointDialect,
+    dialect: Dialect,
     engine: Engine,
     limits: RequestLimits,
     fault: str,
@@ -65,23 +66,16 @@ async def serve(
     return await (answering.stream() if asked.stream else answering.whole())
 
 
+@dataclass
 class _Answering:
-    """One request while it is served."""
+    """One request while it is served; `made`: tokens sent of each choice."""
 
-    def __init__(
-        self,
-        request: web.Request,
-        dialect: EndpointDialect,
-        engine: Engine,
-        asked: ParsedRequest,
-        fault: str,
-    ) -> None:
-        self.request = request
-        self.dialect = dialect
-        self.engine = engine
-        self.asked = asked
-        self.fault = fault
-        self.made: Counter[int] = Counter()  # tokens sent of each choice
+    request: web.Request
+    dialect: Dialect
+    engine: Engine
+    asked: ParsedRequest
+    fault: str
+    made: Counter[int] = field(default_factory=Counter)
 
     # -- whole -----------------------------------------------------------------------------
 
@@ -137,7 +131,7 @@ class _Answering:
                     return hang_up(self.request, response)
             if self.asked.include_usage:
                 told = usage(self.asked.prompt_tokens, self.made.total())
-                await self._send(response, [self.dialect.usage_event(self.asked, told)])
+                await self._send(response, [self.dialect.answer(self.asked, [], told)])
             if self.fault == "unfinished":
                 return hang_up(self.request, response)
             await response.write(_DONE)
@@ -323,7 +317,7 @@ class FakeServer:
         self._open: dict[asyncio.Transport | None, None] = {}  # of the requests in flight
         self._down = False
         self._runner: web.AppRunner | None = None
-        self.dialects: dict[str, EndpointDialect] = {
+        self.dialects: dict[str, Dialect] = {
             dialect.path: dialect
             for dialect in (GenerateDialect(), SkyRLGenerate(), CompletionsDialect(), Chat())
         }

@@ -346,14 +346,14 @@ def asked(*, ids: bool = False, ids_for_words: bool = False) -> ParsedRequest:
 
 
 def test_an_answer_bears_the_id_of_its_request() -> None:
-    answer = dialects.openai_answer(asked(), "text_completion", [], {"total_tokens": 3})
+    answer = dialects.CompletionsDialect().answer(asked(), [], {"total_tokens": 3})
     assert (answer["id"], answer["model"], answer["object"]) == ("cmpl-x", "m", "text_completion")
     assert answer["usage"] == {"total_tokens": 3}
 
 
 @pytest.mark.parametrize("ids", [False, True])
 def test_a_choice_has_its_ids_if_they_were_asked_for(ids: bool) -> None:
-    choice = dialects.openai_choice(asked(ids=ids), CHUNK, None)
+    choice = dialects.CompletionsDialect().choice(asked(ids=ids), CHUNK)
     assert (choice["index"], choice["finish_reason"]) == (1, "length")
     assert choice.get("token_ids") == ([5, 6] if ids else None)
 
