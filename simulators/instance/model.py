@@ -170,7 +170,6 @@ class SimGauges(NamedTuple):
               counted; nor does vLLM count them, and its /metrics freeze during a pause.
     kv_usage  fraction of the KV blocks in use, 0 to 1
     steps     engine steps completed
-    busy_s    seconds spent in steps, including the part of the step in progress
     """
 
     running: int
@@ -183,4 +182,3 @@ class SimGauges(NamedTuple):
     reprefilled_tokens: int
     generated_tokens: int
     steps: int
-    busy_s: float

@@ -118,7 +118,7 @@ class SimInstance:
     `next_at` says when to call `advance`, which returns the outcomes.
     """
 
-    __slots__ = ("_busy_s", "_core", "_end", "_foreseen", "_inbox", "_jump", "_step", "spec")
+    __slots__ = ("_core", "_end", "_foreseen", "_inbox", "_jump", "_step", "spec")
 
     def __init__(self, spec: InstanceSpec, version: int = 0) -> None:
         self.spec = spec
@@ -128,7 +128,6 @@ class SimInstance:
         self._step: DecidedStep | None = None  # in progress, if it needed a decision ...
         self._end = 0.0  # ... and its end
         self._foreseen: float | None = None
-        self._busy_s = 0.0
 
     # -- inputs ----------------------------------------------------------------------------
 
@@ -227,7 +226,6 @@ class SimInstance:
             elif jump.plan(scheduler.step, core.at):
                 if jump.end > now:
                     break
-                self._busy_s += jump.end - core.at
                 core.jump(jump.steps, jump.end)
             elif scheduler.can_run():
                 jump.forget()
@@ -244,7 +242,6 @@ class SimInstance:
         core = self._core
         outcomes = len(core.outcomes)
         self._step = None
-        self._busy_s += self._end - core.at
         core.complete(step, self._end)
         if step.idled or len(core.outcomes) != outcomes:
             self._jump.forget()  # an attempt has left or is delayed by a step
@@ -318,7 +315,6 @@ class SimInstance:
         scheduler, counters = core.scheduler, core.scheduler.counters
         batch, steps = scheduler.batch, self._steps_by(now)
         used = self.spec.kv_blocks - scheduler.kv.free + batch.demand(scheduler.step, steps)
-        under_way = self._step is not None or scheduler.can_run()
         return SimGauges(
             len(scheduler.running),
             scheduler.queue.size,
@@ -330,7 +326,6 @@ class SimInstance:
             counters.reprefilled_tokens,
             counters.generated_tokens + batch.count * steps,
             scheduler.step + steps,
-            self._busy_s + (max(0.0, now - core.at) if under_way else 0.0),
         )
 
     # -- for tests -------------------------------------------------------------------------

@@ -393,7 +393,6 @@ class ReferenceInstance:
         self._core = ReferenceCore(spec, version, self._inbox)
         self._step: ReferenceStep | None = None  # in progress ...
         self._end = 0.0  # ... and its end
-        self._busy_s = 0.0
         self._writers: dict[tuple[object, ...], int] = {}  # of each text, by its name
 
     # -- inputs ----------------------------------------------------------------------------
@@ -463,7 +462,6 @@ class ReferenceInstance:
                 if self._end > now:
                     break
                 step, self._step = self._step, None
-                self._busy_s += self._end - core.at
                 core.complete(step, self._end)
             elif inbox.due <= core.at:
                 inbox.take()
@@ -521,7 +519,6 @@ class ReferenceInstance:
     def gauges(self) -> SimGauges:
         core, scheduler = self._core, self._core.scheduler
         counters, used = scheduler.counters, self.spec.kv_blocks - len(scheduler.pool.free)
-        under_way = self._step is not None or scheduler.can_run()
         return SimGauges(
             len(scheduler.running),
             len(scheduler.waiting),
@@ -533,7 +530,6 @@ class ReferenceInstance:
             counters.reprefilled_tokens,
             counters.generated_tokens,
             core.steps,
-            self._busy_s + (max(0.0, self._inbox.now - core.at) if under_way else 0.0),
         )
 
     def eviction_order(self) -> Iterator[BlockName]:

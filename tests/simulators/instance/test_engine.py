@@ -51,7 +51,6 @@ def test_pausing_keeps_everything_in_place(make: Make) -> None:
     one.pause(3.5, "keep", clear_cache=False)
     assert follow(one, until=20.0) == [Paused("keep", 4.0)]
     assert one.next_at() == math.inf
-    assert one.gauges().busy_s == 4.0
     one.set_version(2, 20.0)
     one.resume(20.0)
     assert follow(one) == [Ended(1, 10, ((1, 4), (2, 6)), "stop", 26.0)]

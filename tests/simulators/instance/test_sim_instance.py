@@ -17,7 +17,6 @@ def test_the_first_token_comes_with_the_prefill(make: Make) -> None:
     assert follow(one) == [Ended(7, 5, ((1, 5),), "stop", 105.0)]
     gauges = one.gauges()
     assert (gauges.steps, gauges.generated_tokens, gauges.prefill_tokens) == (5, 5, 10)
-    assert gauges.busy_s == 5.0
     assert gauges.kv_blocks_used == 0
     assert one.next_at() == math.inf
 
@@ -62,7 +61,6 @@ def test_progress_and_gauges_between_events() -> None:
     assert (one.gauges().steps, one.gauges().generated_tokens) == (20, 40)
     assert one.gauges().kv_blocks_used == 2 * math.ceil((10 + 19) / 4)
     assert one.gauges().kv_usage == one.gauges().kv_blocks_used / 1000
-    assert one.gauges().busy_s == 20.5
 
 
 def test_time_does_not_go_back() -> None:
