@@ -28,7 +28,7 @@ class Origin:
     base URL.
     """
 
-    __slots__ = ("_authority", "_openings", "_prefix", "host", "port", "ssl", "url")
+    __slots__ = ("_authority", "_openings", "_prefix", "host", "port", "ssl")
 
     def __init__(self, url: str, ssl: tls.SSLContext | None) -> None:
         parts = urlsplit(url)
@@ -37,7 +37,6 @@ class Origin:
         if parts.query or parts.fragment or parts.username is not None:
             raise ValueError(f"{url!r}: a base URL has only a scheme, a host, a port and a path")
         secure = parts.scheme == "https"
-        self.url = url
         self.host = parts.hostname
         self.port = parts.port or (443 if secure else 80)
         self.ssl = (ssl or tls.create_default_context()) if secure else None
@@ -116,61 +115,6 @@ class IdleConnections:
             oldest.drop()
 
 
-class Dialler:
-    """The connections to an origin that are being opened, for up to `connect_s` seconds, each for
-    the exchange that it carries first.
-
-    Opened connections join `owner`.
-    """
-
-    __slots__ = ("_connect_s", "_dialling", "_origin", "_owner")
-
-    def __init__(self, owner: Pool, origin: Origin, connect_s: float) -> None:
-        self._owner = owner
-        self._origin = origin
-        self._connect_s = connect_s
-        self._dialling: dict[asyncio.Task[None], Exchange] = {}
-
-    def dial(self, exchange: Exchange) -> None:
-        """Carry an exchange on a new connection."""
-        task = asyncio.get_running_loop().create_task(self._dial(exchange))
-        self._dialling[task] = exchange
-        task.add_done_callback(self._dialling.pop)
-
-    def refuse(self, exchange: Exchange, text: str) -> None:
-        """End an exchange that no connection carries with an error."""
-        if not exchange.done and exchange.connection is None:
-            exchange.fail(NotConnected(f"{self._origin.url}: {text}"))
-
-    def close(self, text: str) -> None:
-        """Cancel all openings; `text` says why."""
-        for task in self._dialling:
-            task.cancel()
-        for exchange in list(self._dialling.values()):
-            self.refuse(exchange, text)
-
-    async def _dial(self, exchange: Exchange) -> None:
-        loop = asyncio.get_running_loop()
-        connection = ClientConnection(self._owner, exchange)
-        made = False
-        try:
-            async with asyncio.timeout(self._connect_s):
-                await loop.create_connection(
-                    lambda: cast(asyncio.Protocol, connection),
-                    self._origin.host,
-                    self._origin.port,
-                    ssl=self._origin.ssl,
-                )
-            made = True
-        except TimeoutError:
-            self.refuse(exchange, f"no connection within {self._connect_s:g} s")
-        except Exception as error:  # the exchange must end, whatever a resolver or TLS raises
-            self.refuse(exchange, f"no connection: {error}")
-        finally:
-            if not made:  # uvloop does not report the loss of a connection that was just opened
-                connection.connection_lost(ConnectionAbortedError("while it was opened"))
-
-
 #: Most bytes of an answer's body if the caller sets no limit: an answer that announces more can
 #: only be an error, and waiting for it would last as long as the connection.
 MAX_BODY = 64 * 2**30
@@ -220,7 +164,8 @@ class Pool:
         self._max_answer = max_answer
         self._connections: dict[ClientConnection, None] = {}  # in the order of their creation
         self._idle = IdleConnections(keepalive_s)
-        self._dialler = Dialler(self, self._origin, connect_s)
+        self._connect_s = connect_s
+        self._dialling: dict[asyncio.Task[None], Exchange] = {}  # each opens a connection
         self._closed = False
 
     def send(
@@ -249,7 +194,7 @@ class Pool:
             head = b"%b%b\r\n" % (opening, lines)
         exchange = Exchange(head, body, method == "HEAD", receiver, limit)
         if not self._idle.carry(exchange):
-            self._dialler.dial(exchange)
+            self.dial(exchange)
         return exchange
 
     async def request(
@@ -278,7 +223,10 @@ class Pool:
         """Close every connection; exchanges in flight end with an error."""
         self._closed = True
         self._idle.close()
-        self._dialler.close("the pool was closed")
+        for task in self._dialling:
+            task.cancel()
+        for exchange in list(self._dialling.values()):
+            self._refuse(exchange, "the pool was closed")
         for connection in list(self._connections):
             connection.fail(AnswerBroken(f"{self.url}: the pool was closed"))
 
@@ -315,7 +263,36 @@ class Pool:
         self._idle.forget(connection)
 
     def dial(self, exchange: Exchange) -> None:
-        self._dialler.dial(exchange)
+        """Carry an exchange on a new connection."""
+        task = asyncio.get_running_loop().create_task(self._dial(exchange))
+        self._dialling[task] = exchange
+        task.add_done_callback(self._dialling.pop)
+
+    async def _dial(self, exchange: Exchange) -> None:
+        loop = asyncio.get_running_loop()
+        connection = ClientConnection(self, exchange)
+        made = False
+        try:
+            async with asyncio.timeout(self._connect_s):
+                await loop.create_connection(
+                    lambda: cast(asyncio.Protocol, connection),
+                    self._origin.host,
+                    self._origin.port,
+                    ssl=self._origin.ssl,
+                )
+            made = True
+        except TimeoutError:
+            self._refuse(exchange, f"no connection within {self._connect_s:g} s")
+        except Exception as error:  # the exchange must end, whatever a resolver or TLS raises
+            self._refuse(exchange, f"no connection: {error}")
+        finally:
+            if not made:  # uvloop does not report the loss of a connection that was just opened
+                connection.connection_lost(ConnectionAbortedError("while it was opened"))
+
+    def _refuse(self, exchange: Exchange, text: str) -> None:
+        """End an exchange that no connection carries with an error."""
+        if not exchange.done and exchange.connection is None:
+            exchange.fail(NotConnected(f"{self.url}: {text}"))
 
 
 class WholeAnswer:

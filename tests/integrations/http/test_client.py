@@ -342,12 +342,10 @@ async def test_a_connection_cut_off_just_as_it_comes_about_ends_its_exchange():
                 exchange.pause()
             while not pool._connections:
                 await asyncio.sleep(0)
-            for (
-                task
-            ) in pool._dialler._dialling:  # as the time limit does, if the loop comes to it late
+            for task in pool._dialling:  # as the time limit does, if the loop comes to it late
                 task.cancel()
             await heard.over.wait()
-            await until(lambda: not (pool._connections or pool._dialler._dialling))
+            await until(lambda: not (pool._connections or pool._dialling))
             assert heard.calls == ["error"]
 
 

@@ -193,7 +193,7 @@ async def test_a_receiver_that_raises_ends_its_exchange_with_one_error(
         assert isinstance(heard.error, AnswerBroken)
         assert exchange.done
         await until(lambda: not pool._connections)
-        assert [len(pool._idle._idle), len(pool._dialler._dialling)] == [0, 0]
+        assert [len(pool._idle._idle), len(pool._dialling)] == [0, 0]
         again = Heard()
         pool.send("GET", "/", (), b"", again)
         await again.over.wait()
@@ -224,7 +224,7 @@ async def test_a_receiver_that_cannot_bear_its_error_keeps_nobody_from_theirs():
                 await each.over.wait()
             assert [each.calls for each in heard] == [["error"]] * 5
             assert all(exchange.done for exchange in exchanges)
-            await until(lambda pool=pool: not (pool._connections or pool._dialler._dialling))
+            await until(lambda pool=pool: not (pool._connections or pool._dialling))
             pool.close()
     assert not trouble
 
