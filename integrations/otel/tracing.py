@@ -24,10 +24,9 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider as SdkProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from opentelemetry.trace import Link, Span, Status, StatusCode, Tracer, TracerProvider
+from opentelemetry.trace import Link, Span, Status, StatusCode, TracerProvider
 
 from rollout_sched import __version__
-from rollout_sched.core import SchedulerView
 from rollout_sched.core.model.actions import Answer, Deliver, Discard, Dispatch, UpdateWeights
 from rollout_sched.core.model.events import (
     GroupSubmitted,
@@ -59,7 +58,8 @@ class Tracing:
         self._driver = driver
         self._samples: dict[str, Span] = {}
         self._groups: dict[str, Context] = {}  # the context in which each group was submitted
-        self._generations = Generations(self._tracer, driver.view)
+        self._attempts: dict[int, tuple[Span, str]] = {}  # open ones, with their instances
+        self._last: dict[str, tuple[Span, str]] = {}  # the last attempt of each request
         self._sync: Span | None = None
         self._loads: dict[str, Span] = {}
         driver.pump.observers.append(Folded(self, WeightTimes(self._synced)).observe)
@@ -86,8 +86,8 @@ class Tracing:
 
     def close(self) -> None:
         """End all open spans now."""
-        self._generations.close()
-        open_spans = [*self._samples.values(), *self._loads.values()]
+        attempts = [span for span, _ in self._attempts.values()]
+        open_spans = [*attempts, *self._samples.values(), *self._loads.values()]
         for span in [*open_spans, *([self._sync] if self._sync else [])]:
             span.end()
 
@@ -110,10 +110,7 @@ class Tracing:
             }
             parent = self._groups.get(action.group)
             self._samples[action.request] = self._begin("rl.sample", parent, about)
-        self._generations.begin(action, self._samples[action.request])
-
-    def _ended(self, now: float, event: Any) -> None:
-        self._generations.end(event)
+        self._begin_attempt(action, self._samples[action.request])
 
     def _answered(self, now: float, action: Answer) -> None:
         self._over(action.sample)
@@ -136,13 +133,13 @@ class Tracing:
             }
         )
         span.end()
-        self._generations.forget(sample.request)
+        self._last.pop(sample.request, None)
 
     def _discarded(self, now: float, action: Discard) -> None:
         if not action.ends:
             return
         span = self._samples.pop(action.request, None)
-        self._generations.forget(action.request)
+        self._last.pop(action.request, None)
         if span is not None:
             span.set_attribute("rl.discarded", action.reason)
             if action.reason == "failed":
@@ -150,6 +147,46 @@ class Tracing:
             span.end()
         if action.reason != "surplus":  # the whole group has ended
             self._groups.pop(action.group, None)
+
+    # -- attempts; the parent of each span is that of its sample -----------------------------
+
+    def _begin_attempt(self, action: Dispatch, sample: Span) -> None:
+        known = self._driver.view.instance(action.instance)
+        about: dict[str, Any] = {
+            "gen_ai.operation.name": "text_completion",
+            "gen_ai.usage.input_tokens": action.context_tokens,
+            "server.address": action.instance,
+            "rl.attempt": action.attempt,
+            "rl.policy.version": action.salt if known is None else known.version,
+        }
+        links = []
+        before = self._last.get(action.request)
+        if before is not None and action.response_tokens:
+            about["rl.resumed_tokens"] = action.response_tokens
+            about["rl.resumed_from"] = before[1]
+            links.append(Link(before[0].get_span_context()))
+        span = self._tracer.start_span(
+            "text_completion",
+            context=trace.set_span_in_context(sample),
+            attributes=about,
+            links=links,
+        )
+        self._attempts[action.attempt] = self._last[action.request] = span, action.instance
+
+    def _ended(self, now: float, event: Any) -> None:
+        """An attempt was answered or has failed."""
+        found = self._attempts.pop(event.attempt, None)
+        if found is None:
+            return
+        span, _ = found
+        if isinstance(event, RequestFailed):
+            # The reason is left out, because it may quote a prompt.
+            span.set_attribute("error.type", event.blame)
+            span.set_status(Status(StatusCode.ERROR))
+        else:
+            span.set_attribute("gen_ai.usage.output_tokens", event.tokens)
+            span.set_attribute("gen_ai.response.finish_reasons", [_finish(event)])
+        span.end()
 
     # -- instances and their weights -------------------------------------------------------
 
@@ -163,12 +200,23 @@ class Tracing:
             trace_orders(self.lines)
 
     def lines(self, order_id: str) -> bytes:
-        """The header lines that name the attempt's span in an order to an instance."""
+        """The header lines that name the attempt's span in an order to an instance; empty if the
+        span has ended."""
         attempt = _NUMBER.match(order_id.removeprefix(f"{self._driver.epoch}-"))
-        return self._generations.lines(int(attempt[0])) if attempt else b""
+        found = self._attempts.get(int(attempt[0])) if attempt else None
+        if found is None:
+            return b""
+        carrier: dict[str, str] = {}
+        propagate.inject(carrier, context=trace.set_span_in_context(found[0]))
+        return b"".join(f"{name}: {value}\r\n".encode() for name, value in carrier.items())
 
     def _lost(self, now: float, event: InstanceLost) -> None:
-        self._generations.lose(event.instance)
+        lost = [n for n, (_, where) in self._attempts.items() if where == event.instance]
+        for attempt in lost:
+            span, _ = self._attempts.pop(attempt)
+            span.set_attribute("error.type", "instance")
+            span.set_status(Status(StatusCode.ERROR, "the instance was lost"))
+            span.end()
         load = self._loads.pop(event.instance, None)
         if load is not None:
             load.set_status(Status(StatusCode.ERROR, "the instance was lost"))
@@ -210,85 +258,6 @@ def _named_in(payload: Any) -> Context | None:
     named = TRACE_LINE.findall(call.request.header_lines)
     carrier = {key.decode().lower(): value.decode("latin-1") for key, value in named}
     return propagate.extract(carrier)
-
-
-# ------------------------------------------------------------------------------------------
-# The spans of attempts; the parent of each is the span of its sample.
-
-
-class Generations:
-    """The open spans by attempt number, and the last span and instance of each request."""
-
-    def __init__(self, tracer: Tracer, view: SchedulerView) -> None:
-        self._tracer = tracer
-        self._view = view
-        self._open: dict[int, tuple[Span, str]] = {}
-        self._last: dict[str, tuple[Span, str]] = {}
-
-    def begin(self, action: Dispatch, sample: Span) -> None:
-        known = self._view.instance(action.instance)
-        about: dict[str, Any] = {
-            "gen_ai.operation.name": "text_completion",
-            "gen_ai.usage.input_tokens": action.context_tokens,
-            "server.address": action.instance,
-            "rl.attempt": action.attempt,
-            "rl.policy.version": action.salt if known is None else known.version,
-        }
-        links = []
-        before = self._last.get(action.request)
-        if before is not None and action.response_tokens:
-            about["rl.resumed_tokens"] = action.response_tokens
-            about["rl.resumed_from"] = before[1]
-            links.append(Link(before[0].get_span_context()))
-        span = self._tracer.start_span(
-            "text_completion",
-            context=trace.set_span_in_context(sample),
-            attributes=about,
-            links=links,
-        )
-        self._open[action.attempt] = self._last[action.request] = span, action.instance
-
-    def lines(self, attempt: int) -> bytes:
-        """The header lines that name the attempt's span to an instance; empty if the span has
-        ended."""
-        found = self._open.get(attempt)
-        if found is None:
-            return b""
-        carrier: dict[str, str] = {}
-        propagate.inject(carrier, context=trace.set_span_in_context(found[0]))
-        return b"".join(f"{name}: {value}\r\n".encode() for name, value in carrier.items())
-
-    def end(self, event: Any) -> None:
-        """End the span of an attempt that was answered or has failed."""
-        found = self._open.pop(event.attempt, None)
-        if found is None:
-            return
-        span, _ = found
-        if isinstance(event, RequestFailed):
-            # The reason is left out, because it may quote a prompt.
-            span.set_attribute("error.type", event.blame)
-            span.set_status(Status(StatusCode.ERROR))
-        else:
-            span.set_attribute("gen_ai.usage.output_tokens", event.tokens)
-            span.set_attribute("gen_ai.response.finish_reasons", [_finish(event)])
-        span.end()
-
-    def lose(self, instance: str) -> None:
-        """End the spans of all attempts on a lost instance."""
-        lost = [attempt for attempt, (_, where) in self._open.items() if where == instance]
-        for attempt in lost:
-            span, _ = self._open.pop(attempt)
-            span.set_attribute("error.type", "instance")
-            span.set_status(Status(StatusCode.ERROR, "the instance was lost"))
-            span.end()
-
-    def forget(self, request: str) -> None:
-        """Drop the last span of a request that has ended."""
-        self._last.pop(request, None)
-
-    def close(self) -> None:
-        for span, _ in self._open.values():
-            span.end()
 
 
 def _finish(event: Any) -> str:
