@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -12,8 +11,6 @@ import pytest
 from rollout_sched import journal
 from rollout_sched.config import PolicyFile, load_policy, shipped
 from rollout_sched.core.model import events as ev
-from rollout_sched.core.scheduler import Scheduler
-from rollout_sched.core.state.groups import HERE
 from rollout_sched.journal import (
     SCHEMA,
     Entry,
@@ -24,7 +21,8 @@ from rollout_sched.journal import (
     replay,
 )
 from tests.core.model.test_events import STATE
-from tests.helpers import fields_of, make_policy, make_scenario, make_trace, watch
+from tests.core.told import facts
+from tests.helpers import make_policy, make_scenario, make_trace, watch
 
 HEADER = JournalHeader(SCHEMA, "sync", 4, 2, 7)
 EVENTS: list[ev.Event] = [
@@ -160,69 +158,6 @@ class TestDamage:
 # -- replaying -----------------------------------------------------------------------------------
 
 
-def dump(scheduler: Scheduler) -> dict[str, Any]:
-    """Everything the scheduler knows, as plain data."""
-    progress, fleet = scheduler.state.progress, scheduler.state.fleet
-    return {
-        "progress": {
-            name: getattr(progress, name)
-            for name in (
-                *("version", "fleet_version", "trainer_waiting", "closed", "active", "delivered"),
-                *("batches", "round", "fresh", "deferred", "complete", "started", "update_pending"),
-            )
-        },
-        "by state": {
-            state: [g.id for g in scheduler.state.groups.in_state(state)] for state in HERE
-        },
-        "started": [group.id for group in scheduler.state.sample_buffer.groups()],
-        "complete": [group.id for group in scheduler.state.sample_buffer.oldest_first(10**6)],
-        "waiting": [request.id for request in scheduler.parts.requests.waiting],
-        "parked": [request.id for request in scheduler.parts.requests.replay_buffer],
-        "outdated": list(scheduler.decider.updater.outdated),
-        "anomalies": dict(scheduler.state.anomalies),
-        "open": [instance.id for instance in fleet.open],
-        "groups": {
-            group.id: {
-                **fields(group, "siblings", "finished"),
-                "siblings": fields(group.siblings, "requests", "history"),
-                "history": fields(group.siblings.history) if group.siblings.history else None,
-                "requests": [request.id for request in group.requests],
-                "finished": [request.id for request in group.finished],
-            }
-            for group in scheduler.state.groups
-        },
-        "requests": {
-            request.id: {
-                **fields(request, "group", "siblings", "attempt", "rank"),
-                "attempt": number_of(request.attempt),
-                "rank": request.rank and request.rank[:2],
-            }
-            for request in scheduler.parts.requests
-        },
-        "instances": {
-            name: {**fields(instance, "attempts"), "attempts": list(instance.attempts)}
-            for name, instance in fleet.instances.items()
-        },
-        "attempts": {
-            number: {
-                **fields(attempt, "request", "instance"),
-                "request": attempt.request.id,
-                "instance": attempt.instance.id,
-            }
-            for number, attempt in fleet.attempts.items()
-        },
-    }
-
-
-def number_of(attempt: Any) -> int | None:
-    return None if attempt is None else attempt.id
-
-
-def fields(of: Any, *but: str) -> dict[str, Any]:
-    values = {name: value for name, value in fields_of(of).items() if name not in but}
-    return {n: list(v) if isinstance(v, list) else v for n, v in values.items()}
-
-
 TRACE = make_trace({f"g{i}": [3 + 7 * i % 11, 2 + i, 1 + 5 * i % 17] for i in range(9)})
 SCENARIO = make_scenario(
     instances=3, slots=3, train_s=4, prompts_per_step=2, poll_s=3.0, stream_s=2.0
@@ -255,7 +190,7 @@ def test_replay_gives_the_same_actions_and_the_same_state(
     fresh = policy.scheduler(header.prompts_per_step, version=header.version, seed=header.seed)
     answers = [actions for _, actions in replay(fresh, entries)]
     assert answers == [actions for _, _, actions in ran.log]
-    assert dump(fresh) == dump(ran.scheduler)
+    assert facts(fresh) == facts(ran.scheduler)
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
@@ -268,7 +203,7 @@ def test_recovery_in_the_middle_of_a_run(policy: PolicyFile) -> None:
     for entry in entries[:half]:
         steady.handle(entry.event, entry.now)
     list(replay(recovered, entries[:half]))
-    assert dump(recovered) == dump(steady)
+    assert facts(recovered) == facts(steady)
     assert recovered.state.groups
     rest = [actions for _, actions in replay(recovered, entries[half:])]
     assert rest == [actions for _, _, actions in ran.log[half:]]

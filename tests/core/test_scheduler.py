@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
-from enum import Enum
 from typing import Any
 
-import msgspec
 import pytest
-from sortedcontainers import SortedKeyList
 
 from rollout_sched.core.model.actions import (
     Action,
@@ -44,7 +40,6 @@ from rollout_sched.core.model.events import (
     Woke,
 )
 from rollout_sched.core.model.model import GroupState, InstanceStatus, RequestState, Segment
-from rollout_sched.core.scheduler import Scheduler
 from rollout_sched.core.state.groups import DEFERRED
 from tests.core.told import (
     BIG,
@@ -55,6 +50,7 @@ from tests.core.told import (
     begun,
     delivered,
     dispatched,
+    facts,
     make_scheduler,
     resumed,
     sample,
@@ -62,7 +58,6 @@ from tests.core.told import (
     tail,
     thrown,
 )
-from tests.helpers import fields_of
 
 PARTIAL = {"use": "partial", "at_update": "in_place"}
 BUDGET = {"use": "partial", "segment_tokens": 30}
@@ -771,38 +766,6 @@ class TestAnswersToNobody:
         told = Told()
         assert told(event) == []
         assert told.anomalies == {"unknown_instance": 1}
-
-
-def facts(scheduler: Scheduler) -> Any:
-    """Everything the scheduler knows, as plain data; shared objects are shown by number."""
-    seen: dict[int, tuple[int, Any]] = {}
-
-    def plain(thing: Any) -> Any:
-        if thing is None or isinstance(thing, str | int | float | Enum | type):
-            return thing
-        if isinstance(thing, tuple):
-            return tuple(plain(part) for part in thing)
-        if id(thing) in seen:
-            return f"#{seen[id(thing)][0]}"
-        seen[id(thing)] = len(seen), thing
-        if isinstance(thing, dict):
-            return [(plain(key), plain(value)) for key, value in thing.items()]
-        if isinstance(thing, list | deque | SortedKeyList):
-            return [plain(part) for part in thing]
-        if isinstance(thing, msgspec.Struct):
-            return [type(thing)] + [plain(getattr(thing, f)) for f in thing.__struct_fields__]
-        if callable(thing):
-            return getattr(thing, "__qualname__", repr(thing))
-        if isinstance(thing, set):
-            return sorted(thing)
-        return [type(thing), plain({k: v for k, v in attributes(thing) if k != "_out"})]
-
-    def attributes(thing: Any) -> list[tuple[str, Any]]:
-        if hasattr(thing, "__dict__"):
-            return list(vars(thing).items())
-        return list(fields_of(thing).items())  # without a dictionary for each object
-
-    return plain(scheduler)
 
 
 class TestCallerErrors:

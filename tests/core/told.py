@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
+from enum import Enum
 from typing import Any
 
 import msgspec
+from sortedcontainers import SortedKeyList
 
 from rollout_sched.config import parse_policy
 from rollout_sched.core.model.actions import Action, Deliver, Discard, Dispatch
@@ -21,6 +24,7 @@ from rollout_sched.core.model.model import (
 from rollout_sched.core.scheduler import Scheduler
 from rollout_sched.core.state.state import State
 from rollout_sched.core.work.parts import Parts
+from tests.helpers import fields_of
 
 PROMPT = 10
 LIMIT = 100
@@ -174,3 +178,39 @@ def sample(
     made = tuple(Segment(*segment) for segment in segments)
     tokens = sum(segment.tokens for segment in made)
     return DeliveredSample(request, group, int(index), PROMPT, tokens, made, staleness, finish)
+
+
+#: The heap of open instances, whose order depends on that of a set, and what its entries count.
+AS_IT_COMES = {"_heap", "heap_version"}
+
+
+def facts(scheduler: Scheduler) -> Any:
+    """Everything the scheduler knows, as plain data; shared objects are shown by number."""
+    seen: dict[int, tuple[int, Any]] = {}
+
+    def plain(thing: Any) -> Any:
+        if thing is None or isinstance(thing, str | int | float | Enum | type):
+            return thing
+        if isinstance(thing, tuple):
+            return tuple(plain(part) for part in thing)
+        if id(thing) in seen:
+            return f"#{seen[id(thing)][0]}"
+        seen[id(thing)] = len(seen), thing
+        if isinstance(thing, dict):
+            return [(plain(key), plain(value)) for key, value in thing.items()]
+        if isinstance(thing, list | deque | SortedKeyList):
+            return [plain(part) for part in thing]
+        if isinstance(thing, msgspec.Struct):
+            return [type(thing)] + [plain(getattr(thing, f)) for f in thing.__struct_fields__]
+        if callable(thing):
+            return getattr(thing, "__qualname__", repr(thing))
+        if isinstance(thing, set):
+            return [plain(each) for each in sorted(thing, key=repr)]
+        return [type(thing), plain({k: v for k, v in attributes(thing) if k not in AS_IT_COMES})]
+
+    def attributes(thing: Any) -> list[tuple[str, Any]]:
+        if hasattr(thing, "__dict__"):
+            return list(vars(thing).items())
+        return list(fields_of(thing).items())  # without a dictionary for each object
+
+    return plain(scheduler)
