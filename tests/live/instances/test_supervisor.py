@@ -220,20 +220,6 @@ class TestStandingStill:
 
 
 class TestPauses:
-    async def test_a_hold_outlives_a_loss(self) -> None:
-        instance = pausable(Scripted(), paused=False)
-        async with Stage(instance, settings=QUICK) as stage:
-            supervisor = stage.driver.supervisors["i0"]
-            await supervisor.control.hold("keep", False)
-            instance.dead = True
-            await until(lambda: not supervisor.joined)
-            assert supervisor.control.held
-            instance.describes(paused=True)
-            instance.dead = False
-            await until(lambda: supervisor.joined)
-            assert supervisor.control.held
-            assert "resume" not in instance.calls
-
     async def test_foreign_pause_is_respected_until_its_end(self) -> None:
         """A second gateway must not wake what the first has paused to load weights."""
         instance = pausable(Scripted(), paused=True)

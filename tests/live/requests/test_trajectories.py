@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rollout_sched.core.model import events as ev
-from rollout_sched.core.model.actions import Discard, Dispatch
+from rollout_sched.core.model.actions import Dispatch
 from rollout_sched.core.model.events import Event, ToolReturned, TrajectoryEnded
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.requests.payloads import Payloads
@@ -128,30 +128,6 @@ async def test_while_a_tool_works_another_request_has_the_slot() -> None:
         assert await asking is not None
 
 
-async def test_a_tool_that_fails_fails_its_group() -> None:
-    async with staged() as stage:
-        stage.submit("a", samples=2)
-        stage.trainer.close_submissions()
-        asking = asyncio.create_task(stage.trainer.next_batch())
-        await stage.instance.answer(1, [5])
-        await stage.tools.answer(0, RuntimeError("sandbox is gone"))
-        batch = await asking
-        assert batch.samples == []
-        assert [(f.uid, f.reason) for f in batch.failed] == [("a", "RuntimeError: sandbox is gone")]
-
-
-async def test_a_tool_that_returns_no_tokens_fails_its_group() -> None:
-    async with staged() as stage:
-        stage.submit("a")
-        stage.trainer.close_submissions()
-        asking = asyncio.create_task(stage.trainer.next_batch())
-        await stage.instance.answer(0, [5])
-        returned: Any = ["<result>"]
-        await stage.tools.answer(0, returned)
-        batch = await asking
-        assert "invalid literal" in batch.failed[0].reason
-
-
 async def test_discarded_surplus_trajectory_cancels_its_tool() -> None:
     """Surplus of a group that is whole: nobody waits for its tool, and what it returns is lost."""
 
@@ -206,16 +182,6 @@ async def test_tool_result_without_room_ends_the_trajectory() -> None:
         batch = await asking
         (sample,) = batch.samples
         assert (sample.response_ids, sample.status) == ([5, 6], "TRUNCATED")
-
-
-async def test_a_turn_that_used_up_the_tokens_has_no_tool() -> None:
-    async with staged() as stage:
-        stage.submit("a", max_tokens=2)
-        asking = asyncio.create_task(stage.trainer.next_batch())
-        await stage.instance.answer(0, [5, 6])
-        batch = await asking
-        assert batch.samples[0].status == "TRUNCATED"
-        assert not stage.tools.calls
 
 
 async def test_an_interrupted_turn_goes_on_where_it_was() -> None:
@@ -359,33 +325,3 @@ async def test_tool_is_not_called_after_the_last_turn() -> None:
     stage.link.wanted = False
     stage.tools.expect(DISPATCH, stage.payload)
     assert len(stage.tools) == 0
-
-
-async def test_discarded_trajectory_cancels_its_tool() -> None:
-    stage = StageToolCalls()
-    stage.tools.expect(DISPATCH, stage.payload)
-    await asyncio.sleep(0)
-    stage.tools.discard(Discard("r", 3, "stale", attempt=1))
-    assert len(stage.tools) == 1, "only what an attempt has brought is thrown away"
-    stage.tools.discard(Discard("r", 3, "stale"))
-    assert len(stage.tools) == 0
-    stage.payload.returns.set_result([5])
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    assert stage.link.told == []
-    assert stage.payload.observed == []
-
-
-async def test_result_of_a_cancelled_tool_is_ignored() -> None:
-    stage = StageToolCalls()
-    stage.payload.stubborn = True
-    stage.tools.expect(DISPATCH, stage.payload)
-    await asyncio.sleep(0)
-    stage.tools.cancel_all()
-    await asyncio.sleep(0)
-    stage.payload.returns.set_result([5])
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    assert stage.link.told == []
-    assert stage.payload.observed == []

@@ -12,7 +12,7 @@ from rollout_sched.live.driver import Driver
 from rollout_sched.live.ports import RequestRejected
 from rollout_sched.live.settings import Settings
 from rollout_sched.live.trainer import session as weight_publisher
-from rollout_sched.live.trainer.delivery import LeaseEnded, NotReady
+from rollout_sched.live.trainer.delivery import NotReady
 from rollout_sched.live.trainer.samples import Batch, FailedGroup, Prompt, Span
 from rollout_sched.live.trainer.session import TrainerSession, WeightPublisher
 from tests.core.told import make_scheduler
@@ -98,33 +98,6 @@ async def test_waiting_trainer_hears_of_the_end() -> None:
         await asyncio.sleep(0)
         stage.trainer.close_submissions()
         assert await asking is None
-
-
-async def test_a_cancelled_wait_loses_nothing() -> None:
-    async with Stage() as stage:
-        stage.trainer.submit([prompt()])
-        asking = stage.ask()
-        await stage.instance.order()
-        asking.cancel()
-        await asyncio.gather(asking, return_exceptions=True)
-        await stage.instance.answer(0, [7])
-        batch = await stage.trainer.next_batch()
-        assert batch.samples[0].response_ids == [7]
-
-
-async def test_a_batch_comes_again_until_it_is_acknowledged() -> None:
-    async with Stage() as stage:
-        stage.trainer.submit([prompt("a"), prompt("b")])
-        asking = stage.ask(), stage.ask()
-        await stage.instance.answer(0, [7])
-        first, same = await asyncio.gather(*asking)
-        assert first is same is await stage.trainer.next_batch()
-        assert stage.driver.view.run.batches == 1  # nobody has asked for more
-        with pytest.raises(NotReady):
-            await stage.trainer.next_batch(first.number, 0.01)
-        await stage.instance.answer(1, [8])
-        second = await stage.trainer.next_batch(first.number)
-        assert [sample.uid for sample in second.samples] == ["b"]
 
 
 async def test_a_batch_that_is_complete_survives_the_end_of_the_scheduler() -> None:
@@ -217,22 +190,6 @@ async def test_a_batch_in_parts_whose_rest_fails_is_closed() -> None:
         assert await trainer.next_batch(0, part=1, parts=True) is None
 
 
-async def test_a_batch_in_parts_that_nobody_fills_is_closed_with_the_submissions() -> None:
-    roles = {"batching": {"use": "fully_async", "part_prompts": 1}, "freshness": "unbounded"}
-    async with Stage(2, **roles) as stage:
-        trainer = stage.trainer
-        trainer.submit([prompt("a")])
-        asking = asyncio.create_task(trainer.next_batch(parts=True))
-        await stage.instance.answer(0, [7])
-        assert uids(await asking) == ["a"]
-        asking = asyncio.create_task(trainer.next_batch(0, part=0, parts=True))
-        await asyncio.sleep(0)
-        trainer.close_submissions()
-        last = await asking
-        assert (last.part, last.last, last.samples) == (1, True, [])
-        assert await trainer.next_batch(0, part=1, parts=True) is None
-
-
 async def test_the_same_prompt_is_taken_once_until_its_batch_is_acknowledged() -> None:
     async with Stage() as stage:
         stage.trainer.submit([prompt(), prompt()])
@@ -286,20 +243,6 @@ async def test_failed_prompt_is_accepted_again_until_the_end() -> None:
         assert (uids(batch), [group.uid for group in batch.failed]) == (["bad"], ["bad"])
 
 
-async def test_two_trainers_take_batches_of_their_own() -> None:
-    async with Stage() as stage:
-        stage.trainer.submit([prompt("a"), prompt("b")])
-        asking = [
-            asyncio.create_task(stage.trainer.next_batch(trainer=name)) for name in ("t1", "t2")
-        ]
-        await stage.instance.answer(0, [7])
-        await stage.instance.answer(1, [8])
-        first, second = await asyncio.gather(*asking)
-        assert (uids(first), uids(second)) == (["a"], ["b"])
-        with pytest.raises(LeaseEnded, match="was handed to trainer 't2'"):
-            await stage.trainer.next_batch(1, 0, trainer="t1")
-
-
 async def test_oversized_prompt_is_refused() -> None:
     async with Stage() as stage:
         with pytest.raises(CallerError, match="max_tokens can be"):
@@ -314,28 +257,6 @@ async def test_publishing_waits_for_the_fleet() -> None:
         assert stage.driver.pump.scheduler.state.fleet.version == 1
         with pytest.raises(CallerError, match="versions must increase"):
             await stage.trainer.weights.publish(1, load)
-
-
-async def test_versions_are_those_that_made_the_tokens() -> None:
-    roles = {
-        "batching": "fully_async",
-        "freshness": {"use": "bounded", "max_staleness": 2},
-        "interruption": {"use": "partial", "at_update": "resubmit"},
-    }
-    async with Stage(**roles) as stage:
-        stage.trainer.submit([prompt()])
-        asking = stage.ask()
-        await stage.instance.order()
-        await stage.trainer.weights.publish(1, load)
-        await until(lambda: stage.instance.calls)
-        await stage.instance.answer(0, [7, 8], "abort")
-        await stage.instance.answer(1, [9])
-        batch = await asking
-        sample = batch.samples[0]
-        assert sample.versions == [0, 0, 1]
-        assert sample.staleness == 1
-        assert sample.num_interruptions == 1
-        assert sample.rollout_log_probs == [-0.5] * 3
 
 
 async def test_broken_scheduler_fails_every_call() -> None:
