@@ -1,10 +1,9 @@
 """Hypothesis: no deadlines, for machines are noisy; in CI the same examples every time.
-A collector that passes over what lives as long as the tests. And coroutine functions as tests."""
+And coroutine functions as tests."""
 
 from __future__ import annotations
 
 import asyncio
-import gc
 import inspect
 import os
 from collections.abc import Awaitable, Callable
@@ -22,16 +21,6 @@ LIMIT_S = 300.0
 settings.register_profile("local", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
-
-
-def pytest_collection_finish() -> None:
-    """Modules and collected tests are most of the memory: no collection walks through them."""
-    gc.collect()
-    gc.freeze()
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "real_time(limit_s): a coroutine test with a real clock")
 
 
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
