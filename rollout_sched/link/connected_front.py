@@ -22,14 +22,13 @@ from rollout_sched.link.protocol import (
     InstanceVersion,
     Order,
     Orders,
+    Outbox,
     PieceMade,
     RejectRequest,
     RestartSuspected,
     Streamed,
-    encode,
     read_reports,
 )
-from rollout_sched.link.transport import Outbox
 from rollout_sched.live import Driver
 from rollout_sched.live.instances import AttemptIndex, InFlight
 from rollout_sched.live.ports import AnswerUntrue, InstanceError, Outcome
@@ -87,11 +86,9 @@ class ConnectedFront:
         self._served: dict[str, int] = {}
         self._driver = driver
         self._host = host
-        self._send = send
-        self._sent = 0
         self._frames = FrameSequence(driver.epoch)
         self._repeated = 0
-        self._outbox: Outbox[Order] = Outbox(self._send_frame)
+        self._outbox = Outbox(Orders, driver.epoch, send)
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
         self._heard: dict[type[Any], Callable[[Any], None]] = {
@@ -125,10 +122,6 @@ class ConnectedFront:
             self._driver.tell(event)
         except CallerError as error:
             log.error("%s of front %s was refused: %s", event, self.name, error)
-
-    def _send_frame(self, orders: list[Order]) -> None:
-        self._sent += 1
-        self._send(encode(Orders(self._driver.epoch, self._sent, orders)))
 
     # -- what it is ordered ----------------------------------------------------------------
 

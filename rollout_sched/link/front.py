@@ -27,19 +27,17 @@ from rollout_sched.link.protocol import (
     InstanceReleased,
     InstanceVersion,
     Lose,
+    Outbox,
     RejectRequest,
     RejectStreamed,
     ReleaseGroup,
-    Report,
     Reports,
     StopAttempt,
     TakeGroup,
-    encode,
     read_accepted,
     read_orders,
 )
 from rollout_sched.link.remote_link import Clients, RemoteLink
-from rollout_sched.link.transport import Outbox
 from rollout_sched.live import Front, Settings
 from rollout_sched.live.ports import Payload
 from rollout_sched.live.requests import LiveAttempt, PayloadFactory
@@ -77,12 +75,9 @@ class RemoteFront:
     ) -> None:
         self.max_model_len = 0
         self._left = False
-        self._epoch = epoch
-        self._sent = 0
         self._frames = FrameSequence(epoch)
-        self._send = send
         self._make = make
-        self._outbox: Outbox[Report] = Outbox(self._send_frame)
+        self._outbox = Outbox(Reports, epoch, send)
         self._link = RemoteLink(self._tell, clients, on_broken)
         self.front = Front(self._link, settings, run_id)
         self.calls = ClientCalls(f"{run_id}.{name}", self.front, self._link, on_over)
@@ -232,10 +227,6 @@ class RemoteFront:
         piece = self._pieces.piece_of(request, attempt)
         if piece is not None:
             self._outbox.put(piece)
-
-    def _send_frame(self, reports: list[Report]) -> None:
-        self._sent += 1
-        self._send(encode(Reports(self._epoch, self._sent, reports)))
 
 
 class NoScheduler(RolloutError, RuntimeError):

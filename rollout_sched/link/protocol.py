@@ -7,8 +7,10 @@ tokens of groups are sent separately (`PieceMade`), before the event that counts
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -222,6 +224,36 @@ encode: Final = msgspec.msgpack.Encoder().encode
 read_orders: Final = msgspec.msgpack.Decoder(Orders).decode
 read_reports: Final = msgspec.msgpack.Decoder(Reports).decode
 read_accepted: Final = msgspec.msgpack.Decoder(Accepted).decode
+
+
+class Outbox:
+    """Sends messages in the order of `put`, in one frame per turn of the event loop; sends nothing
+    after `close`. Events go one way and orders the other, about a hundred bytes each."""
+
+    def __init__(
+        self, frame: type[Orders] | type[Reports], epoch: str, send: Callable[[bytes], None]
+    ) -> None:
+        self._frame: Callable[[str, int, list[Any]], Orders | Reports] = frame
+        self._epoch = epoch
+        self._send = send
+        self._sent = 0
+        self._loop = asyncio.get_running_loop()
+        self._messages: list[Any] = []
+        self._closed = False
+
+    def put(self, message: Order | Report) -> None:
+        if not self._messages:
+            self._loop.call_soon(self._flush)
+        self._messages.append(message)
+
+    def _flush(self) -> None:
+        messages, self._messages = self._messages, []
+        if not self._closed:
+            self._sent += 1
+            self._send(encode(self._frame(self._epoch, self._sent, messages)))
+
+    def close(self) -> None:
+        self._closed = True
 
 
 # ------------------------------------------------------------------------------------------

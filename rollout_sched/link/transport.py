@@ -15,7 +15,7 @@ import hmac
 import logging
 import socket
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Any, Generic, NamedTuple, Protocol, TypeVar, cast
+from typing import Annotated, Any, NamedTuple, Protocol, cast
 
 import msgspec
 
@@ -415,34 +415,3 @@ class _Call:
     def _end(self, why: str) -> None:
         if not self.over.done():
             self.over.set_result(why)
-
-
-# ------------------------------------------------------------------------------------------
-# Collects messages and sends them together, once per turn of the event loop.
-#
-# Events go one way and orders the other, about a hundred bytes each, in one frame per turn.
-
-T = TypeVar("T")
-
-
-class Outbox(Generic[T]):
-    """Sends messages in the order of `put`; sends nothing after `close`."""
-
-    def __init__(self, send: Callable[[list[T]], None]) -> None:
-        self._send = send
-        self._loop = asyncio.get_running_loop()
-        self._messages: list[T] = []
-        self._closed = False
-
-    def put(self, message: T) -> None:
-        if not self._messages:
-            self._loop.call_soon(self._flush)
-        self._messages.append(message)
-
-    def _flush(self) -> None:
-        messages, self._messages = self._messages, []
-        if not self._closed:
-            self._send(messages)
-
-    def close(self) -> None:
-        self._closed = True

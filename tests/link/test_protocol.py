@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 import pytest
 
@@ -14,6 +16,7 @@ from rollout_sched.link.protocol import (
     FrameSequence,
     InstanceReleased,
     Orders,
+    Outbox,
     PieceMade,
     Reports,
     Streamed,
@@ -126,3 +129,21 @@ def test_missing_frame_is_an_error() -> None:
     with pytest.raises(FrameMissing, match="frames: 2 came after 0"):
         frames.admits(Orders("now", 2, []))
     assert frames.admits(Orders("now", 1, []))
+
+
+async def test_one_frame_a_turn_in_order_and_none_after_the_end() -> None:
+    sent: list[bytes] = []
+    outbox = Outbox(Orders, "now", sent.append)
+    one, two, three = (Interrupt("r", number, "i0") for number in (1, 2, 3))
+    outbox.put(one)
+    outbox.put(two)
+    assert sent == []
+    await asyncio.sleep(0)
+    outbox.put(three)
+    await asyncio.sleep(0)
+    frames = [Orders("now", 1, [one, two]), Orders("now", 2, [three])]
+    assert [read_orders(frame) for frame in sent] == frames
+    outbox.put(one)
+    outbox.close()
+    await asyncio.sleep(0)
+    assert len(sent) == 2

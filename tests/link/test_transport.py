@@ -22,7 +22,6 @@ from rollout_sched.link.transport import (
     LinkDialler,
     LinkEnded,
     LinkListener,
-    Outbox,
     SchedulerPlace,
     dial,
     listen,
@@ -462,22 +461,3 @@ async def test_closing_disconnects_every_front() -> None:
         await caller.call(port)
         await caller.frames.get()
     assert await caller.over == "closed by the peer"
-
-
-def test_one_frame_a_turn_in_order_and_none_after_the_end() -> None:
-    async def scene() -> None:
-        sent: list[list[int]] = []
-        outbox: Outbox[int] = Outbox(sent.append)
-        outbox.put(1)
-        outbox.put(2)
-        assert sent == []
-        await asyncio.sleep(0)
-        outbox.put(3)
-        await asyncio.sleep(0)
-        assert sent == [[1, 2], [3]]
-        outbox.put(4)
-        outbox.close()
-        await asyncio.sleep(0)
-        assert sent == [[1, 2], [3]]
-
-    asyncio.run(scene())

@@ -76,7 +76,7 @@ class TrainerApi:
     async def unknown(self, request: web.Request) -> web.Response:
         """Of a list of uids, those that will deliver nothing unless they are submitted (again)."""
         uids = await read(request, list[Uid])
-        unknown = self._gateway.trainer.unknown(uids)
+        unknown = self._gateway.trainer.submissions.unknown(uids)
         return reply(request, {"unknown": unknown})
 
     async def next_batch(self, request: web.Request) -> web.Response:

@@ -354,14 +354,6 @@ class BatchDelivery:
         return self._asked is not None and self._ended is None
 
     @property
-    def uids(self) -> set[str]:
-        """The groups that were or will be delivered and are not acknowledged."""
-        here = [*self.expected, *(part for parts in self._batches.values() for part in parts)]
-        made = {sample.uid for part in here for sample in part.samples}
-        lost = {group.uid for part in here for group in part.failed}
-        return made | lost | {uid for part in here for uid in part.filtered}
-
-    @property
     def begun(self) -> bool:
         """Whether a part of a batch has come, but not its last one."""
         return not all(map(self._is_whole, self._batches))

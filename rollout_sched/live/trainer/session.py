@@ -180,11 +180,6 @@ class TrainerSession:
         self.submissions.restore(found, factories)
         self._last_report = found.last_report
 
-    def unknown(self, uids: Iterable[str]) -> list[str]:
-        """The groups of these uids that are neither open nor in an unacknowledged batch."""
-        known = {group.uid for group in self.submissions.lost} | self.batches.uids
-        return [uid for uid in uids if uid not in known and self.submissions.known(uid) is None]
-
     def close_submissions(self) -> None:
         """No more prompts will come: the last batches may be short."""
         if not self.driver.view.run.closed:

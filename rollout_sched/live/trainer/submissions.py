@@ -263,6 +263,10 @@ class Submissions:
             return here
         return next((b[uid] for b in self._delivered.values() if uid in b), None)
 
+    def unknown(self, uids: Iterable[str]) -> list[str]:
+        """The groups of these uids that are neither open nor in an unacknowledged batch."""
+        return [uid for uid in uids if self.known(uid) is None and self._loss(uid) is None]
+
     def restore(self, found: Recovered, made: Mapping[str, PayloadFactory]) -> None:
         """Continue from what an earlier run has left; `made`: the factory of the samples of each
         open group."""

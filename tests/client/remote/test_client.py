@@ -181,7 +181,7 @@ class TestSeveralTrainers:
             await first.answer(0, [5])
             await asking
             asking = asyncio.create_task(takes.next_batch())
-            await until(lambda: not house.service.live.trainer.batches.uids)
+            await until(lambda: not house.service.live.trainer.submissions._delivered)
             asking.cancel()
         async with House(second, store=tmp_path / "s", port=int(url.rsplit(":", 1)[1])):
             asking = asyncio.create_task(submits.next_batch())
