@@ -14,7 +14,6 @@ import pytest
 from rollout_sched.client.remote import calls
 from rollout_sched.integrations.gateway.data_plane.data_plane import DataPlane
 from rollout_sched.integrations.gateway.data_plane.reply import OpenCalls
-from rollout_sched.live.durable.recorder import StoredSession
 from rollout_sched.live.instances.admission import RequiredModel
 from rollout_sched.live.instances.fleet import LiveFleet
 from rollout_sched.live.requests.token_payload import TokenPayload
@@ -23,9 +22,10 @@ from rollout_sched.live.trainer import rewards as reward_function
 from rollout_sched.live.trainer.delivery import BatchDelivery, Leases
 from rollout_sched.live.trainer.samples import Reward
 from rollout_sched.live.trainer.session import TrainerSession
+from rollout_sched.live.trainer.stored import StoredSession
 from rollout_sched.live.trainer.submissions import Submissions
 from rollout_sched.simulators.fake_instance import answers as open_answers
-from rollout_sched.store import database
+from rollout_sched.store import store as store_module
 from tests.simulation import faults, runner
 from tests.simulation.models import OTHER
 from tests.simulation.plan import draw
@@ -163,7 +163,7 @@ def test_rows_that_rot_are_told(kind):
 
 
 def test_tokens_that_rot_and_are_believed_are_seen(monkeypatch):
-    monkeypatch.setattr(database, "_crc_of_piece", lambda owner, ordinal, data: 0)
+    monkeypatch.setattr(store_module, "_crc_of_piece", lambda owner, ordinal, data: 0)
     rot = msgspec.structs.replace(ROT, share=1.0)
     assert run(msgspec.structs.replace(with_faults(rot), stream_every=4)).broken
 

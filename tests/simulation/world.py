@@ -29,10 +29,10 @@ from rollout_sched.core.model.actions import Action
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.core.model.events import Event
 from rollout_sched.integrations.vllm.weight_updates import Reload, update_of
-from rollout_sched.live.durable.records import DELIVERED, GROUP, LOST, PROMPT, REWARD
 from rollout_sched.live.instances.membership import MembershipState
 from rollout_sched.live.settings import Settings
 from rollout_sched.live.trainer.delivery import LeaseEnded
+from rollout_sched.live.trainer.records import DELIVERED, GROUP, LOST, PROMPT, REWARD
 from rollout_sched.live.trainer.rewards import RewardFailed
 from rollout_sched.live.trainer.samples import Prompt
 from rollout_sched.simulators.fake_instance import faults as fake

@@ -17,17 +17,17 @@ from rollout_sched.core.model.records import (
     RunState,
 )
 from rollout_sched.core.model.request_ids import group_of, request_id
-from rollout_sched.live.durable import records as facts
-from rollout_sched.live.durable.records import (
+from rollout_sched.live.requests.payloads import PayloadFactory
+from rollout_sched.live.requests.token_payload import TokenPayload
+from rollout_sched.live.trainer import records as facts
+from rollout_sched.live.trainer.delivery import LeaseFacts
+from rollout_sched.live.trainer.records import (
     ONE,
     StoredLoss,
     StoredPrompt,
     StoredTranscripts,
     decoded,
 )
-from rollout_sched.live.requests.payloads import PayloadFactory
-from rollout_sched.live.requests.token_payload import TokenPayload
-from rollout_sched.live.trainer.delivery import LeaseFacts
 from rollout_sched.live.trainer.samples import (
     Batch,
     LostGroup,

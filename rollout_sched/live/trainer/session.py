@@ -28,7 +28,7 @@ from rollout_sched.live.trainer.delivery import TRAINER, BatchDelivery, Leases
 from rollout_sched.live.trainer.lengths import LengthStore
 from rollout_sched.live.trainer.rewards import RewardFunction
 from rollout_sched.live.trainer.samples import Batch, NamedTools, Prompt, batch_of
-from rollout_sched.live.trainer.stored import Recovered, TrainerStore
+from rollout_sched.live.trainer.stored import Recovered, StoredSession
 from rollout_sched.live.trainer.submissions import SamplePayloads, Submissions
 
 #: In these states no update is running.
@@ -45,7 +45,7 @@ class WeightPublisher:
     of versions for all trainers. `stored`: the store that each version is written to before
     `publish` returns."""
 
-    def __init__(self, driver: Driver, stored: TrainerStore | None) -> None:
+    def __init__(self, driver: Driver, stored: StoredSession | None) -> None:
         self._driver = driver
         self._stored = stored
         self._fleet_changed = asyncio.Event()
@@ -123,7 +123,7 @@ class TrainerSession:
         stream_every: int = 0,
         lengths: LengthStore | None = None,
         borrower: Borrower | None = None,
-        stored: TrainerStore | None = None,
+        stored: StoredSession | None = None,
         rewards: RewardFunction | None = None,
         tools: NamedTools | None = None,
     ) -> None:

@@ -31,7 +31,7 @@ from rollout_sched.live.trainer.samples import (
     Sample,
     sample_of,
 )
-from rollout_sched.live.trainer.stored import Recovered, TrainerStore
+from rollout_sched.live.trainer.stored import Recovered, StoredSession
 
 
 class SamplePayloads:
@@ -71,7 +71,7 @@ class Rewards:
         self,
         function: RewardFunction,
         prompts: Mapping[str, Prompt],
-        stored: TrainerStore | None = None,
+        stored: StoredSession | None = None,
     ) -> None:
         self._function = function
         self._prompts = prompts
@@ -219,7 +219,7 @@ class Submissions:
         payloads: SamplePayloads,
         *,
         lengths: LengthStore | None,
-        stored: TrainerStore | None,
+        stored: StoredSession | None,
         rewards: RewardFunction | None,
         tools: NamedTools,
     ) -> None:

@@ -14,12 +14,13 @@ from rollout_sched.core.model.events import BatchRequested, InstanceJoined, Weig
 from rollout_sched.core.model.records import DeliveredSample, RunFacts
 from rollout_sched.core.state.groups import Groups
 from rollout_sched.live.driver import Driver
-from rollout_sched.live.durable import records as facts
-from rollout_sched.live.durable.recorder import OpenTransaction, RunRecorder, StoredSession
-from rollout_sched.live.durable.records import ONE, StoredTranscripts, decoded
+from rollout_sched.live.durable.recorder import RunRecorder
 from rollout_sched.live.requests.token_payload import Piece, TokenPayload, TokenTranscript
+from rollout_sched.live.trainer import records as facts
 from rollout_sched.live.trainer.delivery import LeaseFacts
+from rollout_sched.live.trainer.records import ONE, StoredTranscripts, decoded
 from rollout_sched.live.trainer.samples import LostGroup, Prompt, Reward
+from rollout_sched.live.trainer.stored import OpenTransaction, StoredSession
 from rollout_sched.store.disk import Disk
 from rollout_sched.store.errors import StoreBroken, StoreFull
 from rollout_sched.store.store import Store

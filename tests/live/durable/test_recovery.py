@@ -19,11 +19,11 @@ from rollout_sched.core.model.records import (
     RunState,
     Segment,
 )
-from rollout_sched.live.durable import records as facts
-from rollout_sched.live.durable.records import ONE, StoredLoss, StoredTranscripts, encoded
 from rollout_sched.live.durable.recovery import RestoredPayloads, recover
 from rollout_sched.live.requests.token_payload import Piece, TokenPayload, TokenTranscript
+from rollout_sched.live.trainer import records as facts
 from rollout_sched.live.trainer.delivery import LeaseFacts
+from rollout_sched.live.trainer.records import ONE, StoredLoss, StoredTranscripts, encoded
 from rollout_sched.live.trainer.samples import FailedGroup, LostGroup, Prompt, Reward
 from rollout_sched.live.trainer.stored import Recovered, StoredWeights
 from rollout_sched.store.errors import StoreError

@@ -14,11 +14,11 @@ import msgspec
 import pytest
 
 from rollout_sched import journal, load_policy
-from rollout_sched.live.durable import records as facts
 from rollout_sched.live.durable import run as stored_run
 from rollout_sched.live.live_scheduler import LiveScheduler
 from rollout_sched.live.ports import Description, InstanceError, RequestRejected
 from rollout_sched.live.settings import RunOptions, Settings
+from rollout_sched.live.trainer import records as facts
 from rollout_sched.live.trainer.delivery import LeaseEnded, NotReady
 from rollout_sched.live.trainer.samples import Batch, Prompt
 from rollout_sched.store.errors import StoreBroken, StoreFull

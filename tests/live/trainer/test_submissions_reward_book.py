@@ -16,10 +16,10 @@ from rollout_sched import journal
 from rollout_sched.config import load_policy, parse_policy
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.core.model.model import GroupState
-from rollout_sched.live.durable import records as facts
 from rollout_sched.live.live_scheduler import LiveScheduler
 from rollout_sched.live.ports import InstanceError
 from rollout_sched.live.settings import RunOptions, Settings
+from rollout_sched.live.trainer import records as facts
 from rollout_sched.live.trainer.samples import Batch, Prompt, Sample
 from rollout_sched.store.store import Store
 from tests.live.scripted import Scripted, until

@@ -10,9 +10,9 @@ from hypothesis import given
 
 from rollout_sched.core.model.actions import Deliver
 from rollout_sched.core.model.records import DeliveredSample, Segment
-from rollout_sched.live.durable import records as facts
-from rollout_sched.live.durable.records import StoredPrompt, StoredTranscripts
 from rollout_sched.live.requests.token_payload import Piece, TokenTranscript
+from rollout_sched.live.trainer import records as facts
+from rollout_sched.live.trainer.records import StoredPrompt, StoredTranscripts
 from rollout_sched.live.trainer.samples import Prompt
 from rollout_sched.store.store import Store
 from rollout_sched.store.transaction import Transaction, decode
