@@ -18,6 +18,7 @@ import pytest
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.gateway import endpoints_file
 from rollout_sched.integrations.gateway.endpoints_file import EndpointsFile, read_endpoints
+from tests.integrations.gateway.gateway_fixture import House, Upstream
 from tests.kubernetes.mount import Mount
 from tests.live.scripted import until
 
@@ -144,6 +145,15 @@ class TestReading:
         path.write_text(YAML)
         with pytest.raises(CallerError, match=r"rollout-sched\[endpoints\]"):
             read_endpoints(path)
+
+
+async def test_a_gateway_follows_it(path: Path) -> None:
+    one, two = Upstream("http://a:1"), Upstream("http://a:2")
+    async with House(one, two, instances=[], endpoints=path) as house:
+        assert sorted(house.service.live.driver.supervisors) == ["http://a:1", "http://a:2"]
+        write(path, 2)
+        supervisors = house.service.live.driver.supervisors
+        await until(lambda: list(supervisors) == ["http://a:2"], 20)
 
 
 class Looks:

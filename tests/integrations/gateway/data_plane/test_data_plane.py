@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from rollout_sched.core.model.events import WeightsPublished
 from rollout_sched.integrations.gateway.data_plane.reply import Limits
 from rollout_sched.live.ports import InstanceError
 from tests.integrations.gateway.data_plane.stage import (
@@ -549,3 +550,23 @@ class TestSiblingsAndSessions:
         stage.call({**BODY, "prompt": [9, 9, 9]})
         stage.call(x_group_id="mine")
         assert len(stage.scheduler.state.siblings) == 3
+
+    @pytest.mark.scene(routing="session_affinity")
+    async def test_a_session_stays_where_its_kv_is(self, stage, first, second) -> None:
+        call = stage.call(x_session_id="talk")
+        await first.answer(0, completion([4]))
+        await call.json()
+        stage.call(x_session_id="talk")
+        await first.asked(1)
+        stage.driver.tell(WeightsPublished(1))
+
+    async def test_sessions_do_not_avalanche(self) -> None:
+        instances = [Instance(f"i{k}", slots=256) for k in range(4)]
+        async with Stage(*instances, routing="session_affinity") as stage:
+            first = stage.call(x_session_id="s")
+            await instances[0].answer(0, completion([4]))
+            await first.json()
+            for _ in range(64):
+                stage.call(x_session_id="s")
+            await until(lambda: sum(len(i.pool.asked) for i in instances) == 65)
+            assert max(len(i.pool.asked) for i in instances) < 30
