@@ -95,8 +95,8 @@ class Change(msgspec.Struct, frozen=True):
 
 
 class Document(msgspec.Struct, frozen=True):
-    """`now`: seconds on the scheduler's clock; `watched_s`: seconds since which steps, staleness,
-    waste and changes have been gathered."""
+    """`now`: seconds on the scheduler's clock; `watched_s`: seconds since which staleness, waste
+    and changes have been gathered."""
 
     schema: Literal["rollout-sched-live/1"]
     now: float

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -22,7 +21,7 @@ from rollout_sched.client.remote import (
 from rollout_sched.core.model.errors import CallerError, RolloutError
 from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.integrations.ray import cluster
-from rollout_sched.integrations.ray.deployment import NAME, NAMESPACE, Deployment, FrontCount
+from rollout_sched.integrations.ray.deployment import NAME, Deployment, FrontCount
 from rollout_sched.integrations.ray.scheduler_actor import HandedBatch
 from rollout_sched.integrations.vllm.weight_updates import WeightUpdate
 from rollout_sched.live.trainer import TRAINER
@@ -43,21 +42,16 @@ class ActorCalls(TrainerCalls):
 
     async def open(self) -> None:
         """Raises CallerError if there is no such deployment."""
-        try:
-            self.actor = await self._found()
-        except ValueError:
+        self.actor = await self._found()
+        if self.actor is None:
             raise CallerError(
                 f"no deployment {self._deployment!r} on this cluster; start it with "
                 f"`rollout-sched ray up --policy P --name {self._deployment}`, or pass a policy to "
                 "on_ray"
-            ) from None
+            )
 
     async def _found(self) -> Any:
-        """Raises ValueError."""
-        import ray
-
-        name = Deployment(name=self._deployment).scheduler
-        return await asyncio.to_thread(ray.get_actor, name, NAMESPACE)
+        return await cluster.found(Deployment(name=self._deployment))
 
     async def close(self) -> None:
         """Does nothing: the actor keeps running."""
@@ -101,8 +95,8 @@ class ActorCalls(TrainerCalls):
                 raise error.cause from None
             raise GatewayError(f"{self.name}: {error.cause!r}") from error
         except ray.exceptions.ActorDiedError as error:
-            with contextlib.suppress(ValueError):  # the deployment may have been started again
-                self.actor = await self._found()
+            # The deployment may have been started again.
+            self.actor = await self._found() or self.actor
             raise GatewayError(f"{self.name}: {error}") from error
         except ray.exceptions.RayError as error:
             raise GatewayError(f"{self.name}: {error}") from error

@@ -45,23 +45,15 @@ _STATE = (
 
 
 class LiveWatch:
-    """Folds the driver's events while there are viewers."""
+    """Folds the driver's events while there are viewers; `streams` counts the open streams."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._pump = gateway.driver.pump
         self._fold: LiveFold | None = None
-        self._streams = 0
+        self.streams = 0
         self._ending: asyncio.TimerHandle | None = None
         self._closed = asyncio.Event()
-
-    @property
-    def watches(self) -> bool:
-        return self._fold is not None
-
-    @property
-    def streams(self) -> int:
-        return self._streams
 
     def state(self) -> dict[str, Any]:
         """One document, without the attempts; observation continues for LINGER_S."""
@@ -72,7 +64,7 @@ class LiveWatch:
     async def stream(self) -> AsyncGenerator[dict[str, Any], None]:
         """A document now, with all remembered attempts, then one each second with the attempts that
         have begun or ended since. Ends when the gateway stops."""
-        self._streams += 1
+        self.streams += 1
         try:
             known: LiveFold | None = None
             seen = 0
@@ -83,7 +75,7 @@ class LiveWatch:
                 yield {**self._state(fold), "attempts": fold.attempts.since(after), "anew": anew}
                 await self._next()
         finally:
-            self._streams -= 1
+            self.streams -= 1
             self._end_later()
 
     def close(self) -> None:
@@ -108,7 +100,7 @@ class LiveWatch:
         return self._fold
 
     def _end_later(self) -> None:
-        if self._streams == 0 and self._fold is not None and self._ending is None:
+        if self.streams == 0 and self._fold is not None and self._ending is None:
             loop = asyncio.get_running_loop()
             self._ending = loop.call_later(LINGER_S, self._stop)
 

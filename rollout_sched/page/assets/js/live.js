@@ -157,7 +157,7 @@ function steps(all) {
       `${count(step.discarded_tokens)} tokens`,
     ],
   }));
-  if (!rows.length) return make("p", { class: "about" }, "No step has ended since this page was opened.");
+  if (!rows.length) return make("p", { class: "about" }, "No step has ended yet.");
   return figures(STEP_COLUMNS.map((label) => ({ label })), rows, "step");
 }
 

@@ -21,9 +21,9 @@ def watch_of(house: House) -> LiveWatch:
 async def test_nothing_is_folded_without_watchers(house) -> None:
     before = list(house.driver.pump.observers)
     watch = watch_of(house)
-    assert not watch.watches
+    assert watch._fold is None
     watch.state()
-    assert watch.watches
+    assert watch._fold is not None
     assert len(house.driver.pump.observers) == len(before) + 1
     watch.close()
     assert house.driver.pump.observers == before
@@ -36,12 +36,12 @@ async def test_the_fold_lingers_for_returning_watchers(
     watch = watch_of(house)
     states = watch.stream()
     await anext(states)
-    assert (watch.streams, watch.watches) == (1, True)
+    assert watch.streams == 1
     await asyncio.sleep(0.05)
-    assert watch.watches, "somebody looks"
+    assert watch._fold is not None, "somebody looks"
     await states.aclose()
     assert watch.streams == 0
-    await until(lambda: not watch.watches)
+    await until(lambda: watch._fold is None)
 
 
 async def test_a_stream_tells_each_attempt_once_as_it_begins_and_once_as_it_ends(
