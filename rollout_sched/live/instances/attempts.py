@@ -15,14 +15,16 @@ class InFlight(ABC):
 
     begun    when it was sent, in seconds of the loop's clock
     stopped  whether the supervisor of its instance has stopped it
+    timer    gives it up after a time; None: it has no limit
     """
 
-    __slots__ = ("_ended", "_open", "begun", "dispatch", "stopped")
+    __slots__ = ("_ended", "_open", "begun", "dispatch", "stopped", "timer")
 
     def __init__(self, dispatch: Dispatch, begun: float) -> None:
         self.dispatch = dispatch
         self.begun = begun
         self.stopped = False
+        self.timer: asyncio.TimerHandle | None = None
         self._open = True
         self._ended: asyncio.Future[None] | None = None
 
@@ -47,6 +49,8 @@ class InFlight(ABC):
     def end(self) -> None:
         """Nothing more will be reported about it."""
         self._open = False
+        if self.timer is not None:
+            self.timer.cancel()
         if self._ended is not None and not self._ended.done():
             self._ended.set_result(None)
 

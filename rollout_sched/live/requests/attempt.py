@@ -22,7 +22,7 @@ _ABORT_AGAIN_S = (0.25, 4.0)
 class LiveAttempt(InFlight):
     """One dispatch while this process carries it out."""
 
-    __slots__ = ("attempting", "client", "known_tokens", "order_id", "payload", "timer")
+    __slots__ = ("attempting", "client", "known_tokens", "order_id", "payload")
 
     def __init__(
         self,
@@ -38,7 +38,6 @@ class LiveAttempt(InFlight):
         self.order_id = order_id
         self.known_tokens = 0  # tokens of its stream that the core knows of
         self.attempting: Attempting | None = None  # None until it is sent
-        self.timer: asyncio.TimerHandle | None = None
 
     @property
     def streamed(self) -> int:
@@ -88,11 +87,6 @@ class LiveAttempt(InFlight):
             if loop.time() > deadline and not self.ended().done():
                 return False
         return True
-
-    def end(self) -> None:
-        super().end()
-        if self.timer is not None:
-            self.timer.cancel()
 
     def cancel(self) -> None:
         """Free what the attempt holds; no effect after its end."""
