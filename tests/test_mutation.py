@@ -110,7 +110,7 @@ def test_two_trees_have_the_same_mutants_in_other_files(tmp_path: Path) -> None:
     assert mutation.chosen(set(one), 4, 0) != mutation.chosen(set(one), 4, 1)
 
 
-def test_what_was_renamed_is_the_same_mutant(tmp_path: Path) -> None:
+def test_a_renamed_mutant_is_the_same_mutant(tmp_path: Path) -> None:
     one, other = (tree_of(tmp_path / name, "tiny") for name in ("one", "other"))
     file = other / "rollout_sched/core/tiny.py"
     file.write_text(TINY.replace("drained", "emptied").replace("rest", "left"), "utf-8")

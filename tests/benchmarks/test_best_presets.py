@@ -19,14 +19,14 @@ def test_a_row_may_have_another_bound_on_staleness() -> None:
     assert policy_of(row._replace(staleness=None)) == load_policy("best_async")
 
 
-def test_what_is_known_is_not_trained() -> None:
+def test_known_samples_are_not_trained() -> None:
     for trace, (known, trained) in KNOWN.items():
         assert known + trained <= traces.read(trace).group_size
     assert {row.trace for row in ROWS if row.known} == set(KNOWN)
 
 
 @pytest.mark.parametrize(("wanted", "says"), [(0.1, "met"), (99.0, "**missed**"), (None, "-")])
-def test_what_is_said_of_a_row(wanted: float | None, says: str) -> None:
+def test_a_row_is_met_missed_or_without_a_target(wanted: float | None, says: str) -> None:
     scenario = load_scenario("tiny-cpu-2")
     trace = synthetic(8, 2, median=50, cap=200, prompt_median=20)
     job = msgspec.structs.replace(scenario.job, prompts_per_step=2)

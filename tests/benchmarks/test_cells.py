@@ -36,7 +36,7 @@ def test_a_file_that_changes_is_another_cell(tmp_path: Path) -> None:
     assert cells._key(cell) != key
 
 
-def test_what_is_zero_is_the_scenario_s_to_say() -> None:
+def test_zeroes_are_filled_in_by_the_scenario() -> None:
     assert CELL.world.job.prompts_per_step == 3
     assert CELL.world.job.samples_per_prompt == 0
 

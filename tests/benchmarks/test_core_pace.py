@@ -30,7 +30,7 @@ def test_samples_are_taken_while_others_run(tmp_path: Path) -> None:
     assert began < found[0].at < found[-1].at < time.monotonic()
 
 
-def test_who_cannot_sample_says_so(tmp_path: Path) -> None:
+def test_a_sampler_that_fails_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="ended with"), sampled(10_000, tmp_path / "paces"):
         pass
 
@@ -50,7 +50,7 @@ def test_one_is_as_fast_as_it_gets() -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.6, 1.0])
-def test_what_is_felt_of_it_is_found_again(share: float) -> None:
+def test_the_felt_share_is_found_again(share: float) -> None:
     rng = random.Random(0)
     times = {
         name: [

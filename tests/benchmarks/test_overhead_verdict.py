@@ -57,7 +57,7 @@ def test_a_target_is_met_up_to_its_limit(ours, met):
         ([70.0, 80.0, 90.0], "MISSED"),  # too few to plead chance
     ],
 )
-def test_what_chance_may_have_done_is_level_with_the_limit(ours, word):
+def test_a_difference_within_chance_is_level_with_the_limit(ours, word):
     found = [measured(REFERENCE, k, 50.0) for k in range(len(ours))]
     found += [measured(OURS, k, value) for k, value in enumerate(ours)]
     verdict = judge(CPU, found)
@@ -83,7 +83,7 @@ def test_a_median_is_in_its_interval_19_times_out_of_20():
 
 
 @pytest.mark.parametrize("alone", [OURS, REFERENCE])
-def test_what_was_not_measured_is_not_met(alone):
+def test_a_missing_measurement_is_not_met(alone):
     verdict = judge(CPU, [measured(alone, 0, 50.0)])
     assert not verdict.met
     assert verdict.show().startswith("NOT JUDGED")

@@ -81,9 +81,7 @@ def lived_through(
 
 @pytest.mark.parametrize("policy", prediction.POLICIES)
 @pytest.mark.parametrize("workload", ["short", "tight"])
-def test_what_is_calibrated_predicts_what_happens(
-    policy: str, workload: str, tmp_path: Path
-) -> None:
+def test_a_calibration_predicts_the_runs(policy: str, workload: str, tmp_path: Path) -> None:
     lived, found = lived_through(workload, policy, tmp_path / "lived.jsonl")
     cells = predicted([lived], world(found, found.fit.cost))
     assert (lived.measured.preemptions > 0) == (workload == "tight")
@@ -111,9 +109,7 @@ def front_end(server: RealtimeInstance) -> RealtimeInstance:
 
 
 @pytest.mark.parametrize("workload", prediction.WORKLOADS)
-def test_what_a_front_end_takes_beside_the_engine_misleads_little(
-    workload: str, tmp_path: Path
-) -> None:
+def test_front_end_time_misleads_little(workload: str, tmp_path: Path) -> None:
     """Under the policy that has requests come and go one by one, which is the worst for it."""
     lived, found = lived_through(workload, "areal", tmp_path / "lived.jsonl", front_end)
     cells = predicted([lived], world(found, found.fit.cost))

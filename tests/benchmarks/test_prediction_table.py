@@ -26,7 +26,7 @@ def test_errors_are_over_cells_and_figures() -> None:
     )
 
 
-def test_what_differs_from_one_repetition_to_the_next_is_told_apart() -> None:
+def test_repetitions_that_differ_are_told_apart() -> None:
     """Of four ratios to their cell's middle one: 0.9, 1.1, and two of t90 that are alike."""
     cells = [cell(0.9, 1.1)]
     assert repeat_spread(cells) == pytest.approx(0.05)

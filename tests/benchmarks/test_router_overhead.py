@@ -93,7 +93,7 @@ def test_short_requests_are_counted_and_spread(bench, running, arm):
     assert (found.rss_mb > 1) is (arm == GATEWAY)
 
 
-def test_what_is_added_is_beyond_what_the_instance_held(bench, running):
+def test_overhead_excludes_the_time_of_the_instance(bench, running):
     shape = small("held", "@d=200;@t=16;", hold_us=200_000)
     found = bench.measure(shape, running[GATEWAY], 0)
     assert found.errors == 0

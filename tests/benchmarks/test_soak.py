@@ -40,7 +40,7 @@ def broken(seen: Seen) -> list[str]:
     return [finding.name for finding in findings(seen) if not finding.holds]
 
 
-def test_what_is_as_it_must_be_breaks_nothing():
+def test_a_sound_run_breaks_nothing():
     assert broken(sound()) == []
 
 
@@ -63,7 +63,7 @@ def test_slow_beside_hostile_clients_is_broken():
     assert broken(seen) == ["latency"]
 
 
-def test_what_is_left_and_what_may_not_be_answered_is_broken():
+def test_leftovers_and_wrong_answers_break_a_run():
     seen = sound()
     seen.left = "open 1"
     seen.unexpected["deep: 500"] = 1

@@ -456,7 +456,7 @@ class TestSegmentBudget:
         told.seconds = 100.0
         assert dispatched(told(Woke())) == ["a/0"]
 
-    def test_the_last_one_is_what_is_left(self) -> None:
+    def test_the_last_budget_is_the_rest_of_the_limit(self) -> None:
         told = begun("a", interruption=BUDGET)
         limits = []
         for attempt in range(1, 4):

@@ -64,7 +64,7 @@ class TestParts:
 
 
 @pytest.mark.parametrize("policy", [Sync(1.5), TailBatching(), Pooled(), OneStepOff()])
-class TestWhatHasGone:
+class TestDeliveredGroups:
     """Groups of the batch that the trainer has are on the way no less than those that run."""
 
     def test_is_not_launched_again(self, policy: Any) -> None:
@@ -108,7 +108,7 @@ class TestMakingUp:
 
 
 @pytest.mark.parametrize("policy", [Sync(1.5), TailBatching(), Pooled(), OneStepOff()])
-class TestWhatARoundHasLost:
+class TestLostGroups:
     """The round keeps its size, whatever a batch takes."""
 
     @pytest.mark.parametrize("lost", [1, 2])

@@ -20,7 +20,7 @@ class Reader(asyncio.Protocol):
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_what_is_written_arrives_in_order_however_the_link_is_cut(seed: int) -> None:
+def test_bytes_arrive_in_order_however_the_link_is_cut(seed: int) -> None:
     kernel, rng, reader = Kernel(), Random(seed), Reader()
     network = Network(kernel, seed, latency_s=0.03)
     server = kernel.spawn("server", "10.0.0.1", network)

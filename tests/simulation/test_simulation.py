@@ -168,7 +168,7 @@ def test_tokens_that_rot_and_are_believed_are_seen(monkeypatch):
     assert run(msgspec.structs.replace(with_faults(rot), stream_every=4)).broken
 
 
-def test_what_is_left_is_seen(monkeypatch):
+def test_a_call_left_open_is_seen(monkeypatch):
     monkeypatch.setattr(OpenCalls, "leave", lambda calls, reply, count, size: None)
     assert "nothing is left" in run(CALM).broken
 
@@ -221,7 +221,7 @@ def test_a_reward_that_is_another_samples_is_seen(monkeypatch):
     assert "a sample has its own reward" in run(judged(JUDGED)).broken
 
 
-def test_what_is_not_kept_and_trained_is_seen(monkeypatch):
+def test_training_a_filtered_group_is_seen(monkeypatch):
     monkeypatch.setitem(reward_function.KEEPS, "nonzero_variance", lambda samples: True)
     assert (
         "only kept groups are trained"
@@ -229,7 +229,7 @@ def test_what_is_not_kept_and_trained_is_seen(monkeypatch):
     )
 
 
-def test_who_has_failed_is_submitted_again():
+def test_failed_groups_are_submitted_again():
     """The rewards of some groups always fail, so these groups fail each time."""
     rewards = msgspec.structs.replace(JUDGED, broken=0.5)
     outcome = run(msgspec.structs.replace(judged(rewards), groups=12, open_s=8.0))
@@ -237,7 +237,7 @@ def test_who_has_failed_is_submitted_again():
     assert any("has submitted" in line for line in outcome.told)
 
 
-def test_who_is_submitted_again_and_forgotten_is_seen(monkeypatch):
+def test_forgetting_a_resubmitted_group_is_seen(monkeypatch):
     submit = Submissions.submit
 
     def refuse(submissions, prompts, tool):
@@ -263,7 +263,7 @@ def test_trajectories_of_a_trainer_in_its_schedulers_process():
     held(run(msgspec.structs.replace(ACTING, stream_every=1, faults=[GONE])))
 
 
-def test_what_a_tool_said_and_is_changed_is_seen(monkeypatch):
+def test_a_changed_tool_result_is_seen(monkeypatch):
     observe = TrajectoryPayload.observe
 
     def changed(payload, attempt, token_ids):
@@ -278,7 +278,7 @@ def test_weights_around_us(weights):
     held(run(msgspec.structs.replace(CALM, weights=weights, groups=8, stream_every=4)))
 
 
-def test_who_waits_for_ever_is_seen_and_the_plan_made_smaller(monkeypatch):
+def test_an_endless_wait_is_seen_and_its_plan_shrunk(monkeypatch):
     monkeypatch.setattr(calls, "ANSWER_S", None)
     slow = faults.InstanceIsSlow(at_s=1.0, for_s=0.5, instance=0, by=3.0)
     outcome = shrunk(with_faults(slow, GONE))

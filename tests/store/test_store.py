@@ -36,7 +36,7 @@ def filled(folder, **given):
 
 
 @pytest.mark.parametrize("durable", ["batch", "event", "off"])
-def test_what_was_put_is_there_at_the_next_opening(tmp_path, durable):
+def test_rows_are_there_at_the_next_opening(tmp_path, durable):
     filled(tmp_path / "s", durable=durable).close()
     with closing(Store(tmp_path / "s", durable=durable)) as store:
         assert store.epoch == 2
@@ -279,7 +279,7 @@ def test_reading_does_not_wait_for_a_write(store):
     assert store.pieces("x") == {0: b"new"}
 
 
-def test_what_is_damaged_is_told_though_it_is_no_text(tmp_path):
+def test_damage_is_reported_even_in_bytes_that_are_no_text(tmp_path):
     Store(tmp_path).close()
     path = tmp_path / ROWS
     data = path.read_bytes()

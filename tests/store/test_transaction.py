@@ -17,7 +17,7 @@ IDS = st.lists(st.integers(0, 2**31 - 1), max_size=20)
 
 
 @given(ids=IDS, observed=st.none() | IDS, data=st.data(), width=st.sampled_from((32, 64)))
-def test_what_was_written_is_read(ids, observed, data, width):
+def test_written_pieces_are_read(ids, observed, data, width):
     floats = st.floats(allow_nan=False, width=width)
     logprobs = data.draw(st.none() | st.lists(floats, min_size=len(ids), max_size=len(ids)))
     tokens = Tokens(ids, logprobs, observed)
@@ -86,7 +86,7 @@ def test_the_last_word_counts():
     assert first.taken_back() == [("x", 0)]
 
 
-def test_what_is_cleared_and_written_again_is_only_what_is_new():
+def test_pieces_after_a_clear_are_the_new_ones_only():
     first, second = Transaction(), Transaction()
     first.append("x", 0, b"1")
     second.clear("x")

@@ -92,7 +92,7 @@ def test_an_empty_promise_is_about_what_came_before(writer):
     assert "a" in {fact.name for fact in facts_in(writer.store)}
 
 
-def test_what_nobody_waits_for_is_written_all_the_same(tmp_path, disk):
+def test_unawaited_changes_are_written_too(tmp_path, disk):
     writer = StoreWriter(Store(tmp_path, disk=disk), print)
     writer.write(put("a"))
     assert reopened(writer) == {"a": b"1"}
@@ -164,7 +164,7 @@ def test_a_broken_disk_is_told_to_all_who_were_promised_something(writer, disk, 
     assert broken == [writer.broken]
 
 
-def test_what_a_full_disk_has_not_taken_at_the_end_is_told(tmp_path, disk):
+def test_changes_lost_to_a_full_disk_at_the_end_are_reported(tmp_path, disk):
     writer = StoreWriter(Store(tmp_path, disk=disk), print)
     disk.error = full()
     promise = writer.promise(put("a"))
@@ -215,7 +215,7 @@ def test_a_promise_that_was_cancelled_hurts_nobody(writer):
     assert writer.broken is None
 
 
-def test_what_is_asked_of_a_closed_store_is_answered(tmp_path):
+def test_a_closed_store_answers_every_promise(tmp_path):
     """Whoever is cancelled while it closes may still ask, and must not wait for ever."""
     writer = StoreWriter(Store(tmp_path), print)
     writer.close()

@@ -67,7 +67,7 @@ def test_it_is_not_asked_for_ever() -> None:
         virtual_net.run(calls.send("GET", "/x", repeatable=True))
 
 
-def test_what_was_answered_is_not_asked_again() -> None:
+def test_answered_call_is_not_repeated() -> None:
     calls = Calls(GatewayError("later", 503))
     with pytest.raises(GatewayError):
         virtual_net.run(calls.send("GET", "/x", repeatable=True))
@@ -78,7 +78,7 @@ def test_what_was_answered_is_not_asked_again() -> None:
     ("status", "kind"),
     [(400, CallerError), (410, LeaseEnded), (507, StoreFull), (500, GatewayError)],
 )
-def test_whose_fault_it_is(status: int, kind: type[Exception]) -> None:
+def test_status_tells_the_kind_of_error(status: int, kind: type[Exception]) -> None:
     error = error_of("there", status, b'{"error": {"message": "because"}}')
     assert type(error) is kind
     assert "because" in str(error)

@@ -53,7 +53,7 @@ async def test_something_else_is_said_to_be_none(status: int) -> None:
             await RolloutScheduler.connect(str(server.make_url("/"))).__aenter__()
 
 
-async def test_what_does_not_speak_http() -> None:
+async def test_a_server_without_http_is_an_error() -> None:
     async def babble(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readline()
         writer.write(b"-ERR unknown command\r\n\r\n")
@@ -81,7 +81,7 @@ def test_the_address_of_a_models_clients_is_named() -> None:
         RolloutScheduler.connect("http://127.0.0.1:8000/v1/")
 
 
-async def test_what_cannot_travel_is_the_callers() -> None:
+async def test_unsendable_prompt_is_a_caller_error() -> None:
     async with (
         House(Upstream()) as house,
         RolloutScheduler.connect(house.service.url) as rollouts,
@@ -93,7 +93,7 @@ async def test_what_cannot_travel_is_the_callers() -> None:
 class TestRestarts:
     """Of a gateway that remembers nothing."""
 
-    async def test_what_it_has_forgotten_is_named_and_may_be_submitted_again(
+    async def test_forgotten_prompts_are_named_and_may_be_submitted_again(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(calls, "RETRY_S", 0.05)

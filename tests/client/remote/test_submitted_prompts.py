@@ -10,7 +10,7 @@ def sample(uid: str) -> Sample:
     return Sample(uid, 0, [1], [2], [1], None, [0], [], 0, "stop", "COMPLETED", 0)
 
 
-def test_what_came_or_failed_is_not_waited_for() -> None:
+def test_received_and_failed_prompts_are_not_waited_for() -> None:
     book = SubmittedPrompts()
     book.add(["a", "b", "c", "d"])
     book.received(Batch(0, 0, [sample("b"), sample("b")], [FailedGroup("d", "it cannot be made")]))

@@ -228,7 +228,7 @@ class TestWhenItIsAsked:
         assert world.plan(a1="i0") == [act.Interrupt("a/1", 2, "i1")]
 
 
-class TestWhatComesInBetween:
+class TestInterruptedByOtherEvents:
     """Of a/0, which is to go from i0 to i1."""
 
     def test_its_turn_ends_first(self) -> None:
@@ -309,7 +309,7 @@ class TestWhatComesInBetween:
         ]
 
 
-class TestWhatARoleMayNotAsk:
+class TestRefusedMigrations:
     def fails(self, world: World, match: str, **plan: str) -> None:
         with pytest.raises(PolicyError, match=match):
             world.plan(**plan)
@@ -327,12 +327,12 @@ class TestWhatARoleMayNotAsk:
         world(ev.WeightsPublished(1), ev.InstanceJoined("i2", 8, 10_000, 1))
         self.fails(world, "another version", a1="i2")
 
-    def test_to_move_what_stands_still(self) -> None:
+    def test_to_move_a_paused_request(self) -> None:
         world = World(weights="rolling", interruption=PARTIAL)
         world(ev.WeightsPublished(1))
         self.fails(world, "neither serves nor drains", a0="i1")
 
-    def test_to_move_what_does_not_run(self) -> None:
+    def test_to_move_a_stopping_request(self) -> None:
         world = World(weights="rolling", interruption={"use": "partial", "at_update": "resubmit"})
         world(ev.WeightsPublished(1))
         self.fails(world, "does not run", a0="i1")

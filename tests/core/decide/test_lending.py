@@ -109,7 +109,7 @@ class TestWhenItIsAsked:
         assert [type(action) for action in actions] == [act.Deliver]
 
 
-class TestWhatComesInBetween:
+class TestInterruptedByOtherEvents:
     def test_the_batch_is_whole_before_it_has_made_way(self) -> None:
         """It goes without b, which was not needed for it."""
         world = World(batching={"use": "sync", "over_prompts": 1.33})
@@ -194,7 +194,7 @@ class TestWhatComesInBetween:
         ]
 
 
-class TestWhatARoleMayNotLend:
+class TestRefusedLoans:
     def test_all_that_serve(self) -> None:
         with pytest.raises(PolicyError, match="all serving instances"):
             World().lend("i0", "i1", "i2")

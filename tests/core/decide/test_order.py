@@ -63,7 +63,7 @@ class Counting(Batching):
         return min(progress.complete, 1)
 
 
-class TestWhoIsAsked:
+class TestQuestionsToRoles:
     """Most events are answers, so they must not ask the group-level roles for nothing."""
 
     @pytest.fixture

@@ -289,7 +289,7 @@ def test_instance_changing_cohorts_waits_for_the_new_one() -> None:
     assert (a.status, c.status) == (SERVING, SERVING)
 
 
-def test_weights_may_choose_only_what_is_outdated() -> None:
+def test_only_outdated_instances_may_be_chosen() -> None:
     class Everybody(Weights):
         def choose(self, outdated: Sequence[Instance], progress: Any) -> Sequence[Instance]:
             return [stranger]

@@ -98,7 +98,7 @@ class TestPromptLengths:
 
 
 class TestLengthHistory:
-    def test_groups_of_a_prompt_share_what_is_known(self) -> None:
+    def test_groups_of_a_prompt_share_its_lengths(self) -> None:
         history = LengthHistory()
         first, second = history.lengths_of("p"), history.lengths_of("p")
         first.note([5])

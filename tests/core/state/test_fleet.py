@@ -95,7 +95,7 @@ class TestAttempts:
     @pytest.mark.parametrize(
         ("expected", "made", "counted"), [(0, 0, 10), (30, 0, 40), (30, 20, 20), (999, 0, 110)]
     )
-    def test_the_load_is_context_and_what_is_still_expected(
+    def test_the_load_is_context_and_expected_tokens(
         self, expected: int, made: int, counted: int
     ) -> None:
         fleet = make_fleet(1)
@@ -107,7 +107,7 @@ class TestAttempts:
         assert fleet.instances["i0"].tokens == 0
 
     @pytest.mark.parametrize(("expected", "counted"), [(-5, 10), (20, 30), (999, 110)])
-    def test_a_prediction_is_bounded_by_what_may_be_made(self, expected: int, counted: int) -> None:
+    def test_a_prediction_is_bounded_by_the_limit(self, expected: int, counted: int) -> None:
         fleet = make_fleet(1)
         fleet.expect(send(fleet, "i0", expected=50), expected)
         assert fleet.instances["i0"].tokens == counted

@@ -13,7 +13,7 @@ def told() -> Told:
     return told
 
 
-def test_room_is_what_the_largest_instance_leaves_beside_the_context() -> None:
+def test_room_is_the_largest_cache_less_the_context() -> None:
     here = told()
     request, requests = here.request("d2"), here.scheduler.parts.requests
     assert requests.room_for(request) == LIMIT

@@ -78,7 +78,7 @@ class TestVersions:
         assert not book.may_publish(1)
         assert book.version_of("i0").driven_by is US
 
-    def test_adopting_ends_with_what_the_trainer_publishes(self) -> None:
+    def test_adopting_ends_with_a_published_version(self) -> None:
         book, _ = versions(adopts=True)
         assert book.follows
         book.published()

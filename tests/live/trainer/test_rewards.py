@@ -304,7 +304,7 @@ class Returns:
         return answer
 
 
-class TestWhatItReturns:
+class TestReturnedRewards:
     @pytest.mark.parametrize(
         ("returned", "reward"),
         [
