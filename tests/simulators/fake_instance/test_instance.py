@@ -25,7 +25,6 @@ from rollout_sched.simulators.instance.model import (
     Ended,
     InstanceSpec,
     Outcome,
-    Paused,
     SimRequest,
 )
 from rollout_sched.simulators.instance.sim_instance import SimInstance
@@ -327,14 +326,6 @@ def request(attempt: int = 1, tokens: int = 6) -> SimRequest:
     return SimRequest(attempt, 8, tokens, 100, f"p{attempt}", 8, f"s{attempt}")
 
 
-@pytest.mark.parametrize(("speed", "seconds"), [(1.0, 6.0), (2.0, 3.0)])
-async def test_an_end_is_reported_when_it_happens(speed: float, seconds: float) -> None:
-    heard = Heard(speed)
-    heard.here.submit(request())
-    await asyncio.sleep(10.0)
-    assert heard.ends == [(seconds, 1, "stop")]
-
-
 async def test_progress_is_reported_until_the_end_or_unsubscription() -> None:
     heard = Heard()
     heard.here.submit(request(tokens=4), 2, heard.progress)
@@ -346,21 +337,6 @@ async def test_progress_is_reported_until_the_end_or_unsubscription() -> None:
     assert (len(heard.made), len(heard.ends)) == (2, 2)
 
 
-async def test_an_abort_and_a_pause_take_effect_with_the_step_under_way() -> None:
-    heard = Heard()
-    heard.here.submit(request())
-    heard.here.submit(request(2))
-    await asyncio.sleep(1.5)
-    heard.here.abort(1)
-    heard.here.pause("keep", False)
-    await asyncio.sleep(5.0)
-    assert heard.ends == [(2.0, 1, "abort")]
-    assert [at for at, outcome in heard.told if isinstance(outcome, Paused)] == [2.0]
-    heard.here.resume()
-    await asyncio.sleep(9.0)
-    assert [(attempt, reason) for _, attempt, reason in heard.ends[1:]] == [(2, "stop")]
-
-
 async def test_catching_up_tells_what_was_due_and_a_closed_one_tells_nothing() -> None:
     heard = Heard()
     heard.here.submit(request())
@@ -370,15 +346,6 @@ async def test_catching_up_tells_what_was_due_and_a_closed_one_tells_nothing() -
     assert heard.told == []
     await heard.here.catch_up()
     assert [attempt for _, attempt, _ in heard.ends] == [1]
-
-
-async def test_the_cache_is_cleared_where_no_block_is_in_use() -> None:
-    heard = Heard()
-    assert heard.here.clear_cache(preempt=False)
-    heard.here.submit(request())
-    await asyncio.sleep(1.5)
-    assert not heard.here.clear_cache(preempt=False)
-    assert heard.here.clear_cache(preempt=True)
 
 
 async def test_an_outcome_that_falls_due_while_gauges_are_read_is_reported(

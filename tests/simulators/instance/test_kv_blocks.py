@@ -141,21 +141,6 @@ def table(pool: KvBlocks, stream: int, shared: int) -> Table:
     return Table(pool.chain((0, "prompt")), pool.chain((0, "prompt", shared, stream)), shared)
 
 
-def test_a_sibling_finds_the_prompt_and_keeps_it_when_the_first_leaves() -> None:
-    pool = KvBlocks(10, caching=True)
-    first, second = table(pool, 1, 3), table(pool, 2, 3)
-    pool.allocate(4)
-    pool.seal(first, 0, 4)
-    hit = pool.lookup(second, 5)
-    assert (hit.blocks, hit.idle) == (3, 0)
-    pool.take(second, hit)
-    pool.release(first, full=4, used=4)
-    assert pool.free == 7
-    assert list(pool.eviction_order()) == [((0, "prompt", 3, 1), 3)]
-    pool.release(second, full=3, used=3)
-    assert [number for _, number in pool.eviction_order()] == [3, 2, 1, 0]
-
-
 def test_a_long_request_is_one_run_however_much_of_it_is_evicted() -> None:
     pool = KvBlocks(2000, caching=True)
     long, other = table(pool, 1, 0), table(pool, 2, 0)
@@ -188,17 +173,6 @@ def test_nothing_is_found_without_prefix_cache() -> None:
     pool.release(one, full=4, used=5)
     assert pool.free == pool.blank == 10
     assert pool.lookup(one, 5).blocks == 0
-
-
-def test_clear_waits_until_nothing_is_in_use() -> None:
-    pool = KvBlocks(10, caching=True)
-    one = table(pool, 1, 0)
-    pool.allocate(3)
-    assert not pool.clear()
-    pool.release(one, full=3, used=3)
-    assert pool.clear()
-    assert list(pool.eviction_order()) == []
-    assert pool.lookup(one, 3).blocks == 0
 
 
 def test_chains_without_blocks_and_users_are_forgotten() -> None:
