@@ -136,6 +136,14 @@ class TestParts:
         (step,) = tape.metrics.steps
         assert (step.samples, step.end_s, step.span_s, step.max_staleness) == (1, 9.0, 8.0, 2)
 
+    def test_asking_again_does_not_end_the_wait(self) -> None:
+        tape = Tape("i")
+        tape.at(0, ev.BatchRequested(parts=True))
+        tape.start(1, ("a/0", "i"))
+        tape.at(3, ev.BatchRequested())
+        tape.finish(4, "a/0", 1, 10, deliver(sample("a/0")))
+        assert tape.metrics.steps[0].trainer_wait_s == 4.0
+
 
 class TestStaleness:
     def test_histogram_mean_and_worst(self) -> None:

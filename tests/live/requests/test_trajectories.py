@@ -325,3 +325,18 @@ async def test_tool_is_not_called_after_the_last_turn() -> None:
     stage.link.wanted = False
     stage.tools.expect(DISPATCH, stage.payload)
     assert len(stage.tools) == 0
+
+
+async def test_result_of_a_cancelled_tool_is_ignored() -> None:
+    stage = StageToolCalls()
+    stage.payload.stubborn = True
+    stage.tools.expect(DISPATCH, stage.payload)
+    await asyncio.sleep(0)
+    stage.tools.cancel_all()
+    await asyncio.sleep(0)
+    stage.payload.returns.set_result([5])
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert stage.link.told == []
+    assert stage.payload.observed == []

@@ -259,6 +259,28 @@ async def test_publishing_waits_for_the_fleet() -> None:
             await stage.trainer.weights.publish(1, load)
 
 
+async def test_versions_are_those_that_made_the_tokens() -> None:
+    roles = {
+        "batching": "fully_async",
+        "freshness": {"use": "bounded", "max_staleness": 2},
+        "interruption": {"use": "partial", "at_update": "resubmit"},
+    }
+    async with Stage(**roles) as stage:
+        stage.trainer.submit([prompt()])
+        asking = stage.ask()
+        await stage.instance.order()
+        await stage.trainer.weights.publish(1, load)
+        await until(lambda: stage.instance.calls)
+        await stage.instance.answer(0, [7, 8], "abort")
+        await stage.instance.answer(1, [9])
+        batch = await asking
+        sample = batch.samples[0]
+        assert sample.versions == [0, 0, 1]
+        assert sample.staleness == 1
+        assert sample.num_interruptions == 1
+        assert sample.rollout_log_probs == [-0.5] * 3
+
+
 async def test_broken_scheduler_fails_every_call() -> None:
     async with Stage() as stage:
         stage.trainer.submit([prompt(samples=2)])
