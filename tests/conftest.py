@@ -23,6 +23,10 @@ settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "real_time(limit_s): a coroutine test with a real clock")
+
+
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """An `async def test_` runs in virtual time, its sockets in memory; marked `real_time`, on
     asyncio's own loop. Fixtures that are asynchronous context managers are entered in its loop."""
