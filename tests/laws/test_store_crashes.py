@@ -168,6 +168,18 @@ class StoreUnderCrashes(RuleBasedStateMachine):
         self.epoch += 1
 
 
+def test_a_checkpoint_syncs_the_log_that_it_copies():
+    """Otherwise the log would be older than the pages of the database, which no disk leaves."""
+    for crashes in range(5, 9):
+        store = StoreUnderCrashes()
+        store.first()
+        store.close_and_open()
+        for _ in range(crashes):
+            store.crash_between(None)
+        store.crash_within([("put", "a", b"x")], promised=False, writes=1, power="all")
+        store.teardown()
+
+
 StoreUnderCrashes.TestCase.settings = settings(
     max_examples=25, stateful_step_count=20, deadline=None
 )

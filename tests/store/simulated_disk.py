@@ -25,8 +25,9 @@ FULL = 2
 #: Bytes of the log's head, which is synced before anything is written after it, and of a frame.
 HEAD, FRAME = 32, 24 + PAGE
 
-#: The number of frames and two salts, in the head of the log's index in shared memory.
-_INDEX = struct.Struct("=16xI12xII")
+#: The number of frames, two salts, and the number of frames that a checkpoint has copied into the
+#: database, in the head of the log's index in shared memory.
+_INDEX = struct.Struct("=16xI12xII56xI")
 
 #: What is lost when the power fails: of all that was not synced some sectors, or all.
 Power = Random | Literal["all"]
@@ -69,8 +70,11 @@ class SimulatedDisk(Disk):
         end, salts = after = self._log()
         if salts != self._salts:
             self._salts, self._synced = salts, HEAD
-        synced = database.execute("PRAGMA synchronous").fetchone()[0] == FULL
-        if synced and after != before:
+        level = database.execute("PRAGMA synchronous").fetchone()[0]
+        # A checkpoint after the commit has synced the log before it wrote into the database.
+        if (level == FULL and after != before) or (
+            level and self._copied() == (end - HEAD) // FRAME
+        ):
             self._synced = end
 
     def checkpoint(self, database: sqlite3.Connection) -> None:
@@ -100,9 +104,17 @@ class SimulatedDisk(Disk):
 
     def _log(self) -> tuple[int, tuple[int, int]]:
         """The end of the log, and its salts."""
-        with (self.folder / f"{ROWS}-shm").open("rb") as index:
-            frames, *salts = _INDEX.unpack(index.read(_INDEX.size))
+        frames, *salts, _ = self._index()
         return HEAD + frames * FRAME, (salts[0], salts[1])
+
+    def _copied(self) -> int:
+        """Frames of the log that are in the database."""
+        return self._index()[3]
+
+    def _index(self) -> tuple[int, int, int, int]:
+        with (self.folder / f"{ROWS}-shm").open("rb") as index:
+            frames, one, other, copied = _INDEX.unpack(index.read(_INDEX.size))
+        return frames, one, other, copied
 
     def _step(self) -> None:
         if self.crash_in is not None:
