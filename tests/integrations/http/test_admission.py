@@ -113,7 +113,6 @@ async def test_bodies_that_are_being_read_and_held_share_one_bound():
         await until(lambda: not server.bodies.used)
 
 
-@on_both_loops
 async def test_every_end_of_a_request_lets_go_of_its_bytes():
     def react(request):
         if request.target == b"/hot/raises":
@@ -163,7 +162,6 @@ def slowly(port, whole, every_s, sent):
     return run()
 
 
-@on_both_loops
 async def test_a_body_that_trickles_is_not_waited_for():
     chunked = b"POST /hot HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n"
     async with serving(Echo(), stall_s=0.1, body_rate=10_000) as (server, port):
@@ -180,7 +178,6 @@ async def test_a_body_that_trickles_is_not_waited_for():
         assert not server.bodies.used
 
 
-@on_both_loops
 async def test_a_body_fast_enough_may_take_long():
     async with serving(Echo(), stall_s=0.1, body_rate=30) as (_, port):
         whole = post("/hot", b"x" * 200, "connection: close\r\n")
