@@ -33,12 +33,17 @@ class Partial(Interruption, msgspec.Struct, frozen=True):
     output budget per iteration, arXiv 2501.12599 section 2.6.2). With "chunk" it returns to the
     queue at once and may go on anywhere (Seer's divided rollout, arXiv 2511.14617), which costs a
     prefill unless it goes on where its KV is.
+
+    A response with a field that an engine applies to it as one piece, a grammar for instance,
+    cannot be resumed. It gets no `segment_tokens`. With `unresumable` = "finish" an update by
+    "resubmit" waits for it, with "start_over" it does not.
     """
 
     kv: Literal["retain", "recompute"] = "recompute"
     at_update: Literal["drain", "in_place", "resubmit"] = "in_place"
     segment_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
     segment: Literal["budget", "chunk"] = "budget"
+    unresumable: Literal["finish", "start_over"] = "finish"
     keeps_partial = True
 
     @property

@@ -167,9 +167,11 @@ def _opposites(loads: list[LoadEstimate]) -> Iterator[tuple[LoadEstimate, LoadEs
 def _movable(instance: Instance) -> Iterator[Attempt]:
     """The attempts that run and belong to a batch.
 
-    A client's own request stays: its server's work on a whole chat answer would be lost.
+    A client's own request stays: its server's work on a whole chat answer would be lost. So does
+    one that cannot be resumed.
     """
     for attempt in instance.attempts.values():
         request = attempt.request
-        if not attempt.abandoned and request.state is RequestState.RUNNING and request.group:
+        runs = not attempt.abandoned and request.state is RequestState.RUNNING
+        if runs and request.group and request.resumable:
             yield attempt

@@ -45,7 +45,15 @@ class TrainerEvents:
             event.expected_tokens,
         )
         serial, samples = state.serials.next(), event.samples
-        state.groups.add(Group(event.group, serial, samples, siblings, judged=event.judged))
+        group = Group(
+            event.group,
+            serial,
+            samples,
+            siblings,
+            judged=event.judged,
+            resumable=event.resumable,
+        )
+        state.groups.add(group)
         state.progress.must_decide = True
 
     def submissions_closed(self, event: ev.SubmissionsClosed, now: float) -> None:
@@ -95,6 +103,7 @@ class ClientEvents:
         request = self._requests.create(siblings, None, siblings.joined - 1, event.request)
         request.session = event.session
         request.priority = event.priority
+        request.resumable = event.resumable
         request.last_instance = state.sessions.last_instance(event.session)
         kv_instance = state.fleet.instances.get(request.last_instance or "")
         if kv_instance is not None:
@@ -224,7 +233,7 @@ class InstanceEvents:
             if attempt.abandoned:
                 self._parts.ledger.waste(attempt, attempt.abandoned)
             else:
-                self._parts.ledger.record(attempt, ())
+                self._parts.ledger.record_cut(attempt, ())
         for attempt in wanted:
             # The first request that continues may complete its group and end a sibling here.
             if attempt.request.state in (RUNNING, INTERRUPTING):
@@ -320,7 +329,10 @@ class AttemptEvents:
         if attempt is None:
             return
         request = attempt.request
-        if request.state is RUNNING and self._requests.room_for(request):
+        if event.resumable is False:
+            request.resumable = False
+            self._requests.start_over(request, "not_resumable")
+        elif request.state is RUNNING and self._requests.room_for(request):
             # Another party pauses that instance, perhaps for a while.
             request.external_aborts += 1
             if request.external_aborts > MAX_EXTERNAL_ABORTS:
@@ -350,7 +362,7 @@ class AttemptEvents:
         if not event.usable:
             self._ledger.waste(attempt, "untrue")
             attempt.tokens = 0
-        self._ledger.record(attempt, ())
+        self._ledger.record_cut(attempt, ())
         self._try_again(attempt, event, now)
 
     def _try_again(self, attempt: Attempt, event: ev.RequestFailed, now: float) -> None:
@@ -389,7 +401,10 @@ class AttemptEvents:
                 attempt.request, self._state.fleet.instances
             ):
                 self._rest(at_fault, now)
-        self._ledger.record(attempt, event.spans)
+        if isinstance(event, ev.RequestInterrupted):
+            self._ledger.record_cut(attempt, event.spans)
+        else:
+            self._ledger.record(attempt, event.spans)
         return attempt
 
     def _free(self, attempt: Attempt) -> None:

@@ -113,6 +113,10 @@ class ClientCall:
 
     def resubmission(self, request: str) -> RequestSubmitted:
         """The submission to another scheduler, under the id `request`."""
+        if not (self.payload.resumable or self._ends):
+            for attempt in self._attempts:
+                self.payload.transcript.drop(attempt)
+            self._attempts.clear()
         self._before = self.segments
         self._attempts.clear()
         self.payload.transcript.detach()
@@ -173,7 +177,13 @@ class ClientCalls:
             raise self._link.broken
         request = self._new_id()
         submitted = RequestSubmitted(
-            request, group or request, prompt_tokens, max_tokens, session, priority
+            request,
+            group or request,
+            prompt_tokens,
+            max_tokens,
+            session,
+            priority,
+            resumable=payload.resumable,
         )
         self._take_in(ClientCall(payload, submitted))
         return request

@@ -205,7 +205,13 @@ class Driver:
         try:
             self.pump.tell(
                 RequestSubmitted(
-                    request, group or request, prompt_tokens, max_tokens, session, priority
+                    request,
+                    group or request,
+                    prompt_tokens,
+                    max_tokens,
+                    session,
+                    priority,
+                    resumable=payload.resumable,
                 )
             )
         except CallerError:

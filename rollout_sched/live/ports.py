@@ -216,12 +216,14 @@ class Outcome(msgspec.Struct):
     """The end of an attempt as the core counts it, and the `piece` that its payload may keep.
 
     `finish` "turn": a turn of a trajectory is over, and its tool is called next (`Acting`).
+    `resumable` False, with "abort": the answer shows that the response cannot be resumed.
     """
 
     tokens: int
     finish: Literal["stop", "length", "abort", "turn"]
     spans: Spans
     piece: Any
+    resumable: bool = True
 
 
 #: Called once with the end of an attempt, or not at all if it was cancelled. After an error the
@@ -276,6 +278,9 @@ class Payload(Protocol):
     def transcript(self) -> Transcript: ...
     @property
     def responder(self) -> Responder: ...
+    @property
+    def resumable(self) -> bool:
+        """As of `core.model.model.Request`."""
 
     def begin(self, client: Any, dispatch: Dispatch, order_id: str, over: Over) -> Attempting:
         """Start a dispatch; `over` is not called before this has returned.

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from rollout_sched.integrations.gateway.data_plane import body as envelopes
 from rollout_sched.integrations.gateway.data_plane.fields import BadRequest
 from rollout_sched.integrations.vllm.protocol.endpoints import ENDPOINTS
@@ -45,6 +47,11 @@ BODIES = (
 )
 
 
+def lax(kind: type, value: Any) -> Any:
+    """A value as vLLM's server reads it, by pydantic's lax mode."""
+    return None if value is None else TypeAdapter(kind).validate_python(value)
+
+
 class Envelope:
     name = "envelope"
     words = WORDS
@@ -83,14 +90,16 @@ class Envelope:
         if endpoint == "completions" and "max_tokens" not in whole:
             limit = envelopes.COMPLETIONS_MAX_TOKENS
         samples = 1 if sampling.get("n") is None else sampling["n"]
-        hold("the limit equals the body's", same(ours.limit, limit), (ours.limit, limit))
-        hold("n equals the body's", same(ours.samples, samples), (ours.samples, samples))
+        if endpoint == "completions" and limit is not None and lax(int, limit) == 0:
+            limit = 1
+        hold("the limit equals the body's", same(ours.limit, lax(int, limit)), (ours.limit, limit))
+        hold("n equals the body's", same(ours.samples, lax(int, samples)), (ours.samples, samples))
         hold(
             "stream equals the body's",
-            ours.stream is bool(whole.get("stream")),
+            ours.stream is bool(lax(bool, whole.get("stream"))),
             whole.get("stream"),
         )
-        keep = endpoint == "generate" or bool(whole.get("return_token_ids"))
+        keep = endpoint == "generate" or bool(lax(bool, whole.get("return_token_ids")))
         hold("return_token_ids equals the body's", ours.keep_ids is keep, whole)
         hold(
             "cache_salt equals the body's",

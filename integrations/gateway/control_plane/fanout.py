@@ -156,6 +156,10 @@ def is_plain(path: str) -> bool:
     )
 
 
+#: The address in a redirect; without it, the path is one of the gateway.
+_OWN_ADDRESS = re.compile(rb"(?:https?:)?//[^/?#]*", re.IGNORECASE)
+
+
 def forwardable(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
     """The headers without hop-by-hop headers, including those that Connection names."""
     lowered = [(name.lower(), value) for name, value in headers]
@@ -211,6 +215,8 @@ async def _begun(client: Upstream, answer: _Answer, silence_s: float) -> web.Str
         raise InstanceError(f"{client.name}: {error}") from error
     response = web.StreamResponse(status=status)
     for name, value in forwardable(fields):
+        if name.lower() == b"location":  # the client cannot and must not go to the instance itself
+            value = _OWN_ADDRESS.sub(b"", value)
         response.headers.add(name.decode("latin-1"), value.decode("latin-1"))
     response.headers["X-Rollout-Sched-Instance"] = client.name
     return response

@@ -29,6 +29,9 @@ from rollout_sched.integrations.vllm.protocol.endpoints import Endpoint
 from rollout_sched.live.ports import AnswerUntrue
 
 _NULL = msgspec.Raw(b"null")
+
+#: Fields of a chat's message, or of a delta, that a server parses from the text.
+PARSED = ("reasoning", "reasoning_content", "tool_calls")
 _Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
@@ -81,6 +84,12 @@ class EventChoice(msgspec.Struct):
     def prompt_ids(self) -> bytes:
         """The prompt's token ids as a JSON list; b"" if it gives none."""
         return _prompt_ids(self.prompt_token_ids)
+
+    @property
+    def parsed(self) -> str:
+        """The field of the delta that the server has parsed from the text; "" if none."""
+        delta = self.delta or {}
+        return next((name for name in PARSED if delta.get(name)), "")
 
     @property
     def speaks(self) -> bool:

@@ -14,15 +14,15 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from msgspec import UNSET
 
 from rollout_sched.integrations.gateway.data_plane.fields import (
-    NOTHING,
     BadRequest,
-    Changeable,
     Fields,
-    SamplingFields,
-    Seed,
+    boolean,
+    fields_of,
+    hindrance,
+    integer,
+    text,
 )
 from rollout_sched.integrations.vllm.protocol.endpoints import (
     COMPLETIONS_MAX_TOKENS,
@@ -44,73 +44,44 @@ Values = Mapping[str, bytes | memoryview]
 NONE: Values = {}
 
 _NO_FIELDS = msgspec.Raw(b"{}")
-_CHANGEABLE_DECODER = msgspec.json.Decoder(Changeable)
 _OPENING = re.compile(rb"\s*\{(\s*\})?")
-
-
-def decoded(decoder: Any, text: Any) -> Any:
-    """Decode a text from the client. Raises BadRequest with the position of the error."""
-    try:
-        return decoder.decode(text)
-    except RecursionError:
-        raise BadRequest("the body is nested too deeply; send JSON of fewer levels") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadRequest(f"the body cannot be read: {error}") from None
-
-
-def changeable(text: bytes | msgspec.Raw) -> Changeable:
-    """The raw values of a JSON object that may be changed. Raises BadRequest."""
-    found: Changeable = decoded(_CHANGEABLE_DECODER, text)
-    return found
 
 
 class ClientBody:
     """A client's body, read once for all the bodies that are made from it.
 
-    `nested`: its sampling parameters are in an object of their own.
+    `nested`: its sampling parameters are in an object of their own. Raises BadRequest.
     """
 
-    __slots__ = ("_found", "nested", "raw")
+    __slots__ = ("_own", "fields", "nested", "raw", "sampling")
 
     def __init__(self, raw: bytes, *, nested: bool) -> None:
+        if not raw.isascii():
+            _check_utf8(raw)
         self.raw = raw
         self.nested = nested
-        self._found: Changeable | None = None
-
-    def found(self) -> Changeable:
-        """The values of it that may be changed. Raises BadRequest."""
-        found = self._found
-        if found is None:
-            found = self._found = changeable(self.raw)
-        return found
-
-    def sampling(self) -> Changeable:
-        """The sampling parameters that may be changed. Raises BadRequest."""
-        return changeable(self._own_sampling()) if self.nested else self.found()
+        self.fields = fields_of(raw)
+        own = self.fields.get("sampling_params", _NO_FIELDS) if nested else _NO_FIELDS
+        self._own = _NO_FIELDS if bytes(own) == b"null" else own
+        self.sampling = fields_of(self._own) if nested else self.fields
 
     def changed(self, values: Values, sampling: Values) -> bytes:
-        """The body with these values, and with these sampling parameters. Raises BadRequest."""
-        found = self.found()
+        """The body with these values, and with these sampling parameters."""
         if not self.nested:
             values = {**values, **sampling}
         elif sampling:
-            own = self._own_sampling()
-            values = {**values, "sampling_params": _spliced(own, changeable(own), sampling)}
-        return _spliced(self.raw, found, values)
-
-    def _own_sampling(self) -> msgspec.Raw:
-        own = self.found().sampling_params
-        return _NO_FIELDS if own is NOTHING or bytes(own) == b"null" else own
+            values = {**values, "sampling_params": _spliced(self._own, self.sampling, sampling)}
+        return _spliced(self.raw, self.fields, values)
 
 
-def _spliced(text: bytes | msgspec.Raw, found: Changeable, values: Values) -> bytes:
+def _spliced(text: bytes | msgspec.Raw, found: Fields, values: Values) -> bytes:
     """A JSON object with new values in place of the old ones; new fields go in front."""
     start = _address(text)
     whole = memoryview(text)
     places, new = [], []
     for name, value in values.items():
-        old = getattr(found, name)
-        if old is NOTHING:
+        old = found.get(name)
+        if old is None:
             new.append(b"".join((b'"', name.encode(), b'":', value)))
         else:
             at = _address(old) - start
@@ -154,11 +125,13 @@ class Envelope:
     keep_ids     the client wants token ids in the answer
     says_ours    whether the body already has a field that the gateway sets
     priority     the lowest number goes first
-    tools        whether it offers tools, so that the server may parse a tool call from the answer
+    hindrance    the field with which the response cannot be resumed; "" if it can
     """
 
     __slots__ = (
+        "body",
         "group",
+        "hindrance",
         "keep_ids",
         "limit",
         "limit_field",
@@ -169,45 +142,46 @@ class Envelope:
         "says_ours",
         "session",
         "stream",
-        "tools",
     )
 
-    def __init__(self, fields: Fields, endpoint: Endpoint) -> None:
+    def __init__(self, body: ClientBody, endpoint: Endpoint) -> None:
+        self.body = body
+        found, sampling = body.fields, body.sampling
+        prompt = found.get(INPUT[endpoint])
+        if prompt is None:
+            raise BadRequest(f"`{INPUT[endpoint]}` is missing")
+        self.prompt = memoryview(prompt)
         self.limit_field = "max_tokens"
-        if endpoint == "generate":
-            sampling = fields.sampling_params or SamplingFields()
-            self.prompt = memoryview(fields.token_ids)
-            self.limit, n = sampling.max_tokens, sampling.n
-        else:
-            self.prompt = memoryview(
-                fields.prompt if endpoint == "completions" else fields.messages
-            )
-            given, n = fields.max_tokens, fields.n
-            if given is UNSET:
-                given = COMPLETIONS_MAX_TOKENS if endpoint == "completions" else None
-            if endpoint == "chat" and fields.max_completion_tokens is not None:
-                given, self.limit_field = fields.max_completion_tokens, "max_completion_tokens"
-            self.limit = given
+        limit = integer(sampling, "max_tokens")
+        if endpoint == "completions" and "max_tokens" not in sampling:
+            limit = COMPLETIONS_MAX_TOKENS
+        if endpoint == "chat" and "max_completion_tokens" in found:
+            own = integer(found, "max_completion_tokens")
+            if own is not None:
+                limit, self.limit_field = own, "max_completion_tokens"
+        if limit == 0 and endpoint == "completions" and boolean(found, "echo"):
+            limit = 1  # vLLM answers with the prompt alone, for which it makes a token
+        self.limit = limit
+        n = integer(sampling, "n")
         self.samples = 1 if n is None else n
-        self.stream = bool(fields.stream)
-        self.keep_ids = endpoint == "generate" or fields.return_token_ids is True
-        self.salt = fields.cache_salt or None
-        self.says_ours = fields.cache_salt is not UNSET or not (
-            self.keep_ids or fields.return_token_ids is UNSET
+        self.stream = bool(boolean(found, "stream"))
+        returned = boolean(found, "return_token_ids")
+        self.keep_ids = endpoint == "generate" or returned is True
+        self.salt = text(found, "cache_salt") or None
+        self.says_ours = "cache_salt" in found or not (
+            self.keep_ids or "return_token_ids" not in found
         )
-        self.group = fields.group_id or ""
-        self.session = fields.session_id or ""
-        self.priority = fields.priority or 0
-        self.tools = endpoint == "chat" and bytes(fields.tools) not in _NO_TOOLS
+        self.group = text(found, "group_id") or ""
+        self.session = text(found, "session_id") or ""
+        self.priority = integer(found, "priority") or 0
+        self.hindrance = hindrance(found, sampling, endpoint)
 
 
-_DECODER = msgspec.json.Decoder(Fields)
 _FLAT_IDS = re.compile(rb"\[\s*\d")
 
 #: Below this many bytes, Python counts faster than numpy.
 _LARGE = 2048
 
-_NO_TOOLS = (b"", b"null", b"[]")
 _NO_PROMPTS = re.compile(rb"\[\s*\]")
 
 #: One of several prompts, a text or a flat list of ids, in a list that is valid JSON.
@@ -223,14 +197,9 @@ _STRETCH = 2**20
 _Utf8 = codecs.getincrementaldecoder("utf-8")
 
 
-def read(body: bytes, endpoint: Endpoint) -> Envelope:
+def read(raw: bytes, endpoint: Endpoint) -> Envelope:
     """The envelope of a body. Raises BadRequest naming the field."""
-    if not body.isascii():
-        _check_utf8(body)
-    fields: Fields = decoded(_DECODER, body)
-    envelope = Envelope(fields, endpoint)
-    if not envelope.prompt:
-        raise BadRequest(f"`{INPUT[endpoint]}` is missing")
+    envelope = Envelope(ClientBody(raw, nested=endpoint == "generate"), endpoint)
     if envelope.samples < 1:
         raise BadRequest("`n` must be at least 1")
     if envelope.limit is not None and not 1 <= envelope.limit <= MAX_TOKENS:
@@ -322,8 +291,6 @@ def with_fields(body: bytes, fields: dict[str, Any]) -> bytes:
 #
 # So the samples of one prompt may run on different instances, and the scheduler sees each of them.
 
-_SEED = msgspec.json.Decoder(Seed | None)
-
 
 class SubRequest:
     """One of the responses of a call: its prompt, and values that differ from the call's body."""
@@ -367,15 +334,8 @@ def split(body: ClientBody, endpoint: Endpoint, envelope: Envelope, limit: int) 
 
 def _samplings(body: ClientBody, samples: int) -> list[Values]:
     """The sampling parameters that differ between the samples and the client's body."""
-    said = body.sampling().seed
-    seed = None
-    if samples > 1 and said is not NOTHING:
-        try:
-            seed = _SEED.decode(said)
-        except msgspec.DecodeError:
-            text = "`seed` must be a 64-bit integer or null if `n` is more than 1"
-            raise BadRequest(text) from None
-    if seed is None:
+    seed = integer(body.sampling, "seed") if samples > 1 else None
+    if seed is None or seed == -1:  # -1: none
         return [{"n": b"1"}] * samples
     # As vLLM does; otherwise all samples would be identical.
     return [{"n": b"1", "seed": b"%d" % (seed + index)} for index in range(samples)]

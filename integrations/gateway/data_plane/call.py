@@ -12,7 +12,7 @@ from rollout_sched.core.model.model import DeliveredSample
 from rollout_sched.integrations.gateway.data_plane import body as envelopes
 from rollout_sched.integrations.gateway.data_plane.body import SubRequest, Values
 from rollout_sched.integrations.gateway.data_plane.client_request import ClientRequest, Headers
-from rollout_sched.integrations.gateway.data_plane.fields import BadRequest
+from rollout_sched.integrations.gateway.data_plane.fields import BadRequest, integer
 from rollout_sched.integrations.gateway.data_plane.resume import RESUME_PATH, ResponsePart, resume
 from rollout_sched.integrations.http import Receiver
 from rollout_sched.integrations.vllm.protocol.endpoints import ENDPOINTS, INPUT, engine_id
@@ -55,6 +55,9 @@ class Upstream(Protocol):
 
 Write = Callable[[bytes], None]
 
+#: A comment of a stream of server-sent events, which readers ignore and proxies count as life.
+KEEP_ALIVE = b": keep-alive\n\n"
+
 #: The field that the gateway adds to an instance's answer.
 FIELD = "rollout_sched"
 
@@ -85,20 +88,25 @@ class Call:
     """A request for one response, as received.
 
     `body`: the client's body, which may ask for several responses; `prompt`: the raw prompt of this
-    one. `keep_ids`: the client wants the token ids too. `resumable`: always ask the instance for
-    token ids, so that the response can be resumed.
+    one. `keep_ids`: the client wants the token ids too. `asks_ids`: the instance is always asked
+    for them, so that the response can be resumed.
     """
 
-    __slots__ = ("body", "endpoint", "keep_ids", "one", "prompt", "request", "resumable")
+    __slots__ = ("asks_ids", "body", "endpoint", "keep_ids", "one", "prompt", "request")
 
-    def __init__(self, request: ClientRequest, one: SubRequest, *, resumable: bool) -> None:
+    def __init__(self, request: ClientRequest, one: SubRequest, *, asks_ids: bool) -> None:
         self.request = request
         self.one = one
         self.body = request.body.raw
         self.prompt = one.prompt
         self.endpoint = request.endpoint
         self.keep_ids = request.envelope.keep_ids
-        self.resumable = resumable
+        self.asks_ids = asks_ids
+
+    @property
+    def hindrance(self) -> str:
+        """The field with which the response cannot be resumed; "" if it can."""
+        return self.request.envelope.hindrance
 
     def pass_on(
         self, client: Upstream, order_id: str, path: bytes, body: bytes, receiver: Receiver
@@ -118,7 +126,8 @@ class Call:
     def first(self, dispatch: Dispatch, max_tokens: int) -> tuple[bytes, bytes]:
         """(path, body) of an attempt that has no tokens to resume from. Raises RequestRejected."""
         fields: dict[str, Any] = {"cache_salt": self._salt(dispatch)}
-        if self.resumable and not self.keep_ids:
+        # With `echo`, vLLM leaves the prompt's text out of an answer with token ids.
+        if self.asks_ids and not self.keep_ids and self.hindrance != "echo":
             fields["return_token_ids"] = True
         segment = dispatch.max_new_tokens < max_tokens
         request, one = self.request, self.one
@@ -129,13 +138,18 @@ class Call:
             values[name] = msgspec.json.encode(value)
         sampling = dict(one.sampling)
         if segment:
-            sampling[request.envelope.limit_field] = b"%d" % dispatch.max_new_tokens
+            limit = b"%d" % dispatch.max_new_tokens
+            sampling[request.envelope.limit_field] = limit
+            if (integer(request.body.sampling, "min_tokens") or 0) > dispatch.max_new_tokens:
+                sampling["min_tokens"] = limit
         return request.path, self._changed(values, sampling)
 
     def resumed(
         self, dispatch: Dispatch, prompt_ids: list[int], parts: list[ResponsePart]
     ) -> tuple[bytes, bytes]:
         """(path, body) of an attempt that resumes a response. Raises RequestRejected."""
+        if self.hindrance:
+            raise not_resumable(self.hindrance)
         limit = dispatch.max_new_tokens
         # The prompt is replaced by token ids, so it need not be decoded.
         body = self._changed({INPUT[self.endpoint]: b"null"}, self.one.sampling)
@@ -146,8 +160,10 @@ class Call:
             raise _cannot_be_sent(error) from error
 
     def prompt_ids(self, parts: list[ResponsePart]) -> list[int] | None:
-        """The prompt's token ids, from the client or from the instance. Raises RequestRejected."""
-        if not envelopes.are_token_ids(self.prompt):
+        """The prompt's token ids, from the client or from the instance, which may have truncated
+        them. Raises RequestRejected."""
+        truncated = "truncate_prompt_tokens" in self.request.body.fields
+        if truncated or not envelopes.are_token_ids(self.prompt):
             return parts[0].prompt_ids
         try:
             return _IDS.decode(self.prompt)
@@ -164,6 +180,16 @@ class Call:
         """Versions share no KV unless the policy says so; neither do the client's own salts."""
         own = self.request.envelope.salt
         return f"v{dispatch.salt}" if own is None else f"{own}/v{dispatch.salt}"
+
+
+def not_resumable(field: str, why: str = "") -> RequestRejected:
+    """The client of a stream has a part of a response that cannot be resumed with this field."""
+    why = why or f"an engine applies {field!r} to a response as one piece"
+    text = (
+        f"the response was interrupted and cannot be resumed: {why}; send the request again, or "
+        f"without `stream` or {field!r}"
+    )
+    return RequestRejected(text, 502, error_body(502, text))
 
 
 def _cannot_be_sent(error: Exception) -> RequestRejected:

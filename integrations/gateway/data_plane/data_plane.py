@@ -11,7 +11,7 @@ from typing import Any
 
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.gateway.data_plane import body as envelopes
-from rollout_sched.integrations.gateway.data_plane.body import ClientBody, SubRequest, split
+from rollout_sched.integrations.gateway.data_plane.body import SubRequest, split
 from rollout_sched.integrations.gateway.data_plane.call import JSON, Call, Reply, error_body
 from rollout_sched.integrations.gateway.data_plane.client_request import (
     ClientRequest,
@@ -115,7 +115,7 @@ class DataPlane:
         endpoint = ENDPOINTS[request.target.partition(b"?")[0]]
         check_head(request)
         envelope = envelopes.read(request.body, endpoint)
-        body = ClientBody(request.body, nested=endpoint == "generate")
+        body = envelope.body
         ones = split(body, endpoint, envelope, min(limits.samples, limits.requests))
         body_bytes, prompt = len(request.body), len(envelope.prompt)
         if len(ones) > 1:
@@ -140,7 +140,7 @@ class DataPlane:
 
     def _submit(self, request: ClientRequest, one: SubRequest, to: Reply) -> str:
         envelope = request.envelope
-        call = Call(request, one, resumable=self._resumable or envelope.stream)
+        call = Call(request, one, asks_ids=self._resumable or envelope.stream)
         tokens, limit = one.tokens, envelope.limit
         if limit is None:
             tokens, limit = self._as_many_as_fit(tokens)

@@ -1,14 +1,19 @@
-"""The fields of a client's request that the gateway reads from its body."""
+"""The fields of a client's request: its body, read once, with each value as it is written.
+
+Only what scheduling needs is decoded, as leniently as vLLM's server does (pydantic's lax mode):
+`16.0` and `"16"` are integers, `"true"` is a boolean. The rest is the server's to refuse.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+import re
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
-from msgspec import UNSET, UnsetType
 
-#: Stands for a field that the body does not have.
-NOTHING = msgspec.Raw(b"")
+from rollout_sched.integrations.vllm.protocol.endpoints import Endpoint
+from rollout_sched.live.requests import continuation
 
 
 class BadRequest(Exception):
@@ -19,50 +24,91 @@ class BadRequest(Exception):
         self.status = status
 
 
-#: A request's priority, with vLLM's range. The lowest number goes first.
-Priority = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+#: A JSON object's values by name, as written. They lie inside the text that they were read from.
+Fields = dict[str, msgspec.Raw]
+
+_OBJECT = msgspec.json.Decoder(Fields)
+
+#: vLLM's range of priorities and seeds.
+_LEAST, _MOST = -(2**63), 2**63 - 1
+
+_BOOLEAN = msgspec.json.Decoder(bool | str | None, strict=False)
+_TEXT = msgspec.json.Decoder(str | None)
+
+#: An integer as text.
+_DIGITS = re.compile(r"\s*([+-]?[0-9]+(?:_[0-9]+)*)(?:\.0*)?\s*")
+
+#: Characters of a number as text that are read.
+_LONGEST = 64
+
+#: The other words that pydantic reads as booleans.
+_WORDS = {
+    **dict.fromkeys(("true", "t", "yes", "y", "on", "1"), True),
+    **dict.fromkeys(("false", "f", "no", "n", "off", "0"), False),
+}
 
 
-class SamplingFields(msgspec.Struct):
-    """The part of vLLM's SamplingParams that the gateway reads."""
-
-    max_tokens: int | None = None
-    n: int | None = None
-
-
-class Fields(msgspec.Struct):
-    """The fields of all three endpoints; no endpoint has all of them."""
-
-    prompt: msgspec.Raw = NOTHING
-    messages: msgspec.Raw = NOTHING
-    token_ids: msgspec.Raw = NOTHING
-    sampling_params: SamplingFields | None = None
-    max_tokens: int | UnsetType | None = UNSET
-    max_completion_tokens: int | None = None
-    n: int | None = None
-    stream: bool | None = None
-    return_token_ids: bool | UnsetType | None = UNSET
-    cache_salt: str | UnsetType | None = UNSET
-    group_id: str | None = None
-    session_id: str | None = None
-    tools: msgspec.Raw = NOTHING
-    priority: Priority | None = None
+def decoded(decoder: Any, text: Any, name: str = "") -> Any:
+    """Decode a text from the client. Raises BadRequest with the position of the error."""
+    try:
+        return decoder.decode(text)
+    except RecursionError:
+        raise BadRequest("the body is nested too deeply; send JSON of fewer levels") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        at = f" - at `$.{name}`" if name else ""
+        raise BadRequest(f"the body cannot be read: {error}{at}") from None
 
 
-#: A seed, with vLLM's range.
-Seed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+def fields_of(text: bytes | msgspec.Raw) -> Fields:
+    """The fields of a JSON object. Raises BadRequest."""
+    found: Fields = decoded(_OBJECT, text)
+    return found
 
 
-class Changeable(msgspec.Struct):
-    """The fields of a body, and of its sampling_params, that may be changed before it is sent."""
+def integer(found: Fields, name: str) -> int | None:
+    """None for a field that is missing or null. Raises BadRequest, as do the next two."""
+    raw = found.get(name)
+    value: Any = None if raw is None else decoded(msgspec.json, raw, name)
+    if isinstance(value, str) and len(value) < _LONGEST:
+        digits = _DIGITS.fullmatch(value)
+        value = value if digits is None else int(digits[1])
+    if value is None:
+        return None
+    if not isinstance(value, int | float) or value != value // 1:
+        raise BadRequest(f"`{name}` must be an integer")
+    if not _LEAST <= value <= _MOST:
+        raise BadRequest(f"`{name}` must be at least {_LEAST} and at most {_MOST}")
+    return int(value)
 
-    prompt: msgspec.Raw = NOTHING
-    messages: msgspec.Raw = NOTHING
-    token_ids: msgspec.Raw = NOTHING
-    sampling_params: msgspec.Raw = NOTHING
-    max_tokens: msgspec.Raw = NOTHING
-    max_completion_tokens: msgspec.Raw = NOTHING
-    n: msgspec.Raw = NOTHING
-    seed: msgspec.Raw = NOTHING
-    return_token_ids: msgspec.Raw = NOTHING
-    cache_salt: msgspec.Raw = NOTHING
+
+def boolean(found: Fields, name: str) -> bool | None:
+    raw = found.get(name)
+    value: bool | str | None = None if raw is None else decoded(_BOOLEAN, raw, name)
+    if isinstance(value, str):
+        word = _WORDS.get(value.lower())
+        if word is None:
+            raise BadRequest(f"`{name}` must be true or false")
+        return word
+    return value
+
+
+def text(found: Fields, name: str) -> str | None:
+    raw = found.get(name)
+    value: str | None = None if raw is None else decoded(_TEXT, raw, name)
+    return value
+
+
+#: A part of a chat's message that is not text: an image, audio, a file.
+_MEDIA = re.compile(rb'"type"\s*:\s*"(?!(?:text|function|refusal|thinking)")')
+
+
+def hindrance(found: Fields, sampling: Mapping[str, msgspec.Raw], endpoint: Endpoint) -> str:
+    """The first field with which a response could not be resumed; "" if it can (see
+    `continuation`)."""
+    for fields in (found, sampling):
+        for name in fields.keys() - continuation.RESUMABLE:
+            if continuation.hindrance({name: decoded(msgspec.json, fields[name], name)}):
+                return name
+    if endpoint == "chat" and _MEDIA.search(memoryview(found["messages"])) is not None:
+        return "messages"
+    return ""

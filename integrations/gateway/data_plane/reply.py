@@ -10,7 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from rollout_sched.integrations.gateway.data_plane.call import JSON, UpstreamCall, Write, error_body
+from rollout_sched.integrations.gateway.data_plane.call import (
+    JSON,
+    KEEP_ALIVE,
+    UpstreamCall,
+    Write,
+    error_body,
+)
 from rollout_sched.integrations.gateway.data_plane.client_request import Headers, HttpRequest
 from rollout_sched.integrations.gateway.data_plane.fields import BadRequest
 from rollout_sched.integrations.vllm.protocol.answers import as_event
@@ -32,7 +38,7 @@ class Limits:
 
     requests: int = 100_000
     body_bytes: int = 4 * 2**30
-    samples: int = 1024
+    samples: int = 16_384
     retry_after_s: int = 1
 
 
@@ -135,6 +141,10 @@ class Responses:
 # The open calls of clients, counted against the limits.
 
 
+#: nginx cuts a connection after 60 silent seconds.
+KEEP_ALIVE_S = 15.0
+
+
 class Unavailable(Exception):
     """The call cannot be accepted at present; the text says why."""
 
@@ -142,6 +152,7 @@ class Unavailable(Exception):
 class OpenReply(Protocol):
     """Where the answer to an open call goes."""
 
+    def keep_alive(self) -> None: ...
     def fail(self, status: int, text: str) -> None: ...
 
 
@@ -162,10 +173,23 @@ class OpenCalls:
         self.replies: dict[OpenReply, None] = {}
         self.pacer = Pacer()
         self.responses = responses or Responses()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def keep_alive(self) -> None:
+        """Send a comment to each stream that was silent for `KEEP_ALIVE_S` seconds, as while its
+        response waits in the gateway or is paused with its instance: no proxy cuts it."""
+        if not self.replies:
+            self._timer = None
+            return
+        for reply in list(self.replies):
+            reply.keep_alive()
+        self._timer = asyncio.get_running_loop().call_later(KEEP_ALIVE_S, self.keep_alive)
 
     def enter(self, reply: OpenReply, count: int, body_bytes: int) -> None:
         """Count a call of `count` responses and `body_bytes` bytes."""
         self.replies[reply] = None
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(KEEP_ALIVE_S, self.keep_alive)
         self.requests += count
         self.body_bytes += body_bytes
 
@@ -235,6 +259,7 @@ class HttpReply:
         "_request",
         "_requests",
         "_scheduling",
+        "_silent",
         "_streams",
         "over",
     )
@@ -255,6 +280,7 @@ class HttpReply:
         self._count = count
         self._body_bytes = body_bytes
         self._streams = 0
+        self._silent = False
         self._begun = calls.responses.begin()
         calls.enter(self, count, body_bytes)
         request.on_disconnect = self._gone
@@ -332,7 +358,14 @@ class HttpReply:
 
     def _write(self, data: bytes) -> None:
         if not self.over:
+            self._silent = False
             self._request.write(data)
+
+    def keep_alive(self) -> None:
+        """Send a comment if the stream has had no data since the last call of this."""
+        if self._streams and self._silent and not self.over:
+            self._request.write(KEEP_ALIVE)
+        self._silent = True
 
     def end(self, status: int = 200) -> None:
         if self._leave_with(status):

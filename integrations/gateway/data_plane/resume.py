@@ -7,10 +7,12 @@ at the end the parts are joined into one answer that looks uninterrupted.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
+from rollout_sched.integrations.gateway.data_plane.answers import PARSED
 from rollout_sched.integrations.vllm.protocol.endpoints import (
     CHAT_ONLY,
     COMPLETIONS,
@@ -18,6 +20,7 @@ from rollout_sched.integrations.vllm.protocol.endpoints import (
     Endpoint,
 )
 from rollout_sched.live.ports import AnswerUntrue
+from rollout_sched.live.requests import continuation
 
 #: The path for a resumed request: its prompt may have been text and is now token ids.
 RESUME_PATH: dict[Endpoint, bytes] = {
@@ -59,25 +62,47 @@ def part_of(endpoint: Endpoint, answer: dict[str, Any]) -> ResponsePart | None:
     return part
 
 
+def shows_no_way_on(
+    endpoint: Endpoint, answer: dict[str, Any], earlier: list[ResponsePart]
+) -> bool:
+    """Whether a part of a response shows that it cannot go on as text after these parts.
+
+    A server that parses reasoning or tool calls from a chat's text reads them from the beginning.
+    And a part may end within a character, whose tokens have no text yet: vLLM then repeats prompt
+    and response in the text of the next attempt (vLLM 48853).
+    """
+    if endpoint == "generate":
+        return False
+    choice = answer["choices"][0]
+    message = choice.get("message")
+    text = (choice.get("text") if message is None else message.get("content")) or ""
+    if not (earlier or text):
+        return True  # within its first character, or in a part of the message that is parsed
+    if message is not None and any(message.get(name) for name in PARSED):
+        return True
+    before = "".join([part.text for part in earlier])
+    return bool(before) and before in text
+
+
 def resume(
     endpoint: Endpoint,
     body: bytes,
     prompt_ids: list[int],
     parts: list[ResponsePart],
-    limit: int | None,
+    limit: int,
     salt: str,
 ) -> dict[str, Any]:
     """The body that resumes from the tokens of the parts, with at most `limit` new tokens."""
     fields: dict[str, Any] = msgspec.json.decode(body)
     token_ids = prompt_ids + [token for part in parts for token in part.token_ids]
+    made = len(token_ids) - len(prompt_ids)
     if endpoint == "generate":
-        sampling = fields.get("sampling_params") or {}
+        sampling = continuation.resumed(fields.get("sampling_params") or {}, made, limit)
         fields["sampling_params"] = {**sampling, "max_tokens": limit, "n": 1}
         return {**fields, "token_ids": token_ids, "cache_salt": salt}
+    fields = continuation.resumed(fields, made, limit)
     if endpoint == "chat":
         fields = _as_completion(fields)
-    # With `echo` every part would repeat the prompt.
-    fields.pop("echo", None)
     fields |= {"prompt": token_ids, "max_tokens": limit, "n": 1, "cache_salt": salt}
     return {**fields, "return_token_ids": True}
 
@@ -93,9 +118,14 @@ def _as_completion(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def join(
-    endpoint: Endpoint, parts: list[ResponsePart], last: dict[str, Any] | None, finish: str
+    endpoint: Endpoint,
+    parts: list[ResponsePart],
+    last: dict[str, Any] | None,
+    finish: str,
+    first: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """One answer in the endpoint's format from all parts; `last` is the answer with the last part.
+    """One answer in the endpoint's format from all parts; `last` is the answer with the last part,
+    and `first` with the first one, which alone knows the prompt.
 
     `last` is None if no instance has answered. `finish` is why the whole response ended, which the
     last answer may not know.
@@ -124,11 +154,26 @@ def join(
     answer = {**last, "choices": [choice], "usage": {**said, **usage(prompt, len(token_ids))}}
     if "prompt_token_ids" in choice:
         choice["prompt_token_ids"] = prompt_ids
+    if first is not None and first is not last:
+        _keep(_OF_THE_PROMPT, first, answer)
+        _keep(_OF_THE_PROMPT, first["choices"][0], choice)
+        _keep(_OF_THE_PROMPT, first.get("usage") or {}, answer["usage"])
     if endpoint == "chat":
         choice.pop("prompt_token_ids", None)
         answer |= {"object": "chat.completion", "prompt_token_ids": prompt_ids}
         answer["id"] = "chat" + str(answer.get("id", "")).removeprefix("chat")
     return answer
+
+
+#: Fields of an answer, of its choice and of its usage that are about the prompt.
+_OF_THE_PROMPT = ("prompt_logprobs", "prompt_text", "prompt_tokens_details")
+
+
+def _keep(names: Sequence[str], first: dict[str, Any], answer: dict[str, Any]) -> None:
+    """The fields with these names as in the first answer."""
+    for name in names:
+        if name in first or name in answer:
+            answer[name] = first.get(name)
 
 
 def usage(prompt: int, made: int) -> dict[str, Any]:
@@ -165,14 +210,28 @@ def last_event(endpoint: Endpoint, said: dict[str, Any], finish: str) -> dict[st
     return {**said, "choices": [choice], "usage": None}
 
 
+def text_after(data: bytes) -> int:
+    """Characters of the text up to the end of an event of a stream of completions; 0 without
+    log-probs, which alone say it."""
+    logprobs = msgspec.json.decode(data)["choices"][0].get("logprobs") or {}
+    if not logprobs.get("text_offset"):
+        return 0
+    offset: int = logprobs["text_offset"][-1] + len(logprobs["tokens"][-1])
+    return offset
+
+
 def translate_event(
-    endpoint: Endpoint, said: dict[str, Any], resumes: int, fields: dict[str, Any]
+    endpoint: Endpoint,
+    said: dict[str, Any],
+    resumes: int,
+    text_offset: int,
+    fields: dict[str, Any],
 ) -> None:
     """Rewrite an event of a later attempt into the format of the client's endpoint.
 
     `said`: see `envelope`; `resumes`: tokens of the response from earlier attempts, which were part
-    of this attempt's prompt. Raises LookupError, TypeError, ValueError or AttributeError if it is
-    not an event.
+    of this attempt's prompt; `text_offset`: characters of them. Raises LookupError, TypeError,
+    ValueError or AttributeError if it is not an event.
     """
     fields.pop("prompt_token_ids", None)
     from_chat = fields.get("object") == _OBJECT["chat", "event"]
@@ -184,10 +243,14 @@ def translate_event(
         elif endpoint == "chat":
             choice["delta"] = {"content": choice.pop("text", "")}
             choice["logprobs"] = chat_logprobs([choice.get("logprobs")])
+        elif text_offset and (choice.get("logprobs") or {}).get("text_offset"):
+            offsets = [text_offset + offset for offset in choice["logprobs"]["text_offset"]]
+            choice["logprobs"]["text_offset"] = offsets
     told = fields.get("usage")
     if told:
         made = told.get("completion_tokens", 0) + resumes
         told |= usage(told.get("prompt_tokens", 0) - resumes, made)
+        told.pop("prompt_tokens_details", None)  # of a prompt that contains a response
 
 
 def _content_logprobs(shares: list[Any]) -> Any:

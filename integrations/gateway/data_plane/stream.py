@@ -20,7 +20,7 @@ from rollout_sched.integrations.gateway.data_plane.answers import (
     both_spellings,
     read_event,
 )
-from rollout_sched.integrations.gateway.data_plane.call import Reply, Write
+from rollout_sched.integrations.gateway.data_plane.call import KEEP_ALIVE, Reply, Write
 from rollout_sched.integrations.vllm.protocol.answers import (
     DONE,
     Finish,
@@ -41,6 +41,8 @@ class ClientStream:
 
     prompt_ids  the prompt's token ids, as an instance sent them
     envelope    the fields of the first event that describe the response; None before it
+    parsed      the field, such as "reasoning", that a server parsed from the response so far; ""
+                if none
     """
 
     def __init__(self, endpoint: Endpoint, reply: Reply) -> None:
@@ -48,6 +50,7 @@ class ClientStream:
         self.reply = reply
         self.prompt_ids = b""
         self.envelope: dict[str, Any] | None = None
+        self.parsed = ""
         self._write: Write | None = None  # where the events go, once there are any
 
     @property
@@ -62,6 +65,11 @@ class ClientStream:
         if write is None:
             write = self._write = self.reply.begin([EVENT_STREAM])
         write(events)
+
+    def keep_alive(self) -> None:
+        """Send a comment, if the stream has begun: before that, its status is not known."""
+        if self._write is not None:
+            self._write(KEEP_ALIVE)
 
     def learn(self, event: Event, choice: EventChoice | None) -> None:
         """Keep what the first event says about the response: all later events repeat it, whichever
@@ -88,6 +96,10 @@ _IDS = re.compile(rb'"token_ids"\s*:\s*\[([\d,\s]*)\]')
 _IDS_AS_VLLM = b'"token_ids":['
 _ID_BYTES = b"0123456789, "
 
+#: Events, and bytes of them, that are kept to resume from: a character's tokens but the last.
+LATEST = 3
+LATEST_BYTES = 4096
+
 #: Packets that are counted together, which costs little more than counting one. Streams that began
 #: together count at different times, because counting one stream delays the others.
 READ_TOGETHER = 32
@@ -99,14 +111,19 @@ class StreamTokens:
     ids     "1,2,3," as written in the events
     events  number of events without ids: one token each
     unread  data that was passed on but is not counted yet
+    last    the last `LATEST` events that were counted: how their text ends decides where the
+            response can be resumed
+    texts   whether events have the tokens' text
     """
 
-    __slots__ = ("_until", "events", "ids", "unread")
+    __slots__ = ("_texts", "_until", "events", "ids", "last", "unread")
 
-    def __init__(self, attempt: int) -> None:
+    def __init__(self, attempt: int, *, texts: bool = True) -> None:
+        self._texts = texts
         self.ids = bytearray()
         self.events = 0
         self.unread: list[bytes] = []
+        self.last: list[bytes] = []
         self._until = 1 + attempt % READ_TOGETHER  # packets until the next count
 
     @property
@@ -124,8 +141,35 @@ class StreamTokens:
         ids: list[int] = msgspec.json.decode(b"[" + self.ids[:-1] + b"]")
         return ids
 
-    def add(self, ids: bytes, *, speaks: bool) -> None:
+    @property
+    def resumable(self) -> int:
+        """Tokens of the data that has been read from which the response can be resumed.
+
+        Not the last ones if they have no text: they are a part of a character. Its text comes with
+        the token that completes it; from another attempt it would not come, or with the text of the
+        prompt (vLLM 48853). A character has at most four tokens.
+        """
+        if self.events:
+            return 0
+        count = self.count
+        if self._texts:
+            for event in reversed(self.last):
+                choices = read_event(event).choices
+                choice = choices[0] if choices else None
+                if choice is None or choice.speaks or not choice.ids:
+                    break
+                count -= choice.ids.count(b",") + 1
+        return count
+
+    def drop_last(self, count: int) -> None:
+        """Drop the last `count` tokens: the response is resumed from those before."""
+        kept = self.to_go_on_from()[:-count]
+        self.ids = bytearray(b"".join([b"%d," % token for token in kept]))
+        self.last.clear()
+
+    def add(self, data: bytes, ids: bytes, *, speaks: bool) -> None:
         """Count an event that was read: its ids as "1,2", and whether it has other output."""
+        self.last = [*self.last[1 - LATEST :], data]
         if ids:
             self.ids += ids + b","
         elif speaks:
@@ -147,6 +191,9 @@ class StreamTokens:
             self._count(data)
 
     def _count(self, data: bytes) -> None:
+        # A copy, which does not keep the rest of the data.
+        latest = data[-LATEST_BYTES:].split(b"\n\n")[-LATEST - 1 : -1]
+        self.last = [event[6:] for event in latest if event.startswith(b"data: ")]
         found = data.count(b'"token_ids"')
         if not found:
             self.events += data.count(b'"choices"')
@@ -172,7 +219,7 @@ class StreamTokens:
                 choices = read_event(event).choices
                 choice = choices[0] if choices else None
                 if choice is not None:
-                    self.add(choice.ids, speaks=choice.speaks)
+                    self.add(event, choice.ids, speaks=choice.speaks)
             except InstanceError:
                 self.events += 1
 
@@ -209,6 +256,7 @@ class Stream:
 
     resumes   tokens of the response that it resumes from, if the client has received events of
               earlier attempts; else None
+    text_offset  characters of the text of those tokens, if known
     segment   its "length" is not the end of the response
     labelled  as its instance's `labelled`
     """
@@ -222,6 +270,7 @@ class Stream:
         "_order_id",
         "_resumes",
         "_segment",
+        "_text_offset",
         "end",
         "tokens",
     )
@@ -233,14 +282,16 @@ class Stream:
         order_id: str,
         *,
         resumes: int | None,
+        text_offset: int = 0,
         segment: bool,
         labelled: bool,
     ) -> None:
-        self.tokens = StreamTokens(attempt)
+        self.tokens = StreamTokens(attempt, texts=client.endpoint != "generate")
         self.end = StreamEnd()
         self._client = client
         self._order_id = order_id
         self._resumes = resumes
+        self._text_offset = text_offset
         self._segment = segment
         self._labelled = labelled
         self._events = WholeEvents()
@@ -263,6 +314,8 @@ class Stream:
             self.tokens.add_unread(data)
         elif data:
             self.tokens.read_up()
+            if data.startswith(b":"):  # a comment, by which a silent server keeps the connection
+                self._client.keep_alive()
             for event_data in data_of_each(data):
                 self._read(event_data)
         return self.end.done
@@ -273,7 +326,8 @@ class Stream:
         if finish is None:
             raise InstanceError("the stream ended without a finish_reason")
         self.tokens.read_up()
-        return Outcome(self.tokens.count, finish, self.end.spans, None)
+        tokens = self.tokens.count if self.end.event else self.tokens.resumable
+        return Outcome(tokens, finish, self.end.spans, None)
 
     def _read(self, data: bytes) -> None:
         end = self.end
@@ -300,7 +354,8 @@ class Stream:
         passed = as_event(data)
         self._client.send(passed)
         if choice is not None:
-            self.tokens.add(ids, speaks=choice.speaks)
+            self.tokens.add(data, ids, speaks=choice.speaks)
+            self._client.parsed = self._client.parsed or choice.parsed
         if ids and self._resumes is None:
             opening = _OPENING.match(passed)
             self._opening = opening[0] if opening is not None else b""
@@ -312,7 +367,7 @@ class Stream:
             fields = answers.read_object(data)
             fields["choices"][0]["finish_reason"] = None
             self._client.send(as_event(msgspec.json.encode(fields)))
-        self.tokens.add(ids, speaks=choice.speaks)
+        self.tokens.add(data, ids, speaks=choice.speaks)
         try:
             self.end.spans = spans_of(
                 choice.weight_versions, self.tokens.count, labelled=self._labelled
@@ -352,7 +407,11 @@ class Stream:
         fields = answers.read_object(data)
         try:
             dialects.translate_event(
-                self._client.endpoint, self._client.envelope or {}, self._resumes, fields
+                self._client.endpoint,
+                self._client.envelope or {},
+                self._resumes,
+                self._text_offset,
+                fields,
             )
             return msgspec.json.encode(fields)
         except (LookupError, TypeError, ValueError, AttributeError) as error:

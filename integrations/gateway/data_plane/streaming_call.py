@@ -27,6 +27,7 @@ from rollout_sched.integrations.gateway.data_plane.call import (
     Reply,
     Upstream,
     UpstreamCall,
+    not_resumable,
     weight_versions,
     with_added,
 )
@@ -73,7 +74,7 @@ class StreamTranscript:
         if stream is None:
             return 0
         stream.tokens.read_up()
-        return 0 if stream.tokens.events else stream.tokens.count
+        return stream.tokens.resumable
 
     def partial(self, attempt: int, tokens: int) -> None:
         """Nothing to do: the stream holds the ids."""
@@ -109,6 +110,10 @@ class StreamingCall:
         self._upstream_call: UpstreamCall | None = None
         self.paused = False
 
+    @property
+    def resumable(self) -> bool:
+        return not self.call.hindrance
+
     def begin(self, client: Upstream, dispatch: Dispatch, order_id: str, over: Over) -> Attempting:
         for earlier in self.transcript.streams():
             if earlier.end.event:
@@ -124,6 +129,7 @@ class StreamingCall:
             dispatch.attempt,
             order_id,
             resumes=None if self._client.envelope is None else given,
+            text_offset=self._text_after(),
             segment=dispatch.max_new_tokens < self.max_tokens - given,
             labelled=client.labelled,
         )
@@ -156,19 +162,33 @@ class StreamingCall:
 
     # -- what is sent ----------------------------------------------------------------------
 
+    def _text_after(self) -> int:
+        """Characters of the text so far, if its log-probs tell."""
+        last = [event for stream in self.transcript.streams() for event in stream.tokens.last]
+        return dialects.text_after(last[-1]) if last and b'"text_offset"' in last[-1] else 0
+
     def _question(self, dispatch: Dispatch) -> tuple[bytes, bytes]:
         """(path, body): from the beginning, or resuming from the tokens that the client has."""
+        if self._client.parsed:
+            raise not_resumable(self._client.parsed)
         if self.transcript.disbelieved:
+            if self.call.hindrance:
+                raise not_resumable(self.call.hindrance)
             raise RequestRejected("the stream broke off, and its tokens are not valid", 502)
         streams = self.transcript.streams()
         for stream in streams:
             stream.tokens.read_up()
+        lost = any(stream.tokens.events for stream in streams)
+        excess = sum([stream.tokens.count for stream in streams]) - dispatch.response_tokens
+        if excess > 0 and not lost:
+            if self.call.keep_ids:
+                raise not_resumable("return_token_ids", "it was cut within a character")
+            streams[-1].tokens.drop_last(excess)
         part = ResponsePart(
             [token for stream in streams for token in stream.tokens.to_go_on_from()]
         )
         if self._client.prompt_ids:
             part.prompt_ids = msgspec.json.decode(self._client.prompt_ids)
-        lost = any(stream.tokens.events for stream in streams)
         if not part.token_ids and not lost:
             return self.call.first(dispatch, self.max_tokens)
         prompt_ids = self.call.prompt_ids([part])

@@ -72,6 +72,12 @@ class UnaryTranscript:
     def last(self) -> RawAnswer | PartialAnswer | None:
         return next(reversed(self._pieces.values()), None)
 
+    @property
+    def first(self) -> Answer | None:
+        """The answer with the first part."""
+        shares = self._pieces.values()
+        return next((share.answer for share in shares if isinstance(share, PartialAnswer)), None)
+
     def parts(self) -> list[ResponsePart]:
         return [share.part for share in self._pieces.values() if isinstance(share, PartialAnswer)]
 
@@ -105,6 +111,10 @@ class UnaryCall:
         self.max_tokens = max_tokens
         self.transcript = UnaryTranscript()
         self.responder = UnaryResponder(call, reply, self.transcript)
+
+    @property
+    def resumable(self) -> bool:
+        return not self.call.hindrance
 
     def begin(self, client: Upstream, dispatch: Dispatch, order_id: str, over: Over) -> Attempting:
         parts = self.transcript.parts()
@@ -163,7 +173,13 @@ class UnaryResponder:
         if isinstance(last, RawAnswer):
             return self._whole(last.body, sample)
         said = None if last is None else last.answer
-        answer = dialects.join(self._call.endpoint, self._transcript.parts(), said, sample.finish)
+        answer = dialects.join(
+            self._call.endpoint,
+            self._transcript.parts(),
+            said,
+            sample.finish,
+            self._transcript.first,
+        )
         self._strip(answer)
         if self._call.endpoint == "generate":
             answer["choices"][0]["weight_versions"] = weight_versions(sample)
@@ -171,7 +187,7 @@ class UnaryResponder:
         return msgspec.json.encode(answer)
 
     def _whole(self, body: bytes, sample: DeliveredSample) -> bytes:
-        if not self._call.resumable or self._call.keep_ids:
+        if not self._call.asks_ids or self._call.keep_ids:
             return with_added(body, sample)
         answer = answers.read_object(body)
         self._strip(answer)
@@ -278,9 +294,8 @@ class UnaryReceiver(WholeAnswer):
         if self._whole and finish != "abort" and not (self._segment and finish == "length"):
             return Outcome(said.tokens, finish, said.spans, RawAnswer(body))
         parts = transcript.parts()
-        if finish == "abort" and not parts and call.request.envelope.tools:
-            # A resumed response is plain text, from which no server would parse a tool call.
-            return Outcome(0, "abort", (), None)
+        if call.hindrance:
+            return Outcome(said.tokens, "abort", said.spans, None)
         answer = answers.read_object(body)
         part = dialects.part_of(call.endpoint, answer)
         if part is not None and not parts:
@@ -290,4 +305,6 @@ class UnaryReceiver(WholeAnswer):
                 # Without token ids it cannot be resumed: it starts from the beginning.
                 return Outcome(0, "abort", (), None)
             raise RequestRejected("the instance gives no token_ids to resume from", 502, NO_IDS)
+        if dialects.shows_no_way_on(call.endpoint, answer, parts):
+            return Outcome(said.tokens, "abort", said.spans, None, resumable=False)
         return Outcome(said.tokens, finish, said.spans, PartialAnswer(part, answer))

@@ -55,8 +55,10 @@ class Migrator:
         for migrant in migration.choose(fleet):
             attempt, instance = migrant.attempt, migrant.instance
             self._check(attempt, instance)
-            if not fleet.sessions.may_begin(attempt.request, instance):
-                continue  # the target has too many sessions: the request would wait instead of run
+            if not (
+                attempt.request.resumable and fleet.sessions.may_begin(attempt.request, instance)
+            ):
+                continue  # it would start over; or wait, as the target has too many sessions
             attempt.request.migrations += 1
             self._meant[attempt.id] = instance.id
             self._requests.interrupt(attempt.request)
@@ -156,7 +158,7 @@ class Dispatcher:
     def _send(self, request: Request, instance: Instance) -> None:
         state = self._state
         interruption = state.roles.interruption
-        limit = interruption.limit(request)
+        limit = interruption.limit(request) if request.resumable else None
         max_new_tokens = self._requests.room_for(request) or 1
         if limit is not None and limit < max_new_tokens:
             max_new_tokens = limit

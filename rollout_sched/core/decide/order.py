@@ -11,6 +11,7 @@ from rollout_sched.core.decide.dispatch import Dispatcher, Migrator
 from rollout_sched.core.decide.lending import Lender
 from rollout_sched.core.decide.weights import WeightUpdater
 from rollout_sched.core.model.actions import Wake
+from rollout_sched.core.model.model import InstanceStatus
 from rollout_sched.core.state.lifecycle import INTERRUPT, RUNNING, move
 from rollout_sched.core.state.state import State
 from rollout_sched.core.work.parts import Parts
@@ -64,6 +65,7 @@ class Decider:
         self._dispatcher = Dispatcher(parts, self.migrator)
         self._fleet = parts.state.fleet
         self._progress = parts.state.progress
+        self._requests = parts.requests
         self._waiting = parts.requests.waiting
 
     def decide(self, now: float) -> None:
@@ -90,6 +92,12 @@ class Decider:
 
     def _update_weights(self) -> None:
         for instance in self.updater.start():
+            drains = instance.status is InstanceStatus.DRAINING
             for attempt in instance.attempts.values():
-                if not attempt.abandoned and attempt.request.state is RUNNING:
-                    move(attempt.request, INTERRUPT)
+                request = attempt.request
+                if attempt.abandoned or request.state is not RUNNING:
+                    continue
+                if not drains:
+                    move(request, INTERRUPT)  # its instance was told to abort all that it runs
+                elif request.resumable:
+                    self._requests.interrupt(request)

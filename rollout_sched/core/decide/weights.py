@@ -5,6 +5,8 @@ drain, freeze or come back, then the weights are loaded, then the gate opens:
 
     SERVING -> DRAINING ----------> UPDATING -> GATED -> SERVING      at_update = "drain"
     SERVING -> PAUSING -> (paused)  UPDATING -> GATED -> SERVING      "in_place", "resubmit"
+    SERVING -> DRAINING ----------> UPDATING -> GATED -> SERVING      "resubmit" that waits for
+                                                         responses that cannot be resumed
     SERVING ----------------------> UPDATING -> GATED -> SERVING      nothing in flight
 
 If the trainer brings the weights itself (`loads` is False), the scheduler orders nothing: the new
@@ -72,7 +74,9 @@ class WeightUpdater:
         self._cohorts.pop(instance.id, None)
 
     def start(self) -> list[Instance]:
-        """Start the updates the weights role asks for; returns the instances told to abort."""
+        """Start the updates that the weights role asks for. Returns the instances whose requests
+        come back: a PAUSING one was told to abort them all; of a DRAINING one the caller interrupts
+        those that can be resumed."""
         state = self._state
         chosen = state.roles.weights.choose(tuple(self.outdated.values()), state.progress)
         for instance in chosen:
@@ -154,9 +158,11 @@ class WeightUpdater:
         del self.outdated[instance.id]
         interruption = self._state.roles.interruption
         how = interruption.at_update
+        waits = interruption.unresumable == "finish" and _has_unresumable(instance)
         if not instance.attempts:
             self._load(instance)
-        elif how == "drain":
+            return False
+        if how == "drain" or (how == "resubmit" and waits):
             self._set_status(instance, InstanceStatus.DRAINING)
         else:
             self._set_status(instance, InstanceStatus.PAUSING)
@@ -164,7 +170,7 @@ class WeightUpdater:
             self._state.orders.append(
                 Pause(instance.id, "keep" if how == "in_place" else "abort", clear)
             )
-        return instance.status is InstanceStatus.PAUSING and how == "resubmit"
+        return how == "resubmit"
 
     def _load(self, instance: Instance) -> None:
         state, version = self._state, self._state.progress.version
@@ -187,3 +193,12 @@ class WeightUpdater:
     def _set_status(self, instance: Instance, status: InstanceStatus) -> None:
         instance.status = status
         self._state.fleet.touch(instance)
+
+
+def _has_unresumable(instance: Instance) -> bool:
+    """Whether it runs a response that would start over if it were cut."""
+    return any(
+        not attempt.request.resumable
+        for attempt in instance.attempts.values()
+        if not attempt.abandoned
+    )

@@ -125,7 +125,8 @@ class Discard(_Action, frozen=True):
     `attempt`: throw away only the tokens of that attempt; 0: all tokens kept so far. Reasons:
     "surplus" (more samples than the group needs), "deferred" (set back to a later round), "stale"
     (older than allowed), "untrue" (the report cannot be true), "oversized" (no instance so far
-    could hold the request), "filtered" (judged, and not to be trained), "failed", "withdrawn".
+    could hold the request), "filtered" (judged, and not to be trained), "not_resumable" (the
+    attempt was cut, and its response cannot be resumed), "failed", "withdrawn".
     """
 
     request: str

@@ -74,6 +74,7 @@ class GroupSubmitted(_Event, frozen=True, omit_defaults=True):
     history          response lengths of earlier samples of the prompt that the trainer knows
     expected_tokens  the length of one response that the trainer expects; 0: unknown
     judged           once whole, the group is judged (see Judge), and delivered only if it is kept
+    resumable        False: a response that is cut cannot go on and starts over (see Request)
     """
 
     group: str
@@ -84,6 +85,7 @@ class GroupSubmitted(_Event, frozen=True, omit_defaults=True):
     history: tuple[int, ...] = ()
     expected_tokens: int = 0
     judged: bool = False
+    resumable: bool = True
 
 
 class GroupJudged(_Event, frozen=True):
@@ -102,7 +104,7 @@ class RequestSubmitted(_Event, frozen=True, omit_defaults=True):
     last instance has its KV cache; "" for none. `priority` is as in vLLM: the lowest goes first,
     and requests of a group have 0. The driver chooses the id and never uses it again.
     `prior_segments`: leading tokens of the response that it made under an earlier scheduler and
-    continues from; `ends`: they are the whole response.
+    continues from; `ends`: they are the whole response. `resumable`: as of a group.
     """
 
     request: str
@@ -113,6 +115,7 @@ class RequestSubmitted(_Event, frozen=True, omit_defaults=True):
     priority: int = 0
     prior_segments: tuple[Segment, ...] = ()
     ends: bool = False
+    resumable: bool = True
 
 
 class RequestWithdrawn(_Event, frozen=True):
@@ -182,12 +185,17 @@ class TrajectoryEnded(_Event, frozen=True):
 
 
 class RequestInterrupted(_Event, frozen=True):
-    """The attempt was stopped from outside after `tokens` tokens; all of them have arrived."""
+    """The attempt was stopped from outside after `tokens` tokens; all of them have arrived.
+
+    `resumable` False: the answer shows that the response cannot be resumed, so its request is not
+    cut again where that can be avoided. Unset, and not in a journal, otherwise.
+    """
 
     request: str
     attempt: int
     tokens: int
     spans: Spans = ()
+    resumable: bool | msgspec.UnsetType = msgspec.UNSET
 
 
 class RequestFailed(_Event, frozen=True):

@@ -1,12 +1,8 @@
 """The data classes: Instance, Attempt, Siblings, Group, Request, Segment, Sample.
 
-They hold counts, never tokens: the tokens and their log-probabilities stay with the driver. Only
-the scheduler changes these objects; policies read them. They are plain classes with slots, because
-an event writes some twenty of their fields.
-
-Writing a field of a struct takes more than twice as long as writing a slot. Compiled, a slot of our
-own class is one load, but a struct's field is looked up by name: with structs the compiled core was
-slower than the interpreted one.
+They hold counts, never tokens, which the driver keeps. Only the scheduler changes these objects;
+policies read them. They are plain classes with slots: an event writes some twenty of their fields,
+and to write a struct's takes more than twice as long.
 """
 
 from __future__ import annotations
@@ -309,7 +305,7 @@ class Group:
     that may have made any of its tokens (None: it has no tokens). `groups.py` defines how its state
     moves. `launch_place` is its position, from 0, among the `launch_size` groups of its last
     launch. `judged`: once whole, it is judged before it may be delivered; `judgement` is the number
-    of the Judge that waits for an answer, 0 if none.
+    of the Judge that waits for an answer, 0 if none. `resumable`: as of its requests.
     """
 
     __slots__ = (
@@ -320,6 +316,7 @@ class Group:
         "launch_place",
         "launch_size",
         "oldest_version",
+        "resumable",
         "samples",
         "serial",
         "siblings",
@@ -327,13 +324,21 @@ class Group:
     )
 
     def __init__(
-        self, id: str, serial: int, samples: int, siblings: Siblings, *, judged: bool = False
+        self,
+        id: str,
+        serial: int,
+        samples: int,
+        siblings: Siblings,
+        *,
+        judged: bool = False,
+        resumable: bool = True,
     ) -> None:
         self.id = id
         self.serial = serial
         self.samples = samples
         self.siblings = siblings
         self.judged = judged
+        self.resumable = resumable
         self.judgement = 0
         self.state = _FRESH
         self.finished: list[Request] = []
@@ -371,7 +376,10 @@ class Request:
     between two turns, otherwise None. `rank` is its entry in the waiting queue, None if it does not
     wait. `failures` counts the attempts that failed in a row, on the instances `failed_on`; after
     one it may rest. `priority`: of the waiting requests the lowest goes first, whatever the
-    ordering says. `migrations` counts how often it was interrupted to go on elsewhere.
+    ordering says. `migrations` counts how often it was interrupted to go on elsewhere. `resumable`:
+    whether a response that is cut may go on from its tokens. If not, because its engine applies
+    something to the response as one piece, the attempt's tokens are thrown away, so it is cut only
+    where that cannot be avoided: it gets no token limit per attempt and does not migrate.
     """
 
     __slots__ = (
@@ -394,6 +402,7 @@ class Request:
         "rank",
         "response_tokens",
         "rests_until",
+        "resumable",
         "salt",
         "segments",
         "serial",
@@ -418,6 +427,7 @@ class Request:
         self.index = index
         self.serial = serial
         self.context_tokens = context_tokens
+        self.resumable = group is None or group.resumable
         self.state = _PARKED
         self.attempt: Attempt | None = None
         self.segments: tuple[Segment, ...] = ()

@@ -124,6 +124,7 @@ class GroupFacts(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     finished: tuple[int, ...] = ()
     requests: tuple[RequestFacts, ...] = ()
     judged: bool = False
+    resumable: bool = True
 
     def as_submitted(self) -> GroupFacts:
         """The group as it was submitted."""

@@ -343,6 +343,12 @@ class Interruption:
     def at_update(self) -> Literal["drain", "in_place", "resubmit"]:
         """Finish first, freeze in place, or return to be dispatched again."""
 
+    @property
+    def unresumable(self) -> Literal["finish", "start_over"]:
+        """With "resubmit": whether an update waits for responses that cannot be resumed
+        (`Request.resumable`), or lets them start over."""
+        return "finish"
+
     @abstractmethod
     def limit(self, request: Request) -> int | None:
         """The largest number of new tokens in one attempt; None for no limit."""

@@ -111,6 +111,7 @@ def group_facts(group: Group, scheduler: Scheduler) -> GroupFacts:
         tuple([request.index for request in group.finished]),
         tuple([_request_facts(request) for request in group.requests]),
         group.judged,
+        group.resumable,
     )
 
 
@@ -119,7 +120,7 @@ def _request_facts(request: Request) -> RequestFacts:
     segments, computed_tokens = request.segments, request.computed_tokens
     context_tokens = request.context_tokens
     attempt = request.attempt
-    if attempt is not None and attempt.tokens:
+    if attempt is not None and attempt.tokens and request.resumable:
         segments += (Segment(attempt.version, attempt.tokens, attempt.instance.id),)
         computed_tokens = context_tokens + attempt.tokens
     observed_tokens = context_tokens - request.siblings.prompt_tokens - request.response_tokens

@@ -88,7 +88,14 @@ class Restorer:
             self._history(facts),
             facts.expected_tokens,
         )
-        group = Group(facts.group, facts.serial, facts.samples, siblings, judged=facts.judged)
+        group = Group(
+            facts.group,
+            facts.serial,
+            facts.samples,
+            siblings,
+            judged=facts.judged,
+            resumable=facts.resumable,
+        )
         group.state = GroupState(facts.state)
         group.launch_place, group.launch_size = facts.launch_place, facts.launch_size
         self._state.groups.add(group)

@@ -52,6 +52,13 @@ class AttemptLedger:
         request.context_tokens += attempt.tokens
         request.computed_tokens = request.context_tokens
 
+    def record_cut(self, attempt: Attempt, spans: Spans) -> None:
+        """Add what an attempt made that ended before its response, if that can be resumed."""
+        if not attempt.request.resumable:
+            self.waste(attempt, "not_resumable")
+            attempt.tokens = 0
+        self.record(attempt, spans)
+
     def waste(self, attempt: Attempt, reason: str) -> None:
         """Throw away what an attempt made."""
         if attempt.tokens:

@@ -1,6 +1,6 @@
 """Requests and their running attempts: payloads, transcripts, tools."""
 
-from rollout_sched.live.requests import token_payload
+from rollout_sched.live.requests import continuation, token_payload
 from rollout_sched.live.requests.answers import Settle, Verdict
 from rollout_sched.live.requests.attempt import LiveAttempt
 from rollout_sched.live.requests.attempts import (
@@ -24,6 +24,7 @@ __all__ = [
     "Trajectory",
     "Verdict",
     "blame_of",
+    "continuation",
     "drop",
     "may_be_restarted",
     "token_payload",

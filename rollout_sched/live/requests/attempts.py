@@ -13,6 +13,8 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from rollout_sched.core.model.actions import Dispatch, Interrupt
 from rollout_sched.core.model.events import (
     Blame,
@@ -159,7 +161,10 @@ class RunningAttempts(AttemptIndex[LiveAttempt]):
             return
         request, attempt = dispatch.request, dispatch.attempt
         if outcome.finish == "abort":
-            self._link.tell(RequestInterrupted(request, attempt, outcome.tokens, outcome.spans))
+            cut = RequestInterrupted(request, attempt, outcome.tokens, outcome.spans)
+            if not outcome.resumable:
+                cut = msgspec.structs.replace(cut, resumable=False)
+            self._link.tell(cut)
         elif outcome.finish == "turn":
             self._tools.expect(dispatch, running.payload)
             self._link.tell(TurnFinished(request, attempt, outcome.tokens, outcome.spans))

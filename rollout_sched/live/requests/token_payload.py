@@ -28,6 +28,7 @@ from rollout_sched.live.ports import (
     Over,
     Responder,
 )
+from rollout_sched.live.requests import continuation
 from rollout_sched.live.requests.attempt import AttemptTask
 
 # ------------------------------------------------------------------------------------------
@@ -93,6 +94,14 @@ class JoinedPieces:
         for piece in self._pieces.values():
             ids = [] if piece.observed is not None else ids + piece.token_ids
         return ids
+
+    @property
+    def turn_tokens(self) -> int:
+        """Number of `turn_ids`."""
+        tokens = 0
+        for piece in self._pieces.values():
+            tokens = 0 if piece.observed is not None else tokens + len(piece.token_ids)
+        return tokens
 
 
 # ------------------------------------------------------------------------------------------
@@ -238,18 +247,24 @@ class TokenPayload:
         """One for each of `response_ids`; None if none were requested."""
         return None if self.sampling.get("logprobs") is None else self.transcript.logprobs
 
+    @property
+    def resumable(self) -> bool:
+        """Whether a turn that is cut can go on: see `continuation`."""
+        return not continuation.hindrance(self.sampling)
+
     def begin(
         self, client: InstanceClient, dispatch: Dispatch, order_id: str, over: Over
     ) -> Attempting:
         return AttemptTask(self.attempt(client, dispatch, order_id), over)
 
     async def attempt(self, client: InstanceClient, dispatch: Dispatch, order_id: str) -> Outcome:
+        limit = dispatch.max_new_tokens
         order = Order(
             order_id,
             [*self.prompt_ids, *self.response_ids],
-            dispatch.max_new_tokens,
+            limit,
             f"v{dispatch.salt}",
-            self.sampling,
+            continuation.resumed(self.sampling, self.transcript.joined.turn_tokens, limit),
             self.stream_every,
             self.session,
         )

@@ -17,6 +17,7 @@ from rollout_sched.core.model import model
 from rollout_sched.core.model.actions import Deliver
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.core.model.events import GroupSubmitted
+from rollout_sched.live.requests import continuation
 from rollout_sched.live.requests.token_payload import TokenPayload
 from rollout_sched.live.requests.trajectories import Tool, Trajectory
 
@@ -132,13 +133,18 @@ class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
             self.prompt_key,
             tuple(self.history),
             self.expected_tokens,
+            resumable=not any(continuation.hindrance(own) for own in (self.sampling, *self.each)),
         )
 
     def sampling_of(self, index: int) -> dict[str, Any]:
-        """The sampling parameters of the sample with this index."""
-        return (
-            {**self.sampling, **self.each[index % len(self.each)]} if self.each else self.sampling
-        )
+        """The sampling parameters of the sample with this index. One `seed` for all is counted up
+        by the index, as vLLM does for its `n`: otherwise all samples would be equal."""
+        own = self.each[index % len(self.each)] if self.each else {}
+        sampling = {**self.sampling, **own}
+        seed = self.sampling.get("seed")
+        if seed is not None and seed != -1 and "seed" not in own:
+            sampling["seed"] = seed + index
+        return sampling
 
 
 class Span(msgspec.Struct, frozen=True):

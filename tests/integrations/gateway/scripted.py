@@ -162,7 +162,8 @@ class Call:
         """The events of a stream that has ended; "[DONE]" as it is."""
         async with asyncio.timeout(5):
             await self.over.wait()
-        texts = [part.removeprefix(b"data: ") for part in self.data.split(b"\n\n") if part]
+        parts = [part for part in self.data.split(b"\n\n") if part and part[:1] != b":"]
+        texts = [part.removeprefix(b"data: ") for part in parts]
         return [text if text == b"[DONE]" else json.loads(text) for text in texts]
 
 

@@ -6,6 +6,7 @@ import asyncio
 
 import msgspec
 import pytest
+from aiohttp import web
 
 from rollout_sched.integrations.gateway.control_plane.trainer_api import ROLLOUT
 from rollout_sched.integrations.gateway.data_plane.data_plane import UNADMITTED
@@ -62,6 +63,16 @@ class TestPassingOn:
         assert asked["headers"]["authorization"] == "Bearer instance"
         instance.answers["/v1/score"] = (422, {"detail": "no"})
         assert await house.ask("GET", "/v1/score") == (422, {"detail": "no"})
+
+    @pytest.mark.parametrize("location", ["http://b:1/v1/score", "//b/v1/score", "/v1/score"])
+    async def test_a_redirect_stays_at_the_gateway(self, location: str, house, instance) -> None:
+        async def redirect(request: web.Request) -> web.Response:
+            return web.Response(status=307, headers={"Location": location})
+
+        instance.answering = redirect
+        asking = house.session.post("/v1/score/", allow_redirects=False)
+        async with asking as response:
+            assert (response.status, response.headers["Location"]) == (307, "/v1/score")
 
     async def test_a_stream_passes_as_it_arrives(self, house, instance) -> None:
         instance.stream = asyncio.Queue()

@@ -45,7 +45,7 @@ def a_call(
     path: bytes = b"/v1/completions",
     *,
     index: int = 0,
-    resumable: bool = False,
+    asks_ids: bool = False,
     request_id: bytes = b"",
     header_lines: bytes = b"",
 ) -> Call:
@@ -55,7 +55,7 @@ def a_call(
     body = ClientBody(raw, nested=endpoint == "generate")
     one = split(body, endpoint, envelope, 16)[index]
     request = ClientRequest(endpoint, path, header_lines, request_id, body, envelope)
-    return Call(request, one, resumable=resumable)
+    return Call(request, one, asks_ids=asks_ids)
 
 
 def dispatch(limit: int = 10, *, salt: int = 3, made: int = 0) -> Dispatch:
@@ -83,7 +83,7 @@ class TestTheFirstAttempt:
     def test_asks_for_ids_to_go_on_from_whatever_the_client_wants(
         self, fields: dict[str, Any], asks: bool
     ) -> None:
-        call = a_call({"prompt": "a", **fields}, resumable=True)
+        call = a_call({"prompt": "a", **fields}, asks_ids=True)
         assert sent(call.first(dispatch(), 10))[1]["return_token_ids"] is asks
         assert not call.keep_ids
 
@@ -127,7 +127,7 @@ class TestTheFirstAttempt:
 
 class TestALaterAttempt:
     def test_a_later_attempt_continues_from_prompt_and_tokens(self) -> None:
-        call = a_call({"prompt": "abc", "max_tokens": 10}, resumable=True)
+        call = a_call({"prompt": "abc", "max_tokens": 10}, asks_ids=True)
         path, body = sent(
             call.resumed(dispatch(8, made=2), PROMPT, [ResponsePart([4]), ResponsePart([5])])
         )
@@ -136,7 +136,7 @@ class TestALaterAttempt:
         assert (body["cache_salt"], body["return_token_ids"]) == ("v3", True)
 
     def test_a_chat_continues_as_a_completion(self) -> None:
-        call = a_call({"messages": [{"role": "user"}]}, b"/v1/chat/completions", resumable=True)
+        call = a_call({"messages": [{"role": "user"}]}, b"/v1/chat/completions", asks_ids=True)
         path, body = sent(call.resumed(dispatch(8), PROMPT, [ResponsePart([4])]))
         assert path == b"/v1/completions"
         assert "messages" not in body

@@ -143,6 +143,8 @@ def test_only_retryable_errors_have_retry_after(status: int, retries: bool) -> N
 class _Payload:
     """Nothing is begun: no instance is here."""
 
+    resumable = True
+
     class transcript:
         @staticmethod
         def drop(attempt: int) -> None: ...
@@ -159,7 +161,7 @@ class Reply:
     def fail(self, status: int, text: str) -> None: ...
 
 
-def test_a_disconnect_frees_its_place() -> None:
+async def test_a_disconnect_frees_its_place() -> None:
     calls, one, two = OpenCalls(Limits(requests=3, body_bytes=100)), Reply(), Reply()
     calls.enter(one, 2, 60)
     calls.enter(two, 1, 40)
@@ -174,7 +176,7 @@ def test_a_disconnect_frees_its_place() -> None:
     assert (calls.requests, calls.body_bytes, list(calls.replies)) == (0, 0, [])
 
 
-def test_replies_are_in_the_order_in_which_they_came() -> None:
+async def test_replies_are_in_the_order_in_which_they_came() -> None:
     """Who waits is told in that order, which is the same in each process."""
     calls, replies = OpenCalls(Limits()), [Reply() for _ in range(50)]
     for reply in replies:

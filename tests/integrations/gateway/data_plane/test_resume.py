@@ -73,9 +73,10 @@ def test_a_chat_goes_on_without_what_only_chat_knows() -> None:
     }
 
 
-def test_an_echo_is_not_repeated() -> None:
-    fields = dialects.resume("completions", b'{"prompt":"a","echo":true}', [1], [], 7, "v1")
-    assert "echo" not in fields
+def test_fields_about_the_prompt_are_not_repeated() -> None:
+    body = b'{"prompt":"a","prompt_logprobs":1,"truncate_prompt_tokens":9}'
+    fields = dialects.resume("completions", body, [1], [ResponsePart([2])], 7, "v1")
+    assert fields.keys().isdisjoint(("prompt_logprobs", "truncate_prompt_tokens"))
 
 
 def test_joined_usage_counts_the_whole() -> None:

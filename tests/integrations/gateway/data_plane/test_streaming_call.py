@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from typing import Any
 
 import pytest
 
+from rollout_sched.integrations.gateway.data_plane.call import KEEP_ALIVE
+from rollout_sched.integrations.gateway.data_plane.reply import KEEP_ALIVE_S
 from rollout_sched.integrations.gateway.data_plane.stream import are_plain_events
 from rollout_sched.integrations.vllm.protocol import answers as event_stream
 from rollout_sched.integrations.vllm.protocol.endpoints import Endpoint
@@ -476,3 +479,27 @@ class TestSlowClients:
         assert second.pool.exchanges[0].paused == 1
         call.resume()
         assert second.pool.exchanges[0].paused == 0
+
+
+class TestKeepAlive:
+    async def test_a_comment_of_the_instance_reaches_the_client(self, stage, instance) -> None:
+        call = stage.call({**BODY, "stream": True})
+        await instance.event(0, chunk([4], prompt_token_ids=PROMPT), b": keep-alive")
+        assert call.data.endswith(KEEP_ALIVE)
+        await instance.event(0, chunk([5], "stop"), end=True)
+        assert [event for event in await call.events() if event == b"[DONE]"]
+
+    async def test_a_silent_stream_gets_comments_and_a_busy_one_none(self, stage, instance) -> None:
+        silent, busy = stage.call({**BODY, "stream": True}), stage.call({**BODY, "stream": True})
+        for number in range(2):
+            await instance.event(number, chunk([4], prompt_token_ids=PROMPT))
+        for token in range(10):
+            await asyncio.sleep(KEEP_ALIVE_S / 2)
+            await instance.event(1, chunk([token]))
+        assert silent.data.count(KEEP_ALIVE) in (4, 5)
+        assert KEEP_ALIVE not in busy.data
+
+    async def test_a_call_without_a_beginning_gets_none(self, stage, instance) -> None:
+        call = stage.call({**BODY, "stream": True})
+        await asyncio.sleep(3 * KEEP_ALIVE_S)
+        assert not call.data

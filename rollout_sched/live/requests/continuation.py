@@ -1,0 +1,115 @@
+"""What each field of a request means for a response that is cut and goes on.
+
+A response goes on as a new request to an engine, whose prompt ends with the tokens so far. vLLM
+applies most fields to one token at a time, so they can be sent again. Some it applies to a request
+as one piece: it counts `min_tokens`, looks for stop strings and advances grammars over the tokens
+that this request makes, and seeds one generator for it. Sent again, these would give another
+response than one that was not cut (TGI 1039, LightLLM 1440, dynamo 7634, vLLM 48853).
+
+`FIELDS` has a rule for every field of vLLM 0.32's request classes (`SamplingParams`,
+`CompletionRequest`, `ChatCompletionRequest`, `GenerateRequest`), whichever endpoint has it: equal
+names mean the same. A field without a rule may mean anything, so a response with it starts over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+Rule = Literal["same", "reduced", "varied", "first", "prompt", "ours", "whole"]
+
+#: What is done with a field, by its rule.
+MEANING: dict[Rule, str] = {
+    "same": "sent again: it applies to each token",
+    "reduced": "sent again, less the tokens that the response has",
+    "varied": "another seed for each attempt, from the seed and the tokens so far: the same cuts "
+    "give the same seeds, and no random number comes twice",
+    "first": "sent with the first attempt only: it is about the prompt",
+    "prompt": "not sent again: its effect is in the prompt's token ids",
+    "ours": "set by the scheduler for each attempt",
+    "whole": "applies to the response as one piece, so a response with it starts over",
+}
+
+_BY_RULE: dict[Rule, str] = {
+    "same": """
+        temperature top_p top_k min_p repetition_penalty stop_token_ids ignore_eos logit_bias
+        allowed_token_ids logprobs top_logprobs logprob_token_ids flat_logprobs detokenize
+        skip_special_tokens spaces_between_special_tokens include_stop_str_in_output
+        skip_reading_prefix_cache thinking_token_budget stream_interval stream_options
+        return_tokens_as_token_ids length_penalty output_kind output_mode skip_clone model user
+        watermarking session_id metadata store service_tier safety_identifier prompt_cache_key
+        verbosity""",
+    "reduced": "min_tokens",
+    "varied": "seed",
+    "first": """
+        prompt_logprobs prompt_logprob_token_ids prompt_logprob_start truncate_prompt_tokens
+        truncation_side return_prompt_text return_token_offsets token_offsets""",
+    "prompt": """
+        prompt messages token_ids chat_template chat_template_kwargs add_generation_prompt
+        continue_final_message add_special_tokens documents reasoning_effort include_reasoning
+        tool_choice parallel_tool_calls""",
+    "ours": """
+        n max_tokens max_completion_tokens stream request_id priority cache_salt return_token_ids
+        group_id sampling_params""",
+    "whole": """
+        stop bad_words echo structured_outputs response_format tools presence_penalty
+        frequency_penalty repetition_detection use_beam_search prompt_embeds suffix features
+        content_parts mm_payload return_mm_kwargs media_io_kwargs mm_processor_kwargs
+        kv_transfer_params ec_transfer_params vllm_xargs extra_args routed_experts_prompt_start
+        trace_decode_token_ids reasoning_ended reasoning_parser_kwargs""",
+}
+
+FIELDS: dict[str, Rule] = {
+    field: rule for rule, fields in _BY_RULE.items() for field in fields.split()
+}
+
+#: Fields that never keep a response from going on.
+RESUMABLE = frozenset(field for field, rule in FIELDS.items() if rule != "whole")
+
+_FIRST = frozenset(field for field, rule in FIELDS.items() if rule == "first")
+
+#: A value of `response_format` that asks for nothing.
+_TEXT = {"type": "text"}
+
+
+def hindrance(fields: Mapping[str, Any]) -> str:
+    """The first of these request fields with which a response cannot go on; "" if it can.
+
+    None, False, 0 and empty values ask for nothing.
+    """
+    for name, value in fields.items():
+        if name not in RESUMABLE and value and value != _TEXT:
+            return name
+    return ""
+
+
+#: Steps of the seed from one token to the next: odd, so no two of 2**63 counts give one seed. The
+#: samples of a group have neighbouring seeds, which this keeps far apart.
+_STRIDE = 0x9E3779B97F4A7C15
+
+
+def seed_after(seed: int, tokens: int) -> int:
+    """The seed of an attempt that goes on after this many response tokens; vLLM's 64 bits."""
+    return (seed + _STRIDE * tokens) % 2**63 if tokens else seed
+
+
+def resumed(fields: Mapping[str, Any], tokens: int, limit: int) -> dict[str, Any]:
+    """The sampling fields of an attempt that goes on after `tokens` response tokens and makes at
+    most `limit`."""
+    sent = {name: value for name, value in fields.items() if not tokens or name not in _FIRST}
+    if sent.get("min_tokens"):
+        # A part may be shorter than the least length of the response: it never ends by itself then.
+        sent["min_tokens"] = min(max(0, sent["min_tokens"] - tokens), limit)
+    seed = sent.get("seed")
+    if seed is not None and seed != -1:  # -1: none
+        sent["seed"] = seed_after(seed, tokens)
+    return sent
+
+
+def table() -> str:
+    """The rules as a table in Markdown, for docs/gateway.md."""
+    rows = [
+        f"| {', '.join(f'`{field}`' for field, its in FIELDS.items() if its == rule)} | {means} |"
+        for rule, means in MEANING.items()
+    ]
+    return "\n".join(["| fields | in an attempt that resumes a response |", "|---|---|", *rows])

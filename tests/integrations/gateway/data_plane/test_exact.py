@@ -1,0 +1,187 @@
+"""A response that was interrupted equals one that was not, or its call says that it cannot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.integrations.gateway.data_plane.stage import BODY, PARTIAL, PROMPT
+from tests.integrations.gateway.scripted import chunk, completion
+from tests.live.scripted import until
+
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 10}
+pytestmark = pytest.mark.scene(interruption={**PARTIAL, "unresumable": "start_over"})
+
+
+def chat(message: dict[str, Any], finish: str, tokens: list[int]) -> dict[str, Any]:
+    choice = {"index": 0, "message": {"role": "assistant", **message}, "finish_reason": finish}
+    return {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "choices": [{**choice, "token_ids": tokens}],
+        "prompt_token_ids": PROMPT,
+        "usage": {"prompt_tokens": 3, "completion_tokens": len(tokens)},
+    }
+
+
+async def interrupted(stage: Any, instance: Any, body: Any, first: Any, target: str) -> Any:
+    """The call and the body of its second attempt, after `first` came as the answer to an abort."""
+    call = stage.call(body, target)
+    await instance.asked()
+    await stage.update(1, instance)
+    await until(lambda: instance.calls)
+    await instance.answer(0, first)
+    order = await instance.asked(1)
+    return call, order.body
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"stop": ["</q>"]}, {"structured_outputs": {"choice": ["a"]}}, {"presence_penalty": 0.5}],
+)
+async def test_a_response_with_a_field_for_the_whole_starts_over(
+    fields: dict[str, Any], stage, instance
+) -> None:
+    partial = completion([4], "abort", prompt=PROMPT)
+    call, again = await interrupted(stage, instance, {**BODY, **fields}, partial, "/v1/completions")
+    assert again["prompt"] == PROMPT
+    assert again["max_tokens"] == 10
+    await instance.answer(1, completion([5, 6]))
+    answer = await call.json()
+    assert answer["choices"][0]["text"] == "w5 w6 "
+    assert [segment["end"] for segment in answer["rollout_sched"]["segments"]] == [2]
+    stage.settled()
+
+
+async def test_the_least_length_and_the_seed_go_on(stage, instance) -> None:
+    body = {**BODY, "min_tokens": 8, "seed": 7, "prompt_logprobs": 0}
+    partial = {**completion([4, 5], "abort", prompt=PROMPT), "prompt_logprobs": ["the prompt's"]}
+    call, again = await interrupted(stage, instance, body, partial, "/v1/completions")
+    assert again["prompt"] == [*PROMPT, 4, 5]
+    assert (again["min_tokens"], again["max_tokens"]) == (6, 8)
+    assert again["seed"] != 7
+    assert "prompt_logprobs" not in again
+    await instance.answer(1, completion([6]))
+    answer = await call.json()
+    assert answer["choices"][0]["text"] == "w4 w5 w6 "
+    assert answer["prompt_logprobs"] == ["the prompt's"]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"reasoning": "I think", "content": None},
+        {"reasoning_content": "I thought", "content": "So"},
+        {"tool_calls": [{"function": {"name": "f"}}], "content": "So"},
+        {"content": None},
+    ],
+)
+async def test_a_message_that_was_parsed_starts_over(
+    message: dict[str, Any], stage, instance
+) -> None:
+    partial = chat(message, "abort", [4, 5])
+    call, again = await interrupted(stage, instance, CHAT, partial, "/v1/chat/completions")
+    assert again["messages"] == CHAT["messages"]
+    await instance.answer(1, chat({"reasoning": "all", "content": "said"}, "stop", [6]))
+    answer = await call.json()
+    assert answer["choices"][0]["message"]["reasoning"] == "all"
+    assert answer["usage"]["completion_tokens"] == 1
+
+
+async def test_text_of_the_prompt_within_an_answer_is_not_passed_on(stage, instance) -> None:
+    """As vLLM answers a prompt that ends within a character (vLLM 48853)."""
+    partial = completion([4, 5], "abort", prompt=PROMPT)
+    partial["choices"][0]["text"] = "w4 "  # token 5 is a part of a character
+    call, again = await interrupted(stage, instance, BODY, partial, "/v1/completions")
+    assert again["prompt"] == [*PROMPT, 4, 5]
+    leak = completion([6])
+    leak["choices"][0]["text"] = "the prompt w4 w5 w6 "
+    await instance.answer(1, leak)
+    await instance.asked(2)
+    await instance.answer(2, completion([7]))
+    assert (await call.json())["choices"][0]["text"] == "w7 "
+    stage.settled()
+
+
+# -- streams -------------------------------------------------------------------------------
+
+
+async def cut(stage: Any, first: Any, body: Any, *events: Any, target: str = "") -> Any:
+    """A stream that has brought these events when its instance is lost."""
+    call = stage.call({**body, "stream": True}, target or "/v1/completions")
+    await first.event(0, *events)
+    stage.driver.fleet.lose("i0", "it is gone")
+    return call
+
+
+def texts(events: list[Any]) -> str:
+    told = [event for event in events if event != b"[DONE]"]
+    return "".join([choice.get("text", "") for e in told for choice in e.get("choices", ())])
+
+
+async def test_a_stream_with_a_stop_string_ends_with_an_error(stage, first, second) -> None:
+    """The instance held back text that its token ids had already."""
+    call = await cut(stage, first, {**BODY, "stop": ["</q>"]}, chunk([4], prompt_token_ids=PROMPT))
+    *_, last = await call.events()
+    assert "'stop'" in last["error"]["message"]
+    assert not second.pool.asked
+    stage.settled()
+
+
+async def test_a_stream_of_which_nothing_came_starts_over(stage, first, second) -> None:
+    call = stage.call({**BODY, "stop": ["</q>"], "stream": True})
+    await first.asked()
+    stage.driver.fleet.lose("i0", "it is gone")
+    await second.event(0, chunk([5], "stop", prompt_token_ids=PROMPT), end=True)
+    assert texts(await call.events()) == "w5 "
+
+
+async def test_a_stream_that_is_cut_within_a_character_goes_on_before_it(
+    stage, first, second
+) -> None:
+    events = [chunk([4], prompt_token_ids=PROMPT), chunk([5], text=""), chunk([6], text="")]
+    call = await cut(stage, first, BODY, *events)
+    order = await second.asked()
+    assert order.body["prompt"] == [*PROMPT, 4]
+    assert order.body["max_tokens"] == 9
+    await second.event(0, chunk([5, 6, 7], text="w5w6w7 "), chunk([8], "stop"), end=True)
+    assert texts(await call.events()) == "w4 w5w6w7 w8 "
+    stage.settled()
+
+
+async def test_a_clients_ids_within_a_character_end_the_stream(stage, first, second) -> None:
+    events = [chunk([4], prompt_token_ids=PROMPT), chunk([5], text="")]
+    call = await cut(stage, first, {**BODY, "return_token_ids": True}, *events)
+    *_, last = await call.events()
+    assert "within a character" in last["error"]["message"]
+    stage.settled()
+
+
+async def test_a_stream_of_reasoning_ends_with_an_error(stage, first, second) -> None:
+    choice = {"index": 0, "delta": {"reasoning": "I think"}, "token_ids": [4]}
+    event = {
+        "id": "chatcmpl-1",
+        "object": "chat.completion.chunk",
+        "prompt_token_ids": PROMPT,
+        "choices": [{**choice, "finish_reason": None}],
+    }
+    call = await cut(stage, first, CHAT, event, target="/v1/chat/completions")
+    *_, last = await call.events()
+    assert "'reasoning'" in last["error"]["message"]
+    stage.settled()
+
+
+async def test_text_offsets_of_a_stream_grow_over_an_interruption(stage, first, second) -> None:
+    def event(token: int, offset: int, finish: str | None = None) -> dict[str, Any]:
+        word = f"w{token} "
+        logprobs = {"tokens": [word], "token_logprobs": [-1.0], "text_offset": [offset]}
+        return chunk([token], finish, logprobs=logprobs)
+
+    opening = chunk([4], prompt_token_ids=PROMPT, logprobs=event(4, 0)["choices"][0]["logprobs"])
+    call = await cut(stage, first, {**BODY, "logprobs": 0}, opening, event(5, 3))
+    await second.event(0, event(6, 0), event(7, 3, "stop"), end=True)
+    *events, done = await call.events()
+    assert done == b"[DONE]"
+    found = [event["choices"][0]["logprobs"]["text_offset"] for event in events]
+    assert found == [[0], [3], [6], [9]]
