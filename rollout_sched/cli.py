@@ -36,7 +36,7 @@ COMMANDS: Final = (
     Command("tune", "search for the policy that suits a workload best", "simulators.tune.command"),
     Command("journal", "inspect the journal of a run", "inspection.command"),
     Command(
-        "serve", "an OpenAI-compatible gateway to a fleet of vLLM", "integrations.gateway.command"
+        "serve", "an OpenAI-compatible gateway to a fleet of vLLM", "integrations.gateway.serve"
     ),
     Command("ray", "run a scheduler and its fronts on a Ray cluster", "integrations.ray.command"),
     Command("top", "show the live state of a gateway: fleet, queue, steps, waste", "top"),

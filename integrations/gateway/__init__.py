@@ -1,11 +1,10 @@
 """The HTTP entry to a fleet: `rollout-sched serve`, and the data plane alone as a front."""
 
-from rollout_sched.integrations.gateway import command, options, serve
+from rollout_sched.integrations.gateway import options, serve
 from rollout_sched.integrations.gateway.front_service import FrontService
 
 __all__ = [
     "FrontService",
-    "command",
     "options",
     "serve",
 ]

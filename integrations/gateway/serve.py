@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import gc
 import logging
@@ -41,7 +42,7 @@ from rollout_sched.integrations.gateway.control_plane.gateway import (
 from rollout_sched.integrations.gateway.data_plane.data_plane import DataPlane
 from rollout_sched.integrations.gateway.data_plane.reply import Limits, Responses
 from rollout_sched.integrations.gateway.endpoints_file import EndpointsFile, read_endpoints
-from rollout_sched.integrations.gateway.options import Options
+from rollout_sched.integrations.gateway.options import Options, add_gateway_flags, given_options
 from rollout_sched.integrations.http import LINGER_S, ServerLimits
 from rollout_sched.integrations.http.server import App, HttpServer
 from rollout_sched.integrations.vllm import HttpInstance
@@ -385,3 +386,16 @@ def _check_once(names: list[str]) -> None:
     for name in names:
         if names.count(name) > 1:
             raise CallerError(f"--instance {name} is given twice")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags of `rollout-sched serve`."""
+    add_gateway_flags(parser)
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> None:
+    given = given_options(options)
+    if not (given.instances or given.endpoints):
+        raise CallerError("no instance is named: use --instance URL or --endpoints FILE")
+    serve(given)

@@ -4,8 +4,8 @@ from rollout_sched.live import ports
 from rollout_sched.live.driver import Driver, Front
 from rollout_sched.live.event_pump import EventPump
 from rollout_sched.live.live_scheduler import LiveScheduler, settings_of
+from rollout_sched.live.ports import with_timeout
 from rollout_sched.live.settings import RunOptions, Settings
-from rollout_sched.live.timeouts import with_timeout
 
 __all__ = [
     "Driver",

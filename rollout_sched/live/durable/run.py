@@ -18,8 +18,8 @@ from rollout_sched.core.scheduler import Scheduler
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.durable.recorder import RunRecorder
 from rollout_sched.live.durable.recovery import RestoredPayloads, recover
+from rollout_sched.live.ports import with_timeout
 from rollout_sched.live.requests.token_payload import TokenPayload
-from rollout_sched.live.timeouts import with_timeout
 from rollout_sched.live.trainer import records as facts
 from rollout_sched.live.trainer.records import ONE, StoredTranscripts
 from rollout_sched.live.trainer.samples import NamedTools, Prompt

@@ -20,9 +20,15 @@ from rollout_sched.live.instances.engine_watch import PAUSED
 from rollout_sched.live.instances.instance import FleetInstance
 from rollout_sched.live.instances.membership import MembershipMove, MembershipState
 from rollout_sched.live.instances.pause import FIND, RESTART, RESUME, InstancePause
-from rollout_sched.live.ports import Description, InstanceClient, InstanceError, printable
+from rollout_sched.live.ports import (
+    Description,
+    InstanceClient,
+    InstanceError,
+    error_line,
+    printable,
+    with_timeout,
+)
 from rollout_sched.live.settings import Settings
-from rollout_sched.live.timeouts import error_line, with_timeout
 
 log = logging.getLogger(__name__)
 

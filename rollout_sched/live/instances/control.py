@@ -10,8 +10,13 @@ from typing import Any, Literal, NamedTuple
 from rollout_sched.core.model.events import InstancePaused, InstanceReturned, WeightsUpdated
 from rollout_sched.live.instances.instance import FleetInstance
 from rollout_sched.live.instances.pause import HOLD, PAUSE, RELEASE, RELEASE_LATER, RESUME
-from rollout_sched.live.ports import InstanceError, WeightLoader
-from rollout_sched.live.timeouts import error_line, is_cancelled, with_timeout
+from rollout_sched.live.ports import (
+    InstanceError,
+    WeightLoader,
+    error_line,
+    is_cancelled,
+    with_timeout,
+)
 
 log = logging.getLogger(__name__)
 

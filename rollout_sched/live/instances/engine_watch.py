@@ -18,8 +18,7 @@ from typing import Any, TypeVar
 from rollout_sched.live.instances.instance import FleetInstance
 from rollout_sched.live.instances.pause import FIND, RELEASE, PausedBy
 from rollout_sched.live.instances.versions import AROUND_US, VersionSource
-from rollout_sched.live.ports import Description, Gauges
-from rollout_sched.live.timeouts import with_timeout
+from rollout_sched.live.ports import Description, Gauges, with_timeout
 
 log = logging.getLogger(__name__)
 

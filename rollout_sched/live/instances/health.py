@@ -18,9 +18,8 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from rollout_sched.live.instances.attempts import InFlight
-from rollout_sched.live.ports import Gauges, InstanceClient, InstanceGone
+from rollout_sched.live.ports import Gauges, InstanceClient, InstanceGone, error_line, with_timeout
 from rollout_sched.live.settings import Settings
-from rollout_sched.live.timeouts import error_line, with_timeout
 
 # ------------------------------------------------------------------------------------------
 # Finds what will never answer: an instance without progress, or requests that it has lost.

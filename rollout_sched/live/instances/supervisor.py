@@ -14,8 +14,7 @@ from rollout_sched.live.instances.engine_watch import EngineWatch
 from rollout_sched.live.instances.instance import FleetInstance
 from rollout_sched.live.instances.membership import MembershipMove
 from rollout_sched.live.instances.pause import PausedBy
-from rollout_sched.live.ports import Description, Gauges, InstanceClient
-from rollout_sched.live.timeouts import is_cancelled
+from rollout_sched.live.ports import Description, Gauges, InstanceClient, is_cancelled
 
 if TYPE_CHECKING:
     from rollout_sched.live.instances.fleet import LiveFleet  # which makes the supervisors

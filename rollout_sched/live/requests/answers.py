@@ -28,9 +28,14 @@ from rollout_sched.core.model.actions import Dispatch
 from rollout_sched.core.model.events import Spans
 from rollout_sched.live.instances.supervisor import InstanceSupervisor
 from rollout_sched.live.instances.versions import AROUND_US, FleetVersions
-from rollout_sched.live.ports import AnswerUntrue, InstanceError, Outcome, WeightsUnknown
+from rollout_sched.live.ports import (
+    AnswerUntrue,
+    InstanceError,
+    Outcome,
+    WeightsUnknown,
+    with_timeout,
+)
 from rollout_sched.live.settings import Settings
-from rollout_sched.live.timeouts import with_timeout
 
 log = logging.getLogger(__name__)
 

@@ -32,6 +32,7 @@ from rollout_sched.live.ports import (
     Outcome,
     RequestRejected,
     WeightsUnknown,
+    plain_message,
 )
 from rollout_sched.live.requests.answers import Settle
 from rollout_sched.live.requests.attempt import LiveAttempt
@@ -39,7 +40,6 @@ from rollout_sched.live.requests.link import SchedulerLink
 from rollout_sched.live.requests.payloads import Payloads, drop
 from rollout_sched.live.requests.trajectories import ToolCalls
 from rollout_sched.live.settings import Settings
-from rollout_sched.live.timeouts import plain_message
 
 log = logging.getLogger(__name__)
 

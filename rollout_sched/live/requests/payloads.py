@@ -9,9 +9,8 @@ from rollout_sched.core.model.actions import Answer, Deliver, Discard, Dispatch
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.core.model.model import DeliveredSample
 from rollout_sched.core.model.request_ids import group_of
-from rollout_sched.live.ports import Payload, RequestRejected
+from rollout_sched.live.ports import Payload, RequestRejected, plain_message
 from rollout_sched.live.requests.link import SchedulerLink
-from rollout_sched.live.timeouts import plain_message
 
 log = logging.getLogger(__name__)
 

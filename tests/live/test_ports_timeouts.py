@@ -6,8 +6,7 @@ import asyncio
 
 import pytest
 
-from rollout_sched.live.ports import InstanceError
-from rollout_sched.live.timeouts import error_line, is_cancelled, with_timeout
+from rollout_sched.live.ports import InstanceError, error_line, is_cancelled, with_timeout
 
 
 async def after(seconds: float, error: Exception | None = None) -> str:
