@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 import msgspec
@@ -52,11 +53,18 @@ def add_trace(parser: argparse.ArgumentParser) -> None:
 
 
 def read_trace(options: argparse.Namespace) -> Trace:
-    """The trace that the options of `add_trace` name. Raises TraceError."""
+    """The trace that the options of `add_trace` name. Raises TraceError.
+
+    Prints to standard error how many requests were left out.
+    """
     counting = Counting(tokens_per_s=options.tokens_per_s)
     if options.tokenizer is not None:
         counting = with_tokenizer(options.tokenizer, counting)
-    return read(options.trace, counting)
+    trace = read(options.trace, counting)
+    if trace.left_out:
+        left_out = f"requests without tokens, which are left out: {trace.left_out}"
+        print(f"{options.trace}: {left_out}", file=sys.stderr)
+    return trace
 
 
 def _stats(options: argparse.Namespace) -> None:
@@ -98,6 +106,7 @@ class TraceStatistics(msgspec.Struct, frozen=True):
     truncated_share: samples cut at a cap, so that their true length is unknown.
     tool_s_mean, tool_s_max: time between turns, per sample.
     tokens_estimated_by: how the lengths were estimated, as "characters / 3.3"; None if counted.
+    left_out: requests of the source that were left out because they have no tokens.
     """
 
     name: str
@@ -122,6 +131,7 @@ class TraceStatistics(msgspec.Struct, frozen=True):
     tool_s_mean: float
     tool_s_max: float
     tokens_estimated_by: str | None
+    left_out: int
 
 
 def statistics(trace: Trace) -> TraceStatistics:
@@ -157,6 +167,7 @@ def statistics(trace: Trace) -> TraceStatistics:
         tool_s_mean=float(tool_s.mean()),
         tool_s_max=float(tool_s.max()),
         tokens_estimated_by=trace.estimated_by or None,
+        left_out=trace.left_out,
     )
 
 

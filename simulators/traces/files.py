@@ -191,7 +191,7 @@ def _stream(where: str, file: IO[bytes], magic: bytes) -> tuple[IO[bytes], str, 
 
 
 def numbered_lines(where: str, stream: IO[bytes]) -> Lines:
-    """(line number from 1, text without its line end) of every line that is not blank.
+    """(line number from 1, text with its line end) of every line.
 
     A byte order mark is dropped. Raises TraceError if the text is not UTF-8, and what `unpacked`
     raises.
@@ -202,9 +202,14 @@ def numbered_lines(where: str, stream: IO[bytes]) -> Lines:
         if len(raw) == LONGEST_LINE:
             found = f"a line of {LONGEST_LINE} bytes or more"
             raise TraceError(where, found, "write one row per line", line=number)
-        text = _decoded(where, number, raw)
+        yield number, _decoded(where, number, raw)
+
+
+def filled(lines: Lines) -> Lines:
+    """The lines that are not blank, without their line ends."""
+    for number, text in lines:
         if text.strip():
-            yield number, text
+            yield number, text.rstrip("\r\n")
 
 
 def write_lines(path: Path, lines: Iterable[bytes]) -> None:
@@ -222,7 +227,7 @@ def write_lines(path: Path, lines: Iterable[bytes]) -> None:
 
 def _decoded(where: str, number: int, raw: bytes) -> str:
     try:
-        text = raw.decode("utf-8-sig" if number == 1 else "utf-8")
+        return raw.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as error:
         raise TraceError(
             where,
@@ -230,4 +235,3 @@ def _decoded(where: str, number: int, raw: bytes) -> str:
             "convert the file first, for example with iconv -t UTF-8",
             line=number,
         ) from error
-    return text.rstrip("\r\n")

@@ -150,6 +150,7 @@ class Trace(msgspec.Struct, frozen=True):
     groups: group name -> its samples ordered by index; never an empty list.
     about, source, license: one line each, for the credits.
     max_response_tokens: the cap the recording ran under, where declared.
+    left_out: requests of the source that were left out because they have no tokens.
     """
 
     name: str
@@ -158,6 +159,7 @@ class Trace(msgspec.Struct, frozen=True):
     source: str = ""
     license: str = ""
     max_response_tokens: int | None = None
+    left_out: int = 0
 
     def samples(self) -> Iterator[SampleRecord]:
         """Every sample, group by group."""
@@ -196,10 +198,12 @@ class Trace(msgspec.Struct, frozen=True):
 class Gatherer:
     """Collects samples in any order into the shape of a trace.
 
-    Equal group names and equal label mappings are stored once.
+    Equal group names and equal label mappings are stored once. left_out counts the requests that
+    have no tokens; the caller leaves them out.
     """
 
     def __init__(self, where: str) -> None:
+        self.left_out = 0
         self._where = where
         self._members: dict[str, dict[int, SampleRecord]] = {}
         self._names: dict[str, str] = {}
@@ -227,7 +231,10 @@ class Gatherer:
     def groups(self) -> dict[str, list[SampleRecord]]:
         """Samples by group, ordered by index; TraceError if there are none."""
         if not self._members:
-            raise TraceError(self._where, "no samples", "record or convert the trace again")
+            found = "no samples"
+            if self.left_out:
+                found += f", only requests without tokens ({self.left_out})"
+            raise TraceError(self._where, found, "record or convert the trace again")
         return {name: [of[i] for i in sorted(of)] for name, of in self._members.items()}
 
 

@@ -4,8 +4,10 @@ docs/trace_format.md describes it for users. Each line is decoded by one typed m
 line that fails is decoded again, slowly, for the error message.
 """
 
+import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -26,6 +28,7 @@ SCHEMA = "rollout-sched-trace/1"
 
 # Brackets nested a thousand deep are rejected too.
 _NOT_JSON = (msgspec.DecodeError, RecursionError)
+_NOT_FINITE = re.compile(r"\b(NaN|Infinity)\b")
 
 
 class TraceHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -124,16 +127,23 @@ def encoded_sample(where: str, sample: SampleRecord) -> bytes:
     return line
 
 
-def decoded_json(where: str, line: int, text: str) -> Any:
-    """The JSON value in a line; raises TraceError if there is none."""
+def decoded_json(where: str, line: int, text: str, *, finite: bool = True) -> Any:
+    """The JSON value in a line; raises TraceError if there is none.
+
+    finite: whether NaN and Infinity, which Python's json writes, are errors; else they are null.
+    """
     try:
         return msgspec.json.decode(text)
     except _NOT_JSON as error:
+        if not finite and _NOT_FINITE.search(text):
+            with suppress(ValueError, OverflowError, RecursionError):
+                value = json.loads(text, parse_constant=lambda _: None)
+                return msgspec.json.decode(msgspec.json.encode(value))  # refuses half characters
         raise _malformed(where, line, text, error) from error
 
 
 def _malformed(where: str, line: int, text: str, error: Exception) -> TraceError:
-    if re.search(r"\b(NaN|Infinity)\b", text):
+    if _NOT_FINITE.search(text):
         return TraceError(where, "NaN or Infinity", "JSON allows finite numbers only", line=line)
     reason = str(error).removeprefix("JSON is malformed: ")
     remedy = "one whole JSON object per line; was the file cut off or edited?"

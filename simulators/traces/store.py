@@ -6,6 +6,7 @@ The native format is described in docs/trace_format.md; foreign ones in `table_f
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
@@ -14,8 +15,11 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+import msgspec
+
 from rollout_sched.simulators.traces.files import (
     TraceSource,
+    filled,
     numbered_lines,
     shipped_files,
     sources_of,
@@ -23,7 +27,15 @@ from rollout_sched.simulators.traces.files import (
     unpacked,
     write_lines,
 )
-from rollout_sched.simulators.traces.model import Counting, Gatherer, Trace, TraceError, brief
+from rollout_sched.simulators.traces.model import (
+    Counting,
+    Gatherer,
+    SamplePlace,
+    SampleRecord,
+    Trace,
+    TraceError,
+    brief,
+)
 from rollout_sched.simulators.traces.native_format import (
     SCHEMA,
     TraceHeader,
@@ -32,7 +44,14 @@ from rollout_sched.simulators.traces.native_format import (
     native_header,
     native_samples,
 )
-from rollout_sched.simulators.traces.rows import Importer, Row, cells, csv_rows, json_rows
+from rollout_sched.simulators.traces.rows import (
+    UNIX_S,
+    Importer,
+    Row,
+    csv_records,
+    csv_rows,
+    json_rows,
+)
 from rollout_sched.simulators.traces.table_formats import QUANTILES, TABLES
 from rollout_sched.simulators.traces.trajectory_formats import TRAJECTORIES
 
@@ -113,7 +132,9 @@ def _damaged(where: str, error: Exception) -> TraceError:
 
 
 def _plain(value: Any) -> Any:
-    """The value as JSON would have it."""
+    """The value as JSON would have it; NaN, which stands for a missing number, as null."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
     return value.isoformat() if isinstance(value, datetime | date) else value
 
 
@@ -136,7 +157,8 @@ def read(source: str | os.PathLike[str], counting: Counting | None = None) -> Tr
     shipped trace of that name; a file of that name takes precedence.
 
     The format is detected by content, not by the file's name, and must be the same in all files of
-    a trace. counting: how to count tokens if the source does not (default: 3.3 characters per
+    a trace. Arrivals of foreign formats are counted from the earliest, which is also the order of
+    their groups. counting: how to count tokens if the source does not (default: 3.3 characters per
     token, recorded in the labels). Raises TraceError, before any sample is used, with the file,
     line, field, finding and remedy.
     """
@@ -158,22 +180,59 @@ def read(source: str | os.PathLike[str], counting: Counting | None = None) -> Tr
             headers.append(other.header)
             yield from other.rows
 
+    gatherer = Gatherer(first.where)
     samples = rows()
     if first.importer is not None:
-        samples = first.importer.convert(samples, counting or Counting())
-    gatherer = Gatherer(first.where)
-    for place, sample in samples:
-        gatherer.add(sample, place)
+        with_tokens = _with_tokens(samples, first.importer, gatherer)
+        samples = first.importer.convert(with_tokens, counting or Counting())
+    groups = _gathered(samples, gatherer, foreign=first.importer is not None)
     caps = [header.max_response_tokens for header in headers]
     known = [cap for cap in caps if cap is not None]
     return Trace(
         name=first.header.name or name,
-        groups=gatherer.groups(),
+        groups=groups,
         about=first.header.about,
         source=first.header.source,
         license=first.header.license,
         max_response_tokens=max(known) if len(known) == len(caps) else None,
+        left_out=gatherer.left_out,
     )
+
+
+def _with_tokens(rows: Iterable[Row], importer: Importer, gatherer: Gatherer) -> Iterator[Row]:
+    """The rows without those of failed requests, which are counted."""
+    for row in rows:
+        if importer.failed(row):
+            gatherer.left_out += 1
+        else:
+            yield row
+
+
+def _gathered(
+    samples: Iterable[tuple[SamplePlace, SampleRecord | None]], gatherer: Gatherer, *, foreign: bool
+) -> dict[str, list[SampleRecord]]:
+    """The groups. Arrivals on another clock are counted from the earliest: those of foreign
+    formats, and Unix times. TraceError if arrivals are of two clocks."""
+    latest, last = -math.inf, SamplePlace("", None)
+    for place, sample in samples:
+        if sample is None:
+            gatherer.left_out += 1
+            continue
+        gatherer.add(sample, place)
+        if sample.arrival_s > latest:
+            latest, last = sample.arrival_s, place
+    groups = gatherer.groups()
+    first = {name: min(sample.arrival_s for sample in of) for name, of in groups.items()}
+    start = min(first.values())
+    if latest - start >= UNIX_S:
+        found = f"a sample that arrives {latest - start:g} s after the first"
+        raise TraceError(last.where, found, "give all times by one clock", line=last.line)
+    if start and (foreign or start >= UNIX_S):
+        for sample in chain.from_iterable(groups.values()):
+            msgspec.structs.force_setattr(sample, "arrival_s", sample.arrival_s - start)
+    if not foreign:
+        return groups
+    return {name: groups[name] for name in sorted(groups, key=first.__getitem__)}
 
 
 def write(trace: Trace, path: str | os.PathLike[str]) -> None:
@@ -193,7 +252,7 @@ def shipped() -> dict[str, str]:
     for path in shipped_files():
         (source,) = sources_of(path).files
         with unpacked(source) as file:
-            header = native_header(str(path), *next(numbered_lines(str(path), file)))
+            header = native_header(str(path), *next(filled(numbered_lines(str(path), file))))
         listing[stem(path)] = header.about if header else ""
     return listing
 
@@ -217,19 +276,22 @@ def _content(where: str, file: IO[bytes]) -> _File:
         columns, rows = parquet_rows(where, file)
         return _foreign(where, 1, columns, rows)
     lines = numbered_lines(where, file)
-    first = next(lines, None)
+    first = next((line for line in lines if line[1].strip()), None)
     if first is None:
         raise TraceError(where, "the file is empty", "record or convert the trace again")
     header = native_header(where, *first)
     if header is not None:
-        return _File(where, None, header, native_samples(where, lines))
+        return _File(where, None, header, native_samples(where, filled(lines)))
     number, text = first
+    lines = chain([first], lines)
     if text.lstrip().startswith(("{", "[")):
-        rows = json_rows(where, chain([first], lines))
+        rows = json_rows(where, filled(lines))
         row = next(rows)
         return _foreign(where, number, row.fields, chain([row], rows))
-    columns = [name.strip() for name in cells(where, number, text)]
-    return _foreign(where, number, columns, csv_rows(where, columns, lines))
+    records = csv_records(where, lines)
+    _, names = next(records, (number, []))
+    columns = [name.strip() for name in names]
+    return _foreign(where, number, columns, csv_rows(where, columns, records))
 
 
 def _foreign(where: str, number: int, columns: Iterable[str], rows: Iterator[Row]) -> _File:

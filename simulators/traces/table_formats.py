@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 
 from rollout_sched.simulators.traces.model import (
@@ -14,7 +14,7 @@ from rollout_sched.simulators.traces.model import (
     TraceError,
     Turn,
 )
-from rollout_sched.simulators.traces.rows import Importer, Placed, Row
+from rollout_sched.simulators.traces.rows import Importer, Placed, Row, without_tokens
 
 _REST = ("prompt_tokens", "response_tokens", "truncated", "arrival_s")
 
@@ -32,7 +32,7 @@ def _counted(rows: Iterable[Row], _: Counting) -> Placed:
     so_far: Counter[str] = Counter()
     for row in rows:
         group = row.text("group")
-        index = row.whole("sample") if "sample" in row.fields else so_far[group]
+        index = row.whole("sample") if row.given("sample") else so_far[group]
         so_far[group] += 1
         yield _sample(row, group, index, row.labels("group", "sample", *_REST))
 
@@ -45,7 +45,7 @@ def _sample(
         sample=index,
         prompt_tokens=row.tokens("prompt_tokens"),
         turns=(Turn(row.tokens("response_tokens")),),
-        arrival_s=row.seconds("arrival_s") if "arrival_s" in row.fields else 0.0,
+        arrival_s=row.time("arrival_s") if row.given("arrival_s") else 0.0,
         finish=_finish(row),
         labels=labels,
     )
@@ -53,7 +53,7 @@ def _sample(
 
 
 def _finish(row: Row) -> Finish:
-    if "truncated" not in row.fields:
+    if not row.given("truncated"):
         return "unknown"
     flag = str(row.fields["truncated"]).strip().lower()
     if flag not in ("0", "1", "false", "true"):
@@ -65,11 +65,13 @@ GROUPED = Importer(
     "grouped CSV",
     frozenset({"group_id", "sample_idx", "prompt_tokens", "response_tokens"}),
     _grouped,
+    without_tokens("prompt_tokens", "response_tokens"),
 )
 COUNTED = Importer(
     "lengths by group",
     frozenset({"group", "prompt_tokens", "response_tokens"}),
     _counted,
+    without_tokens("prompt_tokens", "response_tokens"),
 )
 
 
@@ -82,19 +84,16 @@ def _requests(
     arrival: str,
     prompt: str,
     output: str,
-    *,
-    per_s: int = 1,
-    labelled: bool = False,
+    labels: Callable[[Row], dict[str, str]] = lambda _: {},
 ) -> Importer:
-    """The format of requests with these columns; `per_s`: units of `arrival` in a second;
-    `labelled`: further columns are labels."""
+    """The format of requests with these columns; `arrival` is in seconds."""
 
     def convert(rows: Iterable[Row], _: Counting) -> Placed:
         for serial, row in enumerate(rows):
-            labels = row.labels(arrival, prompt, output) if labelled else {}
-            yield _ungrouped(row, serial, row.seconds(arrival) / per_s, prompt, output, labels)
+            yield _ungrouped(row, serial, row.time(arrival), prompt, output, labels(row))
 
-    return Importer(about, frozenset({arrival, prompt, output}), convert)
+    failed = without_tokens(prompt, output)
+    return Importer(about, frozenset({arrival, prompt, output}), convert, failed)
 
 
 def _azure(rows: Iterable[Row], _: Counting) -> Placed:
@@ -109,8 +108,6 @@ def _azure(rows: Iterable[Row], _: Counting) -> Placed:
             raise row.error(
                 "TIMESTAMP", "expected a date and time, like the first row's"
             ) from error
-        if arrival_s < 0:
-            raise row.error("TIMESTAMP", "sort the rows by time")
         yield _ungrouped(row, serial, arrival_s, "ContextTokens", "GeneratedTokens", {})
 
 
@@ -125,15 +122,21 @@ def _ungrouped(
     return row.place, sample
 
 
-SERVING = _requests("serving CSV", "t_s", "prompt_tokens", "response_tokens", labelled=True)
+_SERVING = ("t_s", "prompt_tokens", "response_tokens")
+SERVING = _requests("serving CSV", *_SERVING, lambda row: row.labels(*_SERVING))
 AZURE = Importer(
     "Azure LLM inference CSV",
     frozenset({"TIMESTAMP", "ContextTokens", "GeneratedTokens"}),
     _azure,
+    without_tokens("ContextTokens", "GeneratedTokens"),
 )
 VIDUR = _requests("Vidur CSV", "arrived_at", "num_prefill_tokens", "num_decode_tokens")
-#: Its block hashes are left out: they describe sharing between requests, not lengths.
-MOONCAKE = _requests("Mooncake JSONL", "timestamp", "input_length", "output_length", per_s=1000)
+#: Only its models and kinds of request are labels: sessions are too many.
+BURSTGPT = _requests(
+    "BurstGPT CSV",
+    *("Timestamp", "Request tokens", "Response tokens"),
+    lambda row: {name: row.text(name) for name in ("Model", "Log Type") if row.given(name)},
+)
 
 
 # ------------------------------------------------------------------------------------------
@@ -152,6 +155,6 @@ def _refuse(rows: Iterable[Row], _: Counting) -> Placed:
     return iter(())
 
 
-QUANTILES = Importer("quantiles", frozenset({"q"}), _refuse)
+QUANTILES = Importer("quantiles", frozenset({"q"}), _refuse, lambda _: False)
 
-TABLES = (GROUPED, SERVING, COUNTED, AZURE, VIDUR, MOONCAKE)
+TABLES = (GROUPED, SERVING, COUNTED, AZURE, VIDUR, BURSTGPT)

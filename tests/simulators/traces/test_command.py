@@ -90,6 +90,15 @@ def test_a_replay_says_that_tokens_are_estimated(
     assert "Tokens are estimated" not in capsys.readouterr().out
 
 
+def test_requests_that_are_left_out_are_counted(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("t_s,prompt_tokens,response_tokens\n0,5,6\n1,5,0\n")
+    assert main(["trace", "convert", str(path), str(tmp_path / "out.jsonl")]) == 0
+    assert f"{path}: requests without tokens, which are left out: 1" in capsys.readouterr().err
+
+
 def test_shipped_traces_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", "list"]) == 0
     out = capsys.readouterr().out

@@ -50,9 +50,20 @@ def test_lists_and_times(tmp_path: Path) -> None:
 
 
 def test_a_bad_row_is_named(tmp_path: Path) -> None:
-    path = written(tmp_path / "x", {**GROUPED, "response_tokens": [10, 0, 30]})
-    with pytest.raises(TraceError, match=r"x, line 2, field 'response_tokens': found 0"):
+    path = written(tmp_path / "x", {**GROUPED, "response_tokens": [10, -1, 30]})
+    with pytest.raises(TraceError, match=r"x, line 2, field 'response_tokens': found -1"):
         read(path)
+
+
+def test_failed_requests_and_missing_numbers_are_nulls(tmp_path: Path) -> None:
+    columns = {
+        **GROUPED,
+        "response_tokens": [10.0, float("nan"), 30.0],
+        "score": [float("nan")] * 3,
+    }
+    trace = read(written(tmp_path / "x", columns))
+    assert (trace.sample_count, trace.left_out) == (2, 1)
+    assert trace.groups["1"][0].labels == {"task": "x"}
 
 
 def test_shards_are_one_trace(tmp_path: Path) -> None:

@@ -54,6 +54,100 @@ class TestReading:
         assert one.group is two.group
 
 
+class TestArrivals:
+    """Counted from the earliest, by whatever clock and in whatever order."""
+
+    @pytest.mark.parametrize("start", [0, 7, 19_440_110, 1_732_602_000, 1_732_602_000_000])
+    @pytest.mark.parametrize(
+        "columns",
+        [
+            "t_s,prompt_tokens,response_tokens",
+            "arrived_at,num_prefill_tokens,num_decode_tokens",
+            "Timestamp,Request tokens,Response tokens",
+        ],
+    )
+    def test_of_tables(self, tmp_path: Path, columns: str, start: int) -> None:
+        unit = 1000 if start > 1e11 else 1
+        rows = "".join(f"{start + at * unit},5,{at + 1}\n" for at in (3, 0, 8))
+        samples = list(imported(tmp_path, f"{columns}\n{rows}").samples())
+        assert [(s.arrival_s, s.response_tokens) for s in samples] == [(0, 1), (3, 4), (8, 9)]
+
+    @pytest.mark.parametrize(
+        ("start", "unit"),
+        [(0, 1000), (60_000, 1000), (1_732_602_000, 1), (1_732_602_000_000, 1000)],
+    )
+    def test_of_mooncake(self, tmp_path: Path, start: int, unit: int) -> None:
+        row = '{{"timestamp":{},"input_length":5,"output_length":6}}\n'
+        text = "".join(row.format(start + at * unit) for at in (3, 0, 8))
+        arrivals = [sample.arrival_s for sample in imported(tmp_path, text).samples()]
+        assert arrivals == pytest.approx([0, 3, 8])
+
+    def test_of_groups(self, tmp_path: Path) -> None:
+        columns = "group_id,sample_idx,prompt_tokens,response_tokens,arrival_s"
+        text = f"{columns}\na,0,5,6,1732602009\nb,0,5,6,1732602000\n"
+        trace = imported(tmp_path, text)
+        assert [(s.group, s.arrival_s) for s in trace.samples()] == [("b", 0), ("a", 9)]
+
+    def test_of_a_native_trace_only_if_they_are_unix_times(self, tmp_path: Path) -> None:
+        line = GOOD[:-1] + ',"arrival_s":%d}'
+        assert read(native(tmp_path, line % 7)).groups["a"][0].arrival_s == 7
+        assert read(native(tmp_path, line % 1_732_602_000)).groups["a"][0].arrival_s == 0
+
+
+class TestFailedRequests:
+    @pytest.mark.parametrize("bad", ["0", "0.0", ""])
+    def test_rows_of_tables_are_left_out_and_counted(self, tmp_path: Path, bad: str) -> None:
+        text = f"group_id,sample_idx,prompt_tokens,response_tokens\na,0,5,6\na,1,5,{bad}\na,2,0,7\n"
+        trace = imported(tmp_path, text)
+        assert (trace.sample_count, trace.left_out) == (1, 2)
+        assert statistics(trace).left_out == 2
+
+    @pytest.mark.parametrize(
+        ("good", "bad"),
+        [
+            ('{"g":3,"s":0,"p":9,"t":[[5,2,1],[0,0,0]]}', '{"g":3,"s":1,"p":9,"t":[[0,0,0]]}'),
+            (
+                '{"id":"a","requests":[{"t":0,"in":5,"out":6}]}',
+                '{"id":"b","requests":[{"t":1,"in":0,"out":0}]}',
+            ),
+            (
+                '{"timestamp":0,"input_length":5,"output_length":6}',
+                '{"timestamp":1,"input_length":5,"output_length":null}',
+            ),
+            (
+                '{"ts":1,"request_id":"a","prompt_tokens":5,"output_tokens":6}',
+                '{"ts":1,"request_id":"a","prompt_tokens":5,"output_tokens":0}',
+            ),
+            (
+                '{"submit_ts":1,"finalized_ts":2,"generate_s":1}',
+                '{"submit_ts":1,"finalized_ts":2,"generate_s":null}',
+            ),
+            ('{"input":"a","output":""}', '{"input":"a","output":null}'),
+        ],
+    )
+    def test_rows_of_json_are_left_out_and_counted(
+        self, tmp_path: Path, good: str, bad: str
+    ) -> None:
+        trace = imported(tmp_path, f"{good}\n{bad}\n")
+        assert (trace.sample_count, trace.left_out) == (1, 1)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_csv_with_line_breaks_in_labels(tmp_path: Path, end: str) -> None:
+    lines = [
+        "\ufeffgroup_id,sample_idx,prompt_tokens,response_tokens,text",
+        'a,0,5,6,"x',
+        "",
+        'a ""y"""',
+        "a,1,5,7,z",
+        "",
+    ]
+    (tmp_path / "t.csv").write_bytes(end.join(lines).encode())
+    one, two = read(tmp_path / "t.csv").groups["a"]
+    assert one.labels == {"text": f'x{end}{end}a "y"'}
+    assert (two.response_tokens, two.labels) == (7, {"text": "z"})
+
+
 class TestShipped:
     @pytest.mark.parametrize("name", shipped())
     def test_every_shipped_trace_has_credits_and_reads(self, name: str) -> None:
@@ -102,7 +196,12 @@ class TestShipped:
             "response_tokens",
             "found '3.5'",
         ),
-        ("group_id,sample_idx,prompt_tokens,response_tokens\n1,0,0,3\n", 2, "prompt_tokens", "'0'"),
+        (
+            "group_id,sample_idx,prompt_tokens,response_tokens\n1,0,-1,3\n",
+            2,
+            "prompt_tokens",
+            "'-1'",
+        ),
         ("group_id,sample_idx,prompt_tokens,response_tokens\n1,0,,3\n", 2, "prompt_tokens", "''"),
         ("group_id,sample_idx,prompt_tokens,response_tokens\n1,0,2\n", 2, "", "3 values under 4"),
         (
@@ -119,11 +218,12 @@ class TestShipped:
         ),
         ("t_s,prompt_tokens,response_tokens\nnan,2,3\n", 2, "t_s", "'nan'"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\nnoon,2,3\n", 2, "TIMESTAMP", "'noon'"),
+        ("t_s,prompt_tokens,response_tokens\n0,2,3\n1732602000,2,3\n", 3, "", "one clock"),
         (
-            "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16,2,3\n2023-11-15,2,3\n",
-            3,
-            "TIMESTAMP",
-            "sort",
+            "t_s,prompt_tokens,response_tokens\n0,2,0\n",
+            None,
+            "",
+            "only requests without tokens (1)",
         ),
         ('{"g":1,"s":0,"p":2,"t":[[1,2]]}', 1, "t", "[[1, 2]]"),
         ('{"g":1,"s":0,"p":2,"t":[[1,2,-3],[1,0,0]]}', 1, "t", "-3"),
@@ -148,7 +248,7 @@ class TestShipped:
     ],
 )
 def test_a_bad_file_is_named_down_to_the_field(
-    tmp_path: Path, text: str, line: int, field: str, found: str
+    tmp_path: Path, text: str, line: int | None, field: str, found: str
 ) -> None:
     with pytest.raises(TraceError) as caught:
         imported(tmp_path, text)

@@ -76,14 +76,22 @@ def test_azure_csv(tmp_path: Path) -> None:
 
 def test_vidur_csv(tmp_path: Path) -> None:
     trace = imported(tmp_path, "arrived_at,num_prefill_tokens,num_decode_tokens\n1.5,10,20\n")
-    assert trace.groups["0"][0] == SampleRecord("0", 0, 10, (Turn(20),), 1.5, "unknown")
+    assert trace.groups["0"][0] == SampleRecord("0", 0, 10, (Turn(20),), 0.0, "unknown")
 
 
-def test_mooncake_jsonl(tmp_path: Path) -> None:
+def test_burstgpt_csv(tmp_path: Path) -> None:
     trace = imported(
-        tmp_path, '{"timestamp":3000,"input_length":10,"output_length":20,"hash_ids":[1,2]}\n'
+        tmp_path,
+        "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,"
+        "Log Type\n"
+        "19440110.0,x-1,43,GPT-4,906,446,1352,Conversation log\n"
+        "19440161.0,,2,ChatGPT,36,0,36,API log\n",
     )
-    assert trace.groups["0"][0] == SampleRecord("0", 0, 10, (Turn(20),), 3.0, "unknown")
+    labels = {"Model": "GPT-4", "Log Type": "Conversation log"}
+    assert trace.groups == {
+        "0": [SampleRecord("0", 0, 906, (Turn(446),), 0.0, "unknown", labels=labels)]
+    }
+    assert trace.left_out == 1
 
 
 # ------------------------------------------------------------------------------------------

@@ -66,7 +66,7 @@ def test_calls_are_turns_and_subagents_are_samples_of_their_own(tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("requests", "field"),
-    [([7], "requests"), ([{"t": 0, "in": 0, "out": 1}], "in"), ([{"in": 1, "out": 1}], "t")],
+    [([7], "requests"), ([{"t": 0, "in": -1, "out": 1}], "in"), ([{"in": 1, "out": 1}], "t")],
 )
 def test_a_bad_call_is_named(tmp_path: Path, requests: Any, field: str) -> None:
     with pytest.raises(TraceError, match=f"line 1, field '{field}'"):
@@ -107,9 +107,59 @@ def test_turns_of_a_request_follow_each_other(tmp_path: Path) -> None:
 
 
 def test_a_bad_line_is_named(tmp_path: Path) -> None:
-    log = '{"ts":1,"request_id":"a","prompt_tokens":5,"output_tokens":0}'
-    with pytest.raises(TraceError, match=r"line 1, field 'output_tokens': found 0"):
+    log = '{"ts":1,"request_id":"a","prompt_tokens":5,"output_tokens":-1}'
+    with pytest.raises(TraceError, match=r"line 1, field 'output_tokens': found -1"):
         imported(tmp_path, log)
+
+
+# ------------------------------------------------------------------------------------------
+# Mooncake's requests, and the sessions that AIPerf and genai-perf make of them.
+
+
+def requests(*rows: tuple[str, int, int]) -> str:
+    return "".join(
+        f'{{{head},"input_length":{prompt},"output_length":{output}}}\n'
+        for head, prompt, output in rows
+    )
+
+
+def test_mooncake_requests_are_groups_of_one(tmp_path: Path) -> None:
+    text = requests(('"timestamp":3000,"hash_ids":[1]', 10, 20), ('"timestamp":null', 5, 6))
+    assert imported(tmp_path, text).groups == {
+        "request-0": [SampleRecord("request-0", 0, 10, (Turn(20),), 0.0, "unknown")],
+        "request-1": [SampleRecord("request-1", 0, 5, (Turn(6),), 0.0, "unknown")],
+    }
+
+
+def test_requests_of_a_session_are_turns(tmp_path: Path) -> None:
+    text = requests(
+        ('"session_id":"a","timestamp":1000', 655, 52),
+        ('"session_id":2,"timestamp":1040', 600, 11),
+        ('"session_id":"a","delay":500', 300, 20),
+    )
+    assert imported(tmp_path, text).groups == {
+        "a": [SampleRecord("a", 0, 655, (Turn(52, 300, 0.5), Turn(20)), 0.0, "unknown")],
+        "2": [SampleRecord("2", 0, 600, (Turn(11),), pytest.approx(0.04), "unknown")],
+    }
+
+
+def test_prompts_with_the_history_are_known_by_length_or_hashes(tmp_path: Path) -> None:
+    """The rows are sorted by time, and the wait is the time between them."""
+    text = requests(
+        ('"session_id":"a","timestamp":2000', 170, 5), ('"session_id":"a","timestamp":0', 100, 50)
+    )
+    assert imported(tmp_path, text).groups["a"][0].turns == (Turn(50, 20, 2.0), Turn(5))
+    one, two = '"session_id":"a","hash_ids":[1,2]', '"session_id":"a","hash_ids":[{},3]'
+    alike = imported(tmp_path, requests((one, 100, 50), (two.format(1), 120, 5)))
+    assert alike.groups["a"][0].turns == (Turn(50), Turn(5))
+    other = imported(tmp_path, requests((one, 100, 50), (two.format(4), 170, 5)))
+    assert other.groups["a"][0].turns == (Turn(50, 170), Turn(5))
+
+
+@pytest.mark.parametrize("field", ["timestamp", "delay"])
+def test_a_bad_time_of_mooncake_is_named_with_its_unit(tmp_path: Path, field: str) -> None:
+    with pytest.raises(TraceError, match=rf"line 1, field '{field}': .* expected milliseconds"):
+        imported(tmp_path, requests((f'"{field}":"soon"', 5, 6)))
 
 
 # ------------------------------------------------------------------------------------------
