@@ -84,7 +84,7 @@ async def detect(
 
     `slots` and `kv_tokens` are for the whole instance, and override what the server reports.
     """
-    models = await _models(control)
+    models = await served_models(control)
     max_model_len = next((m.max_model_len for m in models if m.max_model_len), None)
     if max_model_len is None:
         raise InstanceError("/v1/models does not report max_model_len: is it vLLM?")
@@ -195,7 +195,8 @@ def _abort_path(probe: ControlAnswer, dev_probe: ControlAnswer, notes: list[str]
     return None
 
 
-async def _models(control: ServerControl) -> list[_Model]:
+async def served_models(control: ServerControl) -> list[_Model]:
+    """The model, and the adapters that are loaded now. Raises InstanceError."""
     answer = await control.get(endpoints.MODELS)
     if answer.status != 200:
         raise refusal(answer.status, answer.body, endpoints.MODELS)

@@ -24,6 +24,7 @@ from rollout_sched.integrations.vllm.detection import (
     detect,
     read_is_paused,
     read_weight_version,
+    served_models,
 )
 from rollout_sched.integrations.vllm.dialects import AnswerAssembler
 from rollout_sched.integrations.vllm.orders import OrderCalls, TraceLines, renamed
@@ -173,7 +174,7 @@ class HttpInstance:
         self._model = ""  # used if it serves several
         self._findings: Findings | None = None
         self.labelled = False
-        self.models: tuple[str, ...] = ()  # that it served when it was described last
+        self.models: tuple[str, ...] = ()  # that it served when it was last asked
 
     @property
     def findings(self) -> Findings:
@@ -188,6 +189,11 @@ class HttpInstance:
         self.labelled = description.version is not None and self._offers_labels
         self.models = description.models or (description.model,)
         return description
+
+    async def list_models(self) -> tuple[str, ...]:
+        """The names that it serves now: adapters come and go. Raises InstanceError."""
+        self.models = tuple([model.id for model in await served_models(self.control)])
+        return self.models
 
     @property
     def _offers_labels(self) -> bool:

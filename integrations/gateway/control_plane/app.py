@@ -10,9 +10,9 @@ import asyncio
 import logging
 import re
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from importlib.metadata import version
-from typing import cast
+from typing import Any, cast
 
 from aiohttp import web
 
@@ -37,7 +37,8 @@ from rollout_sched.integrations.gateway.data_plane.call import Upstream
 from rollout_sched.integrations.gateway.data_plane.reply import CLIENT_LEFT, Responses
 from rollout_sched.integrations.vllm.weight_updates import WeightUpdate
 from rollout_sched.integrations.vllm.weights import OutsideRoots
-from rollout_sched.live.ports import InstanceError
+from rollout_sched.live.instances import InstanceSupervisor
+from rollout_sched.live.ports import InstanceError, with_timeout
 
 log = logging.getLogger(__name__)
 
@@ -71,26 +72,29 @@ class SchedulerRoutes:
         return web.Response(body=page, headers={"Content-Type": content_type})
 
     async def models(self, request: web.Request) -> web.Response:
-        """The models of the fleet, each with the smallest max_model_len of its instances."""
-        lengths: dict[str, int] = {}
-        for supervisor in self._gateway.supervisors():
-            told = supervisor.description
-            if told is not None and supervisor.joined:
-                known = lengths.get(told.model, told.max_model_len)
-                lengths[told.model] = min(known, told.max_model_len)
-        data = [
-            {
-                "id": model,
-                "object": "model",
-                "created": self._gateway.created,
-                "owned_by": "rollout-sched",
-                "root": model,
-                "parent": None,
-                "max_model_len": length,
-            }
-            for model, length in lengths.items()
-        ]
-        return reply(request, {"object": "list", "data": data})
+        """The models of the fleet and their adapters, as the instances serve them now, each with
+        the smallest max_model_len of its instances."""
+        joined = [one for one in self._gateway.supervisors() if one.joined]
+        served = await asyncio.gather(*[_served(supervisor) for supervisor in joined])
+        data: dict[str, dict[str, Any]] = {}
+        for supervisor, names in zip(joined, served, strict=True):
+            described = supervisor.description
+            assert described is not None  # it has joined
+            for name in names:
+                entry = data.setdefault(
+                    name,
+                    {
+                        "id": name,
+                        "object": "model",
+                        "created": self._gateway.created,
+                        "owned_by": "rollout-sched",
+                        "root": name,
+                        "parent": None if name == described.model else described.model,
+                        "max_model_len": described.max_model_len,
+                    },
+                )
+                entry["max_model_len"] = min(entry["max_model_len"], described.max_model_len)
+        return reply(request, {"object": "list", "data": list(data.values())})
 
     async def state(self, request: web.Request) -> web.Response:
         return reply(request, self._gateway.state())
@@ -101,6 +105,18 @@ class SchedulerRoutes:
         await self._gateway.publish(update)
         return reply(request, {"version": update.version}, 200 if update.wait else 202)
 
+
+async def _served(supervisor: InstanceSupervisor) -> Sequence[str]:
+    """The names of what an instance serves, or served when it was last asked."""
+    client: Any = supervisor.client
+    try:
+        return cast(Sequence[str], await with_timeout(client.list_models(), MODELS_S))
+    except InstanceError:
+        return cast(Sequence[str], client.models)
+
+
+#: Seconds for an instance to list its models.
+MODELS_S = 5.0
 
 #: A call that may change an instance must not change only one of several.
 _TO_ALL_OR_ONE = (

@@ -8,6 +8,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from rollout_sched.core.model.actions import Deliver
+from rollout_sched.core.model.errors import CallerError
 from rollout_sched.live.requests.token_payload import Piece, TokenTranscript
 from rollout_sched.live.trainer.samples import Prompt
 from rollout_sched.store import PieceDamaged, Store
@@ -69,11 +70,18 @@ def decoded(data: bytes, kind: type[_T]) -> _T:
 def encoded_prompt(
     prompt: Prompt, *, tool: str | None, judged: bool = False
 ) -> tuple[bytes, bytes]:
-    """The fact, and its tokens. `tool`: the tool's name, "" without a name; None: no tool."""
+    """The fact, and its tokens. `tool`: the tool's name, "" without a name; None: no tool.
+    `judged`: its samples get rewards. Raises CallerError for a prompt that cannot be stored."""
     # One token stands for all of them: a prompt must have at least one.
     short = msgspec.structs.replace(prompt, prompt_ids=prompt.prompt_ids[:1])
     fact = StoredPrompt(short, tool is not None, tool or "", judged)
-    return encoded(fact), encode(Tokens(prompt.prompt_ids))
+    try:
+        return encoded(fact), encode(Tokens(prompt.prompt_ids))
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise CallerError(
+            f"group {prompt.uid!a}: it cannot be stored ({error}); `extra`, `sampling` and `each` "
+            "may hold text, numbers of 64 bits, booleans, None, lists and dicts"
+        ) from error
 
 
 def prompt_owner(uid: str) -> str:

@@ -180,12 +180,10 @@ class StoredSession:
 
     # -- what trainers say -----------------------------------------------------------------
 
-    def submitted(self, prompt: Prompt, tool: str | None, *, judged: bool = False) -> None:
-        """`tool`: the tool's name, "" without a name; None: no tool. `judged`: its samples get
-        rewards."""
-        fact, tokens = facts.encoded_prompt(prompt, tool=tool, judged=judged)
-        self._open.changes.put(facts.PROMPT, prompt.uid, fact)
-        self._open.changes.append(facts.prompt_owner(prompt.uid), 0, tokens)
+    def submitted(self, uid: str, fact: bytes, tokens: bytes) -> None:
+        """`fact` and `tokens` as `records.encoded_prompt` makes them."""
+        self._open.changes.put(facts.PROMPT, uid, fact)
+        self._open.changes.append(facts.prompt_owner(uid), 0, tokens)
 
     def published(self, version: int, loader: bytes) -> None:
         weights = StoredWeights(version, loader)

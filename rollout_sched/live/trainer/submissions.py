@@ -21,6 +21,7 @@ from rollout_sched.live.ports import PayloadOf
 from rollout_sched.live.requests.payloads import PayloadFactory
 from rollout_sched.live.requests.token_payload import TokenPayload
 from rollout_sched.live.requests.trajectories import Tool, TrajectoryPayload
+from rollout_sched.live.trainer import records
 from rollout_sched.live.trainer.lengths import LengthStore
 from rollout_sched.live.trainer.rewards import RewardFunction
 from rollout_sched.live.trainer.samples import (
@@ -158,6 +159,9 @@ SAMPLING = frozenset(
     }
 )
 
+#: SamplingParams that are changed for each attempt (`live.requests.continuation`).
+_INTEGERS = ("min_tokens", "seed")
+
 #: SamplingParams that are fields of Prompt instead.
 _OURS = {"n": "Prompt.samples", "max_tokens": "Prompt.max_tokens"}
 
@@ -168,11 +172,20 @@ def check_prompt(prompt: Prompt, *, max_model_len: int, turns: bool) -> None:
     max_model_len  tokens of prompt and response that every instance accepts; 0 if unknown
     turns          a tool answers its turns: the response ends when there is no more room
     """
-    wrong = _length(prompt, max_model_len, turns)
-    for index in range(max(1, len(prompt.each))):
-        wrong = wrong or _sampling(prompt.sampling_of(index))
+    wrong = _names(prompt) or _length(prompt, max_model_len, turns)
+    for sampling in (prompt.sampling, *prompt.each):
+        wrong = wrong or _sampling(sampling)
     if wrong:
-        raise CallerError(f"group {prompt.uid!r}: {wrong}")
+        raise CallerError(f"group {prompt.uid!a}: {wrong}")
+
+
+def _names(prompt: Prompt) -> str:
+    for field, name in (("uid", prompt.uid), ("prompt_key", prompt.prompt_key)):
+        try:
+            name.encode()
+        except UnicodeEncodeError as error:
+            return f"{field} is not text that can be written: {error}"
+    return ""
 
 
 def _length(prompt: Prompt, most: int, turns: bool) -> str:
@@ -193,6 +206,8 @@ def _sampling(sampling: Mapping[str, Any]) -> str:
             return f"sampling: {name} is not allowed there; set {_OURS[name]}"
         if name not in SAMPLING:
             return f"sampling: vLLM has no parameter {name!r}{nearest(str(name), SAMPLING)}"
+        if name in _INTEGERS and not isinstance(sampling[name], int | None):
+            return f"sampling: {name} must be an integer, not {sampling[name]!r}"
     return ""
 
 
@@ -350,6 +365,10 @@ class Submissions:
             max_model_len=self._driver.max_model_len(),
             turns=tool is not None,
         )
+        recorded = None
+        if self._stored is not None:  # before anything is changed: it may refuse the prompt
+            judged, name = self._rewards is not None, self._tools.name_of(tool)
+            recorded = records.encoded_prompt(prompt, tool=name, judged=judged)
         self.prompts[prompt.uid] = prompt
 
         def payload(index: int) -> TokenPayload:
@@ -365,9 +384,8 @@ class Submissions:
             del self.prompts[prompt.uid]
             raise
         self.open_samples += prompt.samples
-        if self._stored is not None:
-            judged = self._rewards is not None
-            self._stored.submitted(prompt, self._tools.name_of(tool), judged=judged)
+        if self._stored is not None and recorded is not None:
+            self._stored.submitted(prompt.uid, *recorded)
 
     def _submitted(self, prompt: Prompt) -> GroupSubmitted:
         submitted = prompt.submitted

@@ -13,7 +13,7 @@ from rollout_sched.integrations.gateway.control_plane.gateway import NewInstance
 from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.integrations.gateway.serve import Service
 from rollout_sched.integrations.http import Pool
-from rollout_sched.live.ports import InstanceClient, InstanceGone
+from rollout_sched.live.ports import InstanceClient, InstanceError, InstanceGone
 from tests.live.scripted import Scripted
 
 MODEL = "tiny"
@@ -33,6 +33,7 @@ class Upstream(Scripted):
         self.answering: Callable[[web.Request], Awaitable[web.StreamResponse]] | None = None
         self.stream: asyncio.Queue[bytes | None] | None = None
         self.workers = 1
+        self.adapters: tuple[str, ...] = ()
         self.pool: Pool
         self._server: web.AppRunner
 
@@ -53,6 +54,11 @@ class Upstream(Scripted):
     async def go_down(self) -> None:
         """Its server is gone; whoever asks is refused the connection."""
         await self._server.cleanup()
+
+    async def list_models(self) -> tuple[str, ...]:
+        if self.mute:
+            raise InstanceError(f"{self.name}: no answer")
+        return (self.description.model, *self.adapters)
 
     async def world_size(self) -> int:
         return self.workers

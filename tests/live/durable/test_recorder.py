@@ -18,7 +18,7 @@ from rollout_sched.live.durable.recorder import RunRecorder
 from rollout_sched.live.requests.token_payload import Piece, TokenPayload, TokenTranscript
 from rollout_sched.live.trainer import records as facts
 from rollout_sched.live.trainer.delivery import LeaseFacts
-from rollout_sched.live.trainer.records import ONE, StoredTranscripts, decoded
+from rollout_sched.live.trainer.records import ONE, StoredTranscripts, decoded, encoded_prompt
 from rollout_sched.live.trainer.samples import LostGroup, Prompt, Reward
 from rollout_sched.live.trainer.stored import OpenTransaction, StoredSession
 from rollout_sched.store.disk import Disk
@@ -66,7 +66,7 @@ async def test_a_group_leaves_nothing_behind_but_counters(tmp_path):
         driver, keeper, instance = kept.driver, kept.keeper, Scripted()
         await driver.add_instance(instance)
         driver.submit_group(PROMPT.submitted, lambda index: TokenPayload([1, 2], {}))
-        keeper.session.submitted(PROMPT, None)
+        keeper.session.submitted(PROMPT.uid, *encoded_prompt(PROMPT, tool=None))
         assert await kept.rows() == {"run", "group a", "prompt a"}
         driver.tell(BatchRequested())
         await instance.answer(0, [5, 6])
@@ -248,7 +248,7 @@ def test_a_batch_and_its_samples_stay_until_acknowledged(tmp_path):
     async def _(kept):
         session = kept.session
         for uid, part in (("a", 0), ("b", 1)):
-            session.submitted(Prompt(uid, [1, 2], 1, 9), None)
+            session.submitted(uid, *encoded_prompt(Prompt(uid, [1, 2], 1, 9), tool=None))
             session.rewarded(f"{uid}/0", Reward(1.0))
             session.delivered(Deliver(7, 0, (kept.sample(uid),), part=part, last=bool(part)))
             session.forget_groups((uid,))
@@ -265,7 +265,7 @@ def test_a_batch_and_its_samples_stay_until_acknowledged(tmp_path):
 def test_lost_group_deletes_its_prompt(tmp_path):
     @scene(tmp_path)
     async def _(kept):
-        kept.session.submitted(Prompt("a", [1, 2], 1, 9), None)
+        kept.session.submitted("a", *encoded_prompt(Prompt("a", [1, 2], 1, 9), tool=None))
         kept.session.forget_groups(("a",))
         assert await kept.rows() == set()
         assert kept.store.owners() == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 import pytest
 
 from rollout_sched.core.model.errors import CallerError
@@ -12,6 +13,7 @@ from rollout_sched.core.model.events import SubmissionsClosed
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.requests.token_payload import TokenPayload
 from rollout_sched.live.requests.trajectories import TrajectoryPayload
+from rollout_sched.live.trainer.records import StoredPrompt, decoded
 from rollout_sched.live.trainer.samples import LostGroup, NamedTools, Prompt
 from rollout_sched.live.trainer.submissions import SamplePayloads, Submissions, check_prompt
 from rollout_sched.store.errors import StoreFull
@@ -35,9 +37,10 @@ class Stored:
         if self.full:
             raise StoreFull("the disk is full")
 
-    def submitted(self, prompt, tool, *, judged):
-        assert not judged
-        self.told.append((prompt.uid, tool))
+    def submitted(self, uid, fact, tokens):
+        stored = decoded(fact, StoredPrompt)
+        assert not stored.judged
+        self.told.append((uid, stored.tool_name if stored.tool else None))
 
     def lost(self, group, batch=None):
         self.told.append((group.uid, group.reason, batch))
@@ -185,3 +188,39 @@ def test_prompt_with_a_tool_is_a_trajectory():
     payloads = SamplePayloads(0, lambda: 0)
     payload = payloads.new(PROMPT_SAMPLE_PAYLOADS, 0, tool)
     assert isinstance(payload, TrajectoryPayload)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"uid": "a\ud800"},
+        {"prompt_key": "\ud800"},
+        {"sampling": {"seed": "x"}},
+        {"sampling": {"min_tokens": 1.5}},
+        {"each": [{}, {"seed": [1]}]},
+    ],
+)
+async def test_a_prompt_that_cannot_be_written_is_refused(fields):
+    async with submissions() as here:
+        with pytest.raises(CallerError, match="group"):
+            here.submit([msgspec.structs.replace(PROMPT, **fields)], None)
+        assert not here.prompts
+
+
+@pytest.mark.parametrize("extra", [object(), 10**30, "\ud800", {"a": {1, 2}.__iter__()}])
+async def test_a_prompt_that_cannot_be_stored_is_refused_and_not_taken(extra):
+    """The group was taken all the same, and its samples were lost at a restart."""
+    stored = Stored()
+    async with submissions(stored) as here:
+        with pytest.raises(CallerError, match="it cannot be stored"):
+            here.submit([msgspec.structs.replace(PROMPT, extra={"x": extra})], None)
+        assert not here.prompts
+        assert not stored.told
+        here.submit([PROMPT], None)
+        assert stored.told == [("a", None)]
+
+
+def test_samples_of_one_seed_have_seeds_of_their_own():
+    prompt = Prompt("a", [1], 3, 9, sampling={"seed": 7}, each=[{}, {"seed": 1}])
+    assert [prompt.sampling_of(index)["seed"] for index in range(4)] == [7, 1, 9, 1]
+    assert Prompt("a", [1], 3, 9, sampling={"seed": None}).sampling_of(2) == {"seed": None}

@@ -128,6 +128,19 @@ async def test_models_are_the_fleets() -> None:
         assert model["owned_by"] == "rollout-sched"
 
 
+async def test_models_list_adapters_that_were_loaded_meanwhile() -> None:
+    instance = Upstream()
+    instance.describes(model="tiny", max_model_len=8192)
+    async with House(instance) as house:
+        instance.adapters = ("adapter",)
+        _, models = await house.ask("GET", "/v1/models")
+        found = [(one["id"], one["parent"], one["max_model_len"]) for one in models["data"]]
+        assert found == [("tiny", None, 8192), ("adapter", "tiny", 8192)]
+        instance.mute, instance.models = True, ("tiny",)
+        _, models = await house.ask("GET", "/v1/models")
+        assert [one["id"] for one in models["data"]] == ["tiny"]
+
+
 async def test_version(house) -> None:
     status, said = await house.ask("GET", "/version")
     assert status == 200
