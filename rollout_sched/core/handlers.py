@@ -277,8 +277,8 @@ class AttemptEvents:
         if attempt is None:
             return
         request = attempt.request
-        spent = event.reason == "length" and attempt.tokens >= attempt.max_new_tokens
-        if spent and request.remaining_tokens > 0:
+        full = event.reason == "length" and attempt.tokens >= attempt.max_new_tokens
+        if (full or event.reason == "segment") and request.remaining_tokens > 0:
             self._outcomes.end_segment(request)
         else:
             self._outcomes.finish(request, event.reason)

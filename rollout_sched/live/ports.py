@@ -216,12 +216,13 @@ def brings_weights(loader: WeightLoader | None) -> bool:
 class Outcome(msgspec.Struct):
     """The end of an attempt as the core counts it, and the `piece` that its payload may keep.
 
-    `finish` "turn": a turn of a trajectory is over, and its tool is called next (`Acting`).
+    `finish` "turn": a turn of a trajectory is over, and its tool is called next (`Acting`);
+    "segment": see `core.model.events.RequestFinished`.
     `resumable` False, with "abort": the answer shows that the response cannot be resumed.
     """
 
     tokens: int
-    finish: Literal["stop", "length", "abort", "turn"]
+    finish: Literal["stop", "length", "abort", "turn", "segment"]
     spans: Spans
     piece: Any
     resumable: bool = True

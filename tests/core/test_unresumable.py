@@ -103,3 +103,11 @@ def test_a_restart_keeps_no_tokens_of_it() -> None:
     (group,) = state_of(told.scheduler, 0.0).groups
     assert not group.resumable
     assert group.requests[0].segments == ()
+
+
+def test_a_segment_may_end_before_its_last_tokens() -> None:
+    """They are a part of a character: the response goes on before it, and has not ended."""
+    told = Told(instances=1, interruption=CHUNKS, **FULLY_ASYNC)
+    told(RequestSubmitted("r", "r", PROMPT, LIMIT))
+    ended = RequestFinished("r", 1, 6, reason="segment")
+    assert told(ended) == [resumed("r", 2, made=6, max_new_tokens=8)]

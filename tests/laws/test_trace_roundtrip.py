@@ -7,9 +7,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rollout_sched.simulators.traces import SampleRecord, Trace, Turn, gather, read, write
+from rollout_sched.simulators.traces.rows import UNIX_S
 
 lengths = st.integers(1, 10**8)
-times = st.floats(0, 1e9, allow_nan=False)
+times = st.floats(0, UNIX_S, exclude_max=True)
 labels = st.dictionaries(st.text(max_size=4), st.text(max_size=4), max_size=2)
 
 

@@ -156,9 +156,10 @@ class StreamTokens:
             for event in reversed(self.last):
                 choices = read_event(event).choices
                 choice = choices[0] if choices else None
-                if choice is None or choice.speaks or not choice.ids:
+                if choice is None or choice.speaks:
                     break
-                count -= choice.ids.count(b",") + 1
+                if choice.ids:  # not in every event that ends a stream
+                    count -= choice.ids.count(b",") + 1
         return count
 
     def drop_last(self, count: int) -> None:
@@ -326,8 +327,11 @@ class Stream:
         if finish is None:
             raise InstanceError("the stream ended without a finish_reason")
         self.tokens.read_up()
-        tokens = self.tokens.count if self.end.event else self.tokens.resumable
-        return Outcome(tokens, finish, self.end.spans, None)
+        tokens = self.tokens.count
+        if self.end.event or self.tokens.resumable == tokens:
+            return Outcome(tokens, finish, self.end.spans, None)
+        # Its spans are of all its tokens.
+        return Outcome(self.tokens.resumable, "segment" if finish == "length" else finish, (), None)
 
     def _read(self, data: bytes) -> None:
         end = self.end

@@ -143,13 +143,15 @@ class TokensArrived(_Event, frozen=True):
 
 
 class RequestFinished(_Event, frozen=True):
-    """The attempt ended by itself: "stop", or "length" when it used up its token limit."""
+    """The attempt ended by itself: "stop", or "length" when it used up its token limit. "segment":
+    it used up a limit that is less than the response's, and its last tokens, which are not among
+    `tokens`, cannot be resumed from."""
 
     request: str
     attempt: int
     tokens: int
     spans: Spans = ()
-    reason: Literal["stop", "length"] = "stop"
+    reason: Literal["stop", "length", "segment"] = "stop"
 
 
 class TurnFinished(_Event, frozen=True):

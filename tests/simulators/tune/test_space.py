@@ -23,6 +23,7 @@ from tests.simulators.tune.bench import setting
 
 #: What is not searched, "role.policy" or "role.policy.parameter", and the reason.
 LEFT_OUT: dict[str, str] = {
+    "interruption.partial.unresumable": "every response of a trace can be resumed",
     "affinity.by_cost": "trained requests have no sessions, only clients' direct requests have",
     "affinity.none": "for the same reason",
     "admission.aimd_concurrency.most": "a safety limit that no trace reaches",

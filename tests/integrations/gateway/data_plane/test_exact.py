@@ -185,3 +185,22 @@ async def test_text_offsets_of_a_stream_grow_over_an_interruption(stage, first, 
     assert done == b"[DONE]"
     found = [event["choices"][0]["logprobs"]["text_offset"] for event in events]
     assert found == [[0], [3], [6], [9]]
+
+
+@pytest.mark.scene(interruption={**PARTIAL, "segment_tokens": 3, "segment": "chunk"})
+@pytest.mark.parametrize("closing", [[6], []])
+async def test_a_segment_that_ends_within_a_character_goes_on_before_it(
+    closing: list[int], stage, instance
+) -> None:
+    """A server may end a stream with the last token or without one."""
+    call = stage.call({**BODY, "stream": True})
+    parts = [chunk([5], text="w5 ")] if closing else [chunk([5, 6], text="")]
+    last = chunk(closing, "length", text="")
+    await instance.event(0, chunk([4], prompt_token_ids=PROMPT), *parts, last, end=True)
+    order = await instance.asked(1)
+    kept = [4, 5] if closing else [4]
+    assert order.body["prompt"] == [*PROMPT, *kept]
+    assert order.body["max_tokens"] == 3
+    await instance.event(1, chunk([8], "stop", text="."), end=True)
+    assert texts(await call.events()) == ("w4 w5 ." if closing else "w4 .")
+    stage.settled()

@@ -1,0 +1,138 @@
+"""A response that is cut every five tokens equals what a real vLLM server makes of the same request
+without the gateway, field by field, or its stream ends in the error that says that it cannot.
+
+The tiny model writes bytes at random, so that many cuts fall within a character.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from rollout_sched.integrations.gateway.options import Options
+from rollout_sched.integrations.gateway.serve import Service
+from tests.vllm import servers
+
+POLICY = """
+[batching]
+use = "fully_async"
+[freshness]
+use = "unbounded"
+[interruption]
+use = "partial"
+at_update = "resubmit"
+segment_tokens = 5
+segment = "chunk"
+"""
+BODY = {"model": "tiny", "prompt": "Once upon a time", "max_tokens": 32, "temperature": 0.0}
+IDS = {"ignore_eos": True, "return_token_ids": True, "logprobs": 0}
+FIELDS: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "ids": IDS,
+    "least length": {"min_tokens": 20, **IDS},
+    "least length beyond a segment": {"min_tokens": 32, **IDS},
+    "stop string": {"stop": ["w1"]},
+    "stop string that is kept": {"stop": ["w1"], "include_stop_str_in_output": True},
+    "stop tokens": {"stop_token_ids": list(range(300, 2000, 7)), **IDS},
+    "bad words": {"bad_words": ["w7", "a"]},
+    "presence": {"presence_penalty": 1.5, **IDS},
+    "frequency": {"frequency_penalty": 1.5, **IDS},
+    "repetition": {"repetition_penalty": 1.5, **IDS},
+    "bias": {"logit_bias": {"50": 5.0, "60": 5.0}, **IDS},
+    "allowed": {"allowed_token_ids": list(range(60, 90)), **IDS},
+    "prompt's log-probs": {"prompt_logprobs": 1, **IDS},
+    "echo": {"echo": True, "ignore_eos": True},
+    "truncated prompt": {"truncate_prompt_tokens": 5, **IDS},
+    "log-probs": {"logprobs": 3, "ignore_eos": True},
+    "choice": {"structured_outputs": {"choice": ["positive", "negative"]}},
+}
+#: Of a choice: what must be equal.
+EQUAL = ("text", "token_ids", "finish_reason", "stop_reason", "prompt_token_ids")
+
+
+@pytest.fixture(scope="module")
+def server(models: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    logs = tmp_path_factory.mktemp("logs")
+    with servers.serving(models[0], logs, "--enable-scale-out", dev_mode=True, core=0) as started:
+        yield started.wait()
+
+
+async def answers(url: str, policy: Path, body: dict[str, Any], path: str) -> tuple[Any, Any]:
+    """Of the server, and of a gateway before it that cuts."""
+    options = Options(policy=str(policy), instances=[url], port=0, start_version="auto", grace_s=1)
+    service = Service(options, lambda line: None)
+    await service.open()
+    try:
+        async with aiohttp.ClientSession() as session:
+            found = []
+            for base in (url, service.url):
+                async with session.post(f"{base}{path}", json=body) as response:
+                    text = await response.text()
+                    assert response.status == 200, text
+                    found.append(events(text) if body.get("stream") else json.loads(text))
+            return found[0], found[1]
+    finally:
+        await service.close()
+
+
+def events(text: str) -> list[Any]:
+    data = [part.removeprefix("data: ") for part in text.split("\n\n") if part.startswith("data")]
+    return [json.loads(one) if one != "[DONE]" else one for one in data]
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> Path:
+    path = tmp_path / "chunks.toml"
+    path.write_text(POLICY)
+    return path
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_a_whole_answer_equals_the_servers_own(field: str, server: str, policy: Path) -> None:
+    body = {**BODY, **FIELDS[field]}
+    own, ours = asyncio.run(answers(server, policy, body, "/v1/completions"))
+    (own_choice,), (our_choice,) = own["choices"], ours["choices"]
+    assert {k: our_choice.get(k) for k in EQUAL} == {k: own_choice.get(k) for k in EQUAL}
+    assert ours["usage"] == own["usage"]
+    assert (our_choice.get("prompt_logprobs") is None) == (
+        own_choice.get("prompt_logprobs") is None
+    )
+    if own_choice["logprobs"]:
+        for name in ("tokens", "text_offset"):
+            assert our_choice["logprobs"][name] == own_choice["logprobs"][name]
+        assert our_choice["logprobs"]["token_logprobs"] == pytest.approx(
+            own_choice["logprobs"]["token_logprobs"], abs=1e-3
+        )
+
+
+@pytest.mark.parametrize("field", sorted(FIELDS.keys() - {"prompt's log-probs"}))  # vLLM refuses it
+def test_a_stream_equals_the_servers_own_or_says_that_it_cannot(
+    field: str, server: str, policy: Path
+) -> None:
+    body = {**BODY, **FIELDS[field], "stream": True, "stream_options": {"include_usage": True}}
+    own, ours = asyncio.run(answers(server, policy, body, "/v1/completions"))
+    if "error" in ours[-1]:
+        assert "cannot be resumed" in ours[-1]["error"]["message"]
+        return
+    assert joined(ours, ids="return_token_ids" in body) == joined(own, ids=True)
+
+
+def joined(found: list[Any], *, ids: bool) -> dict[str, Any]:
+    """`ids`: with token ids, which a gateway also sends to clients that did not ask for them."""
+    assert found[-1] == "[DONE]"
+    choices = [choice for event in found[:-1] for choice in event["choices"]]
+    tokens = [token for choice in choices for token in choice.get("token_ids") or () if ids]
+    usage = found[-2]["usage"]
+    return {
+        "text": "".join([choice["text"] for choice in choices]),
+        "ids": tokens,
+        "finish": [choice["finish_reason"] for choice in choices if choice["finish_reason"]],
+        "stop": [choice.get("stop_reason") for choice in choices][-1],
+        "usage": {name: usage[name] for name in ("prompt_tokens", "completion_tokens")},
+    }
