@@ -141,7 +141,7 @@ class Call:
         if segment:
             limit = b"%d" % dispatch.max_new_tokens
             sampling[request.envelope.limit_field] = limit
-            if (integer(request.body.sampling, "min_tokens") or 0) > dispatch.max_new_tokens:
+            if self._least_tokens() > dispatch.max_new_tokens:
                 sampling["min_tokens"] = limit
         return request.path, self._changed(values, sampling)
 
@@ -169,6 +169,12 @@ class Call:
         try:
             return _IDS.decode(self.prompt)
         except msgspec.DecodeError as error:
+            raise _cannot_be_sent(error) from error
+
+    def _least_tokens(self) -> int:
+        try:
+            return integer(self.request.body.sampling, "min_tokens") or 0
+        except BadRequest as error:
             raise _cannot_be_sent(error) from error
 
     def _changed(self, values: Values, sampling: Values) -> bytes:

@@ -95,14 +95,13 @@ def seed_after(seed: int, tokens: int) -> int:
 
 def resumed(fields: Mapping[str, Any], tokens: int, limit: int) -> dict[str, Any]:
     """The sampling fields of an attempt that goes on after `tokens` response tokens and makes at
-    most `limit`."""
+    most `limit`. Numbers may be text, as vLLM accepts it."""
     sent = {name: value for name, value in fields.items() if not tokens or name not in _FIRST}
     if sent.get("min_tokens"):
         # A part may be shorter than the least length of the response: it never ends by itself then.
-        sent["min_tokens"] = min(max(0, sent["min_tokens"] - tokens), limit)
-    seed = sent.get("seed")
-    if seed is not None and seed != -1:  # -1: none
-        sent["seed"] = seed_after(seed, tokens)
+        sent["min_tokens"] = min(max(0, int(sent["min_tokens"]) - tokens), limit)
+    if sent.get("seed") is not None and int(sent["seed"]) != -1:  # -1: none
+        sent["seed"] = seed_after(int(sent["seed"]), tokens)
     return sent
 
 

@@ -45,6 +45,11 @@ def test_no_two_attempts_have_the_same_seed(seed: int, made: list[int]) -> None:
     assert seed_after(seed, 0) == seed
 
 
+def test_numbers_may_be_text() -> None:
+    assert resumed({"min_tokens": "12"}, 5, 60) == {"min_tokens": 7}
+    assert resumed({"seed": "7"}, 5, 60) == resumed({"seed": 7}, 5, 60)
+
+
 def test_a_seed_of_none_stays_none() -> None:
     assert resumed({"seed": None}, 5, 9) == {"seed": None}
     assert resumed({"seed": -1}, 5, 9) == {"seed": -1}

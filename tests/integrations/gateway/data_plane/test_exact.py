@@ -204,3 +204,20 @@ async def test_a_segment_that_ends_within_a_character_goes_on_before_it(
     await instance.event(1, chunk([8], "stop", text="."), end=True)
     assert texts(await call.events()) == ("w4 w5 ." if closing else "w4 .")
     stage.settled()
+
+
+@pytest.mark.scene(interruption={**PARTIAL, "segment_tokens": 3, "segment": "chunk"})
+@pytest.mark.parametrize(("least", "sent"), [("5", 3), (2, 2), (None, None)])
+async def test_the_least_length_of_a_segment_fits_it(
+    least: Any, sent: int | None, stage, instance
+) -> None:
+    stage.call({**BODY, "min_tokens": least})
+    order = await instance.asked()
+    assert (order.body["min_tokens"], order.body["max_tokens"]) == (sent, 3)
+
+
+@pytest.mark.scene(interruption={**PARTIAL, "segment_tokens": 3, "segment": "chunk"})
+async def test_a_least_length_that_is_no_number_is_refused(stage) -> None:
+    call = stage.call({**BODY, "min_tokens": "many"})
+    await call.over.wait()
+    assert call.status == 400
