@@ -9,6 +9,7 @@ import pytest
 
 from rollout_sched.core.model.actions import Interrupt, Pause, UpdateWeights
 from rollout_sched.core.model.events import (
+    BatchRequested,
     GroupSubmitted,
     InstanceLost,
     InstancePaused,
@@ -20,8 +21,9 @@ from rollout_sched.core.model.events import (
     WeightsPublished,
     WeightsUpdated,
 )
+from rollout_sched.core.model.model import RequestState
 from rollout_sched.core.restart.facts import state_of
-from tests.core.told import FULLY_ASYNC, LIMIT, PROMPT, Told, resumed, sent, thrown
+from tests.core.told import FULLY_ASYNC, LIMIT, PROMPT, Told, resumed, sent, tail, thrown
 
 CHUNKS = {"use": "partial", "at_update": "resubmit", "segment_tokens": 8, "segment": "chunk"}
 
@@ -111,3 +113,14 @@ def test_a_segment_may_end_before_its_last_tokens() -> None:
     told(RequestSubmitted("r", "r", PROMPT, LIMIT))
     ended = RequestFinished("r", 1, 6, reason="segment")
     assert told(ended) == [resumed("r", 2, made=6, max_new_tokens=8)]
+
+
+def test_it_runs_on_when_its_round_ends() -> None:
+    told = Told(prompts_per_step=1, batching=tail(2.0, 1.0), interruption=CHUNKS)
+    told(GroupSubmitted("a", 1, PROMPT, LIMIT, resumable=False))
+    told.submit("b")
+    told(BatchRequested())
+    assert told.running == ["a/0", "b/0"]
+    told(RequestFinished("b/0", 2, 5))
+    assert told.running == ["a/0"], "and it was not told to stop"
+    assert told.request("a/0").state is RequestState.RUNNING

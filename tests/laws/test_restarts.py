@@ -71,7 +71,8 @@ class MortalWorld(World):
     def break_off(self):
         """The results of attempts, orders and clients are lost."""
         for attempt, dispatch in self.running.items():
-            if not self.scheduler.state.fleet.attempts[attempt].abandoned:
+            known = self.scheduler.state.fleet.attempts[attempt]
+            if known.request.resumable and not known.abandoned:
                 self.made[dispatch.request] += self.streamed[attempt]
             self.over.append(ev.RequestFinished(dispatch.request, attempt, 1))
         for name in self.asked:

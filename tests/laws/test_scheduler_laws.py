@@ -345,8 +345,13 @@ class World(RuleBasedStateMachine):
         return self.version if self.around else max(0, self.version - lag)
 
     @precondition(lambda self: not self.submissions_closed)
-    @rule(samples=st.integers(1, 3), prompt=st.integers(1, 40), judged=st.booleans())
-    def submit(self, samples, prompt, judged):
+    @rule(
+        samples=st.integers(1, 3),
+        prompt=st.integers(1, 40),
+        judged=st.booleans(),
+        resumable=st.booleans(),
+    )
+    def submit(self, samples, prompt, judged, resumable):
         number = len(self.groups)
         name, known = f"g{number}", tuple(range(number % 3))
         self.groups[name] = samples
@@ -354,7 +359,7 @@ class World(RuleBasedStateMachine):
         if judged:
             self.judged.add(name)
         event = ev.GroupSubmitted(
-            name, samples, prompt, MAX_TOKENS, named, known, number % 2, judged
+            name, samples, prompt, MAX_TOKENS, named, known, number % 2, judged, resumable
         )
         self.tell(event)
 

@@ -200,10 +200,11 @@ class GroupMoves:
         group.finished.clear()
 
     def _stop(self, request: Request) -> None:
-        """Stop the request; it goes on in a later round."""
+        """Stop the request; it goes on in a later round. One that cannot be resumed runs on: if it
+        started over in each round, one that is longer than a round would never end."""
         if request.state is WAITING:
             self._requests.park(request)
-        elif request.state is RUNNING:
+        elif request.state is RUNNING and request.resumable:
             self._requests.interrupt(request)
 
 
