@@ -116,7 +116,7 @@ def test_a_segment_may_end_before_its_last_tokens() -> None:
 
 
 def test_it_runs_on_when_its_round_ends() -> None:
-    told = Told(prompts_per_step=1, batching=tail(2.0, 1.0), interruption=CHUNKS)
+    told = Told(batching=tail(2.0, 1.0), freshness="unbounded", interruption=CHUNKS)
     told(GroupSubmitted("a", 1, PROMPT, LIMIT, resumable=False))
     told.submit("b")
     told(BatchRequested())
