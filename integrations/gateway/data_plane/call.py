@@ -189,12 +189,11 @@ class Call:
         return f"v{dispatch.salt}" if own is None else f"{own}/v{dispatch.salt}"
 
 
-def not_resumable(field: str, why: str = "") -> RequestRejected:
+def not_resumable(field: str) -> RequestRejected:
     """The client of a stream has a part of a response that cannot be resumed with this field."""
-    why = why or f"an engine applies {field!r} to a response as one piece"
     text = (
-        f"the response was interrupted and cannot be resumed: {why}; send the request again, or "
-        f"without `stream` or {field!r}"
+        f"the response was interrupted and cannot be resumed: an engine applies {field!r} to a "
+        f"response as one piece; send the request again, or without `stream` or {field!r}"
     )
     return RequestRejected(text, 502, error_body(502, text))
 

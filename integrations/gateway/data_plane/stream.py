@@ -43,6 +43,7 @@ class ClientStream:
     envelope    the fields of the first event that describe the response; None before it
     parsed      the field, such as "reasoning", that a server parsed from the response so far; ""
                 if none
+    last        the events that were sent last
     """
 
     def __init__(self, endpoint: Endpoint, reply: Reply) -> None:
@@ -51,6 +52,7 @@ class ClientStream:
         self.prompt_ids = b""
         self.envelope: dict[str, Any] | None = None
         self.parsed = ""
+        self.last = b""
         self._write: Write | None = None  # where the events go, once there are any
 
     @property
@@ -61,6 +63,7 @@ class ClientStream:
         """Send whole events."""
         if self.endpoint == "generate":
             events = both_spellings(events)
+        self.last = events
         write = self._write
         if write is None:
             write = self._write = self.reply.begin([EVENT_STREAM])
@@ -96,10 +99,6 @@ _IDS = re.compile(rb'"token_ids"\s*:\s*\[([\d,\s]*)\]')
 _IDS_AS_VLLM = b'"token_ids":['
 _ID_BYTES = b"0123456789, "
 
-#: Events, and bytes of them, that are kept to resume from: a character's tokens but the last.
-LATEST = 3
-LATEST_BYTES = 4096
-
 #: Packets that are counted together, which costs little more than counting one. Streams that began
 #: together count at different times, because counting one stream delays the others.
 READ_TOGETHER = 32
@@ -111,19 +110,14 @@ class StreamTokens:
     ids     "1,2,3," as written in the events
     events  number of events without ids: one token each
     unread  data that was passed on but is not counted yet
-    last    the last `LATEST` events that were counted: how their text ends decides where the
-            response can be resumed
-    texts   whether events have the tokens' text
     """
 
-    __slots__ = ("_texts", "_until", "events", "ids", "last", "unread")
+    __slots__ = ("_until", "events", "ids", "unread")
 
-    def __init__(self, attempt: int, *, texts: bool = True) -> None:
-        self._texts = texts
+    def __init__(self, attempt: int) -> None:
         self.ids = bytearray()
         self.events = 0
         self.unread: list[bytes] = []
-        self.last: list[bytes] = []
         self._until = 1 + attempt % READ_TOGETHER  # packets until the next count
 
     @property
@@ -141,36 +135,8 @@ class StreamTokens:
         ids: list[int] = msgspec.json.decode(b"[" + self.ids[:-1] + b"]")
         return ids
 
-    @property
-    def resumable(self) -> int:
-        """Tokens of the data that has been read from which the response can be resumed.
-
-        Not the last ones if they have no text: they are a part of a character. Its text comes with
-        the token that completes it; from another attempt it would not come, or with the text of the
-        prompt (vLLM 48853). A character has at most four tokens.
-        """
-        if self.events:
-            return 0
-        count = self.count
-        if self._texts:
-            for event in reversed(self.last):
-                choices = read_event(event).choices
-                choice = choices[0] if choices else None
-                if choice is None or choice.speaks:
-                    break
-                if choice.ids:  # not in every event that ends a stream
-                    count -= choice.ids.count(b",") + 1
-        return count
-
-    def drop_last(self, count: int) -> None:
-        """Drop the last `count` tokens: the response is resumed from those before."""
-        kept = self.to_go_on_from()[:-count]
-        self.ids = bytearray(b"".join([b"%d," % token for token in kept]))
-        self.last.clear()
-
-    def add(self, data: bytes, ids: bytes, *, speaks: bool) -> None:
+    def add(self, ids: bytes, *, speaks: bool) -> None:
         """Count an event that was read: its ids as "1,2", and whether it has other output."""
-        self.last = [*self.last[1 - LATEST :], data]
         if ids:
             self.ids += ids + b","
         elif speaks:
@@ -192,9 +158,6 @@ class StreamTokens:
             self._count(data)
 
     def _count(self, data: bytes) -> None:
-        # A copy, which does not keep the rest of the data.
-        latest = data[-LATEST_BYTES:].split(b"\n\n")[-LATEST - 1 : -1]
-        self.last = [event[6:] for event in latest if event.startswith(b"data: ")]
         found = data.count(b'"token_ids"')
         if not found:
             self.events += data.count(b'"choices"')
@@ -220,7 +183,7 @@ class StreamTokens:
                 choices = read_event(event).choices
                 choice = choices[0] if choices else None
                 if choice is not None:
-                    self.add(event, choice.ids, speaks=choice.speaks)
+                    self.add(choice.ids, speaks=choice.speaks)
             except InstanceError:
                 self.events += 1
 
@@ -265,13 +228,16 @@ class Stream:
     __slots__ = (
         "_client",
         "_cut",
+        "_dropped",
         "_events",
+        "_held",
         "_labelled",
         "_opening",
         "_order_id",
         "_resumes",
         "_segment",
         "_text_offset",
+        "_texts",
         "end",
         "tokens",
     )
@@ -287,7 +253,7 @@ class Stream:
         segment: bool,
         labelled: bool,
     ) -> None:
-        self.tokens = StreamTokens(attempt, texts=client.endpoint != "generate")
+        self.tokens = StreamTokens(attempt)
         self.end = StreamEnd()
         self._client = client
         self._order_id = order_id
@@ -296,6 +262,9 @@ class Stream:
         self._segment = segment
         self._labelled = labelled
         self._events = WholeEvents()
+        self._texts = client.endpoint != "generate"  # its events have the tokens' text
+        self._held = b""  # events whose tokens have no text yet
+        self._dropped = False  # tokens that had none when it ended
         self._cut = False  # an event is not complete yet
         self._opening = b""  # beginning of events that may pass unread; b"" if none may
 
@@ -305,14 +274,12 @@ class Stream:
         Raises InstanceError for invalid events; the rest of these bytes is then dropped.
         """
         if self._opening and not self._cut and are_plain_events(data, self._opening):
-            self._client.send(data)
-            self.tokens.add_unread(data)
+            self._pass_on(data)
             return False
         data = self._events.feed(data)
         self._cut = bool(self._events.rest)
         if self._opening and are_plain_events(data, self._opening):
-            self._client.send(data)
-            self.tokens.add_unread(data)
+            self._pass_on(data)
         elif data:
             self.tokens.read_up()
             if data.startswith(b":"):  # a comment, by which a silent server keeps the connection
@@ -327,11 +294,27 @@ class Stream:
         if finish is None:
             raise InstanceError("the stream ended without a finish_reason")
         self.tokens.read_up()
-        tokens = self.tokens.count
-        if self.end.event or self.tokens.resumable == tokens:
-            return Outcome(tokens, finish, self.end.spans, None)
-        # Its spans are of all its tokens.
-        return Outcome(self.tokens.resumable, "segment" if finish == "length" else finish, (), None)
+        ended = "segment" if self._dropped and finish == "length" else finish
+        return Outcome(self.tokens.count, ended, self.end.spans, None)
+
+    def _pass_on(self, events: bytes) -> None:
+        """Send plain events, but hold back the last ones as long as their tokens have no text."""
+        if self._held or (self._texts and is_mute(events)):
+            events = self._held + events
+            spoken = end_of_text(events)
+            events, self._held = events[:spoken], events[spoken:]
+            if not events:
+                return
+        self._client.send(events)
+        self.tokens.add_unread(events)
+
+    def _release(self) -> None:
+        """Send the events that were held back."""
+        if self._held:
+            self._client.send(self._held)
+            self.tokens.add_unread(self._held)
+            self.tokens.read_up()
+            self._held = b""
 
     def _read(self, data: bytes) -> None:
         end = self.end
@@ -339,6 +322,7 @@ class Stream:
             return
         if data == DONE:
             end.done = True
+            self._release()
             if end.finish is None:
                 end.finish = "stop"  # some servers give no finish_reason
         elif end.finish is not None:
@@ -356,9 +340,13 @@ class Stream:
             self._read_end(data, choice, ids, finish_of(choice.finish_reason))
             return
         passed = as_event(data)
+        if self._texts and is_mute(passed):
+            self._held += passed
+            return
+        self._release()
         self._client.send(passed)
         if choice is not None:
-            self.tokens.add(data, ids, speaks=choice.speaks)
+            self.tokens.add(ids, speaks=choice.speaks)
             self._client.parsed = self._client.parsed or choice.parsed
         if ids and self._resumes is None:
             opening = _OPENING.match(passed)
@@ -366,12 +354,18 @@ class Stream:
 
     def _read_end(self, data: bytes, choice: EventChoice, ids: bytes, finish: Finish) -> None:
         goes_on = finish == "abort" or (finish == "length" and self._segment)
+        self._opening = b""
+        self.end.finish = finish
+        if goes_on and self._texts and (self._held or is_mute(data)) and not choice.speaks:
+            self._dropped, self._held = True, b""
+            return
+        self._release()
         if goes_on and (choice.speaks or ids):
             # The event has tokens that the instance had held back.
             fields = answers.read_object(data)
             fields["choices"][0]["finish_reason"] = None
             self._client.send(as_event(msgspec.json.encode(fields)))
-        self.tokens.add(data, ids, speaks=choice.speaks)
+        self.tokens.add(ids, speaks=choice.speaks)
         try:
             self.end.spans = spans_of(
                 choice.weight_versions, self.tokens.count, labelled=self._labelled
@@ -380,8 +374,6 @@ class Stream:
             # The client already has the tokens, so they cannot be corrected.
             text = f"the stream is not valid: {error}"
             raise RequestRejected(text, 502, because=error) from None
-        self._opening = b""
-        self.end.finish = finish
         if not goes_on:
             self.end.event = data
 
@@ -420,6 +412,40 @@ class Stream:
             return msgspec.json.encode(fields)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise InstanceError(f"invalid event: {error!r}") from None
+
+
+# ------------------------------------------------------------------------------------------
+# Tokens without text: a part of a character, whose text comes with the token that completes it.
+#
+# From another attempt it would not come, or, before vLLM 48853 is mended, with the text of the
+# prompt. So such tokens are held back, and a response is resumed from those before them.
+
+_MUTE = (b'"text":""', b'"content":""')
+_SOME_IDS = re.compile(rb'"token_ids":\[\d')
+
+#: Tokens of a character but the last. If more have no text, they are no part of one.
+_PARTS = 3
+
+
+def is_mute(events: bytes) -> bool:
+    """Whether one of these events of a stream has tokens without text, as vLLM writes it."""
+    found = events.find(_MUTE[0]) >= 0 or events.find(_MUTE[1]) >= 0
+    return found and _SOME_IDS.search(events) is not None
+
+
+def end_of_text(events: bytes) -> int:
+    """Where the last event that has text ends."""
+    at = len(events)
+    for _ in range(_PARTS + 1):
+        start = max(0, events.rfind(b"\n\n", 0, max(0, at - 2)) + 2) if at else 0
+        if start <= 1:
+            start = 0
+        if not is_mute(events[start:at]):
+            return at
+        at = start
+        if not at:
+            return 0
+    return len(events)
 
 
 def are_plain_events(data: bytes, opening: bytes) -> bool:

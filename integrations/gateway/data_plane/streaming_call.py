@@ -34,7 +34,7 @@ from rollout_sched.integrations.gateway.data_plane.call import (
 from rollout_sched.integrations.gateway.data_plane.resume import ResponsePart
 from rollout_sched.integrations.gateway.data_plane.stream import ClientStream, Stream
 from rollout_sched.integrations.gateway.data_plane.unary_call import failure
-from rollout_sched.integrations.vllm.protocol.answers import DONE, as_event
+from rollout_sched.integrations.vllm.protocol.answers import DONE, as_event, data_of_each
 from rollout_sched.integrations.vllm.protocol.refusals import refusal_of_request
 from rollout_sched.live.ports import (
     Attempting,
@@ -74,7 +74,7 @@ class StreamTranscript:
         if stream is None:
             return 0
         stream.tokens.read_up()
-        return stream.tokens.resumable
+        return 0 if stream.tokens.events else stream.tokens.count
 
     def partial(self, attempt: int, tokens: int) -> None:
         """Nothing to do: the stream holds the ids."""
@@ -164,8 +164,8 @@ class StreamingCall:
 
     def _text_after(self) -> int:
         """Characters of the text so far, if its log-probs tell."""
-        last = [event for stream in self.transcript.streams() for event in stream.tokens.last]
-        return dialects.text_after(last[-1]) if last and b'"text_offset"' in last[-1] else 0
+        last = self._client.last
+        return dialects.text_after(data_of_each(last)[-1]) if b'"text_offset"' in last else 0
 
     def _question(self, dispatch: Dispatch) -> tuple[bytes, bytes]:
         """(path, body): from the beginning, or resuming from the tokens that the client has."""
@@ -179,11 +179,6 @@ class StreamingCall:
         for stream in streams:
             stream.tokens.read_up()
         lost = any(stream.tokens.events for stream in streams)
-        excess = sum([stream.tokens.count for stream in streams]) - dispatch.response_tokens
-        if excess > 0 and not lost:
-            if self.call.keep_ids:
-                raise not_resumable("return_token_ids", "it was cut within a character")
-            streams[-1].tokens.drop_last(excess)
         part = ResponsePart(
             [token for stream in streams for token in stream.tokens.to_go_on_from()]
         )

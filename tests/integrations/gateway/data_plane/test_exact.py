@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -115,6 +116,12 @@ async def cut(stage: Any, first: Any, body: Any, *events: Any, target: str = "")
     return call
 
 
+def ids_of(call: Any) -> list[int]:
+    parts = [part.removeprefix(b"data: ") for part in call.data.split(b"\n\n")]
+    told = [json.loads(part) for part in parts if part.startswith(b"{")]
+    return [token for e in told for c in e.get("choices", ()) for token in c.get("token_ids", ())]
+
+
 def texts(events: list[Any]) -> str:
     told = [event for event in events if event != b"[DONE]"]
     return "".join([choice.get("text", "") for e in told for choice in e.get("choices", ())])
@@ -150,12 +157,27 @@ async def test_a_stream_that_is_cut_within_a_character_goes_on_before_it(
     stage.settled()
 
 
-async def test_a_clients_ids_within_a_character_end_the_stream(stage, first, second) -> None:
-    events = [chunk([4], prompt_token_ids=PROMPT), chunk([5], text="")]
+async def test_ids_without_text_reach_no_client_before_their_text(stage, first, second) -> None:
+    """Otherwise a client would have ids that the response does not go on from."""
+    events = [chunk([4], prompt_token_ids=PROMPT), chunk([5], text=""), chunk([6], text="")]
     call = await cut(stage, first, {**BODY, "return_token_ids": True}, *events)
-    *_, last = await call.events()
-    assert "within a character" in last["error"]["message"]
+    assert ids_of(call) == [4]
+    order = await second.asked()
+    assert order.body["prompt"] == [*PROMPT, 4]
+    await second.event(0, chunk([5], text=""), chunk([7], text="e"), chunk([8], "stop"), end=True)
+    assert texts(await call.events()) == "w4 ew8 "
+    assert ids_of(call) == [4, 5, 7, 8]
     stage.settled()
+
+
+async def test_many_tokens_without_text_are_no_part_of_a_character(stage, instance) -> None:
+    call = stage.call({**BODY, "stream": True})
+    mute = [chunk([token], text="") for token in range(5, 10)]
+    await instance.event(0, chunk([4], prompt_token_ids=PROMPT), *mute)
+    assert len(ids_of(call)) >= 3
+    await instance.event(0, chunk([10], "stop", text=""), end=True)
+    await call.events()
+    assert ids_of(call) == [4, *range(5, 11)]
 
 
 async def test_a_stream_of_reasoning_ends_with_an_error(stage, first, second) -> None:

@@ -162,15 +162,15 @@ def test_a_stream_without_events_has_no_tokens() -> None:
 
 def test_parsed_tokens_count_at_once() -> None:
     tokens = StreamTokens(1)
-    tokens.add(b"", b"1,2", speaks=True)
-    tokens.add(b"", b"", speaks=False)
-    tokens.add(b"", b"3", speaks=False)
+    tokens.add(b"1,2", speaks=True)
+    tokens.add(b"", speaks=False)
+    tokens.add(b"3", speaks=False)
     assert (tokens.count, tokens.to_go_on_from(), tokens.events) == (3, [1, 2, 3], 0)
 
 
 def test_an_event_without_ids_is_a_token_that_cannot_be_resumed() -> None:
     tokens = StreamTokens(1)
-    tokens.add(b"", b"", speaks=True)
+    tokens.add(b"", speaks=True)
     assert (tokens.count, tokens.events, tokens.to_go_on_from()) == (1, 1, [])
 
 
