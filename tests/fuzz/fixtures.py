@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from rollout_sched.integrations.gateway.data_plane.call import KEEP_ALIVE
 from rollout_sched.integrations.gateway.data_plane.data_plane import DataPlane
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.settings import Settings
@@ -230,6 +231,8 @@ def read_events(data: bytes, unread: bytes = b"") -> list[dict[str, Any] | None]
     hold("a stream ends with an empty line", data.endswith(b"\n\n"), data[-200:])
     events: list[dict[str, Any] | None] = []
     for event in data[:-2].split(b"\n\n"):
+        if event == KEEP_ALIVE.strip():
+            continue
         hold("an event is a line of data", event.startswith(b"data:"), event)
         said = event.removeprefix(b"data:").strip()
         hold("an event is one line", b"\n" not in said and b"\r" not in said, event)
