@@ -420,17 +420,18 @@ class Stream:
 # From another attempt it would not come, or, before vLLM 48853 is mended, with the text of the
 # prompt. So such tokens are held back, and a response is resumed from those before them.
 
-_MUTE = (b'"text":""', b'"content":""')
-_SOME_IDS = re.compile(rb'"token_ids":\[\d')
+_NO_TEXT = re.compile(rb'"(?:text|content)"\s*:\s*""')
+_SOME_IDS = re.compile(rb'"token_ids"\s*:\s*\[\s*\d')
 
 #: Tokens of a character but the last. If more have no text, they are no part of one.
 _PARTS = 3
 
 
 def is_mute(events: bytes) -> bool:
-    """Whether one of these events of a stream has tokens without text, as vLLM writes it."""
-    found = events.find(_MUTE[0]) >= 0 or events.find(_MUTE[1]) >= 0
-    return found and _SOME_IDS.search(events) is not None
+    """Whether one of these events of a stream has tokens without text."""
+    if events.find(b'""') < 0:
+        return False
+    return _NO_TEXT.search(events) is not None and _SOME_IDS.search(events) is not None
 
 
 def end_of_text(events: bytes) -> int:

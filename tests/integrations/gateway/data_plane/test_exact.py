@@ -243,3 +243,16 @@ async def test_a_least_length_that_is_no_number_is_refused(stage) -> None:
     call = stage.call({**BODY, "min_tokens": "many"})
     await call.over.wait()
     assert call.status == 400
+
+
+@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")])
+async def test_tokens_without_text_are_known_in_any_spelling(
+    separators: tuple[str, str], stage, first, second
+) -> None:
+    def spelled(event: dict[str, Any]) -> bytes:
+        return b"data: " + json.dumps(event, separators=separators).encode()
+
+    events = [chunk([4], prompt_token_ids=PROMPT), chunk([5], text="")]
+    await cut(stage, first, BODY, *[spelled(event) for event in events])
+    order = await second.asked()
+    assert order.body["prompt"] == [*PROMPT, 4]
