@@ -123,6 +123,7 @@ class Envelope:
     limit_field  the field that sets the limit
     samples      how many responses are asked for, per prompt
     keep_ids     the client wants token ids in the answer
+    echo         the client wants the prompt's text in the answer
     says_ours    whether the body already has a field that the gateway sets
     priority     the lowest number goes first
     hindrance    the field with which the response cannot be resumed; "" if it can
@@ -130,6 +131,7 @@ class Envelope:
 
     __slots__ = (
         "body",
+        "echo",
         "group",
         "hindrance",
         "keep_ids",
@@ -159,7 +161,8 @@ class Envelope:
             own = integer(found, "max_completion_tokens")
             if own is not None:
                 limit, self.limit_field = own, "max_completion_tokens"
-        if limit == 0 and endpoint == "completions" and boolean(found, "echo"):
+        self.echo = bool(boolean(found, "echo"))
+        if limit == 0 and endpoint == "completions" and self.echo:
             limit = 1  # vLLM answers with the prompt alone, for which it makes a token
         self.limit = limit
         n = integer(sampling, "n")

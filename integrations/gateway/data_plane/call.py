@@ -128,7 +128,7 @@ class Call:
         """(path, body) of an attempt that has no tokens to resume from. Raises RequestRejected."""
         fields: dict[str, Any] = {"cache_salt": self._salt(dispatch)}
         # With `echo`, vLLM leaves the prompt's text out of an answer with token ids.
-        if self.asks_ids and not self.keep_ids and self.hindrance != "echo":
+        if self.asks_ids and not self.keep_ids and not self.request.envelope.echo:
             fields["return_token_ids"] = True
         segment = dispatch.max_new_tokens < max_tokens
         request, one = self.request, self.one

@@ -106,8 +106,10 @@ def hindrance(found: Fields, sampling: Mapping[str, msgspec.Raw], endpoint: Endp
     """The first field with which a response could not be resumed; "" if it can (see
     `continuation`)."""
     for fields in (found, sampling):
-        for name in fields.keys() - continuation.RESUMABLE:
-            if continuation.hindrance({name: decoded(msgspec.json, fields[name], name)}):
+        for name in fields:
+            if name not in continuation.RESUMABLE and continuation.hindrance(
+                {name: decoded(msgspec.json, fields[name], name)}
+            ):
                 return name
     if endpoint == "chat" and _MEDIA.search(memoryview(found["messages"])) is not None:
         return "messages"

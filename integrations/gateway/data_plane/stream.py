@@ -218,11 +218,11 @@ class StreamEnd:
 class Stream:
     """One attempt's stream of events to `client`; the attempt may be the first or a later one.
 
-    resumes   tokens of the response that it resumes from, if the client has received events of
-              earlier attempts; else None
-    text_offset  characters of the text of those tokens, if known
-    segment   its "length" is not the end of the response
-    labelled  as its instance's `labelled`
+    resumes      tokens of the response that it resumes from, if the client has received events of
+                 earlier attempts; else None
+    text_offset  characters of the text of those tokens; 0 if unknown
+    segment      its "length" is not the end of the response
+    labelled     as its instance's `labelled`
     """
 
     __slots__ = (
@@ -341,7 +341,7 @@ class Stream:
             return
         passed = as_event(data)
         if self._texts and is_mute(passed):
-            self._held += passed
+            self._pass_on(passed)
             return
         self._release()
         self._client.send(passed)
@@ -435,18 +435,14 @@ def is_mute(events: bytes) -> bool:
 
 
 def end_of_text(events: bytes) -> int:
-    """Where the last event that has text ends."""
-    at = len(events)
-    for _ in range(_PARTS + 1):
-        start = max(0, events.rfind(b"\n\n", 0, max(0, at - 2)) + 2) if at else 0
-        if start <= 1:
-            start = 0
-        if not is_mute(events[start:at]):
-            return at
-        at = start
-        if not at:
-            return 0
-    return len(events)
+    """Where the last event with text ends; where all end, if too many have none."""
+    mute = 0
+    each = events[:-2].split(b"\n\n")
+    while mute < len(each) and is_mute(each[-1 - mute]):
+        mute += 1
+    if mute > _PARTS:
+        return len(events)
+    return len(events) - sum([len(event) + 2 for event in each[len(each) - mute :]])
 
 
 def are_plain_events(data: bytes, opening: bytes) -> bool:

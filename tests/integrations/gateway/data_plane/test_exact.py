@@ -256,3 +256,9 @@ async def test_tokens_without_text_are_known_in_any_spelling(
     await cut(stage, first, BODY, *[spelled(event) for event in events])
     order = await second.asked()
     assert order.body["prompt"] == [*PROMPT, 4]
+
+
+async def test_an_echo_is_not_asked_for_ids_whatever_else_hinders(stage, instance) -> None:
+    """vLLM leaves the prompt's text out of an answer with token ids."""
+    stage.call({**BODY, "stop": ["</q>"], "echo": True})
+    assert "return_token_ids" not in (await instance.asked()).body
