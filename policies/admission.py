@@ -91,11 +91,12 @@ class AimdConcurrency(SessionAdmission, msgspec.Struct, frozen=True):
 
     prime-rl's adaptive concurrency (PrimeIntellect-ai/prime-rl, orchestrator/concurrency.py), per
     instance: the cap starts at KV capacity / `longest` (tokens of the longest possible context). It
-    grows by 1.25 once as many requests as it allows have finished, if KV use is below 0.6 and the
-    cap binds. It is cut to in-flight * 0.7 / use if KV use is above 0.8, by 0.8 after a preemption,
-    by 0.9 if for 6 reports in a row half as many requests waited as ran, and to a half if a cut did
-    not help; then it does not change for 6 reports. Running requests are never cancelled: vLLM
-    itself preempts them, and the excess trajectories run to their end.
+    grows once as many requests as it allows have finished, if it binds: by 1.2 at no KV use,
+    tapering linearly to 1.0 at 0.8 (prime-rl#3556). It is cut to in-flight * 0.7 / use if KV use is
+    above 0.8, by 0.8 after a preemption, by 0.9 if for 6 reports in a row half as many requests
+    waited as ran, and to a half if a cut did not help; then it does not change for 6 reports.
+    Running requests are never cancelled: vLLM itself preempts them, and the excess trajectories run
+    to their end.
     """
 
     longest: Annotated[int, msgspec.Meta(ge=1)] = 32_768
@@ -123,8 +124,9 @@ class AimdConcurrency(SessionAdmission, msgspec.Struct, frozen=True):
             return Concurrency(max(1.0, limit), instance.finished, rest=6, cut=True)
         turned_over = instance.finished - last.finished >= last.limit
         binds = instance.sessions >= 0.9 * last.limit
-        if report.kv_usage < 0.6 and binds and turned_over:
-            return Concurrency(min(self.most, 1.25 * last.limit), instance.finished, queued=queued)
+        if binds and turned_over:
+            grown = last.limit * (1 + 0.25 * (0.8 - report.kv_usage))
+            return Concurrency(min(self.most, grown), instance.finished, queued=queued)
         return Concurrency(last.limit, last.finished, 0, queued, last.cut)
 
     def _cut(

@@ -123,11 +123,16 @@ class TestAimdConcurrency:
     def test_grows_after_a_full_window_of_answers(self) -> None:
         busy = instance(9, slots=20)
         busy.finished = 9
-        assert self.limit(busy, poll(0.5)) == 10
+        assert self.limit(busy, poll(0.0)) == 10
         busy.finished = 10
-        assert self.limit(busy, poll(0.6)) == 10, "the cache is rather full"
-        assert self.limit(busy, poll(0.5)) == 12.5
-        assert self.limit(busy, poll(0.5)) == 12.5, "10 of them have been counted"
+        assert self.limit(busy, poll(0.0)) == 12
+        assert self.limit(busy, poll(0.0)) == 12, "10 of them have been counted"
+
+    @pytest.mark.parametrize(("usage", "limit"), [(0.0, 12.0), (0.4, 11.0), (0.8, 10.0)])
+    def test_growth_tapers_as_the_cache_fills(self, usage: float, limit: float) -> None:
+        busy = instance(9, slots=20)
+        busy.finished = 10
+        assert self.limit(busy, poll(usage)) == pytest.approx(limit)
 
     def test_does_not_grow_while_it_does_not_bind(self) -> None:
         idle = instance(8, slots=20)
