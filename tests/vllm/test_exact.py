@@ -56,10 +56,18 @@ FIELDS: dict[str, dict[str, Any]] = {
 EQUAL = ("text", "token_ids", "finish_reason", "stop_reason", "prompt_token_ids")
 
 
-@pytest.fixture(scope="module")
-def server(models: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    logs = tmp_path_factory.mktemp("logs")
-    with servers.serving(models[0], logs, "--enable-scale-out", dev_mode=True, core=0) as started:
+#: Servers: one sends each token as it comes, the other joins tokens, as a busy one does.
+SERVERS = {"each": (), "joined": ("--stream-interval", "4")}
+
+
+@pytest.fixture(scope="module", params=SERVERS)
+def server(
+    models: list[Path], tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[str]:
+    logs, flags = tmp_path_factory.mktemp("logs"), SERVERS[request.param]
+    with servers.serving(
+        models[0], logs, "--enable-scale-out", *flags, dev_mode=True, core=0
+    ) as started:
         yield started.wait()
 
 
@@ -93,6 +101,7 @@ def policy(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.parametrize("server", ["each"], indirect=True)
 @pytest.mark.parametrize("field", FIELDS)
 def test_a_whole_answer_equals_the_servers_own(field: str, server: str, policy: Path) -> None:
     body = {**BODY, **FIELDS[field]}

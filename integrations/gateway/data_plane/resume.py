@@ -7,12 +7,14 @@ at the end the parts are joined into one answer that looks uninterrupted.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from rollout_sched.integrations.gateway.data_plane.answers import PARSED
+from rollout_sched.integrations.gateway.data_plane.body import are_token_ids
 from rollout_sched.integrations.vllm.protocol.endpoints import (
     CHAT_ONLY,
     COMPLETIONS,
@@ -63,13 +65,13 @@ def part_of(endpoint: Endpoint, answer: dict[str, Any]) -> ResponsePart | None:
 
 
 def shows_no_way_on(
-    endpoint: Endpoint, answer: dict[str, Any], earlier: list[ResponsePart]
+    endpoint: Endpoint, answer: dict[str, Any], earlier: list[ResponsePart], prompt: Prompt
 ) -> bool:
     """Whether a part of a response shows that it cannot go on as text after these parts.
 
     A server that parses reasoning or tool calls from a chat's text reads them from the beginning.
-    And a part may end within a character, whose tokens have no text yet: vLLM then repeats prompt
-    and response in the text of the next attempt (vLLM 48853).
+    And a part may end within a character, whose tokens have no text yet (see `Repetition`).
+    `prompt`: as the client gave it.
     """
     if endpoint == "generate":
         return False
@@ -81,7 +83,61 @@ def shows_no_way_on(
     if message is not None and any(message.get(name) for name in PARSED):
         return True
     before = "".join([part.text for part in earlier])
-    return bool(before) and before in text
+    # The search is through all of the text, which may use a few of the same words again.
+    return before in text and Repetition(prompt, before).is_in(text, len(before) >= _ENOUGH)
+
+
+#: A prompt as raw JSON: text, token ids, or messages.
+Prompt = bytes | memoryview
+
+#: Characters that a text hardly has in common with another by chance.
+_ENOUGH = 24
+
+#: Special tokens of a prompt, which are no part of its decoded text.
+_SPECIAL = re.compile(r"<[^<>\s]*>|\[/?[A-Z_]+\]")
+
+
+class Repetition:
+    """Finds prompt and response in the text of a later attempt.
+
+    vLLM repeats both there if the tokens that it resumes from end within a character (vLLM 48853).
+
+    prompt  the longest text of the prompt without special tokens; "" if it is token ids
+    before  the end of the response's text so far
+    """
+
+    def __init__(self, prompt: Prompt, before: str) -> None:
+        pieces = [piece.strip() for text in _texts(prompt) for piece in _SPECIAL.split(text)]
+        self.prompt = max(pieces, key=len, default="")[:200]
+        self.before = before
+
+    def is_in(self, text: str, unlikely: bool) -> bool:
+        """`unlikely`: `text` would not have `before` in it by chance."""
+        if len(self.prompt) < _ENOUGH // 3:
+            return unlikely and self.before in text
+        _, found, rest = text.partition(self.prompt)
+        return bool(found) and self.before in rest
+
+    def length(self, text: str, tokens: int) -> int:
+        """Characters of the repetition with which the text of so many tokens begins; 0 if none."""
+        longer = len(text.split()) > 2 * tokens + 8 or len(text) > 128 * tokens
+        if not (self.before and self.is_in(text, longer)):
+            return 0
+        return text.rindex(self.before) + len(self.before)
+
+
+def _texts(prompt: Prompt) -> list[str]:
+    """The texts in a prompt."""
+    if are_token_ids(prompt):
+        return []
+    return _texts_in(msgspec.json.decode(prompt))
+
+
+def _texts_in(value: Any) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    each = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [text for one in each for text in _texts_in(one)]
 
 
 def resume(
@@ -210,13 +266,21 @@ def last_event(endpoint: Endpoint, said: dict[str, Any], finish: str) -> dict[st
     return {**said, "choices": [choice], "usage": None}
 
 
-def text_after(data: bytes) -> int:
-    """Characters of the text up to the end of an event of a stream of completions; 0 without
-    log-probs, which alone say it."""
-    logprobs = msgspec.json.decode(data)["choices"][0].get("logprobs") or {}
-    if not logprobs.get("text_offset"):
+def text_of(choices: list[dict[str, Any]]) -> str:
+    """The text of the choices of a stream's events."""
+    deltas = [choice.get("delta") or {"content": choice.get("text")} for choice in choices]
+    texts = [delta.get("content") for delta in deltas]
+    return "".join([text for text in texts if isinstance(text, str)])
+
+
+def text_after(choices: list[dict[str, Any]]) -> int:
+    """Characters of the text up to the last of the choices of a stream's events; 0 without
+    log-probs of completions, which alone say it."""
+    try:
+        logprobs = choices[-1]["logprobs"]
+        offset: int = logprobs["text_offset"][-1] + len(logprobs["tokens"][-1])
+    except (LookupError, TypeError):
         return 0
-    offset: int = logprobs["text_offset"][-1] + len(logprobs["tokens"][-1])
     return offset
 
 

@@ -7,6 +7,7 @@ event that ends the response waits for the scheduler, which adds the versions.
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -21,6 +22,7 @@ from rollout_sched.integrations.gateway.data_plane.answers import (
     read_event,
 )
 from rollout_sched.integrations.gateway.data_plane.call import KEEP_ALIVE, Reply, Write
+from rollout_sched.integrations.gateway.data_plane.resume import Repetition
 from rollout_sched.integrations.vllm.protocol.answers import (
     DONE,
     Finish,
@@ -68,6 +70,15 @@ class ClientStream:
         if write is None:
             write = self._write = self.reply.begin([EVENT_STREAM])
         write(events)
+
+    def last_choices(self) -> list[dict[str, Any]]:
+        """The choices of the events that were sent last; unread ones may be invalid."""
+        choices: list[dict[str, Any]] = []
+        for data in data_of_each(self.last):
+            with suppress(InstanceError):
+                read_event(data)
+                choices += answers.read_object(data).get("choices") or ()
+        return choices
 
     def keep_alive(self) -> None:
         """Send a comment, if the stream has begun: before that, its status is not known."""
@@ -221,6 +232,7 @@ class Stream:
     resumes      tokens of the response that it resumes from, if the client has received events of
                  earlier attempts; else None
     text_offset  characters of the text of those tokens; 0 if unknown
+    repetition   what the first text of an attempt that resumes may repeat
     segment      its "length" is not the end of the response
     labelled     as its instance's `labelled`
     """
@@ -234,6 +246,7 @@ class Stream:
         "_labelled",
         "_opening",
         "_order_id",
+        "_repetition",
         "_resumes",
         "_segment",
         "_text_offset",
@@ -250,6 +263,7 @@ class Stream:
         *,
         resumes: int | None,
         text_offset: int = 0,
+        repetition: Repetition | None = None,
         segment: bool,
         labelled: bool,
     ) -> None:
@@ -259,6 +273,7 @@ class Stream:
         self._order_id = order_id
         self._resumes = resumes
         self._text_offset = text_offset
+        self._repetition = repetition
         self._segment = segment
         self._labelled = labelled
         self._events = WholeEvents()
@@ -335,7 +350,7 @@ class Stream:
         choice = told.choices[0] if told.choices else None
         ids = b"" if choice is None else choice.ids
         self._client.learn(told, choice)
-        data = self._translated(data)
+        data = self._translated(data, ids.count(b",") + 1)
         if choice is not None and choice.finish_reason is not None:
             self._read_end(data, choice, ids, finish_of(choice.finish_reason))
             return
@@ -396,12 +411,13 @@ class Stream:
             raise InstanceError(f"an event for {self._order_id} belongs to another, {named[:80]!r}")
         return told
 
-    def _translated(self, data: bytes) -> bytes:
+    def _translated(self, data: bytes, tokens: int = 0) -> bytes:
         """An event in the client's format."""
         if self._resumes is None:
             return data
         fields = answers.read_object(data)
         try:
+            repeated = self._without_repetition(fields, tokens)
             dialects.translate_event(
                 self._client.endpoint,
                 self._client.envelope or {},
@@ -409,16 +425,29 @@ class Stream:
                 self._text_offset,
                 fields,
             )
+            self._text_offset -= repeated  # which vLLM has counted
             return msgspec.json.encode(fields)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise InstanceError(f"invalid event: {error!r}") from None
+
+    def _without_repetition(self, fields: dict[str, Any], tokens: int) -> int:
+        """Remove a repetition of prompt and response from the first text; returns its length."""
+        texts = [choice for choice in fields.get("choices") or () if choice.get("text")]
+        if self._repetition is None or not texts:
+            return 0
+        (choice,) = texts
+        length = self._repetition.length(choice["text"], tokens)
+        choice["text"] = choice["text"][length:]
+        self._repetition = None
+        return length
 
 
 # ------------------------------------------------------------------------------------------
 # Tokens without text: a part of a character, whose text comes with the token that completes it.
 #
 # From another attempt it would not come, or, before vLLM 48853 is mended, with the text of the
-# prompt. So such tokens are held back, and a response is resumed from those before them.
+# prompt. So such tokens are held back, and a response is resumed from those before them. A busy
+# server joins tokens to one event, whose last tokens may then have no text: see `Repetition`.
 
 _NO_TEXT = re.compile(rb'"(?:text|content)"\s*:\s*""')
 _SOME_IDS = re.compile(rb'"token_ids"\s*:\s*\[\s*\d')

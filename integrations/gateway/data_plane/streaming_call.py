@@ -31,10 +31,10 @@ from rollout_sched.integrations.gateway.data_plane.call import (
     weight_versions,
     with_added,
 )
-from rollout_sched.integrations.gateway.data_plane.resume import ResponsePart
+from rollout_sched.integrations.gateway.data_plane.resume import Repetition, ResponsePart
 from rollout_sched.integrations.gateway.data_plane.stream import ClientStream, Stream
 from rollout_sched.integrations.gateway.data_plane.unary_call import failure
-from rollout_sched.integrations.vllm.protocol.answers import DONE, as_event, data_of_each
+from rollout_sched.integrations.vllm.protocol.answers import DONE, as_event
 from rollout_sched.integrations.vllm.protocol.refusals import refusal_of_request
 from rollout_sched.live.ports import (
     Attempting,
@@ -124,12 +124,14 @@ class StreamingCall:
                 return asyncio.get_running_loop().call_soon(over, outcome)
         path, body = self._question(dispatch)
         given = dispatch.response_tokens
+        last = self._client.last_choices() if given else []
         stream = Stream(
             self._client,
             dispatch.attempt,
             order_id,
             resumes=None if self._client.envelope is None else given,
-            text_offset=self._text_after(),
+            text_offset=dialects.text_after(last),
+            repetition=Repetition(self.call.prompt, dialects.text_of(last)) if last else None,
             segment=dispatch.max_new_tokens < self.max_tokens - given,
             labelled=client.labelled,
         )
@@ -161,11 +163,6 @@ class StreamingCall:
             self._upstream_call.cancel()
 
     # -- what is sent ----------------------------------------------------------------------
-
-    def _text_after(self) -> int:
-        """Characters of the text so far, if its log-probs tell."""
-        last = self._client.last
-        return dialects.text_after(data_of_each(last)[-1]) if b'"text_offset"' in last else 0
 
     def _question(self, dispatch: Dispatch) -> tuple[bytes, bytes]:
         """(path, body): from the beginning, or resuming from the tokens that the client has."""

@@ -90,18 +90,38 @@ async def test_a_message_that_was_parsed_starts_over(
     assert answer["usage"]["completion_tokens"] == 1
 
 
-async def test_text_of_the_prompt_within_an_answer_is_not_passed_on(stage, instance) -> None:
+@pytest.mark.parametrize(
+    ("prompt", "before", "after", "repeats"),
+    [
+        ("<|user|>Count the words", "w4 ", "user Count the words w4 w5 w6 ", True),
+        ("<|user|>Count the words", "w4 ", "Again w4 ", False),
+        ("<|user|>Count the words", "w4 ", "So: Count the words ", False),
+        (
+            PROMPT,
+            "one two three four five six ",
+            "the prompt one two three four five six w6 ",
+            True,
+        ),
+        (PROMPT, "one two three four five six ", "seven one two three ", False),
+        (PROMPT, "w4 ", "w6 w4 ", False),
+    ],
+)
+async def test_text_of_the_prompt_within_an_answer_is_not_passed_on(
+    prompt: Any, before: str, after: str, repeats: bool, stage, instance
+) -> None:
     """As vLLM answers a prompt that ends within a character (vLLM 48853)."""
     partial = completion([4, 5], "abort", prompt=PROMPT)
-    partial["choices"][0]["text"] = "w4 "  # token 5 is a part of a character
-    call, again = await interrupted(stage, instance, BODY, partial, "/v1/completions")
+    partial["choices"][0]["text"] = before  # token 5 is a part of a character
+    body = {**BODY, "prompt": prompt}
+    call, again = await interrupted(stage, instance, body, partial, "/v1/completions")
     assert again["prompt"] == [*PROMPT, 4, 5]
-    leak = completion([6])
-    leak["choices"][0]["text"] = "the prompt w4 w5 w6 "
-    await instance.answer(1, leak)
-    await instance.asked(2)
-    await instance.answer(2, completion([7]))
-    assert (await call.json())["choices"][0]["text"] == "w7 "
+    resumed = completion([6])
+    resumed["choices"][0]["text"] = after
+    await instance.answer(1, resumed)
+    if repeats:
+        await instance.asked(2)
+        await instance.answer(2, completion([7]))
+    assert (await call.json())["choices"][0]["text"] == ("w7 " if repeats else before + after)
     stage.settled()
 
 
@@ -154,6 +174,43 @@ async def test_a_stream_that_is_cut_within_a_character_goes_on_before_it(
     assert order.body["max_tokens"] == 9
     await second.event(0, chunk([5, 6, 7], text="w5w6w7 "), chunk([8], "stop"), end=True)
     assert texts(await call.events()) == "w4 w5w6w7 w8 "
+    stage.settled()
+
+
+@pytest.mark.parametrize(
+    ("body", "target", "text", "rest"),
+    [
+        ({**BODY, "prompt": "Count the words"}, "/v1/completions", "Count the words w4 w5e", "e"),
+        ({**BODY, "prompt": "Count the words"}, "/v1/completions", "Count w5 w6", "Count w5 w6"),
+        (
+            {**CHAT, "messages": [{"role": "user", "content": "Count the words"}]},
+            "/v1/chat/completions",
+            "system You are. user Count the words assistant w4 w5e",
+            "e",
+        ),
+        (BODY, "/v1/completions", "a b c d e f g h i j k l m n w4 w5e", "e"),
+        (BODY, "/v1/completions", "w5 w5 ", "w5 w5 "),
+    ],
+)
+async def test_what_a_continued_stream_repeats_is_left_out(
+    body: Any, target: str, text: str, rest: str, stage, first, second
+) -> None:
+    """A busy server joins tokens to an event, of which the last may be a part of a character. A
+    server repeats prompt and response after it (vLLM 48853)."""
+    events = [chunk([4], prompt_token_ids=PROMPT), chunk([5, 6], text="w5")]
+    if "chat" in target:
+        for event in events:
+            event["object"] = "chat.completion.chunk"
+            for choice in event["choices"]:
+                choice["delta"] = {"content": choice.pop("text")}
+    call = await cut(stage, first, body, *events, target=target)
+    order = await second.asked()
+    assert order.body["prompt"] == [*PROMPT, 4, 5, 6]
+    await second.event(0, chunk([7], text=""), chunk([8], text=text))
+    await second.event(0, chunk([9], "stop"), end=True)
+    told = [e["choices"][0] for e in await call.events() if e != b"[DONE]"]
+    texts = [choice.get("text", choice.get("delta", {}).get("content")) for choice in told]
+    assert "".join(texts) == "w4 w5" + rest + "w9 "
     stage.settled()
 
 
