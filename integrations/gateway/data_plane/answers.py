@@ -31,7 +31,8 @@ from rollout_sched.live.ports import AnswerUntrue
 _NULL = msgspec.Raw(b"null")
 
 #: Fields of a chat's message, or of a delta, that a server parses from the text.
-PARSED = ("reasoning", "reasoning_content", "tool_calls")
+REASONING = ("reasoning", "reasoning_content")
+PARSED = (*REASONING, "tool_calls")
 _Count = Annotated[int, msgspec.Meta(ge=0)]
 
 

@@ -10,6 +10,7 @@ import msgspec
 from rollout_sched.core.model.actions import Dispatch
 from rollout_sched.core.model.model import DeliveredSample
 from rollout_sched.integrations.gateway.data_plane import body as envelopes
+from rollout_sched.integrations.gateway.data_plane.answers import REASONING
 from rollout_sched.integrations.gateway.data_plane.body import SubRequest, Values
 from rollout_sched.integrations.gateway.data_plane.client_request import ClientRequest, Headers
 from rollout_sched.integrations.gateway.data_plane.fields import BadRequest, integer
@@ -85,17 +86,34 @@ class Reply(Protocol):
         """The stream has ended. `status` is for the counts: the client already has status 200."""
 
 
+#: The field in which a model's servers give reasoning, by the model as clients write it.
+Parsing = dict[bytes, str]
+
+
 class Call:
     """A request for one response, as received.
 
     `body`: the client's body, which may ask for several responses; `prompt`: the raw prompt of this
     one. `keep_ids`: the client wants the token ids too. `asks_ids`: the instance is always asked
-    for them, so that the response can be resumed.
+    for them, so that the response can be resumed. `hindrance`: the field with which the response
+    cannot be resumed; "" if it can.
     """
 
-    __slots__ = ("asks_ids", "body", "endpoint", "keep_ids", "one", "prompt", "request")
+    __slots__ = (
+        "_parsing",
+        "asks_ids",
+        "body",
+        "endpoint",
+        "hindrance",
+        "keep_ids",
+        "one",
+        "prompt",
+        "request",
+    )
 
-    def __init__(self, request: ClientRequest, one: SubRequest, *, asks_ids: bool) -> None:
+    def __init__(
+        self, request: ClientRequest, one: SubRequest, *, asks_ids: bool, parsing: Parsing
+    ) -> None:
         self.request = request
         self.one = one
         self.body = request.body.raw
@@ -103,11 +121,20 @@ class Call:
         self.endpoint = request.endpoint
         self.keep_ids = request.envelope.keep_ids
         self.asks_ids = asks_ids
+        self._parsing = parsing
+        self.hindrance = request.envelope.hindrance
+        if parsing and self.endpoint == "chat":
+            self.hindrance = self.hindrance or parsing.get(self._model, "")
 
     @property
-    def hindrance(self) -> str:
-        """The field with which the response cannot be resumed; "" if it can."""
-        return self.request.envelope.hindrance
+    def _model(self) -> bytes:
+        return bytes(self.request.body.fields.get("model", b""))
+
+    def learn(self, parsed: str) -> None:
+        """An answer has this field of `PARSED`. Reasoning is parsed from every chat of a model, so
+        later ones are never cut for a policy's sake; few call tools."""
+        if parsed in REASONING:
+            self._parsing[self._model] = parsed
 
     def pass_on(
         self, client: Upstream, order_id: str, path: bytes, body: bytes, receiver: Receiver

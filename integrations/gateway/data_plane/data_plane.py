@@ -12,7 +12,13 @@ from typing import Any
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.gateway.data_plane import body as envelopes
 from rollout_sched.integrations.gateway.data_plane.body import SubRequest, split
-from rollout_sched.integrations.gateway.data_plane.call import JSON, Call, Reply, error_body
+from rollout_sched.integrations.gateway.data_plane.call import (
+    JSON,
+    Call,
+    Parsing,
+    Reply,
+    error_body,
+)
 from rollout_sched.integrations.gateway.data_plane.client_request import (
     ClientRequest,
     HttpRequest,
@@ -61,6 +67,7 @@ class DataPlane:
         self.refused = 0
         self._closed = False
         self._resumable = resumable
+        self._parsing: Parsing = {}
 
     def wants(self, method: bytes, target: bytes) -> bool:
         return method == b"POST" and target.partition(b"?")[0] in ENDPOINTS
@@ -140,7 +147,9 @@ class DataPlane:
 
     def _submit(self, request: ClientRequest, one: SubRequest, to: Reply) -> str:
         envelope = request.envelope
-        call = Call(request, one, asks_ids=self._resumable or envelope.stream)
+        call = Call(
+            request, one, asks_ids=self._resumable or envelope.stream, parsing=self._parsing
+        )
         tokens, limit = one.tokens, envelope.limit
         if limit is None:
             tokens, limit = self._as_many_as_fit(tokens)

@@ -80,11 +80,17 @@ def shows_no_way_on(
     text = (choice.get("text") if message is None else message.get("content")) or ""
     if not (earlier or text):
         return True  # within its first character, or in a part of the message that is parsed
-    if message is not None and any(message.get(name) for name in PARSED):
+    if parsed_in(answer):
         return True
     before = "".join([part.text for part in earlier])
     # The search is through all of the text, which may use a few of the same words again.
     return before in text and Repetition(prompt, before).is_in(text, len(before) >= _ENOUGH)
+
+
+def parsed_in(answer: dict[str, Any]) -> str:
+    """The field of a chat's answer that the server has parsed from the text; "" if none."""
+    message = answer["choices"][0].get("message") or {}
+    return next((name for name in PARSED if message.get(name)), "")
 
 
 #: A prompt as raw JSON: text, token ids, or messages.

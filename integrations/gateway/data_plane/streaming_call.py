@@ -162,6 +162,9 @@ class StreamingCall:
         if self._upstream_call is not None:
             self._upstream_call.cancel()
 
+    def learn(self) -> None:
+        self.call.learn(self._client.parsed)
+
     # -- what is sent ----------------------------------------------------------------------
 
     def _question(self, dispatch: Dispatch) -> tuple[bytes, bytes]:
@@ -345,6 +348,7 @@ class StreamReceiver:
 
     def _complete(self) -> None:
         over = self._let_go()
+        self._owner.learn()
         if over is None:
             return
         try:

@@ -305,6 +305,7 @@ class UnaryReceiver(WholeAnswer):
                 # Without token ids it cannot be resumed: it starts from the beginning.
                 return Outcome(0, "abort", (), None)
             raise RequestRejected("the instance gives no token_ids to resume from", 502, NO_IDS)
+        call.learn(dialects.parsed_in(answer))
         if dialects.shows_no_way_on(call.endpoint, answer, parts, call.prompt):
             return Outcome(said.tokens, "abort", said.spans, None, resumable=False)
         return Outcome(said.tokens, finish, said.spans, PartialAnswer(part, answer))

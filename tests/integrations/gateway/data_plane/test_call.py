@@ -55,7 +55,7 @@ def a_call(
     body = ClientBody(raw, nested=endpoint == "generate")
     one = split(body, endpoint, envelope, 16)[index]
     request = ClientRequest(endpoint, path, header_lines, request_id, body, envelope)
-    return Call(request, one, asks_ids=asks_ids)
+    return Call(request, one, asks_ids=asks_ids, parsing={})
 
 
 def dispatch(limit: int = 10, *, salt: int = 3, made: int = 0) -> Dispatch:

@@ -251,6 +251,31 @@ async def test_a_stream_of_reasoning_ends_with_an_error(stage, first, second) ->
     stage.settled()
 
 
+@pytest.mark.scene(interruption={**PARTIAL, "segment_tokens": 3, "segment": "chunk"})
+async def test_chats_of_a_model_that_reasons_are_cut_once(stage, instance) -> None:
+    """From the first answer on, the gateway knows that its servers parse them."""
+    calls = [stage.call({**CHAT, "stream": True}, "/v1/chat/completions")]
+    for finish in ("length", "stop"):
+        order = await instance.asked(len(calls) - 1)
+        choice = {"index": 0, "delta": {"reasoning": "I"}, "finish_reason": None}
+        event = {
+            **chunk([4], prompt_token_ids=PROMPT),
+            "choices": [{**choice, "token_ids": [4, 5]}],
+        }
+        last = {"delta": {}, "token_ids": [6], "finish_reason": finish}
+        end = {**event, "choices": [{**choice, **last}]}
+        await instance.event(len(calls) - 1, event, end, end=True)
+        *_, last = await calls[-1].events()
+        if finish == "length":
+            assert order.body["max_tokens"] == 3
+            assert "'reasoning'" in last["error"]["message"]
+            calls.append(stage.call({**CHAT, "stream": True}, "/v1/chat/completions"))
+        else:
+            assert order.body["max_tokens"] == 10
+            assert last == b"[DONE]"
+    stage.settled()
+
+
 async def test_text_offsets_of_a_stream_grow_over_an_interruption(stage, first, second) -> None:
     def event(token: int, offset: int, finish: str | None = None) -> dict[str, Any]:
         word = f"w{token} "
