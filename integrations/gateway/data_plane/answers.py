@@ -169,6 +169,8 @@ def _are_ids(ids: bytes, count: int) -> bool:
     """Whether this JSON value is a list of `count` integers."""
     if not count or len(ids) < 3:
         return not count and ids.translate(None, _WHITE) == b"[]"
+    if len(ids) <= 2 * count:  # before anything is sized by a server's number
+        return False
     return ids.translate(None, _DIGITS) == b"[%b]" % (b"," * (count - 1))
 
 

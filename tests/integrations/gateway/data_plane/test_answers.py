@@ -64,6 +64,7 @@ def test_finish_and_tokens_are_found_whatever_the_text_says(separators: tuple[st
         told(completion_tokens=2.5),
         told(completion_tokens="2"),
         told(completion_tokens=3),
+        told(completion_tokens=3 * 10**12),  # more than there is memory for
         told(token_ids=[1]),
         told(token_ids=[], completion_tokens=1),
         told(token_ids=["1", "2"]),
