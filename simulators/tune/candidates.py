@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -227,6 +228,7 @@ def _other_value(value: Any, values: list[Any], rng: random.Random) -> Any:
     return rng.choice(values[max(0, at - 1) : at] + values[at + 1 : at + 2])
 
 
+@cache
 def _defaults(role: str, use: str) -> dict[str, Any]:
     """The default parameters of a policy."""
     fields = msgspec.structs.fields(config.REGISTRY[role][use])
