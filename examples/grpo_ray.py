@@ -56,7 +56,11 @@ class Trainer:
 
     def train(self, model: Path, job: Job, folder: Path) -> list[Point]:
         scheduler = on_ray(
-            POLICY, servers="vllm-*", fronts=1, prompts_per_step=job.prompts_per_step
+            POLICY,
+            allow_code=True,  # its rewards are a function of this example
+            servers="vllm-*",
+            fronts=1,
+            prompts_per_step=job.prompts_per_step,
         )
         fleet = Fleet((), model)
         return train_by(scheduler, POLICY.stem, fleet, job, folder)

@@ -99,6 +99,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 def add_check_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("policy", metavar="POLICY", help="a TOML file, or the name of a preset")
+    parser.add_argument(
+        "--allow-code", action="store_true", help="import and check the classes that the file names"
+    )
     parser.set_defaults(run=_check)
 
 
@@ -107,15 +110,22 @@ def add_policies_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _check(options: argparse.Namespace) -> None:
-    from rollout_sched.config import PROSE, load_policy
+    from rollout_sched.config import PROSE, named_code, parse_policy, read_policy
     from rollout_sched.live import settings_of
     from rollout_sched.live.trainer import reward_settings_of
 
-    policy = load_policy(options.policy)
+    name, table = read_policy(options.policy, allow_code=True)
+    skipped = [] if options.allow_code else named_code(table)
+    for path, _ in skipped:
+        table.pop(path.partition(".")[0], None)
+    policy = parse_policy(name, table)
     policy.build(lengths=lambda group, index: 0)
     settings_of(policy)
     reward_settings_of(policy)
     roles = ", ".join(f"{role} {cls.__name__}" for role, (cls, _) in policy.roles.items())
+    if skipped:
+        named = ", ".join(f"{path} {use}" for path, use in skipped)
+        print(f"not checked, because it is code (see --allow-code): {named}")
     print(f"{options.policy}: valid ({roles})")
     for key in PROSE:
         if getattr(policy, key):

@@ -2,7 +2,8 @@
 
 A policy file has one table per role; `use` names the policy, the other keys are its parameters. A
 role that is left out gets its default. `use = "package.module:Class"` takes a class of the user's
-own; its constructor's parameters become the keys of the table.
+own; its constructor's parameters become the keys of the table. Such a file is code: it is used only
+if the user says that it may run.
 """
 
 from __future__ import annotations
@@ -201,17 +202,39 @@ class PolicyFile(msgspec.Struct, frozen=True):
             raise ConfigError(f"{self.name}: {role}: {error}") from error
 
 
-def load_policy(name_or_path: str) -> PolicyFile:
+def load_policy(name_or_path: str, *, allow_code: bool = False) -> PolicyFile:
     """Read a shipped policy by name or a TOML file by path, and check every key.
 
-    Raises ConfigError that names the file and the key path.
+    Raises ConfigError that names the file and the key path, also for a file that names code of the
+    user's own, unless `allow_code`.
     """
+    return parse_policy(*read_policy(name_or_path, allow_code=allow_code))
+
+
+def read_policy(name_or_path: str, *, allow_code: bool = False) -> tuple[str, dict[str, Any]]:
+    """(name, tables) of a policy, as in `load_policy`."""
     name, table = read_toml(name_or_path, "policies/presets", "policy")
-    return parse_policy(name, table)
+    for path, use in () if allow_code else named_code(table):
+        raise ConfigError(
+            f"{name}: {path}: {use!r} is code, which runs with your rights; if you trust the file "
+            f"and that module, add --allow-code (in Python: allow_code=True)"
+        )
+    return name, table
+
+
+def named_code(table: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(key path, package.module:attribute) of all that a policy's tables would import."""
+    return [
+        (f"{room}.{key}", use)
+        for room, its_table in table.items()
+        if isinstance(its_table, dict) and room != LIVE
+        for key in ("use", "keep")
+        if isinstance(use := its_table.get(key), str) and ":" in use
+    ]
 
 
 def parse_policy(name: str, table: Mapping[str, Any]) -> PolicyFile:
-    """Check a policy given as nested tables."""
+    """Check a policy given as nested tables, which may name code."""
     for key in table:
         if key not in REGISTRY and key not in PROSE and key not in (LIVE, REWARDS):
             raise unknown_key(name, key, [*REGISTRY, LIVE, REWARDS, *PROSE])

@@ -261,6 +261,10 @@ class TestReplay:
         arguments = ("--policy", "dplb", "--policy", mine, "--journal", tmp_path / "j.jsonl")
         code, _, err = cli("replay", tiny_trace, *arguments)
         assert code == 2
+        assert "mine: routing.use: 'users_module:Refuses' is code" in err
+        arguments = ("--allow-code", *arguments)
+        code, _, err = cli("replay", tiny_trace, *arguments)
+        assert code == 2
         assert "mine: routing: not today" in err
         assert sorted(tmp_path.iterdir()) == [mine, tiny_trace]
 
@@ -459,6 +463,10 @@ class TestCheck:
         path = tmp_path / "mine.toml"
         path.write_text('[routing]\nuse = "users_policy:Empty"\n')
         code, out, err = cli("check", path)
+        assert (code, err) == (0, "")
+        assert "not checked, because it is code (see --allow-code): routing.use users" in out
+        assert "users_policy" not in sys.modules
+        code, out, err = cli("check", "--allow-code", path)
         assert (code, out) == (2, "")
         assert "mine: routing.use: 'users_policy:Empty' cannot be a routing policy: it lacks" in err
 

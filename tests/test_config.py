@@ -27,6 +27,9 @@ from rollout_sched.live.settings import Settings
 from rollout_sched.policies import batching, freshness, interruption, ordering, prediction, routing
 from tests.helpers import Loads, make_request
 
+#: The functions that a policy file can name.
+REWARDED = ("rewards.use", "rewards.keep")
+
 
 class Newest(Routing, msgspec.Struct, frozen=True):
     """A user's own routing: the open instance that joined last."""
@@ -206,6 +209,19 @@ class TestFiles:
         path.write_text('[freshness]\nuse = "bounded"\nmax_stale = 2\n')
         with pytest.raises(ConfigError, match=r"typo: freshness\.max_stale: unknown key.*max_stal"):
             load_policy(str(path))
+
+    @pytest.mark.parametrize("key", [*(f"{role}.use" for role in REGISTRY), *REWARDED])
+    def test_code_is_imported_only_if_the_user_allows_it(self, tmp_path: Path, key: str) -> None:
+        room, _, entry = key.partition(".")
+        path = tmp_path / "strange.toml"
+        path.write_text(f'[{room}]\n{entry} = "a_strangers_module:getoutput"\n')
+        with pytest.raises(ConfigError, match=rf"strange: {key}: 'a_str.*:getoutput' is code"):
+            load_policy(str(path))
+        if key in REWARDED:  # functions, which are imported where they are used
+            assert load_policy(str(path), allow_code=True).rewards
+        else:
+            with pytest.raises(ConfigError, match=f"{key}: cannot import"):
+                load_policy(str(path), allow_code=True)
 
     def test_a_file_is_named_after_its_stem(self, tmp_path: Path) -> None:
         path = tmp_path / "ours.v2.toml"

@@ -23,6 +23,7 @@ class Options(RunOptions, frozen=True, kw_only=True):
     """Every file is read, and every error is raised, before the port is opened.
 
     policy                 a preset or a TOML file
+    allow_code             import classes and functions of your own that the policy names
     host                   the address to listen on
     port                   0 picks a free one
     instances              a vLLM server; repeat for each. A server that is not up yet joins later
@@ -53,6 +54,7 @@ class Options(RunOptions, frozen=True, kw_only=True):
     """
 
     policy: Annotated[str, Flag(metavar="NAME_OR_TOML")]
+    allow_code: bool = False
     host: Annotated[str, Flag(metavar="HOST")] = "127.0.0.1"
     port: Port = 8000
     instances: Annotated[list[str], Flag("--instance", "URL")] = msgspec.field(default_factory=list)

@@ -209,7 +209,7 @@ class Service:
     ) -> None:
         self.options = options
         self._say = say
-        policy = load_policy(options.policy)
+        policy = load_policy(options.policy, allow_code=options.allow_code)
         auth = read_access(
             options.api_key_file,
             options.trainer_key_file,

@@ -49,7 +49,8 @@ async def start(options: Options, deployment: Deployment) -> SchedulerFacts:
     then nothing is left behind."""
     import ray
 
-    load_policy(options.policy)  # a wrong policy is reported here, before anything is started
+    # A wrong policy is reported here, before anything is started.
+    load_policy(options.policy, allow_code=options.allow_code)
     actor = await found(deployment)
     if actor is not None:
         log.warning("deployment %s already exists and is left unchanged", deployment.name)

@@ -28,12 +28,14 @@ Count = Annotated[int, msgspec.Meta(ge=1)]
 
 class RouterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The YAML file. `slots` and `kv_tokens` apply to each server; `max_tokens` is the limit of a
-    response whose request gives none; verl reads `router_class`."""
+    response whose request gives none; `allow_code`: the policy may name classes of the user's own;
+    verl reads `router_class`."""
 
     slots: Count
     kv_tokens: Count
     max_tokens: Count
     policy: str = "dplb"
+    allow_code: bool = False
     seed: int = 0
     router_class: str = ""
 
@@ -51,7 +53,7 @@ class RequestRouter:
             self._settings = msgspec.convert(dict(yaml_config), RouterSettings)
         except msgspec.ValidationError as error:
             raise ConfigError(f"rollout.router_config_path: {error}") from None
-        policy = load_policy(self._settings.policy)
+        policy = load_policy(self._settings.policy, allow_code=self._settings.allow_code)
         self._scheduler = policy.scheduler(1, seed=self._settings.seed)
         self._servers = dict(servers)
         self._made: Placement | None = None

@@ -54,6 +54,7 @@ class RolloutScheduler(ABC):
         policy: str | Path,
         instances: Sequence[str | InstanceClient] = (),
         *,
+        allow_code: bool = False,
         prompts_per_step: int = _DEFAULTS.prompts_per_step,
         version: int | Literal["auto"] = _DEFAULTS.start_version,
         seed: int = _DEFAULTS.seed,
@@ -72,6 +73,7 @@ class RolloutScheduler(ABC):
         """Schedule in this process.
 
         policy            a TOML file, or the name of a preset
+        allow_code        the file may name classes and functions of your own: they are imported
         instances         URLs of vLLM servers, or clients such as InProcessInstance; those that
                           are not up yet join later
         prompts_per_step  groups in a batch
@@ -97,7 +99,7 @@ class RolloutScheduler(ABC):
 
         Raises ConfigError.
         """
-        loaded = load_policy(str(policy))
+        loaded = load_policy(str(policy), allow_code=allow_code)
         options = RunOptions(
             prompts_per_step=prompts_per_step,
             start_version=version,

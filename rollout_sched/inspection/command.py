@@ -31,6 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             metavar="NAME_OR_TOML",
             help="policy of the recorded run; default: the preset that the journal names",
         )
+        verb.add_argument(
+            "--allow-code", action="store_true", help="import classes of your own that it names"
+        )
         verb.set_defaults(run=run)
         if name == "summary":
             verb.add_argument("--json", action="store_true", help="print JSON")
@@ -96,4 +99,4 @@ def _cat(options: argparse.Namespace) -> None:
 
 
 def _recording(options: argparse.Namespace) -> Recording:
-    return Recording(options.journal, options.policy)
+    return Recording(options.journal, options.policy, allow_code=options.allow_code)

@@ -38,14 +38,15 @@ class Recording:
     """One journal, plain or gzip. A journal that is still being written is read up to its last
     complete line.
 
-    `policy`: the policy file of the recorded run, unless it was a preset. Raises JournalError if
+    `policy`: the policy file of the recorded run, unless it was a preset; `allow_code`: as in
+    `load_policy`. Raises JournalError if
     the file is not a journal, CallerError if the policy is unknown.
     """
 
-    def __init__(self, path: Path, policy: str | None = None) -> None:
+    def __init__(self, path: Path, policy: str | None = None, *, allow_code: bool = False) -> None:
         self.path = path
         self.header, _ = journal.read(path)
-        self._policy = _policy_of(self.header, path, policy)
+        self._policy = _policy_of(self.header, path, policy, allow_code)
         self._scheduler = self._fresh()
 
     def events(self) -> Iterator[tuple[float, Event]]:
@@ -97,9 +98,11 @@ class Recording:
         )
 
 
-def _policy_of(header: JournalHeader, path: Path, policy: str | None) -> PolicyFile:
+def _policy_of(
+    header: JournalHeader, path: Path, policy: str | None, allow_code: bool
+) -> PolicyFile:
     if policy is not None:
-        return load_policy(policy)
+        return load_policy(policy, allow_code=allow_code)
     if header.policy not in shipped("policies/presets"):
         raise CallerError(
             f"{path}: recorded under {header.policy!r}, which is not a preset; pass the policy "

@@ -65,6 +65,7 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Which runs are made, and what is shown of them.
 
     policies       a preset or a file; repeat to compare (default: all presets)
+    allow_code     import classes of your own that a policy names
     baseline       policy that ratios refer to (default: the first)
     scenarios      repeatable (default: qwen7b-8xh100-disaggregated)
     axes           values of a policy or scenario parameter; all combinations are replayed
@@ -82,6 +83,7 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     policies: Annotated[list[str], Flag("--policy", "NAME_OR_TOML")] = []
+    allow_code: bool = False
     baseline: str | None = None
     scenarios: Annotated[list[str], Flag("--scenario", "NAME_OR_TOML")] = []
     axes: Annotated[list[str], Flag("--set", "TABLE.KEY=V,V")] = []
@@ -295,7 +297,8 @@ def _worlds(options: ReplayOptions, axes: Sequence[Axis], job: Mapping[str, Any]
 
 def _policies(options: ReplayOptions, axes: Sequence[Axis]) -> list[PolicyFile]:
     names = options.policies or _baseline_first(config.shipped("policies/presets"))
-    found = policies_at(names, axes) if axes else [config.load_policy(name) for name in names]
+    allow_code = options.allow_code
+    found = policies_at(names, axes, allow_code=allow_code)
     known = [policy.name for policy in found]
     for name in known:
         # The policy's name (the file's stem) identifies its figures and journal.
@@ -303,7 +306,7 @@ def _policies(options: ReplayOptions, axes: Sequence[Axis]) -> list[PolicyFile]:
             raise CallerError(f"--policy: {name} is there twice; give each policy its own name")
     if options.baseline is None:
         return found
-    baseline = config.load_policy(options.baseline)
+    baseline = config.load_policy(options.baseline, allow_code=allow_code)
     return [baseline, *(policy for policy in found if policy.name != baseline.name)]
 
 

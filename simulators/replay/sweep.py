@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from rollout_sched.config import REGISTRY, PolicyFile, parse_policy, read_toml
+from rollout_sched.config import REGISTRY, PolicyFile, parse_policy, read_policy, read_toml
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.figures import count, percent, seconds
 from rollout_sched.page import page
@@ -67,15 +67,18 @@ def _value(word: str) -> Any:
     return word
 
 
-def policies(names: Sequence[str], axes: Sequence[Axis]) -> list[PolicyFile]:
+def policies(
+    names: Sequence[str], axes: Sequence[Axis], *, allow_code: bool = False
+) -> list[PolicyFile]:
     """Each policy at each point of the axes that it has; a policy without any of them is unchanged.
 
-    Raises ConfigError for an invalid value, CallerError for an axis that no policy has.
+    `allow_code`: as in `load_policy`. Raises ConfigError for an invalid value, CallerError for an
+    axis that no policy has.
     """
     found: list[PolicyFile] = []
     used: set[str] = set()
     for name_or_path in names:
-        name, table = read_toml(name_or_path, "policies/presets", "policy")
+        name, table = read_policy(name_or_path, allow_code=allow_code)
         own = [axis for axis in axes if _has(parse_policy(name, table), axis)]
         used |= {axis.path for axis in own}
         found += [

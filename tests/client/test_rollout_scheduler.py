@@ -39,12 +39,14 @@ async def rollouts_by(
 ) -> AsyncIterator[RolloutScheduler]:
     if way == "in process":
         async with RolloutScheduler.from_toml(
-            policy, [instance], prompts_per_step=prompts_per_step
+            policy, [instance], prompts_per_step=prompts_per_step, allow_code=True
         ) as rollouts:
             yield rollouts
     else:
         async with (
-            House(instance, policy=policy, prompts_per_step=prompts_per_step) as house,
+            House(
+                instance, policy=policy, prompts_per_step=prompts_per_step, allow_code=True
+            ) as house,
             RolloutScheduler.connect(house.service.url) as rollouts,
         ):
             yield rollouts

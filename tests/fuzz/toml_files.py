@@ -102,13 +102,8 @@ class TomlFiles:
         if not self._folder:
             self._folder = tempfile.mkdtemp()
         path = Path(self._folder) / "fuzzed.toml"
-        path.write_bytes(_importing_nothing(data))
+        path.write_bytes(data)
         return path
-
-
-def _importing_nothing(data: bytes) -> bytes:
-    """Prevents `use = "module:Class"` from importing, which it does by design."""
-    return data.replace(b":", b"-")
 
 
 def _policy(path: str) -> Any:
