@@ -374,6 +374,8 @@ class AttemptEvents:
             return
         if event.blame == "unclear" and not self._may_try_elsewhere(request):
             self._parts.backoff.rest(request, request.failures - 1, now)
+        elif event.blame == "nobody":  # the pause may last
+            self._parts.backoff.rest(request, 0, now)
         self._outcomes.requeue(request)
 
     def _may_try_elsewhere(self, request: Request) -> bool:

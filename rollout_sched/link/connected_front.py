@@ -19,20 +19,20 @@ from rollout_sched.link.protocol import (
     DisconnectInstance,
     FrameSequence,
     InstanceReleased,
+    InstanceSuspected,
     InstanceVersion,
     Order,
     Orders,
     Outbox,
     PieceMade,
     RejectRequest,
-    RestartSuspected,
     Streamed,
     read_reports,
 )
 from rollout_sched.live import Driver
 from rollout_sched.live.instances import AttemptIndex, InFlight
 from rollout_sched.live.ports import AnswerUntrue, InstanceError, Outcome
-from rollout_sched.live.requests import Settle, blame_of, drop, may_be_restarted
+from rollout_sched.live.requests import Settle, blame_of, drop, suspicion_of
 
 if TYPE_CHECKING:
     from rollout_sched.link.host import Host  # which makes these
@@ -104,7 +104,7 @@ class ConnectedFront:
             ev.TrajectoryEnded: self._tool_is_over,
             PieceMade: self._piece_made,
             Streamed: self._streamed,
-            RestartSuspected: self._restart_suspected,
+            InstanceSuspected: self._suspected,
             InstanceReleased: self._released,
         }
 
@@ -244,10 +244,10 @@ class ConnectedFront:
         if wanted and self._host.is_owned(self, group_of(said.request)):
             add_streamed(self._driver.front.payloads, said)
 
-    def _restart_suspected(self, report: RestartSuspected) -> None:
+    def _suspected(self, report: InstanceSuspected) -> None:
         supervisor = self._driver.supervisors.get(report.instance)
         if supervisor is not None:
-            supervisor.health.check_now()
+            supervisor.suspect(report.of)
 
     def _released(self, report: InstanceReleased) -> None:
         self._host.released(self, report.instance)
@@ -314,8 +314,9 @@ class ConnectedFront:
             )
         elif event.tokens:
             self.tell(ev.TokensArrived(request, number, min(event.tokens, dispatch.max_new_tokens)))
-        if may_be_restarted(error):
-            self._restart_suspected(RestartSuspected(dispatch.instance))
+        suspicion = suspicion_of(error)
+        if suspicion:
+            self._suspected(InstanceSuspected(dispatch.instance, suspicion))
         self._tell_failed(
             dispatch, ev.RequestFailed(request, number, str(error), blame_of(error), not untrue)
         )

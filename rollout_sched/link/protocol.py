@@ -23,6 +23,7 @@ from rollout_sched.core.model.events import (
     SessionEnded,
 )
 from rollout_sched.live import Settings
+from rollout_sched.live.ports import Suspicion
 from rollout_sched.live.requests import PayloadFactory
 from rollout_sched.live.trainer import SamplePayloads
 from rollout_sched.live.trainer.samples import Prompt
@@ -153,10 +154,11 @@ Order = (
 # -- from a front ----------------------------------------------------------------------------
 
 
-class RestartSuspected(_Message, frozen=True):
-    """An attempt has failed in a way that suggests a restart of its instance."""
+class InstanceSuspected(_Message, frozen=True):
+    """An attempt has failed in a way that suggests something about its instance."""
 
     instance: str
+    of: Suspicion
 
 
 class InstanceReleased(_Message, frozen=True):
@@ -172,7 +174,7 @@ Report = (
     | OfRequest
     | PieceMade
     | Streamed
-    | RestartSuspected
+    | InstanceSuspected
     | InstanceReleased
 )
 

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 from rollout_sched.core.model.actions import Dispatch
 from rollout_sched.core.model.events import Event
-from rollout_sched.link.protocol import CallTool, ConnectInstance, RestartSuspected
-from rollout_sched.live.ports import InstanceClient, Outcome
+from rollout_sched.link.protocol import CallTool, ConnectInstance, InstanceSuspected
+from rollout_sched.live.ports import InstanceClient, Outcome, Suspicion
 from rollout_sched.live.requests import Verdict
 
 log = logging.getLogger(__name__)
@@ -83,8 +83,8 @@ class RemoteLink:
         for instance in list(self._reached):
             self.leave(instance)
 
-    def restart_suspected(self, instance: str) -> None:
-        self._say(RestartSuspected(instance))
+    def suspect(self, instance: str, of: Suspicion) -> None:
+        self._say(InstanceSuspected(instance, of))
 
     def judge(self, dispatch: Dispatch, outcome: Outcome, *, stopped: bool) -> Verdict:
         return None

@@ -27,6 +27,11 @@ def printable(text: str, limit: int = EXCERPT) -> str:
     return "".join(c if c.isprintable() else " " for c in cut)
 
 
+#: What a failed attempt suggests about its instance; "pause": that somebody else pauses it or loads
+#: weights.
+Suspicion = Literal["restart", "pause"]
+
+
 class InstanceError(RolloutError, RuntimeError):
     """An instance did not do what was requested; the request may be retried elsewhere.
 
@@ -39,6 +44,10 @@ class InstanceError(RolloutError, RuntimeError):
 
 class InstanceGone(InstanceError):
     """Nothing listens at the instance's address any more."""
+
+
+class EnginePaused(InstanceError):
+    """The instance is paused and takes no request until it is resumed: nobody is at fault."""
 
 
 class ConnectionBroken(InstanceError):

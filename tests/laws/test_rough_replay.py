@@ -66,7 +66,7 @@ def faults_of(instances: int) -> st.SearchStrategy[list[Fault]]:
                 instance=st.none() | numbers,
                 share=st.sampled_from([0.1, 0.5, 1.0]),
                 after_s=st.sampled_from([0.0, 0.7, 5.0]),
-                blame=st.sampled_from(["unclear", "instance", "request"]),
+                blame=st.sampled_from(["unclear", "instance", "request", "nobody"]),
             ),
         ),
         max_size=5,

@@ -626,7 +626,7 @@ class World(RuleBasedStateMachine):
     @precondition(lambda self: self.running)
     @rule(
         data=st.data(),
-        blame=st.sampled_from(["unclear", "unclear", "unclear", "instance", "request"]),
+        blame=st.sampled_from(["unclear", "unclear", "unclear", "instance", "request", "nobody"]),
         usable=st.booleans(),
     )
     def fail(self, data, blame, usable):

@@ -644,7 +644,7 @@ def faults(draw: st.DrawFn, instances: int) -> tuple[Fault, ...]:
                 for_s=draw(times()),
                 share=draw(st.sampled_from([0.1, 0.4, 1.0])),
                 after_s=draw(times(300)),
-                blame=draw(st.sampled_from(["unclear", "instance", "request"])),
+                blame=draw(st.sampled_from(["unclear", "instance", "request", "nobody"])),
                 seed=draw(st.integers(0, 9)),
             )
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rollout_sched.core.model.actions import Dispatch
-from rollout_sched.link.protocol import CallTool, RestartSuspected
+from rollout_sched.link.protocol import CallTool, InstanceSuspected
 from rollout_sched.link.remote_link import RemoteLink
 from rollout_sched.live.ports import InstanceError, Outcome
 from tests.link.wires import Shared
@@ -38,8 +38,8 @@ def test_host_judges_answers_and_hears_suspicions() -> None:
     stage = Stage()
     spans = ((9, 1), (1, 1))
     assert stage.link.judge(DISPATCH, Outcome(2, "abort", spans, None), stopped=False) is None
-    stage.link.restart_suspected("i0")
-    assert stage.said == [RestartSuspected("i0")]
+    stage.link.suspect("i0", "pause")
+    assert stage.said == [InstanceSuspected("i0", "pause")]
 
 
 async def test_a_failure_ends_the_front_once() -> None:

@@ -57,7 +57,7 @@ class Link:
     def unverified(self, instance: str) -> None:
         return None
 
-    def restart_suspected(self, instance: str) -> None: ...
+    def suspect(self, instance: str, of: str) -> None: ...
 
     def judge(self, *arguments: Any, **more: Any) -> None:
         return None

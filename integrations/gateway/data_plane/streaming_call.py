@@ -38,6 +38,7 @@ from rollout_sched.integrations.vllm.protocol.answers import DONE, as_event
 from rollout_sched.integrations.vllm.protocol.refusals import refusal_of_request
 from rollout_sched.live.ports import (
     Attempting,
+    EnginePaused,
     InstanceError,
     Outcome,
     Over,
@@ -343,7 +344,8 @@ class StreamReceiver:
                 self._complete()
                 self.cancel()
                 return
-            error = InstanceError(f"the stream broke off: {error}")
+            if not isinstance(error, EnginePaused):
+                error = InstanceError(f"the stream broke off: {error}")
         self._fail(error)
 
     def _complete(self) -> None:

@@ -9,7 +9,14 @@ from typing import Literal, TypeVar
 import msgspec
 
 from rollout_sched.core.model.events import Spans
-from rollout_sched.live.ports import AnswerUntrue, InstanceError, WeightsUnknown, printable
+from rollout_sched.integrations.vllm.protocol.refusals import says_paused
+from rollout_sched.live.ports import (
+    AnswerUntrue,
+    EnginePaused,
+    InstanceError,
+    WeightsUnknown,
+    printable,
+)
 
 _T = TypeVar("_T")
 
@@ -59,6 +66,8 @@ def decoded(decode: Callable[[bytes], _T], data: bytes) -> _T:
 
 def failure(data: bytes) -> InstanceError:
     """An error in place of an answer; tokens that were streamed before it stay valid."""
+    if says_paused(data):
+        return EnginePaused("it is paused")
     return InstanceError(f"it broke off: {data[:200].decode(errors='replace')}")
 
 

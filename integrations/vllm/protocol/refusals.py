@@ -14,13 +14,17 @@ from collections.abc import Sequence
 
 import msgspec
 
-from rollout_sched.live.ports import InstanceError, RequestRejected, printable
+from rollout_sched.live.ports import EnginePaused, InstanceError, RequestRejected, printable
 
 #: 400, 413 and 422 are about the body, the others about headers.
 _REQUEST_AT_FAULT = frozenset((400, 406, 411, 412, 413, 414, 415, 416, 417, 422, 428, 431))
 
 #: In vLLM's 404 for an unknown model, in contrast to an unknown path.
 _NO_SUCH_MODEL = b"NotFoundError"
+
+#: Begins the message of a vLLM server (0.33 and later) that was paused by "abort" or "wait" and
+#: refuses new requests: with status 503, or as the only event of a stream.
+_PAUSED = "Generation is paused."
 
 _REMEDIES = {
     401: "give the API key that vLLM was started with (--api-key)",
@@ -59,10 +63,12 @@ def refusal(status: int, body: bytes, what: str = "it") -> AnswerRefused:
 
 def refusal_of_request(
     status: int, body: bytes, what: str = "it", *, serves: Sequence[str] | None = None
-) -> AnswerRefused | RequestRejected:
+) -> InstanceError | RequestRejected:
     """The error for a refused request. `serves`: the models that the instance had when it joined,
     if the request's author chose one; None: it is our own request, which names one of them."""
     answered = f"{what} answered {status}"
+    if status == 503 and says_paused(body):
+        return EnginePaused(f"{answered}: it is paused")
     at_fault = status in _REQUEST_AT_FAULT
     if serves is not None and status == 404 and _NO_SUCH_MODEL in body:
         model = _missing_model(body)
@@ -79,12 +85,22 @@ def refusal_of_request(
 def _missing_model(body: bytes) -> str:
     """The name in vLLM's "The model `x` does not exist."; "" if the message is another. The whole
     message is compared, because the client chose the name."""
-    try:
-        message = msgspec.json.decode(body, type=_Refused).error.message
-    except msgspec.MsgspecError:
-        return ""
+    message = _message(body)
     name = message.removeprefix("The model `").removesuffix("` does not exist.")
     return name if message == f"The model `{name}` does not exist." else ""
+
+
+def says_paused(body: bytes) -> bool:
+    """Whether an error says that the engine is paused."""
+    return _message(body).startswith(_PAUSED)
+
+
+def _message(body: bytes) -> str:
+    """The message of vLLM's body of an error; "" if it is something else."""
+    try:
+        return msgspec.json.decode(body, type=_Refused).error.message
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return ""
 
 
 def excerpt(body: bytes) -> str:

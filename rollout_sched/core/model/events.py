@@ -17,7 +17,7 @@ from rollout_sched.core.model.records import RunState, Segment
 Spans = tuple[tuple[int, int], ...]
 
 #: Who is at fault for a failed attempt.
-Blame = Literal["request", "instance", "unclear"]
+Blame = Literal["request", "instance", "unclear", "nobody"]
 
 
 class _Event(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -204,7 +204,8 @@ class RequestFailed(_Event, frozen=True):
     """The attempt gave no answer.
 
     blame   who is at fault: the "request" (no instance would answer it), the "instance" (it could
-            not be reached), or "unclear" (see `core.work.attempts`)
+            not be reached), "unclear" (see `core.work.attempts`), or "nobody" (the instance is
+            paused, and takes no request)
     usable  False if the streamed tokens cannot be true, so that the request does not keep them
     """
 

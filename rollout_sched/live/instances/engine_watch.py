@@ -1,12 +1,13 @@
 """Detects what somebody else does to an instance, such as a trainer that loads weights around us.
 
 An instance is asked whether it is paused and which weights it has only when it makes no tokens, or
-when something suggests that somebody else is at work: the question goes through the engine, and an
-instance that makes tokens is not paused. The answer proves nothing about its health.
+when something suggests that somebody else is at work: the question goes through the engine. The
+answer proves nothing about its health.
 
-So a pause by somebody else is noticed when tokens stop, and its end when they flow again. A pause
-that was found explains silence only as long as the engine itself confirms it: what the API server
-of a dead engine answers does not keep the instance alive.
+So a pause by somebody else is noticed when tokens stop, or when it refuses a request: a pause that
+waits for running requests lets them make tokens. A pause that was found explains silence only as
+long as the engine itself confirms it: what the API server of a dead engine answers does not keep
+the instance alive.
 """
 
 from __future__ import annotations
@@ -69,11 +70,7 @@ class EngineWatch:
         ):
             return
         async with self._instance.control_lock:  # our own orders run before or after, not meanwhile
-            if not moved and "pause" in description.capabilities:
-                paused = await self._is_paused()
-            elif moved:
-                paused = False
-            if paused:
+            if "pause" in description.capabilities and await self._is_paused():
                 self._found()
                 return
             if "weight_info" in description.capabilities:

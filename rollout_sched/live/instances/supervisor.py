@@ -14,7 +14,7 @@ from rollout_sched.live.instances.engine_watch import EngineWatch
 from rollout_sched.live.instances.instance import FleetInstance
 from rollout_sched.live.instances.membership import MembershipMove
 from rollout_sched.live.instances.pause import PausedBy
-from rollout_sched.live.ports import Description, Gauges, InstanceClient, is_cancelled
+from rollout_sched.live.ports import Description, Gauges, InstanceClient, Suspicion, is_cancelled
 
 if TYPE_CHECKING:
     from rollout_sched.live.instances.fleet import LiveFleet  # which makes the supervisors
@@ -74,10 +74,14 @@ class InstanceSupervisor(FleetInstance):
         self._tasks = []
         await self.client.close()
 
-    def suspect(self) -> None:
-        """Something suggests that somebody else pauses it or loads weights: check it soon."""
-        self._watching.suspect()
-        self.health.poll_soon()
+    def suspect(self, of: Suspicion) -> None:
+        """Something suggests that it was restarted, or that somebody else pauses it or loads
+        weights: check it soon."""
+        if of == "restart":
+            self.health.check_now()
+        else:
+            self._watching.suspect()
+            self.health.poll_soon()
 
     # -- watching --------------------------------------------------------------------------
 

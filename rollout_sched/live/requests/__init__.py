@@ -7,7 +7,7 @@ from rollout_sched.live.requests.attempts import (
     OVERTAKEN_S,
     RunningAttempts,
     blame_of,
-    may_be_restarted,
+    suspicion_of,
 )
 from rollout_sched.live.requests.payloads import OF_GROUP, PayloadFactory, Payloads, drop
 from rollout_sched.live.requests.trajectories import Tool, Trajectory
@@ -26,6 +26,6 @@ __all__ = [
     "blame_of",
     "continuation",
     "drop",
-    "may_be_restarted",
+    "suspicion_of",
     "token_payload",
 ]

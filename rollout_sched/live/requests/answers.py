@@ -68,7 +68,7 @@ class AnswerChecks:
         is checked soon."""
         attempt = dispatch.attempt
         if outcome.finish == "abort" and not (stopped or self._view.is_stopping(attempt)):
-            self._supervisors[dispatch.instance].suspect()
+            self._supervisors[dispatch.instance].suspect("pause")
             if not outcome.tokens:
                 return InstanceError("aborted by the instance without a token")
         if self.kind(attempt, outcome.spans):
@@ -90,7 +90,7 @@ class AnswerChecks:
     async def settle(self, attempt: int, spans: Spans, instance: InstanceSupervisor) -> None:
         """Accept the answer: afterwards the known versions match it. Raises AnswerUntrue if it
         cannot be accepted, InstanceError if its instance does not answer."""
-        instance.suspect()
+        instance.suspect("pause")
         kind = self.kind(attempt, spans)
         self._note(kind, attempt, spans, instance.client.name)
         if kind == "disordered":

@@ -27,10 +27,12 @@ from rollout_sched.live.instances.attempts import AttemptIndex
 from rollout_sched.live.ports import (
     AnswerUntrue,
     ConnectionBroken,
+    EnginePaused,
     InstanceError,
     InstanceUnreached,
     Outcome,
     RequestRejected,
+    Suspicion,
     WeightsUnknown,
     plain_message,
 )
@@ -195,8 +197,9 @@ class RunningAttempts(AttemptIndex[LiveAttempt]):
         self._payloads.note_error(dispatch, error)
         why = plain_message(error)
         log.debug("attempt %d on %s failed: %s", dispatch.attempt, dispatch.instance, why)
-        if may_be_restarted(error):  # first, because `tell` gives the slot to new work at once
-            self._link.restart_suspected(dispatch.instance)
+        suspicion = suspicion_of(error)
+        if suspicion:  # first, because `tell` gives the slot to new work at once
+            self._link.suspect(dispatch.instance, suspicion)
         self._link.tell(
             RequestFailed(dispatch.request, dispatch.attempt, str(error), blame_of(error), usable)
         )
@@ -327,11 +330,16 @@ def blame_of(error: Exception) -> Blame:
     certainly the instance."""
     if isinstance(error, RequestRejected):
         return "request"
+    if isinstance(error, EnginePaused):
+        return "nobody"
     return "instance" if isinstance(error, InstanceUnreached) else "unclear"
 
 
-def may_be_restarted(error: Exception) -> bool:
-    """Whether an attempt's error, or the cause of its rejection, suggests a restart."""
+def suspicion_of(error: Exception) -> Suspicion | None:
+    """What an attempt's error, or the cause of its rejection, suggests about the instance."""
+    if isinstance(error, EnginePaused):
+        return "pause"
     if isinstance(error, RequestRejected):
-        return isinstance(error.because, WeightsUnknown)
-    return isinstance(error, ConnectionBroken | OSError | WeightsUnknown)
+        return "restart" if isinstance(error.because, WeightsUnknown) else None
+    broken = isinstance(error, ConnectionBroken | OSError | WeightsUnknown)
+    return "restart" if broken else None

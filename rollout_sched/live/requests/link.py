@@ -15,7 +15,7 @@ from rollout_sched.core.model.actions import Dispatch
 from rollout_sched.core.model.events import Event
 from rollout_sched.live.event_pump import EventPump
 from rollout_sched.live.instances.supervisor import InstanceSupervisor
-from rollout_sched.live.ports import InstanceClient, Outcome
+from rollout_sched.live.ports import InstanceClient, Outcome, Suspicion
 from rollout_sched.live.requests.answers import AnswerChecks, Verdict
 
 
@@ -44,8 +44,8 @@ class SchedulerLink(Protocol):
     def unverified(self, instance: str) -> asyncio.Event | None:
         """None if work may be sent to the instance now; else the event to wait for."""
 
-    def restart_suspected(self, instance: str) -> None:
-        """An attempt has failed in a way that suggests a restart of its instance."""
+    def suspect(self, instance: str, of: Suspicion) -> None:
+        """An attempt has failed in a way that suggests something about its instance."""
 
     def judge(self, dispatch: Dispatch, outcome: Outcome, *, stopped: bool) -> Verdict:
         """Whether an attempt's answer is accepted; `stopped`: we have aborted it ourselves."""
@@ -85,10 +85,10 @@ class DirectLink:
         verified = self._supervisors[instance].health.verified
         return None if verified.is_set() else verified
 
-    def restart_suspected(self, instance: str) -> None:
+    def suspect(self, instance: str, of: Suspicion) -> None:
         supervisor = self._supervisors.get(instance)
         if supervisor is not None:
-            supervisor.health.check_now()
+            supervisor.suspect(of)
 
     def judge(self, dispatch: Dispatch, outcome: Outcome, *, stopped: bool) -> Verdict:
         return self._checks.judge(dispatch, outcome, stopped=stopped)

@@ -114,6 +114,16 @@ def test_request_stopped_externally_keeps_its_place() -> None:
     assert dispatched(told(RequestFinished("running", 2, 3))) == [("stopped", 3, "i0")]
 
 
+def test_a_paused_instance_is_not_to_blame() -> None:
+    told = Told(slots=1)
+    told(ask("a"))
+    for attempt in range(1, 20):
+        told(RequestFailed("a", attempt, blame="nobody"))
+        told.seconds += 1.0
+        assert dispatched(told(Woke())) == [("a", attempt + 1, "i0")]
+    assert (told.request("a").failures, told.instance("i0").faults) == (0, 0)
+
+
 def test_an_instance_that_alone_fails_comes_to_rest() -> None:
     told = Told(instances=2, slots=64, routing="least_requests")
     wakes = []

@@ -63,10 +63,10 @@ class TestWhenItIsAsked:
         await stage.look(moved=True)
         assert await stage.look() == ["paused", "weights"]
 
-    async def test_suspicion_asks_for_the_weights_once(self) -> None:
+    async def test_suspicion_asks_once(self) -> None:
         stage = Stage()
         stage.watch.suspect()
-        assert await stage.look(moved=True) == ["weights"]
+        assert await stage.look(moved=True) == ["paused", "weights"]
         assert await stage.look(moved=True) == []
 
     async def test_missing_capabilities_are_not_asked(self) -> None:
@@ -111,11 +111,12 @@ class TestPauses:
             GateOpened("i0"),
         ]
 
-    async def test_tokens_show_that_the_instance_resumed(self) -> None:
-        """So it is not asked whether it is paused."""
+    async def test_a_paused_instance_may_finish_its_requests(self) -> None:
         stage = await self.paused()
         stage.client.weights = 5
-        assert await stage.look(moved=True) == ["weights"]
+        assert await stage.look(moved=True) == ["paused"]
+        stage.client.paused = False
+        assert await stage.look(moved=True) == ["paused", "weights"]
         assert stage.pause.by is PausedBy.NOBODY
         assert stage.pump.told[-1] == GateOpened("i0")
 

@@ -477,7 +477,7 @@ class TestWatching:
             await instance.order()
             await instance.stream(0, [5, 6])
             instance.weights = 0
-            stage.driver.supervisors["i0"].suspect()
+            stage.driver.supervisors["i0"].suspect("pause")
             await until(lambda: stage.events(InstanceLost))
             instance.weights = 1
             again = await instance.order(1)

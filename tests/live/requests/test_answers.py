@@ -34,7 +34,7 @@ class Source:
             self.client.description, capabilities=capabilities
         )
 
-    def suspect(self) -> None:
+    def suspect(self, of: str) -> None:
         self.suspicions += 1
 
 

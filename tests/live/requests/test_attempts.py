@@ -18,6 +18,7 @@ from rollout_sched.core.model.events import (
 from rollout_sched.live.ports import (
     AnswerUntrue,
     ConnectionBroken,
+    EnginePaused,
     InstanceError,
     InstanceUnreached,
     Order,
@@ -65,7 +66,7 @@ class Link:
     def unverified(self, instance: str) -> asyncio.Event | None:
         return self.to_wait_for
 
-    def restart_suspected(self, instance: str) -> None: ...
+    def suspect(self, instance: str, of: str) -> None: ...
 
     def judge(self, dispatch: Dispatch, outcome: Outcome, *, stopped: bool) -> Any:
         self.judged.append(outcome)
@@ -295,7 +296,7 @@ class LinkRunningAttempts:
 
     def __init__(self) -> None:
         self.told: list[Event] = []
-        self.suspected: list[str] = []
+        self.suspected: list[tuple[str, str]] = []
         self.acting: list[Dispatch] = []
 
     def tell(self, event: Event) -> None:
@@ -304,8 +305,8 @@ class LinkRunningAttempts:
     def defer(self, call: Callable[..., object], *arguments: Any) -> None:
         call(*arguments)
 
-    def restart_suspected(self, instance: str) -> None:
-        self.suspected.append(instance)
+    def suspect(self, instance: str, of: str) -> None:
+        self.suspected.append((instance, of))
 
     def when_acting(self, dispatch: Dispatch, begin: Callable[[], None]) -> None:
         self.acting.append(dispatch)
@@ -374,8 +375,9 @@ async def test_attempts_of_an_instance_are_in_dispatch_order() -> None:
 
 async def test_errors_are_blamed_on_instance_or_request() -> None:
     for error, blame, suspected in (
-        (InstanceUnreached("refused"), "instance", ["i0"]),
-        (ConnectionBroken("reset"), "unclear", ["i0"]),
+        (InstanceUnreached("refused"), "instance", [("i0", "restart")]),
+        (ConnectionBroken("reset"), "unclear", [("i0", "restart")]),
+        (EnginePaused("503"), "nobody", [("i0", "pause")]),
         (RequestRejected("400"), "request", []),
         (AnswerUntrue("no"), "unclear", []),
     ):

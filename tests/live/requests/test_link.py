@@ -38,8 +38,8 @@ async def test_failed_instance_is_waited_for_until_polled() -> None:
     async with staged() as stage:
         assert stage.link.client("i0").name == "i0"
         assert stage.link.unverified("i0") is None
-        stage.link.restart_suspected("i0")
-        stage.link.restart_suspected("nobody")
+        stage.link.suspect("i0", "restart")
+        stage.link.suspect("nobody", "restart")
         unverified = stage.link.unverified("i0")
         await unverified.wait()
 

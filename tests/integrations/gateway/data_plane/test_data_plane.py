@@ -149,6 +149,26 @@ class TestErrors:
         await call.json()
         assert call.status == 200
 
+    @pytest.mark.parametrize("stream", [False, True])
+    async def test_a_call_waits_while_its_instance_is_paused(
+        self, stream: bool, stage, instance
+    ) -> None:
+        """vLLM 0.33 answers a stream with 200 and this error as its only event."""
+        call = stage.call({**BODY, "stream": stream})
+        error = {"error": {"message": "Generation is paused. Please retry.", "code": 503}}
+        for number in range(9):
+            if stream:
+                await instance.event(number, error)
+            else:
+                await instance.answer(number, error, 503)
+        if stream:
+            await instance.event(9, chunk([4], "stop"), end=True)
+        else:
+            await instance.answer(9, completion([4]))
+        await call.over.wait()
+        assert call.status == 200
+        stage.settled()
+
     async def test_a_call_that_no_instance_answers_gets_a_502(self, stage, instance) -> None:
         stage.scheduler.parts.outcomes.max_failures = 1
         call = stage.call()

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
+from rollout_sched.integrations.vllm.protocol.answers import failure
 from rollout_sched.integrations.vllm.protocol.refusals import (
     AnswerRefused,
     refusal,
     refusal_of_request,
 )
-from rollout_sched.live.ports import RequestRejected
+from rollout_sched.live.ports import EnginePaused, RequestRejected
 
 NO_MODEL = b'{"error":{"message":"The model `x` does not exist.","type":"NotFoundError"}}'
 
@@ -37,6 +40,16 @@ def test_routing_and_key_errors_are_not_the_requests_fault(status, serves):
 @pytest.mark.parametrize("status", [199, 204, 301, 500, 502, 503])
 def test_other_statuses_are_the_instances_fault(status):
     assert isinstance(refusal_of_request(status, b"", serves=("x",)), AnswerRefused)
+
+
+def test_a_paused_engine_is_nobodys_fault() -> None:
+    """vLLM 0.33 after /pause?mode=abort or wait."""
+    message = "Generation is paused. Please retry after it resumes."
+    body = json.dumps({"error": {"message": message, "code": 503}}).encode()
+    assert isinstance(refusal_of_request(503, body), EnginePaused)
+    assert isinstance(failure(body), EnginePaused)
+    assert isinstance(refusal_of_request(500, body), AnswerRefused)
+    assert not isinstance(failure(body.replace(b"Gen", b"gen")), EnginePaused)
 
 
 def test_an_unknown_model_is_the_fault_of_its_caller():
