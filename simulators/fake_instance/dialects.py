@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -128,13 +129,20 @@ class GenerateDialect(Dialect):
 
 class SkyRLGenerate(GenerateDialect):
     """SkyRL's own, for mixtures of experts: the same, with an expert of a single layer for each
-    token (SkyRL 0.3.0, `vllm_server_actor.py`)."""
+    token, as bytes of the shape (tokens, layers, experts) in base64 (SkyRL 0.4.0,
+    `generate_wire.py`)."""
 
     path = "/skyrl/v1/generate"
 
     def choice(self, asked: ParsedRequest, chunk: ChoiceChunk) -> Json:
         choice = super().choice(asked, chunk)
-        return {**choice, "routed_experts": [[[0]] for _ in chunk.token_ids]}
+        tokens = len(chunk.token_ids)
+        packed = {
+            "data": b64encode(bytes(tokens)).decode(),
+            "shape": (tokens, 1, 1),
+            "dtype": "uint8",
+        }
+        return {**choice, "routed_experts": packed, "rollout_sample_support": None}
 
 
 # ------------------------------------------------------------------------------------------

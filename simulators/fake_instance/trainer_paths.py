@@ -159,6 +159,10 @@ class _Finish(msgspec.Struct):
     weight_version: str | None = None
 
 
+class _Fetch(msgspec.Struct):
+    target_version: int
+
+
 class _NewVersion(msgspec.Struct):
     new_version: str
 
@@ -175,6 +179,8 @@ class Updates:
             web.post("/collective_rpc", self.collective_rpc),
             web.post("/init_weight_transfer_engine", self.init_weight_transfer_engine),
             web.post("/start_weight_update", self.start_weight_update),
+            web.post("/start_draft_weight_update", self.start_weight_update),
+            web.post("/fetch_weights", self.fetch_weights),
             web.post("/update_weights", self.update_weights),
             web.post("/finish_weight_update", self.finish_weight_update),
         ]
@@ -219,6 +225,11 @@ class Updates:
     async def start_weight_update(self, _: web.Request) -> web.Response:
         self._engine.weights.start_update()
         return reply({"message": "Weight update started"})
+
+    async def fetch_weights(self, request: web.Request) -> web.Response:
+        """SkyRL's: the files of new weights come to the server's disk."""
+        decode(await request.read(), _Fetch)
+        return reply({"status": "ok", "result": [None] * self._engine.settings.world_size})
 
     async def update_weights(self, request: web.Request) -> web.Response:
         told = decode(await request.read(), _Update)

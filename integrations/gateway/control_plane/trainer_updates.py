@@ -31,6 +31,7 @@ from rollout_sched.integrations.gateway.control_plane.fanout import (
     to_each,
 )
 from rollout_sched.integrations.gateway.control_plane.weight_protocol import (
+    BEGINS,
     Conflict,
     Member,
     PartialUpdate,
@@ -238,7 +239,7 @@ class TrainerUpdates:
 
     def _candidates(self, step: ProtocolStep) -> list[Member]:
         """The instances that may take part; in a transfer, those with which it was set up."""
-        transfer = step is ProtocolStep.BEGIN or self._protocol.state is UpdateState.BEGUN
+        transfer = step in BEGINS or self._protocol.state is UpdateState.BEGUN
         if transfer and self._group:
             return [m for m in map(_member, self.reachable()) if m in self._group]
         return [_member(each) for each in self._here()]
@@ -311,10 +312,7 @@ def _left_as_it_was(answer: dict[str, Any], step: ProtocolStep) -> bool:
         return False
     return all(
         failure["status"] is not None
-        and (
-            step is ProtocolStep.BEGIN
-            or (failure["status"] < 500 and not _says_that_it_failed(failure))
-        )
+        and (step in BEGINS or (failure["status"] < 500 and not _says_that_it_failed(failure)))
         for failure in answer["failed"]
     )
 

@@ -7,6 +7,9 @@ half loaded, and no new requests may be sent to the instances:
     SETTLED --whole--> SETTLED, loaded            prime-rl, AReaL, reload_weights, adapters
     SETTLED --begin--> BEGUN --load--> BEGUN --finish--> SETTLED, loaded
 
+An update of a speculative decoder's draft model begins by a call of its own and goes on by the same
+ones: the policy's weights stay what they are, so its finish makes no version.
+
 A call that failed on some instances is *half done*: a retry goes only to those, and then the call
 counts as done everywhere. Until then no other load is accepted, and a finish does not complete the
 weights. Two calls lead out of this: a new begin, or a whole update after the begun one is finished.
@@ -36,6 +39,7 @@ class ProtocolStep(StrEnum):
 
     SET_UP = "set up"  # set up a transfer: no weights are changed
     BEGIN = "begin"
+    DRAFT = "begin draft"
     LOAD = "load"
     FINISH = "finish"
     WHOLE = "whole"  # all three in one
@@ -59,9 +63,13 @@ class ProtocolMove(msgspec.Struct, frozen=True):
 
 SETTLED, BEGUN = UpdateState
 
+#: The steps that begin an update, whatever was begun before.
+BEGINS = (ProtocolStep.BEGIN, ProtocolStep.DRAFT)
+
 MOVES: dict[UpdateState, dict[ProtocolStep, ProtocolMove]] = {
     SETTLED: {
         ProtocolStep.BEGIN: ProtocolMove(BEGUN),
+        ProtocolStep.DRAFT: ProtocolMove(BEGUN),
         # prime-rl's /update_weights; vLLM refuses a load before a begin.
         ProtocolStep.LOAD: ProtocolMove(SETTLED, loaded=True),
         ProtocolStep.WHOLE: ProtocolMove(SETTLED, loaded=True),
@@ -69,6 +77,7 @@ MOVES: dict[UpdateState, dict[ProtocolStep, ProtocolMove]] = {
     },
     BEGUN: {
         ProtocolStep.BEGIN: ProtocolMove(BEGUN),
+        ProtocolStep.DRAFT: ProtocolMove(BEGUN),
         ProtocolStep.LOAD: ProtocolMove(BEGUN),
         ProtocolStep.FINISH: ProtocolMove(SETTLED, loaded=True),
     },
@@ -115,6 +124,7 @@ class WeightProtocol:
     def __init__(self) -> None:
         self.state: UpdateState = SETTLED
         self.half_done: PartialUpdate | None = None
+        self._draft = False
         self._begun_with: frozenset[Member] = frozenset()
 
     @property
@@ -125,7 +135,7 @@ class WeightProtocol:
     def members(self, here: Collection[Member], step: ProtocolStep) -> list[Member]:
         """The instances that a step concerns: an instance that came after an update had begun takes
         no part in it."""
-        anew = self.state is SETTLED or step is ProtocolStep.BEGIN
+        anew = self.state is SETTLED or step in BEGINS
         return [member for member in here if anew or member in self._begun_with]
 
     def pending(self, call: bytes, members: Iterable[Member]) -> list[Member]:
@@ -149,10 +159,12 @@ class WeightProtocol:
         half, move = self.half_done, MOVES[self.state][step]
         self.state = move.to
         self._begun_with = frozenset(members)
+        if step in BEGINS:
+            self._draft = step is ProtocolStep.DRAFT
         if step is ProtocolStep.FINISH and half is not None and half.call != call:
             return False
         self.half_done = None
-        return move.loaded
+        return move.loaded and not (self._draft and step is ProtocolStep.FINISH)
 
     def lost(self, name: str) -> None:
         """An instance is lost with its weights. After the last instance that had begun the update,
@@ -169,7 +181,8 @@ class WeightProtocol:
         half = self.half_done
         if step is ProtocolStep.FINISH and half is not None and half.call != call.call:
             return  # weights that lack a load stay incomplete, even if some have finished
-        if step is ProtocolStep.BEGIN:  # the update has begun on some
+        if step in BEGINS:  # the update has begun on some
             self.state = BEGUN
+            self._draft = step is ProtocolStep.DRAFT
             self._begun_with = call.done | call.failed
         self.half_done = call

@@ -1,4 +1,4 @@
-"""SkyRL's own client for data and for control; the gateway is its proxy and its one server."""
+"""SkyRL's own clients for data and for control; the gateway is their proxy and their one server."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import pickle
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, replace
 from typing import Any
 from uuid import uuid4
 
@@ -15,6 +14,10 @@ import pytest
 from skyrl.backends.skyrl_train.inference_servers.remote_inference_client import (
     PauseMode,
     RemoteInferenceClient,
+)
+from skyrl.backends.skyrl_train.weight_sync.control_plane import (
+    SkyrlWeightSyncClient,
+    nccl_init_payloads,
 )
 
 from tests.neighbours.fleet import Fleet, fleet
@@ -31,24 +34,6 @@ def ours() -> Iterator[Fleet]:
     fake = ["--speed", "50", "--median-tokens", "20", "--tensor-parallel-size", str(WORKERS)]
     with fleet(2, policy="dplb", fake=fake) as running:
         yield running
-
-
-@dataclass
-class InitInfo:
-    """What SkyRL's BroadcastInitInfo (weight_sync/broadcast_strategy.py) tells a server; that one
-    imports torch and Ray."""
-
-    master_address: str
-    master_port: int
-    rank_offset: int
-    world_size: int
-
-    def for_servers(self, world_size: int, servers: int, dp_size: int = 1) -> list[InitInfo]:
-        offsets = [self.rank_offset + index // dp_size * world_size for index in range(servers)]
-        return [replace(self, rank_offset=offset) for offset in offsets]
-
-    def to_api_payload(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @asynccontextmanager
@@ -91,7 +76,7 @@ async def test_generate(client: RemoteInferenceClient) -> None:
 async def test_generate_with_the_experts_of_a_mixture(ours: Fleet) -> None:
     async with connected(ours, enable_return_routed_experts=True) as client:
         made = await client.generate({"prompt_token_ids": [[1]], "sampling_params": SAMPLING})
-    assert [len(experts) for experts in made["rollout_expert_indices"]] == [20]
+    assert [experts.shape for experts in made["rollout_expert_indices"]] == [(20, 1, 1)]
 
 
 async def test_sample(client: RemoteInferenceClient) -> None:
@@ -163,24 +148,36 @@ async def test_weights_in_the_middle_of_answers(client: RemoteInferenceClient, o
     """Ranks meet, or this hangs; every answer says which weights made it."""
     begun = version(ours)
     assert await client.get_world_size() == (2 * WORKERS, 2 * WORKERS)
-    info = InitInfo(uuid4().hex, 1, rank_offset=1, world_size=2 * WORKERS + 1)
-    await client.init_weight_update_communicator(info)
+    sync = SkyrlWeightSyncClient([ours.url], init_payload_fn=nccl_init_payloads)
+    info = {"master_address": uuid4().hex, "master_port": 1}
+    info |= {"rank_offset": 1, "world_size": 2 * WORKERS + 1}
+    await asyncio.to_thread(sync.init_weight_transfer_engine, info)
     sampling = {**SAMPLING, "max_tokens": 1500}
     prompts = [[n + 1] for n in range(4)]
     body = {"prompt_token_ids": prompts, "sampling_params": sampling}
     asking = asyncio.create_task(client.generate(body))
     while ours.gateway.get("/admin/state")["requests"]["in_flight"] < len(prompts):
         await asyncio.sleep(0.02)
-    for update in (client.update_weights_nccl, client.update_weights_ipc):
+
+    def send() -> None:
+        sync.start_weight_update()
+        sync.update_weights({"names": ["w"], "dtype_names": ["bfloat16"], "shapes": [[1]]})
+        sync.finish_weight_update()
+
+    def send_draft() -> None:
+        with sync.draft_session():
+            send()
+
+    for number in range(2):
         before = version(ours)
+        await client.fetch_weights(number, "/sync", "/published")
         await client.pause_generation()
-        await client.start_weight_update()
-        await update({"names": ["w"], "dtype_names": ["bfloat16"], "shapes": [[1]]})
-        assert version(ours) == before
-        await client.finish_weight_update()
+        await asyncio.to_thread(send)
+        await asyncio.to_thread(send_draft)
         client.increment_weight_version()
         await client.resume_generation()
         assert version(ours) == before + 1
+    await asyncio.to_thread(sync.close)
     made = await asking
     assert [len(ids) for ids in made["response_ids"]] == [1500] * len(prompts)
     assert client.weight_version == 2

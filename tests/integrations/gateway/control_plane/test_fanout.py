@@ -29,11 +29,12 @@ from tests import virtual_net
 from tests.integrations.gateway.gateway_fixture import House, Upstream
 from tests.integrations.gateway.test_hostile import ask_raw, refused, request
 
-#: What trainers call that must reach every server (vLLM 0.32, prime-rl 2026-08, SkyRL 0.3.0, AReaL
+#: What trainers call that must reach every server (vLLM 0.32, prime-rl 2026-08, SkyRL 0.4.0, AReaL
 #: 1.0.4).
 TO_ALL = """
 /pause /resume /sleep /wake_up /reset_prefix_cache /collective_rpc /update_weight_version
-/start_weight_update /update_weights /finish_weight_update /v1/load_lora_adapter
+/start_weight_update /start_draft_weight_update /fetch_weights /update_weights
+/finish_weight_update /v1/load_lora_adapter
 /v1/unload_lora_adapter /load_lora_adapter /skyrl/v1/load_lora_adapter /areal_pause_generation
 /areal_continue_generation /areal_update_weights /areal_update_weights_xccl
 /areal_set_update_weight_meta

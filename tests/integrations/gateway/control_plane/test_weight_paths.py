@@ -38,6 +38,8 @@ CALLS = [
     ("/v1/load_lora_adapter", {"lora_name": "a", "lora_path": "PATH"}),
     ("/load_lora_adapter", {"lora_name": "a", "lora_path": "PATH"}),
     ("/skyrl/v1/load_lora_adapter", {"lora_name": "a", "lora_path": "PATH"}),
+    ("/fetch_weights", {"target_version": 3, "sync_dir": "PATH"}),
+    ("/fetch_weights", {"target_version": 3, "uri": "PATH"}),
 ]
 
 #: And what nobody knows, where only a whole path is seen to be one.

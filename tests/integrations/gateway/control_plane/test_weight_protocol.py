@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_sched.integrations.gateway.control_plane.weight_protocol import (
+    BEGINS,
     MOVES,
     Conflict,
     Member,
@@ -36,7 +37,12 @@ def half(protocol: WeightProtocol, step: ProtocolStep) -> WeightProtocol:
 
 
 def test_no_update_begins_within_another() -> None:
-    steps = {ProtocolStep.BEGIN, ProtocolStep.LOAD, ProtocolStep.FINISH}
+    steps = {
+        ProtocolStep.BEGIN,
+        ProtocolStep.DRAFT,
+        ProtocolStep.LOAD,
+        ProtocolStep.FINISH,
+    }
     assert {state: set(moves) for state, moves in MOVES.items()} == {
         UpdateState.SETTLED: steps | {ProtocolStep.WHOLE},
         UpdateState.BEGUN: steps,
@@ -93,17 +99,17 @@ class Server:
 
     def __init__(self) -> None:
         self.served: tuple[int, ...] = ()
-        self.started = False
+        self.started: ProtocolStep | None = None
         self.chunks: list[int] = []
         self.did: set[int] = set()
 
     def does(self, step: ProtocolStep, number: int) -> bool:
         """False if it refuses. No call that it has done may reach it again."""
         assert number not in self.did
-        if step is ProtocolStep.BEGIN:
+        if step in BEGINS:
             if self.started:
                 return False
-            self.started, self.chunks = True, []
+            self.started, self.chunks = step, []
         elif step is ProtocolStep.WHOLE:
             self.served = (number,)
         elif not self.started:
@@ -111,7 +117,9 @@ class Server:
         elif step is ProtocolStep.LOAD:
             self.chunks.append(number)
         else:
-            self.started, self.served = False, tuple(self.chunks)
+            if self.started is ProtocolStep.BEGIN:
+                self.served = tuple(self.chunks)
+            self.started = None
         self.did.add(number)
         return True
 
@@ -119,6 +127,7 @@ class Server:
 STEPS = st.sampled_from(
     [
         ProtocolStep.BEGIN,
+        ProtocolStep.DRAFT,
         ProtocolStep.LOAD,
         ProtocolStep.LOAD,
         ProtocolStep.FINISH,
@@ -126,6 +135,16 @@ STEPS = st.sampled_from(
     ]
 )
 CALLS = st.lists(st.tuples(STEPS, st.booleans(), st.sets(st.integers(0, 2))), max_size=30)
+
+
+def test_new_draft_weights_are_no_version() -> None:
+    protocol = WeightProtocol()
+    for begin in (ProtocolStep.DRAFT, ProtocolStep.BEGIN, ProtocolStep.DRAFT):
+        for step in (begin, ProtocolStep.LOAD):
+            assert not protocol.did(step, call(step), BOTH)
+            assert protocol.half_loaded
+        finish = ProtocolStep.FINISH
+        assert protocol.did(finish, call(finish), BOTH) is (begin is ProtocolStep.BEGIN)
 
 
 @given(CALLS)
@@ -152,7 +171,7 @@ def test_loaded_versions_agree_after_any_failure(
             for member in protocol.pending(call, members)
             if names.index(member) in fails or not servers[member].does(step, sent)
         ]
-        if len(failed) == len(members) and step is ProtocolStep.BEGIN:
+        if len(failed) == len(members) and step in BEGINS:
             continue  # all have refused to begin
         if failed:
             done = frozenset(members) - frozenset(failed)
