@@ -40,7 +40,10 @@ _DEV_ENDPOINTS = {
         f"cannot label tokens with versions; use vLLM 0.28 or newer and {_DEV_MODE}",
     ),
 }
+#: The first vLLM that reports which weights made which tokens: by /inference/v1/generate, and where
+#: a request asks for it.
 _FIRST_WITH_SPANS = (0, 32)
+_FIRST_WITH_SPANS_ASKED_FOR = (0, 33)
 
 MAX_SLOTS = 2**20
 
@@ -101,12 +104,15 @@ async def detect(
         ),
     )
     notes: list[str] = []
-    dialect = _dialect(endpoint, generates, notes)
+    vllm = await _vllm_version(control)
+    dialect = _dialect(endpoint, generates, notes, asks=vllm >= _FIRST_WITH_SPANS_ASKED_FOR)
     abort_path = _abort_path(aborts, dev_aborts, notes)
     capabilities = {dialect.capability} | ({"abort"} if abort_path else set())
     capabilities |= _dev_capabilities(dev, notes)
-    if dialect.capability == "generate" and await _vllm_version(control) >= _FIRST_WITH_SPANS:
+    if vllm >= _FIRST_WITH_SPANS and dialect.capability == "generate":
         capabilities.add("weight_versions")
+    if vllm >= _FIRST_WITH_SPANS_ASKED_FOR:
+        capabilities |= {"weight_versions", endpoints.ASK_VERSIONS}
     version = await read_weight_version(control)
     if "set_version" in capabilities:
         # A server that accepts a label also reports it; the label is ours, or the trainer's.
@@ -165,13 +171,14 @@ async def _probe(control: ServerControl, method: str, path: str) -> ControlAnswe
     return answer
 
 
-def _dialect(endpoint: Way, probe: ControlAnswer, notes: list[str]) -> Dialect:
+def _dialect(endpoint: Way, probe: ControlAnswer, notes: list[str], *, asks: bool) -> Dialect:
+    """`asks`: the server reports weight versions on request."""
     offered = probe.status in (400, 422)
     if endpoint == "generate" and not offered:
         raise refusal(probe.status, probe.body, Generate.target)
     if offered and endpoint != "completions":
         return Generate()
-    if endpoint == "auto":
+    if endpoint == "auto" and not asks:
         remedy = (
             "start vLLM with --enable-scale-out"
             if probe.status == 403
@@ -180,7 +187,7 @@ def _dialect(endpoint: Way, probe: ControlAnswer, notes: list[str]) -> Dialect:
         notes.append(
             f"is used by /v1/completions and does not report which weights made a token; {remedy}"
         )
-    return Completions()
+    return Completions(asks)
 
 
 def _abort_path(probe: ControlAnswer, dev_probe: ControlAnswer, notes: list[str]) -> str | None:

@@ -19,6 +19,7 @@ from rollout_sched.integrations.vllm.protocol.answers import (
     spans_of,
 )
 from rollout_sched.integrations.vllm.protocol.endpoints import (
+    ASK_VERSIONS,
     COMPLETIONS,
     GENERATE,
     NEUTRAL_SAMPLING,
@@ -231,10 +232,14 @@ class Generate(Dialect):
 
 
 class Completions(Dialect):
-    """`POST /v1/completions` with token ids."""
+    """`POST /v1/completions` with token ids. `asks`: the server reports weight versions if a
+    request asks for them."""
 
     target = COMPLETIONS
     capability = "completions"
+
+    def __init__(self, asks: bool = False) -> None:
+        self._ours = {"return_token_ids": True, **({ASK_VERSIONS: True} if asks else {})}
 
     def _fields(self, order: Order, sampling: dict[str, Any]) -> dict[str, Any]:
         sampling.pop("detokenize", None)
@@ -243,5 +248,4 @@ class Completions(Dialect):
                 f"sampling parameter {unknown[0]!r} is not offered by {self.target}; "
                 "start vLLM with --enable-scale-out, or leave it out"
             )
-        ours = {"prompt": order.token_ids, "return_token_ids": True}
-        return {**NEUTRAL_SAMPLING, **sampling, **ours}
+        return {**NEUTRAL_SAMPLING, **sampling, "prompt": order.token_ids, **self._ours}

@@ -196,6 +196,11 @@ class HttpInstance:
         return self.models
 
     @property
+    def asks_versions(self) -> bool:
+        """Whether it reports weight versions if a request asks for them."""
+        return endpoints.ASK_VERSIONS in self.findings.description.capabilities
+
+    @property
     def _offers_labels(self) -> bool:
         return self.findings.description.capabilities >= {"set_version", "weight_versions"}
 

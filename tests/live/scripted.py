@@ -24,6 +24,7 @@ class Scripted:
     """Records what it is asked; a test answers each order by hand."""
 
     labelled = False  # its tokens, by us
+    asks_versions = False
     models = ("a model",)
 
     def __init__(self, name: str = "i0", *, slots: int = 8, kv_tokens: int = 10_000) -> None:

@@ -16,7 +16,12 @@ from rollout_sched.integrations.gateway.data_plane.client_request import ClientR
 from rollout_sched.integrations.gateway.data_plane.fields import BadRequest, integer
 from rollout_sched.integrations.gateway.data_plane.resume import RESUME_PATH, ResponsePart, resume
 from rollout_sched.integrations.http import Receiver
-from rollout_sched.integrations.vllm.protocol.endpoints import ENDPOINTS, INPUT, engine_id
+from rollout_sched.integrations.vllm.protocol.endpoints import (
+    ASK_VERSIONS,
+    ENDPOINTS,
+    INPUT,
+    engine_id,
+)
 from rollout_sched.live.ports import Attempting, Outcome, Over, RequestRejected
 
 # ------------------------------------------------------------------------------------------
@@ -39,6 +44,8 @@ class Upstream(Protocol):
     def pool(self) -> Any: ...
     @property
     def labelled(self) -> bool: ...
+    @property
+    def asks_versions(self) -> bool: ...
     @property
     def models(self) -> tuple[str, ...]: ...
     @property
@@ -96,7 +103,7 @@ class Call:
     `body`: the client's body, which may ask for several responses; `prompt`: the raw prompt of this
     one. `keep_ids`: the client wants the token ids too. `asks_ids`: the instance is always asked
     for them, so that the response can be resumed. `hindrance`: the field with which the response
-    cannot be resumed; "" if it can.
+    cannot be resumed; "" if it can. `says_versions`: an answer has its `weight_versions`.
     """
 
     __slots__ = (
@@ -109,6 +116,7 @@ class Call:
         "one",
         "prompt",
         "request",
+        "says_versions",
     )
 
     def __init__(
@@ -121,6 +129,7 @@ class Call:
         self.endpoint = request.endpoint
         self.keep_ids = request.envelope.keep_ids
         self.asks_ids = asks_ids
+        self.says_versions = self.endpoint == "generate"
         self._parsing = parsing
         self.hindrance = request.envelope.hindrance
         if parsing and self.endpoint == "chat":
@@ -148,6 +157,11 @@ class Call:
             name = b"%b-%b" % (request.request_id, name)
         lines = b"%bx-request-id: %b\r\n" % (request.header_lines, name)
         upstream_endpoint = ENDPOINTS[path.partition(b"?")[0]]
+        if client.asks_versions and upstream_endpoint != "generate":
+            self.says_versions = True
+            body = envelopes.with_fields(
+                body, {ASK_VERSIONS: True}
+            )  # a client's own comes after it
         engine = engine_id(upstream_endpoint, name.decode("latin-1"))
         return client.pass_on(order_id, engine, path.decode(), lines, body, receiver)
 

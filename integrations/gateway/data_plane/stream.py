@@ -382,9 +382,10 @@ class Stream:
             self._client.send(as_event(msgspec.json.encode(fields)))
         self.tokens.add(ids, speaks=choice.speaks)
         try:
-            self.end.spans = spans_of(
-                choice.weight_versions, self.tokens.count, labelled=self._labelled
-            )
+            versions = (
+                choice.weight_versions if self.tokens.ids else None
+            )  # else tokens are guessed
+            self.end.spans = spans_of(versions, self.tokens.count, labelled=self._labelled)
         except AnswerUntrue as error:
             # The client already has the tokens, so they cannot be corrected.
             text = f"the stream is not valid: {error}"

@@ -226,7 +226,7 @@ class StreamResponder:
             final = msgspec.json.encode(
                 dialects.last_event(self._call.endpoint, said, sample.finish)
             )
-        elif len(self._transcript.streams()) > 1 and self._call.endpoint == "generate":
+        elif len(self._transcript.streams()) > 1 and self._call.says_versions:
             final = _of_all_attempts(final, sample)
         if not (usage or complete) and self._wants_usage():
             made = sum([segment.tokens for segment in sample.segments])

@@ -181,7 +181,7 @@ class UnaryResponder:
             self._transcript.first,
         )
         self._strip(answer)
-        if self._call.endpoint == "generate":
+        if self._call.says_versions:
             answer["choices"][0]["weight_versions"] = weight_versions(sample)
         answer[FIELD] = msgspec.Raw(added(sample))
         return msgspec.json.encode(answer)

@@ -1,4 +1,4 @@
-"""The paths of vLLM's HTTP server (vLLM 0.32)."""
+"""The paths of vLLM's HTTP server (vLLM 0.32 and 0.33)."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ ENDPOINTS: dict[bytes, Endpoint] = {
     CHAT.encode(): "chat",
     GENERATE.encode(): "generate",
 }
+
+#: With this field, completions and chats report which weights made which tokens (vLLM 0.33).
+ASK_VERSIONS = "return_weight_versions"
 
 MODELS = "/v1/models"
 METRICS = "/metrics"

@@ -6,7 +6,7 @@ as one piece: it counts `min_tokens`, looks for stop strings and advances gramma
 that this request makes, and seeds one generator for it. Sent again, these would give another
 response than one that was not cut (TGI 1039, LightLLM 1440, dynamo 7634, vLLM 48853).
 
-`FIELDS` has a rule for every field of vLLM 0.32's request classes (`SamplingParams`,
+`FIELDS` has a rule for every field of the request classes of vLLM 0.32 and 0.33 (`SamplingParams`,
 `CompletionRequest`, `ChatCompletionRequest`, `GenerateRequest`), whichever endpoint has it: equal
 names mean the same. A field without a rule may mean anything, so a response with it starts over.
 """
@@ -36,9 +36,9 @@ _BY_RULE: dict[Rule, str] = {
         allowed_token_ids logprobs top_logprobs logprob_token_ids flat_logprobs detokenize
         skip_special_tokens spaces_between_special_tokens include_stop_str_in_output
         skip_reading_prefix_cache thinking_token_budget stream_interval stream_options
-        return_tokens_as_token_ids length_penalty output_kind output_mode skip_clone model user
-        watermarking session_id metadata store service_tier safety_identifier prompt_cache_key
-        verbosity""",
+        return_tokens_as_token_ids return_weight_versions length_penalty output_kind skip_clone
+        parse_context model user watermarking session_id metadata store service_tier
+        safety_identifier prompt_cache_key verbosity""",
     "reduced": "min_tokens",
     "varied": "seed",
     "first": """
@@ -52,7 +52,7 @@ _BY_RULE: dict[Rule, str] = {
         n max_tokens max_completion_tokens stream request_id priority cache_salt return_token_ids
         group_id sampling_params""",
     "whole": """
-        stop bad_words echo structured_outputs response_format tools presence_penalty
+        stop bad_words echo output_mode structured_outputs response_format tools presence_penalty
         frequency_penalty repetition_detection use_beam_search prompt_embeds suffix features
         content_parts mm_payload return_mm_kwargs media_io_kwargs mm_processor_kwargs
         kv_transfer_params ec_transfer_params vllm_xargs extra_args routed_experts_prompt_start
@@ -68,17 +68,14 @@ RESUMABLE = frozenset(field for field, rule in FIELDS.items() if rule != "whole"
 
 _FIRST = frozenset(field for field, rule in FIELDS.items() if rule == "first")
 
-#: A value of `response_format` that asks for nothing.
-_TEXT = {"type": "text"}
+#: Values that ask for nothing, beside None, False, 0 and empty ones.
+_DEFAULTS = {"response_format": {"type": "text"}, "output_mode": "tokens"}
 
 
 def hindrance(fields: Mapping[str, Any]) -> str:
-    """The first of these request fields with which a response cannot go on; "" if it can.
-
-    None, False, 0 and empty values ask for nothing.
-    """
+    """The first of these request fields with which a response cannot go on; "" if it can."""
     for name, value in fields.items():
-        if name not in RESUMABLE and value and value != _TEXT:
+        if name not in RESUMABLE and value and value != _DEFAULTS.get(name):
             return name
     return ""
 

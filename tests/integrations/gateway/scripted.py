@@ -183,6 +183,7 @@ def completion(
     *,
     prompt: list[int] | None = None,
     logprobs: bool = False,
+    **other: Any,
 ) -> dict[str, Any]:
     """A /v1/completions answer as vLLM gives it with return_token_ids."""
     choice: dict[str, Any] = {
@@ -205,7 +206,7 @@ def completion(
         "object": "text_completion",
         "created": 1,
         "model": "tiny",
-        "choices": [choice],
+        "choices": [{**choice, **other}],
         "usage": {"prompt_tokens": 3, "completion_tokens": len(token_ids), "total_tokens": 0},
     }
 

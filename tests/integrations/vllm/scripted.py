@@ -79,6 +79,7 @@ class ScriptedVllm:
         self.seen: list[tuple[str, Any]] = []
         self.api_key: str | None = None
         self.metrics = METRICS
+        self.version = "0.32.0"
         self.weight_version = "default"
         self.server_info: Any = {"vllm_config": {"scheduler_config": {"max_num_seqs": 64}}}
         self.models: Any = {"data": [{"id": "tiny", "max_model_len": 8192}]}
@@ -192,7 +193,7 @@ class ScriptedVllm:
         return web.Response(text=self.metrics)
 
     async def _version(self, request: web.Request) -> web.StreamResponse:
-        return web.json_response({"version": "0.32.0"})
+        return web.json_response({"version": self.version})
 
     async def _weight_info(self, request: web.Request) -> web.StreamResponse:
         return web.json_response({"weight_version": self.weight_version})

@@ -10,7 +10,7 @@ from rollout_sched.integrations.vllm.detection import EngineLimits, detect, read
 from rollout_sched.integrations.vllm.http_instance import HttpInstance
 from rollout_sched.live.ports import Description, InstanceError
 from tests import virtual_net
-from tests.integrations.vllm.scripted import METRICS, ScriptedVllm
+from tests.integrations.vllm.scripted import METRICS, ScriptedVllm, an_order
 from tests.simulators.fake_instance.served import served
 
 DEV_ENDPOINTS = (
@@ -78,6 +78,15 @@ def test_without_scale_out_completions_are_used_and_the_flag_is_named():
     assert "--enable-scale-out" in findings.notes[0]
     with pytest.raises(InstanceError, match=r"403.*--enable-scale-out"):
         describe(server, endpoint="generate")
+
+
+def test_newer_servers_report_versions_on_request():
+    server = ScriptedVllm()
+    server.version, server.scale_out = "0.33.0+cpu", False
+    description, findings = describe(server)
+    assert description.capabilities >= {"weight_versions", "return_weight_versions"}
+    assert findings.notes == ()
+    assert b'"return_weight_versions":true' in findings.dialect.body(an_order(), "tiny")
 
 
 def test_without_the_dev_mode_aborts_take_the_open_way():

@@ -61,11 +61,14 @@ def test_fields_about_the_prompt_go_with_the_first_attempt_only() -> None:
     assert resumed(fields, 1, 9) == {"temperature": 0.5}
 
 
-@pytest.mark.parametrize("value", [None, False, 0, 0.0, "", [], {}, {"type": "text"}])
+@pytest.mark.parametrize("value", [None, False, 0, 0.0, "", [], {}])
 def test_a_value_that_asks_for_nothing_hinders_nothing(value: object) -> None:
     for field, rule in FIELDS.items():
         if rule == "whole":
             assert hindrance({field: value}) == ""
+    assert hindrance({"response_format": {"type": "text"}, "output_mode": "tokens"}) == ""
+    assert hindrance({"output_mode": "derender"}) == "output_mode"
+    assert hindrance({"stop": "tokens"}) == "stop"
 
 
 def test_a_field_without_a_rule_hinders() -> None:

@@ -19,7 +19,7 @@ from tests.integrations.gateway.data_plane.stage import (
     generated,
     segments,
 )
-from tests.integrations.gateway.scripted import Call, Instance, completion
+from tests.integrations.gateway.scripted import Call, Instance, chunk, completion
 
 WHOLE = json.dumps(completion([4])).encode()
 POLICIES: list[dict[str, Any]] = [{}, {"interruption": PARTIAL}]
@@ -94,6 +94,26 @@ async def test_a_restarted_instances_answer_is_retried_elsewhere(finish: str) ->
         answer = await call.json()
         assert answer["choices"][0]["token_ids"] == [5]
         assert [s["instance"] for s in segments(answer)] == ["i1"]
+        stage.settled()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_versions_are_asked_for_where_the_server_has_them(stream: bool) -> None:
+    """vLLM 0.33, at an instance that an update cuts off."""
+    one = Instance("i0")
+    one.asks_versions = True
+    async with Stage(one, interruption=PARTIAL) as stage:
+        call = stage.call({**BODY, "stream": stream})
+        for number, (ids, finish) in enumerate((([4, 5], "abort"), ([6], "stop"))):
+            assert (await one.asked(number)).body["return_weight_versions"] is True
+            spans = [{"version": "0", "start": 0, "end": len(ids)}]
+            if stream:
+                await one.event(number, chunk(ids, finish, weight_versions=spans), end=True)
+            else:
+                await one.answer(number, completion(ids, finish, weight_versions=spans))
+        answer = (await call.events())[-2] if stream else await call.json()
+        (told,) = answer["choices"][0]["weight_versions"]
+        assert (told["start"], told["end"]) == (0, 3)
         stage.settled()
 
 
