@@ -35,6 +35,9 @@ class SimAttempts:
         self._in_flight: dict[int, tuple[Dispatch, SampleRecord, int]] = {}
         self._streams: dict[str, int] = {}
 
+    def __len__(self) -> int:
+        return len(self._in_flight)
+
     def __contains__(self, attempt: int) -> bool:
         return attempt in self._in_flight
 

@@ -134,7 +134,8 @@ class SimClients:
 
 
 class Telemetry:
-    """Polls every instance and reads every stream at fixed intervals.
+    """Polls every instance and reads every stream at fixed intervals, while there is work: idle
+    time costs nothing, however long.
 
     ticks  how many of its own callbacks are in the queue; they do not count as progress of a run
     """
@@ -153,12 +154,26 @@ class Telemetry:
         self._attempts = attempts
         self._queue = queue
         self._tell = tell
+        self._asleep: list[tuple[float, float, Callable[[], None]]] = []  # since, interval, what
 
     def start(self) -> None:
         if self._visibility.poll_s:
-            self._tick(self._visibility.poll_s, self.report)
+            self._tick(0.0, self._visibility.poll_s, self.report)
         if self._visibility.stream_s:
-            self._tick(self._visibility.stream_s, self._stream)
+            self._tick(0.0, self._visibility.stream_s, self._stream)
+
+    def wake(self) -> None:
+        """Go on in the same rhythm if there is work again."""
+        if self._asleep and not self._is_idle():
+            for since, seconds, callback in self._asleep:
+                periods = (self._queue.now - since) // seconds
+                self._tick(since + periods * seconds, seconds, callback)
+            self._asleep.clear()
+
+    def _is_idle(self) -> bool:
+        """Whether nothing is left to say; a paused instance says nothing until it goes on."""
+        paused = any(node.paused_by for node in self._fleet.nodes.values())
+        return not (len(self._attempts) or paused)
 
     def report(self) -> None:
         for node in list(self._fleet.nodes.values()):
@@ -173,14 +188,18 @@ class Telemetry:
                 if attempt in self._attempts:  # else it has failed and is being removed
                     self._tell(TokensArrived(self._attempts.request_of(attempt), attempt, tokens))
 
-    def _tick(self, seconds: float, callback: Callable[[], None]) -> None:
+    def _tick(self, since: float, seconds: float, callback: Callable[[], None]) -> None:
         def again(_: Any) -> None:
             self.ticks -= 1
             callback()
-            self._tick(seconds, callback)
+            now = self._queue.now
+            if self._is_idle():
+                self._asleep.append((now, seconds, callback))
+            else:
+                self._tick(now, seconds, callback)
 
         self.ticks += 1
-        self._queue.after(seconds, again)
+        self._queue.at(since + seconds, again)
 
 
 class Restarts:
@@ -275,13 +294,15 @@ class ClosedLoop:
         self._clients.start()
         self._faults.start()
         queue, fleet, trainer, clients = self._queue, self._fleet, self._trainer, self._clients
+        telemetry = self._telemetry
         while trainer.left or clients.left:
-            if len(queue) <= self._telemetry.ticks:
+            if len(queue) <= telemetry.ticks:
                 raise self._standstill()
             queue.step()
             if fleet.changed:
                 fleet.plan_changed()
-        self._telemetry.report()
+            telemetry.wake()
+        telemetry.report()
         self._take_apart()
         return trainer.over_at or queue.now
 

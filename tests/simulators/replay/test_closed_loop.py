@@ -364,11 +364,18 @@ def test_an_oversized_request_is_refused_at_start() -> None:
 class TestVisibility:
     trace = make_trace({"a": [5], "b": [5]})
 
-    def test_polls_come_at_their_interval_and_at_the_end(self) -> None:
+    def test_polls_come_at_their_interval_while_there_is_work_and_at_the_end(self) -> None:
         ran = watch(SYNC, self.trace, make_scenario(poll_s=2.5))
-        polls = [now for now, _ in ran.said(ev.InstanceReported)]
-        every = [2.5 * number for number in range(1, int(ran.total_s / 2.5) + 1)]
-        assert sorted(set(polls)) == sorted({*every, ran.total_s})
+        polls = {now for now, _ in ran.said(ev.InstanceReported)}
+        # Two answers of 5 s, each followed by 10 s of training; 2 s of loading between them.
+        assert sorted(polls) == [2.5, 5.0, 17.5, 20.0, 22.5, 32.0]
+
+    def test_idle_time_costs_nothing(self) -> None:
+        late = SampleRecord("b", 0, 4, (Turn(5),), arrival_s=1e8)
+        trace = Trace("t", gather([SampleRecord("a", 0, 4, (Turn(5),)), late]))
+        ran = watch(SYNC, trace, make_scenario(poll_s=2.5, stream_s=1.0))
+        assert ran.total_s > 1e8
+        assert len(ran.said(ev.InstanceReported)) < 10
 
     def test_no_polls_while_colocated_training_has_the_gpus(self) -> None:
         ran = watch(SYNC, self.trace, make_scenario(poll_s=1.0, colocated=True))
