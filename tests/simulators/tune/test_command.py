@@ -75,17 +75,6 @@ def test_the_command_in_the_head_gives_the_file_again(
     assert first.read_text() == again.read_text()
 
 
-def test_the_budget_is_kept(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, trace: Path
-) -> None:
-    """Beyond the budget it takes no longer than two short searches, of which one is measured."""
-    out = tmp_path / "t.toml"
-    short = seconds_of_a_short_search(capsys, trace, out)
-    budget, began = max(1, round(2 * short)), time.monotonic()
-    assert run(capsys, trace, out, "--max-staleness", 0, "--budget", budget)[0] == 0
-    assert time.monotonic() - began < budget + 2 * short
-
-
 class InterruptedBar:
     """A progress bar at which a user interrupts the command after 20 evaluations."""
 
@@ -154,13 +143,16 @@ def test_malformed_arguments(
 
 @pytest.mark.parametrize("where", ["missing/t.toml", "."])
 def test_a_place_that_cannot_be_written_is_an_error_before_the_search(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, trace: Path, where: str
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    trace: Path,
+    where: str,
 ) -> None:
-    began = time.monotonic()
+    monkeypatch.delattr(command, "tune")
     code, _, error = run(capsys, trace, tmp_path / where, "--max-staleness", 0)
     assert code == 2
     assert "folder" in error
-    assert time.monotonic() - began < 2
 
 
 def test_an_unknown_trace_or_scenario_is_an_error(

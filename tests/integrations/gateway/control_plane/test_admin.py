@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -139,14 +138,14 @@ async def test_a_pause_without_answer_blocks_nothing_else(house, first, second) 
 async def test_a_hanging_mount_blocks_neither_calls_nor_shutdown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hanging, asked = threading.Event(), threading.Event()
+    hanging, asked, over = threading.Event(), threading.Event(), threading.Event()
 
     def hang(folder: Path) -> None:
         asked.set()
         hanging.wait(60)
+        over.set()
 
     monkeypatch.setattr(weights, "check_checkpoint", hang)
-    begun = time.monotonic()
     async with House(Upstream(A)) as house:
         body = {"version": 1, "reload": {"path": str(tmp_path)}}
         asking = asyncio.create_task(house.ask("POST", "/admin/weights", body))
@@ -155,7 +154,7 @@ async def test_a_hanging_mount_blocks_neither_calls_nor_shutdown(
         applied = {"version": 2, "applied": True, "wait": True}
         assert (await house.ask("POST", "/admin/weights", applied))[0] == 200
         asyncio.get_running_loop().call_later(0.1, asking.cancel)
-    assert time.monotonic() - begun < 10
+    assert not over.is_set()
     hanging.set()
 
 

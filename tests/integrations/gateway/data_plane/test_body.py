@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 import tracemalloc
 from typing import Any
 
@@ -81,7 +80,6 @@ class TestSeveralPrompts:
     def test_too_many_prompts_are_refused_early(self, prompt: bytes) -> None:
         """Sixteen million of them were decoded first."""
         raw = memoryview(b"[" + b",".join([prompt] * 2_000_000) + b"]")
-        start = time.perf_counter()
         tracemalloc.start()
         try:
             with pytest.raises(BadRequest, match="more than 9 prompts"):
@@ -90,7 +88,6 @@ class TestSeveralPrompts:
         finally:
             tracemalloc.stop()
         assert peak < 100_000
-        assert time.perf_counter() - start < 0.1
 
 
 @pytest.mark.parametrize(
