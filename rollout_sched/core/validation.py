@@ -33,8 +33,9 @@ def _group_submitted(parts: Parts, event: GroupSubmitted) -> None:
         )
     if parts.state.progress.closed:
         raise CallerError(f"group {event.group!r} came after submissions were closed")
+    # A trajectory ends where its context does, so only the KV cache bounds what may be asked for.
     needed = event.prompt_tokens + event.max_tokens
-    _check_fits(f"group {event.group!r}", needed, parts.state.fleet.kv.largest)
+    _check_fits(f"group {event.group!r}", needed, parts.state.fleet.contexts.largest_kv)
 
 
 def _request_submitted(parts: Parts, event: RequestSubmitted) -> None:
@@ -52,7 +53,13 @@ def _request_submitted(parts: Parts, event: RequestSubmitted) -> None:
             f"{event.max_tokens} tokens"
         )
     needed = event.prompt_tokens + event.max_tokens
-    _check_fits(f"request {event.request!r}", needed, parts.state.fleet.kv.largest)
+    largest = parts.state.fleet.contexts.largest
+    if largest is not None and needed > largest:
+        raise CallerError(
+            f"request {event.request!r}: prompt_tokens + max_tokens is {needed}, but no instance "
+            f"takes more than {largest} tokens of prompt and response; lower max_tokens, or add an "
+            f"instance with a higher --max-model-len"
+        )
 
 
 def _instance_joined(parts: Parts, event: InstanceJoined) -> None:

@@ -73,7 +73,7 @@ class SchedulerRoutes:
 
     async def models(self, request: web.Request) -> web.Response:
         """The models of the fleet and their adapters, as the instances serve them now, each with
-        the smallest max_model_len of its instances."""
+        the largest max_model_len of its instances."""
         joined = [one for one in self._gateway.supervisors() if one.joined]
         served = await asyncio.gather(*[_served(supervisor) for supervisor in joined])
         data: dict[str, dict[str, Any]] = {}
@@ -93,7 +93,7 @@ class SchedulerRoutes:
                         "max_model_len": described.max_model_len,
                     },
                 )
-                entry["max_model_len"] = min(entry["max_model_len"], described.max_model_len)
+                entry["max_model_len"] = max(entry["max_model_len"], described.max_model_len)
         return reply(request, {"object": "list", "data": list(data.values())})
 
     async def state(self, request: web.Request) -> web.Response:

@@ -17,20 +17,22 @@ from rollout_sched.core.model.records import RunState, Segment
 Spans = tuple[tuple[int, int], ...]
 
 #: Who is at fault for a failed attempt.
-Blame = Literal["request", "instance", "unclear", "nobody"]
+Blame = Literal["request", "length", "instance", "unclear", "nobody"]
 
 
 class _Event(msgspec.Struct, frozen=True, gc=False, tag=True):
     pass
 
 
-class InstanceJoined(_Event, frozen=True):
-    """An instance can serve: `slots` sequences at once, `kv_tokens` of KV cache."""
+class InstanceJoined(_Event, frozen=True, omit_defaults=True):
+    """An instance can serve: `slots` sequences at once, `kv_tokens` of KV cache, and at most
+    `max_model_len` tokens of prompt and response in one request (0: as many as fit the cache)."""
 
     instance: str
     slots: int
     kv_tokens: int
     version: int = 0
+    max_model_len: int = 0
 
 
 class InstanceLost(_Event, frozen=True, omit_defaults=True):
@@ -203,9 +205,10 @@ class RequestInterrupted(_Event, frozen=True):
 class RequestFailed(_Event, frozen=True):
     """The attempt gave no answer.
 
-    blame   who is at fault: the "request" (no instance would answer it), the "instance" (it could
-            not be reached), "unclear" (see `core.work.attempts`), or "nobody" (the instance is
-            paused, and takes no request)
+    blame   who is at fault: the "request" (no instance would answer it), its "length" (an instance
+            that takes longer ones may answer it), the "instance" (it could not be reached),
+            "unclear" (see `core.work.attempts`), or "nobody" (the instance is paused, and takes no
+            request)
     usable  False if the streamed tokens cannot be true, so that the request does not keep them
     """
 

@@ -171,8 +171,8 @@ class Instance:
     """One inference server we can send requests to.
 
     `tokens` is the sum over its attempts of the context sent and the tokens still expected: the
-    load that `least_tokens` balances. `serial` is the order of joining and breaks ties. `suspects`
-    are the requests that failed on it since its last answer and may be at fault themselves;
+    load that `least_tokens` balances. `max_context` is how many tokens one request may have, prompt
+    and response. `serial` is the order of joining and breaks ties. `suspects` are the requests that failed on it since its last answer and may be at fault themselves;
     `faults` counts those of them that succeeded elsewhere; `rests` counts its rests since then (see
     `core.work.attempts`). `report` is its last poll, however old, `report_before` the one before
     that; `unreported` counts the attempts sent since the last poll, and `observed` is what the
@@ -195,6 +195,7 @@ class Instance:
         "kv_tokens",
         "last_dispatch",
         "leaving",
+        "max_context",
         "observed",
         "open_index",
         "report",
@@ -211,11 +212,20 @@ class Instance:
         "version",
     )
 
-    def __init__(self, id: str, serial: int, slots: int, kv_tokens: int, version: int) -> None:
+    def __init__(
+        self,
+        id: str,
+        serial: int,
+        slots: int,
+        kv_tokens: int,
+        version: int,
+        max_model_len: int = 0,
+    ) -> None:
         self.id = id
         self.serial = serial
         self.slots = slots
         self.kv_tokens = kv_tokens
+        self.max_context = min(kv_tokens, max_model_len or kv_tokens)
         self.version = version
         self.status = _SERVING
         self.attempts: dict[int, Attempt] = {}
@@ -376,8 +386,9 @@ class Request:
     between two turns, otherwise None. `rank` is its entry in the waiting queue, None if it does not
     wait. `failures` counts the attempts that failed in a row, on the instances `failed_on`; after
     one it may rest. `priority`: of the waiting requests the lowest goes first, whatever the
-    ordering says. `migrations` counts how often it was interrupted to go on elsewhere. `resumable`:
-    whether a response that is cut may go on from its tokens. If not, because its engine applies
+    ordering says. `migrations` counts how often it was interrupted to go on elsewhere.
+    `least_context`: its prompt, whose length may be an estimate, was too long for an instance that
+    takes less. `resumable`: whether a response that is cut may go on from its tokens. If not, because its engine applies
     something to the response as one piece, the attempt's tokens are thrown away, so it is cut only
     where that cannot be avoided: it gets no token limit per attempt and does not migrate.
     """
@@ -397,6 +408,7 @@ class Request:
         "kv_instance",
         "last_attempt",
         "last_instance",
+        "least_context",
         "migrations",
         "priority",
         "rank",
@@ -445,6 +457,7 @@ class Request:
         self.failed_on: tuple[str, ...] = ()
         self.external_aborts = 0
         self.migrations = 0
+        self.least_context = 0
         self.rests_until = 0.0
         self.finish = ""
         self.rank: Any = None

@@ -78,7 +78,7 @@ def run_facts(scheduler: Scheduler, now: float) -> RunFacts:
         scheduler.state.serials.last,
         fleet.dispatched,
         max(staying, scheduler.decider.gathering.expected),
-        fleet.kv.most,
+        fleet.contexts.most,
         progress.lost,
     )
 

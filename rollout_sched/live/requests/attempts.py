@@ -32,6 +32,7 @@ from rollout_sched.live.ports import (
     InstanceUnreached,
     Outcome,
     RequestRejected,
+    RequestTooLong,
     Suspicion,
     WeightsUnknown,
     plain_message,
@@ -329,7 +330,7 @@ def blame_of(error: Exception) -> Blame:
     """Who is to blame for an attempt's error. Only if the request did not reach the instance is it
     certainly the instance."""
     if isinstance(error, RequestRejected):
-        return "request"
+        return "length" if isinstance(error, RequestTooLong) else "request"
     if isinstance(error, EnginePaused):
         return "nobody"
     return "instance" if isinstance(error, InstanceUnreached) else "unclear"

@@ -199,7 +199,7 @@ class Completions:
             return
         error = self._payloads.forget(action.request)
         if action.reason == "oversized":
-            error = RequestRejected("prompt + max_tokens do not fit any instance's KV cache")
+            error = RequestRejected("prompt + max_tokens are more tokens than any instance takes")
         if payload is not None and action.reason in _TOLD:
             reason = "withdrawn" if action.reason == "withdrawn" else "failed"
             self._link.defer(payload.responder.fail, reason, error)

@@ -124,7 +124,7 @@ async def test_models_are_the_fleets() -> None:
         status, models = await house.ask("GET", "/v1/models")
         assert status == 200
         (model,) = models["data"]
-        assert (model["id"], model["max_model_len"]) == ("tiny", 4096)
+        assert (model["id"], model["max_model_len"]) == ("tiny", 8192)
         assert model["owned_by"] == "rollout-sched"
 
 

@@ -99,7 +99,6 @@ class TestErrors:
             ({**BODY, "max_tokens": "many"}, "max_tokens"),
             ({**BODY, "n": 0}, "`n`"),
             ({**BODY, "prompt": []}, "`prompt` is empty"),
-            ({**BODY, "max_tokens": 100_000}, "KV tokens"),
         ],
     )
     async def test_bad_requests_are_refused_by_the_gateway(
@@ -112,8 +111,31 @@ class TestErrors:
         assert not instance.pool.asked
         stage.settled()
 
-    async def test_an_instances_refusal_is_passed_on(self, stage, instance) -> None:
-        call = stage.call()
+    async def test_a_call_goes_where_it_fits(self) -> None:
+        """A prompt was answered 400 and 200 by turns. The length of text is only estimated."""
+        small, big = Instance("i0"), Instance("i1")
+        small.describes(max_model_len=100)
+        async with Stage(small, big) as stage:
+            fits = stage.call({**BODY, "prompt": [1] * 90})
+            await small.answer(0, completion([4]))
+            assert (await fits.json())["choices"]
+            for number, body in enumerate(({"prompt": [1] * 91}, {"max_tokens": 99_999})):
+                longer = stage.call({**BODY, **body})
+                await big.answer(number, completion([4]))
+                assert (await longer.json())["choices"]
+            text = stage.call({**BODY, "prompt": "x" * 300})
+            error = {"message": "This model's maximum context length is 100 tokens."}
+            await small.answer(1, {"error": error}, 400)
+            await big.answer(2, completion([4]))
+            assert (await text.json())["choices"]
+            too_long = stage.call({**BODY, "prompt": [1] * 20_000})
+            await big.answer(3, {"error": error}, 400)
+            assert (await too_long.json())["error"] == error
+            stage.settled()
+
+    @pytest.mark.parametrize("body", [BODY, {**BODY, "max_tokens": 100_000}])
+    async def test_an_instances_refusal_is_passed_on(self, body, stage, instance) -> None:
+        call = stage.call(body)
         await instance.answer(0, {"error": {"message": "out of vocabulary"}}, 400)
         assert (await call.json())["error"]["message"] == "out of vocabulary"
         assert call.status == 400
