@@ -241,7 +241,16 @@ class InstanceEvents:
         for attempt in wanted:
             # The first request that continues may complete its group and end a sibling here.
             if attempt.request.state in (RUNNING, INTERRUPTING):
-                self._parts.outcomes.requeue(attempt.request)
+                self._try_again(attempt, removed=removed)
+
+    def _try_again(self, attempt: Attempt, *, removed: bool) -> None:
+        """A request may be what its instances die of. No instance is at fault: it is gone."""
+        request = attempt.request
+        request.failures += not (removed or attempt.tokens)
+        if request.failures >= self._parts.outcomes.max_failures:
+            self._parts.outcomes.give_up(request)
+        else:
+            self._parts.outcomes.requeue(request)
 
     def _refuse_oversized(self) -> None:
         """End requests that fit on no instance: they came before any was known, or the one that
@@ -419,7 +428,7 @@ class AttemptEvents:
         if attempt.abandoned:
             self._ledger.waste(attempt, attempt.abandoned)
             return None
-        if attempt.request.failed_on:
+        if attempt.request.failures:
             for at_fault in blame.blame_failed_instances(
                 attempt.request, self._state.fleet.instances
             ):

@@ -1,5 +1,4 @@
-"""Instances of unlike KV memory, or max_model_len: a request runs where all of it fits, and is never
-cut short."""
+"""Instances of unlike KV memory or max_model_len: a request runs where it fits, and is not cut."""
 
 from __future__ import annotations
 

@@ -88,7 +88,9 @@ def refusal_of_request(
     if at_fault:
         text = f"{answered}: {excerpt(body)}"
         too_long = status == 400 and any(words in body for words in _TOO_LONG)
-        return (RequestTooLong if too_long else RequestRejected)(text, status, body, unquoted=answered)
+        return (RequestTooLong if too_long else RequestRejected)(
+            text, status, body, unquoted=answered
+        )
     return refusal(status, body, what)
 
 

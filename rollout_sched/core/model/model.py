@@ -172,15 +172,15 @@ class Instance:
 
     `tokens` is the sum over its attempts of the context sent and the tokens still expected: the
     load that `least_tokens` balances. `max_context` is how many tokens one request may have, prompt
-    and response. `serial` is the order of joining and breaks ties. `suspects` are the requests that failed on it since its last answer and may be at fault themselves;
-    `faults` counts those of them that succeeded elsewhere; `rests` counts its rests since then (see
-    `core.work.attempts`). `report` is its last poll, however old, `report_before` the one before
-    that; `unreported` counts the attempts sent since the last poll, and `observed` is what the
-    admission derived from the polls. `resident` are the requests between two turns whose KV it has.
-    `finished` counts the requests that finished on it, `finished_tokens` the tokens of their
-    contexts, if the admission needs them. While `gate_closed` is set, another party controls the
-    instance, and nothing new is sent to it. `open_index`, `heap_version` and `accepts_sessions`
-    belong to the fleet.
+    and response. `serial` is the order of joining and breaks ties. `suspects` are the requests that
+    failed on it since its last answer and may be at fault themselves; `faults` counts those of them
+    that succeeded elsewhere; `rests` counts its rests since then (see `core.work.attempts`).
+    `report` is its last poll, however old, `report_before` the one before that; `unreported` counts
+    the attempts sent since the last poll, and `observed` is what the admission derived from the
+    polls. `resident` are the requests between two turns whose KV it has. `finished` counts the
+    requests that finished on it, `finished_tokens` the tokens of their contexts, if the admission
+    needs them. While `gate_closed` is set, another party controls the instance, and nothing new is
+    sent to it. `open_index`, `heap_version` and `accepts_sessions` belong to the fleet.
     """
 
     __slots__ = (
@@ -212,20 +212,12 @@ class Instance:
         "version",
     )
 
-    def __init__(
-        self,
-        id: str,
-        serial: int,
-        slots: int,
-        kv_tokens: int,
-        version: int,
-        max_model_len: int = 0,
-    ) -> None:
+    def __init__(self, id: str, serial: int, slots: int, kv_tokens: int, version: int) -> None:
         self.id = id
         self.serial = serial
         self.slots = slots
         self.kv_tokens = kv_tokens
-        self.max_context = min(kv_tokens, max_model_len or kv_tokens)
+        self.max_context = kv_tokens
         self.version = version
         self.status = _SERVING
         self.attempts: dict[int, Attempt] = {}
@@ -384,13 +376,14 @@ class Request:
     `expected_tokens` is the predicted total response. `computed_tokens` leading tokens of the
     context were already processed by an instance. `kv_instance` is the instance that keeps its KV
     between two turns, otherwise None. `rank` is its entry in the waiting queue, None if it does not
-    wait. `failures` counts the attempts that failed in a row, on the instances `failed_on`; after
-    one it may rest. `priority`: of the waiting requests the lowest goes first, whatever the
-    ordering says. `migrations` counts how often it was interrupted to go on elsewhere.
-    `least_context`: its prompt, whose length may be an estimate, was too long for an instance that
-    takes less. `resumable`: whether a response that is cut may go on from its tokens. If not, because its engine applies
-    something to the response as one piece, the attempt's tokens are thrown away, so it is cut only
-    where that cannot be avoided: it gets no token limit per attempt and does not migrate.
+    wait. `failures` counts the attempts in a row that failed, on the instances `failed_on`, or that
+    brought nothing before their instance was lost; after a failure it may rest. `priority`: of the
+    waiting requests the lowest goes first, whatever the ordering says. `migrations` counts how
+    often it was interrupted to go on elsewhere. `least_context`: its prompt, whose length may be an
+    estimate, was too long for an instance that takes less. `resumable`: whether a response that is
+    cut may go on from its tokens. If not, because its engine applies something to the response as
+    one piece, the attempt's tokens are thrown away, so it is cut only where that cannot be avoided:
+    it gets no token limit per attempt and does not migrate.
     """
 
     __slots__ = (
@@ -599,15 +592,3 @@ class Sessions:
     def end(self, session: str) -> bool:
         """False if the session is unknown."""
         return self._instances.pop(session, None) is not None
-
-
-class IdCounter:
-    """Numbers from 1, the order in which groups and requests came, which breaks ties. `last` is the
-    last one given out; a restored run continues from it."""
-
-    def __init__(self) -> None:
-        self.last = 0
-
-    def next(self) -> int:
-        self.last += 1
-        return self.last

@@ -208,7 +208,9 @@ class Fleet:
     def join(
         self, name: str, slots: int, kv_tokens: int, version: int, max_model_len: int = 0
     ) -> Instance:
-        instance = Instance(name, self._joined, slots, kv_tokens, version, max_model_len)
+        instance = Instance(name, self._joined, slots, kv_tokens, version)
+        if max_model_len:
+            instance.max_context = min(kv_tokens, max_model_len)
         self._joined += 1
         self.instances[name] = instance
         self._versions[version] += 1

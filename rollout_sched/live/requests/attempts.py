@@ -269,8 +269,13 @@ class RunningAttempts(AttemptIndex[LiveAttempt]):
         """The instance is gone: keep what the streams of its attempts brought, then call `tell`,
         which reports the loss to the scheduler. What the scheduler sent to it meanwhile is made
         elsewhere. The ends of these attempts are not reported."""
+        lost = InstanceError(
+            f"{instance} was lost while it worked on the request: look for a crash in its log, and "
+            "if the request causes it, leave the request out"
+        )
         for running in self.on(instance):
             self._drop(running)
+            self._payloads.note_error(running.dispatch, lost)
             try:
                 self._keep_streamed(running)
             except Exception as error:  # the payload's own

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from rollout_sched.core.model.events import InstanceReported
 from rollout_sched.core.model.model import Attempt, Instance, InstanceStatus
 from rollout_sched.core.model.roles import SessionAdmission
-from rollout_sched.core.state.fleet import Fleet, ContextLimits, OpenInstances
+from rollout_sched.core.state.fleet import ContextLimits, Fleet, OpenInstances
 from tests.core.told import make_request
 
 
