@@ -133,6 +133,27 @@ class TestErrors:
             assert (await too_long.json())["error"] == error
             stage.settled()
 
+    async def test_beams_are_made_together(self, stage, instance) -> None:
+        """With `n` requests, each of one beam, all texts were the best one."""
+        body = {**BODY, "use_beam_search": "true", "n": 2}
+        one = stage.call({**body, "prompt": [[1], [2, 3]]})
+        for number, prompt in enumerate(([1], [2, 3])):
+            asked = await instance.asked(number)
+            assert (asked.body["prompt"], asked.body["n"]) == (prompt, 2)
+            answer = completion([4, 5])
+            other = {**answer["choices"][0], "index": 1, "text": f"second of {prompt}"}
+            answer["choices"].append(other)
+            answer["usage"]["completion_tokens"] = 4
+            await instance.answer(number, answer)
+        choices = (await one.json())["choices"]
+        assert [choice["index"] for choice in choices] == [0, 1, 2, 3]
+        assert [c["text"] for c in choices[1::2]] == ["second of [1]", "second of [2, 3]"]
+        wrong = stage.call(body)
+        await instance.answer(2, completion([4]))
+        await until(lambda: stage.scheduler.parts.requests)
+        assert stage.scheduler.view.in_flight == 0, "it is made again"
+        wrong.hang_up()
+
     @pytest.mark.parametrize("body", [BODY, {**BODY, "max_tokens": 100_000}])
     async def test_an_instances_refusal_is_passed_on(self, body, stage, instance) -> None:
         call = stage.call(body)
