@@ -52,6 +52,7 @@ class TrainerEvents:
             siblings,
             judged=event.judged,
             resumable=event.resumable,
+            min_samples=event.min_samples,
         )
         state.groups.add(group)
         state.progress.must_decide = True

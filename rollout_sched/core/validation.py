@@ -26,6 +26,11 @@ def _group_submitted(parts: Parts, event: GroupSubmitted) -> None:
             f"group {event.group!r}: samples, prompt_tokens and max_tokens must be at least 1, "
             f"not {event.samples}, {event.prompt_tokens} and {event.max_tokens}"
         )
+    if not 0 <= event.min_samples <= event.samples:
+        raise CallerError(
+            f"group {event.group!r}: min_samples is {event.min_samples}; it can be from 1 to "
+            f"samples, {event.samples}, or 0 for all of them"
+        )
     if event.expected_tokens < 0 or any(length < 0 for length in event.history):
         raise CallerError(
             f"group {event.group!r}: lengths of responses in history and expected_tokens cannot "

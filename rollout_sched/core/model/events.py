@@ -77,6 +77,8 @@ class GroupSubmitted(_Event, frozen=True, omit_defaults=True):
     expected_tokens  the length of one response that the trainer expects; 0: unknown
     judged           once whole, the group is judged (see Judge), and delivered only if it is kept
     resumable        False: a response that is cut cannot go on and starts over (see Request)
+    min_samples      it is delivered without the samples that fail, as long as so many are left;
+                     0: one that fails, fails the group
     """
 
     group: str
@@ -88,6 +90,7 @@ class GroupSubmitted(_Event, frozen=True, omit_defaults=True):
     expected_tokens: int = 0
     judged: bool = False
     resumable: bool = True
+    min_samples: int = 0
 
 
 class GroupJudged(_Event, frozen=True):

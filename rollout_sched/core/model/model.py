@@ -303,11 +303,12 @@ class Siblings:
 class Group:
     """The requests of one prompt, delivered together.
 
-    `samples` is how many finished requests make it whole. `oldest_version` is the oldest version
-    that may have made any of its tokens (None: it has no tokens). `groups.py` defines how its state
-    moves. `launch_place` is its position, from 0, among the `launch_size` groups of its last
-    launch. `judged`: once whole, it is judged before it may be delivered; `judgement` is the number
-    of the Judge that waits for an answer, 0 if none. `resumable`: as of its requests.
+    `samples` is how many finished requests make it whole: fewer, but not fewer than `min_samples`,
+    after some have failed (`min_samples` 0: it fails with them). `oldest_version` is the oldest
+    version that may have made any of its tokens (None: it has no tokens). `groups.py` defines how
+    its state moves. `launch_place` is its position, from 0, among the `launch_size` groups of its
+    last launch. `judged`: once whole, it is judged before it may be delivered; `judgement` is the
+    number of the Judge that waits for an answer, 0 if none. `resumable`: as of its requests.
     """
 
     __slots__ = (
@@ -317,6 +318,7 @@ class Group:
         "judgement",
         "launch_place",
         "launch_size",
+        "min_samples",
         "oldest_version",
         "resumable",
         "samples",
@@ -334,10 +336,12 @@ class Group:
         *,
         judged: bool = False,
         resumable: bool = True,
+        min_samples: int = 0,
     ) -> None:
         self.id = id
         self.serial = serial
         self.samples = samples
+        self.min_samples = min_samples
         self.siblings = siblings
         self.judged = judged
         self.resumable = resumable

@@ -125,6 +125,7 @@ class GroupFacts(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     requests: tuple[RequestFacts, ...] = ()
     judged: bool = False
     resumable: bool = True
+    min_samples: int = 0
 
     def as_submitted(self) -> GroupFacts:
         """The group as it was submitted."""

@@ -112,6 +112,7 @@ def group_facts(group: Group, scheduler: Scheduler) -> GroupFacts:
         tuple([_request_facts(request) for request in group.requests]),
         group.judged,
         group.resumable,
+        group.min_samples,
     )
 
 

@@ -95,6 +95,7 @@ class Restorer:
             siblings,
             judged=facts.judged,
             resumable=facts.resumable,
+            min_samples=facts.min_samples,
         )
         group.state = GroupState(facts.state)
         group.launch_place, group.launch_size = facts.launch_place, facts.launch_size

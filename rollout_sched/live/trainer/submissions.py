@@ -173,6 +173,8 @@ def check_prompt(prompt: Prompt, *, max_model_len: int, turns: bool) -> None:
     turns          a tool answers its turns: the response ends when there is no more room
     """
     wrong = _names(prompt) or _length(prompt, max_model_len, turns)
+    if prompt.min_samples > prompt.samples:
+        wrong = f"min_samples, {prompt.min_samples}, is more than samples, {prompt.samples}"
     for sampling in (prompt.sampling, *prompt.each):
         wrong = wrong or _sampling(sampling)
     if wrong:
@@ -308,6 +310,10 @@ class Submissions:
         for uid in {sample.uid for sample in samples}:
             self.open_samples -= self.prompts.pop(uid).samples
         return samples
+
+    def delivered_prompts(self, batch: int) -> Mapping[str, Prompt]:
+        """The prompts of the groups in an unacknowledged batch, by uid."""
+        return self._delivered[batch]
 
     def acknowledged(self, batch: int) -> None:
         """The whole batch is acknowledged: its uids may be used again."""
