@@ -52,10 +52,12 @@ class SchedulerRoutes:
         self._metrics = GatewayMetrics(gateway)
 
     async def health(self, request: web.Request) -> web.Response:
-        """200 once an instance has joined; as with vLLM, the body is empty."""
+        """200 from the joining of an instance to a SIGTERM; as with vLLM, the body is empty."""
         if self._gateway.healthy:
             return web.Response()
         broken = self._gateway.driver.broken
+        if self._gateway.leaving:
+            return refusal(503, "the gateway stops soon")
         return refusal(
             503, f"the scheduler stopped: {broken}" if broken else "no instance has joined"
         )
