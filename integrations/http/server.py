@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import socket
 import ssl as tls
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -83,7 +84,13 @@ class HttpServer:
     ) -> asyncio.Server:
         """Accept connections until `close`; port 0 picks a free one."""
         loop = asyncio.get_running_loop()
-        listener = await loop.create_server(self, host, port, ssl=ssl, backlog=backlog)
+        if host == "::" and socket.has_dualstack_ipv6():  # asyncio would leave out IPv4
+            every = socket.create_server(
+                (host, port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=backlog
+            )
+            listener = await loop.create_server(self, sock=every, ssl=ssl, backlog=backlog)
+        else:
+            listener = await loop.create_server(self, host, port, ssl=ssl, backlog=backlog)
         self._listeners.append(listener)
         return listener
 

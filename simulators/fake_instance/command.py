@@ -97,6 +97,7 @@ async def _serve(
         loop.add_signal_handler(number, stop.set)
     server = FakeServer(settings, api_key=options.api_key, faults=switches)
     port = await server.start(options.host, options.port)
-    print(f"{settings.model} ready on http://{options.host}:{port}", flush=True)
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    print(f"{settings.model} ready on http://{host}:{port}", flush=True)
     await stop.wait()
     await server.close()

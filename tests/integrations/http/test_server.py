@@ -51,6 +51,18 @@ async def test_requests_one_after_the_other_on_one_connection():
         assert app.requests[0].headers[1] == (b"x-a", b"b")
 
 
+@on_both_loops
+async def test_every_address_has_ipv4_too():
+    server = HttpServer(Echo(), None)
+    listener = await server.listen("::", 0)
+    for to in ("127.0.0.1", "::1"):
+        reader, writer = await asyncio.open_connection(to, listener.sockets[0].getsockname()[1])
+        writer.write(post("/hot", b"body"))
+        assert await body_of(reader) == b"body"
+        writer.close()
+    await server.close(0.0)
+
+
 @pytest.mark.parametrize("later", [False, True])
 async def test_pipelined_requests_are_answered_in_order_one_at_a_time(later):
     running = 0

@@ -15,15 +15,17 @@ import pytest
 from rollout_sched.cli import main
 
 
-def test_the_command_reports_readiness_and_ends_at_once() -> None:
+@pytest.mark.parametrize(("host", "shown"), [("127.0.0.1", "127.0.0.1"), ("::1", "[::1]")])
+def test_the_command_reports_readiness_and_ends_at_once(host: str, shown: str) -> None:
     program = "import sys; from rollout_sched.cli import main; sys.exit(main())"
     arguments = ["fake-instance", "--port", "0", "--model", "m", "--scenario", "tiny-cpu-2"]
+    arguments += ["--host", host]
     process = subprocess.Popen(
         [sys.executable, "-c", program, *arguments], stdout=subprocess.PIPE, text=True
     )
     try:
         line = process.stdout.readline()
-        assert line.startswith("m ready on http://127.0.0.1:")
+        assert line.startswith(f"m ready on http://{shown}:")
         url = line.split()[-1]
         with urllib.request.urlopen(f"{url}/v1/models", timeout=20) as response:
             assert json.load(response)["data"][0]["id"] == "m"
