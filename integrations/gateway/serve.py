@@ -11,7 +11,6 @@ import socket
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -152,30 +151,24 @@ def serve(options: Options) -> None:
 
 async def _serve(options: Options, say: Say) -> None:
     loop = asyncio.get_running_loop()
-    stopped: asyncio.Future[signal.Signals] = loop.create_future()
+    stop = asyncio.Event()
     service = Service(options, say)
-
-    def stop(number: signal.Signals) -> None:
-        stop_at_once_from_now_on()
-        stopped.set_result(number)
-
     for number in _STOPPING:
-        loop.add_signal_handler(number, stop, number)
+        loop.add_signal_handler(number, stop.set)
 
     def stop_at_once_from_now_on() -> None:
         for number in _STOPPING:
             loop.remove_signal_handler(number)
 
     opening = asyncio.ensure_future(service.open())
-    either: set[asyncio.Future[Any]] = {opening, stopped}
+    stopped = asyncio.ensure_future(stop.wait())
     try:
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({opening, stopped}, return_when=asyncio.FIRST_COMPLETED)
         if opening.done():
             opening.result()
             _spare_the_collector(loop)
-            if await stopped == signal.SIGTERM:  # from a supervisor, not from a terminal
-                service.gateway.leaving = True
-                await asyncio.sleep(options.drain_s)
+            await stopped
+        stop_at_once_from_now_on()
         say("stopping")
     finally:
         stop_at_once_from_now_on()

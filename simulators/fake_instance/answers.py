@@ -12,7 +12,9 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from rollout_sched.live.ports import OnTokens, Order, Output, RequestRejected
+from rollout_sched.simulators.fake_instance import fields
 from rollout_sched.simulators.fake_instance import tokens as text
+from rollout_sched.simulators.fake_instance.fields import Draws, Sampler
 from rollout_sched.simulators.instance import Ended, SimInstance, SimRequest
 
 Stream = tuple[int, ...]
@@ -30,6 +32,24 @@ class OrderedResponse(NamedTuple):
     made_tokens: int
 
 
+class Line(NamedTuple):
+    """The tokens that a request adds to a response: `start` are in the context."""
+
+    name: int
+    start: int
+    draws: Draws
+
+    def tokens(self, skip: int, spans: text.Spans, vocabulary: text.Vocabulary) -> list[int]:
+        """Those after the first `skip`."""
+        ids = text.tokens(self.draws.numbers, self.draws.place + skip, spans, vocabulary)
+        if ids and not self.start + skip:
+            ids[0] = self.name
+        thought = 2 + self.name % 8 - self.start - skip  # tokens up to the end of its reasoning
+        if vocabulary.thinks and 0 <= thought < len(ids):
+            ids[thought] = vocabulary.end_of_thought
+        return ids
+
+
 #: The length of a response that stops by itself, in tokens, including those made before.
 Lengths = Callable[[Order, OrderedResponse], int]
 
@@ -38,13 +58,12 @@ Lengths = Callable[[Order, OrderedResponse], int]
 class OpenAnswer:
     """An attempt in flight: its text, what was streamed of it, and who waits for it.
 
-    start  tokens of this response that are in the context
-    said   the whole response, if the request sets it
+    line  the tokens that an engine would make without fields that it applies to a request
+    said  its tokens up to the end of the response, if they are decided
     """
 
     id: str
-    name: int
-    start: int
+    line: Line
     logprobs: bool
     on_tokens: OnTokens | None
     said: Sequence[int] | None
@@ -82,20 +101,25 @@ class OpenAnswers:
             raise RequestRejected(str(error)) from None
         self._attempts += 1
         number = self._attempts
-        drawn = text.name(context, _draw(order, number), self._vocabulary)
+        draw = fields.draw(order.sampling, f"{order.id} {number}")
+        drawn = text.name(context, draw, self._vocabulary)
         if said is None:
             name, made = context.name or drawn, context.made_tokens
             length = self._lengths(order, OrderedResponse(name, made))
         else:
             name, length = drawn, len(said)
+            said = said[made:]
+        line = Line(name, made, fields.draws(order.sampling, name, made))
+        if fields.are_applied(order.sampling):
+            said = self._sampled(order, context, line, length - made, said)
+            length = made + len(said)
         # Only one request may write a line of text; a second one gets a line of its own.
         stream: Stream = (context.stream or name,)
         if (order.salt, context.prompt, stream) in self._writing:
             stream = (*stream, number)
         answer = OpenAnswer(
             order.id,
-            name,
-            made,
+            line,
             order.sampling.get("logprobs") is not None,
             on_tokens,
             said,
@@ -150,14 +174,38 @@ class OpenAnswers:
         return Output(ids, logprobs, ended.reason, ended.spans)
 
     def _text(self, answer: OpenAnswer, skip: int, spans: text.Spans) -> IdsAndLogprobs:
-        start = answer.start + skip
-        if not self._versioned:
-            spans = [(0, sum(count for _, count in spans))]
-        if answer.said is None:
-            ids = text.tokens(answer.name, start, spans, self._vocabulary)
+        count, line = sum(count for _, count in spans), answer.line
+        if answer.said is not None:
+            ids = list(answer.said[skip : skip + count])
         else:
-            ids = list(answer.said[start : start + sum(count for _, count in spans)])
-        return ids, text.logprobs(answer.name, start, len(ids)) if answer.logprobs else None
+            spans = spans if self._versioned else [(0, count)]
+            ids = line.tokens(skip, spans, self._vocabulary)
+        logprobs = (
+            text.logprobs(line.name, line.start + skip, len(ids)) if answer.logprobs else None
+        )
+        return ids, logprobs
+
+    def _sampled(
+        self,
+        order: Order,
+        context: text.Context,
+        line: Line,
+        length: int,
+        said: Sequence[int] | None,
+    ) -> Sequence[int]:
+        """The tokens of a request with fields that the engine applies; `length`: how many it would
+        have without. Raises ValueError."""
+        vocabulary, sampling = self._vocabulary, order.sampling
+        sampler = Sampler(sampling, order.token_ids, vocabulary, fresh=not line.start)
+        constrained = fields.constrained(sampling, context.digest)
+        if constrained is not None:
+            said = text.encode(constrained, vocabulary)
+        elif said is None:
+            length = max(1, length, sampler.least + 1)
+            made = min(length, order.max_new_tokens)
+            # One more: a response that ends at its limit, ends by it.
+            said = line.tokens(0, [(0, made + (length > made))], vocabulary)
+        return sampler.drawn(said)
 
 
 def said_on_demand(order: Order) -> tuple[Sequence[int] | None, int]:
@@ -180,15 +228,6 @@ def said_on_demand(order: Order) -> tuple[Sequence[int] | None, int]:
             return ids, next((made for made in parts if context[-made:] == ids[:made]), 0)
         at += len(ids)
     return None, 0
-
-
-def _draw(order: Order, number: int) -> str:
-    """What a new response depends on besides its context; nothing if it is greedy."""
-    sampling = order.sampling
-    if sampling.get("temperature") == 0:
-        return ""
-    seed = sampling.get("seed")
-    return f"{order.id} {number}" if seed is None else f"seed {seed}"
 
 
 def _without(spans: text.Spans, tokens: int) -> list[tuple[int, int]]:

@@ -13,8 +13,7 @@ import msgspec
 from rollout_sched import process as event_loop
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.flags import Flag, add_flags, given_flags
-from rollout_sched.simulators.fake_instance import faults
-from rollout_sched.simulators.fake_instance.engine import EngineSettings
+from rollout_sched.simulators.fake_instance.engine import EngineSettings, Fault, parse_fault
 from rollout_sched.simulators.fake_instance.tokens import LARGEST, Vocabulary
 from rollout_sched.simulators.instance import InstanceSpec
 from rollout_sched.simulators.replay import load_scenario
@@ -37,6 +36,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     scenario      defines the instance and the load time of weights
     max_num_seqs  override the scenario's value
     vocab_size    token ids are less than N (default: as many as any model has)
+    characters    a token is one to three bytes of UTF-8, not a word
+    thinks        responses begin with reasoning, which chats have parsed
     faults        repeatable
     """
 
@@ -46,6 +47,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     scenario: Annotated[str, Flag(metavar="NAME_OR_TOML")] = DEFAULT_SCENARIO
     max_num_seqs: int | None = None
     vocab_size: int | None = None
+    characters: bool = False
+    thinks: bool = False
     faults: Annotated[list[str], Flag("--fault", "KIND[=PROBABILITY]")] = []
 
 
@@ -60,7 +63,7 @@ def run(given: argparse.Namespace) -> None:
     options = ServerOptions(**given_flags(given, ServerOptions))
     settings = _settings(options, given_flags(given, EngineSettings))
     try:
-        switches = [faults.parse(text) for text in options.faults]
+        switches = [parse_fault(text) for text in options.faults]
     except ValueError as error:
         raise CallerError(f"--fault: {error}") from None
     event_loop.run(_serve(options, settings, switches))
@@ -74,6 +77,7 @@ def _settings(options: ServerOptions, given: Mapping[str, Any]) -> EngineSetting
             spec = msgspec.structs.replace(spec, max_num_seqs=options.max_num_seqs)
         if options.vocab_size is not None:
             vocabulary = Vocabulary.of_size(options.vocab_size)
+        vocabulary = vocabulary._replace(characters=options.characters, thinks=options.thinks)
     except ValueError as error:
         raise CallerError(str(error)) from None
     update_s = scenario.weights.seconds
@@ -86,9 +90,7 @@ def _startable(spec: InstanceSpec) -> InstanceSpec:
     return msgspec.structs.replace(spec, max_model_len=fits)
 
 
-async def _serve(
-    options: ServerOptions, settings: EngineSettings, switches: list[faults.Fault]
-) -> None:
+async def _serve(options: ServerOptions, settings: EngineSettings, switches: list[Fault]) -> None:
     from rollout_sched.simulators.fake_instance.server import FakeServer  # aiohttp loads slowly
 
     loop = asyncio.get_running_loop()

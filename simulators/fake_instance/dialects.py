@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from rollout_sched.simulators.fake_instance import tokens as text
+from rollout_sched.simulators.fake_instance.fields import MEDIA
 from rollout_sched.simulators.fake_instance.requests import (
     ChatBody,
     ChoiceChunk,
@@ -23,19 +24,24 @@ from rollout_sched.simulators.fake_instance.requests import (
     called,
     decode,
     demanded,
+    media_of,
     parsed,
     prompt_text,
     prompts_of,
     request_id,
     sampling_of,
+    truncated,
 )
 
 
 class Dialect(ABC):
     """The format of an endpoint: of its requests, of whole answers and of the events of a stream.
-    All but chats have one format of a choice, whole or streamed."""
+    All but chats have one format of a choice, whole or streamed. `texts`: its choices have text;
+    `parses`: without the reasoning in it."""
 
     path: str
+    texts = True
+    parses = False
 
     @abstractmethod
     def parse(self, raw: bytes, headers: Mapping[str, str], limits: RequestLimits) -> ParsedRequest:
@@ -78,6 +84,7 @@ class GenerateDialect(Dialect):
     """Token ids in, token ids out. A request is aborted by the id of its answer."""
 
     path = "/inference/v1/generate"
+    texts = False
 
     def parse(self, raw: bytes, headers: Mapping[str, str], limits: RequestLimits) -> ParsedRequest:
         body = decode(raw, GenerateBody)
@@ -88,7 +95,7 @@ class GenerateDialect(Dialect):
     def whole(self, asked: ParsedRequest, chunks: Sequence[ChoiceChunk], usage: Json) -> Json:
         return {
             **super().whole(asked, chunks, usage),
-            "prompt_logprobs": None,
+            "prompt_logprobs": prompt_logprobs(asked, 0),
             "prompt_token_ids": asked.prompts[0] if asked.return_token_ids else None,
             "kv_transfer_params": None,
             "output_mode": "tokens",
@@ -118,7 +125,7 @@ class GenerateDialect(Dialect):
         return {
             "index": chunk.choice,
             "finish_reason": chunk.finish,
-            "stop_reason": None,
+            "stop_reason": chunk.said.stop,
             "token_ids": chunk.token_ids,
             "weight_versions": chunk.versions,
             "routed_experts": None,
@@ -143,6 +150,18 @@ class SkyRLGenerate(GenerateDialect):
             "dtype": "uint8",
         }
         return {**choice, "routed_experts": packed, "rollout_sample_support": None}
+
+
+def prompt_logprobs(asked: ParsedRequest, choice: int) -> list[Json | None] | None:
+    """One for each token but the first; they depend on the token alone."""
+    if not asked.prompt_logprobs:
+        return None
+    rest = asked.prompt_of(choice)[1:]
+    values = [text.logprobs(token, 0, 1)[0] for token in rest]
+    found: list[Json | None] = [None]
+    for token, value in zip(rest, values, strict=True):
+        found.append({str(token): {"logprob": value, "rank": 1}})
+    return found
 
 
 # ------------------------------------------------------------------------------------------
@@ -170,7 +189,7 @@ class OpenAIDialect(Dialect):
             "index": chunk.choice,
             "logprobs": self.logprobs(asked, chunk),
             "finish_reason": chunk.finish,
-            "stop_reason": None,
+            "stop_reason": chunk.said.stop,
         }
         if asked.return_token_ids:
             choice["token_ids"] = chunk.token_ids
@@ -195,42 +214,54 @@ class CompletionsDialect(OpenAIDialect):
         body = decode(raw, CompletionBody)
         answer_id = f"cmpl-{request_id(headers, body.request_id)}"
         prompts = prompts_of(body.prompt, limits.vocabulary)
-        return parsed(
+        silent = bool(body.echo) and body.max_tokens == 0
+        asked = parsed(
             body,
             limits,
             answer_id,
-            {f"{answer_id}-{i}": prompt for i, prompt in enumerate(prompts)},
-            sampling_of(body, body.max_tokens, body.logprobs is not None),
+            {f"{answer_id}-{i}": truncated(one, body, limits) for i, one in enumerate(prompts)},
+            sampling_of(body, 1 if silent else body.max_tokens, body.logprobs is not None),
             ids_for_words=bool(body.return_tokens_as_token_ids),
         )
+        asked.echo, asked.silent = bool(body.echo), silent
+        return asked
 
     def choice(self, asked: ParsedRequest, chunk: ChoiceChunk) -> Json:
         choice = super().choice(asked, chunk)
-        choice["text"] = text.decode(chunk.token_ids)
-        choice["prompt_logprobs"] = None
+        choice["text"] = chunk.said.text
+        choice["prompt_logprobs"] = prompt_logprobs(asked, chunk.choice) if chunk.first else None
         if asked.return_token_ids and chunk.first:
-            choice["prompt_token_ids"] = asked.prompts[chunk.choice // asked.n]
+            choice["prompt_token_ids"] = asked.prompt_of(chunk.choice)
         return choice
 
     def logprobs(self, asked: ParsedRequest, chunk: ChoiceChunk) -> Json | None:
         if chunk.logprobs is None:
             return None
-        names: list[str] = []
+        words = zip(chunk.token_ids, chunk.names, chunk.logprobs, strict=True)
+        items: list[tuple[str, float | None]]
+        items = [(token_name(asked, token, word), value) for token, word, value in words]
+        if asked.echo and chunk.first:
+            items = _echoed(asked, chunk.choice) + ([] if asked.silent else items)
         offsets: list[int] = []
         offset = asked.sent.get(chunk.choice, 0)
-        for token in chunk.token_ids:
-            word = text.decode([token])
-            names.append(token_name(asked, token, word))
+        for name, _ in items:
             offsets.append(offset)
-            offset += len(word)
+            offset += len(name)
         asked.sent[chunk.choice] = offset
-        pairs = zip(names, chunk.logprobs, strict=True)
         return {
             "text_offset": offsets,
-            "token_logprobs": chunk.logprobs,
-            "tokens": names,
-            "top_logprobs": [{word: value} for word, value in pairs],
+            "token_logprobs": [value for _, value in items],
+            "tokens": [name for name, _ in items],
+            "top_logprobs": [None if value is None else {name: value} for name, value in items],
         }
+
+
+def _echoed(asked: ParsedRequest, choice: int) -> list[tuple[str, float | None]]:
+    """(name, log-prob) of each token of the prompt."""
+    prompt = asked.prompt_of(choice)
+    values = [None, *[text.logprobs(token, 0, 1)[0] for token in prompt[1:]]]
+    names = [text.decode([token], asked.vocabulary) for token in prompt]
+    return list(zip(names, values, strict=True))
 
 
 class Chat(OpenAIDialect):
@@ -238,6 +269,7 @@ class Chat(OpenAIDialect):
 
     path = "/v1/chat/completions"
     kind = "chat.completion.chunk"
+    parses = True
 
     def parse(self, raw: bytes, headers: Mapping[str, str], limits: RequestLimits) -> ParsedRequest:
         body = decode(raw, ChatBody)
@@ -249,11 +281,14 @@ class Chat(OpenAIDialect):
             calls = [*called(body.messages), call]
             ids = [text.encode(call_text(one), limits.vocabulary) for one in calls]
             sampling["extra_args"] = {**(body.vllm_xargs or {}), "fake_response_ids": ids}
+        if media := media_of(body.messages):
+            sampling["extra_args"] = {**sampling.get("extra_args", {}), MEDIA: media}
+        prompt = text.encode(prompt_text(body.messages), limits.vocabulary)
         asked = parsed(
             body,
             limits,
             answer_id,
-            {answer_id: text.encode(prompt_text(body.messages), limits.vocabulary)},
+            {answer_id: truncated(prompt, body, limits)},
             sampling,
             ids_for_words=bool(body.return_tokens_as_token_ids),
         )
@@ -269,6 +304,7 @@ class Chat(OpenAIDialect):
             for chunk in chunks
         ]
         answer = self._with_prompt(asked, self.answer(asked, choices, usage))
+        answer["prompt_logprobs"] = prompt_logprobs(asked, 0)
         return {**answer, "object": "chat.completion"}
 
     def events(self, asked: ParsedRequest, chunk: ChoiceChunk) -> list[Json]:
@@ -287,13 +323,13 @@ class Chat(OpenAIDialect):
     def _message(self, asked: ParsedRequest, chunk: ChoiceChunk) -> Json:
         """A tool call is reported as such only if it is complete."""
         if asked.call is None or chunk.finish != "stop":
-            return {"content": text.decode(chunk.token_ids)}
+            return _spoken(chunk)
         return {"content": None, "tool_calls": [_call(asked, chunk, asked.call)]}
 
     def _delta(self, asked: ParsedRequest, chunk: ChoiceChunk) -> Json:
         """For a tool call: its name first, its arguments when they are complete."""
         if asked.call is None:
-            return {"content": text.decode(chunk.token_ids)}
+            return _spoken(chunk)
         whole = asked.call.arguments if chunk.finish == "stop" else ""
         if chunk.first:
             named = Function(asked.call.name, whole)
@@ -312,8 +348,7 @@ class Chat(OpenAIDialect):
         if chunk.logprobs is None:
             return None
         content: list[Json] = []
-        for token, value in zip(chunk.token_ids, chunk.logprobs, strict=True):
-            word = text.decode([token])
+        for token, word, value in zip(chunk.token_ids, chunk.names, chunk.logprobs, strict=True):
             content.append(
                 {
                     "token": token_name(asked, token, word),
@@ -323,6 +358,13 @@ class Chat(OpenAIDialect):
                 }
             )
         return {"content": content}
+
+
+def _spoken(chunk: ChoiceChunk) -> Json:
+    said = chunk.said
+    if not said.reasoning:
+        return {"content": said.text}
+    return {"reasoning": said.reasoning, "content": said.text or None}
 
 
 def _call(asked: ParsedRequest, chunk: ChoiceChunk, call: Function) -> Json:

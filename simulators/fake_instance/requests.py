@@ -12,7 +12,9 @@ import msgspec
 from aiohttp import web
 
 from rollout_sched.live.ports import Order, Output
+from rollout_sched.simulators.fake_instance import fields
 from rollout_sched.simulators.fake_instance import tokens as text
+from rollout_sched.simulators.fake_instance.fields import Said
 
 # ------------------------------------------------------------------------------------------
 # Error answers in vLLM's format.
@@ -97,17 +99,27 @@ class OfFunction(msgspec.Struct):
     function: Function
 
 
+#: Stands for an image or other media in a prompt.
+_PLACEHOLDER = "<|media|>"
+
+
 class Message(msgspec.Struct):
     role: str
     content: str | list[dict[str, Any]] | None = None
     tool_calls: list[OfFunction] | None = None
 
     @property
+    def media(self) -> list[dict[str, Any]]:
+        """The parts that are not text."""
+        parts = self.content if isinstance(self.content, list) else []
+        return [part for part in parts if part.get("type", "text") != "text"]
+
+    @property
     def text(self) -> str:
         """The text of the message, including calls."""
         content = self.content or ""
         if not isinstance(content, str):
-            content = " ".join(str(part.get("text", "")) for part in content)
+            content = " ".join(str(part.get("text", _PLACEHOLDER)) for part in content)
         return " ".join([content, *(call_text(call.function) for call in self.tool_calls or ())])
 
 
@@ -188,6 +200,17 @@ class OpenAIBody(GenerationBody, kw_only=True):
     ignore_eos: bool = False
     return_tokens_as_token_ids: bool | None = None
     vllm_xargs: dict[str, Any] | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool = False
+    min_tokens: int = 0
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    structured_outputs: dict[str, Any] | None = None
+    response_format: dict[str, Any] | None = None
+    prompt_logprobs: int | None = None
+    truncate_prompt_tokens: int | None = None
 
 
 class CompletionBody(OpenAIBody, kw_only=True):
@@ -196,6 +219,7 @@ class CompletionBody(OpenAIBody, kw_only=True):
     prompt: str | list[int | str | Tokens]
     max_tokens: int | None = 16
     logprobs: int | None = None
+    echo: bool | None = False
 
 
 class ChatBody(OpenAIBody, kw_only=True):
@@ -214,6 +238,8 @@ class ParsedRequest(msgspec.Struct):
 
     `id` is that of the answer; `sent` counts the characters streamed of each choice; `call` is the
     tool call that the answer makes, if any; `counts`: each event of a stream has the usage so far.
+    `echo`: an answer begins with its prompt, and ends with it if it is `silent`; `prompt_logprobs`:
+    those of the prompt are wanted.
     """
 
     id: str
@@ -229,6 +255,13 @@ class ParsedRequest(msgspec.Struct):
     sent: dict[int, int] = {}
     call: Function | None = None
     counts: bool = False
+    echo: bool = False
+    silent: bool = False
+    prompt_logprobs: bool = False
+    vocabulary: text.Vocabulary = text.LARGEST
+
+    def prompt_of(self, choice: int) -> Tokens:
+        return self.prompts[choice // self.n]
 
     @property
     def prompt_tokens(self) -> int:
@@ -269,6 +302,7 @@ def parsed(
     orders: list[Order] = []
     for order_id, prompt in prompts.items():
         limit = output_limit(limits, prompt, sampling.get("max_tokens"), clamp=clamp)
+        check_least(sampling, limit)
         orders += siblings(Order(order_id, prompt, limit, salt, own, every), n)
     return ParsedRequest(
         answer_id,
@@ -282,11 +316,24 @@ def parsed(
         sampling.get("logprobs") is not None,
         ids_for_words,
         counts=options.include_usage and options.continuous_usage_stats,
+        prompt_logprobs=sampling.get("prompt_logprobs") is not None,
+        vocabulary=limits.vocabulary,
     )
 
 
 def request_id(headers: Mapping[str, str], told: str | None) -> str:
     return headers.get("X-Request-Id") or told or secrets.token_hex(16)
+
+
+def truncated(prompt: Tokens, body: OpenAIBody, limits: RequestLimits) -> Tokens:
+    """The last `truncate_prompt_tokens`, -1: as many as fit."""
+    kept = body.truncate_prompt_tokens
+    return prompt if kept is None else prompt[-(limits.max_model_len if kept < 0 else kept) :]
+
+
+def media_of(messages: Sequence[Message]) -> str:
+    """What the images and other media of a chat are, besides their place in its prompt."""
+    return "".join([str(part) for message in messages for part in message.media])
 
 
 def prompt_text(messages: Sequence[Message]) -> str:
@@ -317,9 +364,21 @@ def prompts_of(
     return prompts
 
 
+#: SamplingParams that are passed on if they ask for something.
+_APPLIED = (
+    *("stop", "stop_token_ids", "include_stop_str_in_output", "min_tokens"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+    *("structured_outputs", "response_format"),
+)
+
+
 def sampling_of(body: OpenAIBody, max_tokens: int | None, logprobs: bool) -> dict[str, Any]:
-    """The SamplingParams that such a request stands for, as far as the server reads them."""
+    """The SamplingParams that such a request stands for, as far as the server reads them. Raises
+    Refusal."""
+    if body.stream and body.prompt_logprobs:
+        raise Refusal(400, "`prompt_logprobs` are not available when `stream=True`.")
     told = {
+        **{name: getattr(body, name) for name in _APPLIED if getattr(body, name)},
         "n": body.n,
         "max_tokens": max_tokens,
         "temperature": body.temperature,
@@ -327,6 +386,7 @@ def sampling_of(body: OpenAIBody, max_tokens: int | None, logprobs: bool) -> dic
         "ignore_eos": body.ignore_eos,
         "extra_args": body.vllm_xargs,
         "logprobs": 0 if logprobs else None,
+        "prompt_logprobs": body.prompt_logprobs,
     }
     return {name: value for name, value in told.items() if value is not None}
 
@@ -365,6 +425,17 @@ def output_limit(limits: RequestLimits, prompt: Tokens, max_tokens: object, *, c
     return available if max_tokens is None else min(max_tokens, available)
 
 
+def check_least(sampling: Mapping[str, Any], limit: int) -> None:
+    """Raises Refusal if the fields that end a response are invalid."""
+    try:
+        least = fields.limits_of(sampling).min_tokens
+    except ValueError as error:
+        raise Refusal(400, str(error)) from None
+    if least > limit:
+        message = f"min_tokens must be less than or equal to max_tokens={limit}, got {least}."
+        raise Refusal(400, message, "min_tokens")
+
+
 def siblings(order: Order, n: int) -> list[Order]:
     """An order `n` times. They share their id, as abort wants it, and their seeds count up."""
     seed = order.sampling.get("seed")
@@ -388,6 +459,8 @@ class ChoiceChunk(NamedTuple):
     finish    None if more tokens follow
     versions  set with the finish, if known
     first     whether this is the first chunk of the choice
+    said      the text of these tokens, without what the server holds back
+    names     the text of each token, if log-probs are wanted
     """
 
     choice: int
@@ -396,6 +469,8 @@ class ChoiceChunk(NamedTuple):
     finish: str | None
     versions: list[Json] | None
     first: bool
+    said: Said = Said("")
+    names: Sequence[str] = ()
 
 
 def usage(prompt_tokens: int, made: int) -> Json:

@@ -13,6 +13,7 @@ import msgspec
 from aiohttp import web
 
 from rollout_sched.live.ports import InstanceError, Output
+from rollout_sched.simulators.fake_instance import tokens
 from rollout_sched.simulators.fake_instance.control import (
     Adapters,
     ControlEndpoints,
@@ -26,8 +27,14 @@ from rollout_sched.simulators.fake_instance.dialects import (
     GenerateDialect,
     SkyRLGenerate,
 )
-from rollout_sched.simulators.fake_instance.engine import Engine, EngineSettings
-from rollout_sched.simulators.fake_instance.faults import Fault, Switchboard, Where
+from rollout_sched.simulators.fake_instance.engine import (
+    Engine,
+    EngineSettings,
+    Fault,
+    Switchboard,
+    Where,
+)
+from rollout_sched.simulators.fake_instance.fields import OutputText, Said
 from rollout_sched.simulators.fake_instance.requests import (
     ChoiceChunk,
     Json,
@@ -68,7 +75,7 @@ async def serve(
 
 @dataclass
 class _Answering:
-    """One request while it is served; `made`: tokens sent of each choice."""
+    """One request while it is served; `made`: tokens sent of each choice, `outputs`: its text."""
 
     request: web.Request
     dialect: Dialect
@@ -76,6 +83,7 @@ class _Answering:
     asked: ParsedRequest
     fault: str
     made: Counter[int] = field(default_factory=Counter)
+    outputs: dict[int, OutputText] = field(default_factory=dict)
 
     # -- whole -----------------------------------------------------------------------------
 
@@ -189,10 +197,30 @@ class _Answering:
         logprobs: Sequence[float] | None,
         first: bool,
     ) -> ChoiceChunk:
-        if output is None:
-            return ChoiceChunk(index, token_ids, logprobs, None, None, first)
-        spans = versions(output, self._label)
-        return ChoiceChunk(index, token_ids, logprobs, output.finish, spans, first)
+        finish = None if output is None else output.finish
+        spans = None if output is None else versions(output, self._label)
+        text = self.outputs.get(index)
+        if text is None:
+            text = self.outputs[index] = self._output_of(index)
+        chunk = ChoiceChunk(index, token_ids, logprobs, finish, spans, first)
+        if text.plain and not self.dialect.texts:
+            return chunk
+        asked = self.asked
+        said = Said(self._prefix(index)) if asked.silent else text.read(token_ids, finish)
+        names = text.names(token_ids) if logprobs is not None and self.dialect.texts else ()
+        return chunk._replace(said=said, names=names)
+
+    def _output_of(self, index: int) -> OutputText:
+        order, parses = self.asked.orders[index], self.dialect.parses
+        prefix, vocabulary = self._prefix(index), self.asked.vocabulary
+        return OutputText(order.sampling, order.token_ids, vocabulary, prefix=prefix, parses=parses)
+
+    def _prefix(self, index: int) -> str:
+        """vLLM leaves the text of an echoed prompt out of an answer with token ids."""
+        asked = self.asked
+        if not asked.echo or asked.return_token_ids:
+            return ""
+        return tokens.decode(asked.prompt_of(index), asked.vocabulary)
 
     def _label(self, version: int) -> str:
         label = self.engine.weights.label_of(version)

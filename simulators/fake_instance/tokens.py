@@ -10,12 +10,14 @@ Ids below those of words are left to prompts and observations, whose ids are nev
 unless their vocabulary has more than 262,144 entries. A model with fewer ids than we need has a
 `Vocabulary` of its own size; there a prompt may contain ids of ours. It is misread only if it ends
 with a name and words: these are taken for a response in progress.
+
+The text of an id is a word, or with `CHARACTERS` some bytes: characters, and parts of characters.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -30,13 +32,17 @@ LEAST_SIZE = 64
 
 class Vocabulary(NamedTuple):
     """The ids, all less than `size`: words of responses from `first_word` on, names from
-    `first_name` on. Ids between words and names are not used."""
+    `first_name` on. Of the ids between words and names only the first is used: it ends the
+    reasoning with which a response begins if the model `thinks`. `characters`: a text is UTF-8, and
+    an id stands for some of its bytes."""
 
     size: int = 1 << 31
     first_word: int = 1 << 18
     words: int = 1 << 17
     first_name: int = 1 << 30
     names: int = 1 << 30
+    characters: bool = False
+    thinks: bool = False
 
     @classmethod
     def of_size(cls, size: int) -> Vocabulary:
@@ -50,6 +56,15 @@ class Vocabulary(NamedTuple):
     def are_names(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
         return (ids >= self.first_name) & (ids < self.first_name + self.names)
 
+    @property
+    def end_of_thought(self) -> int:
+        return self.first_word + self.words
+
+    def alike(self, word: int) -> int:
+        """Another word, with the same bytes if its text is bytes."""
+        step = len(_PIECES) if self.characters else 1
+        return self.first_word + (word + step - self.first_word) % (self.words // step * step)
+
     def are_ours(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Whether each id is a word or a name."""
         return (ids >= self.first_word) & (ids < self.first_name + self.names)
@@ -57,6 +72,20 @@ class Vocabulary(NamedTuple):
 
 #: As many ids as any model has.
 LARGEST = Vocabulary()
+CHARACTERS = Vocabulary(characters=True)
+
+#: The bytes of three words in a row: characters of one to three words. The first is without parts.
+_GROUPS = (
+    (b"a", b"b", b" "),
+    (b"b", b"ab", b"a"),
+    (b"\xc3", b"\xa9", b"c"),
+    (b"\xe2", b"\x82", b"\xac"),
+    (b"\xf0\x9f", b"\x98\x80", b"a b"),
+    ("é".encode(), b"\xe4\xb8", b"\xad"),
+)
+_PIECES = tuple(piece for group in _GROUPS for piece in group)
+_NAMES = (b"n", b"a", "ü ".encode())
+_END_OF_THOUGHT = b"</think>"
 
 Spans = Sequence[tuple[int, int]]
 Words = NDArray[np.uint64]
@@ -128,13 +157,30 @@ def tokens(
     gives another text except for the name."""
     ids: list[int] = []
     for version, count in spans:
-        place = start + len(ids)
-        words = _mixed(response, place, count, version)
-        places = (words >> np.uint64(40)) % np.uint64(vocabulary.words)
-        ids += (vocabulary.first_word + places).tolist()
+        ids += words(response, start + len(ids), count, version, vocabulary)
     if ids and not start:
         ids[0] = response
     return ids
+
+
+def words(numbers: int, start: int, count: int, version: int, vocabulary: Vocabulary) -> list[int]:
+    """The words that random `numbers` give at the places from `start` on."""
+    if not vocabulary.characters:
+        places = (_mixed(numbers, start, count, version) >> np.uint64(40)) % np.uint64(
+            vocabulary.words
+        )
+        return (vocabulary.first_word + places).tolist()  # type: ignore[no-any-return]
+    first, last = start // 3, (start + count + 2) // 3
+    groups = _mixed(numbers, first, last - first, version) >> np.uint64(40)
+    if not first and last:
+        groups[0] -= groups[0] % len(_GROUPS)  # no character begins with the name
+    alike = np.uint64(vocabulary.words // len(_PIECES))
+    chosen = groups % np.uint64(len(_GROUPS)) * np.uint64(3) + groups % alike * np.uint64(
+        len(_PIECES)
+    )
+    ids = np.repeat(chosen, 3) + np.tile(np.arange(3, dtype=np.uint64), len(chosen))
+    ours = vocabulary.first_word + ids[start - 3 * first :][:count]
+    return ours.tolist()  # type: ignore[no-any-return]
 
 
 def logprobs(response: int, start: int, count: int) -> list[float]:
@@ -144,13 +190,30 @@ def logprobs(response: int, start: int, count: int) -> list[float]:
 
 
 def encode(text: str, vocabulary: Vocabulary = LARGEST) -> list[int]:
-    """One id per word: "w623" is 623, any other gets an id below our words' from its spelling."""
+    """One id per word: "w623" is 623, any other gets an id below our words' from its spelling. Or
+    one id per byte."""
+    if vocabulary.characters:
+        return list(text.encode())
     return [_word_id(word, vocabulary) for word in text.split()]
 
 
-def decode(token_ids: Iterable[int]) -> str:
-    """`encode` gives the ids back."""
+def decode(token_ids: Sequence[int], vocabulary: Vocabulary = LARGEST) -> str:
+    """`encode` gives the ids of words back. Bytes that are no character become U+FFFD."""
+    if vocabulary.characters:
+        return b"".join([_bytes(token, vocabulary) for token in token_ids]).decode(errors="replace")
     return "".join([f"w{token} " for token in token_ids])
+
+
+def _bytes(token: int, vocabulary: Vocabulary) -> bytes:
+    if token < 256:
+        return bytes((token,))
+    if token >= vocabulary.first_name:
+        return _NAMES[token % len(_NAMES)]
+    if token == vocabulary.end_of_thought:
+        return _END_OF_THOUGHT
+    if token < vocabulary.first_word:
+        return b"?"
+    return _PIECES[(token - vocabulary.first_word) % len(_PIECES)]
 
 
 def _word_id(word: str, vocabulary: Vocabulary) -> int:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 import msgspec
 
 from rollout_sched.live.trainer.records import DELIVERED, GROUP, PROMPT, REWARD
-from rollout_sched.simulators.fake_instance import faults as fake
+from rollout_sched.simulators.fake_instance import engine as fake
 from tests.simulation.models import OTHER
 
 if TYPE_CHECKING:

@@ -35,7 +35,7 @@ from rollout_sched.live.trainer.delivery import LeaseEnded
 from rollout_sched.live.trainer.records import DELIVERED, GROUP, LOST, PROMPT, REWARD
 from rollout_sched.live.trainer.rewards import RewardFailed
 from rollout_sched.live.trainer.samples import Prompt
-from rollout_sched.simulators.fake_instance import faults as fake
+from rollout_sched.simulators.fake_instance import engine as fake
 from rollout_sched.simulators.replay.runs import staleness_bound
 from rollout_sched.store.errors import StoreBroken
 from rollout_sched.store.store import Store

@@ -14,9 +14,13 @@ from typing import Any
 
 import aiohttp
 import pytest
+from transformers import AutoTokenizer
 
 from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.integrations.gateway.serve import Service
+from rollout_sched.simulators.fake_instance import fields
+from rollout_sched.simulators.fake_instance.fields import OutputText
+from rollout_sched.simulators.fake_instance.tokens import CHARACTERS
 from tests.vllm import servers
 
 POLICY = """
@@ -77,14 +81,7 @@ async def answers(url: str, policy: Path, body: dict[str, Any], path: str) -> tu
     service = Service(options, lambda line: None)
     await service.open()
     try:
-        async with aiohttp.ClientSession() as session:
-            found = []
-            for base in (url, service.url):
-                async with session.post(f"{base}{path}", json=body) as response:
-                    text = await response.text()
-                    assert response.status == 200, text
-                    found.append(events(text) if body.get("stream") else json.loads(text))
-            return found[0], found[1]
+        return (await said(url, body, path), await said(service.url, body, path))
     finally:
         await service.close()
 
@@ -145,3 +142,40 @@ def joined(found: list[Any], *, ids: bool) -> dict[str, Any]:
         "stop": [choice.get("stop_reason") for choice in choices][-1],
         "usage": {name: usage[name] for name in ("prompt_tokens", "completion_tokens")},
     }
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("field", sorted(FIELDS.keys() - {"prompt's log-probs"}))
+def test_a_simulated_server_would_say_the_same_with_these_tokens(
+    field: str, streamed: bool, server: str, models: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The text of each event, what it holds back, why it stopped, and the place of each token."""
+    tokenizer = AutoTokenizer.from_pretrained(models[0])
+    monkeypatch.setattr(
+        fields.text, "decode", lambda ids, _: tokenizer.decode(ids, skip_special_tokens=True)
+    )
+    body = {**BODY, "logprobs": 0, **FIELDS[field], "stream": streamed, "return_token_ids": True}
+    found = asyncio.run(said(server, body, "/v1/completions"))
+    events = [event for event in found if event != "[DONE]"] if streamed else [found]
+    output = OutputText(body, events[0]["choices"][0]["prompt_token_ids"], CHARACTERS)
+    prompt, offset = body.get("echo", False), 0
+    for event in events:
+        (choice,) = event["choices"]
+        ids, told = choice["token_ids"], choice["logprobs"]
+        ours = output.read(ids, choice["finish_reason"])
+        assert ours.text == choice["text"]
+        assert ours.stop == choice.get("stop_reason")
+        names = output.names(ids)
+        if not prompt and "</s>" not in told["tokens"]:  # the end, which a simulated one lacks
+            assert told["tokens"] == names
+            assert told["text_offset"] == [
+                offset + len("".join(names[:n])) for n in range(len(ids))
+            ]
+        offset += len("".join(names))
+
+
+async def said(url: str, body: dict[str, Any], path: str) -> Any:
+    async with aiohttp.ClientSession() as session, session.post(f"{url}{path}", json=body) as got:
+        text = await got.text()
+        assert got.status == 200, text
+        return events(text) if body.get("stream") else json.loads(text)

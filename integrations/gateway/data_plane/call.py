@@ -182,7 +182,7 @@ class Call:
         if segment:
             limit = b"%d" % dispatch.max_new_tokens
             sampling[request.envelope.limit_field] = limit
-            if self._least_tokens() > dispatch.max_new_tokens:
+            if dispatch.max_new_tokens < self._least_tokens() <= max_tokens:
                 sampling["min_tokens"] = limit
         return request.path, self._changed(values, sampling)
 
@@ -211,6 +211,14 @@ class Call:
             return _IDS.decode(self.prompt)
         except msgspec.DecodeError as error:
             raise _cannot_be_sent(error) from error
+
+    @property
+    def tops(self) -> int:
+        """The most likely tokens that a chat wants in its log-probs; negative for all."""
+        try:
+            return integer(self.request.body.fields, "top_logprobs") or 0
+        except BadRequest:
+            return 0  # the server refuses it
 
     def _least_tokens(self) -> int:
         try:

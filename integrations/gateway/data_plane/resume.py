@@ -185,9 +185,10 @@ def join(
     last: dict[str, Any] | None,
     finish: str,
     first: dict[str, Any] | None = None,
+    tops: int = 0,
 ) -> dict[str, Any]:
     """One answer in the endpoint's format from all parts; `last` is the answer with the last part,
-    and `first` with the first one, which alone knows the prompt.
+    and `first` with the first one, which alone knows the prompt. `tops`: see `chat_logprobs`.
 
     `last` is None if no instance has answered. `finish` is why the whole response ended, which the
     last answer may not know.
@@ -204,7 +205,7 @@ def join(
     if endpoint == "chat":
         choice.pop("text", None)
         choice["message"] = {"role": "assistant", "content": text}
-        choice["logprobs"] = chat_logprobs([part.logprobs for part in parts])
+        choice["logprobs"] = chat_logprobs([part.logprobs for part in parts], tops)
     elif endpoint == "completions":
         choice["text"] = text
         choice["logprobs"] = _completion_logprobs([part.logprobs for part in parts])
@@ -221,7 +222,8 @@ def join(
         _keep(_OF_THE_PROMPT, first["choices"][0], choice)
         _keep(_OF_THE_PROMPT, first.get("usage") or {}, answer["usage"])
     if endpoint == "chat":
-        choice.pop("prompt_token_ids", None)
+        for name in ("prompt_token_ids", "prompt_logprobs"):
+            choice.pop(name, None)
         answer |= {"object": "chat.completion", "prompt_token_ids": prompt_ids}
         answer["id"] = "chat" + str(answer.get("id", "")).removeprefix("chat")
     return answer
@@ -296,12 +298,13 @@ def translate_event(
     resumes: int,
     text_offset: int,
     fields: dict[str, Any],
+    tops: int = 0,
 ) -> None:
     """Rewrite an event of a later attempt into the format of the client's endpoint.
 
     `said`: see `envelope`; `resumes`: tokens of the response from earlier attempts, which were part
-    of this attempt's prompt; `text_offset`: characters of them. Raises LookupError, TypeError,
-    ValueError or AttributeError if it is not an event.
+    of this attempt's prompt; `text_offset`: characters of them; `tops`: see `chat_logprobs`. Raises
+    LookupError, TypeError, ValueError or AttributeError if it is not an event.
     """
     fields.pop("prompt_token_ids", None)
     from_chat = fields.get("object") == _OBJECT["chat", "event"]
@@ -312,7 +315,7 @@ def translate_event(
             (choice.get("delta") or {}).pop("role", None)  # the client already has it
         elif endpoint == "chat":
             choice["delta"] = {"content": choice.pop("text", "")}
-            choice["logprobs"] = chat_logprobs([choice.get("logprobs")])
+            choice["logprobs"] = chat_logprobs([choice.get("logprobs")], tops)
         elif text_offset and (choice.get("logprobs") or {}).get("text_offset"):
             offsets = [text_offset + offset for offset in choice["logprobs"]["text_offset"]]
             choice["logprobs"]["text_offset"] = offsets
@@ -344,8 +347,9 @@ def _completion_logprobs(shares: list[Any]) -> Any:
     return {**joined, "text_offset": offsets}
 
 
-def chat_logprobs(shares: list[Any]) -> Any:
-    """Logprobs in chat format, one object per token; resumed parts have completions format."""
+def chat_logprobs(shares: list[Any], tops: int) -> Any:
+    """Logprobs in chat format, one object per token; resumed parts have completions format, which
+    always names the sampled token among the most likely ones. `tops`: how many a chat asks for."""
     if not any(shares):
         return None
     content: list[Any] = []
@@ -355,12 +359,15 @@ def chat_logprobs(shares: list[Any]) -> Any:
         if "content" in share:
             content.extend(share["content"] or ())
             continue
-        tops = share.get("top_logprobs") or [None] * len(share["tokens"])
+        likely = share.get("top_logprobs") or [None] * len(share["tokens"])
         for token, logprob, top in zip(
-            share["tokens"], share["token_logprobs"], tops, strict=False
+            share["tokens"], share["token_logprobs"], likely, strict=False
         ):
             item = _chat_logprob(token, logprob)
-            item["top_logprobs"] = [_chat_logprob(*pair) for pair in (top or {}).items()]
+            pairs = [*(top or {}).items()]
+            item["top_logprobs"] = [
+                _chat_logprob(*p) for p in (pairs if tops < 0 else pairs[:tops])
+            ]
             content.append(item)
     return {"content": content}
 

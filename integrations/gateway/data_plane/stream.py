@@ -45,11 +45,13 @@ class ClientStream:
     envelope    the fields of the first event that describe the response; None before it
     parsed      the field, such as "reasoning", that a server parsed from the response so far; ""
                 if none
-    last        the events that were sent last
+    last        the events that were sent last, with the end of the text so far
+    tops        the most likely tokens that a chat wants in its log-probs
     """
 
-    def __init__(self, endpoint: Endpoint, reply: Reply) -> None:
+    def __init__(self, endpoint: Endpoint, reply: Reply, tops: int = 0) -> None:
         self.endpoint = endpoint
+        self.tops = tops
         self.reply = reply
         self.prompt_ids = b""
         self.envelope: dict[str, Any] | None = None
@@ -87,7 +89,7 @@ class ClientStream:
 
     def learn(self, event: Event, choice: EventChoice | None) -> None:
         """Keep what the first event says about the response: all later events repeat it, whichever
-        instance sends them."""
+        instance sends them. Any event, also the last of an attempt, may show that it is parsed."""
         if self.envelope is None:
             said = dialects.envelope(self.endpoint, "event")
             for name in said:
@@ -97,6 +99,8 @@ class ClientStream:
             self.envelope = said
         if not self.prompt_ids:
             self.prompt_ids = event.prompt_ids or (b"" if choice is None else choice.prompt_ids)
+        if choice is not None:
+            self.parsed = self.parsed or choice.parsed
 
 
 # ------------------------------------------------------------------------------------------
@@ -362,7 +366,6 @@ class Stream:
         self._client.send(passed)
         if choice is not None:
             self.tokens.add(ids, speaks=choice.speaks)
-            self._client.parsed = self._client.parsed or choice.parsed
         if ids and self._resumes is None:
             opening = _OPENING.match(passed)
             self._opening = opening[0] if opening is not None else b""
@@ -371,15 +374,20 @@ class Stream:
         goes_on = finish == "abort" or (finish == "length" and self._segment)
         self._opening = b""
         self.end.finish = finish
-        if goes_on and self._texts and (self._held or is_mute(data)) and not choice.speaks:
+        mute = self._texts and (self._held or is_mute(data)) and not choice.speaks
+        if goes_on and mute and (finish == "abort" or self.tokens.count):
             self._dropped, self._held = True, b""
             return
+        # A segment of nothing else goes on all the same, as another would be of the same tokens.
+        spoken = self._client.last
         self._release()
         if goes_on and (choice.speaks or ids):
             # The event has tokens that the instance had held back.
             fields = answers.read_object(data)
             fields["choices"][0]["finish_reason"] = None
             self._client.send(as_event(msgspec.json.encode(fields)))
+        if mute:
+            self._client.last = spoken
         self.tokens.add(ids, speaks=choice.speaks)
         try:
             versions = (
@@ -425,6 +433,7 @@ class Stream:
                 self._resumes,
                 self._text_offset,
                 fields,
+                self._client.tops,
             )
             self._text_offset -= repeated  # which vLLM has counted
             return msgspec.json.encode(fields)

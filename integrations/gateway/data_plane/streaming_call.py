@@ -106,7 +106,7 @@ class StreamingCall:
         self.reply = reply
         self.max_tokens = max_tokens
         self.transcript = StreamTranscript()
-        self._client = ClientStream(call.endpoint, reply)
+        self._client = ClientStream(call.endpoint, reply, call.tops)
         self.responder = StreamResponder(call, self._client, self.transcript)
         self._upstream_call: UpstreamCall | None = None
         self.paused = False
@@ -187,6 +187,8 @@ class StreamingCall:
             part.prompt_ids = msgspec.json.decode(self._client.prompt_ids)
         if not part.token_ids and not lost:
             return self.call.first(dispatch, self.max_tokens)
+        if self.call.hindrance:
+            raise not_resumable(self.call.hindrance)
         prompt_ids = self.call.prompt_ids([part])
         if lost or prompt_ids is None:
             raise RequestRejected("the stream broke off, and gave no token_ids to resume from", 502)

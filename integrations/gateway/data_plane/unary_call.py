@@ -179,6 +179,7 @@ class UnaryResponder:
             said,
             sample.finish,
             self._transcript.first,
+            self._call.tops,
         )
         self._strip(answer)
         if self._call.says_versions:
@@ -285,10 +286,7 @@ class UnaryReceiver(WholeAnswer):
     def _outcome(self, body: bytes) -> Outcome:
         """The outcome of the answer. Raises InstanceError for an invalid one."""
         call, transcript, order_id = self._owner.call, self._owner.transcript, self._order_id
-        beams = call.request.envelope.beams
-        said = answers.read_answer(
-            body, self._upstream_endpoint, labelled=self._labelled, beams=beams
-        )
+        said = answers.read_answer(body, self._upstream_endpoint, labelled=self._labelled)
         if names_another(said.id, order_id):
             raise InstanceError(f"it answered {order_id} with the answer to {said.id[:80]!r}")
         if call.endpoint == "generate":

@@ -306,7 +306,7 @@ class RestoredPayloads:
             for counted in action.samples
         ]
         lost = self._found.reported.get(action.batch, []) if is_newest else []
-        return batch_of(action, samples, lost, prompts)
+        return batch_of(action, samples, lost)
 
     def _payload(self, prompt: Prompt, index: int) -> TokenPayload:
         payload = self._make(prompt, index)

@@ -17,8 +17,7 @@ from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.integrations.gateway.serve import Service
 from rollout_sched.live.settings import Settings
 from rollout_sched.simulators.fake_instance import tokens as text
-from rollout_sched.simulators.fake_instance.engine import FIRST_LABEL, EngineSettings
-from rollout_sched.simulators.fake_instance.faults import Fault
+from rollout_sched.simulators.fake_instance.engine import FIRST_LABEL, EngineSettings, Fault
 from rollout_sched.simulators.fake_instance.server import FakeServer
 from tests.simulators.fake_instance.served import SPEC, Client
 

@@ -12,7 +12,7 @@ import msgspec
 from rollout_sched.core.model.events import InstanceLost, RequestFailed
 from rollout_sched.integrations.http import Pool
 from rollout_sched.live.settings import Settings
-from rollout_sched.simulators.fake_instance.faults import Kind
+from rollout_sched.simulators.fake_instance.engine import Kind
 from rollout_sched.simulators.instance.model import CostModel, InstanceSpec
 from tests.integrations.faults.fleet import GREEDY, events, house, response
 from tests.virtual_net import run

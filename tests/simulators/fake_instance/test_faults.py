@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rollout_sched.simulators.fake_instance.faults import KINDS, Fault, Switchboard, parse
+from rollout_sched.simulators.fake_instance.engine import KINDS, Fault, Switchboard, parse_fault
 
 
 def test_a_fault_strikes_as_often_as_it_should() -> None:
@@ -31,8 +31,8 @@ def test_a_fault_strikes_where_it_should() -> None:
 
 
 def test_the_command_line_names_kind_and_probability() -> None:
-    assert parse("reset=0.01") == Fault("reset", probability=0.01)
-    assert parse("silent") == Fault("silent")
+    assert parse_fault("reset=0.01") == Fault("reset", probability=0.01)
+    assert parse_fault("silent") == Fault("silent")
     for bad in ("quake", "reset=2", "reset=x", "=1"):
         with pytest.raises(ValueError, match=KINDS[0]):
-            parse(bad)
+            parse_fault(bad)

@@ -1,4 +1,4 @@
-"""A response that was interrupted equals one that was not, or its call says that it cannot."""
+"""How an interrupted response goes on: what `tests/laws/test_exact.py` does not show."""
 
 from __future__ import annotations
 
@@ -35,24 +35,6 @@ async def interrupted(stage: Any, instance: Any, body: Any, first: Any, target: 
     await instance.answer(0, first)
     order = await instance.asked(1)
     return call, order.body
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [{"stop": ["</q>"]}, {"structured_outputs": {"choice": ["a"]}}, {"presence_penalty": 0.5}],
-)
-async def test_a_response_with_a_field_for_the_whole_starts_over(
-    fields: dict[str, Any], stage, instance
-) -> None:
-    partial = completion([4], "abort", prompt=PROMPT)
-    call, again = await interrupted(stage, instance, {**BODY, **fields}, partial, "/v1/completions")
-    assert again["prompt"] == PROMPT
-    assert again["max_tokens"] == 10
-    await instance.answer(1, completion([5, 6]))
-    answer = await call.json()
-    assert answer["choices"][0]["text"] == "w5 w6 "
-    assert [segment["end"] for segment in answer["rollout_sched"]["segments"]] == [2]
-    stage.settled()
 
 
 async def test_the_least_length_and_the_seed_go_on(stage, instance) -> None:
@@ -147,34 +129,12 @@ def texts(events: list[Any]) -> str:
     return "".join([choice.get("text", "") for e in told for choice in e.get("choices", ())])
 
 
-async def test_a_stream_with_a_stop_string_ends_with_an_error(stage, first, second) -> None:
-    """The instance held back text that its token ids had already."""
-    call = await cut(stage, first, {**BODY, "stop": ["</q>"]}, chunk([4], prompt_token_ids=PROMPT))
-    *_, last = await call.events()
-    assert "'stop'" in last["error"]["message"]
-    assert not second.pool.asked
-    stage.settled()
-
-
 async def test_a_stream_of_which_nothing_came_starts_over(stage, first, second) -> None:
     call = stage.call({**BODY, "stop": ["</q>"], "stream": True})
     await first.asked()
     stage.driver.fleet.lose("i0", "it is gone")
     await second.event(0, chunk([5], "stop", prompt_token_ids=PROMPT), end=True)
     assert texts(await call.events()) == "w5 "
-
-
-async def test_a_stream_that_is_cut_within_a_character_goes_on_before_it(
-    stage, first, second
-) -> None:
-    events = [chunk([4], prompt_token_ids=PROMPT), chunk([5], text=""), chunk([6], text="")]
-    call = await cut(stage, first, BODY, *events)
-    order = await second.asked()
-    assert order.body["prompt"] == [*PROMPT, 4]
-    assert order.body["max_tokens"] == 9
-    await second.event(0, chunk([5, 6, 7], text="w5w6w7 "), chunk([8], "stop"), end=True)
-    assert texts(await call.events()) == "w4 w5w6w7 w8 "
-    stage.settled()
 
 
 @pytest.mark.parametrize(
@@ -214,19 +174,6 @@ async def test_what_a_continued_stream_repeats_is_left_out(
     stage.settled()
 
 
-async def test_ids_without_text_reach_no_client_before_their_text(stage, first, second) -> None:
-    """Otherwise a client would have ids that the response does not go on from."""
-    events = [chunk([4], prompt_token_ids=PROMPT), chunk([5], text=""), chunk([6], text="")]
-    call = await cut(stage, first, {**BODY, "return_token_ids": True}, *events)
-    assert ids_of(call) == [4]
-    order = await second.asked()
-    assert order.body["prompt"] == [*PROMPT, 4]
-    await second.event(0, chunk([5], text=""), chunk([7], text="e"), chunk([8], "stop"), end=True)
-    assert texts(await call.events()) == "w4 ew8 "
-    assert ids_of(call) == [4, 5, 7, 8]
-    stage.settled()
-
-
 async def test_many_tokens_without_text_are_no_part_of_a_character(stage, instance) -> None:
     call = stage.call({**BODY, "stream": True})
     mute = [chunk([token], text="") for token in range(5, 10)]
@@ -235,20 +182,6 @@ async def test_many_tokens_without_text_are_no_part_of_a_character(stage, instan
     await instance.event(0, chunk([10], "stop", text=""), end=True)
     await call.events()
     assert ids_of(call) == [4, *range(5, 11)]
-
-
-async def test_a_stream_of_reasoning_ends_with_an_error(stage, first, second) -> None:
-    choice = {"index": 0, "delta": {"reasoning": "I think"}, "token_ids": [4]}
-    event = {
-        "id": "chatcmpl-1",
-        "object": "chat.completion.chunk",
-        "prompt_token_ids": PROMPT,
-        "choices": [{**choice, "finish_reason": None}],
-    }
-    call = await cut(stage, first, CHAT, event, target="/v1/chat/completions")
-    *_, last = await call.events()
-    assert "'reasoning'" in last["error"]["message"]
-    stage.settled()
 
 
 @pytest.mark.scene(interruption={**PARTIAL, "segment_tokens": 3, "segment": "chunk"})
@@ -273,40 +206,6 @@ async def test_chats_of_a_model_that_reasons_are_cut_once(stage, instance) -> No
         else:
             assert order.body["max_tokens"] == 10
             assert last == b"[DONE]"
-    stage.settled()
-
-
-async def test_text_offsets_of_a_stream_grow_over_an_interruption(stage, first, second) -> None:
-    def event(token: int, offset: int, finish: str | None = None) -> dict[str, Any]:
-        word = f"w{token} "
-        logprobs = {"tokens": [word], "token_logprobs": [-1.0], "text_offset": [offset]}
-        return chunk([token], finish, logprobs=logprobs)
-
-    opening = chunk([4], prompt_token_ids=PROMPT, logprobs=event(4, 0)["choices"][0]["logprobs"])
-    call = await cut(stage, first, {**BODY, "logprobs": 0}, opening, event(5, 3))
-    await second.event(0, event(6, 0), event(7, 3, "stop"), end=True)
-    *events, done = await call.events()
-    assert done == b"[DONE]"
-    found = [event["choices"][0]["logprobs"]["text_offset"] for event in events]
-    assert found == [[0], [3], [6], [9]]
-
-
-@pytest.mark.scene(interruption={**PARTIAL, "segment_tokens": 3, "segment": "chunk"})
-@pytest.mark.parametrize("closing", [[6], []])
-async def test_a_segment_that_ends_within_a_character_goes_on_before_it(
-    closing: list[int], stage, instance
-) -> None:
-    """A server may end a stream with the last token or without one."""
-    call = stage.call({**BODY, "stream": True})
-    parts = [chunk([5], text="w5 ")] if closing else [chunk([5, 6], text="")]
-    last = chunk(closing, "length", text="")
-    await instance.event(0, chunk([4], prompt_token_ids=PROMPT), *parts, last, end=True)
-    order = await instance.asked(1)
-    kept = [4, 5] if closing else [4]
-    assert order.body["prompt"] == [*PROMPT, *kept]
-    assert order.body["max_tokens"] == 3
-    await instance.event(1, chunk([8], "stop", text="."), end=True)
-    assert texts(await call.events()) == ("w4 w5 ." if closing else "w4 .")
     stage.settled()
 
 
@@ -344,3 +243,12 @@ async def test_an_echo_is_not_asked_for_ids_whatever_else_hinders(stage, instanc
     """vLLM leaves the prompt's text out of an answer with token ids."""
     stage.call({**BODY, "stop": ["</q>"], "echo": True})
     assert "return_token_ids" not in (await instance.asked()).body
+
+
+@pytest.mark.scene(interruption={**PARTIAL, "segment_tokens": 2, "segment": "chunk"})
+async def test_a_segment_of_nothing_but_parts_of_a_character_goes_on(stage, instance) -> None:
+    """It began again without end, as it always made the same tokens."""
+    stage.call({**BODY, "stream": True})
+    parts = [chunk([4], text="", prompt_token_ids=PROMPT), chunk([5], "length", text="")]
+    await instance.event(0, *parts, end=True)
+    assert (await instance.asked(1)).body["prompt"] == [*PROMPT, 4, 5]
