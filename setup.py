@@ -13,7 +13,7 @@ from setuptools import setup
 #: annotations of a struct: one that msgspec decodes by them stands in another module.
 HOT = {
     "core": "handlers scheduler validation",
-    "core/model": "model",
+    "core/model": "model request_ids",
     "core/state": "fleet groups lifecycle progress selection state waiting",
     "core/work": "attempts outcomes parts requests",
     "core/decide": "delivery dispatch lending order weights",
