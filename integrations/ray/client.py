@@ -23,7 +23,6 @@ from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.integrations.ray import cluster
 from rollout_sched.integrations.ray.deployment import NAME, Deployment, FrontCount
 from rollout_sched.integrations.ray.scheduler_actor import HandedBatch
-from rollout_sched.integrations.vllm.weight_updates import WeightUpdate
 from rollout_sched.live.trainer import TRAINER
 from rollout_sched.live.trainer.samples import Batch
 
@@ -130,16 +129,6 @@ class OnRay(Remote):
         if self._start is not None:
             await cluster.start(self._start, self._deployment)
         return await super().__aenter__()
-
-    async def _tell_of(self, update: WeightUpdate) -> None:
-        """Repeats the call if the actor was restarted and does not know the update."""
-        try:
-            await super()._tell_of(update)
-        except GatewayError as error:
-            if error.status:
-                raise
-            if (await self.state())["version"] < update.version:
-                await super()._tell_of(update)
 
     async def next_micro_batches(self, count: int, *, parts: bool = False) -> MicroBatches | None:
         """Like `next_batch`, but divided into `count` micro-batches for the workers that train

@@ -11,7 +11,7 @@ from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.vllm.weights import ReloadFromDisk, WeightRoots, WeightTransfer
 from rollout_sched.live import Driver
 from rollout_sched.live.ports import InstanceClient, InstanceError, WeightLoader
-from rollout_sched.live.trainer import StoredWeights
+from rollout_sched.live.trainer import StoredWeights, WeightPublisher
 
 #: Seconds between two polls of an instance whose weights the trainer loads itself.
 POLL_S = 1.0
@@ -79,9 +79,9 @@ def update_of(version: int, apply: Apply) -> WeightUpdate:
     return WeightUpdate(version, applied=True)
 
 
-def stored(update: WeightUpdate) -> bytes:
+def _stored(update: WeightUpdate) -> bytes:
     """The update as the store keeps it (`WeightLoaders.restore`)."""
-    return msgspec.json.encode(update)
+    return msgspec.json.encode(msgspec.structs.replace(update, wait=False))
 
 
 class WeightLoaders:
@@ -93,6 +93,14 @@ class WeightLoaders:
         self._init_info: dict[str, Any] | None = None
         self._transfer: WeightTransfer
         self._update_infos: dict[int, Any] = {}
+
+    async def publish(
+        self, update: WeightUpdate, publisher: WeightPublisher, *, wait: bool
+    ) -> None:
+        """Raises CallerError as `loader_for` does, but the newest update may be published again."""
+        version, told = update.version, _stored(update)
+        loader = publisher.known(version, told) or await self.loader_for(update)
+        await publisher.publish(version, loader, told, wait=wait)
 
     async def loader_for(self, update: WeightUpdate) -> WeightLoader:
         """Raises CallerError if the version does not increase, or the weights are missing.

@@ -14,7 +14,6 @@ from rollout_sched.integrations.vllm.weight_updates import (
     Apply,
     WeightLoaders,
     is_coroutine,
-    stored,
     update_of,
 )
 from rollout_sched.live import LiveScheduler
@@ -62,9 +61,9 @@ class InProcess(RolloutScheduler):
     async def __aexit__(self, *error: object) -> None:
         await self._live.close()
 
-    async def _submit(self, prompts: Iterable[Prompt], tool: Tool | None) -> None:
+    async def _submit(self, prompts: Iterable[Prompt], tool: Tool | None) -> list[str]:
         try:
-            self._live.trainer.submit(prompts, tool)
+            return self._live.trainer.submit(prompts, tool)
         finally:
             await self._live.trainer.durable()
 
@@ -86,8 +85,7 @@ class InProcess(RolloutScheduler):
             await self._live.trainer.weights.publish(version, apply, wait=wait)
             return
         update = update_of(version, apply)
-        loader = await self._weight_loaders.loader_for(update)
-        await self._live.trainer.weights.publish(version, loader, stored(update), wait=wait)
+        await self._weight_loaders.publish(update, self._live.trainer.weights, wait=wait)
 
     async def return_instance(self, url: str) -> None:
         self._live.driver.fleet.return_instance(url.rstrip("/"))

@@ -143,22 +143,30 @@ class RolloutScheduler(ABC):
 
         return BlockingRollouts(self)
 
-    async def submit(self, prompts: Iterable[Prompt], *, tool: Tool | None = None) -> None:
+    async def submit(self, prompts: Iterable[Prompt], *, tool: Tool | None = None) -> list[str]:
         """Queue groups. Raises CallerError at the first invalid group; those before it stay queued.
 
         Token ids may be lists or integer arrays (numpy, torch).
 
-        Submitting a group again with the same prompt has no effect.
+        Submitting a group again with the same prompt has no effect. Returns the uids of those whose
+        batch was acknowledged before: they will not be delivered again.
 
         With a `tool`, a coroutine function, each sample is a trajectory of several turns: after
         each turn the tool is called with the `Trajectory` and returns the token ids that follow, or
         None to end it. `max_tokens` limits the tokens generated in all turns together. Only
         `from_toml` accepts a tool: a coroutine cannot be sent to another process.
         """
-        await self._submit(checked(prompts), tool)
+        delivered = await self._submit(checked(prompts), tool)
+        if delivered:
+            log.warning(
+                "%d submitted groups are already acknowledged and not generated again: %r, ...",
+                len(delivered),
+                delivered[0],
+            )
+        return delivered
 
     @abstractmethod
-    async def _submit(self, prompts: Iterable[Prompt], tool: Tool | None) -> None:
+    async def _submit(self, prompts: Iterable[Prompt], tool: Tool | None) -> list[str]:
         """Submit prompts that have been checked."""
 
     @abstractmethod
@@ -193,7 +201,8 @@ class RolloutScheduler(ABC):
         """Announce that `version` is ready. With `wait`, wait until all joined instances, and at
         least one, have loaded it.
 
-        Raises CallerError if the version does not grow, or a checkpoint does not exist.
+        Raises CallerError if the version does not grow, or a checkpoint does not exist. Publishing
+        the newest version again in the same way has no effect.
         """
         async with log_while_waiting(f"version {version}", partial(self._awaited, "weights")):
             await self._publish_weights(version, apply, wait)

@@ -145,9 +145,10 @@ async def test_caller_errors_are_the_same_on_both_ways(way: str) -> None:
     async with rollouts_by(way, Upstream(NAME)) as rollouts:
         with pytest.raises(CallerError, match="'a' was already submitted"):
             await rollouts.submit([*prompts("a"), Prompt("a", [9], 1, 9)])
-        await rollouts.publish_weights(1, Applied())
-        with pytest.raises(CallerError, match="versions must increase"):
+        for _ in range(2):
             await rollouts.publish_weights(1, Applied())
+        with pytest.raises(CallerError, match="versions must increase"):
+            await rollouts.publish_weights(1, Reload("/nowhere"))
         with pytest.raises(CallerError, match="no such folder"):
             await rollouts.publish_weights(2, Reload("/nowhere"))
         with pytest.raises(CallerError, match="no instance"):

@@ -1,8 +1,8 @@
 """Laws of a live run that is killed again and again, with simulated instances.
 
-For every policy and at any time: every prompt comes in exactly one batch, complete and in time; a
-batch that was not acknowledged comes again unchanged, with its rewards; greedy responses are the
-same as without the kills.
+For every policy and at any time, although the trainer submits everything again after each kill:
+every prompt comes in exactly one batch, complete and in time; a batch that was not acknowledged
+comes again unchanged, with its rewards; greedy responses are the same as without the kills.
 """
 
 from __future__ import annotations
@@ -136,9 +136,7 @@ class Trainer:
         self._bound = bound
 
     async def train(self, live: LiveScheduler) -> None:
-        done = {uid for n, b in self.batches.items() if self._has(n) for uid in b.groups()}
-        done |= self.filtered
-        live.trainer.submit([prompt for prompt in PROMPTS if prompt.uid not in done])
+        live.trainer.submit(PROMPTS)
         live.trainer.close_submissions()
         while (batch := await live.trainer.next_batch(self.acknowledged)) is not None:
             assert not batch.failed

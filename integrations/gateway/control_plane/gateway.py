@@ -17,7 +17,7 @@ from rollout_sched.integrations.gateway.control_plane.trainer_updates import Tra
 from rollout_sched.integrations.gateway.data_plane.data_plane import DataPlane
 from rollout_sched.integrations.gateway.data_plane.reply import Responses
 from rollout_sched.integrations.vllm.protocol import endpoints
-from rollout_sched.integrations.vllm.weight_updates import WeightLoaders, WeightUpdate, stored
+from rollout_sched.integrations.vllm.weight_updates import WeightLoaders, WeightUpdate
 from rollout_sched.integrations.vllm.weights import WeightRoots
 from rollout_sched.live import LiveScheduler
 from rollout_sched.live.instances import InstanceSupervisor
@@ -151,10 +151,7 @@ class Gateway:
         if update.transfer is not None:
             told = msgspec.json.encode(update.transfer)
             await self.check_paths("POST", endpoints.UPDATE_WEIGHTS, told)
-        loader = await self._weight_loaders.loader_for(update)
-        await self.trainer.weights.publish(
-            update.version, loader, encoded=stored(update), wait=update.wait
-        )
+        await self._weight_loaders.publish(update, self.trainer.weights, wait=update.wait)
 
     def view(self, supervisor: InstanceSupervisor) -> InstanceView:
         instance = self.driver.view.instance(supervisor.name)

@@ -6,7 +6,7 @@ import asyncio
 
 from aiohttp import web
 
-from rollout_sched.client.remote import EPOCH, NextBatch, Renewal
+from rollout_sched.client.remote import EPOCH, NextBatch, Renewal, SubmissionAnswer
 from rollout_sched.core.model.errors import CallerError
 from rollout_sched.integrations.gateway.control_plane.codec import read, refusal, reply
 from rollout_sched.integrations.gateway.control_plane.gateway import Gateway
@@ -35,11 +35,13 @@ class TrainerApi:
 
         If they are too many, none is queued: 413 if they exceed the limit, 503 if they do not fit
         in addition to the samples that are open. A repeated submission, for example after a lost
-        answer, is answered like the first. 507: the store has no room for them.
+        answer, is answered like the first; `delivered` has the uids of those whose batch was
+        acknowledged. 507: the store has no room for them.
         """
         prompts = await read(request, list[Prompt])
-        known = self._gateway.trainer.submissions.known
-        new = {prompt.uid: prompt.samples for prompt in prompts if known(prompt.uid) is None}
+        is_new = self._gateway.trainer.submissions.is_new
+        new = {prompt.uid: prompt.samples for prompt in prompts if is_new(prompt.uid)}
+        delivered: list[str] = []
         asked, most = sum(new.values()), self._max_samples
         here = self._gateway.trainer.submissions.open_samples + self._arriving
         if asked > most:
@@ -56,7 +58,7 @@ class TrainerApi:
                 if accepted % AT_ONCE == 0:
                     await asyncio.sleep(0)
                 try:
-                    self._gateway.trainer.submit([prompt])
+                    delivered += self._gateway.trainer.submit([prompt])
                 except CallerError as error:
                     status = 507 if isinstance(error, StoreFull) else 409
                     return refusal(status, f"{error} ({accepted} groups before it were accepted)")
@@ -66,7 +68,7 @@ class TrainerApi:
         finally:
             self._arriving -= asked
             await self._gateway.trainer.durable()
-        return reply(request, {"accepted": len(prompts)})
+        return reply(request, SubmissionAnswer(len(prompts), delivered))
 
     async def close(self, request: web.Request) -> web.Response:
         self._gateway.trainer.close_submissions()

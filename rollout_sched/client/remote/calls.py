@@ -51,6 +51,15 @@ class Renewal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     trainer: TrainerName = TRAINER
 
 
+class SubmissionAnswer(msgspec.Struct, frozen=True):
+    """accepted   number of submitted groups
+    delivered  uids of those whose batch was acknowledged before: they are not generated again
+    """
+
+    accepted: int
+    delivered: list[str]
+
+
 class NextBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """trainer    the name of the calling trainer
     ack        the number of the batch that has arrived

@@ -12,12 +12,17 @@ from urllib.parse import quote
 import msgspec
 
 from rollout_sched.client.blocking import LoopThread
-from rollout_sched.client.remote.calls import STATE, NextBatch, Renewal, TrainerCalls
+from rollout_sched.client.remote.calls import (
+    STATE,
+    NextBatch,
+    Renewal,
+    SubmissionAnswer,
+    TrainerCalls,
+)
 from rollout_sched.client.rollout_scheduler import NOTHING, RolloutScheduler
 from rollout_sched.core.model.errors import CallerError, RolloutError
 from rollout_sched.integrations.vllm.weight_updates import (
     Apply,
-    WeightUpdate,
     is_coroutine,
     update_of,
 )
@@ -71,20 +76,24 @@ class Remote(RolloutScheduler):
         self._heartbeat.close()
         await self._gateway.close()
 
-    async def _submit(self, prompts: Iterable[Prompt], tool: Tool | None) -> None:
+    async def _submit(self, prompts: Iterable[Prompt], tool: Tool | None) -> list[str]:
         if tool is not None:
             raise CallerError(
                 "a tool is a coroutine and cannot be sent to a gateway; use from_toml, which "
                 "schedules in this process"
             )
+        delivered = list[str]()
         for portion in _portions(prompts):
             try:
                 # Submitting a group again has no effect, so the call may be retried.
-                await self._gateway.post("/rollout/v1/groups", portion, repeatable=True)
+                _, body = await self._gateway.post("/rollout/v1/groups", portion, repeatable=True)
             except TypeError as error:
                 uids = f"{portion[0].uid!r} to {portion[-1].uid!r}"
                 raise CallerError(f"groups {uids}: {error}: cannot be sent to a gateway") from error
             self._submitted.add(prompt.uid for prompt in portion)
+            delivered += msgspec.msgpack.decode(body, type=SubmissionAnswer).delivered
+        self._submitted.remove(delivered)
+        return delivered
 
     async def close_submissions(self) -> None:
         await self._gateway.post("/rollout/v1/groups/close", repeatable=True)
@@ -137,12 +146,11 @@ class Remote(RolloutScheduler):
                 "a coroutine cannot be sent to a gateway; pass Reload(path) or Transfer(...), or "
                 "load the weights yourself and pass Applied()"
             )
-        await self._tell_of(update_of(version, apply))
+        # Publishing a version again has no effect, so the call may be retried.
+        update = update_of(version, apply)
+        await self._gateway.post("/rollout/v1/weights", update, repeatable=True)
         while wait and not (await self.state())["loaded"]:
             await asyncio.sleep(POLL_S)
-
-    async def _tell_of(self, update: WeightUpdate) -> None:
-        await self._gateway.post("/rollout/v1/weights", update)
 
     async def return_instance(self, url: str) -> None:
         raise CallerError(

@@ -77,8 +77,12 @@ class _Recovery:
         self._read_prompts()
         self._read_losses()
         deliveries = [decoded(data, Deliver) for data in store.facts(facts.DELIVERED).values()]
+        found.acknowledged = {
+            int(batch): decoded(data, dict[str, int])
+            for batch, data in store.facts(facts.ACKNOWLEDGED).items()
+        }
         run = store.facts(facts.RUN).get(ONE)
-        if run is None and (groups or deliveries):
+        if run is None and (groups or deliveries or found.acknowledged):
             raise StoreError(
                 f"store {store.folder}: the counters of its run are lost; move the folder away and "
                 f"submit its prompts again: {', '.join(sorted(found.prompts)) or 'nothing'}"
@@ -135,7 +139,7 @@ class _Recovery:
     def _read_losses(self) -> None:
         for name, data in self._store.facts(facts.LOST).items():
             loss = decoded(data, StoredLoss)
-            group = LostGroup(facts.lost_group(name), loss.reason)
+            group = LostGroup(facts.lost_group(name), loss.reason, loss.digest)
             if loss.batch is None:
                 self._found.lost.append(group)
             else:

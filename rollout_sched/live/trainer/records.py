@@ -23,6 +23,7 @@ PROMPT = "prompt"
 DELIVERED = "delivered"
 LEASE = "lease"
 LOST = "failed"
+ACKNOWLEDGED = "acknowledged"
 LAST_REPORT = "last_report"
 REWARD = "reward"
 WEIGHTS = "weights"
@@ -52,10 +53,11 @@ class StoredPrompt(msgspec.Struct, frozen=True):
 
 class StoredLoss(msgspec.Struct, frozen=True):
     """`reason`: why a group can never be complete; None: it was filtered. `batch`: the batch that
-    reported it to the trainer; None: not yet."""
+    reported it to the trainer; None: not yet. `digest`: as in LostGroup."""
 
     reason: str | None
     batch: int | None = None
+    digest: int | None = None
 
 
 def encoded(fact: Any) -> bytes:

@@ -225,10 +225,12 @@ class FailedGroup(msgspec.Struct, frozen=True):
 
 
 class LostGroup(msgspec.Struct, frozen=True):
-    """A group that will never be delivered. `reason`: why it has failed; None: it was filtered."""
+    """A group that will never be delivered. `reason`: why it has failed; None: it was filtered.
+    `digest`: of the prompt of a filtered group (`submissions.digest_of`)."""
 
     uid: str
     reason: str | None
+    digest: int | None = None
 
 
 class Batch(msgspec.Struct, frozen=True):

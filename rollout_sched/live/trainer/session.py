@@ -28,7 +28,7 @@ from rollout_sched.live.trainer.delivery import TRAINER, BatchDelivery, Leases
 from rollout_sched.live.trainer.lengths import LengthStore
 from rollout_sched.live.trainer.rewards import RewardFunction
 from rollout_sched.live.trainer.samples import Batch, NamedTools, Prompt, batch_of
-from rollout_sched.live.trainer.stored import Recovered, StoredSession
+from rollout_sched.live.trainer.stored import Recovered, StoredSession, StoredWeights
 from rollout_sched.live.trainer.submissions import SamplePayloads, Submissions
 
 #: In these states no update is running.
@@ -43,11 +43,13 @@ _FLEET_EVENTS = (InstanceJoined, InstanceLost, WeightsUpdated)
 class WeightPublisher:
     """Publishes new weights for a trainer, and waits until the fleet has loaded them. One sequence
     of versions for all trainers. `stored`: the store that each version is written to before
-    `publish` returns."""
+    `publish` returns. Publishing the newest again, encoded equally, has no effect: the answer to
+    the first call may have been lost."""
 
     def __init__(self, driver: Driver, stored: StoredSession | None) -> None:
         self._driver = driver
         self._stored = stored
+        self._published: StoredWeights | None = None
         self._fleet_changed = asyncio.Event()
         driver.pump.watch(self._fleet_event, *_FLEET_EVENTS)
 
@@ -55,6 +57,15 @@ class WeightPublisher:
     def newest(self) -> int:
         """The newest version published."""
         return self._driver.view.run.version
+
+    def restore(self, weights: StoredWeights | None) -> None:
+        """Continue from the newest weights of an earlier run."""
+        self._published = weights
+
+    def known(self, version: int, encoded: bytes) -> WeightLoader | None:
+        """The loader of the newest version, if it was published like this."""
+        same = version == self.newest and self._published == StoredWeights(version, encoded)
+        return self._driver.fleet.loader if same else None
 
     async def publish(
         self,
@@ -65,7 +76,8 @@ class WeightPublisher:
         wait: bool = False,
     ) -> None:
         """Version `version` is ready; `apply(client, version)` loads it into one instance.
-        `encoded`: the form from which a later run can make that loader; required with a store.
+        `encoded`: the form from which a later run can make that loader; required with a store, and
+        to publish a version twice.
 
         With `wait`, waits until all joined instances, and at least one, have loaded it or a newer
         one (instances lost meanwhile get it when they join again). Raises CallerError if the
@@ -76,9 +88,12 @@ class WeightPublisher:
                 "with a store, weights must be loadable after a restart, and a coroutine cannot "
                 "be stored; pass Reload(path), Transfer(...) or Applied(), or run without a store"
             )
-        self._driver.publish(version, apply)
-        if self._stored is not None and encoded is not None:
-            self._stored.published(version, encoded)
+        if encoded is None or self.known(version, encoded) is None:
+            self._driver.publish(version, apply)
+            self._published = None if encoded is None else StoredWeights(version, encoded)
+            if self._stored is not None and encoded is not None:
+                self._stored.published(version, encoded)
+        if self._stored is not None:
             await self._stored.promise()
         while wait and not self.has_loaded(version):
             self._fleet_changed.clear()
@@ -143,7 +158,7 @@ class TrainerSession:
         self.batches = BatchDelivery(
             self._request,
             Leases(driver.settings.lease_s, None if stored is None else stored.leased),
-            self._acknowledged,
+            self.submissions.acknowledged,
             asyncio.get_running_loop().time,
         )
         self._last_report = -1  # number of the last batch that only reported lost groups
@@ -152,15 +167,15 @@ class TrainerSession:
         driver.front.endings.on_group_filtered = self._filter
         driver.on_broken = self._check_end
 
-    def submit(self, prompts: Iterable[Prompt], tool: Tool | None = None) -> None:
-        """Queue groups. Raises CallerError at the first invalid group; those before it stay queued.
+    def submit(self, prompts: Iterable[Prompt], tool: Tool | None = None) -> list[str]:
+        """Queue groups. Returns the uids of groups whose batch is acknowledged: they are not
+        generated again. Raises CallerError at the first invalid group; those before it stay queued.
 
         With a `tool` their samples are trajectories of several turns. Submitting a group again has
-        no effect while it is open or in an unacknowledged batch. Another prompt under its uid is a
-        CallerError. So is a new group after submissions were closed, but not a failed group that a
-        batch has yet to report.
+        no effect unless it has failed. Another prompt under its uid is a CallerError. So is a new
+        group after submissions were closed, but not a failed group that a batch has yet to report.
         """
-        self.submissions.submit(prompts, tool)
+        return self.submissions.submit(prompts, tool)
 
     async def durable(self) -> None:
         """Wait until all events so far are in the store, as durable as it is set to be. Raises
@@ -178,6 +193,7 @@ class TrainerSession:
         asked = run.takes_parts if run.trainer_waiting else None
         self.batches.restore(batches, asked, found.leases)
         self.submissions.restore(found, factories)
+        self.weights.restore(found.weights)
         self._last_report = found.last_report
 
     def close_submissions(self) -> None:
@@ -244,11 +260,6 @@ class TrainerSession:
             return  # the driver is broken then, and reports it
         self.batches.deliver(batch)
         self._check_end()
-
-    def _acknowledged(self, batch: int) -> None:
-        self.submissions.acknowledged(batch)
-        if self._stored is not None:
-            self._stored.acknowledged(batch)
 
     def _fail(self, group: str, error: Exception | None) -> None:
         self.submissions.fail(group, error)

@@ -11,7 +11,7 @@ samples stay in the store.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 
@@ -37,23 +37,24 @@ class StoredWeights(msgspec.Struct, frozen=True):
 class Recovered(msgspec.Struct):
     """The state that a new epoch begins with.
 
-    state        the scheduler's; None: the store was new
-    prompts      of open groups, and of groups delivered but not acknowledged, by uid
-    tools        names of the tools of these groups, whether given again or not; "": without a
-                 name
-    deliveries   not acknowledged, in order
-    rewards      of the finished samples that have one, by request
-    leases       of these deliveries, and of batches that a former holder may still claim, by
-                 batch
-    lost         lost groups that must be reported to the trainer
-    reported     lost groups that are reported with a batch that is delivered again, by its
-                 number
-    last_report  number of the last batch that only reported lost groups; -1: there was none
-    weights      the newest published; None: none were
-    paused       instances that were being updated
-    model        what the instances served; "": unknown
-    running      attempts that may still run somewhere: (instance, attempt)
-    cleanup      removes what is stored and not continued
+    state         the scheduler's; None: the store was new
+    prompts       of open groups, and of groups delivered but not acknowledged, by uid
+    tools         names of the tools of these groups, whether given again or not; "": without a
+                  name
+    deliveries    not acknowledged, in order
+    rewards       of the finished samples that have one, by request
+    leases        of these deliveries, and of batches that a former holder may still claim, by
+                  batch
+    lost          lost groups that must be reported to the trainer
+    reported      lost groups that are reported with a batch that is delivered again, by its
+                  number
+    acknowledged  digests of the prompts of acknowledged groups, by batch and uid
+    last_report   number of the last batch that only reported lost groups; -1: there was none
+    weights       the newest published; None: none were
+    paused        instances that were being updated
+    model         what the instances served; "": unknown
+    running       attempts that may still run somewhere: (instance, attempt)
+    cleanup       removes what is stored and not continued
     """
 
     state: RunState | None = None
@@ -64,6 +65,7 @@ class Recovered(msgspec.Struct):
     leases: dict[int, LeaseFacts] = {}
     lost: list[LostGroup] = []
     reported: dict[int, list[LostGroup]] = {}
+    acknowledged: dict[int, dict[str, int]] = {}
     last_report: int = -1
     weights: StoredWeights | None = None
     paused: set[str] = set()
@@ -208,6 +210,13 @@ class StoredSession:
         for uid in self._reported.pop(batch, ()):
             self._open.changes.drop(facts.LOST, facts.loss_name(uid, batch))
 
+    def remember(self, batch: int, digests: Mapping[str, int]) -> None:
+        """Groups of an acknowledged batch are not generated again; without any, it is forgotten."""
+        if digests:
+            self._open.changes.put(facts.ACKNOWLEDGED, str(batch), encoded(digests))
+        else:
+            self._open.changes.drop(facts.ACKNOWLEDGED, str(batch))
+
     # -- what they are told ----------------------------------------------------------------
 
     def delivered(self, action: Deliver) -> None:
@@ -222,7 +231,7 @@ class StoredSession:
 
     def lost(self, group: LostGroup, batch: int | None = None) -> None:
         """A group that will never be delivered; `batch`: the batch that reports it."""
-        loss = encoded(StoredLoss(group.reason, batch))
+        loss = encoded(StoredLoss(group.reason, batch, group.digest))
         self._open.changes.put(facts.LOST, facts.loss_name(group.uid, batch), loss)
         if batch is not None:
             self._open.changes.drop(facts.LOST, facts.loss_name(group.uid, None))

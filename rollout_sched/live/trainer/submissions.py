@@ -1,12 +1,12 @@
 """The prompts of a run: submitted, made into samples, and kept until acknowledged.
 
-Submitting is idempotent until a batch is acknowledged. After that a uid may be another epoch's
-group: remembering every uid of a run would cost more than a lost answer does.
+Submitting is idempotent: after a batch is acknowledged, its uids and digests of its prompts remain.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from hashlib import blake2b
 from typing import Any, cast
 
 import msgspec
@@ -211,6 +211,57 @@ def _sampling(sampling: Mapping[str, Any]) -> str:
     return ""
 
 
+# ------------------------------------------------------------------------------------------
+# Groups that are not generated again.
+
+#: The last groups that are remembered at least: some 200 bytes of memory each, 40 in a store.
+REMEMBERED = 1_000_000
+
+_ENCODER = msgspec.msgpack.Encoder(order="sorted")
+
+
+def digest_of(prompt: Prompt) -> int:
+    """64 bits of a prompt. What cannot be written as data, such as objects in `extra`, does not
+    count."""
+    try:
+        data = _ENCODER.encode(prompt)
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        typed = msgspec.structs.replace(prompt, sampling={}, each=[], extra={})
+        data = _ENCODER.encode(typed)
+    return int.from_bytes(blake2b(data, digest_size=8).digest())
+
+
+class AcknowledgedGroups:
+    """The digests of the prompts of acknowledged groups, delivered or filtered, by uid. Batches are
+    forgotten in the order of their acknowledgement, but none of the last `remembered` groups."""
+
+    def __init__(self, remembered: int = REMEMBERED) -> None:
+        self._remembered = remembered
+        self._digests: dict[str, int] = {}
+        self._batches: dict[int, list[str]] = {}  # uids
+
+    def __contains__(self, uid: str) -> bool:
+        return uid in self._digests
+
+    def digest(self, uid: str) -> int | None:
+        return self._digests.get(uid)
+
+    def add(self, batch: int, digests: Mapping[str, int]) -> list[int]:
+        """Remember the groups of a batch. Returns the batches that are forgotten."""
+        self._digests.update(digests)
+        self._batches[batch] = list(digests)
+        forgotten = []
+        for old, uids in self._batches.items():
+            if len(self._digests) - len(uids) < self._remembered:
+                break
+            forgotten.append(old)
+            for uid in uids:
+                self._digests.pop(uid, None)
+        for old in forgotten:
+            del self._batches[old]
+        return forgotten
+
+
 #: Submits a group whose samples another process can also make from its prompt.
 Place = Callable[[Prompt, GroupSubmitted, PayloadFactory], None]
 
@@ -219,9 +270,9 @@ class Submissions:
     """Groups by uid, kept until they are delivered or have failed and the trainer has acknowledged
     that.
 
-    A submission is idempotent: the same prompt under the same uid is accepted once. A lost group
-    that was not reported to its trainer yet is not accepted again if it was filtered, or if
-    submissions are closed.
+    A submission is idempotent: the same prompt under the same uid is generated once, also after its
+    batch was acknowledged. A lost group may be submitted again, unless it was filtered, or it was
+    not reported to its trainer yet and submissions are closed.
 
     prompts       of the open groups
     open_samples  samples of these groups, queued or running
@@ -249,27 +300,44 @@ class Submissions:
         self._delivered: dict[int, dict[str, Prompt]] = {}  # by batch, until it is acknowledged
         self._lost: dict[str, LostGroup] = {}  # not reported to a trainer yet
         self._reported: dict[int, dict[str, LostGroup]] = {}  # by batch, until acknowledged
+        self._acknowledged = AcknowledgedGroups()
         self._rewards: Rewards | None = None
         if rewards is not None:
             self._rewards = Rewards(rewards, self.prompts, stored)
             driver.judge_by(self._rewards)
 
-    def submit(self, prompts: Iterable[Prompt], tool: Tool | None) -> None:
-        """Submit each prompt as a group, once. Raises CallerError at the first invalid one."""
+    def submit(self, prompts: Iterable[Prompt], tool: Tool | None) -> list[str]:
+        """Submit each prompt as a group, once. Returns the uids of the acknowledged ones. Raises
+        CallerError at the first invalid one."""
         if self._stored is not None:
             self._stored.check_room()
+        acknowledged = []
         for prompt in prompts:
-            loss, known = self._loss(prompt.uid), self.known(prompt.uid)
-            if loss is not None and loss.reason is None:
-                continue  # it was already made and filtered
-            if known is None:
-                if loss is None or not self._driver.view.run.closed:
-                    self._take(prompt, tool)  # else a batch will report that it has failed
-            elif known != prompt:
-                raise CallerError(
-                    f"group {prompt.uid!r} was already submitted with other values of "
-                    f"{', '.join(_differences(known, prompt))}; give each group its own uid"
-                )
+            if self.is_new(prompt.uid):
+                self._take(prompt, tool)
+                continue
+            self._check_same(prompt)
+            if prompt.uid in self._acknowledged:
+                acknowledged.append(prompt.uid)
+        return acknowledged
+
+    def is_new(self, uid: str) -> bool:
+        """Whether a group that is submitted under this uid is to be generated."""
+        if uid in self._acknowledged or self.known(uid) is not None:
+            return False
+        loss = self._loss(uid)  # a batch will report it, if it is not generated
+        return loss is None or (loss.reason is not None and not self._driver.view.run.closed)
+
+    def _check_same(self, prompt: Prompt) -> None:
+        """Raises CallerError for another prompt than was submitted under its uid before."""
+        known, digest = self.known(prompt.uid), self._acknowledged.digest(prompt.uid)
+        if known is not None and known != prompt:
+            other = f"submitted with other values of {', '.join(_differences(known, prompt))}"
+        elif digest is not None and digest != digest_of(prompt):
+            other = "delivered with other values"
+        else:
+            return
+        raise CallerError(f"group {prompt.uid!r} was already {other}; give each group its own uid")
 
     def known(self, uid: str) -> Prompt | None:
         """The prompt of an open group, or of one in an unacknowledged batch."""
@@ -279,14 +347,17 @@ class Submissions:
         return next((b[uid] for b in self._delivered.values() if uid in b), None)
 
     def unknown(self, uids: Iterable[str]) -> list[str]:
-        """The groups of these uids that are neither open nor in an unacknowledged batch."""
-        return [uid for uid in uids if self.known(uid) is None and self._loss(uid) is None]
+        """The groups of these uids that are neither open nor delivered nor lost, or whose failure
+        is acknowledged."""
+        return [uid for uid in uids if self.is_new(uid) and self._loss(uid) is None]
 
     def restore(self, found: Recovered, made: Mapping[str, PayloadFactory]) -> None:
         """Continue from what an earlier run has left; `made`: the factory of the samples of each
         open group."""
         self._lost = _by_uid(found.lost)
         self._reported = {batch: _by_uid(found.reported[batch]) for batch in sorted(found.reported)}
+        for batch in sorted(found.acknowledged):
+            self._remember(batch, found.acknowledged[batch])
         if self._rewards is not None:
             self._rewards.restore(found.rewards)
         for uid, factory in made.items():
@@ -310,9 +381,15 @@ class Submissions:
         return samples
 
     def acknowledged(self, batch: int) -> None:
-        """The whole batch is acknowledged: its uids may be used again."""
-        self._delivered.pop(batch, None)
-        self._reported.pop(batch, None)
+        """The whole batch is acknowledged: its prompts are let go, and their digests remembered."""
+        digests = {uid: digest_of(prompt) for uid, prompt in self._delivered.pop(batch, {}).items()}
+        for uid, lost in self._reported.pop(batch, {}).items():
+            if lost.digest is not None:
+                digests[uid] = lost.digest
+        if self._stored is not None:
+            self._stored.acknowledged(batch)
+            self._stored.remember(batch, digests)
+        self._remember(batch, digests)
 
     def fail(self, group: str, error: Exception | None) -> None:
         """The group can never be complete; its uid may be submitted again."""
@@ -320,7 +397,7 @@ class Submissions:
 
     def filter(self, group: str) -> None:
         """The group is complete, but will not be trained."""
-        self._lose(LostGroup(group, None))
+        self._lose(LostGroup(group, None, digest_of(self.prompts[group])))
 
     @property
     def lost(self) -> list[LostGroup]:
@@ -343,6 +420,11 @@ class Submissions:
             for group in lost:
                 self._stored.lost(group, batch)
         return lost
+
+    def _remember(self, batch: int, digests: Mapping[str, int]) -> None:
+        for forgotten in self._acknowledged.add(batch, digests):
+            if self._stored is not None:
+                self._stored.remember(forgotten, {})
 
     def _lose(self, lost: LostGroup) -> None:
         if lost.uid in self.prompts:

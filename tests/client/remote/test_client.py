@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -14,10 +16,12 @@ from rollout_sched.client import (
     GatewayError,
     LeaseEnded,
     Prompt,
+    Reload,
     RolloutScheduler,
 )
 from rollout_sched.client.remote import calls
 from rollout_sched.core.model.errors import CallerError
+from rollout_sched.live.ports import OnTokens, Order, Output
 from rollout_sched.simulators.fake_instance.engine import EngineSettings
 from rollout_sched.simulators.fake_instance.server import FakeServer
 from rollout_sched.simulators.replay.scenario import load_scenario
@@ -25,6 +29,7 @@ from tests.integrations.gateway.gateway_fixture import House, Upstream
 from tests.live.scripted import until
 
 NAME = "http://a:1"
+WEIGHTS = Reload("/{version}", visible_here=False)
 
 
 def prompt(uid: str) -> Prompt:
@@ -134,6 +139,62 @@ class TestRestarts:
             batch = await asking
             assert list(batch.groups()) == ["a"]
             await rollouts.__aexit__()
+
+
+@pytest.mark.parametrize("dies", [False, True])
+async def test_every_answer_is_lost_once(
+    dies: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The documented loop ends all the same, with each group in one batch, though the gateway (with
+    a store) dies before each answer, and the trainer starts again from its checkpoint."""
+    monkeypatch.setattr(calls, "RETRY_S", 0.001)
+    prompts = [prompt(uid) for uid in "abc"]
+    once, lost = calls.TrainerClient.once, set()
+    async with AsyncExitStack() as houses:
+        house = await houses.enter_async_context(House(Answering(NAME), store=tmp_path))
+        url = house.service.url
+
+        async def lose(self: Any, method: str, path: str, data: bytes) -> tuple[int, bytes]:
+            answer = await once(self, method, path, data)
+            if (path, data) in lost or method == "GET":
+                return answer
+            lost.add((path, data))
+            if dies:
+                await houses.pop_all().aclose()
+                port = int(url.rsplit(":", 1)[1])
+                await houses.enter_async_context(House(Answering(NAME), store=tmp_path, port=port))
+            raise GatewayError("lost")
+
+        monkeypatch.setattr(calls.TrainerClient, "once", lose)
+        trained, checkpoint = [], None
+        for _ in range(len(prompts)):
+            lost.clear()
+            async with RolloutScheduler.connect(url) as rollouts:
+                if checkpoint is not None:
+                    rollouts.acknowledge(checkpoint.number)
+                    await rollouts.publish_weights(checkpoint.version + 1, WEIGHTS)
+                await rollouts.submit(prompts)
+                await rollouts.close_submissions()
+                batch = await rollouts.next_batch()
+                assert batch is not None
+                checkpoint = batch
+                trained += batch.groups()
+                await rollouts.publish_weights(batch.version + 1, WEIGHTS)
+        assert trained == ["a", "b", "c"]
+        async with RolloutScheduler.connect(url) as rollouts:
+            rollouts.acknowledge(2)
+            assert await rollouts.next_batch() is None
+            assert await rollouts.submit(prompts) == ["a", "b", "c"]
+
+
+class Answering(Upstream):
+    """Answers at once."""
+
+    async def generate(self, order: Order, on_tokens: OnTokens | None = None) -> Output:
+        return Output([5], None, "stop", ())
+
+    async def collective_rpc(self, *call: Any) -> None:
+        """Loaded at once."""
 
 
 class TestSeveralTrainers:

@@ -190,7 +190,7 @@ async def test_a_batch_in_parts_whose_rest_fails_is_closed() -> None:
         assert await trainer.next_batch(0, part=1, parts=True) is None
 
 
-async def test_the_same_prompt_is_taken_once_until_its_batch_is_acknowledged() -> None:
+async def test_a_uid_is_one_prompt_that_is_generated_once() -> None:
     async with Stage() as stage:
         stage.trainer.submit([prompt(), prompt()])
         assert stage.trainer.submissions.open_samples == 1
@@ -207,8 +207,10 @@ async def test_the_same_prompt_is_taken_once_until_its_batch_is_acknowledged() -
             stage.trainer.submit([prompt(samples=2)])
         with pytest.raises(NotReady):
             await stage.trainer.next_batch(0, 0)
-        stage.trainer.submit([prompt(samples=2)])
-        assert stage.trainer.submissions.open_samples == 2, "an epoch later it is another group"
+        assert stage.trainer.submit([prompt(), prompt("b")]) == ["a"]
+        assert stage.trainer.submissions.open_samples == 1, "a is acknowledged"
+        with pytest.raises(CallerError, match="'a' was already delivered with other values"):
+            stage.trainer.submit([prompt(samples=2)])
 
 
 async def test_unreported_failure_may_be_resubmitted_after_the_end() -> None:
@@ -381,9 +383,17 @@ async def test_published_version_is_stored_before_the_answer():
     with pytest.raises(CallerError, match="a coroutine cannot be stored"):
         await weights.publish(1, load_weight_publisher, None, wait=False)
     assert weights.newest == 0
-    publishing = asyncio.create_task(weights.publish(1, load_weight_publisher, b"how", wait=False))
+
+    async def publish(how):
+        await weights.publish(1, load_weight_publisher, how, wait=False)
+
+    publishing = [asyncio.create_task(publish(b"how")) for _ in range(2)]
     await until(lambda: stored.published_ == [(1, b"how")])
-    assert not publishing.done()
+    await asyncio.sleep(0)
+    assert not any(call.done() for call in publishing), "the repeated call is promised as much"
     stored.promised.set()
-    await publishing
+    await asyncio.gather(*publishing)
+    assert stored.published_ == [(1, b"how")]
+    with pytest.raises(CallerError, match="versions must increase"):
+        await publish(b"otherwise")
     await driver.close()

@@ -15,7 +15,13 @@ from rollout_sched.live.requests.token_payload import TokenPayload
 from rollout_sched.live.requests.trajectories import TrajectoryPayload
 from rollout_sched.live.trainer.records import StoredPrompt, decoded
 from rollout_sched.live.trainer.samples import LostGroup, NamedTools, Prompt
-from rollout_sched.live.trainer.submissions import SamplePayloads, Submissions, check_prompt
+from rollout_sched.live.trainer.submissions import (
+    AcknowledgedGroups,
+    SamplePayloads,
+    Submissions,
+    check_prompt,
+    digest_of,
+)
 from rollout_sched.store.errors import StoreFull
 from tests.core.told import make_scheduler
 
@@ -44,6 +50,10 @@ class Stored:
 
     def lost(self, group, batch=None):
         self.told.append((group.uid, group.reason, batch))
+
+    def acknowledged(self, batch): ...
+
+    def remember(self, batch, digests): ...
 
 
 @asynccontextmanager
@@ -100,17 +110,42 @@ async def test_a_full_store_takes_nothing_new():
 async def test_lost_group_is_reported_once_and_may_be_resubmitted():
     stored = Stored()
     async with submissions(stored) as here:
-        here.submit([PROMPT, Prompt("b", [1], 1, 9)], None)
+        filtered = Prompt("b", [1], 1, 9)
+        here.submit([PROMPT, filtered], None)
         here.fail("a", ValueError("no"))
         here.filter("b")
         assert here.open_samples == 0
-        told = [LostGroup("a", "ValueError: no"), LostGroup("b", None)]
+        told = [LostGroup("a", "ValueError: no"), LostGroup("b", None, digest_of(filtered))]
         assert here.lost == told
         assert here.summary() == {"failed": {"a": "ValueError: no"}, "filtered": ["b"]}
         assert here.take_lost(4) == told
         assert here.take_lost(5) == []
         assert stored.told[-2:] == [("a", "ValueError: no", 4), ("b", None, 4)]
         assert here.known("a") is None
+        here.acknowledged(4)
+        assert here.submit([filtered], None) == ["b"]
+        assert [here.is_new("a"), here.is_new("b")] == [True, False]
+
+
+def test_groups_are_forgotten_by_batches_but_none_of_the_last_ones():
+    groups = AcknowledgedGroups(4)
+    for batch in range(5):
+        forgotten = groups.add(batch, {f"{batch}.{n}": n for n in range(batch)})
+        assert forgotten == {3: [0, 1], 4: [2, 3]}.get(batch, [])
+    assert [groups.digest(f"4.{n}") for n in range(4)] == [0, 1, 2, 3]
+    assert "3.0" not in groups
+
+
+def test_a_prompt_has_one_digest():
+    """In any order of its parameters; what cannot be written does not count."""
+
+    def digest(**fields):
+        return digest_of(msgspec.structs.replace(PROMPT, **fields))
+
+    one, other = {"top_p": 0.5, "top_k": 3}, {"top_k": 3, "top_p": 0.5}
+    assert digest(sampling=one) == digest(sampling=other) != digest()
+    assert digest(samples=2) != digest()
+    assert digest(extra={"x": object()}) == digest(extra={"x": 10**30}) == digest()
 
 
 async def test_repeated_failure_is_kept_until_each_batch_is_acknowledged():

@@ -356,8 +356,8 @@ async def killed(live: LiveScheduler, to: Path) -> Path:
     return to
 
 
-async def test_filtered_prompt_is_not_regenerated_until_reported(tmp_path: Path) -> None:
-    """Until the batch that tells has arrived; then its uid is anybody's."""
+async def test_filtered_prompt_is_not_regenerated(tmp_path: Path) -> None:
+    """By this process or the next one, before and after its batch is acknowledged."""
     before = Scripted()
     grading = {"keep": "nonzero_variance"}
     async with run(before, Grader(first_token), store=tmp_path / "1", **grading) as live:
@@ -380,5 +380,8 @@ async def test_filtered_prompt_is_not_regenerated_until_reported(tmp_path: Path)
         assert (list(batch.groups()), batch.filtered) == (["b"], ["a"])
         live.trainer.submit([prompt("a")])
         assert await live.trainer.next_batch(batch.number) is None
-        with pytest.raises(CallerError, match="after submissions were closed"):
-            live.trainer.submit([prompt("a")])
+        left = await killed(live, tmp_path / "3")
+    async with run(Scripted(), Grader(first_token), store=left, **grading) as live:
+        assert live.trainer.submit([prompt("a"), prompt("b")]) == ["a", "b"]
+        assert live.trainer.submissions.unknown("abc") == ["c"]
+        assert await live.trainer.next_batch() is None

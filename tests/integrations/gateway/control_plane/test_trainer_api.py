@@ -27,7 +27,7 @@ def prompt(uid: str, **other: Any) -> dict[str, Any]:
 async def test_from_prompts_to_batches(house, instance) -> None:
     prompts = [prompt("a", sampling={"logprobs": 0}, extra={"row": 7}), prompt("b")]
     submitted = await house.ask("POST", "/rollout/v1/groups", prompts)
-    assert submitted == (200, {"accepted": 2})
+    assert submitted == (200, {"accepted": 2, "delivered": []})
     assert (await house.ask("POST", "/rollout/v1/groups/close"))[0] == 204
     asking = asyncio.create_task(house.ask("POST", "/rollout/v1/batches/next"))
     await instance.answer(0, [5, 6])
@@ -147,7 +147,7 @@ async def test_a_submission_that_is_sent_again_is_answered_like_the_first(house,
     body = [prompt("a"), prompt("b", samples=2)]
     for _ in range(3):
         answer = await house.ask("POST", "/rollout/v1/groups", body)
-        assert answer == (200, {"accepted": 2})
+        assert answer == (200, {"accepted": 2, "delivered": []})
     assert house.service.gateway.trainer.submissions.open_samples == 3
     asking = asyncio.create_task(house.ask("POST", "/rollout/v1/batches/next"))
     await instance.answer(0, [5])
@@ -156,6 +156,11 @@ async def test_a_submission_that_is_sent_again_is_answered_like_the_first(house,
     assert house.service.gateway.trainer.submissions.open_samples == 2, (
         "a is in a batch that may be lost"
     )
+    await house.ask("POST", "/rollout/v1/batches/next", {"ack": 0, "timeout_s": 0})
+    answer = await house.ask("POST", "/rollout/v1/groups", [*body, prompt("c")])
+    assert answer == (200, {"accepted": 3, "delivered": ["a"]}), "a takes no place"
+    status, said = await house.ask("POST", "/rollout/v1/groups", [prompt("a", max_tokens=5)])
+    assert (status, "'a' was already delivered" in str(said)) == (409, True)
 
 
 async def test_a_full_disk_is_a_507(tmp_path: Path) -> None:
@@ -238,7 +243,7 @@ async def test_msgpack_both_ways(house, instance) -> None:
     headers = {"Content-Type": "application/msgpack", "Accept": "application/msgpack"}
     body = msgspec.msgpack.encode([Prompt("a", [1], 1, 9)])
     async with house.session.post("/rollout/v1/groups", data=body, headers=headers) as response:
-        assert msgspec.msgpack.decode(await response.read()) == {"accepted": 1}
+        assert msgspec.msgpack.decode(await response.read()) == {"accepted": 1, "delivered": []}
     asking = asyncio.create_task(
         house.session.post("/rollout/v1/batches/next", data=b"\x80", headers=headers)
     )
@@ -401,7 +406,7 @@ async def test_unknown_groups_are_reported(house, instance) -> None:
 
     assert await unknown() == ["d"]
     await house.ask("POST", "/rollout/v1/batches/next", {"ack": 0, "timeout_s": 0})
-    assert await unknown() == ["d", "a"]
+    assert await unknown() == ["d"]
     await instance.fail(1, RequestRejected("no such sampling parameter"))
     await until(lambda: len(house.driver.pump.scheduler.state.groups) == 1)
-    assert await unknown() == ["d", "a"]  # the trainer is yet to hear of b
+    assert await unknown() == ["d"]  # the trainer is yet to hear of b
