@@ -1,9 +1,10 @@
 """Hypothesis: no deadlines, for machines are noisy; in CI the same examples every time.
-And coroutine functions as tests."""
+Coroutine functions as tests. And memory that test processes give back."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import os
 from collections.abc import Awaitable, Callable
@@ -18,6 +19,10 @@ from tests import virtual_net
 #: Seconds that a coroutine test in real time may take.
 LIMIT_S = 300.0
 
+#: Growth of a test process, in bytes, after which it collects garbage: the collector by itself
+#: counts objects, of which a few may hold most of the memory.
+GROWTH = 64 * 2**20
+
 settings.register_profile("local", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
@@ -25,6 +30,25 @@ settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "real_time(limit_s): a coroutine test with a real clock")
+    config.pluginmanager.register(_Collector())
+
+
+class _Collector:
+    """Collects the garbage of tests once their process has grown."""
+
+    def __init__(self) -> None:
+        self._least = _resident()
+
+    def pytest_runtest_logfinish(self) -> None:
+        if _resident() > self._least + GROWTH:
+            gc.collect()
+            self._least = _resident()
+
+
+def _resident() -> int:
+    """Bytes of memory that this process has."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
