@@ -203,7 +203,8 @@ def _fake(speed: float, seed: int) -> AbstractContextManager[str]:
 
 
 def _gateway(policy: str, urls: list[str], record: Path) -> AbstractContextManager[str]:
-    arguments = ["serve", "--policy", policy, "--port", "0", "--journal", str(record)]
+    arguments = ["serve", "--policy", policy, "--port", "0", "--drain-s", "0"]
+    arguments += ["--journal", str(record)]
     arguments += ["--prompts-per-step", str(PROMPTS_PER_STEP)]
     for url in urls:
         arguments += ["--instance", url]

@@ -128,7 +128,7 @@ def ours(name: str = OURS, program: str = COMPILED_PROGRAM) -> Arm:
     def command(place: Place) -> list[str]:
         instances = [word for address in place.urls for word in ("--instance", address)]
         port = str(place.port)
-        return [program, "serve", "--policy", "dplb", *instances, "--port", port]
+        return [program, "serve", "--policy", "dplb", *instances, "--port", port, "--drain-s", "0"]
 
     return Arm(name, command)
 

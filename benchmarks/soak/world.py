@@ -42,7 +42,16 @@ class World:
             )
         keys = processes.folder / "keys"
         keys.write_text(KEY + "\n")
-        command = [*program, "serve", "--policy", "dplb", "--port", str(self.port)]
+        command = [
+            *program,
+            "serve",
+            "--policy",
+            "dplb",
+            "--port",
+            str(self.port),
+            "--drain-s",
+            "0",
+        ]
         command += ["--api-key-file", str(keys)]
         for port in self.instances:
             command += ["--instance", url(port)]

@@ -45,6 +45,8 @@ class Options(RunOptions, frozen=True, kw_only=True):
     max_body               the largest body of a request
     max_bodies             bytes of all bodies that are held at once
     max_samples            samples of the trainer's API that may be open at once
+    drain_s                after SIGTERM, /health is 503 but calls are still taken, so that load
+                           balancers learn of it
     grace_s                for running requests when it stops
     log_level              the lowest level that is logged
     log_format             one line per record; with json, printed lines are logged too
@@ -76,6 +78,7 @@ class Options(RunOptions, frozen=True, kw_only=True):
     max_body: Annotated[int, msgspec.Meta(ge=1), Flag(metavar="MB", unit=2**20)] = MAX_BODY
     max_bodies: int = Limits().body_bytes
     max_samples: Count = 3_200_000  # twice 100,000 groups of 16
+    drain_s: Annotated[float, msgspec.Meta(ge=0)] = 5.0
     grace_s: Annotated[float, msgspec.Meta(ge=0)] = 10.0
     log_level: Level = "info"
     log_format: Format = "text"
@@ -94,7 +97,7 @@ _GROUPS = {
     ("keys", "each file has one key per line"): (
         "api_key_file trainer_key_file admin_key_file admin_socket instance_api_key_file"
     ),
-    ("limits", None): "max_requests max_body max_samples grace_s",
+    ("limits", None): "max_requests max_body max_samples drain_s grace_s",
     ("logs", None): "log_level log_format access_log otlp",
     ("run", None): " ".join(RunOptions.__struct_fields__),
 }
@@ -102,7 +105,7 @@ _GROUPS = {
 
 def add_gateway_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags to a parser."""
-    add_flags(parser, Options, ["policy"])
+    add_flags(parser, Options, ["policy", "allow_code"])
     for (title, about), names in _GROUPS.items():
         add_flags(parser.add_argument_group(title, about), Options, names.split())
     patience = "each also a key of the policy file's [live] table"

@@ -11,6 +11,7 @@ import socket
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -151,24 +152,30 @@ def serve(options: Options) -> None:
 
 async def _serve(options: Options, say: Say) -> None:
     loop = asyncio.get_running_loop()
-    stop = asyncio.Event()
+    stopped: asyncio.Future[signal.Signals] = loop.create_future()
     service = Service(options, say)
+
+    def stop(number: signal.Signals) -> None:
+        stop_at_once_from_now_on()
+        stopped.set_result(number)
+
     for number in _STOPPING:
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, stop, number)
 
     def stop_at_once_from_now_on() -> None:
         for number in _STOPPING:
             loop.remove_signal_handler(number)
 
     opening = asyncio.ensure_future(service.open())
-    stopped = asyncio.ensure_future(stop.wait())
+    either: set[asyncio.Future[Any]] = {opening, stopped}
     try:
-        await asyncio.wait({opening, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if opening.done():
             opening.result()
             _spare_the_collector(loop)
-            await stopped
-        stop_at_once_from_now_on()
+            if await stopped == signal.SIGTERM:  # from a supervisor, not from a terminal
+                service.gateway.leaving = True
+                await asyncio.sleep(options.drain_s)
         say("stopping")
     finally:
         stop_at_once_from_now_on()

@@ -27,7 +27,14 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Link, Span, Status, StatusCode, TracerProvider
 
 from rollout_sched import __version__
-from rollout_sched.core.model.actions import Answer, Deliver, Discard, Dispatch, UpdateWeights
+from rollout_sched.core.model.actions import (
+    OF_ONE_SAMPLE,
+    Answer,
+    Deliver,
+    Discard,
+    Dispatch,
+    UpdateWeights,
+)
 from rollout_sched.core.model.events import (
     GroupSubmitted,
     InstanceJoined,
@@ -142,10 +149,10 @@ class Tracing:
         self._last.pop(action.request, None)
         if span is not None:
             span.set_attribute("rl.discarded", action.reason)
-            if action.reason == "failed":
+            if action.reason in ("failed", "sample_failed"):
                 span.set_status(Status(StatusCode.ERROR))
             span.end()
-        if action.reason != "surplus":  # the whole group has ended
+        if action.reason not in OF_ONE_SAMPLE:
             self._groups.pop(action.group, None)
 
     # -- attempts; the parent of each span is that of its sample -----------------------------

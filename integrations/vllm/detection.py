@@ -93,6 +93,7 @@ async def detect(
         raise InstanceError("/v1/models does not report max_model_len: is it vLLM?")
     text = await _metrics(control)
     cache = metrics_text.cache_config(text, kv_tokens)
+    metrics_text.gauges(text)  # without them it would join, and be lost at its first poll
     generates, aborts, dev_aborts, *dev = await _all(
         # The probes lack required fields, so the server refuses them before it generates or aborts
         # anything.

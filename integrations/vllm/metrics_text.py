@@ -15,6 +15,9 @@ MAX_VALUE = 2**53  # a float is exact up to this; no real value comes near
 
 _MAX_SAMPLES = 4096  # of one metric: engines, with some labels each
 
+#: What polls cannot do without: an instance would seem to stand still, or to forget its requests.
+_NEEDED = (names.RUNNING, names.WAITING, names.KV_USAGE, names.GENERATED_TOKENS)
+
 _LABEL = re.compile(rb'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
 
 
@@ -53,19 +56,24 @@ def gauges(text: bytes) -> Gauges:
     """Load and counters, over all engines of the instance. `kv_usage` is their mean.
 
     vLLM does not count tokens prefilled again after a preemption, so `reprefilled_tokens` is 0.
+    Raises InstanceError if one of them is missing that polls need.
     """
-    usage = [value for _, value in samples(text, names.KV_USAGE)]
-    running = total(text, names.RUNNING)
-    if not usage:
-        raise InstanceError(f"/metrics has no {names.KV_USAGE}: is it vLLM?")
+    found = {name: [value for _, value in samples(text, name)] for name in _NEEDED}
+    missing = [name for name, values in found.items() if not values]
+    if missing:
+        raise InstanceError(
+            f"/metrics has no {', '.join(missing)}: use a vLLM that reports it, without "
+            "--disable-log-stats, and let proxies pass all of /metrics"
+        )
+    usage = found[names.KV_USAGE]
     return Gauges(
-        running=int(running),
-        waiting=int(total(text, names.WAITING)),
+        running=int(sum(found[names.RUNNING])),
+        waiting=int(sum(found[names.WAITING])),
         kv_usage=min(1.0, sum(usage) / len(usage)),
         preemptions=int(total(text, names.PREEMPTIONS)),
         prefill_tokens=int(_prompt_tokens(text, names.COMPUTED)),
         cached_tokens=int(_prompt_tokens(text, names.CACHED)),
-        generated_tokens=int(total(text, names.GENERATED_TOKENS)),
+        generated_tokens=int(sum(found[names.GENERATED_TOKENS])),
         started_at=started_at(text),
     )
 

@@ -52,6 +52,7 @@ class TrainerEvents:
             siblings,
             judged=event.judged,
             resumable=event.resumable,
+            min_samples=event.min_samples,
         )
         state.groups.add(group)
         state.progress.must_decide = True
@@ -146,7 +147,9 @@ class InstanceEvents:
         if before is not None:
             # It restarted before the loss was noticed: its attempts are gone.
             self._lose(before)
-        instance = fleet.join(event.instance, event.slots, event.kv_tokens, event.version)
+        instance = fleet.join(
+            event.instance, event.slots, event.kv_tokens, event.version, event.max_model_len
+        )
         self._updater.joined(instance)
         self._state.progress.must_decide = True
         self._refuse_oversized()
@@ -155,7 +158,9 @@ class InstanceEvents:
         instance = self._find(event.instance)
         self._state.progress.must_decide = True
         if instance is not None:
-            self._lose(instance)
+            self._lose(instance, removed=event.requested)
+            if event.requested:
+                self._refuse_oversized()
 
     def leaving(self, event: ev.InstanceLeaving, now: float) -> None:
         instance = self._find(event.instance)
@@ -222,12 +227,12 @@ class InstanceEvents:
             self._state.anomalies["unknown_instance"] += 1
         return instance
 
-    def _lose(self, instance: Instance) -> None:
+    def _lose(self, instance: Instance, *, removed: bool = False) -> None:
         self._lender.lost(instance)
         self._updater.lost(instance)
         for request in list(instance.resident.values()):
             self._parts.requests.leave_home(request)
-        lost = self._state.fleet.lose(instance)
+        lost = self._state.fleet.lose(instance, removed=removed)
         wanted = [attempt for attempt in lost if not attempt.abandoned]
         for attempt in lost:
             if attempt.abandoned:
@@ -237,11 +242,23 @@ class InstanceEvents:
         for attempt in wanted:
             # The first request that continues may complete its group and end a sibling here.
             if attempt.request.state in (RUNNING, INTERRUPTING):
-                self._parts.outcomes.requeue(attempt.request)
+                self._try_again(attempt, removed=removed)
+
+    def _try_again(self, attempt: Attempt, *, removed: bool) -> None:
+        """A request may be what its instances die of. No instance is at fault: it is gone."""
+        request = attempt.request
+        request.failures += not (removed or attempt.tokens)
+        if request.failures >= self._parts.outcomes.max_failures:
+            self._parts.outcomes.give_up(request)
+        else:
+            self._parts.outcomes.requeue(request)
 
     def _refuse_oversized(self) -> None:
-        """End requests that came before the KV sizes were known and that fit on no instance."""
-        most = self._state.fleet.kv.most
+        """End requests that fit on no instance: they came before any was known, or the one that
+        they fitted on was removed."""
+        most = self._state.fleet.contexts.most
+        if not most:
+            return
         for request in list(self._parts.requests.waiting):
             if request.group is None and request.context_tokens + request.remaining_tokens > most:
                 self._parts.outcomes.end_direct(request, "oversized")
@@ -277,7 +294,10 @@ class AttemptEvents:
         if attempt is None:
             return
         request = attempt.request
-        full = event.reason == "length" and attempt.tokens >= attempt.max_new_tokens
+        full = event.reason == "length" and (
+            attempt.tokens >= attempt.max_new_tokens
+            or (request.resumable and self._fits_elsewhere(attempt))
+        )
         if (full or event.reason == "segment") and request.remaining_tokens > 0:
             self._outcomes.end_segment(request)
         else:
@@ -369,7 +389,9 @@ class AttemptEvents:
         request = attempt.request
         if event.blame == "unclear":
             blame.record_unclear(request, attempt.instance)
-        if event.blame == "request" or request.failures >= self._outcomes.max_failures:
+        at_fault = event.blame == "request"
+        at_fault |= event.blame == "length" and not self._fits_elsewhere(attempt)
+        if at_fault or request.failures >= self._outcomes.max_failures:
             self._outcomes.give_up(request)
             return
         if event.blame == "unclear" and not self._may_try_elsewhere(request):
@@ -377,6 +399,15 @@ class AttemptEvents:
         elif event.blame == "nobody":  # the pause may last
             self._parts.backoff.rest(request, 0, now)
         self._outcomes.requeue(request)
+
+    def _fits_elsewhere(self, attempt: Attempt) -> bool:
+        """The request is longer than its attempt's instance takes: whether another takes more, on
+        which it goes on."""
+        limit = attempt.instance.max_context
+        if limit >= (self._state.fleet.contexts.largest or 0):
+            return False
+        attempt.request.least_context = limit + 1
+        return True
 
     def _may_try_elsewhere(self, request: Request) -> bool:
         """Once, and only on an instance where it has not failed; after more failures it waits."""
@@ -398,7 +429,7 @@ class AttemptEvents:
         if attempt.abandoned:
             self._ledger.waste(attempt, attempt.abandoned)
             return None
-        if attempt.request.failed_on:
+        if attempt.request.failures:
             for at_fault in blame.blame_failed_instances(
                 attempt.request, self._state.fleet.instances
             ):

@@ -71,9 +71,9 @@ class Scheduler:
     """Rollout scheduling for one trainer and one fleet.
 
     `prompts_per_step`: groups in a batch. `version`: the trainer's version at the start.
-    `max_failures`: if a request fails this often in a row, its group is lost. `backoff_s`: how long
-    a request rests before it is tried again, or an instance that is at fault before it gets more
-    work; doubled for each time in a row, up to 64 times.
+    `max_failures`: if a request fails, or its instance is lost, this often in a row, its group is
+    lost. `backoff_s`: how long a request rests before it is tried again, or an instance that is at
+    fault before it gets more work; doubled for each time in a row, up to 64 times.
 
     Events that come too late change nothing; impossible token counts and versions are replaced by
     the nearest possible ones. `view.anomalies` counts both, by kind.

@@ -26,6 +26,11 @@ def _group_submitted(parts: Parts, event: GroupSubmitted) -> None:
             f"group {event.group!r}: samples, prompt_tokens and max_tokens must be at least 1, "
             f"not {event.samples}, {event.prompt_tokens} and {event.max_tokens}"
         )
+    if not 0 <= event.min_samples <= event.samples:
+        raise CallerError(
+            f"group {event.group!r}: min_samples is {event.min_samples}; it can be from 1 to "
+            f"samples, {event.samples}, or 0 for all of them"
+        )
     if event.expected_tokens < 0 or any(length < 0 for length in event.history):
         raise CallerError(
             f"group {event.group!r}: lengths of responses in history and expected_tokens cannot "
@@ -33,8 +38,9 @@ def _group_submitted(parts: Parts, event: GroupSubmitted) -> None:
         )
     if parts.state.progress.closed:
         raise CallerError(f"group {event.group!r} came after submissions were closed")
+    # A trajectory ends where its context does, so only the KV cache bounds what may be asked for.
     needed = event.prompt_tokens + event.max_tokens
-    _check_fits(f"group {event.group!r}", needed, parts.state.fleet.kv.largest)
+    _check_fits(f"group {event.group!r}", needed, parts.state.fleet.contexts.largest_kv)
 
 
 def _request_submitted(parts: Parts, event: RequestSubmitted) -> None:
@@ -52,7 +58,13 @@ def _request_submitted(parts: Parts, event: RequestSubmitted) -> None:
             f"{event.max_tokens} tokens"
         )
     needed = event.prompt_tokens + event.max_tokens
-    _check_fits(f"request {event.request!r}", needed, parts.state.fleet.kv.largest)
+    largest = parts.state.fleet.contexts.largest
+    if largest is not None and needed > largest:
+        raise CallerError(
+            f"request {event.request!r}: prompt_tokens + max_tokens is {needed}, but no instance "
+            f"takes more than {largest} tokens of prompt and response; lower max_tokens, or add an "
+            f"instance with a higher --max-model-len"
+        )
 
 
 def _instance_joined(parts: Parts, event: InstanceJoined) -> None:

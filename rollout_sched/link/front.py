@@ -269,7 +269,7 @@ class FrontCalls:
     # -- its clients -----------------------------------------------------------------------
 
     def max_model_len(self) -> int:
-        """Tokens of prompt and response that every instance accepts; 0 without a scheduler."""
+        """Tokens of prompt and response that some instance takes; 0 without a scheduler."""
         return 0 if self._remote is None else self._remote.max_model_len
 
     def submit(

@@ -128,7 +128,7 @@ class InstanceVersion(_Message, frozen=True):
 
 
 class FleetChanged(_Message, frozen=True):
-    """Tokens of prompt and response that every instance accepts; 0 without instances."""
+    """Tokens of prompt and response that some instance takes; 0 without instances."""
 
     max_model_len: int
 

@@ -254,8 +254,8 @@ class Driver:
         await self.fleet.remove(name, drain=drain)
 
     def max_model_len(self) -> int:
-        """Tokens of prompt and response that every instance accepts; 0 without instances."""
-        return self.fleet.max_model_len()
+        """Tokens of prompt and response that some instance takes; 0 without instances."""
+        return self.fleet.max_model_len
 
     async def close(self) -> None:
         """Stop everything; the instances stay as they are."""

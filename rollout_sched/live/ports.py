@@ -91,6 +91,10 @@ class RequestRejected(RolloutError, RuntimeError):
         self.because = because
 
 
+class RequestTooLong(RequestRejected):
+    """The request is too long for its instance: one that takes longer ones may accept it."""
+
+
 class Order(msgspec.Struct, frozen=True):
     """One attempt as it is sent to an instance.
 

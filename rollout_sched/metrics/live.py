@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rollout_sched.core.model.actions import (
+    OF_ONE_SAMPLE,
     Action,
     Answer,
     Deliver,
@@ -212,7 +213,7 @@ class SampleTimes:
         if not (action.ends and action.group):
             return
         self._started.pop(action.request, None)
-        if action.reason != "surplus":  # for any other reason the group is over
+        if action.reason not in OF_ONE_SAMPLE:
             self._waiting.pop(action.group, None)
             self._under_way.pop(action.group, None)
 

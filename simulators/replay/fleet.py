@@ -473,4 +473,5 @@ class SimMembership:
     def _tell_joined(self, name: str, version: int = 0) -> None:
         fleet = self._scenario.fleet
         tokens = fleet.kv_tokens // fleet.block_size * fleet.block_size
-        self._tell(InstanceJoined(name, fleet.max_num_seqs, tokens, version))
+        length = fleet.max_model_len
+        self._tell(InstanceJoined(name, fleet.max_num_seqs, tokens, version, length))

@@ -293,6 +293,22 @@ class TestLostInstance:
         told(TokensArrived("a/0", 1, LIMIT), TokensArrived("a/1", 2, 7))
         assert told(InstanceLost("i0")) == [thrown("a/1", 7, "surplus", ends=True)]
 
+    def test_a_request_that_instances_die_of_is_given_up(self) -> None:
+        """Not one that made progress, was answered, or whose instance was removed on purpose."""
+        told = begun("a")
+        lost = [InstanceLost("i0"), InstanceJoined("i0", 8, BIG)]
+        for attempt in range(1, 5):
+            assert told(*lost) == [sent("a/0", attempt + 1)]
+        told(InstanceLost("i0", requested=True), InstanceJoined("i0", 8, BIG))
+        told(TokensArrived("a/0", 6, 7))
+        assert told(*lost) == [resumed("a/0", 7, made=7)]
+        told(RequestInterrupted("a/0", 7, 0), Woke())
+        for attempt in range(8, 12):
+            told.seconds += 100
+            assert told(Woke(), *lost) == [resumed("a/0", attempt + 1, made=7)]
+        told(InstanceLost("i0"))
+        assert not told.scheduler.state.groups
+
     def test_rejoined_instance_has_lost_its_attempts(self) -> None:
         told = self.told()
         told(TokensArrived("a/0", 1, 7))

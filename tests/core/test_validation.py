@@ -26,7 +26,7 @@ REFUSED: list[tuple[Event, str]] = [
     (GroupSubmitted("past", 1, PROMPT, LIMIT, "p", (7, -1)), "history and expected_tokens cannot"),
     (GroupSubmitted("idea", 1, PROMPT, LIMIT, expected_tokens=-1), "leave out what is not known"),
     (RequestSubmitted("d", "", PROMPT, LIMIT), "request 'd' is already here"),
-    (RequestSubmitted("large", "", BIG, 1), f"is {BIG + 1}, but the largest instance"),
+    (RequestSubmitted("large", "", BIG, 1), f"is {BIG + 1}, but no instance takes"),
     (InstanceJoined("i1", 0, 1), "slots and kv_tokens"),
     (InstanceJoined("i1", 1, BIG, 7), "but the trainer is at 0"),
     (WeightsPublished(0), "version 0 is not after 0"),

@@ -228,11 +228,12 @@ def test_the_servers_probes_ask_what_vllm_answers() -> None:
 
 def test_a_pod_is_given_the_time_to_drain() -> None:
     container, spec = gateway(), templates("gateway")["rollout-sched"]["spec"]
-    unheard = container["lifecycle"]["preStop"]["sleep"]["seconds"]
-    grace = given_options(options(container)).grace_s
+    given = given_options(options(container))
+    drain, grace = given.drain_s, given.grace_s
+    assert drain >= 5.0, "until the Service sends nobody any more"
     assert grace > Options(policy="").grace_s, "long answers take longer than by default"
     margin = 10.0  # to write what remains
-    least = unheard + grace + LAST_WORDS_S + margin
+    least = drain + grace + LAST_WORDS_S + margin
     assert spec["terminationGracePeriodSeconds"] >= least
 
 

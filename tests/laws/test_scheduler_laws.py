@@ -167,6 +167,8 @@ class World(RuleBasedStateMachine):
         self.groups: dict[str, int] = {}
         self.ended: Counter[str] = Counter()
         self.failed: set[str] = set()
+        self.least: dict[str, int] = {}
+        self.short: Counter[str] = Counter()  # samples that failed alone
         self.filtered: set[str] = set()
         self.judged: set[str] = set()
         self.judging: dict[str, int] = {}  # by group, the last question
@@ -272,7 +274,7 @@ class World(RuleBasedStateMachine):
             assert sum(s.tokens for s in sample.segments) == sample.response_tokens
             assert sample.response_tokens == self.made[sample.request] <= MAX_TOKENS
         for group, indices in members.items():
-            assert len(indices) == self.groups[group], "a group was delivered in part"
+            self.check_whole(group, len(indices))
             assert group not in self.delivered
             assert group not in self.judged or group in self.kept, "not kept"
             self.delivered.add(group)
@@ -296,14 +298,23 @@ class World(RuleBasedStateMachine):
             self.end(action.request)
             if action.reason == "failed" and action.request not in self.asked:
                 self.failed.add(action.request.rpartition("/")[0])
+            if action.reason == "sample_failed":
+                self.short[action.group] += 1
             if action.reason == "filtered":
                 self.filtered.add(action.request.rpartition("/")[0])
+
+    def check_whole(self, group, samples):
+        least, asked = self.least[group], self.groups[group]
+        assert (least or asked) <= samples <= asked, "a group was delivered in part"
+        assert samples >= asked - self.short[group]
+        assert least or not self.short[group]
 
     def on_judge(self, action):
         assert action.group in self.judged, "a group that needs no judgement"
         assert action.judgement > self.judging.get(action.group, 0), "a repeated number"
         indices = {sample.index for sample in action.samples}
-        assert len(indices) == len(action.samples) == self.groups[action.group]
+        assert len(indices) == len(action.samples)
+        self.check_whole(action.group, len(indices))
         assert not any(self.ended[sample.request] for sample in action.samples)
         self.judging[action.group] = action.judgement
         self.kept.discard(action.group)
@@ -350,16 +361,18 @@ class World(RuleBasedStateMachine):
         prompt=st.integers(1, 40),
         judged=st.booleans(),
         resumable=st.booleans(),
+        least=st.integers(0, 3),
     )
-    def submit(self, samples, prompt, judged, resumable):
+    def submit(self, samples, prompt, judged, resumable, least):
         number = len(self.groups)
         name, known = f"g{number}", tuple(range(number % 3))
         self.groups[name] = samples
+        self.least[name] = least = min(least, samples)
         named = f"p{number % 4}" if number % 4 else ""
         if judged:
             self.judged.add(name)
         event = ev.GroupSubmitted(
-            name, samples, prompt, MAX_TOKENS, named, known, number % 2, judged, resumable
+            name, samples, prompt, MAX_TOKENS, named, known, number % 2, judged, resumable, least
         )
         self.tell(event)
 

@@ -405,6 +405,8 @@ class Live:
         if isinstance(fault, Joins):
             await self.add(name)
             return
+        if isinstance(fault, Lost):
+            self.driver.fleet.lose(name, "lost")
         await self.driver.remove_instance(name, drain=isinstance(fault, Leaving))
         if fault.returns_after_s:
             await asyncio.sleep(fault.returns_after_s)
@@ -502,7 +504,7 @@ def canonical(journal: list[Any]) -> list[tuple[float, Any, str]]:
         if type(said) is InstanceReported:
             continue
         if type(said) is InstanceLost:
-            said = InstanceLost(said.instance)
+            said = InstanceLost(said.instance, requested=said.requested)
         text = msgspec.json.encode((said, actions)).decode().replace(f'"{run}.', '"direct.')
         entries.append((at, said, text))
     return entries

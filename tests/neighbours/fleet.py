@@ -110,7 +110,7 @@ def fake_instance(*options: str) -> Iterator[Program]:
 def gateway(urls: Sequence[str], *options: str, policy: str = "dplb") -> Iterator[Program]:
     """`rollout-sched serve` before the servers at these URLs. Raises StartError."""
     instances = [word for url in urls for word in ("--instance", url)]
-    command = ["serve", "--policy", policy, "--port", "0", *instances, *options]
+    command = ["serve", "--policy", policy, "--port", "0", "--drain-s", "0", *instances, *options]
     with program(command, "listening on ") as running:
         yield running
 

@@ -23,7 +23,9 @@ from rollout_sched.integrations.gateway.control_plane.auth import Access, Access
 from rollout_sched.integrations.gateway.control_plane.codec import body_of, read, refusal, reply
 from rollout_sched.integrations.gateway.control_plane.fanout import (
     InstanceSilent,
+    holder_of,
     is_plain,
+    needed_response,
     relay,
     shipped,
 )
@@ -33,12 +35,11 @@ from rollout_sched.integrations.gateway.control_plane.live import LiveRoutes, Li
 from rollout_sched.integrations.gateway.control_plane.prometheus import GatewayMetrics
 from rollout_sched.integrations.gateway.control_plane.trainer_api import ROLLOUT, TrainerApi
 from rollout_sched.integrations.gateway.control_plane.weight_protocol import Conflict
-from rollout_sched.integrations.gateway.data_plane.call import Upstream
 from rollout_sched.integrations.gateway.data_plane.reply import CLIENT_LEFT, Responses
 from rollout_sched.integrations.vllm.weight_updates import WeightUpdate
 from rollout_sched.integrations.vllm.weights import OutsideRoots
 from rollout_sched.live.instances import InstanceSupervisor
-from rollout_sched.live.ports import InstanceError, with_timeout
+from rollout_sched.live.ports import InstanceError, printable, with_timeout
 
 log = logging.getLogger(__name__)
 
@@ -51,10 +52,12 @@ class SchedulerRoutes:
         self._metrics = GatewayMetrics(gateway)
 
     async def health(self, request: web.Request) -> web.Response:
-        """200 once an instance has joined; as with vLLM, the body is empty."""
+        """200 from the joining of an instance to a SIGTERM; as with vLLM, the body is empty."""
         if self._gateway.healthy:
             return web.Response()
         broken = self._gateway.driver.broken
+        if self._gateway.leaving:
+            return refusal(503, "the gateway stops soon")
         return refusal(
             503, f"the scheduler stopped: {broken}" if broken else "no instance has joined"
         )
@@ -73,7 +76,7 @@ class SchedulerRoutes:
 
     async def models(self, request: web.Request) -> web.Response:
         """The models of the fleet and their adapters, as the instances serve them now, each with
-        the smallest max_model_len of its instances."""
+        the largest max_model_len of its instances."""
         joined = [one for one in self._gateway.supervisors() if one.joined]
         served = await asyncio.gather(*[_served(supervisor) for supervisor in joined])
         data: dict[str, dict[str, Any]] = {}
@@ -93,7 +96,7 @@ class SchedulerRoutes:
                         "max_model_len": described.max_model_len,
                     },
                 )
-                entry["max_model_len"] = min(entry["max_model_len"], described.max_model_len)
+                entry["max_model_len"] = max(entry["max_model_len"], described.max_model_len)
         return reply(request, {"object": "list", "data": list(data.values())})
 
     async def state(self, request: web.Request) -> web.Response:
@@ -122,6 +125,12 @@ MODELS_S = 5.0
 _TO_ALL_OR_ONE = (
     "{path} is not a path of this gateway; POST it to all instances at /v1/rl/engine{path}, or to "
     "one at /v1/rl/workers/ID/engine{path}"
+)
+
+#: vLLM keeps responses in the memory of one server, if VLLM_ENABLE_RESPONSES_API_STORE=1.
+_NO_RESPONSE = (
+    "no instance has the response {id!r}: start them with VLLM_ENABLE_RESPONSES_API_STORE=1, or "
+    "send the earlier messages again if the one that had it was restarted"
 )
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -325,16 +334,23 @@ class _Guards:
         return request.method != "GET" and len(self._gateway.supervisors()) > 1
 
     async def pass_on(self, request: web.Request) -> web.StreamResponse:
-        """To the least loaded instance, or to any if all are full."""
-        instance = self._gateway.driver.view.least_loaded()
+        """To the instance that has the response that the call is about; any other call to the least
+        loaded instance, or to any if all are full."""
+        driver = self._gateway.driver
+        instance = driver.view.least_loaded()
         if instance is None:
             return refusal(503, "no instance has joined")
+        body = await body_of(request)
         if _INFERENCE.fullmatch(request.path) is None:
-            body = await body_of(request)
             await self._gateway.check_paths(request.method, request.path, body)
-        client = self._gateway.driver.supervisors[instance.id].client
-        silence_s = self._gateway.driver.settings.update_timeout_s
-        return await relay(request, cast(Upstream, client), silence_s=silence_s)
+        client: Any = driver.supervisors[instance.id].client
+        response_id = needed_response(request.path, body)
+        if response_id:
+            joined: list[Any] = [one.client for one in self._gateway.supervisors() if one.joined]
+            client = client if len(joined) == 1 else await holder_of(response_id, joined)
+            if client is None:
+                return refusal(404, _NO_RESPONSE.format(id=printable(response_id, 80)))
+        return await relay(request, client, silence_s=driver.settings.update_timeout_s)
 
 
 def _comes_by_socket(request: web.Request) -> bool:

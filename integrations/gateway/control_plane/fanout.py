@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
+from urllib.parse import quote
 
 import msgspec
 from aiohttp import web
@@ -262,6 +263,43 @@ class _Answer:
             self.head.set_exception(error)
         else:
             self._parts.put_nowait(error)
+
+
+# ------------------------------------------------------------------------------------------
+# A call that goes on from a response (/v1/responses) goes to the instance that has it.
+
+#: Seconds for an instance to say whether it has a response.
+HOLDER_S = 5.0
+
+_RESPONSES = re.compile(r"/v1/responses(?:/(?P<id>[^/]+)(?:/\w+)?)?")
+
+
+class _Chained(msgspec.Struct):
+    previous_response_id: str | None = None
+
+
+def needed_response(path: str, body: bytes) -> str:
+    """The id of the response that a call is about, or goes on from; "" if there is none."""
+    found = _RESPONSES.fullmatch(path)
+    if found is None:
+        return ""
+    try:
+        return found["id"] or msgspec.json.decode(body, type=_Chained).previous_response_id or ""
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ""  # the instance says what is wrong
+
+
+async def holder_of(response_id: str, clients: Sequence[Upstream]) -> Upstream | None:
+    """The instance that has a response in its memory; None if no instance has it."""
+    path = f"/v1/responses/{quote(response_id, safe='')}"
+
+    async def has(client: Upstream) -> bool:
+        headers = [*client.request_headers]
+        answer = await client.pool.request("GET", path, headers, b"", HOLDER_S)
+        return bool(answer.status == 200)
+
+    told = await asyncio.gather(*(has(client) for client in clients), return_exceptions=True)
+    return next((client for client, said in zip(clients, told, strict=True) if said is True), None)
 
 
 # ------------------------------------------------------------------------------------------

@@ -108,13 +108,15 @@ class Gateway:
         self.figures = LiveMetrics(live.driver)
         self.responses = responses or Responses()
         self.turned_away: Mapping[int, int] = {}
+        self.leaving = False  # it takes calls, but stops soon
         self.created = int(time.time())
         self._make_client = make_client
 
     @property
     def healthy(self) -> bool:
-        """Whether a request would be processed now."""
-        return self.driver.broken is None and bool(self.driver.view.instances)
+        """Whether a load balancer should send requests: they would be processed now."""
+        works = self.driver.broken is None and not self.leaving
+        return works and bool(self.driver.view.instances)
 
     def supervisors(self) -> list[InstanceSupervisor]:
         return list(self.driver.supervisors.values())

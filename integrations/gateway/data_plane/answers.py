@@ -50,7 +50,7 @@ class _Choice(msgspec.Struct):
 
 
 class _Answer(msgspec.Struct):
-    choices: Annotated[list[_Choice], msgspec.Meta(min_length=1, max_length=1)]
+    choices: list[_Choice]
     usage: _Usage
     id: str | None = None
     request_id: str | None = None
@@ -133,16 +133,20 @@ _WHITE = b" \t\r\n"
 _DIGITS = b"0123456789" + _WHITE
 
 
-def read_answer(body: bytes, upstream_endpoint: Endpoint, *, labelled: bool = False) -> WholeAnswer:
+def read_answer(
+    body: bytes, upstream_endpoint: Endpoint, *, labelled: bool = False, beams: int = 1
+) -> WholeAnswer:
     """Raises AnswerUntrue if it is not a whole answer of the endpoint `spoken`; `labelled` as in
-    `spans_of`."""
+    `spans_of`. Of several beams, the tokens are those of one, on average."""
     answer = decoded(_answer.decode, body)
+    if len(answer.choices) != beams:
+        raise AnswerUntrue(f"the answer has {len(answer.choices)} choices instead of {beams}")
     choice = answer.choices[0]
     holder, first = _HOLDS[upstream_endpoint]
-    if memoryview(getattr(choice, holder))[:1] != first:
+    if any(memoryview(getattr(each, holder))[:1] != first for each in answer.choices):
         raise AnswerUntrue(f"the answer's {holder!r} is missing or has the wrong type")
-    tokens = answer.usage.completion_tokens
-    if choice.token_ids != _NULL and not _are_ids(bytes(choice.token_ids), tokens):
+    tokens = answer.usage.completion_tokens // beams
+    if beams == 1 and choice.token_ids != _NULL and not _are_ids(bytes(choice.token_ids), tokens):
         raise AnswerUntrue(f"the answer's token_ids are not the {tokens} ids that its usage counts")
     finish = finish_of(choice.finish_reason)
     spans = spans_of(choice.weight_versions, tokens, labelled=labelled)

@@ -114,14 +114,22 @@ LONGEST_NAME = 256
 #: Rough value for English text in byte-pair tokens; used only to estimate prompts given as text.
 BYTES_PER_TOKEN = 4
 
+#: Of a prompt given as embeddings: some thousand numbers of two bytes, in base64.
+BYTES_PER_EMBEDDING = 8192
+
+#: Values of `prompt` that give none beside `prompt_embeds`, and the reverse.
+_EMPTY = (b"null", b'""', b"[]")
+
 
 class Envelope:
     """What a body asks for.
 
     prompt       the prompt, messages or token ids as raw JSON from the body
+    embeds       prompts as embeddings; None if there are none
     limit        new tokens the client allows; None: as many as fit
     limit_field  the field that sets the limit
-    samples      how many responses are asked for, per prompt
+    samples      how many responses are asked for, per prompt, each by a request of its own
+    beams        how many responses a request has: a beam search makes them together
     keep_ids     the client wants token ids in the answer
     echo         the client wants the prompt's text in the answer
     says_ours    whether the body already has a field that the gateway sets
@@ -130,8 +138,10 @@ class Envelope:
     """
 
     __slots__ = (
+        "beams",
         "body",
         "echo",
+        "embeds",
         "group",
         "hindrance",
         "keep_ids",
@@ -149,10 +159,16 @@ class Envelope:
     def __init__(self, body: ClientBody, endpoint: Endpoint) -> None:
         self.body = body
         found, sampling = body.fields, body.sampling
+        self.embeds = None
+        if "prompt_embeds" in found and endpoint == "completions":
+            self.embeds = _given(found, "prompt_embeds")
         prompt = found.get(INPUT[endpoint])
-        if prompt is None:
+        if self.embeds is not None and _given(found, "prompt") is None:
+            self.prompt = self.embeds
+        elif prompt is None:
             raise BadRequest(f"`{INPUT[endpoint]}` is missing")
-        self.prompt = memoryview(prompt)
+        else:
+            self.prompt = memoryview(prompt)
         self.limit_field = "max_tokens"
         limit = integer(sampling, "max_tokens")
         if endpoint == "completions" and "max_tokens" not in sampling:
@@ -167,6 +183,9 @@ class Envelope:
         self.limit = limit
         n = integer(sampling, "n")
         self.samples = 1 if n is None else n
+        self.beams = 1
+        if "use_beam_search" in found and boolean(found, "use_beam_search"):
+            self.samples, self.beams = 1, self.samples
         self.stream = bool(boolean(found, "stream"))
         returned = boolean(found, "return_token_ids")
         self.keep_ids = endpoint == "generate" or returned is True
@@ -178,6 +197,12 @@ class Envelope:
         self.session = text(found, "session_id") or ""
         self.priority = integer(found, "priority") or 0
         self.hindrance = hindrance(found, sampling, endpoint)
+
+
+def _given(found: Fields, name: str) -> memoryview | None:
+    """A prompt in one of its two forms; None if it is missing, or empty."""
+    value = memoryview(found.get(name, _EMPTY[0]))
+    return None if value in _EMPTY else value
 
 
 _FLAT_IDS = re.compile(rb"\[\s*\d")
@@ -203,8 +228,10 @@ _Utf8 = codecs.getincrementaldecoder("utf-8")
 def read(raw: bytes, endpoint: Endpoint) -> Envelope:
     """The envelope of a body. Raises BadRequest naming the field."""
     envelope = Envelope(ClientBody(raw, nested=endpoint == "generate"), endpoint)
-    if envelope.samples < 1:
+    if min(envelope.samples, envelope.beams) < 1:
         raise BadRequest("`n` must be at least 1")
+    if envelope.beams > 1 and envelope.stream:
+        raise BadRequest("`use_beam_search` with `n` cannot be streamed; leave out `stream`")
     if envelope.limit is not None and not 1 <= envelope.limit <= MAX_TOKENS:
         least = "at least 1" if envelope.limit < 1 else f"at most {MAX_TOKENS}"
         raise BadRequest(f"`{envelope.limit_field}` must be {least}")
@@ -314,25 +341,46 @@ def split(body: ClientBody, endpoint: Endpoint, envelope: Envelope, limit: int) 
 
     They are counted before anything is built: raises BadRequest for more than `most`.
     """
-    samples = envelope.samples
+    samples, prompt = envelope.samples, envelope.prompt
     prompts = None
-    if endpoint == "completions":
-        prompts = several_prompts(envelope.prompt, limit)
-    if prompts is None and samples == 1:
-        return [SubRequest(envelope.prompt, prompt_tokens(envelope.prompt))]
-    count = samples * (1 if prompts is None else len(prompts))
+    if envelope.embeds is not None:
+        prompts = _with_embeddings(envelope, envelope.embeds, limit)
+    elif endpoint == "completions":
+        several = several_prompts(prompt, limit)
+        if several is not None:
+            prompts = [(each, prompt_tokens(each), {"prompt": each}) for each in several]
+    if prompts is None:
+        prompts = [(prompt, prompt_tokens(prompt), NONE)]
+    if samples == 1 and len(prompts) == 1 and not prompts[0][2]:
+        return [SubRequest(prompt, prompts[0][1])]
+    count = samples * envelope.beams * len(prompts)
     if count > limit:
         raise BadRequest(
-            f"the call asks for {count} responses (`n` is {samples}), the limit per call is "
-            f"{limit}; send it as several calls"
+            f"the call asks for {count} responses (`n` is {samples * envelope.beams}), the limit "
+            f"per call is {limit}; send it as several calls"
         )
-    samplings = _samplings(body, samples)
-    ones = []
-    for prompt in prompts or [envelope.prompt]:
-        tokens = prompt_tokens(prompt)
-        values = NONE if prompts is None else {"prompt": prompt}
-        ones += [SubRequest(prompt, tokens, values, sampling) for sampling in samplings]
-    return ones
+    samplings = [NONE] if envelope.beams > 1 else _samplings(body, samples)
+    return [
+        SubRequest(each, tokens, values, sampling)
+        for each, tokens, values in prompts
+        for sampling in samplings
+    ]
+
+
+def _with_embeddings(
+    envelope: Envelope, embeds: memoryview, limit: int
+) -> list[tuple[memoryview, int, Values]]:
+    """The prompts of a call, their estimated lengths, and what makes a body of each; vLLM answers
+    those given as embeddings first."""
+    prompts: list[tuple[memoryview, int, Values]] = []
+    for each in several_prompts(embeds, limit) or [embeds]:
+        tokens = max(1, len(each) // BYTES_PER_EMBEDDING)
+        prompts.append((each, tokens, {"prompt_embeds": each, "prompt": b"null"}))
+    if envelope.prompt is embeds:
+        return prompts
+    for each in several_prompts(envelope.prompt, limit) or [envelope.prompt]:
+        prompts.append((each, prompt_tokens(each), {"prompt": each, "prompt_embeds": b"null"}))
+    return prompts
 
 
 def _samplings(body: ClientBody, samples: int) -> list[Values]:

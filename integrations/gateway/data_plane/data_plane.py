@@ -150,19 +150,24 @@ class DataPlane:
         call = Call(
             request, one, asks_ids=self._resumable or envelope.stream, parsing=self._parsing
         )
-        tokens, limit = one.tokens, envelope.limit
-        if limit is None:
-            tokens, limit = self._as_many_as_fit(tokens)
+        tokens, limit = self._within_limits(one.tokens, envelope.limit)
         kind: Any = StreamingCall if envelope.stream else UnaryCall
         group = envelope.group or envelopes.group_of(one.prompt)
         return self.scheduling.submit(
             kind(call, to, limit), tokens, limit, group, envelope.session, envelope.priority
         )
 
-    def _as_many_as_fit(self, tokens: int) -> tuple[int, int]:
-        """(prompt, new) tokens if the client sets no limit; the prompt's may be an estimate."""
-        limit = self.scheduling.max_model_len()
-        if not limit:
-            raise Unavailable("no instance has joined, so the token limit is not known")
-        tokens = min(tokens, max(1, limit - 1))
-        return tokens, max(1, limit - tokens)
+    def _within_limits(self, tokens: int, limit: int | None) -> tuple[int, int]:
+        """(prompt, new) tokens for the scheduler. The prompt's may be an estimate, so a call that
+        seems to fit nowhere goes to an instance that takes the most, which may refuse it. A call
+        without a limit may make as many as fit there."""
+        most = self.scheduling.max_model_len()
+        if limit is None:
+            if not most:
+                raise Unavailable("no instance has joined, so the token limit is not known")
+            tokens = min(tokens, max(1, most - 1))
+            return tokens, max(1, most - tokens)
+        if most > 1 and tokens + limit > most:
+            limit = min(limit, most - 1)
+            tokens = min(tokens, most - limit)
+        return tokens, limit

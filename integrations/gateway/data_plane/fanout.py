@@ -88,10 +88,11 @@ class Fanout:
 
     def _joined(self) -> dict[str, Any]:
         answers = [answer for answer in self._answers if answer is not None]
-        choices = []
-        for index, answer in enumerate(answers):
+        choices: list[dict[str, Any]] = []
+        for answer in answers:
             added = answer.pop(FIELD, None)
-            choices.append({**answer["choices"][0], "index": index, FIELD: added})
+            for choice in answer["choices"]:
+                choices.append({**choice, "index": len(choices), FIELD: added})
         return {**answers[0], "choices": choices, "usage": self._usage(answers)}
 
     def _usage(self, answers: list[dict[str, Any]]) -> dict[str, Any]:

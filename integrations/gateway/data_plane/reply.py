@@ -226,7 +226,7 @@ class Scheduling(Protocol):
     (`link.front`)."""
 
     def max_model_len(self) -> int:
-        """Tokens of prompt and response that every instance accepts; 0 without instances."""
+        """Tokens of prompt and response that some instance takes; 0 without instances."""
 
     def submit(
         self,

@@ -286,7 +286,10 @@ class UnaryReceiver(WholeAnswer):
     def _outcome(self, body: bytes) -> Outcome:
         """The outcome of the answer. Raises InstanceError for an invalid one."""
         call, transcript, order_id = self._owner.call, self._owner.transcript, self._order_id
-        said = answers.read_answer(body, self._upstream_endpoint, labelled=self._labelled)
+        beams = call.request.envelope.beams
+        said = answers.read_answer(
+            body, self._upstream_endpoint, labelled=self._labelled, beams=beams
+        )
         if names_another(said.id, order_id):
             raise InstanceError(f"it answered {order_id} with the answer to {said.id[:80]!r}")
         if call.endpoint == "generate":

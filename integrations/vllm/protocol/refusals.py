@@ -14,7 +14,13 @@ from collections.abc import Sequence
 
 import msgspec
 
-from rollout_sched.live.ports import EnginePaused, InstanceError, RequestRejected, printable
+from rollout_sched.live.ports import (
+    EnginePaused,
+    InstanceError,
+    RequestRejected,
+    RequestTooLong,
+    printable,
+)
 
 #: 400, 413 and 422 are about the body, the others about headers.
 _REQUEST_AT_FAULT = frozenset((400, 406, 411, 412, 413, 414, 415, 416, 417, 422, 428, 431))
@@ -25,6 +31,9 @@ _NO_SUCH_MODEL = b"NotFoundError"
 #: Begins the message of a vLLM server (0.33 and later) that was paused by "abort" or "wait" and
 #: refuses new requests: with status 503, or as the only event of a stream.
 _PAUSED = "Generation is paused."
+
+#: In vLLM's 400 for a request that is longer than its --max-model-len.
+_TOO_LONG = (b"maximum context length", b"max_model_len", b"max_total_tokens")
 
 _REMEDIES = {
     401: "give the API key that vLLM was started with (--api-key)",
@@ -78,7 +87,10 @@ def refusal_of_request(
         at_fault = True
     if at_fault:
         text = f"{answered}: {excerpt(body)}"
-        return RequestRejected(text, status, body, unquoted=answered)
+        too_long = status == 400 and any(words in body for words in _TOO_LONG)
+        return (RequestTooLong if too_long else RequestRejected)(
+            text, status, body, unquoted=answered
+        )
     return refusal(status, body, what)
 
 

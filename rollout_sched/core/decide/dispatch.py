@@ -119,7 +119,7 @@ class Dispatcher:
                 raise PolicyError(f"routing chose {instance!r}, which is not open")
             if request.session and self._asks_affinity:
                 instance = self._home_or(request, instance)
-            choosy = request.failed_on or fleet.kv.mixed or capped
+            choosy = request.failed_on or fleet.contexts.mixed or capped
             if choosy and not self._suits(request, instance):
                 instance = self._elsewhere(request)
                 if instance is None:

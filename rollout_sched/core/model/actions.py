@@ -119,6 +119,10 @@ class Answer(_Action, frozen=True):
     sample: DeliveredSample
 
 
+#: Reasons to end one sample while its group goes on; for any other reason the group is over.
+OF_ONE_SAMPLE = ("surplus", "sample_failed")
+
+
 class Discard(_Action, frozen=True):
     """Throw away `tokens` tokens of a request. `ends`: the request itself is over.
 
@@ -126,7 +130,8 @@ class Discard(_Action, frozen=True):
     "surplus" (more samples than the group needs), "deferred" (set back to a later round), "stale"
     (older than allowed), "untrue" (the report cannot be true), "oversized" (no instance so far
     could hold the request), "filtered" (judged, and not to be trained), "not_resumable" (the
-    attempt was cut, and its response cannot be resumed), "failed", "withdrawn".
+    attempt was cut, and its response cannot be resumed), "sample_failed" (its group is delivered
+    without it), "failed", "withdrawn".
     """
 
     request: str

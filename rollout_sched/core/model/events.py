@@ -17,20 +17,22 @@ from rollout_sched.core.model.records import RunState, Segment
 Spans = tuple[tuple[int, int], ...]
 
 #: Who is at fault for a failed attempt.
-Blame = Literal["request", "instance", "unclear", "nobody"]
+Blame = Literal["request", "length", "instance", "unclear", "nobody"]
 
 
 class _Event(msgspec.Struct, frozen=True, gc=False, tag=True):
     pass
 
 
-class InstanceJoined(_Event, frozen=True):
-    """An instance can serve: `slots` sequences at once, `kv_tokens` of KV cache."""
+class InstanceJoined(_Event, frozen=True, omit_defaults=True):
+    """An instance can serve: `slots` sequences at once, `kv_tokens` of KV cache, and at most
+    `max_model_len` tokens of prompt and response in one request (0: as many as fit the cache)."""
 
     instance: str
     slots: int
     kv_tokens: int
     version: int = 0
+    max_model_len: int = 0
 
 
 class InstanceLost(_Event, frozen=True, omit_defaults=True):
@@ -75,6 +77,8 @@ class GroupSubmitted(_Event, frozen=True, omit_defaults=True):
     expected_tokens  the length of one response that the trainer expects; 0: unknown
     judged           once whole, the group is judged (see Judge), and delivered only if it is kept
     resumable        False: a response that is cut cannot go on and starts over (see Request)
+    min_samples      it is delivered without the samples that fail, as long as so many are left;
+                     0: one that fails, fails the group
     """
 
     group: str
@@ -86,6 +90,7 @@ class GroupSubmitted(_Event, frozen=True, omit_defaults=True):
     expected_tokens: int = 0
     judged: bool = False
     resumable: bool = True
+    min_samples: int = 0
 
 
 class GroupJudged(_Event, frozen=True):
@@ -203,9 +208,10 @@ class RequestInterrupted(_Event, frozen=True):
 class RequestFailed(_Event, frozen=True):
     """The attempt gave no answer.
 
-    blame   who is at fault: the "request" (no instance would answer it), the "instance" (it could
-            not be reached), "unclear" (see `core.work.attempts`), or "nobody" (the instance is
-            paused, and takes no request)
+    blame   who is at fault: the "request" (no instance would answer it), its "length" (an instance
+            that takes longer ones may answer it), the "instance" (it could not be reached),
+            "unclear" (see `core.work.attempts`), or "nobody" (the instance is paused, and takes no
+            request)
     usable  False if the streamed tokens cannot be true, so that the request does not keep them
     """
 

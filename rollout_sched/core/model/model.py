@@ -171,16 +171,16 @@ class Instance:
     """One inference server we can send requests to.
 
     `tokens` is the sum over its attempts of the context sent and the tokens still expected: the
-    load that `least_tokens` balances. `serial` is the order of joining and breaks ties. `suspects`
-    are the requests that failed on it since its last answer and may be at fault themselves;
-    `faults` counts those of them that succeeded elsewhere; `rests` counts its rests since then (see
-    `core.work.attempts`). `report` is its last poll, however old, `report_before` the one before
-    that; `unreported` counts the attempts sent since the last poll, and `observed` is what the
-    admission derived from the polls. `resident` are the requests between two turns whose KV it has.
-    `finished` counts the requests that finished on it, `finished_tokens` the tokens of their
-    contexts, if the admission needs them. While `gate_closed` is set, another party controls the
-    instance, and nothing new is sent to it. `open_index`, `heap_version` and `accepts_sessions`
-    belong to the fleet.
+    load that `least_tokens` balances. `max_context` is how many tokens one request may have, prompt
+    and response. `serial` is the order of joining and breaks ties. `suspects` are the requests that
+    failed on it since its last answer and may be at fault themselves; `faults` counts those of them
+    that succeeded elsewhere; `rests` counts its rests since then (see `core.work.attempts`).
+    `report` is its last poll, however old, `report_before` the one before that; `unreported` counts
+    the attempts sent since the last poll, and `observed` is what the admission derived from the
+    polls. `resident` are the requests between two turns whose KV it has. `finished` counts the
+    requests that finished on it, `finished_tokens` the tokens of their contexts, if the admission
+    needs them. While `gate_closed` is set, another party controls the instance, and nothing new is
+    sent to it. `open_index`, `heap_version` and `accepts_sessions` belong to the fleet.
     """
 
     __slots__ = (
@@ -195,6 +195,7 @@ class Instance:
         "kv_tokens",
         "last_dispatch",
         "leaving",
+        "max_context",
         "observed",
         "open_index",
         "report",
@@ -216,6 +217,7 @@ class Instance:
         self.serial = serial
         self.slots = slots
         self.kv_tokens = kv_tokens
+        self.max_context = kv_tokens
         self.version = version
         self.status = _SERVING
         self.attempts: dict[int, Attempt] = {}
@@ -301,11 +303,12 @@ class Siblings:
 class Group:
     """The requests of one prompt, delivered together.
 
-    `samples` is how many finished requests make it whole. `oldest_version` is the oldest version
-    that may have made any of its tokens (None: it has no tokens). `groups.py` defines how its state
-    moves. `launch_place` is its position, from 0, among the `launch_size` groups of its last
-    launch. `judged`: once whole, it is judged before it may be delivered; `judgement` is the number
-    of the Judge that waits for an answer, 0 if none. `resumable`: as of its requests.
+    `samples` is how many finished requests make it whole: fewer, but not fewer than `min_samples`,
+    after some have failed (`min_samples` 0: it fails with them). `oldest_version` is the oldest
+    version that may have made any of its tokens (None: it has no tokens). `groups.py` defines how
+    its state moves. `launch_place` is its position, from 0, among the `launch_size` groups of its
+    last launch. `judged`: once whole, it is judged before it may be delivered; `judgement` is the
+    number of the Judge that waits for an answer, 0 if none. `resumable`: as of its requests.
     """
 
     __slots__ = (
@@ -315,6 +318,7 @@ class Group:
         "judgement",
         "launch_place",
         "launch_size",
+        "min_samples",
         "oldest_version",
         "resumable",
         "samples",
@@ -332,10 +336,12 @@ class Group:
         *,
         judged: bool = False,
         resumable: bool = True,
+        min_samples: int = 0,
     ) -> None:
         self.id = id
         self.serial = serial
         self.samples = samples
+        self.min_samples = min_samples
         self.siblings = siblings
         self.judged = judged
         self.resumable = resumable
@@ -374,12 +380,14 @@ class Request:
     `expected_tokens` is the predicted total response. `computed_tokens` leading tokens of the
     context were already processed by an instance. `kv_instance` is the instance that keeps its KV
     between two turns, otherwise None. `rank` is its entry in the waiting queue, None if it does not
-    wait. `failures` counts the attempts that failed in a row, on the instances `failed_on`; after
-    one it may rest. `priority`: of the waiting requests the lowest goes first, whatever the
-    ordering says. `migrations` counts how often it was interrupted to go on elsewhere. `resumable`:
-    whether a response that is cut may go on from its tokens. If not, because its engine applies
-    something to the response as one piece, the attempt's tokens are thrown away, so it is cut only
-    where that cannot be avoided: it gets no token limit per attempt and does not migrate.
+    wait. `failures` counts the attempts in a row that failed, on the instances `failed_on`, or that
+    brought nothing before their instance was lost; after a failure it may rest. `priority`: of the
+    waiting requests the lowest goes first, whatever the ordering says. `migrations` counts how
+    often it was interrupted to go on elsewhere. `least_context`: its prompt, whose length may be an
+    estimate, was too long for an instance that takes less. `resumable`: whether a response that is
+    cut may go on from its tokens. If not, because its engine applies something to the response as
+    one piece, the attempt's tokens are thrown away, so it is cut only where that cannot be avoided:
+    it gets no token limit per attempt and does not migrate.
     """
 
     __slots__ = (
@@ -397,6 +405,7 @@ class Request:
         "kv_instance",
         "last_attempt",
         "last_instance",
+        "least_context",
         "migrations",
         "priority",
         "rank",
@@ -445,6 +454,7 @@ class Request:
         self.failed_on: tuple[str, ...] = ()
         self.external_aborts = 0
         self.migrations = 0
+        self.least_context = 0
         self.rests_until = 0.0
         self.finish = ""
         self.rank: Any = None
@@ -586,15 +596,3 @@ class Sessions:
     def end(self, session: str) -> bool:
         """False if the session is unknown."""
         return self._instances.pop(session, None) is not None
-
-
-class IdCounter:
-    """Numbers from 1, the order in which groups and requests came, which breaks ties. `last` is the
-    last one given out; a restored run continues from it."""
-
-    def __init__(self) -> None:
-        self.last = 0
-
-    def next(self) -> int:
-        self.last += 1
-        return self.last

@@ -125,6 +125,7 @@ class GroupFacts(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     requests: tuple[RequestFacts, ...] = ()
     judged: bool = False
     resumable: bool = True
+    min_samples: int = 0
 
     def as_submitted(self) -> GroupFacts:
         """The group as it was submitted."""
@@ -161,7 +162,7 @@ class RunFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     serials       the last serial number
     attempts      the id of the last attempt
     instances     how many are here and not leaving, or are waited for (`core.decide.order`)
-    max_kv_tokens size of the largest instance so far
+    max_kv_tokens KV of the longest request that an instance so far could hold
     lost          groups that the round has lost and that are not made up for yet
     """
 

@@ -17,3 +17,15 @@ def parse_request_id(request: str) -> tuple[str, int]:
     """The group and the index of a sample's request. Raises ValueError for another request."""
     group, _, index = request.rpartition("/")
     return group, int(index)
+
+
+class IdCounter:
+    """Numbers from 1, the order in which groups and requests came, which breaks ties. `last` is the
+    last one given out; a restored run continues from it."""
+
+    def __init__(self) -> None:
+        self.last = 0
+
+    def next(self) -> int:
+        self.last += 1
+        return self.last

@@ -78,7 +78,7 @@ def run_facts(scheduler: Scheduler, now: float) -> RunFacts:
         scheduler.state.serials.last,
         fleet.dispatched,
         max(staying, scheduler.decider.gathering.expected),
-        fleet.kv.most,
+        fleet.contexts.most,
         progress.lost,
     )
 
@@ -112,6 +112,7 @@ def group_facts(group: Group, scheduler: Scheduler) -> GroupFacts:
         tuple([_request_facts(request) for request in group.requests]),
         group.judged,
         group.resumable,
+        group.min_samples,
     )
 
 

@@ -69,7 +69,7 @@ class Restorer:
         run, state = stored.run, self._state
         state.progress.restore(run, stored.recent)
         state.fleet.dispatched = run.attempts
-        state.fleet.kv.most = run.max_kv_tokens
+        state.fleet.contexts.restore(run.max_kv_tokens)
         state.selection_window.left = run.window
         state.serials.last = run.serials
         self._decider.migrator.due_at = now
@@ -95,6 +95,7 @@ class Restorer:
             siblings,
             judged=facts.judged,
             resumable=facts.resumable,
+            min_samples=facts.min_samples,
         )
         group.state = GroupState(facts.state)
         group.launch_place, group.launch_size = facts.launch_place, facts.launch_size

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Any, Final
 
@@ -111,34 +111,45 @@ class SessionRoom:
         instance.accepts_sessions = accepts_sessions
 
 
-class KvSizes:
-    """The KV cache sizes of the instances in tokens, and so which request fits where.
+class ContextLimits:
+    """How many tokens one request may have on each instance, and so which request fits where.
 
-    largest  of the current instances; None if there are none
-    most     of all instances so far
-    mixed    whether some current instance holds less than `most`
+    largest     of the current instances; None if there are none
+    most        also of the instances that were lost and may join again
+    mixed       whether some current instance takes less than `most`
+    largest_kv  the largest KV cache of the current instances, in tokens; None if there are none
     """
 
     def __init__(self) -> None:
         self.largest: int | None = None
         self.most = 0
         self.mixed = False
+        self.largest_kv: int | None = None
+        self._known: dict[str, int] = {}
 
-    def update(self, instances: Iterable[Instance]) -> None:
-        """Take the sizes of the current instances."""
-        sizes = [instance.kv_tokens for instance in instances]
-        self.largest = max(sizes, default=None)
-        self.most = max([self.most, *sizes])
-        self.mixed = any(size < self.most for size in sizes)
+    def restore(self, most: int) -> None:
+        """An instance of an earlier scheduler, which may join again, took so much."""
+        self.most = self._known[""] = most
+
+    def update(self, instances: Collection[Instance], removed: str | None = None) -> None:
+        """Take the limits of the current instances; one was `removed` for good."""
+        limits = {instance.id: instance.max_context for instance in instances}
+        self._known.update(limits)
+        if removed is not None:
+            del self._known[removed]
+        self.largest = max(limits.values(), default=None)
+        self.most = max(self._known.values(), default=0)
+        self.mixed = any(limit < self.most for limit in limits.values())
+        self.largest_kv = max([instance.kv_tokens for instance in instances], default=None)
 
     def fits(self, request: Request, instance: Instance) -> bool:
-        """Whether the instance holds all that the request may become, or as much as any so far.
+        """Whether the instance takes all that the request may become, or as much as any.
 
-        A request that fitted only on an instance that has gone waits for another one of that size,
-        so that its response is not cut short.
+        A request that fits only on an instance that was lost waits for it, or another one of that
+        size, so that its response is not cut short.
         """
-        needed = request.context_tokens + request.remaining_tokens
-        return instance.kv_tokens >= needed or instance.kv_tokens >= self.most
+        needed = max(request.context_tokens + request.remaining_tokens, request.least_context)
+        return instance.max_context >= needed or instance.max_context >= self.most
 
 
 # An enum member lookup costs as much as the rest of the test in `touch`.
@@ -148,7 +159,7 @@ SERVING: Final = InstanceStatus.SERVING
 class Fleet:
     """All known instances and all attempts in flight.
 
-    kv        KV cache sizes of the instances
+    contexts  how many tokens one request may have on each instance
     sessions  which instances may take a new session
     """
 
@@ -164,7 +175,7 @@ class Fleet:
         self.counts_finished = counts_finished
         self.instances: dict[str, Instance] = {}
         self.attempts: dict[int, Attempt] = {}
-        self.kv = KvSizes()
+        self.contexts = ContextLimits()
         self._ranked = ranked = OpenInstances(load)
         self.open = ranked.open
         self._admits = admits
@@ -182,8 +193,8 @@ class Fleet:
         return found if found is not None and found.open_index >= 0 else None
 
     def may_take(self, request: Request, instance: Instance) -> bool:
-        """Whether the instance has room for the request in its KV cache and its sessions."""
-        return self.kv.fits(request, instance) and self.sessions.may_begin(request, instance)
+        """Whether the request fits the instance's limit of tokens and its sessions."""
+        return self.contexts.fits(request, instance) and self.sessions.may_begin(request, instance)
 
     # -- facts derived from the instances --------------------------------------------------
 
@@ -194,24 +205,29 @@ class Fleet:
 
     # -- changed by the scheduler ----------------------------------------------------------
 
-    def join(self, name: str, slots: int, kv_tokens: int, version: int) -> Instance:
+    def join(
+        self, name: str, slots: int, kv_tokens: int, version: int, max_model_len: int = 0
+    ) -> Instance:
         instance = Instance(name, self._joined, slots, kv_tokens, version)
+        if max_model_len:
+            instance.max_context = min(kv_tokens, max_model_len)
         self._joined += 1
         self.instances[name] = instance
         self._versions[version] += 1
-        self.kv.update(self.instances.values())
+        self.contexts.update(self.instances.values())
         self.touch(instance)
         return instance
 
-    def lose(self, instance: Instance) -> list[Attempt]:
-        """Remove an instance; its attempts are closed and returned."""
+    def lose(self, instance: Instance, *, removed: bool = False) -> list[Attempt]:
+        """The instance is gone, for good if it was removed; its attempts are closed and
+        returned."""
         del self.instances[instance.id]
         self._count_version(instance.version, -1)
         attempts = list(instance.attempts.values())
         for attempt in attempts:
             del self.attempts[attempt.id]
         instance.attempts.clear()
-        self.kv.update(self.instances.values())
+        self.contexts.update(self.instances.values(), instance.id if removed else None)
         self._shut(instance)
         instance.heap_version += 1
         return attempts

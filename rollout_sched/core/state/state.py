@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 from rollout_sched.core.model.actions import Action
-from rollout_sched.core.model.model import DirectSiblings, IdCounter, LengthHistory, Sessions
+from rollout_sched.core.model.model import DirectSiblings, LengthHistory, Sessions
+from rollout_sched.core.model.request_ids import IdCounter
 from rollout_sched.core.model.roles import Roles
 from rollout_sched.core.state.fleet import Fleet
 from rollout_sched.core.state.groups import Groups, SampleBuffer

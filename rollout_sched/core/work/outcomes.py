@@ -114,6 +114,21 @@ class GroupMoves:
             if self.budgeted:
                 self.spend(group)
 
+    def failed(self, request: Request, group: Group) -> None:
+        """One sample of the group cannot be made: the group goes on without it, or is lost."""
+        left = min(group.samples, len(group.requests) - 1)
+        if not group.min_samples or left < group.min_samples:
+            self.lose(group, "failed")
+            return
+        self._state.groups.touch(group)
+        self._requests.end(request, "sample_failed")
+        group.requests.remove(request)
+        group.samples = left
+        if len(group.finished) >= left:
+            self._fill(group)
+        elif self.budgeted:
+            self.spend(group)
+
     def set_back(self, group: Group) -> None:
         """The round ended without this group: keep its partial requests, or start it over."""
         if not self._state.roles.interruption.keeps_partial:
@@ -265,11 +280,11 @@ class RequestMoves:
         self._leave(request)
 
     def give_up(self, request: Request) -> None:
-        """The request cannot be made, so its group can never be whole."""
+        """The request cannot be made."""
         if request.group is None:
             self.end_direct(request, "failed")
         else:
-            self.groups.lose(request.group, "failed")
+            self.groups.failed(request, request.group)
 
     def _answer(self, request: Request) -> None:
         """A direct request is finished: answer it at once."""

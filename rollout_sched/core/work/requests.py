@@ -204,9 +204,9 @@ class Requests:
     # -- whether they can go on ------------------------------------------------------------
 
     def room_for(self, request: Request) -> int:
-        """Tokens it may still make; observations may have filled the largest KV cache."""
+        """Tokens it may still make; observations may have filled the longest context."""
         remaining = request.siblings.max_tokens - request.response_tokens
-        most = self._fleet.kv.most
+        most = self._fleet.contexts.most
         if not most or request.context_tokens + remaining <= most:
             return remaining
         return max(0, most - request.context_tokens)

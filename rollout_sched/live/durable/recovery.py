@@ -310,7 +310,7 @@ class RestoredPayloads:
             for counted in action.samples
         ]
         lost = self._found.reported.get(action.batch, []) if is_newest else []
-        return batch_of(action, samples, lost)
+        return batch_of(action, samples, lost, prompts)
 
     def _payload(self, prompt: Prompt, index: int) -> TokenPayload:
         payload = self._make(prompt, index)

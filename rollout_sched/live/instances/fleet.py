@@ -63,6 +63,7 @@ class LiveFleet:
     loader         loads the newest version into an instance; None if no way to load it is known
     paused_before  instances that an earlier run had paused to load weights
     model          of the instance that joined last; restored from the store
+    max_model_len  tokens of prompt and response that some instance takes; 0 without instances
     record         None without a store
     """
 
@@ -84,6 +85,7 @@ class LiveFleet:
         self.loader: WeightLoader | None = None
         self.paused_before: set[str] = set()
         self.model = ""
+        self.max_model_len = 0
         self.record: FleetRecord | None = None
         self.orders: dict[type[Any], Callable[[Any], None]] = {
             Pause: self._pause,
@@ -122,11 +124,6 @@ class LiveFleet:
         if supervisor is None:
             raise CallerError(f"no instance {name!r} here; there are {', '.join(self.supervisors)}")
         return supervisor
-
-    def max_model_len(self) -> int:
-        """Tokens of prompt and response that every instance accepts; 0 without instances."""
-        known = (supervisor.description for supervisor in self.supervisors.values())
-        return min((d.max_model_len for d in known if d is not None), default=0)
 
     def required_model(self, instance: str) -> RequiredModel:
         """Once the run has begun, its model. Before, what the others serve, those that have joined
@@ -169,6 +166,7 @@ class LiveFleet:
         if self.supervisors.get(name) is not supervisor:
             return  # removed by another call while this one waited
         del self.supervisors[name]
+        self._note_lengths()
         self.versions.forget(name)
         await supervisor.remove()
 
@@ -179,7 +177,16 @@ class LiveFleet:
             self.model = description.model
             if self.record is not None:
                 self.record.serves(self.model)
-        self.tell(InstanceJoined(name, description.slots, description.kv_tokens, version))
+        self._note_lengths()
+        self.tell(
+            InstanceJoined(
+                name,
+                description.slots,
+                description.kv_tokens,
+                version,
+                description.max_model_len,
+            )
+        )
 
     def lose(
         self,
@@ -203,6 +210,11 @@ class LiveFleet:
         if found is None or found.status is not InstanceStatus.LENT:
             raise CallerError(f"instance {name!r} is not lent, or was lost since")
         self.supervisor(name).control.take_back()
+
+    def _note_lengths(self) -> None:
+        known = [supervisor.description for supervisor in self.supervisors.values()]
+        lengths = [description.max_model_len for description in known if description is not None]
+        self.max_model_len = max(lengths, default=0)
 
     def _tell_lost(self, gone: InstanceLost, then: Callable[[], None] | None) -> None:
         if self._view.instance(gone.instance) is not None:

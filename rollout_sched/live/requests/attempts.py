@@ -32,6 +32,7 @@ from rollout_sched.live.ports import (
     InstanceUnreached,
     Outcome,
     RequestRejected,
+    RequestTooLong,
     Suspicion,
     WeightsUnknown,
     plain_message,
@@ -268,8 +269,13 @@ class RunningAttempts(AttemptIndex[LiveAttempt]):
         """The instance is gone: keep what the streams of its attempts brought, then call `tell`,
         which reports the loss to the scheduler. What the scheduler sent to it meanwhile is made
         elsewhere. The ends of these attempts are not reported."""
+        lost = InstanceError(
+            f"{instance} was lost while it worked on the request: look for a crash in its log, and "
+            "if the request causes it, leave the request out"
+        )
         for running in self.on(instance):
             self._drop(running)
+            self._payloads.note_error(running.dispatch, lost)
             try:
                 self._keep_streamed(running)
             except Exception as error:  # the payload's own
@@ -329,7 +335,7 @@ def blame_of(error: Exception) -> Blame:
     """Who is to blame for an attempt's error. Only if the request did not reach the instance is it
     certainly the instance."""
     if isinstance(error, RequestRejected):
-        return "request"
+        return "length" if isinstance(error, RequestTooLong) else "request"
     if isinstance(error, EnginePaused):
         return "nobody"
     return "instance" if isinstance(error, InstanceUnreached) else "unclear"

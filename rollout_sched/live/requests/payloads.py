@@ -80,7 +80,7 @@ class Payloads:
         of requests that have ended are ignored."""
         if dispatch.group in self._factories:
             self._group_errors[dispatch.group] = error
-        elif dispatch.request in self._payloads:
+        if dispatch.request in self._payloads:
             self._errors[dispatch.request] = error
 
     def note_group_error(self, group: str, error: Exception) -> None:
@@ -105,8 +105,7 @@ class Payloads:
         return payloads, groups
 
     def forget(self, request: str) -> Exception | None:
-        """Remove a request that has ended or was not accepted; returns its last error if it belongs
-        to no group."""
+        """Remove a request that has ended or was not accepted; returns its last error."""
         if self._payloads.pop(request, None) is not None:
             group = group_of(request)
             siblings = self._requests.get(group)
@@ -199,7 +198,10 @@ class Completions:
             return
         error = self._payloads.forget(action.request)
         if action.reason == "oversized":
-            error = RequestRejected("prompt + max_tokens do not fit any instance's KV cache")
+            error = RequestRejected("prompt + max_tokens are more tokens than any instance takes")
+        if payload is not None and action.reason == "sample_failed":
+            why = "unknown reason" if error is None else plain_message(error)
+            log.warning("sample %s failed, its group goes on without it: %s", action.request, why)
         if payload is not None and action.reason in _TOLD:
             reason = "withdrawn" if action.reason == "withdrawn" else "failed"
             self._link.defer(payload.responder.fail, reason, error)

@@ -60,7 +60,7 @@ Tool = Callable[[Trajectory], Awaitable[Sequence[int] | None]]
 class TrajectoryPayload(TokenPayload):
     """A prompt whose turns a tool answers.
 
-    `max_model_len` returns how many tokens of context the fleet's instances accept (0: unknown); a
+    `max_model_len` returns how many tokens of context some instance takes (0: unknown); a
     trajectory that reaches it ends with "length".
     """
 

@@ -7,6 +7,7 @@ slime (weight_versions, status) and prime-rl; ragged, without padding.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Annotated, Any, Literal
@@ -109,6 +110,8 @@ class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     prompt_key       names the prompt, the same in every epoch; "": its lengths are not learnt
     history          lengths of its responses from before this run, in tokens
     expected_tokens  expected length of its responses; 0: unknown
+    min_samples      it is delivered without the samples that fail, as long as so many are left; 0:
+                     all of them, so that one that fails, fails the group
     """
 
     uid: Uid
@@ -121,6 +124,7 @@ class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     prompt_key: Uid = ""
     history: History = []
     expected_tokens: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] = 0
+    min_samples: Annotated[int, msgspec.Meta(ge=0, le=65_536)] = 0
 
     @property
     def submitted(self) -> GroupSubmitted:
@@ -134,6 +138,7 @@ class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
             tuple(self.history),
             self.expected_tokens,
             resumable=not any(continuation.hindrance(own) for own in (self.sampling, *self.each)),
+            min_samples=self.min_samples,
         )
 
     def sampling_of(self, index: int) -> dict[str, Any]:
@@ -239,9 +244,10 @@ class Batch(msgspec.Struct, frozen=True):
     A trainer that asks for parts gets one `part` of the batch, which is complete with the `last`
     one. The last part may have no samples.
 
-    failed    groups that have failed since the previous batch
-    filtered  uids of complete groups that the filter dropped; do not submit them again
-    missing   groups that the batch is short of, because no more are coming
+    failed          groups that have failed since the previous batch
+    filtered        uids of complete groups that the filter dropped; do not submit them again
+    missing         groups that the batch is short of, because no more are coming
+    failed_samples  how many samples have failed, by uid, of the groups that lack some
     """
 
     number: int
@@ -252,6 +258,7 @@ class Batch(msgspec.Struct, frozen=True):
     last: bool = True
     filtered: list[str] = []
     missing: int = 0
+    failed_samples: dict[str, int] = {}
 
     def groups(self) -> dict[str, list[Sample]]:
         """Samples by the uid of their prompt."""
@@ -276,8 +283,15 @@ class Batch(msgspec.Struct, frozen=True):
         ]
 
 
-def batch_of(action: Deliver, samples: list[Sample], lost: Sequence[LostGroup]) -> Batch:
-    """The batch of a delivery, with the lost groups that are reported with it."""
+def batch_of(
+    action: Deliver,
+    samples: list[Sample],
+    lost: Sequence[LostGroup],
+    prompts: Mapping[str, Prompt],
+) -> Batch:
+    """The batch of a delivery, with the lost groups that are reported with it. `prompts`: at least
+    those of its groups."""
+    here = Counter(sample.uid for sample in samples)
     return Batch(
         action.batch,
         action.version,
@@ -287,6 +301,7 @@ def batch_of(action: Deliver, samples: list[Sample], lost: Sequence[LostGroup]) 
         action.last,
         [group.uid for group in lost if group.reason is None],
         action.missing,
+        {uid: prompts[uid].samples - n for uid, n in here.items() if n < prompts[uid].samples},
     )
 
 

@@ -246,7 +246,8 @@ class TrainerSession:
 
     def _deliver(self, action: Deliver, payloads: list[Any]) -> None:
         samples = self.submissions.delivered(action, payloads)
-        batch = batch_of(action, samples, self.submissions.take_lost(action.batch))
+        lost = self.submissions.take_lost(action.batch)
+        batch = batch_of(action, samples, lost, self.submissions.delivered_prompts(action.batch))
         if self._stored is None:
             self.batches.deliver(batch)
             return
@@ -287,4 +288,4 @@ class TrainerSession:
         last = Deliver(number, run.version, (), missing=run.wanted)
         if self._stored is not None:
             self._stored.record_report(last)
-        return batch_of(last, [], self.submissions.take_lost(number))
+        return batch_of(last, [], self.submissions.take_lost(number), {})

@@ -37,7 +37,7 @@ from rollout_sched.live.trainer.stored import Recovered, StoredSession
 
 class SamplePayloads:
     """Creates the payloads of a trainer's samples. `stream_every`: tokens between partial results;
-    `max_model_len`: tokens that every instance accepts, 0 if unknown."""
+    `max_model_len`: tokens that some instance takes, 0 if unknown."""
 
     def __init__(self, stream_every: int, max_model_len: Callable[[], int]) -> None:
         self.stream_every = stream_every
@@ -169,10 +169,12 @@ _OURS = {"n": "Prompt.samples", "max_tokens": "Prompt.max_tokens"}
 def check_prompt(prompt: Prompt, *, max_model_len: int, turns: bool) -> None:
     """Raises CallerError with the group, the error and the remedy.
 
-    max_model_len  tokens of prompt and response that every instance accepts; 0 if unknown
+    max_model_len  tokens of prompt and response that some instance takes; 0 if unknown
     turns          a tool answers its turns: the response ends when there is no more room
     """
     wrong = _names(prompt) or _length(prompt, max_model_len, turns)
+    if prompt.min_samples > prompt.samples:
+        wrong = f"min_samples, {prompt.min_samples}, is more than samples, {prompt.samples}"
     for sampling in (prompt.sampling, *prompt.each):
         wrong = wrong or _sampling(sampling)
     if wrong:
@@ -379,6 +381,10 @@ class Submissions:
         for uid in {sample.uid for sample in samples}:
             self.open_samples -= self.prompts.pop(uid).samples
         return samples
+
+    def delivered_prompts(self, batch: int) -> Mapping[str, Prompt]:
+        """The prompts of the groups in an unacknowledged batch, by uid."""
+        return self._delivered[batch]
 
     def acknowledged(self, batch: int) -> None:
         """The whole batch is acknowledged: its prompts are let go, and their digests remembered."""

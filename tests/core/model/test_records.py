@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from rollout_sched.core.model.model import IdCounter
 from rollout_sched.core.model.records import (
     DeliveredGroup,
     DeliveredSample,
@@ -18,6 +17,7 @@ from rollout_sched.core.model.records import (
     RunState,
     Segment,
 )
+from rollout_sched.core.model.request_ids import IdCounter
 
 SAMPLE = DeliveredSample(
     "a/0", "a", 0, 10, 7, (Segment(3, 4, "i0"), Segment(4, 3, "i1")), 1, "stop"

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from rollout_sched.core.model.events import InstanceReported
 from rollout_sched.core.model.model import Attempt, Instance, InstanceStatus
 from rollout_sched.core.model.roles import SessionAdmission
-from rollout_sched.core.state.fleet import Fleet, KvSizes, OpenInstances
+from rollout_sched.core.state.fleet import ContextLimits, Fleet, OpenInstances
 from tests.core.told import make_request
 
 
@@ -64,14 +64,14 @@ class TestLeast:
 class TestJoining:
     def test_kv_tokens_are_those_of_the_largest(self) -> None:
         fleet = make_fleet()
-        assert fleet.kv.largest is None
+        assert fleet.contexts.largest is None
         for name, kv_tokens, largest in [("i0", 40, 40), ("i1", 50, 50), ("i2", 30, 50)]:
             fleet.join(name, 1, kv_tokens, 0)
-            assert fleet.kv.largest == fleet.kv.most == largest
+            assert fleet.contexts.largest == fleet.contexts.most == largest
         for name, left in [("i1", 40), ("i0", 30), ("i2", None)]:
             fleet.lose(fleet.instances[name])
-            assert fleet.kv.largest == left
-            assert fleet.kv.most == 50
+            assert fleet.contexts.largest == left
+            assert fleet.contexts.most == 50
 
     def test_the_version_is_the_oldest_that_may_generate(self) -> None:
         fleet = make_fleet()
@@ -196,7 +196,7 @@ class BruteForce(RuleBasedStateMachine):
         assert fleet.least() is min(may, key=lambda i: (i.tokens, i.serial), default=None)
         assert all((fleet.open_instance(i.id) is i) == (i in may) for i in everyone)
         assert fleet.version == min((i.version for i in everyone), default=None)
-        assert fleet.kv.largest == max((i.kv_tokens for i in everyone), default=None)
+        assert fleet.contexts.largest == max((i.kv_tokens for i in everyone), default=None)
         self.most = max(self.most, len(everyone))
         assert len(fleet._ranked._heap) <= 64 + 4 * self.most
 
@@ -299,7 +299,7 @@ def test_removal_leaves_no_gap() -> None:
 
 
 def test_a_request_fits_with_all_that_it_may_become() -> None:
-    sizes = KvSizes()
+    sizes = ContextLimits()
     small, middle, large = instances(30, 110, 500)
     sizes.update([small, middle, large])
     request = make_request(context_tokens=10)
@@ -309,7 +309,7 @@ def test_a_request_fits_with_all_that_it_may_become() -> None:
 
 def test_oversized_request_fits_the_largest_instance() -> None:
     """Its response is cut there; where less fits it would be cut sooner."""
-    sizes = KvSizes()
+    sizes = ContextLimits()
     small, middle = instances(30, 60)
     sizes.update([small, middle])
     request = make_request(context_tokens=10)

@@ -17,7 +17,7 @@ def test_room_is_the_largest_cache_less_the_context() -> None:
     here = told()
     request, requests = here.request("d2"), here.scheduler.parts.requests
     assert requests.room_for(request) == LIMIT
-    request.context_tokens = here.scheduler.state.fleet.kv.most - 3
+    request.context_tokens = here.scheduler.state.fleet.contexts.most - 3
     assert requests.room_for(request) == 3
     request.context_tokens += 10
     assert requests.room_for(request) == 0

@@ -46,6 +46,14 @@ def test_options_have_the_defaults() -> None:
     assert given() == Options(policy="dplb")
 
 
+def test_every_option_has_a_flag() -> None:
+    parser = argparse.ArgumentParser(argument_default=argparse.SUPPRESS)
+    add_gateway_flags(parser)
+    flags = {action.dest.rpartition(".")[2] for action in parser._actions}
+    # `live` has those of the driver's settings, and no operator has to know `max_bodies`.
+    assert set(Options.__struct_fields__) - flags == {"live", "max_bodies"}
+
+
 def test_options_of_gateway_run_and_driver_are_read() -> None:
     options = given(
         *("--instance", "http://a:1", "--instance", "http://b:2", "--port", "0"),

@@ -193,7 +193,19 @@ def test_a_port_that_is_taken_leaves_nothing_behind(
 def process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     """`serve` as a process of its own, killed at the end if it still runs."""
     code = "from rollout_sched.cli import main; raise SystemExit(main())"
-    command = [sys.executable, "-c", code, "serve", "--policy", "dplb", "--port", "0", *arguments]
+    command = [
+        sys.executable,
+        "-c",
+        code,
+        "serve",
+        "--policy",
+        "dplb",
+        "--port",
+        "0",
+        "--drain-s",
+        "0",
+        *arguments,
+    ]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as started:
@@ -350,6 +362,26 @@ def test_a_signal_before_listening_ends_the_gateway_in_order(
     assert started.returncode == 0, err
     assert out.endswith("stopping\n")
     assert not file.exists()  # closed in order, and empty
+
+
+def test_the_port_stays_open_until_load_balancers_have_noticed() -> None:
+    with process("--instance", "http://127.0.0.1:1", "--drain-s", "60") as started:
+        assert started.stdout is not None
+        url = next(line for line in started.stdout if line.startswith("listening")).split()[-1]
+        started.send_signal(signal.SIGTERM)
+        while "the gateway stops soon" not in (said := refused(f"{url}/health")):
+            assert "no instance has joined" in said
+        assert urllib.request.urlopen(f"{url}/liveness", timeout=10).status == 200
+        assert started.poll() is None
+        started.send_signal(signal.SIGTERM)  # somebody is in a hurry
+        started.communicate(timeout=20)
+    assert started.returncode == -signal.SIGTERM
+
+
+def refused(url: str) -> str:
+    with pytest.raises(urllib.error.HTTPError, match="503") as error:
+        urllib.request.urlopen(url, timeout=10)
+    return error.value.read().decode()
 
 
 def test_a_second_signal_ends_the_gateway_at_once() -> None:

@@ -191,6 +191,7 @@ def info(slots: object) -> dict[str, object]:
         ({"metrics": METRICS.replace('"131072"', '"1' + "0" * 30 + '"')}, "KV cache"),
         ({"metrics": METRICS.replace('"131072"', '"-5"')}, "KV cache"),
         ({"metrics": METRICS.replace("1.79523393016e+09", "NaN")}, "/metrics"),
+        ({"metrics": METRICS.replace("vllm:kv_cache_usage", "x")}, "no vllm:kv_cache_usage_perc"),
         # Without /update_weight_version, say, tokens would keep the label of a start for ever.
         *(
             ({"failing": {path}}, f"{path} answered 500")

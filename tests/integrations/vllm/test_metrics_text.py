@@ -69,6 +69,21 @@ def test_a_text_that_is_no_load_is_refused(text):
         metrics_text.gauges(text)
 
 
+@pytest.mark.parametrize(
+    "gauge",
+    [
+        "vllm:num_requests_running",
+        "vllm:num_requests_waiting",
+        "vllm:kv_cache_usage_perc",
+        "vllm:generation_tokens_total",
+    ],
+)
+def test_a_missing_gauge_is_named(gauge):
+    """The instance joined, and was lost at its first poll, for ever."""
+    with pytest.raises(InstanceError, match=f"{gauge}: use a vLLM that reports it"):
+        metrics_text.gauges(TEXT.replace(b"%b{" % gauge.encode(), b"vllm:other{"))
+
+
 @pytest.mark.parametrize("text", [b"", TEXT.replace(b'"32"', b'"x"'), TEXT.replace(b'"32"', b'""')])
 def test_a_missing_cache_size_is_refused(text):
     with pytest.raises(InstanceError, match=r"it is up, but.*KV cache.*give kv_tokens"):

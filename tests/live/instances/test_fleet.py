@@ -68,13 +68,13 @@ async def test_instance_joins_once_and_leaves() -> None:
     async with staged() as stage:
         instance = Scripted()
         await stage.fleet.add(instance, patient=False)
-        assert stage.fleet.max_model_len() == 10_000
+        assert stage.fleet.max_model_len == 10_000
         with pytest.raises(CallerError, match="here already"):
             await stage.fleet.add(Scripted(), patient=False)
         await stage.fleet.remove("i0", drain=True)
         assert instance.closed
         assert not stage.fleet.supervisors
-        assert stage.fleet.max_model_len() == 0
+        assert stage.fleet.max_model_len == 0
         kinds = [InstanceJoined, InstanceLeaving, InstanceLost]
         assert [type(event) for event in stage.told] == kinds
         with pytest.raises(CallerError, match="no instance 'i0' here"):

@@ -24,6 +24,7 @@ from rollout_sched.live.ports import (
     Order,
     Outcome,
     RequestRejected,
+    RequestTooLong,
 )
 from rollout_sched.live.requests.attempt import LiveAttempt
 from rollout_sched.live.requests.attempts import RunningAttempts
@@ -379,6 +380,7 @@ async def test_errors_are_blamed_on_instance_or_request() -> None:
         (ConnectionBroken("reset"), "unclear", [("i0", "restart")]),
         (EnginePaused("503"), "nobody", [("i0", "pause")]),
         (RequestRejected("400"), "request", []),
+        (RequestTooLong("400"), "length", []),
         (AnswerUntrue("no"), "unclear", []),
     ):
         book = Book()

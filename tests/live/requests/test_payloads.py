@@ -212,7 +212,7 @@ def test_a_group_fails_with_the_last_error_in_it_whichever_sample_had_it() -> No
     [
         ("failed", ("failed", "boom")),
         ("withdrawn", ("withdrawn", "boom")),
-        ("oversized", ("failed", "prompt + max_tokens do not fit any instance's KV cache")),
+        ("oversized", ("failed", "prompt + max_tokens are more tokens than any instance takes")),
     ],
 )
 def test_a_client_hears_why(reason: str, heard: tuple[str, str]) -> None:

@@ -175,7 +175,7 @@ def test_a_batch_is_balanced_by_tokens_over_ranks() -> None:
 
 def test_a_batch_names_lost_groups_by_reason() -> None:
     action = Deliver(3, 7, (), part=1, missing=2)
-    batch = batch_of(action, [], [LostGroup("a", "no answer"), LostGroup("b", None)])
+    batch = batch_of(action, [], [LostGroup("a", "no answer"), LostGroup("b", None)], {})
     assert batch == Batch(3, 7, [], [FailedGroup("a", "no answer")], 1, True, ["b"], 2)
 
 

@@ -361,6 +361,28 @@ async def test_a_failed_group_says_why() -> None:
         assert "aborted it repeatedly" in why["aborted"]
 
 
+async def test_a_group_is_delivered_without_the_samples_that_failed() -> None:
+    async def tool(trajectory: Any) -> None:
+        if trajectory.index < 2:
+            raise KeyError("answer")
+
+    async with Stage() as stage:
+        given = {"samples": 3, "max_tokens": 9, "prompt_ids": [1]}
+        stage.trainer.submit([Prompt("two", min_samples=2, **given)], tool)
+        stage.trainer.submit([Prompt("one", min_samples=1, **given)], tool)
+        asking = stage.ask()
+        stage.trainer.close_submissions()
+        for number in range(6):
+            await stage.instance.answer(number, [7])
+        batch = await asking
+        assert [sample.index for sample in batch.samples] == [2]
+        assert batch.failed_samples == {"one": 2}
+        assert [failed.uid for failed in batch.failed] == ["two"]
+        assert stage.trainer.submissions.open_samples == 0
+        with pytest.raises(CallerError, match="min_samples, 4, is more than samples, 3"):
+            stage.trainer.submit([Prompt("four", min_samples=4, **given)], None)
+
+
 class Stored:
     def __init__(self):
         self.published_ = []

@@ -85,6 +85,20 @@ class TestPassingOn:
         instance.stream.put_nowait(None)
         assert await response.content.read() == b""
 
+    async def test_a_chain_of_responses_stays_where_its_state_is(self, house, first, second):
+        """By turns, every other call of a chain was answered 404."""
+        first.answers["/v1/responses/r1"] = 404, {}
+        for _ in range(3):
+            body = {"previous_response_id": "r1", "input": "more"}
+            assert (await house.ask("POST", "/v1/responses", body))[0] == 200
+            assert (await house.ask("POST", "/v1/responses/r1/cancel", {}))[0] == 200
+        assert not [one for one in first.asked if one["method"] == "POST"]
+        second.answers["/v1/responses/r1"] = 404, {}
+        status, error = await house.ask("POST", "/v1/responses", body)
+        assert status == 404
+        assert "no instance has the response 'r1'" in error["error"]["message"]
+        assert (await house.ask("POST", "/v1/responses", {"input": "new"}))[0] == 200
+
     @pytest.mark.scene(policy="dplb")
     async def test_other_calls_go_to_the_least_loaded_instance(self, house, first, second) -> None:
         house.driver.submit(TokenPayload([1], {}), 1, 9)
@@ -124,7 +138,7 @@ async def test_models_are_the_fleets() -> None:
         status, models = await house.ask("GET", "/v1/models")
         assert status == 200
         (model,) = models["data"]
-        assert (model["id"], model["max_model_len"]) == ("tiny", 4096)
+        assert (model["id"], model["max_model_len"]) == ("tiny", 8192)
         assert model["owned_by"] == "rollout-sched"
 
 

@@ -380,6 +380,24 @@ def test_prompts_come_in_order_each_with_its_samples() -> None:
     assert found == [first, first, second, second]
 
 
+def test_prompts_as_embeddings_come_first() -> None:
+    long = "A" * 8192 * 3
+    fields = {"prompt": [1, 2], "prompt_embeds": ["QQ==", long]}
+    found = [told(one)[1:3] for one in ones(fields)]
+    alone = {"prompt": b"null"}
+    assert found == [
+        (1, {"prompt_embeds": b'"QQ=="', **alone}),
+        (3, {"prompt_embeds": b'"%b"' % long.encode(), **alone}),
+        (2, {"prompt": b"[1, 2]", "prompt_embeds": b"null"}),
+    ]
+    for none in ({}, {"prompt": None}, {"prompt": ""}):
+        (one,) = ones({"prompt_embeds": "QQ==", **none})
+        assert told(one)[:2] == ('"QQ=="', 1)
+    (one,) = ones({"prompt": "a", "prompt_embeds": None})
+    assert told(one)[2:] == ({}, {})
+    assert envelopes.read(b'{"prompt_embeds":"QQ=="}', "completions").hindrance == "prompt_embeds"
+
+
 def test_a_list_of_one_prompt_is_changed_to_it() -> None:
     (one,) = ones({"prompt": ["a"]})
     assert told(one)[2:] == ({"prompt": b'"a"'}, {"n": b"1"})

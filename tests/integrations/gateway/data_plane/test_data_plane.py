@@ -99,7 +99,6 @@ class TestErrors:
             ({**BODY, "max_tokens": "many"}, "max_tokens"),
             ({**BODY, "n": 0}, "`n`"),
             ({**BODY, "prompt": []}, "`prompt` is empty"),
-            ({**BODY, "max_tokens": 100_000}, "KV tokens"),
         ],
     )
     async def test_bad_requests_are_refused_by_the_gateway(
@@ -112,8 +111,52 @@ class TestErrors:
         assert not instance.pool.asked
         stage.settled()
 
-    async def test_an_instances_refusal_is_passed_on(self, stage, instance) -> None:
-        call = stage.call()
+    async def test_a_call_goes_where_it_fits(self) -> None:
+        """A prompt was answered 400 and 200 by turns. The length of text is only estimated."""
+        small, big = Instance("i0"), Instance("i1")
+        small.describes(max_model_len=100)
+        async with Stage(small, big) as stage:
+            fits = stage.call({**BODY, "prompt": [1] * 90})
+            await small.answer(0, completion([4]))
+            assert (await fits.json())["choices"]
+            for number, body in enumerate(({"prompt": [1] * 91}, {"max_tokens": 99_999})):
+                longer = stage.call({**BODY, **body})
+                await big.answer(number, completion([4]))
+                assert (await longer.json())["choices"]
+            text = stage.call({**BODY, "prompt": "x" * 300})
+            error = {"message": "This model's maximum context length is 100 tokens."}
+            await small.answer(1, {"error": error}, 400)
+            await big.answer(2, completion([4]))
+            assert (await text.json())["choices"]
+            too_long = stage.call({**BODY, "prompt": [1] * 20_000})
+            await big.answer(3, {"error": error}, 400)
+            assert (await too_long.json())["error"] == error
+            stage.settled()
+
+    async def test_beams_are_made_together(self, stage, instance) -> None:
+        """With `n` requests, each of one beam, all texts were the best one."""
+        body = {**BODY, "use_beam_search": "true", "n": 2}
+        one = stage.call({**body, "prompt": [[1], [2, 3]]})
+        for number, prompt in enumerate(([1], [2, 3])):
+            asked = await instance.asked(number)
+            assert (asked.body["prompt"], asked.body["n"]) == (prompt, 2)
+            answer = completion([4, 5])
+            other = {**answer["choices"][0], "index": 1, "text": f"second of {prompt}"}
+            answer["choices"].append(other)
+            answer["usage"]["completion_tokens"] = 4
+            await instance.answer(number, answer)
+        choices = (await one.json())["choices"]
+        assert [choice["index"] for choice in choices] == [0, 1, 2, 3]
+        assert [c["text"] for c in choices[1::2]] == ["second of [1]", "second of [2, 3]"]
+        wrong = stage.call(body)
+        await instance.answer(2, completion([4]))
+        await until(lambda: stage.scheduler.parts.requests)
+        assert stage.scheduler.view.in_flight == 0, "it is made again"
+        wrong.hang_up()
+
+    @pytest.mark.parametrize("body", [BODY, {**BODY, "max_tokens": 100_000}])
+    async def test_an_instances_refusal_is_passed_on(self, body, stage, instance) -> None:
+        call = stage.call(body)
         await instance.answer(0, {"error": {"message": "out of vocabulary"}}, 400)
         assert (await call.json())["error"]["message"] == "out of vocabulary"
         assert call.status == 400

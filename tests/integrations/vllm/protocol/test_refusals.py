@@ -12,7 +12,7 @@ from rollout_sched.integrations.vllm.protocol.refusals import (
     refusal,
     refusal_of_request,
 )
-from rollout_sched.live.ports import EnginePaused, RequestRejected
+from rollout_sched.live.ports import EnginePaused, RequestRejected, RequestTooLong
 
 NO_MODEL = b'{"error":{"message":"The model `x` does not exist.","type":"NotFoundError"}}'
 
@@ -27,6 +27,12 @@ def test_a_request_is_at_fault_for_its_body_and_its_headers(status, serves):
         b"too long",
         f"/x answered {status}: too long",
     )
+
+
+def test_a_request_too_long_for_its_instance_may_fit_another():
+    body = b"This model's maximum context length is 100 tokens. However, your prompt contains 101"
+    assert isinstance(refusal_of_request(400, body), RequestTooLong)
+    assert not isinstance(refusal_of_request(422, body), RequestTooLong)
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 405, 407, 408, 409, 421, 425, 426, 429, 499])
