@@ -39,12 +39,14 @@ from rollout_sched.core.model.events import (
 from rollout_sched.core.model.model import DeliveredSample as Made
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.ports import (
+    EnginePaused,
     InstanceError,
     InstanceUnreached,
     Order,
     Outcome,
     PayloadOf,
     RequestRejected,
+    RequestTooLong,
     Responder,
 )
 from rollout_sched.live.requests.token_payload import IN_GROUP, TokenPayload
@@ -166,6 +168,8 @@ ERRORS: dict[str, type[Exception]] = {
     "unclear": InstanceError,
     "instance": InstanceUnreached,
     "request": RequestRejected,
+    "length": RequestTooLong,
+    "nobody": EnginePaused,
 }
 
 
@@ -646,7 +650,7 @@ def faults(draw: st.DrawFn, instances: int) -> tuple[Fault, ...]:
                 for_s=draw(times()),
                 share=draw(st.sampled_from([0.1, 0.4, 1.0])),
                 after_s=draw(times(300)),
-                blame=draw(st.sampled_from(["unclear", "instance", "request", "nobody"])),
+                blame=draw(st.sampled_from(list(ERRORS))),
                 seed=draw(st.integers(0, 9)),
             )
         )
