@@ -19,6 +19,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from rollout_sched.integrations.vllm import HttpInstance
+from rollout_sched.live.requests.continuation import RESUMABLE
 from rollout_sched.simulators.fake_instance.engine import EngineSettings
 from rollout_sched.simulators.fake_instance.server import FakeServer
 from rollout_sched.simulators.fake_instance.tokens import CHARACTERS
@@ -70,7 +71,7 @@ class Asked(NamedTuple):
 STOPS = ["b bab", " ab ", "ab é", "€é", "céc", "a bb", "baa", "b 😀", "babzz", "a b€", "中b"]
 
 SAMPLING: dict[str, st.SearchStrategy[Any]] = {
-    "max_tokens": st.integers(1, 40),
+    "max_tokens": st.sampled_from([40, 40, 30, 20, 10, 2, 1]),
     "min_tokens": st.integers(0, 30),
     "stop": st.lists(st.sampled_from(STOPS), min_size=1, max_size=2),
     "include_stop_str_in_output": st.booleans(),
@@ -101,7 +102,11 @@ OF = {
 def requests(draw: st.DrawFn) -> Asked:
     target = draw(st.sampled_from([COMPLETIONS, CHAT, GENERATE]))
     common = SAMPLING | OF[target] | (OPENAI if target != GENERATE else {})
-    names = draw(st.sets(st.sampled_from(sorted(common)), max_size=5)) | {"max_tokens"}
+    if draw(st.booleans()):  # most combinations of all could not go on
+        common = {name: of for name, of in common.items() if name in RESUMABLE}
+    names = draw(st.sets(st.sampled_from(sorted(common)), max_size=5))
+    names |= {"max_tokens", *draw(st.sampled_from([(), ("logprobs",), ("stop",)]))}
+    common |= {"stop": SAMPLING["stop"]}
     sampling = {name: draw(common[name]) for name in sorted(names)}
     sampling["temperature"] = draw(st.sampled_from([0, 0, 0, 1.0]))
     if sampling["temperature"]:
@@ -152,7 +157,7 @@ async def world(
     settings = EngineSettings(
         SPEC,
         speed=1 / STEP_S,
-        median_tokens=15,
+        median_tokens=25,
         stream_interval=interval,
         vocabulary=WORDS._replace(thinks=thinks),
         weight_version="0",
@@ -270,7 +275,7 @@ CUTS = st.lists(
 
 @settings(max_examples=150, deadline=None, phases=[Phase.explicit, Phase.generate])
 @given(
-    asked=st.lists(requests(), min_size=1, max_size=6),
+    asked=st.lists(requests(), min_size=2, max_size=6),
     cuts=CUTS,
     segment=st.sampled_from([0, 0, 3, 7]),
     unresumable=st.sampled_from(["finish", "start_over"]),
