@@ -63,11 +63,14 @@ test-compiled: $(COMPILED_VENV)/.ready
 test-all:
 	rm -f .ci/last_whole_run
 	bash .ci/run
+	$(MAKE) test-vllm VLLM=0.33
 	git rev-parse HEAD >.ci/last_whole_run
 
 # Real vLLM (CPU build, pinned) against the simulated instance and the client; about 2 GB to install.
-test-vllm: $(VLLM_VENV)/.ready
-	$(VLLM_VENV)/bin/python -m pytest -q tests/vllm
+# `make test-vllm VLLM=0.33` takes vLLM 0.33, of which there is no CPU build, on the kernels of the pinned one.
+VLLM_TESTED = $(VLLM_VENV)$(addprefix -,$(VLLM))
+test-vllm: $(VLLM_TESTED)/.ready
+	$(VLLM_TESTED)/bin/python -m pytest -q tests/vllm
 
 # The real trainers and libraries that we plug into; with --keep-going, all before one that failed is told.
 test-neighbours: $(NEIGHBOURS:%=test-%)
@@ -148,7 +151,7 @@ soak: $(VENV)/.ready
 	  $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED))
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) $(PEERS_VENV) $(NEIGHBOUR_VENVS) $(BROWSER_VENV) $(RAY_VENV) $(COMPILED_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(VLLM_VENV) $(VLLM_VENV)-* $(PEERS_VENV) $(NEIGHBOUR_VENVS) $(BROWSER_VENV) $(RAY_VENV) $(COMPILED_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
 
 # What the tests beyond `make test` need, ahead of them.
 environments: $(COMPILED_VENV)/.ready $(VLLM_VENV)/.ready $(foreach name,$(NEIGHBOURS),$(call neighbour_ready,$(name))) $(BROWSER_VENV)/.ready $(RAY_VENV)/.ready
@@ -177,6 +180,14 @@ $(VLLM_VENV)/.ready: pyproject.toml tests/vllm/requirements.txt
 	$(VLLM_VENV)/bin/python -m pip install -q --no-deps -e .
 	$(VLLM_VENV)/bin/python -m pip install -q pytest hypothesis sortedcontainers \
 	  msgspec numpy prometheus-client rich asyncio-throttle
+	touch $@
+
+$(VLLM_VENV)-%/.ready: $(VLLM_VENV)/.ready
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install -q --no-compile --no-deps vllm==$*.0 orjson==3.13.0
+	pinned=$$(realpath $(VLLM_VENV)/lib/python3*/site-packages) && cd $(@D)/lib/python3*/site-packages && \
+	  find vllm -name '*.so' -delete && cp $$pinned/vllm/*.so vllm && \
+	  echo "import site; site.addsitedir('$$pinned')" >pinned.pth
 	touch $@
 
 $(VLLM_VENV)/.ready-ray: $(VLLM_VENV)/.ready tests/ray/requirements.txt

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 os.environ.update(
+    VLLM_TARGET_DEVICE="cpu",
     VLLM_ENABLE_V1_MULTIPROCESSING="0",  # the engine core lives in this process
     VLLM_DISABLE_REQUEST_ID_RANDOMIZATION="1",
     VLLM_CPU_OMP_THREADS_BIND="0",

@@ -22,6 +22,7 @@ BLOCK_SIZE = 32
 #: One process beside the API's, for both share few cores with the client: a third would spin on the
 #: core of the others while it waits. And nothing is compiled when the first request comes.
 ENVIRONMENT = {
+    "VLLM_TARGET_DEVICE": "cpu",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "OMP_NUM_THREADS": "1",
     "TORCH_COMPILE_DISABLE": "1",

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from vllm import __version__
 
 from rollout_sched.integrations.vllm.http_instance import HttpInstance
 from rollout_sched.integrations.vllm.weights import ReloadFromDisk, WeightTransfer
@@ -24,6 +25,9 @@ GREEDY = {"temperature": 0.0, "ignore_eos": True, "logprobs": 0}
 PROMPT = [random.Random(1).randrange(3, 2000) for _ in range(300)]
 LONG = 800  # tokens; some two seconds, so that there is time to interrupt
 LIMIT_S = 120
+
+#: Capabilities of the installed vLLM that 0.32 does not have.
+NEW = set() if __version__.startswith("0.32") else {"return_weight_versions"}
 
 pytestmark = pytest.mark.real_time(LIMIT_S)
 
@@ -165,6 +169,7 @@ async def test_the_whole_server_offers_everything(instance: HttpInstance) -> Non
     assert description.capabilities == {
         *("generate", "abort", "pause", "collective_rpc", "weight_transfer"),
         *("set_version", "weight_info", "weight_versions"),
+        *NEW,
     }
     assert findings.notes == ()
 
@@ -375,7 +380,8 @@ def test_the_bare_server_is_used_as_far_as_it_goes(bare_server: str) -> None:
     with pytest.raises(InstanceError, match="give slots"):
         on(bare_server, use)
     findings = on(bare_server, use, slots=8)
-    assert findings.description.capabilities == {"completions"}
+    versions = {"weight_versions"} if NEW else set()
+    assert findings.description.capabilities == {"completions", *versions, *NEW}
     assert findings.abort_path is None
     assert any("--enable-scale-out" in note for note in findings.notes)
     assert any("VLLM_SERVER_DEV_MODE=1" in note for note in findings.notes)
