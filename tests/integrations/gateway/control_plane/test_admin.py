@@ -89,8 +89,10 @@ async def test_an_instance_can_be_paused_by_hand(house, first, second) -> None:
 
 async def test_weights_loaded_by_the_trainer_are_recorded(house, instance) -> None:
     body = {"version": 1, "applied": True, "wait": True}
-    assert await house.ask("POST", "/admin/weights", body) == (200, {"version": 1})
-    assert instance.calls == [("version", 0), ("version", 1)]
+    for _ in range(2):
+        assert await house.ask("POST", "/admin/weights", body) == (200, {"version": 1})
+        assert instance.calls == [("version", 0), ("version", 1)]
+    body = {"version": 0, "applied": True}
     status, said = await house.ask("POST", "/admin/weights", body)
     assert (status, "versions must increase" in said["error"]["message"]) == (400, True)
 

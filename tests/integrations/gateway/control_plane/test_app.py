@@ -201,4 +201,6 @@ async def test_weights_are_published_and_the_state_says_so(root: str, house) -> 
     assert await house.ask("POST", f"{root}/weights", body) == (202, {"version": 2})
     status, state = await house.ask("GET", f"{root}/state")
     assert (status, state["version"]) == (200, 2)
+    assert await house.ask("POST", f"{root}/weights", body) == (202, {"version": 2})
+    body = {"version": 2, "reload": {"path": "/", "visible_here": False}}
     assert (await house.ask("POST", f"{root}/weights", body))[0] == 400
