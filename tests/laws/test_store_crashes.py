@@ -12,13 +12,14 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+from unittest.mock import patch
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from rollout_sched.store.store import PAGE, Store
+from rollout_sched.store.store import _SETTINGS, PAGE, Store
 from rollout_sched.store.transaction import Transaction
 from tests.store.simulated_disk import Crash, Power, SimulatedDisk
 
@@ -162,8 +163,11 @@ class StoreUnderCrashes(RuleBasedStateMachine):
 
     def _open(self, folder):
         self.disk = SimulatedDisk(folder)
-        self.store = Store(folder, disk=self.disk)
-        self.store._db.execute(f"PRAGMA wal_autocheckpoint = {LOG_PAGES}")
+        often = (*_SETTINGS, f"PRAGMA wal_autocheckpoint = {LOG_PAGES}")
+        with patch(
+            "rollout_sched.store.store._SETTINGS", often
+        ):  # also of what the opening itself writes
+            self.store = Store(folder, disk=self.disk)
         assert self.store.epoch == self.epoch + 1
         self.epoch += 1
 
