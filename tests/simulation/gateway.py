@@ -156,6 +156,7 @@ class Gateway:
         plan = self._world.plan
         options = Options(
             policy=str(self._world.policy),
+            allow_code=True,
             instances=self.instances,
             host=HOST,
             port=PORT,

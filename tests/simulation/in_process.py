@@ -33,6 +33,7 @@ class TrainersProcess(Gateway):
         rollouts = RolloutScheduler.from_toml(
             self._world.policy,
             self.instances,
+            allow_code=True,
             prompts_per_step=plan.prompts_per_step,
             stream_every=plan.stream_every,
             store=self.store,

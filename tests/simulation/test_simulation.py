@@ -23,7 +23,7 @@ from rollout_sched.live.trainer.delivery import BatchDelivery, Leases
 from rollout_sched.live.trainer.samples import Reward
 from rollout_sched.live.trainer.session import TrainerSession
 from rollout_sched.live.trainer.stored import StoredSession
-from rollout_sched.live.trainer.submissions import Submissions
+from rollout_sched.live.trainer.submissions import AcknowledgedGroups, Submissions
 from rollout_sched.simulators.fake_instance import answers as open_answers
 from rollout_sched.store import store as store_module
 from tests.simulation import faults, runner
@@ -125,6 +125,14 @@ def test_a_batch_that_comes_again_is_seen(monkeypatch):
     monkeypatch.setattr(BatchDelivery, "_acknowledge", lambda delivery, *arrived: None)
     dies = faults.TrainerDies(at_s=0.0, for_s=1.0, when="trained")
     assert "an acknowledged batch is never delivered again" in run(with_faults(dies)).broken
+
+
+def test_a_group_that_is_trained_twice_is_seen(monkeypatch):
+    dies = faults.TrainerDies(at_s=3.0, for_s=1.0, when="received")
+    plan = msgspec.structs.replace(with_faults(dies), groups=8, open_s=12.0)
+    held(run(plan))
+    monkeypatch.setattr(AcknowledgedGroups, "add", lambda groups, batch, digests: [])
+    assert "an acknowledged batch is never delivered again" in run(plan).broken
 
 
 def test_a_row_that_is_left_is_seen(monkeypatch):
@@ -241,7 +249,7 @@ def test_forgetting_a_resubmitted_group_is_seen(monkeypatch):
     submit = Submissions.submit
 
     def refuse(submissions, prompts, tool):
-        submit(submissions, [p for p in prompts if not submissions._loss(p.uid)], tool)
+        return submit(submissions, [p for p in prompts if not submissions._loss(p.uid)], tool)
 
     monkeypatch.setattr(Submissions, "submit", refuse)
     plan = judged(msgspec.structs.replace(JUDGED, broken=0.5))

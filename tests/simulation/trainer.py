@@ -18,7 +18,7 @@ from rollout_sched.live.trainer.delivery import TRAINER, LeaseEnded
 from rollout_sched.live.trainer.samples import Batch, Prompt
 from tests.simulation import gateway, tools
 from tests.simulation.around_us import WeightsAroundUs
-from tests.simulation.faults import GatewayDies, Moment, TrainerDies
+from tests.simulation.faults import GatewayDies, Moment, RowRots, TokensRot, TrainerDies
 from tests.simulation.kernel import Process
 from tests.simulation.ledger import Receipt
 from tests.simulation.plan import AROUND_US, Weights
@@ -121,11 +121,14 @@ class Trainer:
                 await self._step(rollouts, _whole(self._parts))
 
     async def _submit_all(self, rollouts: RolloutScheduler) -> None:
-        """Several trainers wait for each other: a prompt may be submitted again until its batch is
-        acknowledged, and a trainer does not know what the others have trained meanwhile."""
-        ledger = self._world.ledger
+        """After a restart also what is acknowledged, unless the store may have lost that. Several
+        trainers wait for each other before they close submissions."""
+        ledger, faults = self._world.ledger, self._world.plan.faults
+        ended = ledger.over
+        if not any(isinstance(fault, TokensRot | RowRots) for fault in faults):
+            ended = ended - ledger.acknowledged.keys() - ledger.filtered
         if self._alone or not ledger.is_all_accepted:
-            await self._submit(rollouts, [p for p in self._prompts if p.uid not in ledger.over])
+            await self._submit(rollouts, [p for p in self._prompts if p.uid not in ended])
         while not (self._alone or ledger.is_all_accepted):
             await asyncio.sleep(AGAIN_S)
         if not self._world.plan.open_s:

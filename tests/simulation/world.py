@@ -124,7 +124,7 @@ class World:
         self._digest = hashlib.sha256()
         self.policy = policy_file.write(plan, folder)
         prompts = _prompts(plan)
-        roles = load_policy(str(self.policy)).build()
+        roles = load_policy(str(self.policy), allow_code=True).build()
         self.ledger = Ledger(
             prompts,
             staleness_bound(roles.freshness),
