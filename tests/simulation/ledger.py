@@ -235,11 +235,11 @@ class Ledger:
                 del self.again[uid]
 
     def may_be_again(self, batch: Batch) -> list[Prompt]:
-        """The prompts of its failed groups that no trainer has trained: a damaged store may have
-        forgotten that one was trained."""
+        """The prompts of its failed groups that no trainer has trained, which a damaged store may
+        have forgotten, and that no later part of it reports as filtered."""
         claimed = {uid for other in self.claimed.values() for uid in other.groups()}
-        trained = claimed | self.acknowledged.keys() | batch.groups().keys()
-        return [self.prompts[g.uid] for g in batch.failed if g.uid not in trained]
+        ended = claimed | self.acknowledged.keys() | batch.groups().keys() | set(batch.filtered)
+        return [self.prompts[g.uid] for g in batch.failed if g.uid not in ended]
 
     def submitted_again(self, uid: str, batch: int) -> None:
         """A failed group was submitted again, before or after the acknowledgement of the batch that
