@@ -54,7 +54,8 @@ class Coordinator:
         waited_for: asyncio.Future[list[Sample]] = asyncio.get_running_loop().create_future()
         self._waiting[prompt.uid] = waited_for
         try:
-            await self._rollouts.submit([prompt])
+            if await self._rollouts.submit([prompt]):
+                raise GroupFailed(f"group {prompt.uid}: its samples were delivered before")
             return await waited_for
         finally:
             self._waiting.pop(prompt.uid, None)

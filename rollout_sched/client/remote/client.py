@@ -119,8 +119,8 @@ class Remote(RolloutScheduler):
     async def _go_on_with_another(self) -> None:
         """Continue with a restarted gateway. Raises ForgottenPrompts if it has lost prompts.
 
-        With several trainers and the same durable store nothing is lost: a prompt that the store
-        no longer knows was delivered to another trainer.
+        With several trainers and the same durable store nothing is lost: if the store does not
+        know a prompt, another trainer was told that it has failed.
         """
         earlier, run, state = self._epoch, self._run, await self.state()
         self._epoch, self._run = self._gateway.epoch, _run_of(state)

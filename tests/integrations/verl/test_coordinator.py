@@ -31,8 +31,10 @@ class Rollouts:
         self.asked = 0
         self._batches: asyncio.Queue[Batch | Exception | None] = asyncio.Queue()
 
-    async def submit(self, prompts: list[Prompt]) -> None:
+    async def submit(self, prompts: list[Prompt]) -> list[str]:
+        again = [one.uid for one in prompts if one.uid in self.submitted]
         self.submitted += [one.uid for one in prompts]
+        return again
 
     async def next_batch(self, *, parts: bool) -> Batch | None:
         assert parts
@@ -114,6 +116,13 @@ async def test_a_group_that_can_never_be_whole_fails_with_the_reason(world: Worl
     world.rollouts.deliver(Batch(0, 0, [], failed=[FailedGroup("a", "too long")]))
     with pytest.raises(GroupFailed, match="too long"):
         await a
+
+
+async def test_a_group_that_was_delivered_before_fails(world: World) -> None:
+    """Nothing would ever come for it."""
+    world.rollouts.submitted.append("a")
+    with pytest.raises(GroupFailed, match="delivered before"):
+        await world.coordinator.samples(prompt("a"))
 
 
 @pytest.mark.parametrize(
