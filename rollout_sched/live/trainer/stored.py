@@ -173,11 +173,11 @@ class StoredSession:
         """Continue from what an earlier epoch has left."""
         for action in found.deliveries:
             self.delivered(action)
-        for group in found.lost:
-            self.lost(group)
         for batch, groups in found.reported.items():
             for group in groups:
                 self.lost(group, batch)
+        for group in found.lost:  # last: a group that was reported may have failed again
+            self.lost(group)
         self._rewarded.update(found.rewards)
 
     # -- what trainers say -----------------------------------------------------------------

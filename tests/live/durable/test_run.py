@@ -120,6 +120,23 @@ async def test_delivered_batch_is_repeated_until_acknowledged(tmp_path):
         assert live.records.stored.store.live_bytes == 0
 
 
+async def test_a_group_that_fails_again_is_reported_again_after_restarts(tmp_path):
+    """The second restart forgot the later failure: nothing would have come of the group."""
+    instance = Scripted()
+    async with run(tmp_path / "1", instance) as live:
+        live.trainer.submit([PROMPT, Prompt("b", [3], 1, 9)])
+        asking = asyncio.create_task(batch_of(live))
+        await instance.fail(0, RequestRejected("no"))
+        await instance.answer(1, [6])
+        assert [group.uid for group in (await asking).failed] == ["a"]
+        live.trainer.submissions.fail("a", ValueError("not again"))
+        left = await killed(live, tmp_path / "2")
+    for restart in range(3, 5):
+        async with run(left) as live:
+            assert live.trainer.submissions.summary()["failed"] == {"a": "ValueError: not again"}
+            left = await killed(live, tmp_path / f"{restart}")
+
+
 async def test_finished_siblings_wait_for_their_group(tmp_path):
     before, after = Scripted(), Scripted()
     async with run(tmp_path / "1", before) as live:
