@@ -15,8 +15,8 @@ MAX_VALUE = 2**53  # a float is exact up to this; no real value comes near
 
 _MAX_SAMPLES = 4096  # of one metric: engines, with some labels each
 
-#: What polls cannot do without: an instance would seem to stand still, or to forget its requests.
-_NEEDED = (names.RUNNING, names.WAITING, names.KV_USAGE, names.GENERATED_TOKENS)
+#: What polls cannot do without: an instance would seem to be empty, or to forget its requests.
+_NEEDED = (names.RUNNING, names.WAITING, names.KV_USAGE)
 
 _LABEL = re.compile(rb'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
 
@@ -73,7 +73,7 @@ def gauges(text: bytes) -> Gauges:
         preemptions=int(total(text, names.PREEMPTIONS)),
         prefill_tokens=int(_prompt_tokens(text, names.COMPUTED)),
         cached_tokens=int(_prompt_tokens(text, names.CACHED)),
-        generated_tokens=int(sum(found[names.GENERATED_TOKENS])),
+        generated_tokens=int(total(text, names.GENERATED_TOKENS)),
         started_at=started_at(text),
     )
 

@@ -75,7 +75,6 @@ def test_a_text_that_is_no_load_is_refused(text):
         "vllm:num_requests_running",
         "vllm:num_requests_waiting",
         "vllm:kv_cache_usage_perc",
-        "vllm:generation_tokens_total",
     ],
 )
 def test_a_missing_gauge_is_named(gauge):
