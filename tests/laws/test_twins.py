@@ -470,10 +470,10 @@ ANSWERS = (RequestFinished, RequestInterrupted, TurnFinished)
 
 def ambiguous(journal: list[Any]) -> bool:
     """Whether events at the same time may come in either order: answers of two instances, an answer
-    and the loss of an instance, a drained instance and the removal of another, or a tool's return
-    and a failed attempt. (`times` are not all different: a client may come at the time of a fault,
-    and its request may be moved at once.) Only a drained instance is removed at the time of its own
-    last answer."""
+    and the loss of an instance, a failed attempt and the removal of another instance, a drained
+    instance and the removal of another, or a tool's return and a failed attempt. (`times` are not
+    all different: a client may come at the time of a fault, and its request may be moved at once.)
+    Only a drained instance is removed at the time of its own last answer."""
     where: dict[int, str] = {}
     before: tuple[float, str] = (-1.0, "")
     failed = {at for at, said, _ in journal if isinstance(said, RequestFailed)}
@@ -484,6 +484,9 @@ def ambiguous(journal: list[Any]) -> bool:
         if isinstance(said, InstanceLeaving) and lost.get(at, said).instance != said.instance:
             return True
         where |= {a.attempt: a.instance for a in actions if isinstance(a, Dispatch)}
+        gone = lost.get(at)
+        if isinstance(said, RequestFailed) and gone and where.get(said.attempt) != gone.instance:
+            return True
         answer = isinstance(said, ANSWERS)
         instance = where.get(said.attempt, "") if answer else ""
         if (
