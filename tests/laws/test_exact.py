@@ -64,7 +64,8 @@ class Asked(NamedTuple):
     def names_tokens(self) -> bool:
         """A server names a part of a character by the tokens before it, if it has made them. Of a
         part within an event of several tokens the gateway does not know."""
-        return self.body["stream"] and self.sampling.get("logprobs") not in (None, False)
+        logprobs = self.sampling.get("logprobs")  # 0 is for the chosen token alone
+        return self.body["stream"] and logprobs is not None and logprobs is not False
 
 
 #: Texts of several words, some of which no response has, but parts of them.

@@ -426,7 +426,7 @@ class Stream:
             return data
         fields = answers.read_object(data)
         try:
-            repeated = self._without_repetition(fields, tokens)
+            self._remove_repetition(fields, tokens)
             dialects.translate_event(
                 self._client.endpoint,
                 self._client.envelope or {},
@@ -435,21 +435,18 @@ class Stream:
                 fields,
                 self._client.tops,
             )
-            self._text_offset -= repeated  # which vLLM has counted
             return msgspec.json.encode(fields)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise InstanceError(f"invalid event: {error!r}") from None
 
-    def _without_repetition(self, fields: dict[str, Any], tokens: int) -> int:
-        """Remove a repetition of prompt and response from the first text; returns its length."""
+    def _remove_repetition(self, fields: dict[str, Any], tokens: int) -> None:
+        """Remove a repetition of prompt and response from the first text."""
         texts = [choice for choice in fields.get("choices") or () if choice.get("text")]
         if self._repetition is None or not texts:
-            return 0
+            return
         (choice,) = texts
-        length = self._repetition.length(choice["text"], tokens)
-        choice["text"] = choice["text"][length:]
+        choice["text"] = choice["text"][self._repetition.length(choice["text"], tokens) :]
         self._repetition = None
-        return length
 
 
 # ------------------------------------------------------------------------------------------
