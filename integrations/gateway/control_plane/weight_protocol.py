@@ -145,13 +145,16 @@ class WeightProtocol:
         return [member for member in members if member not in done]
 
     def check(self, step: ProtocolStep, call: bytes) -> None:
-        """Raises Conflict for a further load while a load is half done, or for another update
-        within one."""
+        """Raises Conflict for a further load while a load is half done, for another update within
+        one, or for a draft model's while the policy's weights are half loaded."""
         if step not in MOVES[self.state]:
             raise Conflict("an update has begun: finish it first, or begin it again")
         half = self.half_done
+        if half is None or half.call == call:
+            return
+        of_a_draft = self._draft and self.state is BEGUN
         goes_on = step is ProtocolStep.LOAD and self.state is BEGUN
-        if half is not None and half.call != call and goes_on:
+        if goes_on or (step is ProtocolStep.DRAFT and not of_a_draft):
             raise Conflict(half.remedy)
 
     def did(self, step: ProtocolStep, call: bytes, members: Collection[Member]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rollout_sched.integrations.gateway.control_plane.weight_protocol import (
@@ -147,6 +147,13 @@ def test_new_draft_weights_are_no_version() -> None:
         assert protocol.did(finish, call(finish), BOTH) is (begin is ProtocolStep.BEGIN)
 
 
+@example(
+    [
+        (ProtocolStep.WHOLE, False, {0}),
+        (ProtocolStep.DRAFT, False, set()),
+        (ProtocolStep.FINISH, False, set()),
+    ]
+)
 @given(CALLS)
 def test_loaded_versions_agree_after_any_failure(
     calls: list[tuple[ProtocolStep, bool, set[int]]],
