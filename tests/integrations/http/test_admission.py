@@ -25,8 +25,6 @@ from tests.integrations.http.wires import (
     until,
 )
 
-pytestmark = pytest.mark.real_time
-
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
@@ -113,6 +111,7 @@ async def test_bodies_that_are_being_read_and_held_share_one_bound():
         await until(lambda: not server.bodies.used)
 
 
+@pytest.mark.real_time
 async def test_every_end_of_a_request_lets_go_of_its_bytes():
     def react(request):
         if request.target == b"/hot/raises":
