@@ -11,7 +11,7 @@ import msgspec
 from benchmarks.core_pace import CorePaces, PacedTime, PaceSample, factor, felt
 from rollout_sched.calibration.bursts import Burst, BurstTime
 from rollout_sched.calibration.calibration import Calibration, Measurements
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 
 _INDEX = "recorded.json"
 

@@ -22,7 +22,7 @@ import ray
 from examples.grpo_tiny import Job, train_by
 from examples.learning_curves import Point, table
 from examples.tiny_servers import FLAGS, MODEL, Fleet
-from rollout_sched.core.model.errors import RolloutError
+from rollout_sched.core.errors import RolloutError
 from rollout_sched.integrations.ray import on_ray
 
 POLICY = Path(__file__).with_suffix(".toml")

@@ -26,7 +26,7 @@ import msgspec
 from examples.learning_curves import Curves, Point, svg, table
 from examples.tiny_servers import VOCABULARY, Fleet, check_real, servers
 from rollout_sched import Batch, Prompt, Reload, RolloutScheduler, Sample
-from rollout_sched.core.model.errors import CallerError, RolloutError
+from rollout_sched.core.errors import CallerError, RolloutError
 
 if TYPE_CHECKING:
     from examples.grpo import StepFigures

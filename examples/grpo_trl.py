@@ -27,7 +27,7 @@ from examples.grpo_tiny import STOP, Job, share
 from examples.learning_curves import Point, table
 from examples.tiny_servers import Fleet, servers
 from rollout_sched import RolloutScheduler
-from rollout_sched.core.model.errors import RolloutError
+from rollout_sched.core.errors import RolloutError
 from rollout_sched.integrations.trl import CheckpointTransfer, RolloutFunc
 
 POLICY = "round_robin_sync"  # the trainer waits for every completion of its prompts

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 
 VOCABULARY = 512
 SLOTS = 64

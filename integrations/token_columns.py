@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.live.trainer.samples import OBSERVED, Batch, Sample
 
 #: One advantage for each of the batch's samples, such as `integrations.advantages.GroupAdvantages`.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     )
     from rollout_sched.config import load_policy
     from rollout_sched.core import actions, events
-    from rollout_sched.core.model.errors import CallerError, RolloutError
+    from rollout_sched.core.errors import CallerError, RolloutError
     from rollout_sched.core.scheduler import Scheduler
 
     __version__: str
@@ -51,8 +51,8 @@ __all__ = [
 
 #: Where a name is, if not in the client.
 _ELSEWHERE = {
-    "CallerError": "core.model.errors",
-    "RolloutError": "core.model.errors",
+    "CallerError": "core.errors",
+    "RolloutError": "core.errors",
     "Scheduler": "core.scheduler",
     "actions": "core",
     "events": "core",

@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     has gone: the exit codes of a shell.
     """
     options = parse(sys.argv[1:] if arguments is None else arguments)
-    from rollout_sched.core.model.errors import RolloutError
+    from rollout_sched.core.errors import RolloutError
 
     try:
         options.run(options)

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.core.model.roles import Roles
 from rollout_sched.core.scheduler import Scheduler
 from rollout_sched.policies import (

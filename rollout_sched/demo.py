@@ -27,7 +27,7 @@ from rich.table import Table
 from rollout_sched import journal
 from rollout_sched.client import Prompt, Reload, RolloutScheduler
 from rollout_sched.config import load_policy
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.flags import Flag, add_flags, given_flags
 from rollout_sched.metrics import Metrics, Summary
 from rollout_sched.simulators.replay import Scenario, load_scenario

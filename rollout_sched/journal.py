@@ -20,8 +20,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from rollout_sched.core.errors import CallerError
 from rollout_sched.core.model.actions import Action
-from rollout_sched.core.model.errors import CallerError
 from rollout_sched.core.model.events import Event
 from rollout_sched.core.scheduler import Scheduler
 

@@ -24,7 +24,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from rollout_sched.core.model.errors import CallerError, RolloutError
+from rollout_sched.core.errors import CallerError, RolloutError
 
 # ------------------------------------------------------------------------------------------
 # The fields of a gateway's live state (`GET /admin/live`) that the terminal shows.

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any, Generic, Self, TypeVar
 
-from rollout_sched.core.model.errors import RolloutError
+from rollout_sched.core.errors import RolloutError
 
 Question = TypeVar("Question")
 Answer = TypeVar("Answer")

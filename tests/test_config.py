@@ -12,7 +12,7 @@ import pytest
 
 from rollout_sched import config
 from rollout_sched.config import REGISTRY, ConfigError, load_policy, parse_policy
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.core.model.roles import (
     Admission,
     Batching,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rollout_sched import demo
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 
 
 def test_a_policy_at_work(

@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.workers import WorkerDied, WorkerPool
 
 

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.vllm import checked_url
 from rollout_sched.process import off_loop
 

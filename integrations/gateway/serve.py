@@ -21,7 +21,7 @@ from rollout_sched import process as event_loop
 from rollout_sched import process as log_lines
 from rollout_sched.config import PolicyFile, load_policy
 from rollout_sched.core import scheduler
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.core.model.events import InstanceJoined
 from rollout_sched.integrations.gateway.control_plane.app import STOPPING, WATCH, make_app
 from rollout_sched.integrations.gateway.control_plane.auth import (

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, cast
 
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.http.bodies import BodyBudget
 from rollout_sched.integrations.http.connections import Connections, ServerLimits
 from rollout_sched.integrations.http.heads import Headers

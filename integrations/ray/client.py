@@ -18,7 +18,7 @@ from rollout_sched.client.remote import (
     TrainerCalls,
     error_of,
 )
-from rollout_sched.core.model.errors import CallerError, RolloutError
+from rollout_sched.core.errors import CallerError, RolloutError
 from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.integrations.ray import cluster
 from rollout_sched.integrations.ray.deployment import NAME, Deployment, FrontCount

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from rollout_sched.config import load_policy
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.integrations.ray.deployment import (
     CALLS_AT_ONCE,

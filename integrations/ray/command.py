@@ -6,7 +6,7 @@ import argparse
 import asyncio
 from typing import Any
 
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.flags import add_flags, given_flags
 from rollout_sched.integrations.gateway.options import add_gateway_flags, given_options
 from rollout_sched.integrations.ray.deployment import Deployment

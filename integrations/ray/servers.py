@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from pickle import dumps
 from typing import Any, NamedTuple
 
-from rollout_sched.core.model.errors import CallerError, RolloutError
+from rollout_sched.core.errors import CallerError, RolloutError
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollout_sched.client import Batch, BlockingRollouts, Reload, Sample, Tool
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.torch import Checkpoints
 from rollout_sched.live.trainer.samples import Prompt
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from rollout_sched.client import Batch, BlockingRollouts, RolloutScheduler, Sample, Tool
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.trl.rollout_func import Prompts
 from rollout_sched.integrations.trl.scoring import RewardFunc, Scores, score
 

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.advantages import relative
 from rollout_sched.live.trainer.samples import Sample
 

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any
 
 from rollout_sched.client import Batch, Prompt, RolloutScheduler, Sample
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.verl.groups import GroupFailed
 
 log = logging.getLogger(__name__)

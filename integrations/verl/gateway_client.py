@@ -14,7 +14,7 @@ from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
 from rollout_sched.client import GatewayError
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.verl import generate_call
 from rollout_sched.integrations.verl.settings import RoomSettings, settings_of
 from rollout_sched.integrations.vllm.protocol import endpoints

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from rollout_sched.core.model.errors import CallerError, RolloutError
+from rollout_sched.core.errors import CallerError, RolloutError
 from rollout_sched.integrations.verl.generate_call import COMPLETED, RolloutLengths, sampling_of
 from rollout_sched.live.trainer.samples import Prompt, Sample
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from itertools import count
 from typing import NamedTuple
 
+from rollout_sched.core.errors import RolloutError
 from rollout_sched.core.model.actions import Answer, Discard, Dispatch, Interrupt, Wake
-from rollout_sched.core.model.errors import RolloutError
 from rollout_sched.core.model.events import (
     InstanceJoined,
     InstanceLost,

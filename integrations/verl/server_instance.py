@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from rollout_sched.client import RolloutScheduler
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.verl.generate_call import ABORTED
 from rollout_sched.live.ports import (
     Description,

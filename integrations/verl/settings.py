@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import msgspec
 
 from rollout_sched.config import ConfigError
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.http.server import read_keys
 
 #: Where verl keeps settings of others, and our table there.

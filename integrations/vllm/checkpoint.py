@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 
 INDEX = "model.safetensors.index.json"
 _LARGEST_INDEX = 2**28  # bytes

@@ -12,7 +12,7 @@ import aiohttp
 import msgspec
 from asyncio_throttle.throttler import Throttler
 
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.http import Headers
 from rollout_sched.integrations.vllm.protocol.refusals import AnswerRefused, refusal
 from rollout_sched.live.ports import InstanceError

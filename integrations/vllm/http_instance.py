@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.http import Pool, Receiver, write_fields
 from rollout_sched.integrations.http.server import authorization, check_key
 from rollout_sched.integrations.vllm import metrics_text

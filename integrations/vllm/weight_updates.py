@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypeGuard
 
 import msgspec
 
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.vllm.weights import ReloadFromDisk, WeightRoots, WeightTransfer
 from rollout_sched.live import Driver
 from rollout_sched.live.ports import InstanceClient, InstanceError, WeightLoader

@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.vllm.checkpoint import check_checkpoint
 from rollout_sched.integrations.vllm.protocol import endpoints
 from rollout_sched.live.ports import InstanceClient, InstanceError

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.simulators.instance import EngineSteps
 
 #: Prompt tokens of a burst that measures decoding only.

@@ -22,7 +22,7 @@ from rollout_sched.calibration.bursts import (
     writing_s,
 )
 from rollout_sched.calibration.prober import IDS, SAMPLING, Prober
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.vllm import EngineLimits, EngineStep, SteppedEngine
 from rollout_sched.integrations.vllm.weights import ReloadFromDisk
 from rollout_sched.live.ports import Description, InstanceClient, InstanceError

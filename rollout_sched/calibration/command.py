@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from rollout_sched.calibration.calibration import Calibration, Calibrator, Report, StepCalibrator
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.flags import above_zero, positive
 from rollout_sched.integrations.http.server import read_keys
 from rollout_sched.integrations.vllm import HttpInstance, SteppedEngine, read_limits

@@ -12,7 +12,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from rollout_sched import process as event_loop
 from rollout_sched.client.rollout_scheduler import RolloutScheduler
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.live.trainer.samples import Batch
 
 P = ParamSpec("P")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
 
 from rollout_sched.client.rollout_scheduler import NOTHING, RolloutScheduler
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.vllm import HttpInstance
 from rollout_sched.integrations.vllm.weight_updates import (
     Apply,

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import msgspec
 
 from rollout_sched.config import load_policy
-from rollout_sched.core.model.errors import CallerError, RolloutError
+from rollout_sched.core.errors import CallerError, RolloutError
 from rollout_sched.integrations.vllm.weight_updates import Apply
 from rollout_sched.live import LiveScheduler, RunOptions, Settings
 from rollout_sched.live.ports import InstanceClient

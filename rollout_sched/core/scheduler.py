@@ -11,10 +11,10 @@ from typing import Any
 
 from rollout_sched.core import invariants
 from rollout_sched.core.decide.order import Decider
+from rollout_sched.core.errors import CallerError
 from rollout_sched.core.handlers import AttemptEvents, ClientEvents, InstanceEvents, TrainerEvents
 from rollout_sched.core.model import events as ev
 from rollout_sched.core.model.actions import Action
-from rollout_sched.core.model.errors import CallerError
 from rollout_sched.core.model.roles import Roles
 from rollout_sched.core.restart.restore import Restorer
 from rollout_sched.core.state.state import State

@@ -10,8 +10,8 @@ import msgspec
 
 from rollout_sched import journal
 from rollout_sched.config import PolicyFile, load_policy, shipped
+from rollout_sched.core.errors import CallerError
 from rollout_sched.core.model.actions import Action, Answer, Deliver, Dispatch
-from rollout_sched.core.model.errors import CallerError
 from rollout_sched.core.model.events import (
     Event,
     GroupSubmitted,

@@ -7,9 +7,9 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
+from rollout_sched.core.errors import CallerError
 from rollout_sched.core.model import events as ev
 from rollout_sched.core.model.actions import Discard, Dispatch, Interrupt
-from rollout_sched.core.model.errors import CallerError
 from rollout_sched.core.model.model import Instance
 from rollout_sched.core.model.request_ids import group_of
 from rollout_sched.link.pieces import add_piece, add_streamed

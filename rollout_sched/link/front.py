@@ -7,8 +7,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
+from rollout_sched.core.errors import RolloutError
 from rollout_sched.core.model.actions import Answer, Discard, Dispatch
-from rollout_sched.core.model.errors import RolloutError
 from rollout_sched.core.model.events import (
     Answered,
     OfAttempt,

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import msgspec
 
+from rollout_sched.core.errors import RolloutError
 from rollout_sched.core.model.actions import Answer, Discard, Dispatch, Interrupt
-from rollout_sched.core.model.errors import RolloutError
 from rollout_sched.core.model.events import (
     OfRequest,
     RequestSubmitted,

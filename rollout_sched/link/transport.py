@@ -19,7 +19,7 @@ from typing import Annotated, Any, NamedTuple, Protocol, cast
 
 import msgspec
 
-from rollout_sched.core.model.errors import RolloutError
+from rollout_sched.core.errors import RolloutError
 
 log = logging.getLogger(__name__)
 

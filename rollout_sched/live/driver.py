@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from rollout_sched.core.errors import CallerError
 from rollout_sched.core.model.actions import (
     Answer,
     Deliver,
@@ -20,7 +21,6 @@ from rollout_sched.core.model.actions import (
     Judge,
     Wake,
 )
-from rollout_sched.core.model.errors import CallerError
 from rollout_sched.core.model.events import (
     Event,
     GroupJudged,

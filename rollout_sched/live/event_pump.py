@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from rollout_sched.core.errors import CallerError
 from rollout_sched.core.model.actions import Action, Wake
-from rollout_sched.core.model.errors import CallerError
 from rollout_sched.core.model.events import Event, Woke
 from rollout_sched.core.scheduler import Scheduler
 

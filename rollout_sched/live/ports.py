@@ -12,8 +12,8 @@ from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
 
+from rollout_sched.core.errors import RolloutError
 from rollout_sched.core.model.actions import Dispatch
-from rollout_sched.core.model.errors import RolloutError
 from rollout_sched.core.model.events import Spans
 from rollout_sched.core.model.model import DeliveredSample
 

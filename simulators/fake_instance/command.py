@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import msgspec
 
 from rollout_sched import process as event_loop
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.flags import Flag, add_flags, given_flags
 from rollout_sched.simulators.fake_instance.engine import EngineSettings, Fault, parse_fault
 from rollout_sched.simulators.fake_instance.tokens import LARGEST, Vocabulary

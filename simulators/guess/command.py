@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rollout_sched.config import shipped
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.flags import add_flags, given_flags, number, positive
 from rollout_sched.simulators.guess import formula
 from rollout_sched.simulators.guess.formula import Layout, Model, gpu_named, model_named

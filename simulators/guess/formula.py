@@ -24,7 +24,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from rollout_sched.config import nearest
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.simulators.instance import CostModel
 
 # ------------------------------------------------------------------------------------------

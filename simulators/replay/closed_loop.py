@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rollout_sched.core import FactRecorder, FoldedFacts, SchedulerView
+from rollout_sched.core.errors import CallerError, PolicyError
 from rollout_sched.core.model.actions import (
     Action,
     Answer,
@@ -31,7 +32,6 @@ from rollout_sched.core.model.actions import (
     UpdateWeights,
     Wake,
 )
-from rollout_sched.core.model.errors import CallerError, PolicyError
 from rollout_sched.core.model.events import (
     Event,
     RequestSubmitted,

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from rollout_sched import config
 from rollout_sched.config import PolicyFile
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.flags import Flag, add_flags, given_flags
 from rollout_sched.live import settings_of
 from rollout_sched.live.trainer import reward_settings_of

@@ -16,7 +16,7 @@ from rollout_sched.config import (
     read_toml,
     unknown_key,
 )
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.simulators import traces
 from rollout_sched.simulators.instance import CostModel, InstanceSpec
 from rollout_sched.simulators.replay.faults import (

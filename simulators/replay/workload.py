@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.core.model.events import GroupSubmitted
 from rollout_sched.simulators.replay.scenario import Job, Scenario, Traffic, TrafficModel
 from rollout_sched.simulators.traces.model import SampleRecord, Trace, draw_extra

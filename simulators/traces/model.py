@@ -19,7 +19,7 @@ from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 
 Finish = Literal["stop", "length", "abort", "unknown"]
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from rollout_sched.config import PolicyFile, parse_policy
-from rollout_sched.core.model.errors import CallerError, RolloutError
+from rollout_sched.core.errors import CallerError, RolloutError
 from rollout_sched.flags import Flag
 from rollout_sched.metrics.fold import mean, share
 from rollout_sched.simulators.replay import Scenario, Workload

@@ -17,7 +17,7 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.flags import Flag
 from rollout_sched.simulators.tune.candidates import (
     BASELINES,

@@ -11,7 +11,7 @@ from benchmarks import prediction_record
 from benchmarks.core_pace import PaceSample
 from benchmarks.prediction_record import Arm, Record, TimedMeasurements, journal_of
 from rollout_sched.calibration.bursts import Burst, BurstTime
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from tests.calibration.test_command import FOUND
 
 BURST, BATCH = Burst(4, 32, 8), Burst(8, 32, 8)

@@ -21,7 +21,7 @@ from rollout_sched.calibration.bursts import (
     trials,
     writing_s,
 )
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.simulators.instance.cost_fit import EngineSteps
 from rollout_sched.simulators.instance.model import CostModel, InstanceSpec, SimRequest
 from tests.simulators.instance.reference import ReferenceInstance

@@ -10,7 +10,7 @@ import pytest
 
 from rollout_sched.calibration.bursts import Burst, BurstTime
 from rollout_sched.calibration.prober import IDS, Prober
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.live.ports import InstanceError, Order, Output, RequestRejected
 from rollout_sched.simulators.fake_instance.instance import RealtimeInstance
 from rollout_sched.simulators.instance.step_time import StepTime

@@ -19,7 +19,7 @@ from rollout_sched.client import (
     RolloutScheduler,
     Trajectory,
 )
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.live.ports import InstanceError, Order, Output
 from tests.live.scripted import Scripted
 

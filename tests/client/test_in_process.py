@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rollout_sched.client import RolloutScheduler
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 
 
 async def test_unready_servers_are_named(caplog: pytest.LogCaptureFixture) -> None:

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from rollout_sched.client.blocking import LoopThread
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 
 
 async def name_of_thread() -> str:

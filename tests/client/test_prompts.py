@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rollout_sched.client.rollout_scheduler import checked
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.live.trainer.samples import Prompt
 
 PLAIN = Prompt("a", [1, 2], 2, 9, {"seed": 3}, history=[4, 5])

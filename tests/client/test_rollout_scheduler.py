@@ -23,7 +23,7 @@ from rollout_sched.client import (
     rollout_scheduler,
 )
 from rollout_sched.client.remote import calls
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.live.ports import InstanceError
 from tests.integrations.gateway.gateway_fixture import House, Upstream
 from tests.integrations.vllm.scripted import ScriptedVllm

@@ -8,7 +8,7 @@ import pytest
 
 from rollout_sched.client import rollout_scheduler as module
 from rollout_sched.client.rollout_scheduler import log_while_waiting
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from tests.live.scripted import until
 
 

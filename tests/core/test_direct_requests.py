@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from rollout_sched.config import load_policy, shipped
+from rollout_sched.core.errors import CallerError
 from rollout_sched.core.model.actions import Discard, Dispatch, Interrupt
-from rollout_sched.core.model.errors import CallerError
 from rollout_sched.core.model.events import (
     BatchRequested,
     Event,

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from rollout_sched.core.errors import CallerError
 from rollout_sched.core.model.actions import Action, Deliver, Interrupt
-from rollout_sched.core.model.errors import CallerError
 from rollout_sched.core.model.events import (
     BatchRequested,
     InstancePaused,

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rollout_sched.core.errors import CallerError
 from rollout_sched.core.model.actions import (
     Action,
     Deliver,
@@ -18,7 +19,6 @@ from rollout_sched.core.model.actions import (
     UpdateWeights,
     Wake,
 )
-from rollout_sched.core.model.errors import CallerError
 from rollout_sched.core.model.events import (
     BatchRequested,
     Event,

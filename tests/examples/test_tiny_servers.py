@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from examples.tiny_servers import check_real
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 
 
 @contextmanager

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from rollout_sched.core.errors import CallerError
 from rollout_sched.core.model import events as ev
 from rollout_sched.core.model.actions import Action, Answer, Deliver
-from rollout_sched.core.model.errors import CallerError
 from rollout_sched.core.model.events import Event
 from rollout_sched.core.model.records import DeliveredSample, Segment
 from rollout_sched.inspection.recording import Recording, TraceFold, rows, summary

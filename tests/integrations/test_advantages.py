@@ -7,7 +7,7 @@ import math
 import pytest
 from msgspec.structs import replace
 
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.advantages import GroupAdvantages, group_advantages, relative
 from rollout_sched.live.trainer.samples import Batch
 from tests.integrations.samples import make_sample

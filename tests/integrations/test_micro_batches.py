@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.token_columns import micro_batches
 from rollout_sched.live.trainer.samples import Batch
 from tests.integrations.samples import make_sample

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import pytest
 
 from rollout_sched.config import PolicyFile, load_policy
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.live.live_scheduler import LiveScheduler
 from rollout_sched.live.ports import Order
 from rollout_sched.live.settings import RunOptions, Settings

@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from rollout_sched.config import PolicyFile
+from rollout_sched.core.errors import CallerError
 from rollout_sched.core.model import actions as act
 from rollout_sched.core.model import events as ev
-from rollout_sched.core.model.errors import CallerError
 from rollout_sched.simulators.replay.faults import (
     Failing,
     Fault,

@@ -31,9 +31,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from rollout_sched.config import parse_policy
+from rollout_sched.core.errors import CallerError
 from rollout_sched.core.model import actions as act
 from rollout_sched.core.model import events as ev
-from rollout_sched.core.model.errors import CallerError
 
 MAX_TOKENS = 50
 SLOTS = 3

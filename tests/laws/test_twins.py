@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, assume, event, example, given, settings
 from hypothesis import strategies as st
 
 from rollout_sched.config import PolicyFile, parse_policy
+from rollout_sched.core.errors import CallerError
 from rollout_sched.core.model.actions import Deliver, Dispatch
-from rollout_sched.core.model.errors import CallerError
 from rollout_sched.core.model.events import (
     BatchRequested,
     GroupJudged,

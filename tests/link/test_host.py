@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rollout_sched import load_policy
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.core.model.events import GroupSubmitted, InstanceLost, TokensArrived
 from rollout_sched.core.model.model import DeliveredSample, Instance, Request
 from rollout_sched.core.model.roles import FleetView, Routing

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from rollout_sched.core.errors import CallerError
 from rollout_sched.core.model import events as ev
 from rollout_sched.core.model.actions import Dispatch, Wake
-from rollout_sched.core.model.errors import CallerError
 from rollout_sched.live.event_pump import EventPump, RunClock
 from tests.core.told import make_scheduler
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from rollout_sched.core.errors import CallerError
 from rollout_sched.core.model import actions as act
 from rollout_sched.core.model.actions import Answer, Deliver, Discard, Dispatch, Interrupt
-from rollout_sched.core.model.errors import CallerError
 from rollout_sched.core.model.events import Event, RequestFinished, Woke
 from rollout_sched.core.model.model import DeliveredSample, Segment
 from rollout_sched.live.driver import Driver, Front

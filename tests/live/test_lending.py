@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.core.model.model import InstanceStatus
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.settings import Settings

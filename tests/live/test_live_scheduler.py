@@ -10,7 +10,7 @@ import pytest
 
 from rollout_sched import journal
 from rollout_sched.config import load_policy, parse_policy
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.core.model.events import (
     BatchRequested,
     InstanceLost,

@@ -10,7 +10,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from rollout_sched.client.remote.calls import GatewayError
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.ray import client
 from rollout_sched.integrations.ray.client import ActorCalls
 from rollout_sched.integrations.ray.deployment import NAMESPACE, Deployment

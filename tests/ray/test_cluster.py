@@ -13,7 +13,7 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
-from rollout_sched.core.model.errors import CallerError, RolloutError
+from rollout_sched.core.errors import CallerError, RolloutError
 from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.integrations.ray import cluster as clusters
 from rollout_sched.integrations.ray.deployment import NAMESPACE, Deployment

@@ -11,7 +11,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from rollout_sched.client import Applied
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.ray import cluster as clusters
 from rollout_sched.integrations.ray import on_ray
 from rollout_sched.integrations.ray.deployment import Deployment

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rollout_sched.client.remote.calls import GatewayError
 from rollout_sched.client.remote.client import ForgottenPrompts
 from rollout_sched.client.rollout_scheduler import RolloutScheduler
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.vllm.weight_updates import Applied, Reload, Transfer
 from rollout_sched.live.requests.trajectories import Tool
 from rollout_sched.live.trainer.delivery import TRAINER, LeaseEnded

@@ -25,8 +25,8 @@ from rollout_sched.client.remote.calls import (
     TrainerClient,
 )
 from rollout_sched.config import load_policy
+from rollout_sched.core.errors import CallerError
 from rollout_sched.core.model.actions import Action
-from rollout_sched.core.model.errors import CallerError
 from rollout_sched.core.model.events import Event
 from rollout_sched.integrations.vllm.weight_updates import Reload, update_of
 from rollout_sched.live.instances.membership import MembershipState

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from rollout_sched import top as command
 from rollout_sched.cli import main
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.top import KEY, Away, GatewaySource, Watched, watch
 from tests.top.served import serving
 

@@ -11,7 +11,7 @@ import pytest
 from examples.grpo_tiny import Job, train
 from examples.learning_curves import Point
 from examples.tiny_servers import Fleet, check_real, servers
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 
 JOB = Job(steps=12)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.vllm.in_process import InProcessInstance
 from rollout_sched.integrations.vllm.weights import ReloadFromDisk
 from rollout_sched.live.ports import InstanceError, Order, Output, RequestRejected

@@ -17,7 +17,7 @@ from typing import Any, cast
 from aiohttp import web
 
 from rollout_sched.client.remote import EPOCH
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.gateway.control_plane.admin import Admin
 from rollout_sched.integrations.gateway.control_plane.auth import Access, AccessControl, NotAllowed
 from rollout_sched.integrations.gateway.control_plane.codec import body_of, read, refusal, reply

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.gateway.data_plane.data_plane import UNADMITTED
 from rollout_sched.integrations.http.server import BearerKeys, check_key, lines_of, read_keys
 from rollout_sched.integrations.vllm import HttpInstance

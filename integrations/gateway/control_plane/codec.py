@@ -9,7 +9,7 @@ import msgspec
 from aiohttp import web
 
 from rollout_sched.client.remote import MSGPACK
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.gateway.data_plane.call import error_body
 
 #: Seconds for a whole body to arrive.

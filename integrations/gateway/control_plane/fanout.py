@@ -22,7 +22,7 @@ from urllib.parse import quote
 import msgspec
 from aiohttp import web
 
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.gateway.control_plane.auth import id_of
 from rollout_sched.integrations.gateway.control_plane.codec import body_of
 from rollout_sched.integrations.gateway.control_plane.weight_protocol import ProtocolStep

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 import msgspec
 from aiohttp import web
 
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.core.model.events import SessionEnded
 from rollout_sched.integrations.gateway.control_plane.codec import body_of, read, refusal, reply
 from rollout_sched.integrations.gateway.control_plane.fanout import (

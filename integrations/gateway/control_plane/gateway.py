@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.gateway.control_plane.auth import AllowList, checked_url, id_of
 from rollout_sched.integrations.gateway.control_plane.counts import LiveMetrics
 from rollout_sched.integrations.gateway.control_plane.fanout import shipped

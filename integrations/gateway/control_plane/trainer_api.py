@@ -7,7 +7,7 @@ import asyncio
 from aiohttp import web
 
 from rollout_sched.client.remote import EPOCH, NextBatch, Renewal, SubmissionAnswer
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.gateway.control_plane.codec import read, refusal, reply
 from rollout_sched.integrations.gateway.control_plane.gateway import Gateway
 from rollout_sched.live.trainer import LeaseEnded, NotReady

@@ -21,7 +21,7 @@ from typing import Any, cast
 
 import msgspec
 
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.core.model.events import InstanceLost
 from rollout_sched.core.model.model import InstanceStatus
 from rollout_sched.integrations.gateway.control_plane.fanout import (

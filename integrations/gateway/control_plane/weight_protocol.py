@@ -27,7 +27,7 @@ from enum import StrEnum
 
 import msgspec
 
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 
 
 class Conflict(CallerError):

@@ -13,7 +13,7 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from rollout_sched.core.model.errors import CallerError, RolloutError
+from rollout_sched.core.errors import CallerError, RolloutError
 from rollout_sched.live.trainer import TRAINER, LeaseEnded, TrainerName
 from rollout_sched.store import StoreFull
 

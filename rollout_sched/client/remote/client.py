@@ -20,7 +20,7 @@ from rollout_sched.client.remote.calls import (
     TrainerCalls,
 )
 from rollout_sched.client.rollout_scheduler import NOTHING, RolloutScheduler
-from rollout_sched.core.model.errors import CallerError, RolloutError
+from rollout_sched.core.errors import CallerError, RolloutError
 from rollout_sched.integrations.vllm.weight_updates import (
     Apply,
     is_coroutine,

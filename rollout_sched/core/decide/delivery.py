@@ -15,8 +15,8 @@ whole" is always reported, whatever caused it.
 from __future__ import annotations
 
 from rollout_sched.core.decide.lending import Lender
+from rollout_sched.core.errors import PolicyError
 from rollout_sched.core.model.actions import Deliver
-from rollout_sched.core.model.errors import PolicyError
 from rollout_sched.core.model.model import Group
 from rollout_sched.core.state.groups import (
     ACTIVE,

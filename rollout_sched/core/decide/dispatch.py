@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from rollout_sched.core.errors import PolicyError
 from rollout_sched.core.model.actions import Dispatch
-from rollout_sched.core.model.errors import PolicyError
 from rollout_sched.core.model.model import Attempt, Instance, InstanceStatus, Request
 from rollout_sched.core.state.lifecycle import DISPATCH, RUNNING, move
 from rollout_sched.core.work.parts import Parts

@@ -24,8 +24,8 @@ from __future__ import annotations
 from typing import Final
 
 from rollout_sched.core.decide.weights import WeightUpdater
+from rollout_sched.core.errors import PolicyError
 from rollout_sched.core.model.actions import Lend, Reclaim
-from rollout_sched.core.model.errors import PolicyError
 from rollout_sched.core.model.model import Instance, InstanceStatus
 from rollout_sched.core.state.lifecycle import RUNNING
 from rollout_sched.core.work.parts import Parts

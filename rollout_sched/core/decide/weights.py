@@ -24,8 +24,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rollout_sched.core.errors import PolicyError
 from rollout_sched.core.model.actions import Pause, Resume, UpdateWeights
-from rollout_sched.core.model.errors import PolicyError
 from rollout_sched.core.model.model import Instance, InstanceStatus
 from rollout_sched.core.state.state import State
 

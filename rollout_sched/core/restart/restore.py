@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import Final
 
 from rollout_sched.core.decide.order import Decider
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.core.model.events import Restored
 from rollout_sched.core.model.model import (
     Group,

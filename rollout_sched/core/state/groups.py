@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from sortedcontainers import SortedKeyList
 
-from rollout_sched.core.model.errors import IllegalMove
+from rollout_sched.core.errors import IllegalMove
 from rollout_sched.core.model.model import Group, GroupState
 
 # Final, so that compiled code need not look them up.

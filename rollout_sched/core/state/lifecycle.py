@@ -20,7 +20,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Final
 
-from rollout_sched.core.model.errors import IllegalMove
+from rollout_sched.core.errors import IllegalMove
 from rollout_sched.core.model.model import Request, RequestState
 
 # Final, so that compiled code need not look them up.

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rollout_sched.core.model.errors import PolicyError
+from rollout_sched.core.errors import PolicyError
 from rollout_sched.core.model.model import Group
 from rollout_sched.core.model.roles import Selection
 from rollout_sched.core.state.groups import FRESH, Groups

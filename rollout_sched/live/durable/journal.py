@@ -9,8 +9,8 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from rollout_sched.core.errors import CallerError
 from rollout_sched.core.model.actions import Action
-from rollout_sched.core.model.errors import CallerError
 from rollout_sched.core.model.events import Event
 from rollout_sched.journal import Entry, JournalHeader, LineFile, earlier, line_of
 

@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rollout_sched.core.errors import CallerError
 from rollout_sched.core.model.actions import Dispatch
-from rollout_sched.core.model.errors import CallerError
 from rollout_sched.core.model.events import InstanceJoined
 from rollout_sched.core.model.records import GroupFacts, RequestFacts
 from rollout_sched.core.model.request_ids import request_id

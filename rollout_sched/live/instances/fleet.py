@@ -8,8 +8,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
+from rollout_sched.core.errors import CallerError
 from rollout_sched.core.model.actions import Lend, Pause, Reclaim, Release, Resume, UpdateWeights
-from rollout_sched.core.model.errors import CallerError
 from rollout_sched.core.model.events import Event, InstanceJoined, InstanceLeaving, InstanceLost
 from rollout_sched.core.model.model import InstanceStatus
 from rollout_sched.live.event_pump import EventPump

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 from enum import StrEnum
 
-from rollout_sched.core.model.errors import IllegalMove
+from rollout_sched.core.errors import IllegalMove
 
 
 class MembershipState(StrEnum):

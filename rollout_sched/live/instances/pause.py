@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import StrEnum
 
-from rollout_sched.core.model.errors import IllegalMove
+from rollout_sched.core.errors import IllegalMove
 
 
 class PausedBy(StrEnum):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 
+from rollout_sched.core.errors import CallerError
 from rollout_sched.core.model.actions import Answer, Deliver, Discard, Dispatch
-from rollout_sched.core.model.errors import CallerError
 from rollout_sched.core.model.model import DeliveredSample
 from rollout_sched.core.model.request_ids import group_of
 from rollout_sched.live.ports import Payload, RequestRejected, plain_message

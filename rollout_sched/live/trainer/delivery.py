@@ -10,7 +10,7 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-from rollout_sched.core.model.errors import CallerError, IllegalMove
+from rollout_sched.core.errors import CallerError, IllegalMove
 from rollout_sched.live.trainer.samples import Batch
 
 # ------------------------------------------------------------------------------------------

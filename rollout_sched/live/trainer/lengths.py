@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.core.model.events import GroupSubmitted
 from rollout_sched.core.model.model import LengthHistory
 from rollout_sched.process import whole_file

@@ -7,8 +7,8 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from rollout_sched.core.errors import CallerError
 from rollout_sched.core.model.actions import Deliver
-from rollout_sched.core.model.errors import CallerError
 from rollout_sched.live.requests.token_payload import Piece, TokenTranscript
 from rollout_sched.live.trainer.samples import Prompt
 from rollout_sched.store import PieceDamaged, Store

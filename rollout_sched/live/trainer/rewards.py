@@ -17,7 +17,7 @@ import msgspec
 from asyncio_throttle.throttler import Throttler
 
 from rollout_sched.config import REWARDS, ConfigError, PolicyFile, imported, nearest, read_table
-from rollout_sched.core.model.errors import RolloutError
+from rollout_sched.core.errors import RolloutError
 from rollout_sched.live.trainer.samples import Reward, Sample
 
 log = logging.getLogger(__name__)

@@ -14,9 +14,9 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from rollout_sched.core.errors import CallerError
 from rollout_sched.core.model import model
 from rollout_sched.core.model.actions import Deliver
-from rollout_sched.core.model.errors import CallerError
 from rollout_sched.core.model.events import GroupSubmitted
 from rollout_sched.live.requests import continuation
 from rollout_sched.live.requests.token_payload import TokenPayload

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
+from rollout_sched.core.errors import CallerError
 from rollout_sched.core.model.actions import Deliver
-from rollout_sched.core.model.errors import CallerError
 from rollout_sched.core.model.events import (
     BatchRequested,
     Event,

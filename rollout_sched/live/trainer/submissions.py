@@ -12,9 +12,9 @@ from typing import Any, cast
 import msgspec
 
 from rollout_sched.config import nearest
+from rollout_sched.core.errors import CallerError, RolloutError
 from rollout_sched.core.model import model
 from rollout_sched.core.model.actions import Deliver
-from rollout_sched.core.model.errors import CallerError, RolloutError
 from rollout_sched.core.model.events import GroupSubmitted
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.ports import PayloadOf

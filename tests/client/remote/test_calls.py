@@ -12,7 +12,7 @@ from rollout_sched.client.remote.calls import (
     TrainerCalls,
     error_of,
 )
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.live.trainer.delivery import LeaseEnded
 from rollout_sched.store.errors import StoreFull
 from tests import virtual_net

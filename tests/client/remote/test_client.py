@@ -20,7 +20,7 @@ from rollout_sched.client import (
     RolloutScheduler,
 )
 from rollout_sched.client.remote import calls
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.live.ports import OnTokens, Order, Output
 from rollout_sched.simulators.fake_instance.engine import EngineSettings
 from rollout_sched.simulators.fake_instance.server import FakeServer

@@ -16,7 +16,7 @@ from rollout_sched.client.remote.calls import (
     GatewayError,
     TrainerClient,
 )
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.gateway.control_plane.codec import refusal
 from tests import virtual_net
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from rollout_sched.core.errors import PolicyError
 from rollout_sched.core.model.actions import Deliver, Interrupt, UpdateWeights
-from rollout_sched.core.model.errors import PolicyError
 from rollout_sched.core.model.events import (
     BatchRequested,
     GroupSubmitted,

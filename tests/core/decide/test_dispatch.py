@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 
 import pytest
 
+from rollout_sched.core.errors import PolicyError
 from rollout_sched.core.model import actions as act
 from rollout_sched.core.model import events as ev
-from rollout_sched.core.model.errors import PolicyError
 from rollout_sched.core.model.events import (
     BatchRequested,
     InstanceJoined,

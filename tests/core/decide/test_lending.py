@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from rollout_sched.core.errors import PolicyError
 from rollout_sched.core.model import actions as act
 from rollout_sched.core.model import events as ev
-from rollout_sched.core.model.errors import PolicyError
 from rollout_sched.core.model.model import InstanceStatus
 from rollout_sched.core.model.roles import FleetView, Instance, Lending, Progress
 from tests.core.told import Told, thrown

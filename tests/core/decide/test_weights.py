@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from rollout_sched.core.decide.weights import WeightUpdater
+from rollout_sched.core.errors import PolicyError
 from rollout_sched.core.model.actions import Action, Pause, Resume, UpdateWeights
-from rollout_sched.core.model.errors import PolicyError
 from rollout_sched.core.model.model import Attempt, Instance, InstanceStatus
 from rollout_sched.core.model.roles import Weights
 from rollout_sched.policies.interruption import NoInterruption, Partial

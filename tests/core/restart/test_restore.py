@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.core.model.events import (
     BatchRequested,
     Event,

@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from rollout_sched.core.model.errors import IllegalMove
+from rollout_sched.core.errors import IllegalMove
 from rollout_sched.core.model.model import RequestState
 from rollout_sched.core.state.lifecycle import MOVES, Move, move
 from tests.core.told import make_request

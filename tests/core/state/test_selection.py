@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from rollout_sched.core.model.errors import PolicyError
+from rollout_sched.core.errors import PolicyError
 from rollout_sched.core.model.model import Group
 from rollout_sched.core.model.roles import Selection
 from rollout_sched.core.state.groups import FRESH, LAUNCH, Groups

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.gateway import endpoints_file
 from rollout_sched.integrations.gateway.endpoints_file import EndpointsFile, read_endpoints
 from tests.integrations.gateway.gateway_fixture import House, Upstream

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from rollout_sched.config import load_policy
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.gateway import families
 from rollout_sched.integrations.gateway.data_plane.data_plane import DataPlane
 from rollout_sched.integrations.gateway.front_service import (

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 
 from rollout_sched.client import Applied, Prompt, Reload, RolloutScheduler
-from rollout_sched.core.model.errors import RolloutError
+from rollout_sched.core.errors import RolloutError
 from rollout_sched.integrations.gateway.control_plane import app as public
 from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.integrations.gateway.serve import Service

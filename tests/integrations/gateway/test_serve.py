@@ -23,7 +23,7 @@ from aiohttp import web
 from rollout_sched import journal
 from rollout_sched.cli import main
 from rollout_sched.client import RolloutScheduler
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.integrations.gateway.serve import Service
 from tests.integrations.gateway.gateway_fixture import House, Upstream

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rollout_sched import load_policy
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.gateway.control_plane.auth import Access, AccessControl
 from rollout_sched.integrations.gateway.serve import AdminSocket, startup_report
 

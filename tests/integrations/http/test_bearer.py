@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.http.server import BearerKeys, authorization, check_key, read_keys
 
 

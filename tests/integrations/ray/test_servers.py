@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.ray.servers import (
     POLLS_PER_QUESTION,
     ActorName,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rollout_sched.client import Batch, FailedGroup, GatewayError, Prompt, Sample
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.verl.coordinator import Coordinator
 from rollout_sched.integrations.verl.groups import GroupFailed
 from tests.integrations.samples import make_sample

@@ -7,7 +7,7 @@ import asyncio
 import msgspec
 import pytest
 
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.verl.generate_call import RolloutLengths
 from rollout_sched.integrations.verl.groups import (
     MASK,

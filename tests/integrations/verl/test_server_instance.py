@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.verl.server_instance import ServerInstance, VerlServers, servers_of
 from rollout_sched.live.ports import InstanceError
 

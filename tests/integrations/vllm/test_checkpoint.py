@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.vllm.checkpoint import INDEX, check_checkpoint
 
 

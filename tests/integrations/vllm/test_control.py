@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.vllm import control as control_module
 from rollout_sched.integrations.vllm.control import ControlAnswer, ServerControl, Throttle
 from rollout_sched.live.ports import InstanceError

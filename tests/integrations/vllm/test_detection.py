@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.vllm.control import ControlAnswer, ServerControl
 from rollout_sched.integrations.vllm.detection import EngineLimits, detect, read_limits
 from rollout_sched.integrations.vllm.http_instance import HttpInstance

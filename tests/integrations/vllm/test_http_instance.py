@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.vllm.control import KEEP_ALIVE_S
 from rollout_sched.integrations.vllm.http_instance import HttpInstance, checked_url
 from rollout_sched.live.ports import AnswerUntrue, InstanceError, RequestRejected, WeightsUnknown

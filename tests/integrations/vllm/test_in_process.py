@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.vllm.in_process import EngineStep, SteppedEngine
 
 BUDGET = 10

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.vllm import weight_updates as module
 from rollout_sched.integrations.vllm.weight_updates import (
     Reload,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rollout_sched import journal
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.core.model.events import RequestWithdrawn, Woke
 from rollout_sched.journal import SCHEMA, JournalError, JournalHeader
 from rollout_sched.live.durable import journal as journal_keeper

@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from rollout_sched.core.model.errors import IllegalMove
+from rollout_sched.core.errors import IllegalMove
 from rollout_sched.live.instances.membership import (
     AWAY,
     DISQUALIFY,

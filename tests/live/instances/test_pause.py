@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from rollout_sched.core.model.errors import IllegalMove
+from rollout_sched.core.errors import IllegalMove
 from rollout_sched.live.instances.pause import MOVES, InstancePause, PausedBy, PauseMove
 
 #: The table, written a second time: a line for each state, a column for each move; "-": illegal.

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from rollout_sched.core.errors import CallerError
 from rollout_sched.core.model.actions import Answer, Deliver, Discard, Dispatch
-from rollout_sched.core.model.errors import CallerError
 from rollout_sched.core.model.events import Woke
 from rollout_sched.core.model.model import DeliveredSample
 from rollout_sched.core.model.request_ids import request_id

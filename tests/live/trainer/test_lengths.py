@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rollout_sched import load_policy
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.core.model.events import GroupSubmitted
 from rollout_sched.live.live_scheduler import LiveScheduler
 from rollout_sched.live.settings import RunOptions

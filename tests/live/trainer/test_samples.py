@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollout_sched.core.errors import CallerError
 from rollout_sched.core.model import model
 from rollout_sched.core.model.actions import Deliver
-from rollout_sched.core.model.errors import CallerError
 from rollout_sched.core.model.events import GroupSubmitted
 from rollout_sched.live.requests.token_payload import Piece, TokenPayload
 from rollout_sched.live.trainer.samples import (

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.core.model.events import SubmissionsClosed
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.requests.token_payload import TokenPayload

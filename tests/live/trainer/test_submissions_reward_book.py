@@ -14,7 +14,7 @@ import pytest
 
 from rollout_sched import journal
 from rollout_sched.config import load_policy, parse_policy
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.core.model.model import GroupState
 from rollout_sched.live.live_scheduler import LiveScheduler
 from rollout_sched.live.ports import InstanceError

@@ -6,7 +6,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.advantages import GroupAdvantages
 from rollout_sched.integrations.torch import packed, padded
 from rollout_sched.live.trainer.samples import Batch, Sample

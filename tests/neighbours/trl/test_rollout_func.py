@@ -11,7 +11,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from rollout_sched.client import BlockingRollouts, RolloutScheduler, Sample, Trajectory
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.trl import CheckpointTransfer, RolloutFunc
 from tests.neighbours.fleet import Program, fake_instance
 from tests.neighbours.trl import fixtures

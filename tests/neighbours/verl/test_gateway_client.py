@@ -9,7 +9,7 @@ import pytest
 from omegaconf import OmegaConf, open_dict
 
 from rollout_sched.client.remote.calls import GatewayError
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.verl.gateway_client import GatewayClient
 
 FAKE = ["--speed", "100", "--median-tokens", "40", "--vocab-size", "256"]

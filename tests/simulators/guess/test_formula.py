@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.simulators.guess import formula
 from rollout_sched.simulators.guess.formula import Layout, gpu_named, gpus, model_named, models
 from rollout_sched.simulators.replay.scenario import load_scenario, parse_scenario

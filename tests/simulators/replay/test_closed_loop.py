@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from rollout_sched.config import shipped
+from rollout_sched.core.errors import CallerError, PolicyError
 from rollout_sched.core.model import actions as act
 from rollout_sched.core.model import events as ev
-from rollout_sched.core.model.errors import CallerError, PolicyError
 from rollout_sched.core.model.roles import FleetView, Instance, Request, Routing
 from rollout_sched.simulators.replay.closed_loop import ClosedLoop
 from rollout_sched.simulators.replay.faults import (

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from rollout_sched.core.errors import CallerError
 from rollout_sched.core.model import actions as act
 from rollout_sched.core.model import events as ev
-from rollout_sched.core.model.errors import CallerError
 from rollout_sched.simulators.instance.sim_instance import SimInstance
 from rollout_sched.simulators.replay.attempts import SimAttempts
 from rollout_sched.simulators.replay.event_queue import EventQueue

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from benchmarks.synthetic import synthetic
 from rollout_sched import journal
 from rollout_sched.config import PolicyFile, load_policy, shipped
+from rollout_sched.core.errors import PolicyError
 from rollout_sched.core.model import events as ev
-from rollout_sched.core.model.errors import PolicyError
 from rollout_sched.core.model.events import Woke
 from rollout_sched.simulators.instance.model import CostModel
 from rollout_sched.simulators.instance.sim_instance import SimInstance

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from rollout_sched.config import ConfigError
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.simulators import traces
 from rollout_sched.simulators.replay.faults import Failing, Lost
 from rollout_sched.simulators.replay.scenario import (

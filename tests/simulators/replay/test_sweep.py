@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from rollout_sched.config import ConfigError
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.simulators.replay import report as reports
 from rollout_sched.simulators.replay.runs import replay
 from rollout_sched.simulators.replay.scenario import load_scenario

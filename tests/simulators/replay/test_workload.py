@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.core.model.events import GroupSubmitted
 from rollout_sched.simulators.replay.scenario import Job, TrafficModel
 from rollout_sched.simulators.replay.workload import Workload

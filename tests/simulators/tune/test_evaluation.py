@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from benchmarks.synthetic import synthetic
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.simulators.replay.scenario import Job, TrafficModel
 from rollout_sched.simulators.tune import space
 from rollout_sched.simulators.tune.candidates import Candidate, draw, presets

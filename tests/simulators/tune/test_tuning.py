@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.simulators.tune.evaluation import CaseFigures, HardLimits, Task
 from rollout_sched.simulators.tune.search import (
     EXHAUSTED,

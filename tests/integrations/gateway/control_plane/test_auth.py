@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.gateway.control_plane.auth import (
     Access,
     AccessControl,

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.gateway.control_plane.gateway import (
     NoSuchInstance,
     id_of,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.core.model.errors import CallerError
+from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.gateway.control_plane.fanout import shipped
 from rollout_sched.integrations.gateway.control_plane.weight_protocol import ProtocolStep
 from rollout_sched.integrations.vllm.weights import OutsideRoots, WeightRoots
