@@ -159,9 +159,8 @@ class Call:
         upstream_endpoint = ENDPOINTS[path.partition(b"?")[0]]
         if client.asks_versions and upstream_endpoint != "generate":
             self.says_versions = True
-            body = envelopes.with_fields(
-                body, {ASK_VERSIONS: True}
-            )  # a client's own comes after it
+            # A client's own comes after it, and counts.
+            body = envelopes.with_fields(body, {ASK_VERSIONS: True})
         engine = engine_id(upstream_endpoint, name.decode("latin-1"))
         return client.pass_on(order_id, engine, path.decode(), lines, body, receiver)
 

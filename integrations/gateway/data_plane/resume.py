@@ -84,7 +84,8 @@ def shows_no_way_on(
         return True
     before = "".join([part.text for part in earlier])
     # The search is through all of the text, which may use a few of the same words again.
-    return before in text and Repetition(prompt, before).is_in(text, len(before) >= _ENOUGH)
+    found = bool(before) and before in text
+    return found and Repetition(prompt, before).is_in(text, len(before) >= _ENOUGH)
 
 
 def parsed_in(answer: dict[str, Any]) -> str:

@@ -390,9 +390,8 @@ class Stream:
             self._client.last = spoken
         self.tokens.add(ids, speaks=choice.speaks)
         try:
-            versions = (
-                choice.weight_versions if self.tokens.ids else None
-            )  # else tokens are guessed
+            # Without ids the number of tokens is a guess, which versions need not agree with.
+            versions = choice.weight_versions if self.tokens.ids else None
             self.end.spans = spans_of(versions, self.tokens.count, labelled=self._labelled)
         except AnswerUntrue as error:
             # The client already has the tokens, so they cannot be corrected.

@@ -107,6 +107,17 @@ async def test_text_of_the_prompt_within_an_answer_is_not_passed_on(
     stage.settled()
 
 
+async def test_a_first_part_that_quotes_the_prompt_goes_on(stage, instance) -> None:
+    partial = completion([4, 5], "abort", prompt=PROMPT)
+    partial["choices"][0]["text"] = "So: Count the words "
+    body = {**BODY, "prompt": "Count the words"}
+    call, again = await interrupted(stage, instance, body, partial, "/v1/completions")
+    assert again["prompt"] == [*PROMPT, 4, 5]
+    await instance.answer(1, completion([6]))
+    assert (await call.json())["choices"][0]["text"] == "So: Count the words w6 "
+    stage.settled()
+
+
 # -- streams -------------------------------------------------------------------------------
 
 
