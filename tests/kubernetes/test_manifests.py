@@ -187,15 +187,52 @@ def test_every_selector_finds_pods(folder: str) -> None:
     labels = [template["metadata"]["labels"] for template in templates(folder).values()]
     for service in of_kind("Service", found).values():
         assert service["spec"]["selector"] in labels
+    told = PAGE.read_text()
     for policy in of_kind("NetworkPolicy", found).values():
         assert policy["spec"]["podSelector"]["matchLabels"] in labels
-        gateway, trainer = policy["spec"]["ingress"]
-        assert gateway["from"][0]["podSelector"]["matchLabels"] in labels
-        told = trainer["from"][0]["podSelector"]["matchLabels"]
-        assert f"{NAME}: {told[NAME]}" in PAGE.read_text(), "who deploys the trainer must know"
+        for peer in (peer for rule in policy["spec"]["ingress"] for peer in rule.get("from", ())):
+            ((name, value),) = peer["podSelector"]["matchLabels"].items()
+            known = {name: value} in labels or value in of_kind("RayJob", found)
+            assert known or f"{name}: {value}" in told, "who deploys those pods must know"
     for sets in of_kind("StatefulSet", found).values():
         spec = sets["spec"]
         assert spec["selector"]["matchLabels"] == spec["template"]["metadata"]["labels"]
+
+
+def reached(policy: Object, *, labels: Object, namespace: str = "ours") -> set[str | int]:
+    """The ports that the pods of a policy open to a pod; "every" stands for all of them."""
+    ports: set[str | int] = set()
+    for rule in policy["spec"]["ingress"]:
+        peers = rule.get("from", [{"podSelector": {}, "namespaceSelector": {}}])
+        for peer in peers:
+            near = namespace == "ours" or "namespaceSelector" in peer
+            if near and peer["podSelector"].get("matchLabels", {}).items() <= labels.items():
+                ports |= {port["port"] for port in rule.get("ports", [{"port": "every"}])}
+    return ports
+
+
+def test_strangers_reach_only_what_asks_for_a_key() -> None:
+    policies = of_kind("NetworkPolicy", objects("ray"))
+    vllm, ray = policies["vllm"], policies["rollout-sched"]
+    for template in templates("ray").values():
+        (covered,) = [p for p in policies.values() if selects(p, template)]
+        assert covered["spec"]["policyTypes"] == ["Ingress"]
+    ours, stranger = {NAME: "rollout-sched"}, {NAME: "web"}
+    operator = {"app.kubernetes.io/component": "kuberay-operator"}
+    submitter = {"batch.kubernetes.io/job-name": "rollout-sched-up"}
+    keyed = {"http", "control"}
+    assert reached(vllm, labels=stranger) == set()
+    assert reached(vllm, labels=ours) == {"http"}
+    assert reached(ray, labels=ours) == keyed | {"every"}
+    assert reached(ray, labels=operator, namespace="ray-system") == keyed | {8265}
+    assert reached(ray, labels=submitter) == keyed | {8265}
+    for labels, namespace in ((stranger, "ours"), (ours, "theirs"), (submitter, "theirs")):
+        assert reached(ray, labels=labels, namespace=namespace) == keyed
+
+
+def selects(policy: Object, template: Object) -> bool:
+    chosen = policy["spec"]["podSelector"]["matchLabels"]
+    return bool(chosen.items() <= template["metadata"]["labels"].items())
 
 
 def probes(container: Object) -> dict[str, Object]:
