@@ -5,6 +5,10 @@ connection means that the peer is gone: a process that dies closes it; a machine
 not answer the kernel's keepalive probes and is given up after `SILENCE_S`. A process that hangs has
 a kernel that still answers the probes, so each end sends empty frames regularly, and a peer that
 sends nothing for `STANDS_S` is given up, too.
+
+Before anything else each end proves to the other that it has the scheduler's key, without sending
+it. What follows is neither encrypted nor signed: a peer is known, an attacker on the path between
+the two is not kept out.
 """
 
 from __future__ import annotations
@@ -13,15 +17,19 @@ import asyncio
 import contextlib
 import hmac
 import logging
+import secrets
 import socket
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Any, NamedTuple, Protocol, cast
+from functools import partial
+from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeVar, cast
 
 import msgspec
 
 from rollout_sched.core.errors import RolloutError
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 #: Most bytes of a frame, and of all unsent data: with more, the peer has long stopped reading.
 MAX_BYTES = 2**30
@@ -44,7 +52,8 @@ class LinkEnded(RolloutError, RuntimeError):
 
 class FrameConnection(asyncio.Protocol):
     """One end of a link. `on_frame` is called with each frame, `on_end` once with the reason when
-    the connection ends. An error in `on_frame` ends the connection.
+    the connection ends. An error in `on_frame` ends the connection; all but a
+    PermissionError are logged.
 
     max_bytes  of an incoming frame; a longer one ends the connection
     """
@@ -65,7 +74,7 @@ class FrameConnection(asyncio.Protocol):
         if transport is None or transport.is_closing():
             raise LinkEnded(f"the link is closed: {self._why or 'it was never open'}")
         if len(frame) + transport.get_write_buffer_size() > MAX_BYTES:
-            self._abort(f"the peer has not read more than {MAX_BYTES:,} bytes")
+            self.abort(f"the peer has not read more than {MAX_BYTES:,} bytes")
             raise LinkEnded(f"the link is closed: {self._why}")
         transport.writelines((len(frame).to_bytes(_LENGTH, "big"), frame))
 
@@ -74,6 +83,12 @@ class FrameConnection(asyncio.Protocol):
         if self._transport is not None:
             self._why = self._why or "closed here"
             self._transport.close()
+
+    def abort(self, why: str) -> None:
+        """Close at once."""
+        self._why = self._why or why
+        if self._transport is not None:
+            self._transport.abort()
 
     # -- what the event loop says ----------------------------------------------------------
 
@@ -91,7 +106,7 @@ class FrameConnection(asyncio.Protocol):
         while len(received) >= at + _LENGTH:
             length = int.from_bytes(received[at : at + _LENGTH], "big")
             if length > self.max_bytes:
-                self._abort(f"a frame of {length:,} bytes; the peer is no scheduler or front")
+                self.abort(f"a frame of {length:,} bytes; the peer is no scheduler or front")
                 return
             end = at + _LENGTH + length
             if len(received) < end:
@@ -102,9 +117,12 @@ class FrameConnection(asyncio.Protocol):
                 continue
             try:
                 self.on_frame(frame)
+            except PermissionError as error:
+                self.abort(str(error))
+                return
             except Exception as error:
                 log.exception("error while handling a frame")
-                self._abort(f"{type(error).__name__}: {error}")
+                self.abort(f"{type(error).__name__}: {error}")
                 return
             if self._transport is None or self._transport.is_closing():
                 return
@@ -128,15 +146,10 @@ class FrameConnection(asyncio.Protocol):
             self._heard = now  # our own loop was blocked: received data may be waiting to be read
         self._looked = now
         if now - self._heard > STANDS_S:
-            self._abort(f"nothing received for {STANDS_S:.0f} s")
+            self.abort(f"nothing received for {STANDS_S:.0f} s")
             return
         transport.write(_EMPTY)
         self._look_later()
-
-    def _abort(self, why: str) -> None:
-        self._why = self._why or why
-        if self._transport is not None:
-            self._transport.abort()
 
 
 def _give_up_the_silent(taken: socket.socket | None) -> None:
@@ -164,20 +177,56 @@ async def dial(connection: FrameConnection, address: str, port: int) -> None:
 
 
 # ------------------------------------------------------------------------------------------
-# Accepts the connections of fronts in the process of their scheduler.
+# The handshake: Connect from a front, Challenge from its scheduler's process, Response.
 
-#: Seconds in which a new connection must send Connect.
+#: Seconds in which a new connection must prove that it has the key.
 CONNECT_S = 10.0
 
-#: Most bytes of Connect.
+#: Most bytes of a frame before the peer has proven that it has the key.
 CONNECT_BYTES = 4096
+
+_NONCE = 32
+
+Nonce = Annotated[bytes, msgspec.Meta(min_length=_NONCE, max_length=_NONCE)]
 
 
 class Connect(msgspec.Struct, frozen=True):
-    """The first frame of a front. `key`: the key of the scheduler's process."""
+    """The first frame of a front. `nonce`: random."""
 
     front: Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
-    key: str
+    nonce: Nonce
+
+
+class Challenge(msgspec.Struct, frozen=True):
+    """The answer to Connect. `nonce`: random; `proof`: that the scheduler's process has the key."""
+
+    nonce: Nonce
+    proof: bytes
+
+
+class Response(msgspec.Struct, frozen=True):
+    """The answer to Challenge. `proof`: that the front has the key."""
+
+    proof: bytes
+
+
+def prove(key: str, role: Literal["scheduler", "front"], connect: Connect, nonce: bytes) -> bytes:
+    """The proof of one end. It has a nonce of each end, so a recorded one is worth nothing, and the
+    role, so the other end cannot send it back."""
+    message = msgspec.msgpack.encode((role, connect, nonce))
+    return hmac.digest(key.encode(), message, "sha256")
+
+
+def _read(frame: bytes, kind: type[T]) -> T:
+    """Raises PermissionError."""
+    try:
+        return msgspec.msgpack.decode(frame, type=kind)
+    except msgspec.DecodeError as error:
+        raise PermissionError(f"no {kind.__name__}: {error}") from error
+
+
+# ------------------------------------------------------------------------------------------
+# Accepts the connections of fronts in the process of their scheduler.
 
 
 class LinkedHub(Protocol):
@@ -193,9 +242,13 @@ class LinkedHub(Protocol):
 
 class LinkListener:
     """Keeps one connection for each front by name; a second one with its name replaces the first.
-    A connection without the right `key` gets no data."""
+    A connection that does not prove that it has `key` gets no data.
+
+    refused  number of connections that ended without that proof
+    """
 
     def __init__(self, hub: LinkedHub, key: str) -> None:
+        self.refused = 0
         self._hub = hub
         self._key = key
         self._server: asyncio.Server | None = None
@@ -226,22 +279,31 @@ class LinkListener:
         return caller.connection
 
     def _hello(self, caller: _Caller, frame: bytes) -> None:
-        """Raises msgspec.DecodeError, or PermissionError."""
-        connect = msgspec.msgpack.decode(frame, type=Connect)
-        if not hmac.compare_digest(connect.key.encode(), self._key.encode()):
+        """Raises PermissionError."""
+        connect, nonce = _read(frame, Connect), secrets.token_bytes(_NONCE)
+        caller.receive = partial(self._check, caller, connect, nonce)
+        proof = prove(self._key, "scheduler", connect, nonce)
+        caller.send(msgspec.msgpack.encode(Challenge(nonce, proof)))
+
+    def _check(self, caller: _Caller, connect: Connect, nonce: bytes, frame: bytes) -> None:
+        """Raises PermissionError."""
+        expected = prove(self._key, "front", connect, nonce)
+        if not hmac.compare_digest(_read(frame, Response).proof, expected):
             raise PermissionError(f"{connect.front!r} does not have this scheduler's key")
         before = self._fronts.get(connect.front)
         if before is not None:
             self._drop(before, "it has connected again")
-        name = caller.name = connect.front
+        name = connect.front
+        caller.admit(name, partial(self._hub.receive, name))
         self._fronts[name] = caller
-        caller.receive = lambda frame: self._hub.receive(name, frame)
-        caller.connection.max_bytes = MAX_BYTES
         caller.connection.send(self._hub.connect(name, caller.send))
         log.info("front %s connected", name)
 
     def _gone(self, caller: _Caller, why: str) -> None:
         self._callers.discard(caller)
+        if not caller.name:
+            self.refused += 1
+            log.warning("a connection has not become a front's: %s", why)
         self._drop(caller, why)
 
     def _drop(self, caller: _Caller, why: str) -> None:
@@ -254,7 +316,7 @@ class LinkListener:
 
 
 class _Caller:
-    """A connection; without a name until it has sent Connect."""
+    """A connection; without a name until it has proven that it has the key."""
 
     def __init__(
         self,
@@ -262,11 +324,18 @@ class _Caller:
         gone: Callable[[_Caller, str], None],
     ) -> None:
         self.name = ""
-        self.receive: Callable[[bytes], None] = lambda frame: connect(self, frame)
+        self.receive: Callable[[bytes], None] = partial(connect, self)
         self._gone = gone
-        self.connection = FrameConnection(self._frame, self._end)
+        self.connection = FrameConnection(lambda frame: self.receive(frame), self._end)
         self.connection.max_bytes = CONNECT_BYTES
-        self._patience = asyncio.get_running_loop().call_later(CONNECT_S, self.connection.close)
+        self._patience = asyncio.get_running_loop().call_later(
+            CONNECT_S, self.connection.abort, f"no proof within {CONNECT_S:.0f} s"
+        )
+
+    def admit(self, name: str, receive: Callable[[bytes], None]) -> None:
+        self._patience.cancel()
+        self.name, self.receive = name, receive
+        self.connection.max_bytes = MAX_BYTES
 
     def send(self, frame: bytes) -> None:
         """A frame to a closed connection is dropped; `gone` reports the end."""
@@ -274,10 +343,6 @@ class _Caller:
             self.connection.send(frame)
         except LinkEnded as error:
             log.debug("front %s: %s", self.name, error)
-
-    def _frame(self, frame: bytes) -> None:
-        self._patience.cancel()
-        self.receive(frame)
 
     def _end(self, why: str) -> None:
         self._patience.cancel()
@@ -291,7 +356,7 @@ class _Caller:
 RETRY_S = 0.1
 MAX_RETRY_S = 2.0
 
-#: Seconds for the scheduler's process to accept a connection and to answer Connect.
+#: Seconds for the scheduler's process to accept a connection and for the handshake.
 ANSWER_S = 10.0
 
 
@@ -364,10 +429,10 @@ class LinkDialler:
     async def _connected(self) -> _Call:
         """Connect and wait for Accepted. Raises OSError, LinkEnded or what `locate` raises."""
         place = await self._locate()
-        call = self._call = _Call(self._front)
+        call = self._call = _Call(self._front, self._name, place.key)
         try:
             await dial(call.connection, place.address, place.port)
-            call.connection.send(msgspec.msgpack.encode(Connect(self._name, place.key)))
+            call.hello()
             answers: list[asyncio.Future[Any]] = [call.welcomed, call.over]
             await asyncio.wait(answers, return_when=asyncio.FIRST_COMPLETED)
             if call.over.done():
@@ -393,18 +458,35 @@ class _Call:
     over      done when the connection has ended, with the reason
     """
 
-    def __init__(self, front: LinkedFront) -> None:
+    def __init__(self, front: LinkedFront, name: str, key: str) -> None:
         loop = asyncio.get_running_loop()
         self.welcomed: asyncio.Future[None] = loop.create_future()
         self.over: asyncio.Future[str] = loop.create_future()
         self._front = front
-        self.connection = FrameConnection(self._frame, self._end)
+        self._key = key
+        self._connect = Connect(name, secrets.token_bytes(_NONCE))
+        self._receive = self._challenged
+        self.connection = FrameConnection(lambda frame: self._receive(frame), self._end)
+        self.connection.max_bytes = CONNECT_BYTES
 
-    def _frame(self, frame: bytes) -> None:
-        if self.welcomed.done():
-            self._front.receive(frame)
-            return
+    def hello(self) -> None:
+        """Begin the handshake. Raises LinkEnded."""
+        self.connection.send(msgspec.msgpack.encode(self._connect))
+
+    def _challenged(self, frame: bytes) -> None:
+        """Raises PermissionError."""
+        challenge = _read(frame, Challenge)
+        expected = prove(self._key, "scheduler", self._connect, challenge.nonce)
+        if not hmac.compare_digest(challenge.proof, expected):
+            raise PermissionError("the process at the scheduler's address does not have its key")
+        self.connection.max_bytes = MAX_BYTES
+        self._receive = self._accepted
+        proof = prove(self._key, "front", self._connect, challenge.nonce)
+        self.connection.send(msgspec.msgpack.encode(Response(proof)))
+
+    def _accepted(self, frame: bytes) -> None:
         self._front.connect(frame, self._send)
+        self._receive = self._front.receive
         self.welcomed.set_result(None)
 
     def _send(self, frame: bytes) -> None:

@@ -17,14 +17,17 @@ from rollout_sched.link import transport as connections
 from rollout_sched.link import transport as diallers
 from rollout_sched.link import transport as listeners
 from rollout_sched.link.transport import (
+    Challenge,
     Connect,
     FrameConnection,
     LinkDialler,
     LinkEnded,
     LinkListener,
+    Response,
     SchedulerPlace,
     dial,
     listen,
+    prove,
 )
 from tests.link.scenes import runs
 
@@ -346,6 +349,9 @@ class Hub:
         self.told.put_nowait(("disconnect", name))
 
 
+encode = msgspec.msgpack.encode
+
+
 class Caller:
     """The bare connection end of a front."""
 
@@ -354,18 +360,25 @@ class Caller:
         self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.connection = FrameConnection(self.frames.put_nowait, self.over.set_result)
 
-    async def call(self, port: int, name: str = "f", key: str = KEY) -> None:
+    async def hello(self, port: int, connect: Connect) -> Challenge:
         await dial(self.connection, "127.0.0.1", port)
-        self.connection.send(msgspec.msgpack.encode(Connect(name, key)))
+        self.connection.send(encode(connect))
+        return msgspec.msgpack.decode(await self.frames.get(), type=Challenge)
+
+    async def call(self, port: int, name: str = "f", key: str = KEY) -> None:
+        connect = Connect(name, bytes(32))
+        challenge = await self.hello(port, connect)
+        assert challenge.proof == prove(KEY, "scheduler", connect, challenge.nonce)
+        self.connection.send(encode(Response(prove(key, "front", connect, challenge.nonce))))
 
 
 @asynccontextmanager
-async def listening_listener(hub: Hub) -> AsyncIterator[int]:
+async def listening_listener(hub: Hub) -> AsyncIterator[tuple[int, LinkListener]]:
     listener = LinkListener(hub, KEY)
     port = await listener.open("127.0.0.1")
     try:
         async with asyncio.timeout(30):
-            yield port
+            yield port, listener
     finally:
         listener.close()
 
@@ -373,7 +386,7 @@ async def listening_listener(hub: Hub) -> AsyncIterator[int]:
 @runs
 async def test_a_front_is_welcomed_heard_and_missed() -> None:
     hub, caller = Hub(), Caller()
-    async with listening_listener(hub) as port:
+    async with listening_listener(hub) as (port, _):
         await caller.call(port)
         assert await caller.frames.get() == b"welcome f"
         hub.sends["f"](b"an order")
@@ -388,7 +401,7 @@ async def test_a_front_is_welcomed_heard_and_missed() -> None:
 @runs
 async def test_reconnection_replaces_the_first() -> None:
     hub, first, second = Hub(), Caller(), Caller()
-    async with listening_listener(hub) as port:
+    async with listening_listener(hub) as (port, _):
         await first.call(port)
         await first.frames.get()
         await second.call(port)
@@ -404,45 +417,162 @@ async def test_reconnection_replaces_the_first() -> None:
         ]
 
 
+Answer = Callable[[Connect, Challenge], bytes]
+
+
+def response(role: str, connect: Connect, nonce: bytes, key: str = KEY) -> bytes:
+    return encode(Response(prove(key, role, connect, nonce)))
+
+
+STRANGERS: dict[str, tuple[Answer, str]] = {
+    "another key": (
+        lambda c, seen: response("front", c, seen.nonce, key="guessed"),
+        "does not have this scheduler's key",
+    ),
+    "no key": (lambda c, seen: encode(Response(b"")), "does not have this scheduler's key"),
+    "the scheduler's own proof": (
+        lambda c, seen: encode(Response(seen.proof)),
+        "does not have this scheduler's key",
+    ),
+    "a proof for another challenge": (
+        lambda c, seen: response("front", c, bytes(32)),
+        "does not have this scheduler's key",
+    ),
+    "a proof for another name": (
+        lambda c, seen: response("front", Connect("other", c.nonce), seen.nonce),
+        "does not have this scheduler's key",
+    ),
+    "garbage": (lambda c, seen: b"open sesame", "no Response"),
+    "something long": (lambda c, seen: bytes(listeners.CONNECT_BYTES + 1), "a frame of"),
+}
+
+
+@pytest.mark.parametrize("stranger", STRANGERS)
 @runs
-async def test_wrong_key_receives_nothing(
-    caplog: pytest.LogCaptureFixture,
+async def test_without_the_key_nothing_is_received(
+    stranger: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Not the place of a front that has its name, either."""
+    answer, why = STRANGERS[stranger]
+    hub, front, caller = Hub(), Caller(), Caller()
+    async with listening_listener(hub) as (port, listener):
+        await front.call(port)
+        assert await front.frames.get() == b"welcome f"
+        connect = Connect("f", bytes(32))
+        challenge = await caller.hello(port, connect)
+        caller.connection.send(answer(connect, challenge))
+        await caller.over
+        assert listener.refused == 1
+        assert listener.fronts == ["f"]
+        assert caller.frames.empty()
+    assert hub.told.get_nowait() == ("connect", "f")
+    assert why in caplog.text
+    assert "Traceback" not in caplog.text
+
+
+@runs
+async def test_a_recorded_handshake_lets_nobody_in() -> None:
+    """It is sent again frame by frame, to the same process."""
+    sent: list[bytes] = []
+    hub, front = Hub(), Caller()
+    async with listening_listener(hub) as (port, listener):
+        send = front.connection.send
+        front.connection.send = lambda frame: send(sent.append(frame) or frame)
+        await front.call(port)
+        await front.frames.get()
+        recorder = Caller()
+        await dial(recorder.connection, "127.0.0.1", port)
+        for frame in sent:
+            recorder.connection.send(frame)
+        await recorder.over
+        assert len(sent) == 2
+        assert not any(KEY.encode() in frame for frame in sent)
+        assert listener.refused == 1
+
+
+@pytest.mark.parametrize("frame", [b"hello?", bytes(listeners.CONNECT_BYTES + 1)])
+@runs
+async def test_malformed_or_long_hello_ends_the_connection(frame: bytes) -> None:
     hub, stranger = Hub(), Caller()
-    async with listening_listener(hub) as port:
-        await stranger.call(port, key="guessed")
+    async with listening_listener(hub) as (port, listener):
+        await dial(stranger.connection, "127.0.0.1", port)
+        stranger.connection.send(frame)
         await stranger.over
-        assert stranger.frames.empty()
-        assert hub.told.empty()
-    assert "does not have this scheduler's key" in caplog.text
+        assert listener.refused == 1
+    assert hub.told.empty()
 
 
+@pytest.mark.parametrize("says_hello", [False, True])
 @runs
-async def test_malformed_or_long_hello_ends_the_connection() -> None:
-    hub = Hub()
-    async with listening_listener(hub) as port:
-        for frame in (b"hello?", bytes(listeners.CONNECT_BYTES + 1)):
-            stranger = Caller()
-            await dial(stranger.connection, "127.0.0.1", port)
-            stranger.connection.send(frame)
-            await stranger.over
-        assert hub.told.empty()
-
-
-@runs
-async def test_silent_connection_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listeners, "CONNECT_S", 0.01)
+async def test_a_peer_that_does_not_answer_is_dropped(
+    monkeypatch: pytest.MonkeyPatch, says_hello: bool
+) -> None:
+    monkeypatch.setattr(listeners, "CONNECT_S", 0.1)
     hub, silent = Hub(), Caller()
-    async with listening_listener(hub) as port:
-        await dial(silent.connection, "127.0.0.1", port)
+    async with listening_listener(hub) as (port, listener):
+        if says_hello:
+            await silent.hello(port, Connect("f", bytes(32)))
+        else:
+            await dial(silent.connection, "127.0.0.1", port)
         await silent.over
-        assert hub.told.empty()
+        assert listener.refused == 1
+    assert hub.told.empty()
+
+
+class Impostor:
+    """Listens where the scheduler's process should be, with another key or none."""
+
+    def __init__(self, answer: Callable[[Connect], bytes]) -> None:
+        self.frames: asyncio.Queue[bytes] = asyncio.Queue()
+        self._answer = answer
+
+    def accept(self) -> FrameConnection:
+        self.connection = FrameConnection(self._frame, lambda why: None)
+        return self.connection
+
+    def _frame(self, frame: bytes) -> None:
+        self.frames.put_nowait(frame)
+        self.connection.send(self._answer(msgspec.msgpack.decode(frame, type=Connect)))
+
+
+def challenge(role: str, connect: Connect, key: str = KEY) -> bytes:
+    return encode(Challenge(bytes(32), prove(key, role, connect, bytes(32))))
+
+
+IMPOSTORS: dict[str, Callable[[Connect], bytes]] = {
+    "another key": lambda connect: challenge("scheduler", connect, key="guessed"),
+    "a front's proof": lambda connect: challenge("front", connect),
+    "a recorded proof": lambda connect: challenge("scheduler", Connect("f", b"\1" * 32)),
+    "the front's own frame": encode,
+    "orders at once": lambda connect: b"welcome f",
+    "a long frame": lambda connect: bytes(listeners.CONNECT_BYTES + 1),
+}
+
+
+@pytest.mark.parametrize("impostor", IMPOSTORS)
+@runs
+async def test_a_front_obeys_nobody_without_the_key(impostor: str) -> None:
+    """It does not even prove that it has the key itself."""
+    there, stage = Impostor(IMPOSTORS[impostor]), Stage()
+    server = await listen(there.accept, "127.0.0.1")
+    stage.place = SchedulerPlace("127.0.0.1", server.sockets[0].getsockname()[1], KEY)
+    stage.dialler.open()
+    async with asyncio.timeout(30):
+        for _ in range(2):  # it has given up, and tries again
+            msgspec.msgpack.decode(await there.frames.get(), type=Connect)
+        await stage.rise()
+        assert await stage.front.told.get() == b"welcome f"
+        await stage.dialler.close()
+    while not there.frames.empty():
+        msgspec.msgpack.decode(there.frames.get_nowait(), type=Connect)
+    server.close()
+    stage.fall()
 
 
 @runs
 async def test_a_report_that_cannot_be_taken_ends_that_front_alone() -> None:
     hub, bad, good = Hub(), Caller(), Caller()
-    async with listening_listener(hub) as port:
+    async with listening_listener(hub) as (port, _):
         await bad.call(port, "bad")
         await good.call(port, "good")
         await good.frames.get()
@@ -457,7 +587,7 @@ async def test_a_report_that_cannot_be_taken_ends_that_front_alone() -> None:
 @runs
 async def test_closing_disconnects_every_front() -> None:
     hub, caller = Hub(), Caller()
-    async with listening_listener(hub) as port:
+    async with listening_listener(hub) as (port, _):
         await caller.call(port)
         await caller.frames.get()
     assert await caller.over == "closed by the peer"
