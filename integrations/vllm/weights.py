@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, cast
+from urllib.parse import parse_qsl
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -97,19 +99,23 @@ def _number(field: str, value: Any) -> int:
 
 
 # ------------------------------------------------------------------------------------------
-# Folders in which weights on disk must lie, so that a trainer cannot have arbitrary files read.
+# Folders in which weights on disk must lie, so that a trainer cannot have arbitrary files read: a
+# caller that can have any file loaded can read it, a token at a time.
 #
-# Paths in the bodies of calls are found by the table that says where a call goes. Nothing else in a
-# trainer's body is checked; but a caller that can have any file loaded can read it, a token at a
-# time.
+# Fields of a call that are paths are known by their names, whatever the call is.
 
 
 #: Seconds for which the disk may take to answer.
 CHECK_LIMIT_S = 60.0
 
-#: Beginnings of paths, for fields that are not known to be paths. Handles of GPU memory, which are
-#: pickled and in base64, begin with "gA".
-_BEGINNINGS = ("/", "~", "file:")
+#: The last word of a field that names a file: weights_path, sync_dir, modelPath, uris.
+_PATH_FIELD = re.compile(
+    r"(?:^|[\W_]|(?<=[a-z])(?=[A-Z]))(?i:path|dir|directory|folder|file|checkpoint|ckpt|uri)s?$"
+)
+
+#: Any other string that is a path. Handles of GPU memory, which are pickled and in base64, begin
+#: with "gA".
+_PATH = re.compile(r"\s*(?:[/~]|\.{1,2}[/\\]|file:)|(?:.*[/\\])?\.\.(?:[/\\]|$)", re.I | re.S)
 
 
 class OutsideRoots(CallerError):
@@ -119,78 +125,89 @@ class OutsideRoots(CallerError):
 class WeightRoots:
     """The allowed folders; if there are none, every folder is allowed.
 
-    Symbolic links are resolved as far as this machine sees the path, `..` always.
+    Symbolic links are resolved as far as this machine sees the path, `..` always. A resolved path
+    begins with its folder as it was given: instances may know only that name.
     """
 
     def __init__(self, roots: Iterable[Path] = ()) -> None:
-        self._roots = [Path(os.path.realpath(root)) for root in roots]
+        self._roots = {Path(os.path.realpath(root)): Path(os.path.abspath(root)) for root in roots}
 
     @property
     def known(self) -> bool:
         """Whether there are any."""
         return bool(self._roots)
 
-    def check(self, path: str | Path) -> None:
-        """Raises OutsideRoots. Reads the disk, which may block: do not call it on an event loop."""
+    def resolve(self, path: str | Path) -> Path:
+        """The path that an instance is sent. Raises OutsideRoots if it, or an entry of it that this
+        machine sees, lies outside the roots. Reads the disk, which may block: do not call it on an
+        event loop."""
+        resolved = self._resolve(path)
+        if self._roots and resolved.is_dir():
+            for entry in resolved.iterdir():
+                self._resolve(entry)
+        return resolved
+
+    def _resolve(self, path: str | Path) -> Path:
         if not self._roots:
-            return
+            return Path(path)
         if not os.path.isabs(path):
             raise self._outside(path, "it is not an absolute path")
         try:
             real = Path(os.path.realpath(path))
         except ValueError as error:  # a null byte
             raise self._outside(path, str(error)) from error
-        if not any(real.is_relative_to(root) for root in self._roots):
-            led = "" if str(real) == str(path) else f"it leads to {real}"
-            raise self._outside(path, led)
+        for root, given in self._roots.items():
+            if real.is_relative_to(root):
+                return given / real.relative_to(root)
+        raise self._outside(path, "" if str(real) == str(path) else f"it leads to {real}")
 
-    def check_folder(self, folder: Path) -> None:
-        """Raises OutsideRoots if a folder, or an entry of it that this machine sees, lies outside
-        the roots."""
-        self.check(folder)
-        if self._roots and folder.is_dir():
-            for entry in folder.iterdir():
-                self.check(entry)
+    async def resolve_call(
+        self, query: str, body: bytes, fields: frozenset[str] = frozenset()
+    ) -> bytes:
+        """The body of a call with resolved paths, if there are any folders. Raises CallerError for
+        a path outside of them or in the query, and for a body that is not JSON: an instance might
+        parse it differently. `fields`: more names of fields with paths, at any depth."""
+        if not self._roots:
+            return body
+        try:
+            return await off_loop(partial(self._resolve_call, query, body, fields), CHECK_LIMIT_S)
+        except OSError as error:  # TimeoutError is one
+            raise CallerError(f"weights: {error or 'the disk does not answer'}") from error
 
-    async def check_body(self, body: bytes, fields: frozenset[str]) -> None:
-        """If there are any folders: raises CallerError for the body of a call that names a path
-        outside of them, in one of the `fields` or elsewhere, or that is not JSON: an instance might
-        parse it differently."""
-        if not (self._roots and body):
-            return
+    def _resolve_call(self, query: str, body: bytes, fields: frozenset[str]) -> bytes:
+        for name, value in parse_qsl(query):
+            if _PATH_FIELD.search(name) or _PATH.match(value):
+                raise self._outside(value, f"{name!r} in the query; give it in the body")
+        if not body:
+            return body
         try:
             told = msgspec.json.decode(body)
+            return msgspec.json.encode(self._resolve_value(told, fields))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise CallerError(f"body: {error}; with --weights-root it must be JSON") from error
-        named = list(_paths(told, fields))
-        try:
-            await off_loop(partial(self._check_all, named), CHECK_LIMIT_S)
-        except OSError as error:  # TimeoutError is one
-            raise CallerError(f"weights {named}: {error or 'the disk does not answer'}") from error
 
-    def _check_all(self, paths: list[str]) -> None:
-        for path in paths:
-            self.check(path)
+    def _resolve_value(self, told: Any, fields: frozenset[str], *, named: bool = False) -> Any:
+        """`named`: it is in a field whose name says that it is a path."""
+        if isinstance(told, str):
+            return str(self.resolve(told)) if named or _PATH.match(told) else told
+        if isinstance(told, list):
+            return [self._resolve_value(value, fields, named=named) for value in told]
+        if isinstance(told, dict):
+            resolved = {}
+            for field, value in told.items():
+                known = named or field in fields or _PATH_FIELD.search(field) is not None
+                resolved[self._resolve_value(field, fields)] = self._resolve_value(
+                    value, fields, named=known
+                )
+            return resolved
+        return told
 
     def _outside(self, path: str | Path, why: str) -> OutsideRoots:
-        roots = ", ".join(map(str, self._roots))
+        roots = ", ".join(map(str, self._roots.values()))
         return OutsideRoots(
             f"weights {str(path)!r} lie outside of {roots}{why and f': {why}'}; move them there, "
             "or start the gateway with a --weights-root that contains them"
         )
-
-
-def _paths(told: Any, fields: frozenset[str], *, named: bool = False) -> Iterator[str]:
-    """Strings in one of the `fields`, at any depth, and other strings that look like paths."""
-    if isinstance(told, str):
-        if named or told.startswith(_BEGINNINGS):
-            yield told
-    elif isinstance(told, dict):
-        for field, value in told.items():
-            yield from _paths(value, fields, named=named or field in fields)
-    elif isinstance(told, list):
-        for value in told:
-            yield from _paths(value, fields, named=named)
 
 
 LOAD_LIMIT_S = 900.0
@@ -225,7 +242,8 @@ class ReloadFromDisk:
                    version, or a function of the version
     visible_here   whether this machine sees it too: then it is checked before any instance is
                    changed
-    roots          folders in which it must lie, links resolved; None for any
+    roots          folders in which it must lie; the instances are sent its resolved path. None
+                   for any
     """
 
     def __init__(
@@ -238,7 +256,7 @@ class ReloadFromDisk:
         self._path = path
         self._roots = roots or WeightRoots()
         self._visible_here = visible_here
-        self._checked: tuple[int, float] | None = None  # (version, time) of the last complete one
+        self._checked = (-1, 0.0, Path())  # (version, time, resolved path) of the last good one
 
     def path(self, version: int) -> Path:
         """The path of a version's weights. Raises CallerError if the template is not valid."""
@@ -249,31 +267,34 @@ class ReloadFromDisk:
             raise CallerError(f"path {str(self._path)!r}: only {{version}} is allowed in braces")
         return Path(str(version).join(parts))
 
-    async def check(self, version: int) -> None:
-        """Raises CallerError if there is no complete checkpoint. Call it before any pause."""
+    async def check(self, version: int) -> Path:
+        """The path for the instances. Raises CallerError if there is no complete checkpoint. Call
+        it before any pause."""
         folder = self.path(version)
         if not (self._visible_here or self._roots.known):
-            return
+            return folder
         try:
-            await off_loop(partial(self._check_folder, folder), CHECK_LIMIT_S)
+            resolved = await off_loop(partial(self._resolve, folder), CHECK_LIMIT_S)
         except OSError as error:  # TimeoutError is one
             reason = str(error) or f"not checked within {CHECK_LIMIT_S:g} s"
             raise CallerError(
                 f"weights {folder}: {reason}; does the disk answer? If only the instances see "
                 "it, set visible_here to false"
             ) from error
-        self._checked = (version, time.monotonic())
+        self._checked = (version, time.monotonic(), resolved)
+        return resolved
 
-    def _check_folder(self, folder: Path) -> None:
-        self._roots.check_folder(folder)
+    def _resolve(self, folder: Path) -> Path:
+        resolved = self._roots.resolve(folder)
         if self._visible_here:
-            check_checkpoint(folder)
+            check_checkpoint(resolved)
+        return resolved
 
     async def __call__(self, client: InstanceClient, version: int) -> None:
-        known = self._checked
-        if known is None or known[0] != version or time.monotonic() - known[1] > GOOD_FOR_S:
-            await self.check(version)
-        kwargs = {"weights_path": str(self.path(version))}
+        checked, when, folder = self._checked
+        if checked != version or time.monotonic() - when > GOOD_FOR_S:
+            folder = await self.check(version)
+        kwargs = {"weights_path": str(folder)}
         await _workers(client).collective_rpc("reload_weights", kwargs, LOAD_LIMIT_S)
 
 

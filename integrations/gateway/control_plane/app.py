@@ -342,7 +342,8 @@ class _Guards:
             return refusal(503, "no instance has joined")
         body = await body_of(request)
         if _INFERENCE.fullmatch(request.path) is None:
-            await self._gateway.check_paths(request.method, request.path, body)
+            query = request.raw_path.partition("?")[2]
+            body = await self._gateway.resolve_paths(request.method, request.path, query, body)
         client: Any = driver.supervisors[instance.id].client
         response_id = needed_response(request.path, body)
         if response_id:
@@ -350,7 +351,7 @@ class _Guards:
             client = client if len(joined) == 1 else await holder_of(response_id, joined)
             if client is None:
                 return refusal(404, _NO_RESPONSE.format(id=printable(response_id, 80)))
-        return await relay(request, client, silence_s=driver.settings.update_timeout_s)
+        return await relay(request, body, client, silence_s=driver.settings.update_timeout_s)
 
 
 def _comes_by_socket(request: web.Request) -> bool:

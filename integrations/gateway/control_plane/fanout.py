@@ -24,7 +24,6 @@ from aiohttp import web
 
 from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.gateway.control_plane.auth import id_of
-from rollout_sched.integrations.gateway.control_plane.codec import body_of
 from rollout_sched.integrations.gateway.control_plane.weight_protocol import ProtocolStep
 from rollout_sched.integrations.gateway.data_plane.call import Upstream
 from rollout_sched.integrations.gateway.data_plane.client_request import NOT_FORWARDED
@@ -46,7 +45,6 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ranks: RankFields | None = None
     sum: str = ""
     because: str = ""
-    paths: list[str] = []
 
     def __post_init__(self) -> None:
         if (self.to == "rewrite") != (self.ranks is not None):
@@ -60,7 +58,7 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class _File(msgspec.Struct, forbid_unknown_fields=True):
     calls: dict[str, Rule]
     rpc: dict[str, ProtocolStep]
-    rpc_paths: dict[str, list[str]] = {}
+    rpc_paths: frozenset[str] = frozenset()
 
 
 class FanoutTable:
@@ -70,7 +68,7 @@ class FanoutTable:
         self,
         calls: Mapping[tuple[str, str], Rule],
         rpc: Mapping[str, ProtocolStep],
-        rpc_paths: Mapping[str, list[str]],
+        rpc_paths: frozenset[str],
     ) -> None:
         self.calls = calls
         self._rpc = rpc
@@ -80,13 +78,11 @@ class FanoutTable:
         return self.calls.get((method, path))
 
     def path_fields(self, method: str, path: str, body: bytes) -> frozenset[str]:
-        """The fields of a call's body that name weights on disk."""
+        """The fields of a call's body that name weights on disk, though their names do not say
+        so."""
         rule = self.rule_for(method, path)
-        if rule is None:
-            return frozenset()
-        if rule.update is ProtocolStep.BY_METHOD:
-            return frozenset(self._rpc_paths.get(_called(body), ()))
-        return frozenset(rule.paths)
+        by_method = rule is not None and rule.update is ProtocolStep.BY_METHOD
+        return frozenset({"args"} if by_method and _called(body) in self._rpc_paths else ())
 
     def step(self, rule: Rule, body: bytes) -> ProtocolStep | None:
         """The weight update step of a call; for /collective_rpc its body decides."""
@@ -173,12 +169,13 @@ def forwardable(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, byt
     return [field for field in lowered if field[0] not in _DROPPED and field[0] not in between]
 
 
-async def relay(request: web.Request, client: Upstream, *, silence_s: float) -> web.StreamResponse:
+async def relay(
+    request: web.Request, body: bytes, client: Upstream, *, silence_s: float
+) -> web.StreamResponse:
     """`silence_s`: the longest time without data from the instance, before or within its answer.
 
     Raises InstanceError if the instance does not begin to answer.
     """
-    body = await body_of(request)
     headers = [*forwardable(request.raw_headers), *client.request_headers]
     answer = _Answer()
     try:

@@ -117,7 +117,7 @@ async def call_of(gateway: Gateway, request: web.Request, path: str) -> FleetCal
     query = "&".join(pair for pair in pairs if unquote(pair.split("=")[0]) != "selector")
     headers = forwardable(request.raw_headers)
     body = await body_of(request)
-    await gateway.check_paths(request.method, path, body)
+    body = await gateway.resolve_paths(request.method, path, query, body)
     limit_s = gateway.driver.settings.update_timeout_s
     rule = shipped().rule_for(request.method, path)
     pause = None if rule is None else rule.pause

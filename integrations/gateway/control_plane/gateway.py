@@ -16,8 +16,7 @@ from rollout_sched.integrations.gateway.control_plane.fanout import shipped
 from rollout_sched.integrations.gateway.control_plane.trainer_updates import TrainerUpdates
 from rollout_sched.integrations.gateway.data_plane.data_plane import DataPlane
 from rollout_sched.integrations.gateway.data_plane.reply import Responses
-from rollout_sched.integrations.vllm.protocol import endpoints
-from rollout_sched.integrations.vllm.weight_updates import WeightLoaders, WeightUpdate
+from rollout_sched.integrations.vllm.weight_updates import Transfer, WeightLoaders, WeightUpdate
 from rollout_sched.integrations.vllm.weights import WeightRoots
 from rollout_sched.live import LiveScheduler
 from rollout_sched.live.instances import InstanceSupervisor
@@ -143,16 +142,18 @@ class Gateway:
         """Raises NoSuchInstance."""
         await self.driver.remove_instance(self.supervisor(id_or_url).name, drain=drain)
 
-    async def check_paths(self, method: str, path: str, body: bytes) -> None:
-        """Raises CallerError for a body that names weights outside of the allowed folders."""
+    async def resolve_paths(self, method: str, path: str, query: str, body: bytes) -> bytes:
+        """The body of a call with resolved paths. Raises CallerError if it names weights outside of
+        the allowed folders."""
         fields = shipped().path_fields(method, path, body)
-        await self._weight_roots.check_body(body, fields)
+        return await self._weight_roots.resolve_call(query, body, fields)
 
     async def publish(self, update: WeightUpdate) -> None:
         """Raises CallerError if the version does not increase, or the weights are missing."""
-        if update.transfer is not None:
-            told = msgspec.json.encode(update.transfer)
-            await self.check_paths("POST", endpoints.UPDATE_WEIGHTS, told)
+        if update.transfer is not None and self._weight_roots.known:
+            told = await self._weight_roots.resolve_call("", msgspec.json.encode(update.transfer))
+            transfer = msgspec.json.decode(told, type=Transfer)
+            update = msgspec.structs.replace(update, transfer=transfer)
         await self._weight_loaders.publish(update, self.trainer.weights, wait=update.wait)
 
     def view(self, supervisor: InstanceSupervisor) -> InstanceView:

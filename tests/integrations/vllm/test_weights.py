@@ -238,13 +238,13 @@ def test_without_roots_everything_passes() -> None:
     roots = WeightRoots()
     assert not roots.known
     for path in ("relative", "/anywhere", "s3://bucket/x", "\0"):
-        roots.check(path)
+        roots.resolve(path)
 
 
 def test_paths_within_the_roots_pass(root: Path) -> None:
     roots = WeightRoots([root])
     for path in (root, root / "v1", root / "not_yet" / "there", f"{root}/v1/../v2", f"{root}//v1"):
-        roots.check(path)
+        roots.resolve(path)
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_paths_within_the_roots_pass(root: Path) -> None:
 def test_paths_outside_the_roots_are_refused(root: Path, path: str) -> None:
     named = path.format(root=root, up=root.parent)
     with pytest.raises(OutsideRoots, match="--weights-root") as raised:
-        WeightRoots([root]).check(named)
+        WeightRoots([root]).resolve(named)
     assert str(root) in str(raised.value)
     assert repr(named) in str(raised.value)
 
@@ -264,7 +264,7 @@ def test_paths_outside_the_roots_are_refused(root: Path, path: str) -> None:
 )
 def test_remote_paths_are_refused(root: Path, path: str) -> None:
     with pytest.raises(OutsideRoots):
-        WeightRoots([root]).check(path)
+        WeightRoots([root]).resolve(path)
 
 
 def test_links_are_followed(root: Path) -> None:
@@ -274,21 +274,21 @@ def test_links_are_followed(root: Path) -> None:
     (outside / "back").symlink_to(root / "v1")
     (root / "loop").symlink_to(root / "loop")
     roots = WeightRoots([root])
-    roots.check(root / "latest")
-    roots.check(outside / "back")
+    assert roots.resolve(root / "latest") == root / "v1"
+    assert roots.resolve(outside / "back") == root / "v1"
     with pytest.raises(OutsideRoots, match=f"leads to {outside}"):
-        roots.check(root / "away" / "v1")
-    roots.check(root / "loop")  # leads nowhere, so not outside
+        roots.resolve(root / "away" / "v1")
+    roots.resolve(root / "loop")  # leads nowhere, so not outside
 
 
 def test_a_root_may_be_a_link_and_there_may_be_several(root: Path) -> None:
     (root.parent / "link").symlink_to(root)
     roots = WeightRoots([root.parent / "link", root.parent / "other"])
-    roots.check(root / "v1")
-    roots.check(root.parent / "link" / "v1")
-    roots.check(root.parent / "other")
+    as_given = root.parent / "link" / "v1"
+    assert roots.resolve(root / "v1") == roots.resolve(as_given) == as_given
+    assert roots.resolve(root.parent / "other") == root.parent / "other"
     with pytest.raises(CallerError):
-        roots.check(root.parent)
+        roots.resolve(root.parent)
 
 
 def test_files_within_a_folder_are_checked(root: Path) -> None:
@@ -296,11 +296,11 @@ def test_files_within_a_folder_are_checked(root: Path) -> None:
     secret.write_bytes(b"")
     (root / "v1" / "sound.safetensors").write_bytes(b"")
     roots = WeightRoots([root])
-    roots.check_folder(root / "v1")
-    roots.check_folder(root / "nowhere")  # only the instances may see it
+    roots.resolve(root / "v1")
+    roots.resolve(root / "nowhere")  # only the instances may see it
     (root / "v1" / "model.safetensors").symlink_to(secret)
     with pytest.raises(OutsideRoots, match=r"model\.safetensors"):
-        roots.check_folder(root / "v1")
+        roots.resolve(root / "v1")
 
 
 PRIME = RankFields("rank_offset", "inference_world_size")
