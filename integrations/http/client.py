@@ -176,13 +176,16 @@ class Pool:
         body: bytes,
         receiver: Receiver,
         limit: int = MAX_BODY,
+        *,
+        alone: bool = False,
     ) -> Exchange:
         """Send a request; every callback comes after this has returned.
 
         The client writes Host and Content-Length itself, so `headers` must not have them; `headers`
-        as bytes are lines, each with its CRLF. `most`: bytes of body that the answer may have; an
-        answer that announces or has more is broken. Raises ValueError for a target or header with a
-        line break, RuntimeError after `close`.
+        as bytes are lines, each with its CRLF. `limit`: bytes of body that the answer may have; an
+        answer that announces or has more is broken. `alone`: on a connection that carries nothing
+        else, for an answer that does not show whose it is. Raises ValueError for a target or header
+        with a line break, RuntimeError after `close`.
         """
         if self._closed:
             raise RuntimeError(f"{self.url}: the pool is closed")
@@ -193,7 +196,8 @@ class Pool:
         else:
             head = b"%b%b\r\n" % (opening, lines)
         exchange = Exchange(head, body, method == "HEAD", receiver, limit)
-        if not self._idle.carry(exchange):
+        exchange.reusable = not alone
+        if alone or not self._idle.carry(exchange):
             self.dial(exchange)
         return exchange
 
@@ -204,13 +208,15 @@ class Pool:
         headers: bytes | Sequence[tuple[bytes, bytes]] = (),
         body: bytes = b"",
         timeout_s: float | None = None,
+        *,
+        alone: bool = False,
     ) -> HttpResponse:
         """Send a request and wait for its whole answer.
 
         Raises ExchangeError, or TimeoutError after `timeout_s` seconds.
         """
         whole = _Whole(asyncio.get_running_loop().create_future(), self._max_answer)
-        exchange = self.send(method, target, headers, body, whole, self._max_answer)
+        exchange = self.send(method, target, headers, body, whole, self._max_answer, alone=alone)
         try:
             if timeout_s is None:  # even an unused timeout would cost as much as the parsing
                 return await whole.future

@@ -3,7 +3,7 @@
 Invariants:
 - a connection is idle, or carries one exchange, or is dropped;
 - it is reused only if it followed the protocol: the answer ended at its announced end, nothing came
-  after it, and the whole request had been written.
+  after it, and the whole request had been written; and only if the exchange allows it.
 """
 
 from __future__ import annotations
@@ -41,8 +41,7 @@ log = logging.getLogger(__name__)
 #
 # Invariants:
 # - a receiver gets no callback after `on_error` or `Exchange.cancel`, and none after `on_end`
-# unless
-#   that raised;
+#   unless that raised;
 # - an exception of a receiver ends its own exchange, with one `on_error`, and no other exchange.
 
 
@@ -63,9 +62,16 @@ class Receiver(Protocol):
 
 
 class Exchange:
-    """One request in flight and its answer."""
+    """One request in flight and its answer.
+
+    alone     its connection has carried no other exchange
+    reusable  its connection may carry others after it. A server that answers twice sends the second
+              answer at any time, also to the next request of the connection; so this is for
+              answers that their receiver recognizes as its own. Decided before `on_end` returns
+    """
 
     __slots__ = (
+        "alone",
         "body",
         "connection",
         "head",
@@ -74,12 +80,15 @@ class Exchange:
         "paused",
         "receiver",
         "redialled",
+        "reusable",
         "sent_at",
     )
 
     def __init__(
         self, head: bytes, body: bytes, head_only: bool, receiver: Receiver, limit: int
     ) -> None:
+        self.alone = True
+        self.reusable = True
         self.head = head  # the request, kept while it may have to be sent again
         self.body = body
         self.head_only = head_only
@@ -162,6 +171,7 @@ class ClientConnection:
         "_paused",
         "_readable",
         "_transport",
+        "_used",
         "reused",
     )
 
@@ -176,6 +186,7 @@ class ClientConnection:
         self._on_data: Callable[[bytes], None] | None = None  # the receiver's, from then on
         self._keep = False
         self._paused = False
+        self._used = False  # it has carried an exchange
         self.reused = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -210,6 +221,8 @@ class ClientConnection:
         """Send an exchange's request; the answer goes to its receiver."""
         self._exchange = exchange
         exchange.connection = self
+        exchange.alone = not self._used
+        self._used = True
         if exchange.paused:
             self.pause()
         if len(exchange.body) < JOIN_BELOW:
@@ -311,27 +324,22 @@ class ClientConnection:
             self._end(exchange, rest)
 
     def _end(self, exchange: Exchange, rest: bytes) -> None:
-        """The answer is complete. The connection is free before the receiver is called."""
+        """The answer is complete. Its receiver decides whether the connection is reused."""
         self._exchange = self._body = self._on_data = None
         receiver = exchange.finish()
+        try:
+            receiver.on_end()
+        except RAISED as error:
+            exchange.reusable = False
+            tell(receiver, _as_error(self._owner.url, error))
         if rest:
             self._unasked()
-        elif self._keep and not self._transport.get_write_buffer_size():
+        elif self._keep and exchange.reusable and not self._transport.get_write_buffer_size():
             if self._paused:
                 self.resume()
             self._owner.release(self)
         else:
             self._transport.abort()
-        try:
-            receiver.on_end()
-        except RAISED as error:
-            self._drop_if_free()
-            tell(receiver, _as_error(self._owner.url, error))
-
-    def _drop_if_free(self) -> None:
-        """Drop it, unless it already carries another exchange, which the error does not concern."""
-        if self._exchange is None:
-            self.drop()
 
     def _unasked(self) -> None:
         """Bytes without a request: whatever they are, the connection must not be used again."""

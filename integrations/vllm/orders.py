@@ -6,57 +6,31 @@ import asyncio
 import re
 from collections.abc import Callable
 
-from rollout_sched.integrations.http import ExchangeError, Headers, Pool
-from rollout_sched.integrations.vllm.control import ControlAnswer, Throttle
+from rollout_sched.integrations.http import Exchange, ExchangeError, Headers, Pool
+from rollout_sched.integrations.vllm.control import Throttle
 from rollout_sched.integrations.vllm.dialects import AnswerAssembler, Dialect
 from rollout_sched.integrations.vllm.protocol.answers import EventStream
 from rollout_sched.integrations.vllm.protocol.refusals import refusal_of_request
-from rollout_sched.integrations.vllm.proxy import as_instance_error
+from rollout_sched.integrations.vllm.proxy import as_instance_error, recognize
 from rollout_sched.live.ports import InstanceError, Order, Output, RequestRejected
 
 # ------------------------------------------------------------------------------------------
-# One POST on an instance's pool whose answer is received as it arrives, up to a size.
-#
-# It is never repeated here. The pool sends it again only if the server had closed the idle
-# connection before the request arrived. vLLM aborts a request that loses its connection.
-
-
-async def post(
-    pool: Pool,
-    target: str,
-    header_lines: bytes,
-    body: bytes,
-    *,
-    largest: int,
-    receive: Callable[[bytes], None] | None = None,
-    limit_s: float | None = None,
-) -> ControlAnswer:
-    """The answer, of at most `largest` bytes, within `limit_s` seconds; else InstanceError.
-
-    If `receive` is given, it gets the body of a 200 as it arrives, and its exceptions are raised
-    from this call. Cancelling closes the connection.
-    """
-    answer = _Answer(target, largest, receive)
-    exchange = pool.send("POST", target, header_lines, body, answer)
-    try:
-        async with asyncio.timeout(limit_s):
-            return await answer.whole
-    except TimeoutError as error:
-        raise InstanceError(f"{target} did not answer within {limit_s:g} s") from error
-    except ExchangeError as error:
-        raise as_instance_error(error, f"{target} failed: ") from error
-    finally:
-        exchange.cancel()
+# The answer to an order, which is assembled as it arrives.
 
 
 class _Answer:
-    """A receiver (`integrations.http.client_connection.Receiver`) with a size limit."""
+    """A receiver (`integrations.http.client_connection.Receiver`) with a size limit. `output` is
+    done at the end, with an InstanceError or RequestRejected if there is no valid answer."""
 
-    def __init__(self, target: str, largest: int, receive: Callable[[bytes], None] | None) -> None:
-        self.whole: asyncio.Future[ControlAnswer] = asyncio.get_running_loop().create_future()
-        self._target = target
-        self._left = largest
-        self._receive = receive
+    exchange: Exchange  # set when the request was sent
+
+    def __init__(self, order: Order, dialect: Dialect, assembly: AnswerAssembler) -> None:
+        self.output: asyncio.Future[Output] = asyncio.get_running_loop().create_future()
+        self._order_id = order.id
+        self._dialect = dialect
+        self._assembly = assembly
+        self._left = _largest(order)
+        self._events = EventStream() if order.stream_every else None
         self._status = 0
         self._body = bytearray()
 
@@ -64,26 +38,41 @@ class _Answer:
         self._status = status
 
     def on_data(self, data: bytes) -> None:
-        if self.whole.done():
+        if self.output.done():
             return
         self._left -= len(data)
         try:
             if self._left < 0:
-                raise InstanceError(f"{self._target} sent an answer that is too large")
-            if self._receive is not None and self._status == 200:
-                self._receive(data)
+                raise InstanceError(f"{self._dialect.target} sent an answer that is too large")
+            if self._events is not None and self._status == 200:
+                for event_data in self._events.feed(data):
+                    self._add(event_data)
             else:
                 self._body += data
         except Exception as error:  # raised where the answer is awaited
-            self.whole.set_exception(error)
+            self.output.set_exception(error)
 
     def on_end(self) -> None:
-        if not self.whole.done():
-            self.whole.set_result(ControlAnswer(self._status, bytes(self._body)))
+        if self.output.done():
+            return
+        try:
+            if self._status != 200:
+                body = bytes(self._body)
+                raise refusal_of_request(self._status, body, self._dialect.target)
+            if self._events is None:
+                self._add(bytes(self._body))
+            self.output.set_result(self._assembly.output())
+        except Exception as error:
+            self.output.set_exception(error)
 
     def on_error(self, error: Exception) -> None:
-        if not self.whole.done():
-            self.whole.set_exception(error)
+        if not self.output.done():
+            self.output.set_exception(error)
+
+    def _add(self, data: bytes) -> None:
+        chunk = self._dialect.read(data)
+        recognize(self.exchange, chunk.id, self._order_id)
+        self._assembly.add(chunk)
 
 
 # ------------------------------------------------------------------------------------------
@@ -131,30 +120,27 @@ class OrderCalls:
     async def make(
         self, order: Order, dialect: Dialect, model: str, assembly: AnswerAssembler
     ) -> Output:
-        """Raises RequestRejected if the order is at fault, else InstanceError."""
+        """Make it once: the pool sends it again only if the server had closed the idle connection
+        before it arrived. Cancelling closes the connection, by which vLLM aborts the request.
+
+        Raises RequestRejected if the order is at fault, else InstanceError.
+        """
         body = dialect.body(order, model)
         lines = self._header_lines + _session_line(order.session) + self.trace(order.id)
-        events = EventStream()
-
-        def receive(data: bytes) -> None:
-            for event_data in events.feed(data):
-                assembly.add(dialect.read(event_data))
-
+        target = dialect.target
         await self._throttle.acquire()
-        answer = await post(
-            self._pool,
-            dialect.target,
-            lines,
-            body,
-            largest=_largest(order),
-            receive=receive if order.stream_every else None,
-            limit_s=self._limit_s,
-        )
-        if answer.status != 200:
-            raise refusal_of_request(answer.status, answer.body, dialect.target)
-        if not order.stream_every:
-            assembly.add(dialect.read(answer.body))
-        return assembly.output()
+        answer = _Answer(order, dialect, assembly)
+        exchange = answer.exchange = self._pool.send("POST", target, lines, body, answer)
+        exchange.reusable = False  # until its answer is recognized
+        try:
+            async with asyncio.timeout(self._limit_s):
+                return await answer.output
+        except TimeoutError as error:
+            raise InstanceError(f"{target} did not answer within {self._limit_s:g} s") from error
+        except ExchangeError as error:
+            raise as_instance_error(error, f"{target} failed: ") from error
+        finally:
+            exchange.cancel()
 
     async def make_cuttable(
         self, order: Order, dialect: Dialect, model: str, assembly: AnswerAssembler

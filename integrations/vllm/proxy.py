@@ -15,12 +15,30 @@ from rollout_sched.integrations.http import (
     Receiver,
 )
 from rollout_sched.integrations.vllm.control import Throttle
+from rollout_sched.integrations.vllm.protocol.endpoints import names
 from rollout_sched.live.ports import (
+    AnswerUntrue,
     ConnectionBroken,
     InstanceError,
     InstanceUnreached,
     RequestRejected,
 )
+
+
+def recognize(exchange: Exchange, told: str, order_id: str) -> None:
+    """Compare the id in an answer, or in an event of it, with the order that it should answer.
+
+    A connection is used again after an answer with our id. So an answer without one is accepted
+    only if its connection has carried nothing else: on another it may be the second answer to an
+    earlier call, which some servers and proxies send. Raises AnswerUntrue.
+    """
+    ours = names(told, order_id)
+    if ours:
+        exchange.reusable = True
+    elif ours is not None:
+        raise AnswerUntrue(f"it answered {order_id} with the answer to another call")
+    elif not (exchange.alone or exchange.reusable):
+        raise AnswerUntrue(f"its answer to {order_id} does not name it, as earlier answers did")
 
 
 class _Nobody:
@@ -105,8 +123,14 @@ class ProxyCall:
             if isinstance(error, RuntimeError):
                 raise InstanceUnreached(str(error)) from error
             raise
+        exchange.reusable = False  # until its answer is recognized
         if self._paused:
             exchange.pause()
+
+    def recognize(self, told: str) -> None:
+        """As the function, for the id in this call's answer."""
+        assert self._exchange is not None
+        recognize(self._exchange, told, self._order_id)
 
     def cancel(self) -> None:
         """End the call; the receiver gets no further callback."""

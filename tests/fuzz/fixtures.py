@@ -10,6 +10,7 @@ import msgspec
 
 from rollout_sched.integrations.gateway.data_plane.call import KEEP_ALIVE
 from rollout_sched.integrations.gateway.data_plane.data_plane import DataPlane
+from rollout_sched.integrations.vllm.proxy import recognize
 from rollout_sched.live.driver import Driver
 from rollout_sched.live.settings import Settings
 from tests.core.told import make_scheduler
@@ -39,8 +40,15 @@ class Asked(NamedTuple):
 class _Exchange:
     """A call in flight, like one of the connection pool."""
 
-    def __init__(self) -> None:
+    alone = True
+    reusable = False
+
+    def __init__(self, order_id: str) -> None:
         self.cancelled = False
+        self._order_id = order_id
+
+    def recognize(self, told: str) -> None:
+        recognize(self, told, self._order_id)  # type: ignore[arg-type]
 
     def cancel(self) -> None:
         self.cancelled = True
@@ -75,7 +83,7 @@ class Instance(Scripted):
     ) -> _Exchange:
         asked = Asked(len(self._asked_for), path, header_lines, body, receiver)
         self._asked_for.append(asked)
-        exchange = _Exchange()
+        exchange = _Exchange(order_id)
         asyncio.get_running_loop().call_soon(self._answer, asked, exchange)
         return exchange
 

@@ -179,7 +179,9 @@ async def relay(
     headers = [*forwardable(request.raw_headers), *client.request_headers]
     answer = _Answer()
     try:
-        answer.exchange = client.pool.send(request.method, request.raw_path, headers, body, answer)
+        answer.exchange = client.pool.send(
+            request.method, request.raw_path, headers, body, answer, alone=True
+        )
     except ValueError as error:
         raise CallerError(f"the call cannot be passed on: {error}") from error
     except RuntimeError as error:  # it is being removed
@@ -292,7 +294,7 @@ async def holder_of(response_id: str, clients: Sequence[Upstream]) -> Upstream |
 
     async def has(client: Upstream) -> bool:
         headers = [*client.request_headers]
-        answer = await client.pool.request("GET", path, headers, b"", HOLDER_S)
+        answer = await client.pool.request("GET", path, headers, b"", HOLDER_S, alone=True)
         return bool(answer.status == 200)
 
     told = await asyncio.gather(*(has(client) for client in clients), return_exceptions=True)
@@ -395,7 +397,7 @@ async def _ask(supervisor: InstanceSupervisor, call: FleetCall) -> dict[str, Any
     headers = [*call.headers, *client.request_headers]
     async with supervisor.control_lock:
         response = await client.pool.request(
-            call.method, target, headers, call.body, call.timeout_s
+            call.method, target, headers, call.body, call.timeout_s, alone=True
         )
         body = _readable(response.body)
         if response.status >= 300:

@@ -35,6 +35,12 @@ class UpstreamCall(Attempting, Protocol):
     def resume(self) -> None: ...
 
 
+class InstanceCall(UpstreamCall, Protocol):
+    """One at an instance. `recognize` checks the id in its answer, and raises AnswerUntrue."""
+
+    def recognize(self, told: str) -> None: ...
+
+
 class Upstream(Protocol):
     """An instance's client (`integrations.vllm.http_instance`)."""
 
@@ -59,7 +65,7 @@ class Upstream(Protocol):
         header_lines: bytes,
         body: bytes,
         receiver: Receiver,
-    ) -> UpstreamCall: ...
+    ) -> InstanceCall: ...
 
 
 Write = Callable[[bytes], None]
@@ -147,7 +153,7 @@ class Call:
 
     def pass_on(
         self, client: Upstream, order_id: str, path: bytes, body: bytes, receiver: Receiver
-    ) -> UpstreamCall:
+    ) -> InstanceCall:
         """Make an attempt's call, under a unique request id.
 
         Otherwise a client that chooses another client's id could have its responses aborted.

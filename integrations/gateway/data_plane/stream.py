@@ -7,6 +7,7 @@ event that ends the response waits for the scheduler, which adds the versions.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -32,7 +33,7 @@ from rollout_sched.integrations.vllm.protocol.answers import (
     finish_of,
     spans_of,
 )
-from rollout_sched.integrations.vllm.protocol.endpoints import Endpoint, names_another
+from rollout_sched.integrations.vllm.protocol.endpoints import Endpoint
 from rollout_sched.live.ports import AnswerUntrue, InstanceError, Outcome, RequestRejected
 
 EVENT_STREAM = (b"content-type", b"text/event-stream; charset=utf-8")
@@ -239,6 +240,7 @@ class Stream:
     repetition   what the first text of an attempt that resumes may repeat
     segment      its "length" is not the end of the response
     labelled     as its instance's `labelled`
+    recognize    its call's `InstanceCall.recognize`, set when the call was made
     """
 
     __slots__ = (
@@ -249,13 +251,13 @@ class Stream:
         "_held",
         "_labelled",
         "_opening",
-        "_order_id",
         "_repetition",
         "_resumes",
         "_segment",
         "_text_offset",
         "_texts",
         "end",
+        "recognize",
         "tokens",
     )
 
@@ -263,7 +265,6 @@ class Stream:
         self,
         client: ClientStream,
         attempt: int,
-        order_id: str,
         *,
         resumes: int | None,
         text_offset: int = 0,
@@ -271,10 +272,10 @@ class Stream:
         segment: bool,
         labelled: bool,
     ) -> None:
+        self.recognize: Callable[[str], None]
         self.tokens = StreamTokens(attempt)
         self.end = StreamEnd()
         self._client = client
-        self._order_id = order_id
         self._resumes = resumes
         self._text_offset = text_offset
         self._repetition = repetition
@@ -414,9 +415,7 @@ class Stream:
 
     def _believed(self, data: bytes) -> Event:
         told = answers.read_event(data)
-        named = told.id or told.request_id or ""
-        if names_another(named, self._order_id):
-            raise InstanceError(f"an event for {self._order_id} belongs to another, {named[:80]!r}")
+        self.recognize(told.id or told.request_id or "")
         return told
 
     def _translated(self, data: bytes, tokens: int = 0) -> bytes:

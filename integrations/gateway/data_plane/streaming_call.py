@@ -129,7 +129,6 @@ class StreamingCall:
         stream = Stream(
             self._client,
             dispatch.attempt,
-            order_id,
             resumes=None if self._client.envelope is None else given,
             text_offset=dialects.text_after(last),
             repetition=Repetition(self.call.prompt, dialects.text_of(last)) if last else None,
@@ -140,6 +139,7 @@ class StreamingCall:
         receiver = StreamReceiver(self, stream, over, client.models)
         upstream_call = self.call.pass_on(client, order_id, path, body, receiver)
         receiver.upstream_call = upstream_call
+        stream.recognize = upstream_call.recognize
         if self._upstream_call is None:
             self.reply.upstream(self)
         self._upstream_call = upstream_call

@@ -17,9 +17,9 @@ from rollout_sched.integrations.gateway.data_plane.call import (
     FIELD,
     JSON,
     Call,
+    InstanceCall,
     Reply,
     Upstream,
-    UpstreamCall,
     added,
     error_body,
     weight_versions,
@@ -27,9 +27,9 @@ from rollout_sched.integrations.gateway.data_plane.call import (
 )
 from rollout_sched.integrations.gateway.data_plane.resume import ResponsePart
 from rollout_sched.integrations.http import Headers, WholeAnswer, write_fields
-from rollout_sched.integrations.vllm.protocol.endpoints import Endpoint, names_another
+from rollout_sched.integrations.vllm.protocol.endpoints import Endpoint
 from rollout_sched.integrations.vllm.protocol.refusals import refusal_of_request
-from rollout_sched.live.ports import Attempting, InstanceError, Outcome, Over, RequestRejected
+from rollout_sched.live.ports import Attempting, Outcome, Over, RequestRejected
 from rollout_sched.live.requests.token_payload import detached
 
 log = logging.getLogger(__name__)
@@ -131,7 +131,6 @@ class UnaryCall:
         receiver = UnaryReceiver(
             self,
             over,
-            order_id,
             upstream_endpoint,
             whole=not parts,
             segment=segment,
@@ -225,7 +224,6 @@ class UnaryReceiver(WholeAnswer):
 
     __slots__ = (
         "_labelled",
-        "_order_id",
         "_over",
         "_owner",
         "_segment",
@@ -239,7 +237,6 @@ class UnaryReceiver(WholeAnswer):
         self,
         owner: UnaryCall,
         over: Over,
-        order_id: str,
         upstream_endpoint: Endpoint,
         *,
         whole: bool,
@@ -250,13 +247,12 @@ class UnaryReceiver(WholeAnswer):
         super().__init__(MAX_ANSWER_BYTES)
         self._owner = owner
         self._over: Over | None = over
-        self._order_id = order_id
         self._upstream_endpoint = upstream_endpoint
         self._whole = whole
         self._segment = segment
         self._labelled = labelled
         self._serves = serves
-        self.upstream_call: UpstreamCall | None = None
+        self.upstream_call: InstanceCall | None = None
 
     def cancel(self) -> None:
         self._over = None
@@ -285,13 +281,13 @@ class UnaryReceiver(WholeAnswer):
 
     def _outcome(self, body: bytes) -> Outcome:
         """The outcome of the answer. Raises InstanceError for an invalid one."""
-        call, transcript, order_id = self._owner.call, self._owner.transcript, self._order_id
+        call, transcript = self._owner.call, self._owner.transcript
         beams = call.request.envelope.beams
         said = answers.read_answer(
             body, self._upstream_endpoint, labelled=self._labelled, beams=beams
         )
-        if names_another(said.id, order_id):
-            raise InstanceError(f"it answered {order_id} with the answer to {said.id[:80]!r}")
+        assert self.upstream_call is not None
+        self.upstream_call.recognize(said.id)
         if call.endpoint == "generate":
             body = both_spellings(body)  # here, as the next instance may run another vLLM version
         finish = said.finish

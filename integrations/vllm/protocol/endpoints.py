@@ -65,18 +65,17 @@ def engine_id(endpoint: Endpoint, request_id: str) -> str:
     return _ENGINE_ID[endpoint] % request_id
 
 
-def names_another(told: str, order_id: str) -> bool:
-    """Whether an answer's id is made from another of our orders (`<run>-<attempt>`) than this one.
-
-    The client's own request id may precede the order's id. Ids that a server makes up itself are
-    accepted.
+def names(told: str, order_id: str) -> bool | None:
+    """Whether an answer's id is made from this of our orders (`<run>-<attempt>`), after which it
+    may have the client's own request id. None: from none of them, as if a server numbers its
+    answers itself.
     """
     run = order_id[: order_id.rfind("-") + 1]
     at = told.rfind(run) if run else -1
     if at < 0:
-        return False
+        return None
     named = told[at:]
-    return not named.startswith(order_id) or named[len(order_id) :][:1].isdigit()
+    return named.startswith(order_id) and not named[len(order_id) :][:1].isdigit()
 
 
 # ------------------------------------------------------------------------------------------

@@ -13,6 +13,8 @@ from rollout_sched.integrations.gateway.control_plane.gateway import NewInstance
 from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.integrations.gateway.serve import Service
 from rollout_sched.integrations.http import Pool
+from rollout_sched.integrations.vllm.control import Throttle
+from rollout_sched.integrations.vllm.proxy import ProxyCalls
 from rollout_sched.live.ports import InstanceClient, InstanceError, InstanceGone
 from tests.live.scripted import Scripted
 
@@ -73,8 +75,8 @@ class Upstream(Scripted):
         receiver: Any,
     ) -> Any:
         """Aborts go by the script."""
-        lines = header_lines + b"authorization: Bearer instance\r\n"
-        return self.pool.send("POST", path, lines, body, receiver)
+        calls = ProxyCalls(self.pool, b"authorization: Bearer instance\r\n", Throttle(10_000, ""))
+        return calls.pass_on(order_id, engine_id, path, header_lines, body, receiver)
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         if self.answering is not None:

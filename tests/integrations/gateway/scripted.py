@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from rollout_sched.integrations.vllm.proxy import recognize
 from tests.live.scripted import Scripted
 
 
@@ -20,9 +21,18 @@ class Asked(NamedTuple):
 
 
 class Exchange:
-    def __init__(self) -> None:
+    """A call in flight, on a connection of its own."""
+
+    alone = True
+    reusable = False
+
+    def __init__(self, order_id: str = "") -> None:
         self.cancelled = False
         self.paused = 0
+        self._order_id = order_id
+
+    def recognize(self, told: str) -> None:
+        recognize(self, told, self._order_id)  # type: ignore[arg-type]
 
     def cancel(self) -> None:
         self.cancelled = True
@@ -40,9 +50,9 @@ class Pool:
         self.exchanges: list[Exchange] = []
         self._came = asyncio.Event()
 
-    def send(self, asked: Asked) -> Exchange:
+    def send(self, asked: Asked, order_id: str) -> Exchange:
         self._note(asked)
-        self.exchanges.append(Exchange())
+        self.exchanges.append(Exchange(order_id))
         return self.exchanges[-1]
 
     def _note(self, asked: Asked) -> None:
@@ -70,7 +80,7 @@ class Instance(Scripted):
         self.names[order_id] = engine_id
         headers = fields_of(header_lines)
         headers[b"authorization"] = b"Bearer secret"
-        return self.pool.send(Asked(path, headers, json.loads(body), receiver))
+        return self.pool.send(Asked(path, headers, json.loads(body), receiver), order_id)
 
     async def asked(self, number: int = 0) -> Asked:
         """The so-maniest call, waited for."""

@@ -74,25 +74,39 @@ async def test_cancelling_from_a_callback(when):
         assert heard.calls == ["head", "data", "end"][: ["head", "data", "end"].index(when) + 1]
 
 
+@pytest.mark.parametrize(
+    ("first", "reusable", "second", "opened"),
+    [
+        (False, True, False, 1),
+        (False, False, False, 2),
+        (True, True, False, 1),
+        (False, True, True, 2),
+    ],
+)
 @on_both_loops
-async def test_a_request_sent_from_on_end_finds_the_connection_free():
-    opened: list[int] = []
-    second = Heard()
+async def test_on_end_decides_whether_the_connection_carries_others(
+    first, reusable, second, opened
+):
+    """`first`, `second`: sent with `alone`."""
+    connections: list[int] = []
 
-    class Chained(Heard):
+    class Decides(Heard):
         def on_end(self):
-            pool.send("GET", "/2", (), b"", second)
+            exchange.reusable = reusable
+            super().on_end()
 
     async def peer(reader, writer):
-        opened.append(1)
+        connections.append(1)
         while True:
             await read_message(reader)
             writer.write(ok())
 
     async with pooled(peer) as pool:
-        pool.send("GET", "/1", (), b"", Chained())
-        await second.over.wait()
-        assert (second.body, len(opened)) == (b"ok", 1)
+        exchange = pool.send("GET", "/1", (), b"", heard := Decides(), alone=first)
+        await heard.over.wait()
+        later = pool.send("GET", "/2", (), b"", heard := Heard(), alone=second)
+        await heard.over.wait()
+        assert (len(connections), exchange.alone, later.alone) == (opened, True, opened == 2)
 
 
 @on_both_loops

@@ -229,19 +229,6 @@ def test_impossible_answers_are_the_instances_fault(chunks, says):
         assembled(chunks)
 
 
-def test_the_answer_to_another_order_is_not_believed():
-    """A server that sends an answer twice had its second copy taken for the next order's, which
-    came by the same connection."""
-    order = an_order("run-2", sampling={})
-    for told in ("generate-tokens-run-1", "cmpl-run-20-0"):
-        with pytest.raises(AnswerUntrue, match=f"answered run-2 with the answer to '{told}'"):
-            AnswerAssembler(order).add(Chunk([1], [-0.5], "stop", id=told))
-    for told in ("generate-tokens-run-2", "cmpl-run-2-0", "made-up", ""):
-        assembly = AnswerAssembler(order)
-        assembly.add(Chunk([1], [-0.5], "stop", id=told))
-        assert assembly.output().token_ids == [1]
-
-
 def test_a_cut_answer_has_what_came():
     assembly = AnswerAssembler(an_order())
     assembly.add(Chunk([1], [-1.0]))

@@ -5,13 +5,11 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import TestServer
 
 from rollout_sched.integrations.http.client import Pool
 from rollout_sched.integrations.vllm.control import Throttle
 from rollout_sched.integrations.vllm.dialects import AnswerAssembler, Generate
-from rollout_sched.integrations.vllm.orders import OrderCalls, no_trace, post, renamed
+from rollout_sched.integrations.vllm.orders import OrderCalls, no_trace, renamed
 from rollout_sched.integrations.vllm.protocol.endpoints import GENERATE
 from rollout_sched.live.ports import InstanceError, RequestRejected
 from tests.integrations.vllm.scripted import ScriptedVllm, an_order, generated
@@ -53,45 +51,16 @@ async def test_a_refusal_names_who_is_at_fault(cuttable, status, kind, server, c
         await make(calls, an_order(), cuttable)
 
 
-@pytest.fixture
-@asynccontextmanager
-async def pool():
-    """To a server whose POST /g answers with the status its body names, in two parts."""
-
-    async def handler(request):
-        response = web.StreamResponse(status=int(await request.read()))
-        await response.prepare(request)
-        await response.write(b"bo")
-        await response.write(b"dy")
-        return response
-
-    app = web.Application()
-    app.router.add_post("/g", handler)
-    async with TestServer(app, host="127.0.0.1") as server:
-        made = Pool(str(server.make_url("")).rstrip("/"))
-        yield made
-        made.close()
-
-
-async def test_only_a_good_answer_is_received_as_it_comes(pool):
-    got = []
-    good, bad = [
-        await post(pool, "/g", b"", b"%d" % status, largest=4, receive=got.append)
-        for status in (200, 500)
-    ]
-    assert b"".join(got) == b"body"
-    assert (good.status, good.body, bad.status, bad.body) == (200, b"", 500, b"body")
-
-
-@pytest.mark.parametrize("receive", [None, lambda data: None])
-async def test_an_answer_longer_than_it_can_be_is_refused(receive, pool):
+async def test_an_answer_longer_than_it_can_be_is_refused(server, calls):
+    server.answer(GENERATE, b" " * 2**21)
     with pytest.raises(InstanceError, match="too large"):
-        await post(pool, "/g", b"", b"200", largest=3, receive=receive)
+        await make(calls, an_order())
 
 
 async def test_an_unreachable_server_is_an_error():
-    with pytest.raises(InstanceError, match="/g failed"):
-        await post(Pool("http://127.0.0.1:1"), "/g", b"", b"", largest=3)
+    nobody = OrderCalls(Pool("http://127.0.0.1:1"), b"", Throttle(1000, "rate"), None)
+    with pytest.raises(InstanceError, match=f"{GENERATE} failed"):
+        await make(nobody, an_order())
 
 
 OURS = b"traceparent: 00-ours\r\n"

@@ -20,7 +20,7 @@ from rollout_sched.live.ports import (
     Outcome,
 )
 from tests.integrations.gateway.data_plane.test_fanout import Reply
-from tests.integrations.gateway.scripted import chunk, compact
+from tests.integrations.gateway.scripted import Exchange, chunk, compact
 
 DONE = b"data: [DONE]\n\n"
 USAGE = {"id": "cmpl-1", "choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 2}}
@@ -37,7 +37,8 @@ class Watched:
         self.reply = Reply()
         self.client = ClientStream(endpoint, self.reply)
         named = {"resumes": None, "segment": False, "labelled": False, **terms}
-        self.stream = Stream(self.client, 1, "ab12-1", **named)
+        self.stream = Stream(self.client, 1, **named)
+        self.stream.recognize = Exchange("ab12-1").recognize
 
     def hears(self, *packets: bytes) -> bool:
         return [self.stream.receive(packet) for packet in packets][-1]

@@ -13,7 +13,7 @@ from rollout_sched.integrations.vllm.protocol.endpoints import (
     NEUTRAL_SAMPLING,
     UNKNOWN_TO_COMPLETIONS,
     engine_id,
-    names_another,
+    names,
 )
 from tests.integrations.vllm.scripted import METRICS
 
@@ -39,29 +39,28 @@ def test_the_engine_knows_a_request_by_its_endpoint_and_id(endpoint, known_as):
 @pytest.mark.parametrize("endpoint", ["completions", "chat", "generate"])
 def test_an_id_that_the_engine_makes_names_its_order(endpoint):
     told = engine_id(endpoint, "mine-ab12cd34-17")
-    assert not names_another(told, "ab12cd34-17")
-    assert names_another(told, "ab12cd34-1")
-    assert names_another(told, "ab12cd34-18")
+    assert names(told, "ab12cd34-17") is True
+    assert names(told, "ab12cd34-1") is names(told, "ab12cd34-18") is False
 
 
 @pytest.mark.parametrize(
-    ("said", "another"),
+    ("said", "ours"),
     [
-        ("cmpl-ab12cd34-17", False),
-        ("cmpl-ab12cd34-17-0", False),
-        ("cmpl-ab12cd34-18", True),
-        ("cmpl-ab12cd34-170", True),
-        ("cmpl-ab12cd34-1", True),
-        ("generate-tokens-mine-ab12cd34-17", False),
-        ("generate-tokens-mine-ab12cd34-3", True),
-        ("cmpl-cmpl-ab12cd34-3-ab12cd34-17", False),  # named after an earlier answer of ours
-        ("cmpl-0123456789abcdef", False),
-        ("cmpl-ffffffff-18", False),
-        ("", False),
+        ("cmpl-ab12cd34-17", True),
+        ("cmpl-ab12cd34-17-0", True),
+        ("cmpl-ab12cd34-18", False),
+        ("cmpl-ab12cd34-170", False),
+        ("cmpl-ab12cd34-1", False),
+        ("generate-tokens-mine-ab12cd34-17", True),
+        ("generate-tokens-mine-ab12cd34-3", False),
+        ("cmpl-cmpl-ab12cd34-3-ab12cd34-17", True),  # named after an earlier answer of ours
+        ("cmpl-0123456789abcdef", None),
+        ("cmpl-ffffffff-18", None),
+        ("", None),
     ],
 )
-def test_an_id_names_our_order_or_another(said, another):
-    assert names_another(said, "ab12cd34-17") is another
+def test_an_id_names_our_order_or_another(said, ours):
+    assert names(said, "ab12cd34-17") is ours
 
 
 def test_a_server_of_vllms_was_seen_to_say_all_of_them():
