@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from rollout_sched.integrations.gateway.control_plane.codec import refusal, reply
+from rollout_sched.integrations.gateway.control_plane.codec import reply
 from rollout_sched.integrations.gateway.control_plane.gateway import Gateway
 from rollout_sched.page.live_page import LiveFold, last_steps, live_page
 
@@ -142,7 +142,8 @@ class LiveWatch:
 
 EVENT_STREAM = "text/event-stream"
 
-#: Streams that may be open at once.
+#: Streams that may be open at once. One more closes the oldest: a client that never reads is not
+#: noticed until the kernel's buffers are full, which takes hours with a small fleet.
 MAX_STREAMS = 16
 
 #: Seconds within which a browser must read what it is sent.
@@ -162,6 +163,7 @@ class LiveRoutes:
 
     def __init__(self, watch: LiveWatch) -> None:
         self._watch = watch
+        self._streaming: dict[web.StreamResponse, web.Request] = {}  # in order of arrival
 
     async def page(self, request: web.Request) -> web.Response:
         return web.Response(
@@ -172,17 +174,22 @@ class LiveRoutes:
         """One document, or a stream of them if the client accepts a stream."""
         if EVENT_STREAM not in request.headers.get("Accept", ""):
             return reply(request, self._watch.state())
-        if self._watch.streams >= MAX_STREAMS:
-            return refusal(503, f"{MAX_STREAMS} pages are open, which is the limit; close one")
+        if len(self._streaming) >= MAX_STREAMS:
+            oldest = self._streaming.pop(next(iter(self._streaming)))
+            if oldest.transport is not None:
+                oldest.transport.abort()
         response = web.StreamResponse(headers={"Content-Type": EVENT_STREAM, **_HEADERS})
-        await response.prepare(request)
+        self._streaming[response] = request
         try:
+            await response.prepare(request)
             async with aclosing(self._watch.stream()) as states:
                 async for state in states:
                     async with asyncio.timeout(TAKE_S):
                         await response.write(_event(msgspec.json.encode(state)))
         except (ConnectionError, TimeoutError):
             pass  # the browser has disconnected or reads too slowly
+        finally:
+            self._streaming.pop(response, None)
         return response
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from rollout_sched.integrations.gateway.control_plane import live as live_routes
 from rollout_sched.integrations.gateway.control_plane.app import WATCH
+from rollout_sched.integrations.gateway.control_plane.live import MAX_STREAMS
 from tests.integrations.gateway.gateway_fixture import House, Upstream
 from tests.live.scripted import until
 
@@ -57,9 +58,19 @@ async def test_a_stream_of_documents(house) -> None:
     await until(lambda: watch.streams == 0)  # it is noticed that the browser has gone
 
 
-async def test_live_streams_are_limited(house, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_routes, "MAX_STREAMS", 0)
-    assert (await house.ask("GET", "/admin/live", **STREAM))[0] == 503
+async def test_streams_that_nobody_reads_do_not_stop_another(house) -> None:
+    asked = {"headers": {**house.auth, **STREAM}}
+    unread = [await house.session.get("/admin/live", **asked) for _ in range(MAX_STREAMS)]
+    watch = house.service.app[WATCH]
+    assert watch.streams == MAX_STREAMS
+    async with house.session.get("/admin/live", **asked) as stream:
+        assert await stream.content.readline() == b"event: state\n"
+        await until(lambda: watch.streams == MAX_STREAMS)
+        ended = [each.content.exception() is not None for each in unread]
+        assert ended == [True] + [False] * (MAX_STREAMS - 1)
+    for each in unread:
+        each.close()
+    await until(lambda: watch.streams == 0)
 
 
 async def test_a_browser_that_takes_nothing_is_cut_off(
