@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final, Protocol
 
 from rollout_sched.integrations.http.errors import report
@@ -21,7 +22,8 @@ class ServerLimits:
     max_bodies       bytes of all bodies that are being read or processed; beyond this 503
     max_head         bytes of a request's head; beyond this 431
     max_unsent       bytes of an answer that a slow client has not read; beyond this it is cut off
-    max_connections  connections at once; beyond this 503
+    max_connections  connections at once; beyond this an idle one of the address with the most is
+                     closed, or the new one is answered 503
     head_s           seconds from the first byte of a head to its last
     idle_s           seconds a connection may be idle between requests
     stall_s          seconds without progress while a body is read or an answer waits to be read
@@ -56,7 +58,10 @@ class Waiting(Protocol):
 
 
 class ServedConnection(Waiting, Protocol):
-    """A connection that this server closes."""
+    """A connection that this server closes. `idle`: it has no request."""
+
+    @property
+    def idle(self) -> bool: ...
 
     def retire(self) -> None:
         """Take no further request: close now, or after the current answer."""
@@ -65,19 +70,38 @@ class ServedConnection(Waiting, Protocol):
         """Close at once."""
 
 
+#: Connections of which one is closed to make room for another.
+_CANDIDATES: Final = 16
+
+
 class Connections:
     """All connections of one server.
 
-    served   connections whose requests this server reads and answers
+    served   connections whose requests this server reads and answers, with their addresses
     handed   connections that the fallback answers
     refused  number of connections refused because of the limit
     now      loop time of the last sweep: exact enough for deadlines, and free
     """
 
-    __slots__ = ("_emptied", "_limits", "_sweep_s", "_timer", "handed", "now", "refused", "served")
+    __slots__ = (
+        "_by_address",
+        "_crowd",
+        "_crowd_of",
+        "_emptied",
+        "_limits",
+        "_sweep_s",
+        "_timer",
+        "handed",
+        "now",
+        "refused",
+        "served",
+    )
 
     def __init__(self, limits: ServerLimits) -> None:
-        self.served: dict[ServedConnection, None] = {}  # in order of arrival
+        self.served: dict[ServedConnection, str] = {}  # in order of arrival
+        self._by_address: dict[str, dict[ServedConnection, None]] = {}
+        self._crowd: dict[ServedConnection, None] = {}  # of the address with the most
+        self._crowd_of = -1.0  # the time when that was found
         self.handed: dict[Waiting, None] = {}
         self.refused = 0
         self.now = 0.0
@@ -96,16 +120,41 @@ class Connections:
             self._timer.cancel()
             self._timer = None
 
-    def join(self, connection: ServedConnection) -> bool:
-        """Add a connection; False if the limit is reached."""
-        if len(self.served) + len(self.handed) >= self._limits.max_connections:
+    def join(self, connection: ServedConnection, address: str) -> bool:
+        """Add a connection; False if the limit is reached and no connection is idle."""
+        full = len(self.served) + len(self.handed) >= self._limits.max_connections
+        if full and not self._make_room():
             self.refused += 1
             return False
-        self.served[connection] = None
+        self.served[connection] = address
+        self._by_address.setdefault(address, {})[connection] = None
+        return True
+
+    def _make_room(self) -> bool:
+        """Close an idle connection of the address with the most: of some of them, the one that has
+        been idle for longest. So a client that hoards connections, or a proxy, makes room itself.
+        """
+        if self._crowd_of != self.now or not self._crowd:
+            self._crowd_of = self.now  # the search takes a millisecond
+            self._crowd = max(self._by_address.values(), key=len, default={})
+        some = list(islice(self._crowd, _CANDIDATES))
+        idle = [one for one in some if one.idle]
+        for busy in some:
+            self._crowd[busy] = self._crowd.pop(busy)  # to the end: the next search sees others
+        if not idle:
+            return False
+        longest = min(idle, key=lambda one: one.deadline)
+        self.leave(longest)
+        longest.retire()
         return True
 
     def leave(self, connection: ServedConnection) -> None:
-        self.served.pop(connection, None)
+        address = self.served.pop(connection, None)
+        if address is not None:
+            crowd = self._by_address[address]
+            del crowd[connection]
+            if not crowd:
+                del self._by_address[address]
         if not self.served and self._emptied is not None:
             self._emptied.set()
 
@@ -116,9 +165,11 @@ class Connections:
 
     def replace(self, connection: ServedConnection, other: ServedConnection) -> None:
         """From now on `other` manages this connection."""
-        if connection in self.served:
-            self.served[other] = None
-            self.served.pop(connection, None)
+        address = self.served.get(connection)
+        if address is not None:
+            self.served[other] = address
+            self._by_address[address][other] = None
+            self.leave(connection)
 
     async def end(self, grace_s: float) -> None:
         """Let current answers finish for up to `grace_s` seconds, then drop the rest."""
@@ -231,6 +282,10 @@ class Lingering:
     def resume_writing(self) -> None:
         self._backlog.end()
         self.deadline = self._connections.now + LINGER_S
+
+    @property
+    def idle(self) -> bool:
+        return False
 
     def retire(self) -> None:
         """Does nothing: it is about to close anyway."""

@@ -220,7 +220,8 @@ class ServerConnection:
         self._backlog = Backlog(self._transport, server.limits.max_unsent)
         watch_peer(transport.get_extra_info("socket"), server.limits.dead_s)
         self.deadline = server.connections.now + server.limits.idle_s
-        if not server.connections.join(self):
+        peer = transport.get_extra_info("peername")
+        if not server.connections.join(self, peer[0] if isinstance(peer, tuple) else ""):
             self._transport.write(_refusal(503, [_RETRY], b""))
             self._transport.set_protocol(asyncio.Protocol())  # it drops further data
             self._transport.close()
@@ -306,11 +307,15 @@ class ServerConnection:
         if not self._handling and self._buffer.data:
             self.data_received(b"")  # handle the data that has arrived meanwhile
 
-    # Called by the server (connections.Waiting).
+    # Called by the server (connections.ServedConnection).
+
+    @property
+    def idle(self) -> bool:
+        return self._request is None and not self._reading
 
     def retire(self) -> None:
         self.keep_alive = False
-        if self._request is None and not self._reading:
+        if self.idle:
             self._transport.close()
 
     def expire(self) -> None:

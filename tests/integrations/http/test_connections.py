@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import Counter
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rollout_sched.integrations.http.connections import (
     LINGER_S,
@@ -20,6 +23,8 @@ pytestmark = pytest.mark.real_time
 
 
 class Client:
+    idle = False
+
     def __init__(self, deadline: float = math.inf) -> None:
         self.deadline = deadline
         self.calls: list[str] = []
@@ -44,20 +49,64 @@ class Failing(Client):
 def test_handed_connections_count_as_well():
     connections = Connections(ServerLimits(max_connections=2))
     one, two, three = Client(), Client(), Client()
-    assert connections.join(one)
+    assert connections.join(one, "a")
     connections.transfer(one, two)
-    assert connections.join(one)
-    assert not connections.join(three)
+    assert connections.join(one, "a")
+    assert not connections.join(three, "b")
     assert connections.refused == 1
     del connections.handed[two]
-    assert connections.join(three)
+    assert connections.join(three, "b")
     assert (list(connections.served), list(connections.handed)) == ([one, three], [])
+
+
+@given(data=st.data())
+def test_who_has_the_most_makes_room(data):
+    """Whoever comes and goes: a connection that is closed for another is idle, its address had the
+    most when that was last looked at, and only if there is none is the new one refused."""
+    most = data.draw(st.integers(1, 20))
+    connections = Connections(ServerLimits(max_connections=most))
+    for connections.now in range(25):
+        new, address = Client(data.draw(st.floats(0, 9))), data.draw(st.sampled_from("aaab"))
+        new.idle = data.draw(st.booleans())
+        before, full = dict(connections.served), len(connections.served) == most
+        shares = Counter(before.values())
+        largest = {name for name, share in shares.items() if share == max(shares.values())}
+        joined = connections.join(new, address)
+        (*closed,) = before.keys() - connections.served.keys()
+        assert joined is (not full or bool(closed))
+        assert len(closed) == (full and joined)
+        for one in closed:
+            assert one.calls == ["retire"]
+            assert one.idle
+            assert before[one] in largest
+        some = [one for one, where in before.items() if where in largest]
+        if full and len(some) <= 16 and all(one.idle for one in some):
+            assert joined
+        if connections.served and data.draw(st.booleans()):
+            leaving = data.draw(st.sampled_from(list(connections.served)))
+            last = Client()
+            connections.replace(leaving, last)
+            connections.leave(last)
+    for one in list(connections.served):
+        connections.leave(one)
+    assert not connections._by_address
+
+
+def test_a_crowd_that_is_partly_busy_makes_room_for_all_who_come():
+    connections = Connections(ServerLimits(max_connections=100))
+    for number in range(100):
+        one = Client(deadline=number)
+        one.idle = number >= 50
+        connections.join(one, "crowd")
+    for number in range(50):
+        assert any(connections.join(Client(), f"other {number}") for _ in range(5))
+    assert not any(connections.join(Client(), "one too many") for _ in range(5))
 
 
 def test_only_a_counted_connection_is_replaced():
     connections = Connections(ServerLimits())
     one, other, last = Client(), Client(), Client()
-    connections.join(one)
+    connections.join(one, "a")
     connections.replace(one, last)
     connections.replace(other, Client())
     assert list(connections.served) == [last]
@@ -69,7 +118,7 @@ async def test_late_connections_expire_after_any_exception():
     connections = Connections(ServerLimits(idle_s=0.01))
     late, failing, handed, early = Client(0.0), Failing(0.0), Client(0.0), Client()
     for one in (failing, late, early):
-        connections.join(one)
+        connections.join(one, "a")
     connections.handed[handed] = None
     connections.start()
     connections.start()
@@ -81,7 +130,7 @@ async def test_late_connections_expire_after_any_exception():
 @pytest.mark.parametrize("in_time", [True, False])
 async def test_at_the_end_all_may_finish_for_a_while(in_time):
     connections, one = Connections(ServerLimits()), Client()
-    connections.join(one)
+    connections.join(one, "a")
     ending = asyncio.create_task(connections.end(10.0 if in_time else 0.01))
     await asyncio.sleep(0)
     assert one.calls == ["retire"]
@@ -120,7 +169,7 @@ def make(wire: Wire) -> Lingering:
     connections = Connections(limits)
     connections.now = 100.0
     lingering = Lingering(connections, limits, wire, Backlog(wire, 100))
-    connections.join(lingering)
+    connections.join(lingering, "a")
     return lingering
 
 

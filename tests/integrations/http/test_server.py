@@ -272,13 +272,25 @@ async def test_the_app_may_take_its_time():
 
 @on_both_loops
 async def test_too_many_connections():
-    async with serving(Echo(), max_connections=1) as (server, port):
+    """A busy one stays, and the next is refused; an idle one is closed for the next."""
+    app = Echo(lambda request: None)
+    async with serving(app, max_connections=1) as (server, port):
         async with dialled(port) as (reader, writer):
             writer.write(post("/hot"))
-            assert await status_of(reader) == 200
+            await until(lambda: bool(app.requests))
             async with dialled(port) as (refused, _):
                 assert await status_of(refused) == 503
             assert server.refused == 1
+            app.requests.pop().answer(200, (), b"")
+            assert await status_of(reader) == 200
+            async with dialled(port) as (other, writer):
+                writer.write(post("/hot"))
+                await until(lambda: bool(app.requests))
+                app.requests.pop().answer(200, (), b"")
+                assert await status_of(other) == 200
+            assert await reader.read() == b""
+            assert server.refused == 1
+        app.react = Echo().react
         await until(lambda: not server.connections.served)
         async with dialled(port) as (reader, writer):
             writer.write(post("/hot"))
