@@ -13,6 +13,7 @@ import msgspec
 from rollout_sched.core.model.events import Spans
 from rollout_sched.integrations.vllm.protocol.answers import (
     Finish,
+    Logprob,
     VersionSpan,
     decoded,
     finish_of,
@@ -113,7 +114,6 @@ class AnswerAssembler:
 
 
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
-Logprob = Annotated[float, msgspec.Meta(ge=-3.5e38, le=3.5e38)]  # finite; vLLM sends -9999 for -inf
 
 #: Each event of a stream reports how many tokens were made so far, so that a repeated event is
 #: detected at once: the response is resumed from these tokens if the stream breaks off.

@@ -19,6 +19,7 @@ import msgspec
 from rollout_sched.core.model.events import Spans
 from rollout_sched.integrations.vllm.protocol.answers import (
     Finish,
+    Logprob,
     VersionSpan,
     decoded,
     failure,
@@ -41,11 +42,43 @@ class _Usage(msgspec.Struct):
     prompt_tokens: _Count = 0
 
 
+class _Likely(msgspec.Struct):
+    logprob: Logprob
+
+
+class _TokenLogprob(_Likely):
+    top_logprobs: list[_Likely] | None = None
+
+
+class _Logprobs(msgspec.Struct):
+    """`content` is that of chats and of /inference/v1/generate, the others are of completions."""
+
+    content: list[_TokenLogprob] | None = None
+    token_logprobs: list[Logprob | None] | None = None
+    top_logprobs: list[dict[str, Logprob | None] | None] | None = None
+
+
+class _Message(msgspec.Struct):
+    """A chat's message."""
+
+    content: msgspec.Raw = _NULL
+    reasoning: msgspec.Raw = _NULL
+    reasoning_content: msgspec.Raw = _NULL
+    tool_calls: msgspec.Raw = _NULL
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether its texts are texts, and its tool calls a list."""
+        texts = (self.content, self.reasoning, self.reasoning_content)
+        return _begins(self.tool_calls, b"[n") and all(_begins(text, b'"n') for text in texts)
+
+
 class _Choice(msgspec.Struct):
     finish_reason: str
     text: msgspec.Raw = _NULL
-    message: msgspec.Raw = _NULL
+    message: _Message | None = None
     token_ids: msgspec.Raw = _NULL
+    logprobs: _Logprobs | None = None
     weight_versions: list[VersionSpan] | None = None
 
 
@@ -73,6 +106,7 @@ class EventChoice(msgspec.Struct):
     prompt_token_ids: msgspec.Raw = _NULL
     text: str | None = None
     delta: dict[str, Any] | None = None
+    logprobs: _Logprobs | None = None
     weight_versions: list[VersionSpan] | None = None
 
     @property
@@ -127,8 +161,8 @@ _answer = msgspec.json.Decoder(_Answer)
 _event = msgspec.json.Decoder(Event)
 _object = msgspec.json.Decoder(dict[str, Any])
 
-#: The field that has the response, and the first byte of its value.
-_HOLDS = {"completions": ("text", b'"'), "chat": ("message", b"{"), "generate": ("token_ids", b"[")}
+#: The field that has the response.
+_HOLDS = {"completions": "text", "chat": "message", "generate": "token_ids"}
 _WHITE = b" \t\r\n"
 _DIGITS = b"0123456789" + _WHITE
 
@@ -142,8 +176,8 @@ def read_answer(
     if len(answer.choices) != beams:
         raise AnswerUntrue(f"the answer has {len(answer.choices)} choices instead of {beams}")
     choice = answer.choices[0]
-    holder, first = _HOLDS[upstream_endpoint]
-    if any(memoryview(getattr(each, holder))[:1] != first for each in answer.choices):
+    if not all(_has_response(each, upstream_endpoint) for each in answer.choices):
+        holder = _HOLDS[upstream_endpoint]
         raise AnswerUntrue(f"the answer's {holder!r} is missing or has the wrong type")
     tokens = answer.usage.completion_tokens // beams
     if beams == 1 and choice.token_ids != _NULL and not _are_ids(bytes(choice.token_ids), tokens):
@@ -151,6 +185,19 @@ def read_answer(
     finish = finish_of(choice.finish_reason)
     spans = spans_of(choice.weight_versions, tokens, labelled=labelled)
     return WholeAnswer(tokens, finish, spans, answer.id or answer.request_id or "")
+
+
+def _has_response(choice: _Choice, upstream_endpoint: Endpoint) -> bool:
+    if upstream_endpoint == "chat":
+        return choice.message is not None and choice.message.is_valid
+    if upstream_endpoint == "completions":
+        return _begins(choice.text, b'"')
+    return _begins(choice.token_ids, b"[")
+
+
+def _begins(value: msgspec.Raw, types: bytes) -> bool:
+    """Whether a JSON value is of one of these types, by its first byte."""
+    return memoryview(value)[0] in types
 
 
 def read_event(data: bytes) -> Event:
@@ -161,7 +208,16 @@ def read_event(data: bytes) -> Event:
     for choice in event.choices or ():
         if choice.finish_reason is not None:
             finish_of(choice.finish_reason)
+        if choice.delta is not None and not _is_valid(choice.delta):
+            raise AnswerUntrue("an event's delta has fields of the wrong type")
     return event
+
+
+def _is_valid(delta: dict[str, Any]) -> bool:
+    """As `_Message.is_valid`."""
+    texts = [delta.get(name) for name in ("content", *REASONING)]
+    tools = delta.get("tool_calls")
+    return isinstance(tools, list | None) and all(isinstance(text, str | None) for text in texts)
 
 
 def read_object(data: bytes) -> dict[str, Any]:

@@ -54,11 +54,15 @@ class ClientStream:
         self.endpoint = endpoint
         self.tops = tops
         self.reply = reply
+        self.last = b""
+        self._write: Write | None = None  # where the events go, once there are any
+        self.start_over()
+
+    def start_over(self) -> None:
+        """Forget what an attempt said of which the client has received nothing."""
         self.prompt_ids = b""
         self.envelope: dict[str, Any] | None = None
         self.parsed = ""
-        self.last = b""
-        self._write: Write | None = None  # where the events go, once there are any
 
     @property
     def begun(self) -> bool:
@@ -140,11 +144,6 @@ class StreamTokens:
     def count(self) -> int:
         """Tokens of the data that has been read."""
         return self.ids.count(b",") if self.ids else self.events
-
-    @property
-    def arrived(self) -> bool:
-        """Whether there are tokens, read or unread."""
-        return self.count > 0 or bool(self.unread)
 
     def to_go_on_from(self) -> list[int]:
         """The token ids of the data that has been read."""
@@ -241,6 +240,7 @@ class Stream:
     segment      its "length" is not the end of the response
     labelled     as its instance's `labelled`
     recognize    its call's `InstanceCall.recognize`, set when the call was made
+    passed       the client has received tokens of this attempt
     """
 
     __slots__ = (
@@ -257,6 +257,7 @@ class Stream:
         "_text_offset",
         "_texts",
         "end",
+        "passed",
         "recognize",
         "tokens",
     )
@@ -273,6 +274,7 @@ class Stream:
         labelled: bool,
     ) -> None:
         self.recognize: Callable[[str], None]
+        self.passed = False
         self.tokens = StreamTokens(attempt)
         self.end = StreamEnd()
         self._client = client
@@ -325,13 +327,18 @@ class Stream:
             events, self._held = events[:spoken], events[spoken:]
             if not events:
                 return
-        self._client.send(events)
+        self._send(events)
         self.tokens.add_unread(events)
+
+    def _send(self, events: bytes) -> None:
+        """Send events with tokens."""
+        self.passed = True
+        self._client.send(events)
 
     def _release(self) -> None:
         """Send the events that were held back."""
         if self._held:
-            self._client.send(self._held)
+            self._send(self._held)
             self.tokens.add_unread(self._held)
             self.tokens.read_up()
             self._held = b""
@@ -364,9 +371,10 @@ class Stream:
             self._pass_on(passed)
             return
         self._release()
+        speaks = choice is not None and choice.speaks
+        self.passed = self.passed or speaks or bool(ids)
         self._client.send(passed)
-        if choice is not None:
-            self.tokens.add(ids, speaks=choice.speaks)
+        self.tokens.add(ids, speaks=speaks)
         if ids and self._resumes is None:
             opening = _OPENING.match(passed)
             self._opening = opening[0] if opening is not None else b""
@@ -386,7 +394,7 @@ class Stream:
             # The event has tokens that the instance had held back.
             fields = answers.read_object(data)
             fields["choices"][0]["finish_reason"] = None
-            self._client.send(as_event(msgspec.json.encode(fields)))
+            self._send(as_event(msgspec.json.encode(fields)))
         if mute:
             self._client.last = spoken
         self.tokens.add(ids, speaks=choice.speaks)
@@ -395,9 +403,7 @@ class Stream:
             versions = choice.weight_versions if self.tokens.ids else None
             self.end.spans = spans_of(versions, self.tokens.count, labelled=self._labelled)
         except AnswerUntrue as error:
-            # The client already has the tokens, so they cannot be corrected.
-            text = f"the stream is not valid: {error}"
-            raise RequestRejected(text, 502, because=error) from None
+            raise self._too_late(error) from None
         if not goes_on:
             self.end.event = data
 
@@ -408,10 +414,16 @@ class Stream:
         except InstanceError:
             return
         if told.choices:
-            # The client already has the earlier events, so they cannot be corrected.
-            raise RequestRejected("the stream continued after its finish_reason", 502)
+            raise self._too_late(AnswerUntrue("the stream continued after its finish_reason"))
         if told.usage is not None:
             self.end.usage = self._translated(data)
+
+    def _too_late(self, error: AnswerUntrue) -> AnswerUntrue | RequestRejected:
+        """The error for a stream that turns out to be untrue at its end: the tokens that the client
+        already has cannot be corrected."""
+        if not self.passed:
+            return error
+        return RequestRejected(f"the stream is not valid: {error}", 502, because=error)
 
     def _believed(self, data: bytes) -> Event:
         told = answers.read_event(data)

@@ -37,6 +37,7 @@ from rollout_sched.integrations.gateway.data_plane.unary_call import failure
 from rollout_sched.integrations.vllm.protocol.answers import DONE, as_event
 from rollout_sched.integrations.vllm.protocol.refusals import refusal_of_request
 from rollout_sched.live.ports import (
+    AnswerUntrue,
     Attempting,
     EnginePaused,
     InstanceError,
@@ -89,7 +90,7 @@ class StreamTranscript:
     def drop(self, attempt: int) -> None:
         if attempt:
             stream = self._streams.pop(attempt, None)
-            self.disbelieved |= stream is not None and stream.tokens.arrived
+            self.disbelieved |= stream is not None and stream.passed
         else:
             self._streams.clear()
 
@@ -123,6 +124,8 @@ class StreamingCall:
                 assert finish is not None  # set together with the event
                 outcome = Outcome(0, finish, (), None)
                 return asyncio.get_running_loop().call_soon(over, outcome)
+        if not self._client.begun:
+            self._client.start_over()
         path, body = self._question(dispatch)
         given = dispatch.response_tokens
         last = self._client.last_choices() if given else []
@@ -341,8 +344,9 @@ class StreamReceiver:
 
     def _break_off(self, error: Exception) -> None:
         """The last data of the stream is not valid."""
-        if isinstance(error, InstanceError):
-            if self._stream.end.finish is not None:
+        ended = self._stream.end.finish is not None
+        if isinstance(error, InstanceError) and not (ended and isinstance(error, AnswerUntrue)):
+            if ended:
                 self._complete()
                 self.cancel()
                 return

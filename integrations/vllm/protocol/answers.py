@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 
@@ -30,6 +30,11 @@ LABEL_OF_A_START = "default"
 _LONGEST_LABEL = 18  # digits of a version; all such numbers fit in a 64-bit integer
 
 _NULL = msgspec.Raw(b"null")
+
+
+#: Of a token: finite (vLLM sends -9999 for -inf), and above 0 by rounding at most. A server started
+#: with `--logprobs-mode raw_logits` or `processed_logits` sends something else.
+Logprob = Annotated[float, msgspec.Meta(ge=-3.5e38, le=1e-3)]
 
 
 class VersionSpan(msgspec.Struct):

@@ -90,12 +90,48 @@ def test_other_writing_and_other_alphabets_are_as_good() -> None:
     assert read_answer(told(token_ids=None), "completions").tokens == 2
 
 
+#: Fields of a message that no client expects.
+WRONG = [
+    (field, value)
+    for field in ("content", "reasoning", "reasoning_content", "tool_calls")
+    for value in (5, True, {"a": 1}, "text" if field == "tool_calls" else ["text"])
+]
+
+
+@pytest.mark.parametrize("above", [0.01, 5, 1e300])
+@pytest.mark.parametrize(
+    "logprobs",
+    [
+        {"content": [{"logprob": -1.5}, {"logprob": None}]},
+        {"content": [{"logprob": -1.5, "top_logprobs": [{"logprob": None}]}]},
+        {"token_logprobs": [-1.5, None]},
+        {"token_logprobs": [-1.5], "top_logprobs": [{"a": -1.5, "b": None}]},
+    ],
+)
+def test_no_probability_is_above_one(logprobs: Any, above: float) -> None:
+    """Another `None` is one of the prompt's first token."""
+    text = json.dumps({"choices": [{"logprobs": logprobs}]})
+    likely = json.loads(text.replace("null", "0.0"))["choices"][0]
+    lying = json.loads(text.replace("null", str(above)))["choices"][0]
+    assert read_answer(told(**likely), "completions").tokens == 2
+    assert read_event(json.dumps({"choices": [likely]}).encode()).choices
+    with pytest.raises(AnswerUntrue):
+        read_answer(told(**lying), "completions")
+    with pytest.raises(AnswerUntrue):
+        read_event(json.dumps({"choices": [lying]}).encode())
+
+
 def test_each_endpoint_has_its_shape() -> None:
     chat = told(message={"role": "assistant", "content": None, "tool_calls": [{}]})
     assert read_answer(chat, "chat").tokens == 2
     assert read_answer(told(), "generate").tokens == 2
     with pytest.raises(AnswerUntrue, match="'message' is missing"):
         read_answer(told(), "chat")
+    for field, value in WRONG:
+        with pytest.raises(AnswerUntrue, match="'message' is missing or has the wrong type"):
+            read_answer(told(message={"role": "assistant", field: value}), "chat")
+        with pytest.raises(AnswerUntrue, match="delta has fields of the wrong type"):
+            read_event(json.dumps({"choices": [{"delta": {field: value}}]}).encode())
     with pytest.raises(AnswerUntrue, match="'token_ids' is missing"):
         read_answer(told(token_ids=None), "generate")
 

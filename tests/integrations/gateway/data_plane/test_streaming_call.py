@@ -171,10 +171,27 @@ class TestTheEnd:
     async def test_more_tokens_after_the_end_are_an_error(self, stage, instance) -> None:
         """The client has what came before, so never may it look good."""
         call = stage.call({**BODY, "stream": True})
-        await instance.event(0, chunk([4], "stop"), chunk([5]))
+        await instance.event(0, chunk([4]), chunk([5], "stop"), chunk([5], "stop"))
         events = await call.events()
         assert "continued after its finish_reason" in str(events[-1]["error"])
         assert b"[DONE]" not in events
+        stage.settled()
+
+    @pytest.mark.parametrize("endpoint", TARGETS)
+    async def test_a_stream_that_ends_twice_is_made_elsewhere_before_its_client_has_tokens(
+        self, endpoint: Endpoint, stage, first, second
+    ) -> None:
+        call = stage.call(asked_of(endpoint, 3), TARGETS[endpoint])
+        opening = {**said_of("chat", []), "id": "chatcmpl-7"}
+        opening["choices"][0]["delta"] = {"role": "assistant", "content": ""}
+        await first.event(
+            0, *[opening][: endpoint == "chat"], *[said_of(endpoint, [4], "stop")] * 2
+        )
+        await second.event(0, said_of(endpoint, [8]), said_of(endpoint, [9], "stop"), end=True)
+        events = await call.events()
+        assert_ended(call, events, "stop")
+        assert b'"rollout_sched"' in call.data
+        assert "[4]" not in call.data.decode()
         stage.settled()
 
     @pytest.mark.parametrize("endpoint", TARGETS)
