@@ -39,6 +39,7 @@ COMMANDS: Final = (
         "serve", "an OpenAI-compatible gateway to a fleet of vLLM", "integrations.gateway.serve"
     ),
     Command("ray", "run a scheduler and its fronts on a Ray cluster", "integrations.ray.command"),
+    Command("salvage", "give up what a damaged store has lost", "cli", "add_salvage_arguments"),
     Command("top", "show the live state of a gateway: fleet, queue, steps, waste", "top"),
     Command("fake-instance", "run a simulated vLLM server", "simulators.fake_instance.command"),
     Command("demo", "a live rollout, with a trainer loop and a summary", "demo"),
@@ -107,6 +108,25 @@ def add_check_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_policies_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_list_policies)
+
+
+def add_salvage_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("store", metavar="DIR", help="the folder of a store")
+    parser.set_defaults(run=_salvage)
+
+
+def _salvage(options: argparse.Namespace) -> None:
+    from pathlib import Path
+
+    from rollout_sched.store import Store, StoreError
+
+    if not os.path.isdir(options.store):
+        raise StoreError(f"{options.store} is not the folder of a store")
+    store = Store(Path(options.store), salvage=True)
+    store.close()
+    for line in store.losses.summary():
+        print(line)
+    print(f"{options.store}: " + ("its run can go on" if store.losses else "nothing is lost"))
 
 
 def _check(options: argparse.Namespace) -> None:

@@ -31,6 +31,7 @@ from rollout_sched.simulators.replay import runs
 from rollout_sched.simulators.replay.report import at
 from rollout_sched.simulators.replay.scenario import Scenario
 from rollout_sched.simulators.traces import Trace
+from rollout_sched.store import Store
 from tests import doors
 from tests.helpers import loaded_by
 from tests.simulators.replay.test_report import FIGURES
@@ -423,6 +424,24 @@ def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) 
         main(["--version"])
     assert caught.value.code == 0
     assert capsys.readouterr().out == f"rollout-sched {rollout_sched.__version__}\n"
+
+
+class TestSalvage:
+    def test_says_what_is_given_up_and_lets_the_run_go_on(self, cli: Cli, tmp_path: Path) -> None:
+        store = tmp_path / "run"
+        Store(store).close()
+        (store / "mark").unlink()
+        code, out, _ = cli("salvage", store)
+        assert code == 0
+        assert out.startswith("lost transactions: has lost its mark")
+        assert cli("salvage", store) == (0, f"{store}: nothing is lost\n", "")
+        Store(store).close()
+
+    def test_makes_no_store(self, cli: Cli, tmp_path: Path) -> None:
+        code, _, err = cli("salvage", tmp_path / "run")
+        assert code == 2
+        assert err.endswith("is not the folder of a store\n")
+        assert not (tmp_path / "run").exists()
 
 
 class TestCheck:

@@ -1,4 +1,5 @@
-"""Where a store puts data on the disk, in one place so that tests can replace it; and its lock."""
+"""Where a store puts data on the disk, in one place so that tests can replace it; and the two small
+files beside its database: the lock, and the mark that says how far the store has come."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import shutil
 import socket
 import sqlite3
 import time
+import zlib
 from pathlib import Path
 
 import msgspec
@@ -25,6 +27,25 @@ class Disk:
         """Copy the log into the database."""
         database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
+    def sync(self, path: Path) -> None:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(file)
+        finally:
+            os.close(file)
+
+    def write_mark(self, file: int, record: bytes, *, synced: bool) -> None:
+        os.pwrite(file, record, 0)
+        if synced:
+            os.fsync(file)
+
+    def boot(self) -> str:
+        """A name of the machine's present run, from its start to its end; "": unknown."""
+        try:
+            return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        except OSError:
+            return ""
+
     def room(self, folder: Path) -> int:
         """Free bytes."""
         return shutil.disk_usage(folder).free
@@ -35,6 +56,60 @@ def is_full(error: Exception) -> bool:
     if not isinstance(error, sqlite3.OperationalError):
         return False
     return error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_FULL
+
+
+# ------------------------------------------------------------------------------------------
+# A mark beside the database. SQLite takes the first damaged page of its log for the log's end, and
+# cannot know that there was more.
+
+#: Bytes of a mark: less than a sector, so it is never written by half.
+MARK_BYTES = 256
+
+
+class Mark(msgspec.Struct, frozen=True):
+    """What the database must hold.
+
+    written  number of the last transaction: the database has it as long as the machine runs
+    synced   number of the last one that a loss of power leaves; 0: it may cost any
+    at       Unix time of the last transaction
+    boot     the machine's run, from `Disk.boot`
+    epoch    of the store
+    """
+
+    written: int = 0
+    synced: int = 0
+    at: float = 0.0
+    boot: str = ""
+    epoch: int = 0
+
+
+class MarkFile:
+    """The mark of a store, written over after each transaction. Raises OSError."""
+
+    def __init__(self, folder: Path, disk: Disk) -> None:
+        self._disk = disk
+        file = os.open(folder / "mark", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._file = os.fdopen(file, "r+b", buffering=0)
+        disk.sync(folder)  # the file's name
+
+    def read(self) -> Mark | None:
+        """None: it is damaged, or was never written."""
+        crc, _, mark = os.pread(self._file.fileno(), MARK_BYTES, 0).rstrip().partition(b" ")
+        if crc != b"%08x" % zlib.crc32(mark):
+            return None
+        try:
+            return msgspec.json.decode(mark, type=Mark)
+        except msgspec.DecodeError:  # no text at all has a checksum, too
+            return None
+
+    def write(self, mark: Mark, *, synced: bool) -> None:
+        text = msgspec.json.encode(mark)
+        record = b"%08x %s" % (zlib.crc32(text), text)
+        record = record.ljust(MARK_BYTES - 1) + b"\n"
+        self._disk.write_mark(self._file.fileno(), record, synced=synced)
+
+    def close(self) -> None:
+        self._file.close()
 
 
 # ------------------------------------------------------------------------------------------

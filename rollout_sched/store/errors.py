@@ -29,6 +29,16 @@ class StoreDamaged(StoreError):
         )
 
 
+class StoreBehind(StoreError):
+    """Transactions are missing that somebody was promised, or is taken to know of."""
+
+    def __init__(self, folder: Path, why: str) -> None:
+        super().__init__(
+            f"store {folder} {why}; put a right copy of the folder in its place, or give up what "
+            f"is missing by `rollout-sched salvage {folder}`, and then start again"
+        )
+
+
 class PieceDamaged(RolloutError):
     """The tokens at some place are not those that were written there."""
 

@@ -6,7 +6,10 @@ in an index too, and SQLite checks that table and index agree.
 
 The log is written in order and synced as a whole, and a page is changed only after it was synced,
 so what is read after a loss of power is the content after some transaction, and after the last
-synced one or a later one.
+synced one or a later one. Of a damaged log SQLite silently takes the part before the damage, so
+each transaction has a number, and a mark beside the database says which must be there. A sum of all
+checksums says whether the rows are those of one transaction: pages of a checkpoint that was not
+finished are of several, if the log is gone that would complete them.
 """
 
 from __future__ import annotations
@@ -21,9 +24,16 @@ from threading import Lock
 from typing import Any, Literal
 
 import msgspec
+from msgspec.structs import replace
 
-from rollout_sched.store.disk import Disk, StoreLock
-from rollout_sched.store.errors import PieceDamaged, StoreDamaged, StoreError, StoreOfOtherFormat
+from rollout_sched.store.disk import Disk, Mark, MarkFile, StoreLock
+from rollout_sched.store.errors import (
+    PieceDamaged,
+    StoreBehind,
+    StoreDamaged,
+    StoreError,
+    StoreOfOtherFormat,
+)
 from rollout_sched.store.transaction import Transaction
 
 #: What must be on the disk before a call returns: promised changes, all changes, or nothing.
@@ -41,7 +51,7 @@ SHRUNK_AT_ONCE = 2**24
 _STORE, _EPOCH = "store", "epoch"
 
 #: Format of rows and tokens. This version cannot read any other number.
-FORMAT = 2
+FORMAT = 3
 
 #: Bytes of a page. A transaction writes each page that it touches as a whole, so small ones want
 #: small pages and tokens large ones: with 4 KiB samples of 51 KB take 1.6 times the CPU, with 64
@@ -64,11 +74,24 @@ _SETTINGS = (
     "PRAGMA cell_size_check = ON",
 )
 
+#: The checksums stand before the data, so that a trigger finds them without reading it.
 _TABLES = (
-    "CREATE TABLE facts (id INTEGER PRIMARY KEY, kind TEXT, name TEXT, value BLOB, crc INTEGER, "
+    "CREATE TABLE facts (id INTEGER PRIMARY KEY, kind TEXT, name TEXT, crc INTEGER, value BLOB, "
     "UNIQUE (kind, name))",
     "CREATE TABLE pieces (id INTEGER PRIMARY KEY, owner TEXT, ordinal INTEGER, crc INTEGER, "
     "data BLOB, UNIQUE (owner, ordinal))",
+    "CREATE TABLE content (number INTEGER, at REAL, crcs INTEGER)",
+    "INSERT INTO content VALUES (0, 0, 0)",
+    *(
+        f"CREATE TRIGGER {table}_{change[:3]} AFTER {change} ON {table} "
+        f"BEGIN UPDATE content SET crcs = crcs {difference}; END"
+        for table in ("facts", "pieces")
+        for change, difference in (
+            ("INSERT", "+ new.crc"),
+            ("UPDATE", "- old.crc + new.crc"),
+            ("DELETE", "- old.crc"),
+        )
+    ),
 )
 
 _PUT_FACT = """INSERT INTO facts (kind, name, value, crc) VALUES (?, ?, ?, ?)
@@ -81,21 +104,27 @@ _MAX_SHOWN = 80
 
 
 class Losses(msgspec.Struct):
-    """What was damaged when the store was opened, and was dropped.
+    """What was missing or damaged when the store was opened; damaged rows were dropped.
 
-    facts   as "kind name"
-    owners  owners that have lost tokens
+    facts         as "kind name"
+    owners        owners that have lost tokens
+    transactions  in words: those that a loss of power has cost, or that were given up
     """
 
     facts: list[str] = []
     owners: list[str] = []
+    transactions: list[str] = []
 
     def __bool__(self) -> bool:
-        return bool(self.facts or self.owners)
+        return bool(self.facts or self.owners or self.transactions)
 
     def summary(self) -> list[str]:
         """One line for each kind of loss, for people."""
-        said = ("damaged facts", self.facts), ("damaged tokens of", self.owners)
+        said = (
+            ("damaged facts", self.facts),
+            ("damaged tokens of", self.owners),
+            ("lost transactions", self.transactions),
+        )
         return [f"{what}: {', '.join(names)}" for what, names in said if names]
 
 
@@ -107,12 +136,20 @@ class Store:
     process.
 
     epoch       counts its openings from 1
-    losses      what was damaged when it was opened; the rest is intact
+    losses      what was missing or damaged when it was opened; the rest is intact
     live_bytes  size of all current tokens
+
+    `salvage`: give up the transactions that are missing, for which it else raises StoreBehind, and
+    begin no epoch.
     """
 
     def __init__(
-        self, folder: Path, *, durable: Durable = "batch", disk: Disk | None = None
+        self,
+        folder: Path,
+        *,
+        durable: Durable = "batch",
+        disk: Disk | None = None,
+        salvage: bool = False,
     ) -> None:
         self.folder = folder
         self.durable = durable
@@ -128,16 +165,24 @@ class Store:
         except OSError as error:
             raise StoreError(f"store {folder}: {error}; choose a writable folder") from error
         with self._telling_what_is_wrong():
+            self._mark_file = MarkFile(folder, self.disk)
+            if (folder / ROWS).exists():
+                self.disk.sync(folder / ROWS)  # what an earlier process did not sync
             self._db, self._reader = _connected(folder / ROWS), _connected(folder / ROWS)
             try:
                 for setting in _SETTINGS:
                     self._db.execute(setting).fetchall()
                 self._check_format()
-                self._load()
-                self.epoch = self._begin_epoch()
+                mark = self._load(salvage=salvage)
+                self.epoch = self._last_epoch(mark) + (not salvage)
+                self._mark = replace(mark, epoch=self.epoch)
+                self._mark_file.write(self._mark, synced=True)
+                if not salvage:
+                    self._begin_epoch()
             except BaseException:
                 self._reader.close()
                 self._db.close()
+                self._mark_file.close()
                 raise
 
     # -- reading ---------------------------------------------------------------------------
@@ -187,13 +232,15 @@ class Store:
         """
         synced = None if self.durable == "off" else promised or self.durable == "event"
         written = list(changes.written())
+        number, at = self._mark.written + 1, time.time()
         with self._transaction(synced=synced):
-            before = self._db.total_changes
             self._write_facts(changes)
             self._write_pieces(changes, written)
-            if synced and self._db.total_changes == before:
-                # SQLite syncs nothing for a transaction that writes nothing, not even earlier ones.
-                self._db.execute(f"PRAGMA user_version = {FORMAT}")
+            self._db.execute("UPDATE content SET number = ?, at = ?", (number, at))
+        # Only after the commit: a mark may be behind the database, never ahead of it.
+        safe = number if synced else self._mark.synced
+        self._mark = replace(self._mark, written=number, synced=safe, at=at)
+        self._mark_file.write(self._mark, synced=bool(synced))
         for owner in changes.cleared:
             self.live_bytes -= sum(self._sizes.pop(owner, {}).values())
         for owner, ordinal in changes.taken_back():
@@ -222,8 +269,13 @@ class Store:
             self._reader.close()
             self._db.execute("PRAGMA synchronous = FULL")
             self.disk.checkpoint(self._db)
+            self._db.close()
+            self.disk.sync(self.folder / ROWS)  # of a log that was copied before, SQLite syncs none
+            last = self._mark.written
+            self._mark_file.write(replace(self._mark, synced=last), synced=True)
         finally:
             self._db.close()
+            self._mark_file.close()
             self._lock.close()
 
     # -- opening ---------------------------------------------------------------------------
@@ -257,12 +309,15 @@ class Store:
             why = problem.removeprefix("*** in database main ***\n")
             raise StoreDamaged(self.folder, why)
 
-    def _load(self) -> None:
-        """Load the intact facts, check all tokens, and drop the rest, which `losses` names."""
+    def _load(self, *, salvage: bool) -> Mark:
+        """Load the intact facts, check all tokens, and drop the rest, which `losses` names. Returns
+        the mark to go on with."""
         damaged_facts, damaged_pieces = [], []
-        for id, kind, name, value, crc in self._db.execute("SELECT * FROM facts"):
+        crcs = 0
+        for id, kind, name, crc, value in self._db.execute("SELECT * FROM facts"):
             if isinstance(value, bytes) and _crc_of_fact(kind, name, value) == crc:
                 self._facts.setdefault(kind, {})[name] = value
+                crcs += crc
             else:
                 damaged_facts.append((id,))
                 self.losses.facts.append(f"{kind} {name}"[:_MAX_SHOWN])
@@ -270,25 +325,63 @@ class Store:
         for id, owner, ordinal, crc, data in self._db.execute("SELECT * FROM pieces"):
             if isinstance(data, bytes) and _crc_of_piece(owner, ordinal, data) == crc:
                 self._resize(owner, ordinal, len(data))
+                crcs += crc
             else:
                 damaged_pieces.append((id,))
                 owners.add(owner)
         self.losses.owners += sorted(owners)
+        mark = self._compared(crcs, salvage=salvage)
         if self.losses:
             with self._transaction():
                 self._db.executemany("DELETE FROM facts WHERE id = ?", damaged_facts)
                 self._db.executemany("DELETE FROM pieces WHERE id = ?", damaged_pieces)
+                self._db.execute("UPDATE content SET crcs = ?", (crcs,))
+        return mark
 
-    def _begin_epoch(self) -> int:
-        """A number that no earlier opening had. If the last number is lost, the clock gives one
-        that is higher than any count of openings."""
+    def _compared(self, crcs: int, *, salvage: bool) -> Mark:
+        """Compare what was loaded with the mark and with the sum of its checksums. Raises
+        StoreBehind, unless it is to be salvaged."""
+        number, at, kept = self._counted()
+        found = self._mark_file.read()
+        mark, boot = found or Mark(), self.disk.boot()
+        powered = mark.boot == boot != ""  # ever since
+        missing = number < mark.written
+        why = ""
+        if found is None and number:
+            why = "has lost its mark, without which nobody knows whether transactions are missing"
+        elif kept != crcs and not self.losses:
+            why = "mixes rows of several transactions: a part of its log, or of its pages, is lost"
+        elif missing and (powered or number < mark.synced):
+            why = f"lacks {_after(number, at, mark)}: its log was damaged, cut or replaced"
+        if why and not salvage:
+            raise StoreBehind(self.folder, why)
+        if missing and not why:
+            why = _after(number, at, mark)
+        elif not why and mark.written > mark.synced == 0 and not powered:
+            why = "any that were not on the disk when the machine stopped (durable off)"
+        if why:
+            self.losses.transactions.append(why)
+        safe = 0 if self.durable == "off" else min(mark.synced, number)
+        return Mark(number, safe, at, boot, mark.epoch)
+
+    def _counted(self) -> tuple[int, float, int]:
+        """Of the content: number and time of its last transaction, sum of its checksums."""
+        match self._db.execute("SELECT number, at, crcs FROM content").fetchall():
+            case [(int(number), float(at), int(crcs))]:
+                return number, at, crcs
+        raise StoreDamaged(self.folder, "the number of its last transaction cannot be read")
+
+    def _last_epoch(self, mark: Mark) -> int:
+        """If no number is left, the clock gives one that is higher than any count of openings."""
         known = self.facts(_STORE).get(_EPOCH)
         new = known is None and not self.losses
         last = 0 if new else int(time.time()) if known is None else int(known)
+        return max(last, mark.epoch)
+
+    def _begin_epoch(self) -> None:
         beginning = Transaction()
-        beginning.put(_STORE, _EPOCH, b"%d" % (last + 1))
+        beginning.put(_STORE, _EPOCH, b"%d" % self.epoch)
         self.apply(beginning, promised=True)
-        return last + 1
 
     # -- in SQL ----------------------------------------------------------------------------
 
@@ -349,6 +442,15 @@ def _connected(path: Path) -> sqlite3.Connection:
     # Damaged text is replaced: decoding it must not fail before its checksum says so.
     connection.text_factory = lambda data: data.decode("utf-8", "replace")
     return connection
+
+
+def _after(number: int, at: float, mark: Mark) -> str:
+    """The transactions after this one, in words."""
+    since, until = (time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(t)) for t in (at, mark.at))
+    one = number + 1 == mark.written
+    which = f" {mark.written}" if one else f"s {number + 1} to {mark.written}"
+    later = f"after {since} and " * (number > 0)
+    return f"transaction{which}, written {later}until {until}"
 
 
 def _crc_of_fact(kind: str, name: str, value: bytes) -> int:

@@ -24,8 +24,8 @@ class MachineDisk(SimulatedDisk):
     """`on_crash` is called after `crash_in` writes, before the next one. `fails`: every write
     reports a broken disk. When it is `dead`, no write reaches it."""
 
-    def __init__(self, folder: Path, on_crash: Callable[[], None]) -> None:
-        super().__init__(folder)
+    def __init__(self, folder: Path, run: str, on_crash: Callable[[], None]) -> None:
+        super().__init__(folder, run)
         self.fails = False
         self.dead = False
         self.steps = 0

@@ -202,6 +202,12 @@ class RowRots(Fault, frozen=True):
     text: ClassVar[str] = "the gateway dies, and a {kind} rots on its disk"
 
 
+class LogRots(Fault, frozen=True):
+    """The gateway dies, and the log on its disk is damaged anywhere."""
+
+    text: ClassVar[str] = "the gateway dies, and the log on its disk rots"
+
+
 class GraderIsAway(Fault, frozen=True):
     """No reward can be computed."""
 
@@ -226,6 +232,7 @@ Any = (
     | GraderIsAway
     | TokensRot
     | RowRots
+    | LogRots
 )
 
 
@@ -264,6 +271,9 @@ def draw_even_more(rng: Random, plan: Plan) -> list[Any]:
     rows = Random(f"rows/{plan.seed}")
     if rows.random() < 0.1:
         befall += [partial(_row_rots, rows)] * rows.randint(1, 2)
+    logs = Random(f"logs/{plan.seed}")
+    if logs.random() < 0.1:
+        befall += [partial(_log_rots, logs)] * logs.randint(1, 2)
     return [one(rng, plan) for one in befall]
 
 
@@ -378,6 +388,10 @@ def _stranger(rng: Random, plan: Plan) -> Any:
 
 def _rots(rng: Random, plan: Plan) -> Any:
     return TokensRot(**_span(rng, plan.horizon_s, 4), share=rng.choice([0.0, 0.2, 1.0]))
+
+
+def _log_rots(logs: Random, rng: Random, plan: Plan) -> Any:
+    return LogRots(**_span(logs, plan.horizon_s, 4))
 
 
 def _row_rots(rows: Random, rng: Random, plan: Plan) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import shutil
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -14,9 +15,11 @@ from rollout_sched.integrations.gateway.serve import Service
 from rollout_sched.live.live_scheduler import LiveScheduler
 from rollout_sched.live.settings import Settings
 from rollout_sched.store.errors import StoreError
+from rollout_sched.store.store import ROWS
 from tests.simulation.disk import Crash, MachineDisk
 from tests.simulation.faults import GatewayDies, Power
 from tests.simulation.kernel import Process
+from tests.store.simulated_disk import damage_log
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -46,6 +49,8 @@ class Gateway:
         self._world = world
         self._folder = folder
         self.store = folder / "store-0"
+        self._runs = 0  # of its machine
+        self._right: Path | None = None  # a copy of a damaged store
         self.settings = settings
         self.instances = [instance.url for instance in world.instances]
         self.process: Process | None = None
@@ -65,7 +70,7 @@ class Gateway:
             await asyncio.sleep(POLL_S)
 
     def disk_of(self, folder: Path) -> MachineDisk:
-        disk = MachineDisk(folder, self._crashed_at_a_write)
+        disk = MachineDisk(folder, str(self._runs), self._crashed_at_a_write)
         disk.fails, disk.free = self._failing, 0 if self._full else None
         self.disk = disk
         return disk
@@ -78,6 +83,7 @@ class Gateway:
         self._world.note("the gateway is dead")
         process.kill()
         self._world.network.gone(process, silently=power is not None)
+        self._runs += power is not None
         disk, self.disk = self.disk, None
         if disk is not None and self.store.exists():
             disk.dead = True
@@ -111,6 +117,14 @@ class Gateway:
         elif self.disk is not None:
             self.disk.crash_in = fault.writes
 
+    def damage_log(self, store: Path, rng: Random) -> None:
+        """Damage the log that its death has left. If the store is refused, a right copy is put in
+        its place."""
+        log = store / f"{ROWS}-wal"
+        if log.exists() and log.stat().st_size:
+            self._right = shutil.copytree(store, store.with_name(f"{store.name}-right"))
+            damage_log(store, rng)
+
     def set_disk(self, *, full: bool | None = None, failing: bool | None = None) -> None:
         self._full = self._full if full is None else full
         self._failing = self._failing if failing is None else failing
@@ -141,11 +155,14 @@ class Gateway:
         except (StoreError, OSError) as error:
             if not process.dead:
                 self._world.note(f"the gateway cannot start: {error}")
+                self.store = self._right or self.store
                 self.process = None
                 process.kill()
                 if self.disk is not None:
                     self.disk.dead = True
             return
+        finally:
+            self._right = None
         self.live.driver.pump.observers.append(self._world.observer(self.lives))
         self._working = asyncio.ensure_future(self._work())
         with contextlib.suppress(asyncio.CancelledError):

@@ -170,6 +170,13 @@ def test_rows_that_rot_are_told(kind):
     assert any("failed ['p" in line for line in outcome.told)
 
 
+@pytest.mark.parametrize("at_s", [1.8, 2.0, 2.2])
+def test_a_log_that_rots_is_refused_or_whole(at_s):
+    outcome = run(with_faults(faults.LogRots(at_s=at_s, for_s=1.0)))
+    held(outcome)
+    assert any("the gateway cannot start: store" in line for line in outcome.told)
+
+
 def test_tokens_that_rot_and_are_believed_are_seen(monkeypatch):
     monkeypatch.setattr(store_module, "_crc_of_piece", lambda owner, ordinal, data: 0)
     rot = msgspec.structs.replace(ROT, share=1.0)

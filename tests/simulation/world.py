@@ -452,15 +452,18 @@ class World:
         """Does nothing: the prompts contain the times (`rewards.said_by_prompt`)."""
 
     async def _tokens_rot(self, fault: faults.TokensRot) -> None:
-        self.gateway.die(faults.GatewayDies(at_s=fault.at_s, for_s=fault.for_s))
-        rng = Random(f"rot/{self.plan.seed}/{fault.at_s}")
-        rotten = rot_tokens(self.gateway.store, rng, fault.share)
-        self.note(f"rotten: {rotten}")
+        self.note(f"rotten: {rot_tokens(*self._rot(fault), fault.share)}")
 
     async def _row_rots(self, fault: faults.RowRots) -> None:
+        self.note(f"rotten: {fault.kind} {rot_row(*self._rot(fault), fault.kind)}")
+
+    async def _log_rots(self, fault: faults.LogRots) -> None:
+        self.gateway.damage_log(*self._rot(fault))
+
+    def _rot(self, fault: faults.Fault) -> tuple[Path, Random]:
+        """Kill the gateway. Returns its store, and random numbers for the damage."""
         self.gateway.die(faults.GatewayDies(at_s=fault.at_s, for_s=fault.for_s))
-        rng = Random(f"rot/{self.plan.seed}/{fault.at_s}")
-        self.note(f"rotten: {fault.kind} {rot_row(self.gateway.store, rng, fault.kind)}")
+        return self.gateway.store, Random(f"rot/{self.plan.seed}/{fault.at_s}")
 
 
 _BEFALLS: dict[type[Any], Callable[[World, Any], Coroutine[Any, Any, None]]] = {
@@ -481,6 +484,7 @@ _BEFALLS: dict[type[Any], Callable[[World, Any], Coroutine[Any, Any, None]]] = {
     faults.GraderIsAway: World._grader_is_away,
     faults.TokensRot: World._tokens_rot,
     faults.RowRots: World._row_rots,
+    faults.LogRots: World._log_rots,
 }
 
 

@@ -2,7 +2,8 @@
 
 SQLite's own promises are taken for granted: a commit with `synchronous = FULL` has synced the log,
 and the log is begun again, with other salts in its head, only after all of it is in the database
-and synced.
+and synced. A mark is less than a sector, so it is one of those that were written since the last
+sync.
 """
 
 from __future__ import annotations
@@ -47,16 +48,20 @@ def full() -> sqlite3.OperationalError:
 class SimulatedDisk(Disk):
     """The files of one store.
 
+    `run`: of the machine, which a loss of power ends.
     `crash_in`: how many commits and checkpoints go well before the process dies; None: all.
     `free`: bytes that are left; a commit of more fails as on a full disk.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, run: str = "first") -> None:
         self.folder = folder
+        self.run = run
         self.crash_in: int | None = None
         self.free: int | None = None
         self._synced = 0  # bytes of the log
         self._salts = (0, 0)
+        mark = folder / "mark"
+        self._marks = [mark.read_bytes() if mark.exists() else b""]  # from the synced one on
 
     def commit(self, database: sqlite3.Connection) -> None:
         """As SQLite's: a transaction that writes nothing syncs nothing."""
@@ -81,6 +86,14 @@ class SimulatedDisk(Disk):
         self._step()
         super().checkpoint(database)
 
+    def write_mark(self, file: int, record: bytes, *, synced: bool) -> None:
+        self._step()
+        super().write_mark(file, record, synced=synced)
+        self._marks = [record] if synced else [*self._marks, record]
+
+    def boot(self) -> str:
+        return self.run
+
     def room(self, folder: Path) -> int:
         return 2**40 if self.free is None else self.free
 
@@ -88,8 +101,11 @@ class SimulatedDisk(Disk):
         """A copy of what the next process finds. With `power`, that failed."""
         shutil.copytree(self.folder, to)
         log = to / f"{ROWS}-wal"
-        if power is not None and log.exists():
-            log.write_bytes(self._lose(log.read_bytes(), power))
+        if power is not None:
+            mark = self._marks[0] if power == "all" else power.choice(self._marks)
+            (to / "mark").write_bytes(mark)
+            if log.exists():
+                log.write_bytes(self._lose(log.read_bytes(), power))
         return to
 
     def _lose(self, log: bytes, power: Power) -> bytes:
@@ -121,3 +137,21 @@ class SimulatedDisk(Disk):
             if self.crash_in == 0:
                 raise Crash
             self.crash_in -= 1
+
+
+def damage_log(folder: Path, rng: Random) -> None:
+    """Flip a bit of the log, cut it, zero a page of it, or remove it."""
+    log = folder / f"{ROWS}-wal"
+    data = bytearray(log.read_bytes())
+    at = rng.randrange(len(data))
+    match rng.choice(("flip", "cut", "zero", "remove")):
+        case "flip":
+            data[at] ^= 1 << rng.randrange(8)
+        case "cut":
+            del data[at:]
+        case "zero":
+            data[at : at + PAGE] = bytes(len(data[at : at + PAGE]))
+        case "remove":
+            log.unlink()
+            return
+    log.write_bytes(data)

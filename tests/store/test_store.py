@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 import threading
 import time
@@ -12,6 +13,7 @@ import pytest
 from rollout_sched.store.disk import Disk
 from rollout_sched.store.errors import (
     PieceDamaged,
+    StoreBehind,
     StoreDamaged,
     StoreError,
     StoreInUse,
@@ -133,6 +135,96 @@ def test_a_lost_epoch_is_followed_by_one_that_was_never_there(tmp_path):
     assert epoch > before
     with closing(Store(tmp_path)) as store:
         assert store.epoch == epoch + 1
+
+
+class AfterPower(Disk):
+    """Of a machine that has started again."""
+
+    def boot(self):
+        return "the next"
+
+
+def without_its_log(folder, to, **given):
+    """What is left of a store after its process was killed and its log was removed."""
+    filled(folder, **given).close()
+    with closing(Store(folder, **given)) as store:
+        written(store, facts=[("group", "c", b"3")])
+        shutil.copytree(folder, to)
+    (to / f"{ROWS}-wal").unlink()
+    return to
+
+
+def test_a_store_without_transactions_that_it_had_is_refused_until_it_is_salvaged(tmp_path):
+    left = without_its_log(tmp_path / "s", tmp_path / "left")
+    for _ in range(2):
+        with pytest.raises(
+            StoreBehind, match=r"transactions 3 to 4, written after .*`rollout-sched salvage"
+        ):
+            Store(left)
+    with closing(Store(left, salvage=True)) as store:
+        (line,) = store.losses.summary()
+        assert line.startswith("lost transactions: lacks transactions 3 to 4")
+    with closing(Store(left)) as store:
+        assert not store.losses
+        assert store.epoch == 3, "no number comes twice, though the second one was lost"
+        assert store.facts("group") == {"a": b"1", "b": b"2"}
+
+
+@pytest.mark.parametrize("durable", ["batch", "off"])
+def test_a_loss_of_power_may_cost_what_was_not_synced_and_no_more(tmp_path, durable):
+    left = without_its_log(tmp_path / "s", tmp_path / "left", durable=durable)
+    if durable == "batch":
+        with pytest.raises(StoreBehind):
+            Store(left, disk=AfterPower())
+        return
+    with pytest.raises(StoreBehind):  # the machine has not stopped
+        Store(left, durable="off")
+    with closing(Store(left, durable="off", disk=AfterPower())) as store:
+        assert store.losses.summary()[0].startswith("lost transactions: transactions 3 to 4")
+        assert store.epoch == 3
+
+
+def test_a_store_that_never_synced_may_lack_more_than_its_mark_knows(tmp_path):
+    with closing(Store(tmp_path / "s", durable="off")):
+        shutil.copytree(tmp_path / "s", tmp_path / "left")
+    with closing(Store(tmp_path / "left", disk=AfterPower())) as store:
+        assert "durable off" in store.losses.summary()[0]
+    with closing(Store(tmp_path / "s", disk=AfterPower())) as store:
+        assert not store.losses, "it was closed, which syncs it"
+
+
+@pytest.mark.parametrize("mark", [None, b"", b"x" * 100, b"0" * 256])
+def test_a_store_without_its_mark_is_refused_until_it_is_salvaged(tmp_path, mark):
+    filled(tmp_path).close()
+    (tmp_path / "mark").unlink()
+    if mark is not None:
+        (tmp_path / "mark").write_bytes(mark)
+    with pytest.raises(StoreBehind, match="has lost its mark"):
+        Store(tmp_path)
+    Store(tmp_path, salvage=True).close()
+    with closing(Store(tmp_path)) as store:
+        assert store.epoch == 2
+
+
+def test_rows_of_several_transactions_are_refused_until_they_are_salvaged(tmp_path):
+    """As a checkpoint leaves them that was interrupted, if its log is gone."""
+    filled(tmp_path).close()
+    with closing(sqlite3.connect(tmp_path / ROWS)) as rows, rows:
+        rows.execute("DROP TRIGGER facts_DEL")
+        rows.execute("DELETE FROM facts WHERE name = 'a'")
+    with pytest.raises(StoreBehind, match="mixes rows"):
+        Store(tmp_path)
+    Store(tmp_path, salvage=True).close()
+    with closing(Store(tmp_path)) as store:
+        assert store.facts("group") == {"b": b"2"}
+
+
+def test_a_store_whose_number_cannot_be_read_is_damaged(tmp_path):
+    filled(tmp_path).close()
+    with closing(sqlite3.connect(tmp_path / ROWS)) as rows, rows:
+        rows.execute("UPDATE content SET number = 'three'")
+    with pytest.raises(StoreDamaged, match="number of its last transaction"):
+        Store(tmp_path)
 
 
 def test_the_file_shrinks_when_most_of_it_is_unused(tmp_path, monkeypatch):

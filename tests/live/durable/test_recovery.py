@@ -104,9 +104,10 @@ def test_group_with_damaged_unused_tokens_starts_over(tmp_path, monkeypatch):
     """What a tool has returned is damaged."""
     make = Store._load
 
-    def load(store):
-        make(store)
+    def load(store, **given):
+        mark = make(store, **given)
         store.losses.owners = ["r:a/0"]
+        return mark
 
     monkeypatch.setattr(Store, "_load", load)
     found = recovered(tmp_path)
