@@ -11,6 +11,7 @@ import sqlite3
 import time
 import zlib
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -116,28 +117,37 @@ class MarkFile:
 # A lock for one process at a time: it names its holder, and is released however that dies.
 
 
+#: Most bytes of a lock file.
+_LOCK_BYTES = 1024
+
+
 class Holder(msgspec.Struct, frozen=True):
-    """The process that holds a store, and since when (local time, for people)."""
+    """The process that holds a store, and since when (local time), for people. Anybody may have
+    written the file, so what it says must look like that."""
 
     pid: int
-    host: str
-    since: str
+    host: Annotated[str, msgspec.Meta(pattern=r"^[\w.:-]{1,255}$")]
+    since: Annotated[str, msgspec.Meta(pattern=r"^[\d :-]{19}$")]
 
 
 class StoreLock:
-    """Holds a folder's lock file until closed. Raises StoreInUse, which names the holder; OSError.
+    """Holds a folder and its lock file until closed. Raises StoreInUse, which names the holder;
+    OSError.
 
-    The kernel holds the lock for the open file (`flock`), so it is free as soon as the process is
-    gone; the content of the file is only for people.
+    The kernel holds the locks for the open files (`flock`), so they are free as soon as the process
+    is gone. The folder's remains if the file is removed; the file's is one that processes of other
+    machines see, if the file system has such locks.
     """
 
     def __init__(self, folder: Path) -> None:
+        self._folder = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
         self._file = (folder / "lock").open("a+b")
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for held in (self._folder, self._file):
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = self._read()
-            self._file.close()
+            self.close()
             raise StoreInUse(
                 f"store {folder} is in use by {holder}; stop that process, or use another folder"
             ) from None
@@ -145,13 +155,16 @@ class StoreLock:
 
     def close(self) -> None:
         self._file.close()
+        if self._folder >= 0:
+            os.close(self._folder)
+            self._folder = -1
 
     def _read(self) -> str:
         self._file.seek(0)
         try:
-            holder = msgspec.json.decode(self._file.read(), type=Holder)
+            holder = msgspec.json.decode(self._file.read(_LOCK_BYTES), type=Holder)
         except (msgspec.DecodeError, UnicodeDecodeError):
-            return "another process"  # which has not written its name yet
+            return "a process that its lock file does not name"
         return f"process {holder.pid} on {holder.host} since {holder.since}"
 
     def _write(self) -> None:

@@ -122,7 +122,8 @@ class Gateway:
         its place."""
         log = store / f"{ROWS}-wal"
         if log.exists() and log.stat().st_size:
-            self._right = shutil.copytree(store, store.with_name(f"{store.name}-right"))
+            if self._right is None:
+                self._right = shutil.copytree(store, store.with_name(f"{store.name}-right"))
             damage_log(store, rng)
 
     def set_disk(self, *, full: bool | None = None, failing: bool | None = None) -> None:

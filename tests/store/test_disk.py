@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import sqlite3
 import subprocess
@@ -56,9 +57,38 @@ def test_death_releases_it(tmp_path):
     StoreLock(tmp_path).close()
 
 
-def test_a_holder_that_has_not_written_yet_is_somebody(tmp_path):
+@pytest.mark.parametrize(
+    "text",
+    [
+        None,  # it is removed
+        b"",
+        b"{",
+        b"\xff",
+        b"7",
+        b'{"pid": 1, "host": "\\u001b[2J", "since": "2026-01-01 00:00:00"}',
+        b'{"pid": 1, "host": "h", "since": "' + b"2" * 5000,
+    ],
+)
+def test_a_lock_does_not_depend_on_what_its_file_says(tmp_path, text):
     lock = StoreLock(tmp_path)
-    (tmp_path / "lock").write_bytes(b"{")
-    with pytest.raises(StoreInUse, match="in use by another process"):
+    (tmp_path / "lock").unlink()
+    if text is not None:
+        (tmp_path / "lock").write_bytes(text)
+    for _ in range(2):
+        with pytest.raises(StoreInUse, match="in use by a process that its lock file does not na"):
+            StoreLock(tmp_path)
+    lock.close()
+    lock = StoreLock(tmp_path)
+    with pytest.raises(StoreInUse, match=f"in use by process {os.getpid()} on "):
         StoreLock(tmp_path)
     lock.close()
+
+
+def test_a_lock_file_that_another_machine_holds_is_enough(tmp_path):
+    """Its lock of the folder is not seen here."""
+    other = b'{"pid":7,"host":"node-3","since":"2026-01-01 00:00:00"}'
+    (tmp_path / "lock").write_bytes(other)
+    with (tmp_path / "lock").open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(StoreInUse, match="process 7 on node-3 since 2026-01-01 00:00:00"):
+            StoreLock(tmp_path)
