@@ -45,8 +45,9 @@ Lengths = Callable[[str, int], int]
 
 S = TypeVar("S", bound=msgspec.Struct)
 
-#: Largest size of a policy or a scenario file; shipped ones have 1 or 2 KB.
-MAX_BYTES = 256 * 1024
+#: Largest size of a policy or a scenario file; shipped ones have 1 or 2 KB. The parser's time grows
+#: with the square of the parts of a dotted key: seconds for a file of this size.
+MAX_BYTES = 32 * 1024
 
 REGISTRY: dict[str, dict[str, Any]] = {
     "routing": {
@@ -286,7 +287,7 @@ def read_toml(name_or_path: str, room: str, noun: str) -> tuple[str, dict[str, A
             f"{', '.join(shipped(room))}"
         )
     length = path.stat().st_size
-    if length > MAX_BYTES:  # for some files, the parser's time grows with the square of the size
+    if length > MAX_BYTES:
         raise ConfigError(
             f"{name_or_path}: {length:,} bytes, but a {noun} has at most {MAX_BYTES:,}; name the "
             f"right file"

@@ -146,6 +146,9 @@ Lines = Iterator[tuple[int, str]]
 #: of each call, have tens of megabytes), but less than a decompression bomb.
 LONGEST_LINE = 512 * 2**20
 
+#: Bytes by which blank lines may outweigh the others: a few bytes unpack to gigabytes of them.
+MOST_BLANK = 64 * 1024
+
 _GZIP_MAGIC = b"\x1f\x8b"
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
@@ -193,16 +196,21 @@ def _stream(where: str, file: IO[bytes], magic: bytes) -> tuple[IO[bytes], str, 
 def numbered_lines(where: str, stream: IO[bytes]) -> Lines:
     """(line number from 1, text with its line end) of every line.
 
-    A byte order mark is dropped. Raises TraceError if the text is not UTF-8, and what `unpacked`
-    raises.
+    A byte order mark is dropped. Raises TraceError if the text is not UTF-8 or mostly blank, and
+    what `unpacked` raises.
     """
-    number = 0
+    number = surplus = 0
     while raw := stream.readline(LONGEST_LINE):
         number += 1
         if len(raw) == LONGEST_LINE:
             found = f"a line of {LONGEST_LINE} bytes or more"
             raise TraceError(where, found, "write one row per line", line=number)
-        yield number, _decoded(where, number, raw)
+        text = _decoded(where, number, raw)
+        surplus += len(raw) if text.isspace() else -len(raw)
+        if surplus > MOST_BLANK:
+            found = f"more blank lines than rows, by {MOST_BLANK:,} bytes"
+            raise TraceError(where, found, "remove blank lines", line=number)
+        yield number, text
 
 
 def filled(lines: Lines) -> Lines:

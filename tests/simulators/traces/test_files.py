@@ -3,6 +3,7 @@
 import gzip
 import math
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -51,6 +52,35 @@ class TestReading:
         path.write_bytes(gzip.compress(b'{"input":"' + b"a" * 2000))
         with pytest.raises(TraceError, match="line 1: a line of 1000 bytes or more"):
             read(path)
+
+    @pytest.mark.parametrize(
+        "head",
+        [
+            "",
+            "t_s,prompt_tokens,response_tokens\n1,2,3\n",
+            '{"timestamp": 0, "input_length": 1, "output_length": 1}\n',
+        ],
+    )
+    @pytest.mark.parametrize("blank", ["\n", "\r\n", "\u2003\x1c\n"])
+    def test_blank_lines_are_not_read_to_their_end(
+        self, tmp_path: Path, head: str, blank: str
+    ) -> None:
+        """Sixteen times as many take as long."""
+        took = []
+        path = tmp_path / "x"
+        for times in (2**18, 2**22):
+            path.write_bytes(gzip.compress((head + blank * times).encode(), 1))
+            began = time.process_time()
+            with pytest.raises(TraceError, match=r"line \d+: more blank lines than rows"):
+                read(path)
+            took.append(time.process_time() - began)
+        assert took[1] < 5 * took[0]
+
+    def test_rows_may_stand_apart(self, tmp_path: Path) -> None:
+        path = tmp_path / "x"
+        rows = "\n\n\n".join(f"{n},2,3" for n in range(50_000))
+        path.write_text(f"t_s,prompt_tokens,response_tokens\n\n{rows}{chr(10) * 60_000}")
+        assert len(read(path).groups) == 50_000
 
 
 class TestWriting:
