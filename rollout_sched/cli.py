@@ -67,6 +67,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     has gone: the exit codes of a shell.
     """
     options = parse(sys.argv[1:] if arguments is None else arguments)
+    from rollout_sched.terminal import plain_output
+
+    with plain_output():
+        return _run(options)
+
+
+def _run(options: argparse.Namespace) -> int:
     from rollout_sched.core.errors import RolloutError
 
     try:

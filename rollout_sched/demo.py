@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from rollout_sched import journal
+from rollout_sched import journal, terminal
 from rollout_sched.client import Prompt, Reload, RolloutScheduler
 from rollout_sched.config import load_policy
 from rollout_sched.core.errors import CallerError
@@ -79,9 +79,9 @@ def demo(options: DemoOptions) -> None:
     """Run the demo and print the table. Raises CallerError if it cannot be run."""
     if options.instances and not options.weights:
         raise CallerError("--weights is missing: the checkpoint to load after each training step")
-    console = Console()
+    console = terminal.console()
     if not console.is_terminal:
-        console = Console(width=max(console.width, 110))
+        console = terminal.console(width=max(console.width, 110))
     results = [_run(policy, options, console) for policy in options.policies]
     console.print(_table(results, simulated=not options.instances))
 

@@ -13,7 +13,8 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
+from http.client import HTTPException, HTTPResponse
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 import msgspec
@@ -24,6 +25,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from rollout_sched import terminal
 from rollout_sched.core.errors import CallerError, RolloutError
 
 # ------------------------------------------------------------------------------------------
@@ -31,11 +33,13 @@ from rollout_sched.core.errors import CallerError, RolloutError
 
 SCHEMA = "rollout-sched-live/1"
 
+Count = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+
 
 class RequestCounts(msgspec.Struct, frozen=True):
-    in_flight: int
-    waiting: int
-    parked: int
+    in_flight: Count
+    waiting: Count
+    parked: Count
 
 
 class WaitsFor(msgspec.Struct, frozen=True):
@@ -51,10 +55,10 @@ class InstanceLine(msgspec.Struct, frozen=True):
     url: str
     status: str
     reason: str
-    version: int | None
-    in_flight: int
-    slots: int
-    waiting: int | None
+    version: Count | None
+    in_flight: Count
+    slots: Count
+    waiting: Count | None
     kv_usage: float | None
     held: bool = False
     leaving: bool = False
@@ -64,25 +68,25 @@ class PresentStep(msgspec.Struct, frozen=True):
     """The current step. number: batches before it; finished: samples that ended in it; in_batch:
     groups of its batch that are delivered; complete: further groups that are complete."""
 
-    number: int
+    number: Count
     elapsed_s: float
-    finished: int
-    in_batch: int
-    complete: int
+    finished: Count
+    in_batch: Count
+    complete: Count
 
 
 class PastStep(msgspec.Struct, frozen=True):
     """A past step; fields as in `metrics.steps.Step`."""
 
-    version: int
+    version: Count
     rollout_s: float
     t50_s: float
     t90_s: float
     t99_s: float
     trainer_wait_s: float
-    samples: int
-    tokens: int
-    max_staleness: int
+    samples: Count
+    tokens: Count
+    max_staleness: Count
     idle_bubble: float
 
 
@@ -102,21 +106,21 @@ class Document(msgspec.Struct, frozen=True):
     now: float
     watched_s: float
     policy: str
-    version: int
-    fleet_version: int
+    version: Count
+    fleet_version: Count
     healthy: bool
     broken: str | None
     requests: RequestCounts
-    groups: dict[str, int]
-    batches: int
-    prompts_per_step: int
+    groups: dict[str, Count]
+    batches: Count
+    prompts_per_step: Count
     trainer_waiting: bool
     waits_for: WaitsFor
     instances: list[InstanceLine]
     step: PresentStep
     steps: list[PastStep]
-    staleness: dict[str, int]
-    waste: dict[str, int]
+    staleness: dict[str, Count]
+    waste: dict[str, Count]
     changes: list[Change]
 
 
@@ -309,6 +313,10 @@ KEY = "ROLLOUT_SCHED_ADMIN_KEY"
 PATIENCE_S = 5.0
 
 
+#: Most bytes of an answer: a thousand instances have half a megabyte.
+LARGEST = 2**24
+
+
 class Away(RolloutError):
     """The gateway does not answer now, but may answer later."""
 
@@ -330,14 +338,14 @@ class GatewaySource:
         """Raises Away if the gateway does not answer, CallerError if a retry cannot help."""
         try:
             with self._opener.open(self._request, timeout=PATIENCE_S) as answer:
-                body = answer.read()
+                body = _body(answer)
         except urllib.error.HTTPError as error:
             raise self._refused(error.code) from error
-        except OSError as error:  # includes URLError
+        except (OSError, HTTPException) as error:  # includes URLError
             raise Away(str(getattr(error, "reason", error))) from error
         try:
             return msgspec.json.decode(body, type=Document)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise CallerError(
                 f"{self.url}{PATH} does not answer as {SCHEMA}: {error}; use the same version as "
                 "the gateway's"
@@ -352,6 +360,18 @@ class GatewaySource:
         if status == 404:
             return CallerError(f"{self.url} has no {PATH}: it is not a gateway, or an older one")
         return Away(f"the gateway answered {status}")
+
+
+def _body(answer: HTTPResponse) -> bytes:
+    """Raises CallerError if it is too long, Away if it does not end within PATIENCE_S."""
+    deadline, body = time.monotonic() + PATIENCE_S, bytearray()
+    while part := answer.read1(2**16):
+        body += part
+        if len(body) > LARGEST:
+            raise CallerError(f"{answer.url} answers with more than {LARGEST} bytes")
+        if time.monotonic() > deadline:
+            raise Away(f"its answer took more than {PATIENCE_S:g} s")
+    return bytes(body)
 
 
 #: Approximate number of lines of a screen that are not instances.
@@ -373,7 +393,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Raises CallerError if the gateway refuses the request, Away if `--once` gets no answer."""
-    source, console = GatewaySource(options.url, os.environ.get(KEY, "")), Console()
+    source, console = GatewaySource(options.url, os.environ.get(KEY, "")), terminal.console()
     if options.once:
         document = source.ask()
         console.print(screen(document, source.url, limit=len(document.instances)))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from math import isinf
+import asyncio
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -29,14 +30,37 @@ class _Collected(Collector):
         return self._families
 
 
-def page(families: Iterable[Metric], accept: str) -> tuple[bytes, str]:
-    """The families and those of this process as text, and the content type, chosen by the `Accept`
-    header of the request."""
-    registry = CollectorRegistry()
-    registry.register(_Collected(families))
-    ProcessCollector(registry=registry)
-    encode, content_type = choose_encoder(accept)
-    return encode(registry), content_type
+#: Seconds for which a page is kept. Everybody may scrape, and a page of a large fleet takes tens of
+#: milliseconds: however many scrape, there is one a second of each format.
+KEPT_S = 1.0
+
+
+class MetricsPage:
+    """`collect` yields the families of a moment; those of this process are added."""
+
+    def __init__(self, collect: Callable[[], Iterable[Metric]]) -> None:
+        self._collect = collect
+        self._kept: dict[str, tuple[float, asyncio.Task[bytes]]] = {}  # by content type
+
+    async def text(self, accept: str = "") -> tuple[bytes, str]:
+        """The page and its content type, chosen by the `Accept` header of the request: a new one,
+        or the one that was begun less than KEPT_S ago. It is collected at one moment and encoded in
+        a thread: with a thousand instances that takes tens of milliseconds, in which streams would
+        stop."""
+        now = asyncio.get_running_loop().time()
+        encode, content_type = choose_encoder(accept)
+        at, page = self._kept.get(content_type, (-math.inf, None))
+        if page is None or now - at >= KEPT_S or _failed(page):
+            registry = CollectorRegistry()
+            registry.register(_Collected(list(self._collect())))
+            ProcessCollector(registry=registry)
+            page = asyncio.create_task(asyncio.to_thread(encode, registry))
+            self._kept[content_type] = now, page
+        return await asyncio.shield(page), content_type
+
+
+def _failed(page: asyncio.Task[bytes]) -> bool:
+    return page.done() and (page.cancelled() or page.exception() is not None)
 
 
 def calls(planes: Mapping[str, Mapping[int, int]], data_plane: DataPlane) -> Iterator[Metric]:
@@ -100,4 +124,4 @@ def histograms(short: str, about: str, label: str, histograms: Mapping[str, Hist
 def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
     """Buckets with the bounds in the format of Prometheus's own clients."""
     every = histogram.cumulative()
-    return [("+Inf" if isinf(bound) else str(float(bound)), count) for bound, count in every]
+    return [("+Inf" if math.isinf(bound) else str(float(bound)), count) for bound, count in every]

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 from prometheus_client.metrics_core import Metric
 
@@ -24,6 +25,7 @@ from rollout_sched.integrations.gateway.control_plane.auth import (
 from rollout_sched.integrations.gateway.data_plane.call import JSON, error_body
 from rollout_sched.integrations.gateway.data_plane.data_plane import DataPlane
 from rollout_sched.integrations.gateway.data_plane.reply import Limits, Responses, error_headers
+from rollout_sched.integrations.gateway.families import MetricsPage
 from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.integrations.http import ReceivedRequest, ServerLimits
 from rollout_sched.integrations.http.server import HttpServer, Refusal
@@ -255,6 +257,8 @@ class FrontApp:
         self._calls = calls
         self._data_plane = data_plane
         self.scheduler_url = ""
+        self._metrics = MetricsPage(partial(front_metrics, calls, data_plane))
+        self._telling: set[asyncio.Task[None]] = set()
         self._own: dict[bytes, Callable[[ReceivedRequest], None]] = {
             b"/health": self._health,
             b"/liveness": self._liveness,
@@ -313,9 +317,13 @@ class FrontApp:
         request.answer(200, [], b"")
 
     def _tell_metrics(self, request: ReceivedRequest) -> None:
+        telling = asyncio.get_running_loop().create_task(self._send_metrics(request))
+        self._telling.add(telling)
+        telling.add_done_callback(self._telling.discard)
+
+    async def _send_metrics(self, request: ReceivedRequest) -> None:
         accept = request.fields.get(b"accept", b"").decode("latin-1")
-        told = front_metrics(self._calls, self._data_plane)
-        page, content_type = families.page(told, accept)
+        page, content_type = await self._metrics.text(accept)
         request.answer(200, [(b"content-type", content_type.encode())], page)
 
 

@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from rollout_sched import terminal
 from rollout_sched.calibration.calibration import Calibration, Calibrator, Report, StepCalibrator
 from rollout_sched.core.errors import CallerError
 from rollout_sched.flags import above_zero, positive
@@ -264,7 +264,7 @@ def _progress() -> Iterator[Report]:
         TextColumn("{task.completed}/{task.total}"),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Progress(*columns, console=terminal.console(stderr=True), transient=True) as bar:
         task = bar.add_task("starting", total=None)
         yield lambda done, total, what: bar.update(
             task, completed=done, total=max(done, total), description=what

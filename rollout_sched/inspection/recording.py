@@ -24,12 +24,12 @@ from rollout_sched.core.model.events import (
 )
 from rollout_sched.core.model.records import DeliveredSample as Made
 from rollout_sched.core.scheduler import Scheduler
-from rollout_sched.figures import count, percent, seconds
 from rollout_sched.journal import JournalHeader
 from rollout_sched.metrics import Metrics
 from rollout_sched.metrics.fold import Folded, Handler
 from rollout_sched.metrics.outages import DirectFold, OutageFold
 from rollout_sched.simulators.traces.model import Gatherer, SampleRecord, Trace, Turn
+from rollout_sched.terminal import count, percent, seconds
 
 Observer = Callable[[float, Event, Iterable[Action]], None]
 

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from rollout_sched import config
+from rollout_sched import config, terminal
 from rollout_sched.config import PolicyFile
 from rollout_sched.core.errors import CallerError
 from rollout_sched.flags import Flag, add_flags, given_flags
@@ -361,7 +360,7 @@ def shown(report: dict[str, Any], width: int, *, equal_bias: bool = False) -> st
 
 def _width() -> int:
     """The width of the terminal, or WIDTH if the output is not a terminal."""
-    console = Console()
+    console = terminal.console()
     return console.width if console.is_terminal else WIDTH
 
 
@@ -371,6 +370,6 @@ def _progress(of: str) -> Progress:
         BarColumn(),
         TextColumn(f"{{task.completed}}/{{task.total}} {of}"),
         TimeElapsedColumn(),
-        console=Console(stderr=True),
+        console=terminal.console(stderr=True),
         transient=True,
     )

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from rollout_sched.figures import count, percent, seconds
 from rollout_sched.metrics import order_excess
 from rollout_sched.page.run_page import DrawnRun, quantiles, run_page
 from rollout_sched.simulators.replay.bounds import offered_bound, offered_on_policy_bound
@@ -20,6 +19,7 @@ from rollout_sched.simulators.replay.runs import Run, figures, spread
 from rollout_sched.simulators.replay.scenario import Scenario
 from rollout_sched.simulators.replay.workload import Workload
 from rollout_sched.simulators.traces.model import Trace
+from rollout_sched.terminal import count, percent, seconds
 
 SCHEMA = "rollout-sched-replay/1"
 

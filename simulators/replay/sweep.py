@@ -17,10 +17,10 @@ import msgspec
 
 from rollout_sched.config import REGISTRY, PolicyFile, parse_policy, read_policy, read_toml
 from rollout_sched.core.errors import CallerError
-from rollout_sched.figures import count, percent, seconds
 from rollout_sched.page import page
 from rollout_sched.simulators.replay.report import GAP, Column, at, number, wrapped
 from rollout_sched.simulators.replay.scenario import Scenario, parse_scenario
+from rollout_sched.terminal import count, percent, seconds
 
 Table = dict[str, Any]
 

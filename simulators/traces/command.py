@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from rich.console import Console
 from rich.table import Table
 
+from rollout_sched import terminal
 from rollout_sched.flags import above_zero
 from rollout_sched.simulators.traces.model import TOKENS_PER_S, Counting, Trace, with_tokenizer
 from rollout_sched.simulators.traces.store import read, shipped, write
@@ -76,7 +76,7 @@ def _stats(options: argparse.Namespace) -> None:
     for name, value in msgspec.structs.asdict(numbers).items():
         shown = f"{value:,.2f}" if isinstance(value, float) else f"{value}"
         result.add_row(name.replace("_", " "), shown)
-    Console().print(result)
+    terminal.console().print(result)
 
 
 def _convert(options: argparse.Namespace) -> None:

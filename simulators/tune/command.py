@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
-from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from rollout_sched import terminal
 from rollout_sched.flags import Flag, add_flags, given_flags
 from rollout_sched.process import check_writable, whole_file
 from rollout_sched.simulators.replay import Job, load_scenario
@@ -104,7 +104,7 @@ def _progress() -> Progress:
         SpinnerColumn(),
         TextColumn("{task.completed} {task.description}; Ctrl-C keeps the best so far"),
         TimeElapsedColumn(),
-        console=Console(stderr=True),
+        console=terminal.console(stderr=True),
         transient=True,
     )
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rollout_sched import top as command
 from rollout_sched.cli import main
 from rollout_sched.core.errors import CallerError
-from rollout_sched.top import KEY, Away, GatewaySource, Watched, watch
+from rollout_sched.top import KEY, LARGEST, Away, GatewaySource, Watched, watch
 from tests.top.served import serving
 
 
@@ -89,6 +89,9 @@ def test_api_key_is_sent() -> None:
         (503, None, Away, "answered 503"),
         (200, b"<html>", CallerError, "does not answer as rollout-sched-live/1"),
         (200, b'{"schema":"rollout-sched-live/2"}', CallerError, "use the same version"),
+        (200, b"[" * 10**6, CallerError, "does not answer as"),
+        (200, b'{"version":1%0400d}' % 0, CallerError, "does not answer as"),
+        (200, b" " * (LARGEST + 1), CallerError, "answers with more than"),
     ],
 )
 def test_refusals(status: int, body: bytes | None, kind: type[Exception], text: str) -> None:

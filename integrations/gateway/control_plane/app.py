@@ -11,6 +11,7 @@ import logging
 import re
 import socket
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from importlib.metadata import version
 from typing import Any, cast
 
@@ -32,10 +33,11 @@ from rollout_sched.integrations.gateway.control_plane.fanout import (
 from rollout_sched.integrations.gateway.control_plane.fleet import FleetControl, WorkerRoutes
 from rollout_sched.integrations.gateway.control_plane.gateway import Gateway, NoSuchInstance
 from rollout_sched.integrations.gateway.control_plane.live import LiveRoutes, LiveWatch
-from rollout_sched.integrations.gateway.control_plane.prometheus import GatewayMetrics
+from rollout_sched.integrations.gateway.control_plane.prometheus import metrics_of
 from rollout_sched.integrations.gateway.control_plane.trainer_api import ROLLOUT, TrainerApi
 from rollout_sched.integrations.gateway.control_plane.weight_protocol import Conflict
 from rollout_sched.integrations.gateway.data_plane.reply import CLIENT_LEFT, Responses
+from rollout_sched.integrations.gateway.families import MetricsPage
 from rollout_sched.integrations.vllm.weight_updates import WeightUpdate
 from rollout_sched.integrations.vllm.weights import OutsideRoots
 from rollout_sched.live.instances import InstanceSupervisor
@@ -49,7 +51,7 @@ class SchedulerRoutes:
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
-        self._metrics = GatewayMetrics(gateway)
+        self._metrics = MetricsPage(partial(metrics_of, gateway))
 
     async def health(self, request: web.Request) -> web.Response:
         """200 from the joining of an instance to a SIGTERM; as with vLLM, the body is empty."""
@@ -71,7 +73,7 @@ class SchedulerRoutes:
         return reply(request, {"version": version("rollout-sched"), "server": "rollout-sched"})
 
     async def metrics(self, request: web.Request) -> web.Response:
-        page, content_type = await self._metrics.page(request.headers.get("Accept", ""))
+        page, content_type = await self._metrics.text(request.headers.get("Accept", ""))
         return web.Response(body=page, headers={"Content-Type": content_type})
 
     async def models(self, request: web.Request) -> web.Response:

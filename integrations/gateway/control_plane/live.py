@@ -24,6 +24,9 @@ SCHEMA = "rollout-sched-live/1"
 #: Seconds between two documents of a stream.
 EACH_S = 1.0
 
+#: Seconds for which a document is kept, whoever asks.
+KEPT_S = 0.5
+
 #: Seconds that observation continues after the last viewer has left, in case one returns.
 LINGER_S = 60.0
 
@@ -51,6 +54,7 @@ class LiveWatch:
         self._gateway = gateway
         self._pump = gateway.driver.pump
         self._fold: LiveFold | None = None
+        self._kept: tuple[LiveFold, dict[str, Any]] | None = None
         self.streams = 0
         self._ending: asyncio.TimerHandle | None = None
         self._closed = asyncio.Event()
@@ -105,16 +109,20 @@ class LiveWatch:
             self._ending = loop.call_later(LINGER_S, self._stop)
 
     def _stop(self) -> None:
-        fold, self._fold, self._ending = self._fold, None, None
+        fold, self._fold, self._ending, self._kept = self._fold, None, None, None
         if fold is not None:
             others = [each for each in self._pump.observers if each != fold.observe]
             self._pump.observers = others
 
     def _state(self, fold: LiveFold) -> dict[str, Any]:
         gateway, now = self._gateway, self._pump.now
+        if self._kept is not None and self._kept[0] is fold:
+            kept = self._kept[1]
+            if now - kept["now"] < KEPT_S:
+                return kept
         state = gateway.state()
         progress = gateway.driver.view.run
-        return {
+        document = {
             "schema": SCHEMA,
             "now": now,
             "watched_s": now - fold.began_s,
@@ -134,6 +142,8 @@ class LiveWatch:
             "waste": dict(fold.waste),
             "changes": [change._asdict() for change in fold.changes.last],
         }
+        self._kept = fold, document
+        return document
 
     def _instance(self, supervisor: Any) -> dict[str, Any]:
         told: dict[str, Any] = msgspec.to_builtins(self._gateway.view(supervisor))

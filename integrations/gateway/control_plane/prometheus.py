@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator
 
 from prometheus_client.metrics_core import Metric
@@ -16,19 +15,10 @@ from rollout_sched.metrics import CAUSES
 _STATUSES = (*(str(s) for s in InstanceStatus if s is not InstanceStatus.LOST), "away")
 
 
-class GatewayMetrics:
-    """The metrics of one gateway; `page` answers /metrics. They are collected at one moment and
-    encoded in a thread: with a thousand instances this takes tens of milliseconds, in which streams
-    would stop."""
-
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
-
-    async def page(self, accept: str = "") -> tuple[bytes, str]:
-        """The metrics and their content type, chosen by the `Accept` header of the request."""
-        groups = (_requests, _calls, _queue, _trainer, _weights, _fleet, _instances, _self)
-        collected = [family for group in groups for family in group(self._gateway)]
-        return await asyncio.to_thread(families.page, collected, accept)
+def metrics_of(gateway: Gateway) -> Iterator[Metric]:
+    """The metrics of one gateway at this moment."""
+    for group in (_requests, _calls, _queue, _trainer, _weights, _fleet, _instances, _self):
+        yield from group(gateway)
 
 
 def _requests(gateway: Gateway) -> Iterator[Metric]:

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ import pytest
 
 from rollout_sched.config import load_policy
 from rollout_sched.core.errors import CallerError
-from rollout_sched.integrations.gateway import families
 from rollout_sched.integrations.gateway.data_plane.data_plane import DataPlane
+from rollout_sched.integrations.gateway.families import MetricsPage
 from rollout_sched.integrations.gateway.front_service import (
     FrontClients,
     FrontInstance,
@@ -319,7 +320,7 @@ async def test_calls_and_connections() -> None:
     data_plane.calls.responses.end(b"POST", b"/", 499, 0.0)
     data_plane.refused = 2
     calls.connections, calls.connected = 3, True
-    page, content_type = families.page(front_metrics(calls, data_plane), "")
+    page, content_type = await MetricsPage(partial(front_metrics, calls, data_plane)).text()
     lines = page.decode().splitlines()
     assert content_type.startswith("text/plain")
     assert 'rollout_sched_http_responses_total{code="499",plane="data"} 1.0' in lines

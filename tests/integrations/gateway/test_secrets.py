@@ -159,7 +159,7 @@ async def test_keys_appear_in_no_output(
             await servers["own"].restart(0.05)
             await train(life, f"again-{run}", 2 * run + 2)
             with monkeypatch.context() as broken:
-                broken.setattr(public.GatewayMetrics, "page", _fails)
+                broken.setattr(public.MetricsPage, "text", _fails)
                 assert await life.ask("", "GET", "/metrics?api_key=" + SECRETS["wrong"]) == 500
             await life.close()
         fields = "\n".join(repr(vars(record)) for record in caplog.records)

@@ -48,6 +48,7 @@ async def test_a_stream_tells_each_attempt_once_as_it_begins_and_once_as_it_ends
     monkeypatch: pytest.MonkeyPatch, house, instance
 ) -> None:
     monkeypatch.setattr(live_watch, "EACH_S", 0.0)
+    monkeypatch.setattr(live_watch, "KEPT_S", 0.0)
     states = watch_of(house).stream()
     first = await anext(states)
     assert (first["anew"], first["attempts"]) == (True, [])
@@ -64,6 +65,18 @@ async def test_a_stream_tells_each_attempt_once_as_it_begins_and_once_as_it_ends
     assert (ended.attempt, ended.spans[0].tokens) == (begun.attempt, 2)
     assert (await anext(states))["attempts"] == []
     assert third["steps"][0]["samples"] == 1
+    await states.aclose()
+
+
+async def test_viewers_of_one_moment_get_the_same_document(house) -> None:
+    watch = watch_of(house)
+    first = watch.state()
+    states = watch.stream()
+    streamed = await anext(states)
+    assert watch.state() is first
+    assert {name: streamed[name] for name in first} == first
+    await asyncio.sleep(live_watch.KEPT_S)
+    assert watch.state()["now"] > first["now"]
     await states.aclose()
 
 

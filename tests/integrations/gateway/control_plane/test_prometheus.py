@@ -6,6 +6,7 @@ import asyncio
 import re
 import threading
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from rollout_sched.core.model.actions import Deliver
 from rollout_sched.core.model.events import InstanceReported, Woke
 from rollout_sched.integrations.gateway import families as families_page
 from rollout_sched.integrations.gateway.control_plane.gateway import Gateway
-from rollout_sched.integrations.gateway.control_plane.prometheus import GatewayMetrics
+from rollout_sched.integrations.gateway.control_plane.prometheus import metrics_of
+from rollout_sched.integrations.gateway.families import MetricsPage
 from tests.integrations.gateway.gateway_fixture import House, Upstream
 from tests.integrations.gateway.scripted import completion
 from tests.live.scripted import until
@@ -28,11 +30,17 @@ DOC = Path(__file__).resolve().parents[4] / "docs/observability.md"
 OURS = "rollout_sched_"
 
 
+async def page_of(gateway: Gateway) -> tuple[str, str]:
+    """A new page of metrics, and its content type."""
+    page, content_type = await MetricsPage(partial(metrics_of, gateway)).text()
+    return page.decode(), content_type
+
+
 async def families(gateway: Gateway) -> dict[str, Metric]:
     """By the name under which a query finds them."""
-    page, content_type = await GatewayMetrics(gateway).page()
+    page, content_type = await page_of(gateway)
     assert content_type.startswith("text/plain; version=0.0.4")
-    read = text_string_to_metric_families(page.decode())
+    read = text_string_to_metric_families(page)
     return {_queried(family): family for family in read if family.name.startswith(OURS)}
 
 
@@ -102,8 +110,8 @@ async def test_names_come_back_as_they_are(name: str) -> None:
     async with House() as house:
         gateway = house.service.gateway
         gateway.figures.counters.reports[name] = InstanceReported(name, 0, 0, 0.0)
-        page, _ = await GatewayMetrics(gateway).page()
-    lines = [line for line in page.decode().split("\n") if "_instance_" in line]
+        page, _ = await page_of(gateway)
+    lines = [line for line in page.split("\n") if "_instance_" in line]
     told = [line for line in lines if not line.startswith("#")]
     assert {
         _unescaped(re.findall(r'url="((?:\\.|[^"\\])*)"', line)[0])
@@ -220,6 +228,50 @@ async def test_a_scraper_that_speaks_openmetrics_gets_it(house) -> None:
         assert (await response.text()).endswith("# EOF\n")
 
 
+async def test_nothing_that_others_say_is_a_label(house, instance) -> None:
+    """Labels are instances' URLs, statuses of HTTP and names of our own."""
+    for number in range(100):
+        instance.answers[f"/v1/odd{number}"] = 300 + number, {"error": f"odd{number}"}
+        await house.ask("POST", f"/v1/odd{number}", {"model": f"odd{number}"})
+        body = {"prompt": f"odd{number}", "session_id": f"odd{number}", "user": f"odd{number}"}
+        instance.answers["/v1/completions"] = 400 + number, {"error": {"message": f"odd{number}"}}
+        await house.ask("POST", "/v1/completions", body, X_Request_Id=f"odd{number}")
+    found: dict[str, set[str]] = {}
+    for family in (await families(house.service.gateway)).values():
+        for one in family.samples:
+            for label, value in one.labels.items():
+                found.setdefault(label, set()).add(value)
+    assert found.pop("url") == {instance.name}
+    assert all(re.fullmatch("[1-9][0-9]{2}", code) for code in found.pop("code"))
+    assert not [value for values in found.values() for value in values if "odd" in value]
+    assert all(len(values) < 64 for values in found.values())
+
+
+async def test_scrapes_of_one_second_get_the_same_page(house) -> None:
+    """However many strangers scrape, it is put together once, and encoded by one thread."""
+
+    async def scraped(accept: str = "") -> bytes:
+        async with house.session.get("/metrics", headers={"Accept": accept}) as response:
+            return await response.read()
+
+    first = await scraped()
+    house.service.gateway.figures.counters.attempts += 1
+    assert set(await asyncio.gather(*(scraped() for _ in range(20)))) == {first}
+    assert b"rollout_sched_attempts_total 1.0" in await scraped("application/openmetrics-text")
+    await asyncio.sleep(families_page.KEPT_S)
+    assert b"rollout_sched_attempts_total 1.0" in await scraped()
+
+
+async def test_a_page_that_failed_is_not_kept(house, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = MetricsPage(partial(metrics_of, house.service.gateway))
+    with monkeypatch.context() as patched:
+        patched.setattr(families_page, "choose_encoder", lambda accept: (lambda _: 1 / 0, "text"))
+        with pytest.raises(ZeroDivisionError):
+            await page.text()
+    monkeypatch.setattr(families_page, "choose_encoder", lambda accept: (lambda _: b"x", "text"))
+    assert await page.text() == (b"x", "text")
+
+
 @pytest.mark.real_time
 async def test_the_gateway_goes_on_while_they_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """That takes tens of milliseconds of a thousand instances."""
@@ -231,7 +283,7 @@ async def test_the_gateway_goes_on_while_they_are_written(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(families_page, "choose_encoder", lambda accept: (encode, "text/plain"))
     async with House() as house:
-        page = asyncio.ensure_future(GatewayMetrics(house.service.gateway).page())
+        page = asyncio.ensure_future(page_of(house.service.gateway))
         await asyncio.sleep(0)
         went_on.set()
-        assert b"rollout_sched_requests" in (await page)[0]
+        assert "rollout_sched_requests" in (await page)[0]
