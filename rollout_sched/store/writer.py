@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sqlite3
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from threading import Condition, Thread
@@ -48,6 +49,7 @@ class StoreWriter:
         self._waiting_bytes = 0
         self._promises: list[Future[None]] = []
         self._closing = False
+        self._at_disk: float | None = None  # since when the thread waits for it
         self._changed = Condition()
         self._thread = Thread(target=self._run, name="store", daemon=True)
         self._thread.start()
@@ -72,6 +74,12 @@ class StoreWriter:
             self._promises.append(promise)
             self._changed.notify()
         return promise
+
+    @property
+    def hangs_s(self) -> float:
+        """Seconds for which the disk has not answered."""
+        since = self._at_disk
+        return 0.0 if since is None else time.monotonic() - since
 
     def check_room(self) -> None:
         """Raises StoreFull if no new work is accepted now, StoreBroken if it never will be."""
@@ -111,6 +119,7 @@ class StoreWriter:
             for later in more:
                 changes.add(later)
             promises += asked
+            self._at_disk = time.monotonic()
             try:
                 if changes or (promises and not settled):
                     self.store.apply(changes, promised=bool(promises))
@@ -125,6 +134,7 @@ class StoreWriter:
                     self._fail(error, promises)
                     return
                 self._no_room(str(error))
+            self._at_disk = None
             if closing:
                 self._break(promises, StoreBroken(self.full or _CLOSED))
                 return

@@ -152,7 +152,8 @@ class StoredRun:
                     driver.front.tools.restore(turn)
 
     def state(self) -> dict[str, Any]:
-        """ "full": why no new work is accepted; "broken": why the run has stopped; "" if not."""
+        """ "full": why no new work is accepted; "broken": why the run has stopped; "" if not.
+        "hangs_s": seconds for which the disk has not answered."""
         broken = self.keeper.writer.broken
         return {
             "path": str(self.store.folder),
@@ -162,6 +163,7 @@ class StoredRun:
             "live_bytes": self.store.live_bytes,
             "disk_bytes": self.store.disk_bytes,
             "full": self.keeper.writer.full,
+            "hangs_s": self.keeper.writer.hangs_s,
             "broken": "" if broken is None else str(broken),
             "lost": self.store.losses.summary(),
         }

@@ -11,6 +11,7 @@ samples stay in the store.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
@@ -25,6 +26,8 @@ from rollout_sched.live.trainer.records import ONE, StoredLoss, StoredTranscript
 from rollout_sched.live.trainer.samples import LostGroup, Prompt, Reward
 from rollout_sched.store import Store, StoreBroken, StoreWriter
 from rollout_sched.store.transaction import Transaction
+
+log = logging.getLogger(__name__)
 
 
 class StoredWeights(msgspec.Struct, frozen=True):
@@ -82,6 +85,9 @@ class Recovered(msgspec.Struct):
 #: with each event are written once.
 GATHER_S = 0.02
 
+#: Seconds between two looks whether the disk answers, while a caller waits for it.
+LOOK_S = 10.0
+
 
 class OpenTransaction:
     """The changes that have not gone to the writer's thread yet. Create it inside a running event
@@ -104,6 +110,8 @@ class OpenTransaction:
         self.writer = StoreWriter(store, self._broken)
         self._wait_s = 0.0 if store.durable == "event" else GATHER_S
         self._timer: asyncio.TimerHandle | None = None
+        self._looking: asyncio.TimerHandle | None = None
+        self._promised = 0  # and not answered yet
 
     def soon(self) -> None:
         """Write the changes soon."""
@@ -118,12 +126,40 @@ class OpenTransaction:
     def promise(self) -> Awaitable[None]:
         """Done when all changes so far are durable. Awaiting it may raise StoreBroken."""
         self._write()
-        return asyncio.wrap_future(self.writer.promise(), loop=self._loop)
+        kept = asyncio.wrap_future(self.writer.promise(), loop=self._loop)
+        self._watch(kept)
+        return kept
 
     async def close(self) -> None:
         """Write the rest, and close the store."""
         self._write()
-        await self._loop.run_in_executor(None, self.writer.close)
+        closed = self._loop.run_in_executor(None, self.writer.close)
+        self._watch(closed)
+        await closed
+
+    def _watch(self, promised: asyncio.Future[None]) -> None:
+        """Look regularly whether the disk answers, as long as anything is promised."""
+        self._promised += 1
+        promised.add_done_callback(self._answered)
+        if self._looking is None:
+            self._looking = self._loop.call_later(LOOK_S, self._look)
+
+    def _answered(self, _: asyncio.Future[None]) -> None:
+        self._promised -= 1
+        if not self._promised and self._looking is not None:
+            self._looking.cancel()
+            self._looking = None
+
+    def _look(self) -> None:
+        self._looking = self._loop.call_later(LOOK_S, self._look)
+        hangs_s = self.writer.hangs_s
+        if hangs_s > LOOK_S / 2:
+            log.error(
+                "store %s: its disk has not answered for %.0f s; submissions, deliveries, "
+                "publications and acknowledgements wait",
+                self.writer.store.folder,
+                hangs_s,
+            )
 
     def _write(self) -> None:
         if self._timer is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from contextlib import asynccontextmanager
 from itertools import count
 
@@ -17,6 +18,7 @@ from rollout_sched.live.driver import Driver
 from rollout_sched.live.durable.recorder import RunRecorder
 from rollout_sched.live.requests.token_payload import Piece, TokenPayload, TokenTranscript
 from rollout_sched.live.trainer import records as facts
+from rollout_sched.live.trainer import stored
 from rollout_sched.live.trainer.delivery import LeaseFacts
 from rollout_sched.live.trainer.records import ONE, StoredTranscripts, decoded, encoded_prompt
 from rollout_sched.live.trainer.samples import LostGroup, Prompt, Reward
@@ -128,6 +130,37 @@ async def test_unreported_version_survives_a_power_failure(tmp_path):
     async with keeping(tmp_path, durable="batch", disk=disk) as kept:
         kept.driver.tell(WeightsPublished(1, loads=False))
         await until(lambda: left() == 1)
+
+
+class HangingDisk(Disk):
+    def __init__(self):
+        self.answers = threading.Event()
+        self.answers.set()
+
+    def commit(self, database):
+        assert self.answers.wait(60)
+        super().commit(database)
+
+
+def test_a_disk_that_hangs_is_told(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(stored, "LOOK_S", 0.02)
+    disk = HangingDisk()
+
+    async def scene():
+        async with keeping(tmp_path, disk=disk) as kept:
+            writer = kept.keeper.writer
+            disk.answers.clear()
+            kept.keeper.session.submitted(PROMPT.uid, *encoded_prompt(PROMPT, tool=None))
+            promise = kept.keeper.session.promise()
+            try:
+                await until(lambda: caplog.text.count("its disk has not answered for") > 2, 30)
+                assert writer.hangs_s > 0.02
+            finally:
+                disk.answers.set()
+            await promise
+            await until(lambda: writer.hangs_s == 0.0)
+
+    asyncio.run(scene())
 
 
 class BrokenDisk(Disk):
