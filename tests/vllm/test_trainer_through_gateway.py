@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -89,7 +89,9 @@ class Trainer:
 
 
 @asynccontextmanager
-async def trainer(urls: list[str], policy: str = "dplb") -> AsyncIterator[Trainer]:
+async def trainer(
+    urls: list[str], policy: str = "dplb", roots: Sequence[Path] = ()
+) -> AsyncIterator[Trainer]:
     """At the version that the servers have."""
     options = Options(
         policy=policy,
@@ -98,6 +100,7 @@ async def trainer(urls: list[str], policy: str = "dplb") -> AsyncIterator[Traine
         start_version="auto",
         grace_s=1.0,
         live={"poll_s": 0.1},
+        weights_roots=list(roots),
     )
     service = Service(options, lambda line: None)
     try:
@@ -125,7 +128,7 @@ async def by_transfer(trainer: Trainer, model: Path) -> None:
     await trainer.post("/init_weight_transfer_engine", {"init_info": {}})
     await trainer.post("/pause?mode=keep&clear_cache=true")
     await trainer.post("/start_weight_update")
-    file = {"path": str(model / "model.safetensors")}
+    file = {"path": f"{model}/../{model.name}/model.safetensors"}
     await trainer.post("/update_weights", {"update_info": file})
     await trainer.post("/finish_weight_update")
     await trainer.post("/resume")
@@ -133,7 +136,7 @@ async def by_transfer(trainer: Trainer, model: Path) -> None:
 
 async def from_disk(trainer: Trainer, model: Path) -> None:
     await trainer.post("/pause?mode=keep&clear_cache=true")
-    rpc = {"method": "reload_weights", "kwargs": {"weights_path": str(model)}}
+    rpc = {"method": "reload_weights", "kwargs": {"weights_path": f"{model}/../{model.name}"}}
     await trainer.post("/collective_rpc", rpc)
     await trainer.post("/resume")
 
@@ -143,7 +146,8 @@ def test_versions_are_the_servers_own_and_tokens_those_of_the_weights(
     update: Any, urls: list[str], models: list[Path]
 ) -> None:
     async def scene() -> None:
-        async with trainer(urls) as ours:
+        roots = [model.parent for model in models]
+        async with trainer(urls, roots=roots) as ours:
             start = ours.version
             assert (await ours.get("/get_world_size"))["world_size"] == 2
             alone = await asyncio.gather(
