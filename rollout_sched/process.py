@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import sys
+import traceback
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -79,7 +80,29 @@ def _time(record: logging.LogRecord) -> str:
     return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-class TextLines(logging.Formatter):
+class _Lines(logging.Formatter):
+    """Of an exception it shows where it was raised. Its message only if it is one of our own, the
+    system's, or of a check: that of another, as of a failed conversion, may quote a prompt or a
+    response."""
+
+    def formatException(self, ei: Any) -> str:
+        return "".join(_shown(ei[1])).rstrip()
+
+
+def _shown(error: BaseException | None) -> Iterator[str]:
+    if error is None:
+        return
+    earlier = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    if earlier is not None:
+        yield from _shown(earlier)
+        yield "\nand after that:\n\n"
+    yield "Traceback (most recent call last):\n"
+    yield from traceback.format_tb(error.__traceback__)
+    message = str(error) if isinstance(error, OSError | RuntimeError | AssertionError) else ""
+    yield f"{type(error).__qualname__}: {getattr(error, 'unquoted', message)}\n"
+
+
+class TextLines(_Lines):
     """Lines of time, level, logger and message."""
 
     def __init__(self) -> None:
@@ -89,7 +112,7 @@ class TextLines(logging.Formatter):
         return _time(record)
 
 
-class JsonLines(logging.Formatter):
+class JsonLines(_Lines):
     """One object per line: time, level, logger, message, the record's fields, and any exception."""
 
     def format(self, record: logging.LogRecord) -> str:

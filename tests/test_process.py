@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from rollout_sched import process as log_lines
+from rollout_sched.core.errors import CallerError
 from rollout_sched.process import off_loop, whole_file
 
 
@@ -60,9 +61,12 @@ def test_as_json_its_figures_are_fields(log: logging.Logger) -> None:
     with logged("debug", "json") as out:
         log.info("step %d ended\nat last", 3, extra={"fields": {"step": 3, "idle": 0.25}})
         try:
-            raise ValueError("torn")
-        except ValueError:
-            log.exception("it failed")
+            int(f"a {'prompt'}")
+        except ValueError as error:
+            try:
+                raise CallerError("ask for less") from error
+            except CallerError:
+                log.exception("it failed")
     first, second = (json.loads(line) for line in out.getvalue().splitlines())
     assert first.pop("time").endswith("Z")
     assert first == {
@@ -73,7 +77,10 @@ def test_as_json_its_figures_are_fields(log: logging.Logger) -> None:
         "idle": 0.25,
     }
     assert second["level"] == "error"
-    assert "ValueError: torn" in second["exception"]
+    shown = second["exception"]
+    assert shown.index("in test_as_json") < shown.index("ValueError") < shown.index("CallerError")
+    assert shown.endswith("CallerError: ask for less")
+    assert "a prompt" not in shown, "the message of a conversion quotes it"
 
 
 # -- Files that are there whole or not at all --

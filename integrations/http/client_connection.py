@@ -383,7 +383,7 @@ def _as_error(url: str, raised: BaseException) -> Exception:
     if isinstance(raised, ExchangeError):
         return raised
     log.exception("%s: processing an answer failed", url)
-    return _broken(url, f"processing the answer failed: {raised!r}", raised)
+    return _broken(url, f"processing the answer failed: {type(raised).__name__}", raised)
 
 
 def _because(text: str, exc: Exception | None) -> str:

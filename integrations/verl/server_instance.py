@@ -150,11 +150,13 @@ class ServerInstance:
         try:
             return await answer
         except ValueError as error:  # verl raises it for an invalid prompt or parameters
-            raise RequestRejected(f"{self.name}: {error}") from error
+            unquoted = f"{self.name} refused it"
+            raise RequestRejected(f"{self.name}: {error}", unquoted=unquoted) from error
         except RayActorError as error:
             raise InstanceGone(f"{self.name}: {error}") from error
         except Exception as error:  # any error of the engine
-            raise InstanceError(f"{self.name}: {type(error).__name__}: {error}") from error
+            unquoted = f"{self.name}: {type(error).__name__}"
+            raise InstanceError(f"{unquoted}: {error}", unquoted=unquoted) from error
 
 
 def _output(made: Any, order: Order) -> Output:

@@ -178,7 +178,7 @@ def as_instance_errors(path: str) -> Iterator[None]:
         raise InstanceError(f"{path} did not answer in time") from error
     except aiohttp.ClientResponseError as error:  # its text quotes the answer
         unquoted = f"{path} failed: the answer is not HTTP"
-        raise AnswerRefused(f"{path} failed: {error}", unquoted) from error
+        raise AnswerRefused(f"{path} failed: {error}", unquoted=unquoted) from error
     except (aiohttp.ClientError, OSError) as error:
         raise InstanceError(f"{path} failed: {error or type(error).__name__}") from error
 
@@ -190,5 +190,5 @@ def decoded(path: str, body: bytes, type_: type[Any]) -> Any:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         unquoted = f"{path} gave an unexpected answer: is it vLLM?"
         raise AnswerRefused(
-            f"{path} gave an unexpected answer ({error}): {body[:200]!r}", unquoted
+            f"{path} gave an unexpected answer ({error}): {body[:200]!r}", unquoted=unquoted
         ) from error

@@ -156,9 +156,11 @@ class InProcessInstance:
             ):
                 yield answer
         except (VLLMClientError, ValueError) as error:
-            raise RequestRejected(str(error), body=str(error).encode()) from error
+            body, unquoted = str(error).encode(), "the engine refused it"
+            raise RequestRejected(str(error), body=body, unquoted=unquoted) from error
         except Exception as error:  # any failure of the engine
-            raise InstanceError(f"generate failed: {type(error).__name__}: {error}") from error
+            unquoted = f"generate failed: {type(error).__name__}"
+            raise InstanceError(f"{unquoted}: {error}", unquoted=unquoted) from error
 
     async def abort(self, order_id: str) -> None:
         await self.engine.abort(order_id)

@@ -4,6 +4,13 @@
 class RolloutError(Exception):
     """The base class of all errors that rollout_sched raises on purpose."""
 
+    _unquoted = ""
+
+    @property
+    def unquoted(self) -> str:
+        """The text for logs: without contents of requests and answers."""
+        return self._unquoted or str(self)
+
 
 class CallerError(RolloutError, ValueError):
     """The caller asked for something impossible; nothing was changed. The text gives the remedy."""

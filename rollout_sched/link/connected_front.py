@@ -121,7 +121,7 @@ class ConnectedFront:
         try:
             self._driver.tell(event)
         except CallerError as error:
-            log.error("%s of front %s was refused: %s", event, self.name, error)
+            log.error("%s of front %s was refused: %s", type(event).__name__, self.name, error)
 
     # -- what it is ordered ----------------------------------------------------------------
 
@@ -328,7 +328,8 @@ class ConnectedFront:
             self._tell_failed(attempt.dispatch, event)
 
     def _tell_failed(self, dispatch: Dispatch, event: ev.RequestFailed) -> None:
-        self._driver.front.payloads.note_error(dispatch, InstanceError(event.reason))
+        error = InstanceError(event.reason, unquoted=f"the log of front {self.name} says why")
+        self._driver.front.payloads.note_error(dispatch, error)
         self.tell(event)
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:

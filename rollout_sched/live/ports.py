@@ -35,11 +35,17 @@ Suspicion = Literal["restart", "pause"]
 class InstanceError(RolloutError, RuntimeError):
     """An instance did not do what was requested; the request may be retried elsewhere.
 
-    The text often contains the instance's words, so it is made fit for a log.
+    The text often contains the instance's words. `unquoted`, for logs, is the text without them:
+    they may be a part of a prompt or of a response.
     """
 
-    def __init__(self, text: str = "") -> None:
+    def __init__(self, text: str = "", *, unquoted: str = "") -> None:
         super().__init__(printable(text))
+        self._unquoted = printable(unquoted)
+
+    def within(self, what: str) -> InstanceError:
+        """An InstanceError with the prefix `what`, in both texts."""
+        return InstanceError(f"{what}{self}", unquoted=f"{what}{self.unquoted}")
 
 
 class InstanceGone(InstanceError):
@@ -71,8 +77,7 @@ class RequestRejected(RolloutError, RuntimeError):
 
     `status` and `body` are for its client: the instance's answer (HTTP 4xx), or 500 with an empty
     body if the request could not be sent. `because`: the cause of the rejection, if it says
-    something about the instance. `unquoted`: the text without the instance's own words, which may
-    quote the prompt.
+    something about the instance. `unquoted`: as of an InstanceError.
     """
 
     def __init__(
@@ -85,7 +90,7 @@ class RequestRejected(RolloutError, RuntimeError):
         unquoted: str = "",
     ) -> None:
         super().__init__(text)
-        self.unquoted = unquoted or text
+        self._unquoted = unquoted
         self.status = status
         self.body = body
         self.because = because
@@ -365,9 +370,10 @@ def error_line(error: Exception) -> str:
 
 
 def plain_message(error: Exception) -> str:
-    """The error as one line, without the instance's own words, which may quote a prompt."""
-    words = getattr(error, "unquoted", None)
-    return error_line(error) if words is None else printable(words)
+    """The error as one line for a log, without contents of requests and answers."""
+    if isinstance(error, RolloutError):
+        return printable(error.unquoted)
+    return error_line(error) if isinstance(error, OSError) else type(error).__name__
 
 
 def is_cancelled() -> bool:

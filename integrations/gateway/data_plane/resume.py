@@ -60,7 +60,7 @@ def part_of(endpoint: Endpoint, answer: dict[str, Any]) -> ResponsePart | None:
         sum(prompt_ids or ())
         join(endpoint, [part], answer, "length")
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise AnswerUntrue(f"the answer cannot be resumed: {error!r}") from None
+        raise AnswerUntrue(f"the answer cannot be resumed: {type(error).__name__}") from None
     return part
 
 

@@ -423,7 +423,8 @@ class Stream:
         already has cannot be corrected."""
         if not self.passed:
             return error
-        return RequestRejected(f"the stream is not valid: {error}", 502, because=error)
+        text = f"the stream is not valid: {error.unquoted}"
+        return RequestRejected(text, 502, because=error)
 
     def _believed(self, data: bytes) -> Event:
         told = answers.read_event(data)
@@ -447,7 +448,7 @@ class Stream:
             )
             return msgspec.json.encode(fields)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            raise InstanceError(f"invalid event: {error!r}") from None
+            raise InstanceError(f"invalid event: {type(error).__name__}") from None
 
     def _remove_repetition(self, fields: dict[str, Any], tokens: int) -> None:
         """Remove a repetition of prompt and response from the first text."""

@@ -351,7 +351,7 @@ class StreamReceiver:
                 self.cancel()
                 return
             if not isinstance(error, EnginePaused):
-                error = InstanceError(f"the stream broke off: {error}")
+                error = error.within("the stream broke off: ")
         self._fail(error)
 
     def _complete(self) -> None:

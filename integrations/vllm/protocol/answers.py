@@ -65,15 +65,16 @@ def decoded(decode: Callable[[bytes], _T], data: bytes) -> _T:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         if _says_failure(data):
             raise failure(data) from None
-        text = printable(data[:80].decode(errors="replace"))
-        raise AnswerUntrue(f"the answer is not valid ({error}): {text!r}") from None
+        text, why = data[:80].decode(errors="replace"), f"the answer is not valid ({error})"
+        raise AnswerUntrue(f"{why}: {printable(text)!r}", unquoted=why) from None
 
 
 def failure(data: bytes) -> InstanceError:
     """An error in place of an answer; tokens that were streamed before it stay valid."""
     if says_paused(data):
         return EnginePaused("it is paused")
-    return InstanceError(f"it broke off: {data[:200].decode(errors='replace')}")
+    said = data[:200].decode(errors="replace")
+    return InstanceError(f"it broke off: {said}", unquoted="it broke off with an error")
 
 
 def _says_failure(data: bytes) -> bool:
@@ -118,7 +119,8 @@ def spans_of(
     bounds = [0, *(span.end for span in versions)]
     starts = [span.start for span in versions]
     if starts != bounds[:-1] or bounds[-1] != tokens or any(a >= b for a, b in pairwise(bounds)):
-        raise AnswerUntrue(f"weight_versions {versions} do not cover its {tokens} tokens")
+        places = [(span.start, span.end) for span in versions]  # the labels may say anything
+        raise AnswerUntrue(f"weight_versions of {places} do not cover its {tokens} tokens")
     spans: list[tuple[int, int]] = []
     for span in versions:
         version = version_of(span.version)

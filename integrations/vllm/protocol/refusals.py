@@ -54,11 +54,7 @@ class _Refused(msgspec.Struct):
 
 
 class AnswerRefused(InstanceError):
-    """An answer that cannot be used; `unquoted` is the error text without parts of the answer."""
-
-    def __init__(self, text: str, unquoted: str) -> None:
-        super().__init__(text)
-        self.unquoted = unquoted
+    """An answer that cannot be used."""
 
 
 def refusal(status: int, body: bytes, what: str = "it") -> AnswerRefused:
@@ -67,7 +63,7 @@ def refusal(status: int, body: bytes, what: str = "it") -> AnswerRefused:
     remedy = _REMEDIES.get(status)
     then = f"; {remedy}" if remedy else ""
     answered = f"{what} answered {status}"
-    return AnswerRefused(f"{answered}: {excerpt(body)}{then}", f"{answered}{then}")
+    return AnswerRefused(f"{answered}: {excerpt(body)}{then}", unquoted=f"{answered}{then}")
 
 
 def refusal_of_request(
@@ -83,7 +79,7 @@ def refusal_of_request(
         model = _missing_model(body)
         if model and model in serves:
             text = f"{answered}: it no longer serves {model}; was it restarted with another model?"
-            return AnswerRefused(text, text)
+            return AnswerRefused(text)
         at_fault = True
     if at_fault:
         text = f"{answered}: {excerpt(body)}"

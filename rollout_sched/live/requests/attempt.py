@@ -11,7 +11,14 @@ from typing import Any
 from rollout_sched.core.model.actions import Dispatch
 from rollout_sched.core.model.events import TokensArrived
 from rollout_sched.live.instances.attempts import InFlight
-from rollout_sched.live.ports import Attempting, InstanceClient, Outcome, Over, Payload
+from rollout_sched.live.ports import (
+    Attempting,
+    InstanceClient,
+    Outcome,
+    Over,
+    Payload,
+    plain_message,
+)
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +88,8 @@ class LiveAttempt(InFlight):
                 async with asyncio.timeout_at(deadline):
                     await self.client.abort(self.order_id)
             except Exception as error:  # whatever the error, the attempt must end
-                log.warning("abort of %s on %s: %r", self.order_id, self.client.name, error)
+                why = plain_message(error)
+                log.warning("abort of %s on %s: %s", self.order_id, self.client.name, why)
             await asyncio.wait({self.ended()}, timeout=wait_s)
             wait_s = min(2 * wait_s, longest_s)
             if loop.time() > deadline and not self.ended().done():

@@ -116,7 +116,8 @@ class RunningAttempts(AttemptIndex[LiveAttempt]):
             self.failed(running, error)
         except Exception as error:
             log.exception("attempt %d failed: order %s", running.dispatch.attempt, running.order_id)
-            rejected = RequestRejected(f"the request cannot be sent: {error!r}", 500)
+            unsent = "the request cannot be sent"
+            rejected = RequestRejected(f"{unsent}: {error!r}", 500, unquoted=unsent)
             self.failed(running, rejected)
 
     def _over(self, running: LiveAttempt, result: Outcome | Exception) -> None:

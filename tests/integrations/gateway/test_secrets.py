@@ -1,24 +1,32 @@
-"""No key leaves the gateway: it is in no answer, log line, metric, journal or store."""
+"""No key leaves the gateway: it is in no answer, log line, metric, journal or store. And no
+content of a request or an answer is in a log line."""
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import io
+import json
 import logging
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
+from itertools import cycle
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from rollout_sched.client import Applied, Prompt, Reload, RolloutScheduler
 from rollout_sched.core.errors import RolloutError
 from rollout_sched.integrations.gateway.control_plane import app as public
 from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.integrations.gateway.serve import Service
+from rollout_sched.process import JsonLines, TextLines
+from rollout_sched.simulators.fake_instance import server
 from rollout_sched.simulators.fake_instance.engine import MODEL, EngineSettings
 from rollout_sched.simulators.fake_instance.server import FakeServer
-from tests.integrations.faults.fleet import GREEDY, SETTINGS
+from tests.integrations.faults.fleet import GREEDY, SETTINGS, house
 from tests.simulators.fake_instance.served import SPEC
 
 WHOSE = ("client", "trainer", "admin", "common", "own", "added", "mistaken", "wrong")
@@ -187,3 +195,113 @@ def test_objects_with_keys_hide_them_in_their_repr(tmp_path: Path) -> None:
     life = Life(tmp_path, {"common": "http://127.0.0.1:1", "own": "http://127.0.0.1:2"})
     shown = repr(life.options())
     assert not any(secret in shown for secret in SECRETS.values())
+
+
+# ------------------------------------------------------------------------------------------
+# Contents are in no log line either: prompts, responses, and whatever an instance sends.
+
+CONTENT = "Content-Of-A-Prompt-Or-Answer"
+IDS = [31337, 31338, 31339]
+
+
+def lies() -> list[tuple[int, bytes]]:
+    """Answers to a call that generates, each wrong in its own way, with a status."""
+    choice = {"index": 0, "finish_reason": "stop", "text": CONTENT, "token_ids": IDS}
+    choice["message"] = {"role": "assistant", "content": CONTENT}
+    usage = {"prompt_tokens": 3, "completion_tokens": 3}
+    answer: dict[str, Any] = {"id": CONTENT, "choices": [choice], "usage": usage}
+    spans = [{"version": CONTENT, "start": 0, "end": 2}]
+    wrong = [
+        {**answer, "choices": [{**choice, **changed}]}
+        for changed in (
+            {"finish_reason": {CONTENT: 1}},
+            {"finish_reason": "error"},
+            {"weight_versions": spans},
+            {"token_ids": [CONTENT]},
+            {"text": [CONTENT], "message": {"content": [CONTENT]}},
+            {"delta": {"content": {CONTENT: 1}}},
+            {"logprobs": {"content": [{"logprob": CONTENT}], "token_logprobs": [CONTENT]}},
+            {"logprobs": {"content": CONTENT}, "message": CONTENT},
+        )
+    ]
+    wrong += [{"error": {"message": CONTENT, "type": CONTENT}}, {CONTENT: CONTENT}]
+    bodies = [json.dumps(each).encode() for each in (answer, *wrong)]
+    bodies += [CONTENT.encode(), f'{{"id": "{CONTENT}'.encode(), CONTENT.encode() + b"\xff"]
+    statuses = (400, 401, 403, 404, 408, 413, 422, 429, 500, 503)
+    return [(200, body) for body in bodies] + [
+        (status, body) for status in statuses for body in (bodies[-4], bodies[-3])
+    ]
+
+
+def lying(real: Any) -> Any:
+    """`server.serve`, of which only every third answer is true."""
+    told = cycle(lies())
+    number = 0
+
+    async def serve(request: web.Request, *rest: Any) -> web.StreamResponse:
+        nonlocal number
+        number += 1
+        if number % 3 == 0:
+            return cast(web.StreamResponse, await real(request, *rest))
+        status, body = next(told)
+        if b'"stream":true' in (await request.read()).replace(b" ", b"") and status == 200:
+            body = b"data: %b\n\n" % body * (1 + number % 2)
+        headers = {"X-Content": CONTENT, "Content-Type": "application/json"}
+        return web.Response(status=status, body=body, headers=headers)
+
+    return serve
+
+
+async def ask_for_contents(url: str) -> None:
+    async with aiohttp.ClientSession(url) as session:
+        common = {"model": MODEL, "max_tokens": 4, "user": CONTENT}
+        messages = [{"role": "user", "content": CONTENT}]
+        for stream in (False, True):
+            for path, body in (
+                ("/v1/completions", {"prompt": CONTENT, "return_token_ids": True}),
+                ("/v1/chat/completions", {"messages": messages}),
+                ("/inference/v1/generate", {"token_ids": IDS, "sampling_params": {"n": 1}}),
+                ("/v1/completions", {"prompt": [CONTENT, {CONTENT: 1}]}),
+                ("/v1/chat/completions", {"messages": CONTENT}),
+                ("/inference/v1/generate", {"token_ids": [CONTENT]}),
+                ("/v1/embeddings", {"input": CONTENT}),
+            ):
+                for _ in range(8):
+                    asked = {**common, **body, "stream": stream}
+                    async with session.post(path, json=asked) as response:
+                        await response.read()
+
+
+async def train_on_contents(url: str) -> None:
+    async with RolloutScheduler.connect(url) as rollouts:
+        sampling = {**GREEDY, "logprobs": 0}
+        prompts = [Prompt(f"g{n}", IDS, 2, 9, sampling, extra={"k": CONTENT}) for n in range(12)]
+        await rollouts.submit(prompts)
+        await rollouts.close_submissions()
+        with suppress(RolloutError):
+            async for _ in rollouts.batches():
+                pass
+
+
+@pytest.mark.parametrize("stream_every", [0, 2])
+async def test_contents_appear_in_no_log_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream_every: int
+) -> None:
+    """Whatever an instance answers, in both formats and from the lowest level on."""
+    logged = io.StringIO()
+    handlers = [logging.StreamHandler(logged) for _ in range(2)]
+    handlers[0].setFormatter(TextLines())
+    handlers[1].setFormatter(JsonLines())
+    monkeypatch.setattr(logging.root, "handlers", handlers)
+    monkeypatch.setattr(logging.root, "level", logging.DEBUG)
+    monkeypatch.setattr(server, "serve", lying(server.serve))
+    async with house(tmp_path, stream_every=stream_every) as the:
+        async with asyncio.timeout(600):
+            await ask_for_contents(the.url)
+            await train_on_contents(the.url)
+        logging.getLogger(__name__).error("seen", exc_info=ValueError(CONTENT))
+    log = logged.getvalue()
+    assert "attempt" in log
+    assert "ValueError" in log
+    quoted = [line for line in log.splitlines() if CONTENT in line or f"{IDS}"[1:-1] in line]
+    assert not quoted, quoted[:5]
