@@ -6,14 +6,18 @@ over; an executor's cannot.
 
 from __future__ import annotations
 
+import logging
 import math
 import multiprocessing
+import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any, Generic, Self, TypeVar
 
 from rollout_sched.core.errors import RolloutError
+
+log = logging.getLogger(__name__)
 
 Question = TypeVar("Question")
 Answer = TypeVar("Answer")
@@ -43,6 +47,7 @@ class WorkerPool(Generic[Question, Answer]):
         # Spawn, because a fork may copy a held lock, such as that of a progress bar's thread.
         self._context = multiprocessing.get_context("spawn")
         self._processes: dict[Connection, Any] = {}
+        self._stopped: set[int] = set()  # process ids
 
     def __enter__(self) -> Self:
         return self
@@ -89,6 +94,7 @@ class WorkerPool(Generic[Question, Answer]):
                     answer = self._receive(ready)
                     idle.append(ready)
                     yield asked.pop(ready), answer
+                self._warn_of_stopped()
         finally:
             for wire in asked:
                 self._end(wire)
@@ -108,6 +114,13 @@ class WorkerPool(Generic[Question, Answer]):
             process.kill()
             process.join()
 
+    def _warn_of_stopped(self) -> None:
+        """A process that was stopped by a signal looks like one that computes for long."""
+        stopped = {process.pid for process in self._processes.values() if _is_stopped(process.pid)}
+        for pid in sorted(stopped - self._stopped):
+            log.warning("worker process %d is stopped; `kill -CONT %d` lets it go on", pid, pid)
+        self._stopped = stopped
+
     def _receive(self, wire: Connection) -> Answer:
         try:
             answer, error = wire.recv()
@@ -120,6 +133,15 @@ class WorkerPool(Generic[Question, Answer]):
             raise error
         found: Answer = answer
         return found
+
+
+def _is_stopped(child: int) -> bool:
+    if not hasattr(os, "waitid"):  # as on macOS
+        return False
+    try:
+        return os.waitid(os.P_PID, child, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:  # it has ended
+        return False
 
 
 def _work(answer: Callable[[Any], Any], wire: Connection) -> None:

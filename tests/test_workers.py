@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
+import re
 import signal
 import time
 from functools import partial
@@ -34,6 +36,11 @@ def sleeps(number: int) -> int:
 
 def dies(number: int) -> int:
     os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+def stops_itself(number: int) -> int:
+    os.kill(os.getpid(), signal.SIGSTOP)
     return number
 
 
@@ -72,6 +79,22 @@ def test_an_expired_budget_waits_for_no_worker() -> None:
         assert time.monotonic() - began < 5.0
         assert list(workers.answers([0])) == [0]
     assert multiprocessing.active_children() == []
+
+
+def test_a_worker_that_is_stopped_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    looks = 0
+
+    def left_s() -> float:
+        nonlocal looks
+        told = re.findall(r"worker process (\d+) is stopped", caplog.text)
+        looks += len(told)
+        if looks == 3:
+            os.kill(int(told[0]), signal.SIGCONT)
+        return math.inf
+
+    with WorkerPool(stops_itself, 1) as workers:
+        assert list(workers.answers([7], left_s)) == [7]
+    assert caplog.text.count("is stopped") == 1
 
 
 def test_a_worker_that_dies_is_an_error_and_not_a_standstill() -> None:
