@@ -446,11 +446,17 @@ def _connected(path: Path) -> sqlite3.Connection:
 
 def _after(number: int, at: float, mark: Mark) -> str:
     """The transactions after this one, in words."""
-    since, until = (time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(t)) for t in (at, mark.at))
     one = number + 1 == mark.written
     which = f" {mark.written}" if one else f"s {number + 1} to {mark.written}"
-    later = f"after {since} and " * (number > 0)
-    return f"transaction{which}, written {later}until {until}"
+    later = f"after {_clock(at)} and " * (number > 0)
+    return f"transaction{which}, written {later}until {_clock(mark.at)}"
+
+
+def _clock(at: float) -> str:
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+    except (ValueError, OverflowError, OSError):  # no checksum covers it
+        return "an unknown time"
 
 
 def _crc_of_fact(kind: str, name: str, value: bytes) -> int:

@@ -1,8 +1,8 @@
 """Stores with flipped bytes: opened with the intact data, or refused with a clear error.
 
-An input is a list of flips of five bytes each: what to do, the position in the database (three
-bytes) and the new byte. All data that is read is as it was written, and all errors are the store's
-own.
+An input is a list of flips of five bytes each: what to do, the position in the database or in the
+mark (three bytes) and the new byte. All data that is read is as it was written, and all errors are
+the store's own.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from tests.fuzz.laws import hold
 
 _FLIP = 5
 
-#: The first byte of a flip that truncates the file at the position; any other changes a byte.
-_ENDS = 7
+#: The first byte of a flip that truncates the database at the position, and of one that changes a
+#: byte of the mark; any other changes one of the database.
+_ENDS, _MARK = 7, 6
 
 #: Most flips of one input; the rest is ignored.
 MAX_FLIPS = 200
@@ -104,12 +105,14 @@ class StoreFiles:
 
 
 def _flip(folder: Path, data: bytes) -> None:
-    content = bytearray((folder / ROWS).read_bytes())
+    content, mark = (bytearray((folder / name).read_bytes()) for name in (ROWS, "mark"))
     for start in range(0, min(MAX_FLIPS, len(data) // _FLIP) * _FLIP, _FLIP):
         what, *place, value = data[start : start + _FLIP]
-        at = int.from_bytes(place, "big") % max(1, len(content))
+        flipped = mark if what == _MARK else content
+        at = int.from_bytes(place, "big") % max(1, len(flipped))
         if what == _ENDS:
             del content[at:]
-        elif content:
-            content[at] = value
+        elif flipped:
+            flipped[at] = value
     (folder / ROWS).write_bytes(content)
+    (folder / "mark").write_bytes(mark)

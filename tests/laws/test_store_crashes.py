@@ -295,12 +295,18 @@ for number in range(10**9):
 
 
 def test_promised_data_survives_the_death_of_its_process(tmp_path):
+    """Or its damage is told."""
     command = [sys.executable, "-c", WRITER, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         for _ in range(50):
             process.stdout.readline()
         process.kill()
         last = max(map(int, ["49", *process.stdout.read().split()]))
+    for number in range(20):
+        left = shutil.copytree(tmp_path, tmp_path.with_name(f"damaged-{number}"))
+        damage_log(left, Random(number))
+        with suppress(StoreBehind), closing(Store(left)) as store:
+            assert store.pieces(f"{last}") == {0: b"%d," % last * 10_000}
     with closing(Store(tmp_path)) as store:
         assert not store.losses
         numbers = sorted(int(owner) for owner in store.owners())

@@ -227,6 +227,15 @@ def test_a_store_whose_number_cannot_be_read_is_damaged(tmp_path):
         Store(tmp_path)
 
 
+@pytest.mark.parametrize("at", ["1e308", "-1e300", "9e999"])
+def test_a_time_that_is_none_is_no_obstacle(tmp_path, at):
+    filled(tmp_path).close()
+    with closing(sqlite3.connect(tmp_path / ROWS)) as rows, rows:
+        rows.execute(f"UPDATE content SET number = 1, at = {at}")
+    with pytest.raises(StoreBehind, match="transaction 2, written after an unknown time and until"):
+        Store(tmp_path)
+
+
 def test_the_file_shrinks_when_most_of_it_is_unused(tmp_path, monkeypatch):
     monkeypatch.setattr("rollout_sched.store.store.SPARE", 10 * PAGE)
     monkeypatch.setattr("rollout_sched.store.store.SHRUNK_AT_ONCE", 50 * PAGE)
