@@ -140,6 +140,9 @@ COLLECT_S = 60.0
 #: Seconds to tell waiting clients that the gateway stops, before their connections are closed.
 LAST_WORDS_S = 1.0
 
+#: Seconds that the last spans get to reach their collector when the gateway stops.
+LAST_SPANS_S = 5.0
+
 _STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -305,7 +308,7 @@ class Service:
             self.gateway.figures.lag.stop()
             await self.live.close()
             if self._end_tracing is not None:
-                await asyncio.to_thread(self._end_tracing)
+                await _sent(self._end_tracing)
             for client in self._clients:
                 await client.close()
 
@@ -353,6 +356,13 @@ def _client_maker(options: Options, *, added: bool) -> MakeClient:
         )
 
     return make
+
+
+async def _sent(end_tracing: Callable[[], None]) -> None:
+    try:
+        await event_loop.off_loop(end_tracing, LAST_SPANS_S)
+    except TimeoutError:
+        log.warning("the collector has not taken the last spans within %g s", LAST_SPANS_S)
 
 
 def _tracing(live: LiveScheduler, app: web.Application, url: str) -> Callable[[], None]:

@@ -13,18 +13,20 @@ trainer submitted its group. The instance gets the attempt's span as the parent 
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from aiohttp import web
-from opentelemetry import context, propagate, trace
+from opentelemetry import context, trace
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider as SdkProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Link, Span, Status, StatusCode, TracerProvider
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from rollout_sched import __version__
 from rollout_sched.core.model.actions import (
@@ -52,6 +54,9 @@ from rollout_sched.integrations.vllm import TRACE_LINE
 from rollout_sched.live import Driver
 from rollout_sched.metrics.fold import Folded, Handler
 from rollout_sched.metrics.live import WeightTimes
+
+#: Reads and writes `traceparent` and `tracestate`; `baggage` is nobody's here.
+_W3C = TraceContextTextMapPropagator()
 
 #: The attempt number, which follows the run's id in the id of an order.
 _NUMBER = re.compile(r"\d+")
@@ -214,7 +219,7 @@ class Tracing:
         if found is None:
             return b""
         carrier: dict[str, str] = {}
-        propagate.inject(carrier, context=trace.set_span_in_context(found[0]))
+        _W3C.inject(carrier, context=trace.set_span_in_context(found[0]))
         return b"".join(f"{name}: {value}\r\n".encode() for name, value in carrier.items())
 
     def _lost(self, now: float, event: InstanceLost) -> None:
@@ -264,7 +269,7 @@ def _named_in(payload: Any) -> Context | None:
         return None
     named = TRACE_LINE.findall(call.request.header_lines)
     carrier = {key.decode().lower(): value.decode("latin-1") for key, value in named}
-    return propagate.extract(carrier)
+    return _W3C.extract(carrier)
 
 
 def _finish(event: Any) -> str:
@@ -281,11 +286,14 @@ WebHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 def export(driver: Driver, app: web.Application, url: str) -> Callable[[], None]:
     """Trace a gateway's driver; a separate thread sends finished spans to `url`/v1/traces. Returns
-    a function that stops the tracing and waits until all spans are sent or given up.
+    a function that stops the tracing and waits until all spans are sent or given up, up to half a
+    minute.
 
     Environment variables (OTEL_*) configure the exporter and the resource further.
     """
-    provider = SdkProvider(resource=_resource(driver.epoch))
+    # It writes a line for each header that is not valid, and quotes it: anybody may send one.
+    logging.getLogger("opentelemetry.trace").setLevel(logging.ERROR)
+    provider = SdkProvider(resource=_resource(driver.epoch), shutdown_on_exit=False)
     exporter = OTLPSpanExporter(endpoint=f"{url.rstrip('/')}/v1/traces")
     provider.add_span_processor(BatchSpanProcessor(exporter))
     tracing = Tracing(driver, provider)
@@ -302,7 +310,7 @@ def export(driver: Driver, app: web.Application, url: str) -> Callable[[], None]
 async def in_named_context(request: web.Request, handler: WebHandler) -> web.StreamResponse:
     """Run the handler in the trace that the request's headers name, so that groups which a trainer
     submits belong to it."""
-    token = context.attach(propagate.extract(request.headers))
+    token = context.attach(_W3C.extract(request.headers))
     try:
         return await handler(request)
     finally:
