@@ -34,6 +34,7 @@ from rollout_sched.core.model.roles import (
 )
 from rollout_sched.core.scheduler import Scheduler
 from rollout_sched.core.state.fleet import Fleet
+from rollout_sched.core.state.waiting import FairQueue
 from rollout_sched.simulators import traces
 from rollout_sched.simulators.instance.model import CostModel
 from rollout_sched.simulators.replay.closed_loop import ClosedLoop
@@ -135,7 +136,9 @@ class Loads:
     """A fleet of open instances that routing may look at; `send` puts work on one."""
 
     def __init__(self, routing: Any, instances: int, *, slots: int = 100) -> None:
-        self.fleet = Fleet(routing.load, lambda instance: instance.in_flight < instance.slots)
+        self.fleet = Fleet(
+            routing.load, lambda instance: instance.in_flight < instance.slots, FairQueue()
+        )
         self._names = [f"i{number}" for number in range(instances)]
         for name in self._names:
             self.fleet.join(name, slots, 10**6, 0)

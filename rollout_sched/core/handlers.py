@@ -102,6 +102,7 @@ class ClientEvents:
         state = self._state
         siblings = state.siblings.join(event.group, event.prompt_tokens, event.max_tokens)
         request = self._requests.create(siblings, None, siblings.joined - 1, event.request)
+        request.client = state.waiting.admit(event.client, now)
         request.session = event.session
         request.priority = event.priority
         request.resumable = event.resumable
@@ -421,11 +422,11 @@ class AttemptEvents:
         instance = attempt.instance
         if instance.suspects or instance.faults or instance.rests:
             blame.clear(instance)
-        self._free(attempt)
         tokens = event.tokens
         if not 0 <= tokens <= attempt.max_new_tokens:
             tokens = self._ledger.possible(attempt, tokens)
         attempt.tokens = tokens
+        self._free(attempt)
         if attempt.abandoned:
             self._ledger.waste(attempt, attempt.abandoned)
             return None

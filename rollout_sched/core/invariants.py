@@ -125,11 +125,11 @@ def _check_no_idle_capacity(parts: Parts, decider: Decider) -> None:
     waiting, fleet = parts.requests.waiting, parts.state.fleet
     if decider.gathering.expected:
         return
-    first = waiting.first()
     held_back = fleet.sessions.bound is not None and not fleet.sessions.taking
-    if first is not None and fleet.open and not (held_back and first.kv_instance is None):
-        chosen = parts.state.roles.routing.choose(first, fleet)
-        assert chosen is None, f"{first!r} waits although {chosen!r} is open"
+    for first in waiting.each_first() if fleet.open else ():
+        if not (held_back and first.kv_instance is None):
+            chosen = parts.state.roles.routing.choose(first, fleet)
+            assert chosen is None, f"{first!r} waits although {chosen!r} is open"
     for request in waiting.aside:
         fitting = [instance for instance in fleet.open if fleet.may_take(request, instance)]
         assert not fitting, f"{request!r} was set aside although it fits on {fitting}"

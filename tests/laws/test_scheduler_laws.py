@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, assume, settings
 from hypothesis import strategies as st
@@ -409,11 +410,13 @@ class World(RuleBasedStateMachine):
         sibling=st.integers(0, 2),
         session=st.sampled_from(["", "s"]),
         priority=st.sampled_from([0, 0, 0, -1, 1]),
+        client=st.sampled_from(["", "k1", "k2"]),
     )
-    def ask(self, prompt, sibling, session, priority):
+    def ask(self, prompt, sibling, session, priority, client):
         name = f"d{len(self.asked)}"
         self.asked.append(name)
-        self.tell(ev.RequestSubmitted(name, f"p{sibling}", prompt, MAX_TOKENS, session, priority))
+        asked = ev.RequestSubmitted(name, f"p{sibling}", prompt, MAX_TOKENS, session, priority)
+        self.tell(msgspec.structs.replace(asked, client=client))
 
     @precondition(lambda self: self.asked)
     @rule(data=st.data())

@@ -100,21 +100,23 @@ class Dispatcher:
         self._requests = parts.requests
         self._migrator = migrator
 
-    def dispatch(self) -> None:
+    def dispatch(self, now: float) -> None:
         """Dispatch until no instance is open or no request can go."""
         waiting, fleet = self._requests.waiting, self._state.fleet
         routing = self._state.roles.routing
         capped = fleet.sessions.bound is not None
-        waiting.recall()
+        waiting.recall(now)
         while fleet.open:
             request = waiting.first()
             if request is None:
                 return
             if capped and not fleet.sessions.taking and request.kv_instance is None:
-                return  # the requests after it have no home either
+                waiting.hold(request)  # the requests behind it have no home either
+                continue
             instance = self._migrator.target_of(request) or routing.choose(request, fleet)
             if instance is None:
-                return
+                waiting.hold(request)
+                continue
             if instance.open_index < 0:
                 raise PolicyError(f"routing chose {instance!r}, which is not open")
             if request.session and self._asks_affinity:

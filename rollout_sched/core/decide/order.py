@@ -84,7 +84,7 @@ class Decider:
                 self._launcher.renew_budgets()
         gathering = self.gathering
         if fleet.open and waiting.size and not (gathering.expected and gathering.holds(now)):
-            self._dispatcher.dispatch()
+            self._dispatcher.dispatch(now)
         if self.lender.lends:
             self.lender.decide(changed)
         if now >= self.migrator.due_at and fleet.open and not waiting.size:

@@ -106,10 +106,11 @@ class RequestSubmitted(_Event, frozen=True, omit_defaults=True):
     """A client waits for this one response; it goes out when finished, independent of batches.
 
     `group` names its siblings, for prediction. `session` is the conversation it belongs to, whose
-    last instance has its KV cache; "" for none. `priority` is as in vLLM: the lowest goes first,
-    and requests of a group have 0. The driver chooses the id and never uses it again.
-    `prior_segments`: leading tokens of the response that it made under an earlier scheduler and
-    continues from; `ends`: they are the whole response. `resumable`: as of a group.
+    last instance has its KV cache; "" for none. `priority` is as in vLLM, within a client: the
+    lowest goes first, and requests of a group have 0. The driver chooses the id and never uses it
+    again. `prior_segments`: leading tokens of the response that it made under an earlier scheduler
+    and continues from; `ends`: they are the whole response. `resumable`: as of a group. `client`:
+    whose it is, for a fair part of the fleet; "" is the trainer.
     """
 
     request: str
@@ -121,6 +122,7 @@ class RequestSubmitted(_Event, frozen=True, omit_defaults=True):
     prior_segments: tuple[Segment, ...] = ()
     ends: bool = False
     resumable: bool = True
+    client: str = ""
 
 
 class RequestWithdrawn(_Event, frozen=True):

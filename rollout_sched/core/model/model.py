@@ -381,8 +381,8 @@ class Request:
     context were already processed by an instance. `kv_instance` is the instance that keeps its KV
     between two turns, otherwise None. `rank` is its entry in the waiting queue, None if it does not
     wait. `failures` counts the attempts in a row that failed, on the instances `failed_on`, or that
-    brought nothing before their instance was lost; after a failure it may rest. `priority`: of the
-    waiting requests the lowest goes first, whatever the ordering says. `migrations` counts how
+    brought nothing before their instance was lost; after a failure it may rest. Of the requests of
+    its `client` that wait, the one with the lowest `priority` goes first. `migrations` counts how
     often it was interrupted to go on elsewhere. `least_context`: its prompt, whose length may be an
     estimate, was too long for an instance that takes less. `resumable`: whether a response that is
     cut may go on from its tokens. If not, because its engine applies something to the response as
@@ -392,6 +392,7 @@ class Request:
 
     __slots__ = (
         "attempt",
+        "client",
         "computed_tokens",
         "context_tokens",
         "expected_tokens",
@@ -448,6 +449,7 @@ class Request:
         self.last_instance: str | None = None
         self.kv_instance: Instance | None = None
         self.session = ""
+        self.client = ""
         self.priority = 0
         self.salt: int | None = None
         self.failures = 0

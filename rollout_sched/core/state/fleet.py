@@ -10,6 +10,7 @@ from typing import Any, Final
 from rollout_sched.core.model.events import InstanceReported
 from rollout_sched.core.model.model import Attempt, Instance, InstanceStatus, Request
 from rollout_sched.core.model.roles import SessionAdmission
+from rollout_sched.core.state.waiting import FairQueue
 
 # ------------------------------------------------------------------------------------------
 # The open instances, and which of them is least loaded.
@@ -167,11 +168,13 @@ class Fleet:
         self,
         load: Callable[[Instance], Any],
         admits: Callable[[Instance], bool],
+        waiting: FairQueue,
         sessions: SessionAdmission | None = None,
         *,
         counts_finished: bool = False,
     ) -> None:
         self.sessions = SessionRoom(sessions)
+        self._waiting = waiting
         self.counts_finished = counts_finished
         self.instances: dict[str, Instance] = {}
         self.attempts: dict[int, Attempt] = {}
@@ -213,6 +216,7 @@ class Fleet:
             instance.max_context = min(kv_tokens, max_model_len)
         self._joined += 1
         self.instances[name] = instance
+        self._waiting.slots += slots
         self._versions[version] += 1
         self.contexts.update(self.instances.values())
         self.touch(instance)
@@ -222,10 +226,12 @@ class Fleet:
         """The instance is gone, for good if it was removed; its attempts are closed and
         returned."""
         del self.instances[instance.id]
+        self._waiting.slots -= instance.slots
         self._count_version(instance.version, -1)
         attempts = list(instance.attempts.values())
         for attempt in attempts:
             del self.attempts[attempt.id]
+            self._settle(attempt)
         instance.attempts.clear()
         self.contexts.update(self.instances.values(), instance.id if removed else None)
         self._shut(instance)
@@ -253,6 +259,7 @@ class Fleet:
         self.attempts[attempt.id] = attempt
         instance.attempts[attempt.id] = attempt
         instance.tokens += attempt.context_tokens + expected
+        self._waiting.charge(request.client, attempt.context_tokens + expected, 1)
         instance.last_dispatch = attempt.id
         instance.unreported += 1
         if request.kv_instance is not None:
@@ -266,6 +273,7 @@ class Fleet:
         del self.attempts[attempt.id]
         del instance.attempts[attempt.id]
         instance.tokens -= attempt.context_tokens + attempt.expected_tokens
+        self._settle(attempt)
         self.touch(instance)
 
     def retain_kv(self, request: Request, instance: Instance) -> None:
@@ -306,6 +314,7 @@ class Fleet:
         expected = min(attempt.max_new_tokens, max(0, expected_tokens))
         instance = attempt.instance
         instance.tokens += expected - attempt.expected_tokens
+        self._waiting.charge(attempt.request.client, expected - attempt.expected_tokens)
         attempt.expected_tokens = expected
         self.touch(instance)
 
@@ -321,6 +330,11 @@ class Fleet:
             self._shut(instance)
 
     # -- inside ----------------------------------------------------------------------------
+
+    def _settle(self, attempt: Attempt) -> None:
+        """Its client pays for what the attempt made, not for what was expected."""
+        made = attempt.tokens - attempt.expected_tokens
+        self._waiting.charge(attempt.request.client, made, -1)
 
     def _shut(self, instance: Instance) -> None:
         if instance.open_index >= 0:

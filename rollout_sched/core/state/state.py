@@ -12,6 +12,7 @@ from rollout_sched.core.state.fleet import Fleet
 from rollout_sched.core.state.groups import Groups, SampleBuffer
 from rollout_sched.core.state.progress import RunProgress
 from rollout_sched.core.state.selection import SelectionWindow
+from rollout_sched.core.state.waiting import FairQueue
 
 
 class State:
@@ -28,9 +29,11 @@ class State:
         self.anomalies: Counter[str] = Counter()
         self.serials = IdCounter()
         self.prompt_lengths = LengthHistory() if roles.uses_history else None
+        self.waiting = FairQueue()
         self.fleet = Fleet(
             roles.routing.load,
             roles.admission.admits,
+            self.waiting,
             roles.sessions,
             counts_finished=roles.admission.counts_finished,
         )

@@ -1,11 +1,4 @@
-"""The waiting queue: requests that may be dispatched, in the order the ordering role gives.
-
-A launch adds thousands of requests: those are sorted together and taken from the end of a list. A
-single new request, or one with a new key, goes to a heap beside it. Neither is searched: an entry
-is valid while it is its request's `rank`, and is dropped at the front if it is not.
-
-A request that fits no open instance is set aside, so that it does not block others.
-"""
+"""The requests that may be dispatched: a queue for each client, fair between clients."""
 
 from __future__ import annotations
 
@@ -22,6 +15,12 @@ Entry = Any
 
 class WaitingQueue:
     """Requests by (ordering key, serial): O(log n) to add and to move, O(1) to remove.
+
+    A launch adds thousands of requests: those are sorted together and taken from the end of a list.
+    A single new request, or one with a new key, goes to a heap beside it. Neither is searched: an
+    entry is valid while it is its request's `rank`, and is dropped at the front if it is not.
+
+    A request that fits no open instance is set aside, so that it does not block others.
 
     size  number of waiting requests, including those set aside
     """
@@ -117,6 +116,204 @@ class WaitingQueue:
         self._sorted.sort(reverse=True)
         self._heap.clear()
         self._new.clear()
+
+
+# ------------------------------------------------------------------------------------------
+# Fair queueing between clients, and between all of them and the trainer.
+#
+# Each client has a queue of its own, and the client goes next that got the fewest tokens: the
+# virtual token counter of Sheng et al. (Fairness in Serving LLMs, OSDI 2024), which is deficit
+# round robin with a quantum of one request and, like it, keeps every slot busy. A request counts
+# with its context and the response that is expected of it, and with what it really made when its
+# attempt ends. Whoever comes back after a silence begins where the others are: silence earns no
+# credit.
+#
+# Requests that run are not interrupted for others, so a flood of long ones would hold all slots.
+# Beside other clients, therefore, a client leaves some slots free for whoever holds less.
+
+#: The trainer's part of all tokens while its requests and those of clients wait.
+TRAINER_SHARE = 0.95
+
+#: One slot in so many goes only to a client that has fewer attempts than there are free slots.
+ONE_FREE_IN = 16
+
+#: Seconds for which a client counts as being beside others after it was seen to be.
+BESIDE_S = 60.0
+
+#: Most clients with a queue of their own at one time; those that come after them share one.
+MOST_CLIENTS = 256
+THE_REST = "clients without a queue of their own"
+
+
+class Flow:
+    """The requests of the trainer or of one client.
+
+    served     tokens that it got, divided by its share
+    in_flight  its attempts on instances
+    held       its first request cannot go at present
+    """
+
+    __slots__ = ("held", "in_flight", "queue", "served")
+
+    def __init__(self, served: float = 0.0) -> None:
+        self.queue = WaitingQueue()
+        self.served = served
+        self.in_flight = 0
+        self.held = False
+
+
+class FairQueue:
+    """All waiting requests. Within a client the ordering decides, and priorities.
+
+    size   number of waiting requests, including those set aside
+    slots  how many requests the fleet can run at once
+    """
+
+    def __init__(self) -> None:
+        self.size = 0
+        self.slots = 0
+        self._trainer = Flow()
+        self._clients: dict[str, Flow] = {}  # those with a request that waits or runs
+        self._together = Flow()  # what all clients got and have in flight; its queue is empty
+        self._last_served = 0.0  # of the client that went last
+        self._beside_until = 0.0
+        self._now = 0.0
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __iter__(self) -> Iterator[Request]:
+        for flow in self._flows():
+            yield from flow.queue
+
+    def __contains__(self, request: Request) -> bool:
+        return request.rank is not None
+
+    # -- which request goes next -----------------------------------------------------------
+
+    def first(self) -> Request | None:
+        """The request that goes next; None if none may go."""
+        trainer = self._trainer
+        ours = None if trainer.held else trainer.queue.first()
+        if not self._clients:
+            return ours
+        best, theirs = None, None
+        for flow in self._clients.values():
+            if flow.held or (best is not None and flow.served >= best.served):
+                continue
+            if flow.queue.size and self._may_go(flow):
+                request = flow.queue.first()
+                if request is not None:
+                    best, theirs = flow, request
+        if best is None or (ours is not None and trainer.served <= self._together.served):
+            return ours
+        self._last_served = best.served
+        return theirs
+
+    def each_first(self) -> Iterator[Request]:
+        """The first request of everybody who may have another one in flight."""
+        for flow in self._flows():
+            first = flow.queue.first()
+            if first is not None and (flow is self._trainer or self._may_go(flow)):
+                yield first
+
+    def hold(self, request: Request) -> None:
+        """It is first and cannot go: nor can those behind it, until `recall`."""
+        self._flow(request.client).held = True
+
+    def recall(self, now: float) -> None:
+        """Requests that were set aside or held wait in their places again."""
+        self._now = now
+        for flow in self._flows():
+            flow.held = False
+            flow.queue.recall()
+
+    @property
+    def aside(self) -> list[Request]:
+        return [request for flow in self._flows() for request in flow.queue.aside]
+
+    def set_aside(self, request: Request) -> None:
+        """Skip a waiting request until `recall`."""
+        self._flow(request.client).queue.set_aside(request)
+
+    # -- what waits ------------------------------------------------------------------------
+
+    def add(self, request: Request, key: Any) -> None:
+        flow = self._flow(request.client)
+        if not flow.queue.size:
+            self._catch_up(flow)
+        flow.queue.add(request, key)
+        self.size += 1
+
+    def remove(self, request: Request) -> None:
+        flow = self._flow(request.client)
+        flow.queue.remove(request)
+        self.size -= 1
+        self._forget_idle(request.client, flow)
+
+    def rerank(self, request: Request, key: Any) -> None:
+        """Move a request whose key has changed."""
+        self._flow(request.client).queue.rerank(request, key)
+
+    def rebuild(self) -> None:
+        """Keys have a new type, which cannot be compared with that of invalid entries."""
+        for flow in self._flows():
+            flow.queue.rebuild()
+
+    # -- what each got ---------------------------------------------------------------------
+
+    def admit(self, client: str, now: float) -> str:
+        """A client's request has come; returns the name under which it counts."""
+        known = client in self._clients
+        if client and len(self._clients) > known:
+            self._beside_until = now + BESIDE_S
+            if not known and len(self._clients) >= MOST_CLIENTS:
+                return THE_REST
+        return client
+
+    def charge(self, client: str, tokens: int, attempts: int = 0) -> None:
+        """So many more tokens and attempts in flight; less than 0: fewer than were expected."""
+        if not client:
+            self._trainer.served += tokens / TRAINER_SHARE
+            return
+        flow, together = self._flow(client), self._together
+        flow.served += tokens
+        flow.in_flight += attempts
+        together.served += tokens / (1 - TRAINER_SHARE)
+        together.in_flight += attempts
+        self._forget_idle(client, flow)
+
+    # -- inside ----------------------------------------------------------------------------
+
+    def _flows(self) -> list[Flow]:
+        return [self._trainer, *self._clients.values()]
+
+    def _flow(self, client: str) -> Flow:
+        if not client:
+            return self._trainer
+        flow = self._clients.get(client)
+        if flow is None:
+            flow = self._clients[client] = Flow(self._last_served)
+        return flow
+
+    def _forget_idle(self, client: str, flow: Flow) -> None:
+        if client and not (flow.queue.size or flow.in_flight):
+            del self._clients[client]
+
+    def _catch_up(self, flow: Flow) -> None:
+        """Nothing of it waited until now."""
+        trainer, together = self._trainer, self._together
+        if flow is trainer:
+            trainer.served = max(trainer.served, together.served)
+            return
+        flow.served = max(flow.served, self._last_served)
+        if self.size == trainer.queue.size:
+            together.served = max(together.served, trainer.served)
+
+    def _may_go(self, flow: Flow) -> bool:
+        free = self.slots - self._together.in_flight
+        kept = self.slots // ONE_FREE_IN if self._now < self._beside_until else 0
+        return free > kept or flow.in_flight < free
 
 
 class ReplayBuffer:

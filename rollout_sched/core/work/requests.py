@@ -9,7 +9,7 @@ from rollout_sched.core.model.actions import Interrupt
 from rollout_sched.core.model.model import Group, Request, Siblings
 from rollout_sched.core.state.lifecycle import END, INTERRUPT, PARK, PARKED, RETURN, WAITING, move
 from rollout_sched.core.state.state import State
-from rollout_sched.core.state.waiting import ReplayBuffer, WaitingQueue
+from rollout_sched.core.state.waiting import FairQueue, ReplayBuffer
 from rollout_sched.core.work import attempts as blame
 from rollout_sched.core.work.attempts import AttemptLedger, discard
 
@@ -18,7 +18,7 @@ class Expectations:
     """Asks the prediction for lengths, and the ordering for the keys of waiting requests. It asks
     again when the inputs of either change."""
 
-    def __init__(self, state: State, waiting: WaitingQueue) -> None:
+    def __init__(self, state: State, waiting: FairQueue) -> None:
         roles = state.roles
         self._prediction = roles.prediction
         self._ordering = roles.ordering
@@ -88,7 +88,7 @@ class Requests:
     """Every request that has not ended, by id, with the waiting queue and the replay buffer."""
 
     def __init__(self, state: State, ledger: AttemptLedger) -> None:
-        self.waiting = WaitingQueue()
+        self.waiting = state.waiting
         self.expectations = Expectations(state, self.waiting)
         self.replay_buffer = ReplayBuffer()
         self._all: dict[str, Request] = {}

@@ -1,0 +1,164 @@
+"""Clients get equal parts of the fleet, the trainer its own part, whatever one of them asks for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from heapq import heappop, heappush
+from itertools import count
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rollout_sched.core.model.actions import Dispatch
+from rollout_sched.core.model.events import (
+    BatchRequested,
+    Event,
+    GroupSubmitted,
+    RequestFinished,
+    RequestSubmitted,
+    RequestWithdrawn,
+)
+from rollout_sched.core.state.waiting import BESIDE_S, MOST_CLIENTS, TRAINER_SHARE
+from tests.core.told import FULLY_ASYNC, LIMIT, PROMPT, Told
+
+POLICIES = ["slots", "unbounded", "kv_tokens"]
+
+
+class Fleet:
+    """One instance whose requests take a second per token; each client keeps `open` of them."""
+
+    def __init__(self, slots: int = 16, **roles: Any) -> None:
+        self.told = Told(4, slots=slots, **roles)
+        self.served: Counter[str] = Counter()
+        self.waited: dict[str, list[float]] = {}
+        self._names = count()
+        self._ends: list[tuple[float, int, str]] = []
+        self._asked: dict[str, tuple[str, int, float]] = {}
+
+    def ask(self, client: str, tokens: int, open: int = 1, **other: Any) -> list[str]:
+        names = [f"r{next(self._names)}" for _ in range(open)]
+        for name in names:
+            self._asked[name] = client, tokens, self.told.seconds
+            asked = RequestSubmitted(name, name, PROMPT, LIMIT, client=client, **other)
+            self._tell(asked)
+        return names
+
+    def train(self, tokens: int, groups: int) -> None:
+        """Groups of the trainer, which takes batches as they come."""
+        for _ in range(groups):
+            group = f"g{next(self._names)}"
+            self._asked[f"{group}/0"] = "", tokens, self.told.seconds
+            self._tell(GroupSubmitted(group, 1, PROMPT, LIMIT))
+        self._tell(BatchRequested())
+
+    def run(self, until: float) -> None:
+        """Requests end, and their clients ask again; `until`: seconds."""
+        while self._ends and self._ends[0][0] <= until:
+            self.told.seconds, attempt, name = heappop(self._ends)
+            client, tokens, _ = self._asked.pop(name)
+            self.served[client] += tokens
+            self._tell(RequestFinished(name, attempt, tokens))
+            if client:
+                self.ask(client, tokens)
+            else:
+                self.train(tokens, 1)
+        self.told.seconds = until
+        self.told.scheduler.check_invariants()
+
+    def _tell(self, event: Event) -> None:
+        for action in self.told.scheduler.handle(event, self.told.seconds):
+            if isinstance(action, Dispatch):
+                client, tokens, asked = self._asked[action.request]
+                self.waited.setdefault(client, []).append(self.told.seconds - asked)
+                heappush(self._ends, (self.told.seconds + tokens, action.attempt, action.request))
+
+    def running(self, client: str) -> int:
+        attempts = self.told.scheduler.state.fleet.attempts.values()
+        return sum(attempt.request.client == client for attempt in attempts)
+
+
+@pytest.mark.parametrize("admission", POLICIES)
+def test_a_client_alone_has_all_slots(admission: str) -> None:
+    fleet = Fleet(admission=admission)
+    fleet.ask("flood", 50, open=40)
+    assert fleet.running("flood") == 16
+
+
+@pytest.mark.parametrize("admission", POLICIES)
+def test_a_flood_does_not_hold_up_whoever_asks_for_little(admission: str) -> None:
+    fleet = Fleet(admission=admission)
+    fleet.ask("flood", 50, open=500, priority=-(10**9))
+    fleet.ask("innocent", 1)
+    fleet.run(until=50.0)
+    assert fleet.waited["innocent"][0] == 50.0, "requests that run are not interrupted"
+    fleet.run(until=500.0)
+    late = fleet.waited["innocent"][1:]
+    assert len(late) > 440
+    assert max(late) == 0.0, "one slot is free for it"
+    assert fleet.running("flood") == 15
+
+
+@settings(deadline=None, max_examples=20)
+@given(
+    st.lists(st.tuples(st.integers(1, LIMIT), st.integers(20, 40)), min_size=2, max_size=5),
+    st.sampled_from(POLICIES),
+)
+def test_tokens_are_equal_while_all_wait(clients: list[tuple[int, int]], admission: str) -> None:
+    """They differ by less than what one may have in flight, however long the run."""
+    fleet = Fleet(8, admission=admission)
+    for number, (tokens, open) in enumerate(clients):
+        fleet.ask(f"c{number}", tokens, open=open)
+    fleet.run(until=100.0)
+    before = Counter(fleet.served)
+    fleet.run(until=600.0)
+    costs = {f"c{n}": tokens + PROMPT for n, (tokens, _) in enumerate(clients)}
+    made = {c: (fleet.served[c] - before[c]) * costs[c] / (costs[c] - PROMPT) for c in costs}
+    assert max(made.values()) - min(made.values()) <= 2 * 8 * (LIMIT + PROMPT)
+
+
+@pytest.mark.parametrize("admission", POLICIES)
+def test_the_trainer_keeps_its_part_beside_a_flood(admission: str) -> None:
+    fleet = Fleet(admission=admission, **FULLY_ASYNC)
+    fleet.train(30, 64)
+    for flood in range(5):
+        fleet.ask(f"f{flood}", 30, open=200, priority=-1)
+    fleet.run(until=300.0)
+    before = fleet.served.copy()
+    fleet.run(until=2_000.0)
+    made = fleet.served - before
+    assert made[""] / made.total() == pytest.approx(TRAINER_SHARE, abs=0.01)
+
+
+def test_silence_earns_no_credit() -> None:
+    fleet = Fleet(4)
+    fleet.ask("always", 20, open=20)
+    fleet.run(until=500.0)
+    fleet.ask("late", 20, open=20)
+    before = fleet.served.copy()
+    fleet.run(until=1_500.0)
+    made = fleet.served - before
+    assert made["always"] == pytest.approx(made["late"], rel=0.1)
+
+
+def test_slots_are_kept_only_while_there_is_somebody_else() -> None:
+    fleet = Fleet()
+    fleet.ask("flood", 20, open=40)
+    (other,) = fleet.ask("other", 5)
+    fleet.told(RequestWithdrawn(other))
+    fleet.run(until=BESIDE_S - 1)
+    assert fleet.running("flood") == 15
+    fleet.run(until=BESIDE_S + 25)
+    assert fleet.running("flood") == 16
+
+
+def test_more_clients_than_queues_share_one() -> None:
+    fleet = Fleet(4)
+    for number in range(MOST_CLIENTS + 50):
+        fleet.ask(f"c{number}", 1)
+    assert fleet.told.scheduler.view.waiting == MOST_CLIENTS + 46
+    names = {request.client for request in fleet.told.scheduler.parts.requests}
+    assert len(names) == MOST_CLIENTS + 1
+    fleet.run(until=400.0)
+    assert set(fleet.served) == names
