@@ -76,7 +76,7 @@ def calls(planes: Mapping[str, Mapping[int, int]], data_plane: DataPlane) -> Ite
     )
     yield counter("refused", "Calls refused because a limit was reached.", data_plane.refused)
     yield gauge(
-        "open_calls", "Calls of clients that have no answer yet.", data_plane.calls.requests
+        "open_calls", "Calls of clients that have no answer yet.", data_plane.calls.open.requests
     )
 
 

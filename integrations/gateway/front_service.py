@@ -24,9 +24,9 @@ from rollout_sched.integrations.gateway.control_plane.auth import (
 )
 from rollout_sched.integrations.gateway.data_plane.call import JSON, error_body
 from rollout_sched.integrations.gateway.data_plane.data_plane import DataPlane
-from rollout_sched.integrations.gateway.data_plane.reply import Limits, Responses, error_headers
+from rollout_sched.integrations.gateway.data_plane.reply import Responses, error_headers
 from rollout_sched.integrations.gateway.families import MetricsPage
-from rollout_sched.integrations.gateway.options import Options
+from rollout_sched.integrations.gateway.options import Options, limits_of
 from rollout_sched.integrations.http import ReceivedRequest, ServerLimits
 from rollout_sched.integrations.http.server import HttpServer, Refusal
 from rollout_sched.integrations.vllm import HttpInstance
@@ -220,8 +220,9 @@ class FrontService:
         self.data_plane = DataPlane(
             self.calls,
             resumable=True,  # if not by this scheduler, then by the next one
-            limits=Limits(requests=options.max_requests, body_bytes=options.max_bodies),
+            limits=limits_of(options),
             keys=auth.opening(Access.CLIENT),
+            trainer_keys=auth.opening(Access.TRAINER),
             responses=Responses(logs=options.access_log),
         )
         self.app = FrontApp(self.calls, self.data_plane)

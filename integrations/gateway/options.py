@@ -42,6 +42,8 @@ class Options(RunOptions, frozen=True, kw_only=True):
     instance_api_key_file  vLLM's own --api-key: KEY for the instances given here, URL KEY for one
                            of them
     max_requests           responses that may be open at once, waiting or running
+    max_client_requests    those of one client (default: as many as leave some for others)
+    max_client_tokens      tokens of their prompts and responses (default: any number)
     max_body               the largest body of a request
     max_bodies             bytes of all bodies that are held at once
     max_samples            samples of the trainer's API that may be open at once
@@ -75,6 +77,8 @@ class Options(RunOptions, frozen=True, kw_only=True):
     admin_socket: Path | None = None
     instance_api_key_file: KeyFile = None
     max_requests: Count = Limits().requests
+    max_client_requests: Count | None = None
+    max_client_tokens: Count | None = None
     max_body: Annotated[int, msgspec.Meta(ge=1), Flag(metavar="MB", unit=2**20)] = MAX_BODY
     max_bodies: int = Limits().body_bytes
     max_samples: Count = 3_200_000  # twice 100,000 groups of 16
@@ -87,6 +91,16 @@ class Options(RunOptions, frozen=True, kw_only=True):
     live: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
+def limits_of(options: Options) -> Limits:
+    """The limits on the calls of clients."""
+    return Limits(
+        requests=options.max_requests,
+        body_bytes=options.max_bodies,
+        client_requests=options.max_client_requests,
+        client_tokens=options.max_client_tokens,
+    )
+
+
 # ------------------------------------------------------------------------------------------
 # The command-line flags of a gateway, for every command that starts one.
 
@@ -97,7 +111,9 @@ _GROUPS = {
     ("keys", "each file has one key per line"): (
         "api_key_file trainer_key_file admin_key_file admin_socket instance_api_key_file"
     ),
-    ("limits", None): "max_requests max_body max_samples drain_s grace_s",
+    ("limits", None): (
+        "max_requests max_client_requests max_client_tokens max_body max_samples drain_s grace_s"
+    ),
     ("logs", None): "log_level log_format access_log otlp",
     ("run", None): " ".join(RunOptions.__struct_fields__),
 }

@@ -41,9 +41,14 @@ from rollout_sched.integrations.gateway.control_plane.gateway import (
     notes_of,
 )
 from rollout_sched.integrations.gateway.data_plane.data_plane import DataPlane
-from rollout_sched.integrations.gateway.data_plane.reply import Limits, Responses
+from rollout_sched.integrations.gateway.data_plane.reply import Responses
 from rollout_sched.integrations.gateway.endpoints_file import EndpointsFile, read_endpoints
-from rollout_sched.integrations.gateway.options import Options, add_gateway_flags, given_options
+from rollout_sched.integrations.gateway.options import (
+    Options,
+    add_gateway_flags,
+    given_options,
+    limits_of,
+)
 from rollout_sched.integrations.http import LINGER_S, ServerLimits
 from rollout_sched.integrations.http.server import App, HttpServer
 from rollout_sched.integrations.vllm import HttpInstance
@@ -234,13 +239,13 @@ class Service:
         self.live = LiveScheduler(
             policy, options, settings=settings or settings_of(policy, options.live)
         )
-        limits = Limits(requests=options.max_requests, body_bytes=options.max_bodies)
         logs = options.access_log
         self.data_plane = DataPlane(
             self.live.driver,
             resumable=self.live.driver.view.keeps_partial,
-            limits=limits,
+            limits=limits_of(options),
             keys=auth.opening(Access.CLIENT),
+            trainer_keys=auth.opening(Access.TRAINER),
             responses=Responses(logs=logs),
         )
         self.gateway = Gateway(

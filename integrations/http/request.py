@@ -27,6 +27,7 @@ class ConnectionCallbacks(Protocol):
     """What a request needs from its connection."""
 
     keep_alive: bool
+    peer: str
 
     def send(self, data: bytes) -> None: ...
 
@@ -47,6 +48,7 @@ class ReceivedRequest:
     Call either `answer`, or `begin`, any number of `write`, and `end`. After the client has
     disconnected (`disconnected`), written data is dropped without an error.
 
+    peer           the client's address, without its port; an IPv6 network of 64 bits
     on_disconnect  called if the client disconnects before the answer is complete
     on_pause       called if the client reads more slowly than the app writes; unread data is kept
                    in memory, up to the server's limit
@@ -64,6 +66,7 @@ class ReceivedRequest:
         "on_disconnect",
         "on_pause",
         "on_resume",
+        "peer",
         "target",
     )
 
@@ -73,6 +76,7 @@ class ReceivedRequest:
         self.method = method
         self.target = target
         self.body = body
+        self.peer = outlet.peer
         self.disconnected = False
         self.on_disconnect: Callable[[], None] | None = None
         self.on_pause: Callable[[], None] | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from ipaddress import IPv6Address, ip_address
 from typing import TYPE_CHECKING, Final, cast
 
 from rollout_sched.integrations.http.bodies import Body, Chunked, Length, body_of, too_long
@@ -157,6 +158,23 @@ READ_AHEAD: Final = 64 * 1024
 #: Requests of one connection that are handled without a break; then other connections run first.
 AT_ONCE: Final = 16
 
+
+def address_of(transport: asyncio.BaseTransport) -> str:
+    """The address of a client, "unknown" where it has none. Whoever has an IPv6 address has all of
+    its network of 64 bits: they are one client."""
+    name = transport.get_extra_info("peername")
+    if not isinstance(name, tuple):
+        return "unknown"
+    text = str(name[0])
+    if ":" not in text:
+        return text
+    address = ip_address(text)
+    assert isinstance(address, IPv6Address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return f"{IPv6Address(int(address) >> 64 << 64)}/64"
+
+
 _SLASH: Final = ord("/")
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -196,6 +214,7 @@ class ServerConnection:
         "_upload",
         "deadline",
         "keep_alive",
+        "peer",
     )
 
     def __init__(self, server: HttpServer) -> None:
@@ -210,6 +229,7 @@ class ServerConnection:
         self._handling = False  # the app is in `handle`
         self._stopped = False  # reading is paused
         self.keep_alive = True
+        self.peer = ""
         self.deadline = math.inf
 
     # Called by the event loop.
@@ -219,6 +239,7 @@ class ServerConnection:
         self._transport = cast(asyncio.Transport, transport)
         self._backlog = Backlog(self._transport, server.limits.max_unsent)
         watch_peer(transport.get_extra_info("socket"), server.limits.dead_s)
+        self.peer = address_of(transport)
         self.deadline = server.connections.now + server.limits.idle_s
         peer = transport.get_extra_info("peername")
         if not server.connections.join(self, peer[0] if isinstance(peer, tuple) else ""):

@@ -170,6 +170,7 @@ class ClientCalls:
         group: str = "",
         session: str = "",
         priority: int = 0,
+        client: str = "",
     ) -> str:
         """Submit a request and return its id. A refusal by the scheduler is reported to the
         responder."""
@@ -184,6 +185,7 @@ class ClientCalls:
             session,
             priority,
             resumable=payload.resumable,
+            client=client,
         )
         self._take_in(ClientCall(payload, submitted))
         return request

@@ -280,13 +280,16 @@ class FrontCalls:
         group: str = "",
         session: str = "",
         priority: int = 0,
+        client: str = "",
     ) -> str:
         """Submit a request, which is answered when it finishes, and return its id. Raises
         NoScheduler before the first scheduler has connected."""
         remote = self._remote
         if remote is None:
             raise NoScheduler("no scheduler has connected yet")
-        name = remote.calls.submit(payload, prompt_tokens, max_tokens, group, session, priority)
+        name = remote.calls.submit(
+            payload, prompt_tokens, max_tokens, group, session, priority, client
+        )
         self._calls[name] = remote, remote.calls[name]
         return name
 

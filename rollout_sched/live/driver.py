@@ -196,6 +196,7 @@ class Driver:
         group: str = "",
         session: str = "",
         priority: int = 0,
+        client: str = "",
     ) -> str:
         """Submit one request, which is answered when it finishes; returns its id."""
         self.pump.check()
@@ -212,6 +213,7 @@ class Driver:
                     session,
                     priority,
                     resumable=payload.resumable,
+                    client=client,
                 )
             )
         except CallerError:

@@ -168,8 +168,8 @@ async def ask(
         for _ in range(3):
             await asyncio.sleep(0)
         open_ = (
-            data_plane.calls.requests,
-            data_plane.calls.body_bytes,
+            data_plane.calls.open.requests,
+            data_plane.calls.open.body_bytes,
             len(scheduler.parts.requests),
         )
         hold("a call leaves nothing behind", open_ == (0, 0, 0), open_)

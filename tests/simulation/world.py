@@ -260,8 +260,8 @@ class World:
         }
         if service is not None:
             held |= {
-                "calls": service.data_plane.calls.requests,
-                "bytes": service.data_plane.calls.body_bytes,
+                "calls": service.data_plane.calls.open.requests,
+                "bytes": service.data_plane.calls.open.body_bytes,
                 "bodies": 0 if service._server is None else service._server.bodies.used,
             }
         return ", ".join(f"{count} {what}" for what, count in held.items() if count)

@@ -183,8 +183,8 @@ class Gateway:
         """The state of the scheduler, the clients' calls, and a trainer's update through the
         gateway."""
         calls = {
-            "open": self.data_plane.calls.requests,
-            "open_bytes": self.data_plane.calls.body_bytes,
+            "open": self.data_plane.calls.open.requests,
+            "open_bytes": self.data_plane.calls.open.body_bytes,
             "refused": self.data_plane.refused,
         }
         update = self.trainer_updates.state()

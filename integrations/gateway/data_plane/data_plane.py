@@ -33,6 +33,7 @@ from rollout_sched.integrations.gateway.data_plane.reply import (
     OpenCalls,
     Responses,
     Scheduling,
+    Size,
     Unavailable,
     error_headers,
     log_failure,
@@ -49,8 +50,13 @@ CLOSED = "the gateway is shutting down"
 
 
 class DataPlane:
-    """Answers the three hot paths; `keys` are the clients' keys, empty for an open gateway.
-    `resumable`: interrupted responses are resumed, so every attempt is asked for token ids."""
+    """Answers the three hot paths.
+
+    resumable     interrupted responses are resumed, so every attempt is asked for token ids
+    keys          those that open it; empty for an open gateway
+    trainer_keys  whoever has one of them is the trainer. All others are clients: one for each key,
+                  or without keys one for each address
+    """
 
     def __init__(
         self,
@@ -59,10 +65,12 @@ class DataPlane:
         resumable: bool,
         limits: Limits | None = None,
         keys: Sequence[str] = (),
+        trainer_keys: Sequence[str] = (),
         responses: Responses | None = None,
     ) -> None:
         self.scheduling = scheduling
         self.keys = BearerKeys(keys)
+        self._trainer_keys = BearerKeys(trainer_keys)
         self.calls = OpenCalls(limits or Limits(), responses)
         self.refused = 0
         self._closed = False
@@ -103,7 +111,7 @@ class DataPlane:
             text = str(error)
         except Unavailable as error:
             self.refused += 1
-            status, text = 503, f"{error}; try again later"
+            status, text = error.status, f"{error}; try again later"
         except Exception as error:
             log_failure(error)
             status, text = 500, f"the gateway failed: {error}"
@@ -127,16 +135,19 @@ class DataPlane:
         body_bytes, prompt = len(request.body), len(envelope.prompt)
         if len(ones) > 1:
             body_bytes = sum([body_bytes - prompt + len(one.prompt) for one in ones])
-        self.calls.check_room(len(ones), body_bytes)
+        limit = envelope.limit or 0
+        size = Size(len(ones), body_bytes, sum([one.tokens + limit for one in ones]))
+        client = self._client(request)
+        self.calls.check_room(client, size)
         client_request = read_client_request(request, endpoint, body, envelope)
-        reply = HttpReply(self.calls, self.scheduling, request, len(ones), body_bytes)
+        reply = HttpReply(self.calls, self.scheduling, request, client, size)
         try:
             if len(ones) == 1 and not ones[0].values:
-                reply.submitted(self._submit(client_request, ones[0], reply))
+                reply.submitted(self._submit(client_request, client, ones[0], reply))
                 return
             fanout = Fanout(reply, len(ones), envelope.samples)
             for index, one in enumerate(ones):
-                reply.submitted(self._submit(client_request, one, fanout.child(index)))
+                reply.submitted(self._submit(client_request, client, one, fanout.child(index)))
                 if reply.over:
                     break  # one failed at once, and that was the answer
         except BaseException as error:
@@ -145,7 +156,18 @@ class DataPlane:
                 raise
             log_failure(error)  # the client already has its answer
 
-    def _submit(self, request: ClientRequest, one: SubRequest, to: Reply) -> str:
+    def _client(self, request: HttpRequest) -> str:
+        """Whose call it is, for fairness; "" for the trainer's."""
+        given = request.fields.get(b"authorization")
+        if given is not None:
+            if self._trainer_keys.number(given):
+                return ""
+            number = self.keys.number(given)
+            if number:
+                return f"key {number}"
+        return request.peer
+
+    def _submit(self, request: ClientRequest, client: str, one: SubRequest, to: Reply) -> str:
         envelope = request.envelope
         call = Call(
             request, one, asks_ids=self._resumable or envelope.stream, parsing=self._parsing
@@ -154,7 +176,13 @@ class DataPlane:
         kind: Any = StreamingCall if envelope.stream else UnaryCall
         group = envelope.group or envelopes.group_of(one.prompt)
         return self.scheduling.submit(
-            kind(call, to, limit), tokens, limit, group, envelope.session, envelope.priority
+            kind(call, to, limit),
+            tokens,
+            limit,
+            group,
+            envelope.session,
+            envelope.priority,
+            client,
         )
 
     def _within_limits(self, tokens: int, limit: int | None) -> tuple[int, int]:

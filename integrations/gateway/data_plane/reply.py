@@ -31,14 +31,19 @@ class Limits:
     """The limits on what clients may have in the gateway at once. A call beyond a limit is refused:
     for now, or permanently if it could never fit.
 
-    requests    responses that clients wait for
-    body_bytes  bytes of the bodies that are sent to instances for them
-    samples     responses that one call may ask for: all are submitted at once while others wait
+    requests         responses that clients wait for
+    body_bytes       bytes of the bodies that are sent to instances for them
+    samples          responses that one call may ask for: all are submitted at once while others
+                     wait
+    client_requests  responses that one client may wait for; None: as many as leave room for others
+    client_tokens    tokens of prompts and responses that one client may wait for; None: any number
     """
 
     requests: int = 100_000
     body_bytes: int = 4 * 2**30
     samples: int = 16_384
+    client_requests: int | None = None
+    client_tokens: int | None = None
     retry_after_s: int = 1
 
 
@@ -148,6 +153,40 @@ KEEP_ALIVE_S = 15.0
 class Unavailable(Exception):
     """The call cannot be accepted at present; the text says why."""
 
+    status = 503
+
+
+class TooMany(Unavailable):
+    """Its client has so many open calls that it gets no more for now, although others may."""
+
+    status = 429
+
+
+#: Of so many responses that may be open one is kept for clients that have fewer than are left.
+ONE_FREE_IN = 16
+
+
+class Size:
+    """What calls count for.
+
+    requests    responses that clients wait for
+    body_bytes  bytes of the bodies that are sent to instances for them
+    tokens      of prompts and responses
+    """
+
+    __slots__ = ("body_bytes", "requests", "tokens")
+
+    def __init__(self, requests: int = 0, body_bytes: int = 0, tokens: int = 0) -> None:
+        self.requests = requests
+        self.body_bytes = body_bytes
+        self.tokens = tokens
+
+    def grow(self, other: Size, by: int) -> None:
+        """Add `other` (`by` 1) or take it away (-1)."""
+        self.requests += by * other.requests
+        self.body_bytes += by * other.body_bytes
+        self.tokens += by * other.tokens
+
 
 class OpenReply(Protocol):
     """Where the answer to an open call goes."""
@@ -159,17 +198,17 @@ class OpenReply(Protocol):
 class OpenCalls:
     """The open calls.
 
-    requests    responses that clients wait for
-    body_bytes  bytes of the bodies that are sent to instances for them
-    replies     where their answers go, in order of arrival
-    pacer       decides which work runs first
-    responses   how ended calls ended
+    open       what all of them count for
+    clients    what those of each client count for; the trainer is ""
+    replies    where their answers go, in order of arrival
+    pacer      decides which work runs first
+    responses  how ended calls ended
     """
 
     def __init__(self, limits: Limits, responses: Responses | None = None) -> None:
         self.limits = limits
-        self.requests = 0
-        self.body_bytes = 0
+        self.open = Size()
+        self.clients: dict[str, Size] = {}
         self.replies: dict[OpenReply, None] = {}
         self.pacer = Pacer()
         self.responses = responses or Responses()
@@ -185,39 +224,73 @@ class OpenCalls:
             reply.keep_alive()
         self._timer = asyncio.get_running_loop().call_later(KEEP_ALIVE_S, self.keep_alive)
 
-    def enter(self, reply: OpenReply, count: int, body_bytes: int) -> None:
-        """Count a call of `count` responses and `body_bytes` bytes."""
+    def enter(self, reply: OpenReply, client: str, size: Size) -> None:
+        """Count a call."""
         self.replies[reply] = None
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(KEEP_ALIVE_S, self.keep_alive)
-        self.requests += count
-        self.body_bytes += body_bytes
+        self.open.grow(size, 1)
+        self.clients.setdefault(client, Size()).grow(size, 1)
 
-    def leave(self, reply: OpenReply, count: int, body_bytes: int) -> None:
+    def leave(self, reply: OpenReply, client: str, size: Size) -> None:
         self.replies.pop(reply, None)
-        self.requests -= count
-        self.body_bytes -= body_bytes
+        self.open.grow(size, -1)
+        held = self.clients[client]
+        held.grow(size, -1)
+        if not held.requests:
+            del self.clients[client]
 
-    def check_room(self, count: int, body_bytes: int) -> None:
-        """Raises Unavailable if a call of this size does not fit now, BadRequest if it never
-        can."""
-        limits = self.limits
-        if body_bytes > limits.body_bytes:
+    def check_room(self, client: str, size: Size) -> None:
+        """Raises TooMany if a call of this size does not fit beside its client's others,
+        Unavailable if it does not fit beside all others, BadRequest if it never can."""
+        limits, open = self.limits, self.open
+        if size.body_bytes > limits.body_bytes:
             raise BadRequest(
-                f"the bodies of the call's {count} responses have {body_bytes} bytes, the limit "
-                f"for all bodies is {limits.body_bytes}; ask for fewer responses in one call",
+                f"the bodies of the call's {size.requests} responses have {size.body_bytes} bytes, "
+                f"the limit for all bodies is {limits.body_bytes}; ask for fewer responses in one "
+                "call",
                 413,
             )
-        if self.requests + count > limits.requests:
+        if client:
+            self._check_share(client, size)
+        if open.requests + size.requests > limits.requests:
             raise Unavailable(
-                f"too many requests: {self.requests} responses are pending, the limit is "
-                f"{limits.requests}, the call asks for {count}"
+                f"too many requests: {open.requests} responses are pending, the limit is "
+                f"{limits.requests}, the call asks for {size.requests}"
             )
-        if self.body_bytes + body_bytes > limits.body_bytes:
+        if open.body_bytes + size.body_bytes > limits.body_bytes:
             raise Unavailable(
-                f"too many bytes: pending bodies have {self.body_bytes}, the limit is "
-                f"{limits.body_bytes}, the call has {body_bytes}"
+                f"too many bytes: pending bodies have {open.body_bytes}, the limit is "
+                f"{limits.body_bytes}, the call has {size.body_bytes}"
             )
+
+    def _check_share(self, client: str, size: Size) -> None:
+        """A client's own limits; and some room is left for those that have less."""
+        limits, held = self.limits, self.clients.get(client, _NOTHING)
+        for what, has, asks, most in (
+            ("responses", held.requests, size.requests, limits.client_requests),
+            ("tokens", held.tokens, size.tokens, limits.client_tokens),
+        ):
+            if most is not None and has + asks > most:
+                if asks > most:
+                    raise BadRequest(f"the call asks for {asks} {what}, a client's limit is {most}")
+                raise TooMany(
+                    f"too many requests of this client: {has} {what} are pending, its limit is "
+                    f"{most}, the call asks for {asks}"
+                )
+        for what, has, asks, all_have, most in (
+            ("responses", held.requests, size.requests, self.open.requests, limits.requests),
+            ("bytes", held.body_bytes, size.body_bytes, self.open.body_bytes, limits.body_bytes),
+        ):
+            free = most - all_have
+            if has and free - asks < most // ONE_FREE_IN and has + asks > free:
+                raise TooMany(
+                    f"too many requests of this client: {has} of the {most} {what} that may be "
+                    f"pending are its own, and the {free} that are left are kept for others"
+                )
+
+
+_NOTHING = Size()
 
 
 class Scheduling(Protocol):
@@ -236,6 +309,7 @@ class Scheduling(Protocol):
         group: str = "",
         session: str = "",
         priority: int = 0,
+        client: str = "",
     ) -> str:
         """Ask for one response, which is answered when it is finished; returns the request's id."""
 
@@ -244,7 +318,7 @@ class Scheduling(Protocol):
 
 
 class HttpReply:
-    """The answer to a client over HTTP; its call counts as `count` responses and `body_bytes`.
+    """The answer to a client over HTTP; its call counts for `size` with its client.
 
     It ends exactly once: by its answer, the end of its stream, a failure of the gateway or a
     disconnect of the client. Then its responses no longer count against the limits, unfinished ones
@@ -253,13 +327,13 @@ class HttpReply:
 
     __slots__ = (
         "_begun",
-        "_body_bytes",
         "_calls",
-        "_count",
+        "_client",
         "_request",
         "_requests",
         "_scheduling",
         "_silent",
+        "_size",
         "_streams",
         "over",
     )
@@ -269,20 +343,20 @@ class HttpReply:
         calls: OpenCalls,
         scheduling: Scheduling,
         request: HttpRequest,
-        count: int,
-        body_bytes: int,
+        client: str,
+        size: Size,
     ) -> None:
         self.over = False
         self._requests: list[str] = []
         self._calls = calls
         self._scheduling = scheduling
         self._request = request
-        self._count = count
-        self._body_bytes = body_bytes
+        self._client = client
+        self._size = size
         self._streams = 0
         self._silent = False
         self._begun = calls.responses.begin()
-        calls.enter(self, count, body_bytes)
+        calls.enter(self, client, size)
         request.on_disconnect = self._gone
 
     def submitted(self, name: str) -> None:
@@ -296,7 +370,7 @@ class HttpReply:
         if self.over:
             return False
         self.over = True
-        self._calls.leave(self, self._count, self._body_bytes)
+        self._calls.leave(self, self._client, self._size)
         self._calls.pacer.streams -= self._streams
         return True
 
@@ -374,7 +448,7 @@ class HttpReply:
 
 def error_headers(status: int, limits: Limits) -> Headers:
     retry = (b"retry-after", b"%d" % limits.retry_after_s)
-    return [JSON, retry] if status == 503 else [JSON]
+    return [JSON, retry] if status in (429, 503) else [JSON]
 
 
 def log_failure(error: Exception | BaseException) -> None:

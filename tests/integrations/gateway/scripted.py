@@ -119,6 +119,7 @@ class Call:
             (name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()
         ]
         self.body = body if isinstance(body, bytes) else json.dumps(body).encode()
+        self.peer = "10.0.0.1"
         self.disconnected = False
         self.on_disconnect: Callable[[], None] | None = None
         self.on_pause: Callable[[], None] | None = None

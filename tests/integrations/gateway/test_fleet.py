@@ -180,9 +180,9 @@ async def test_calls_that_come_together_beside_streams(tmp_path: Path) -> None:
         assert sum(await asyncio.gather(*staying, *going)) == 40
         assert data_plane.calls.pacer.streams
         await asyncio.gather(*streams)
-        while data_plane.calls.requests:
+        while data_plane.calls.open.requests:
             await asyncio.sleep(0.01)
-        assert (data_plane.calls.body_bytes, data_plane.calls.pacer.streams) == (0, 0)
+        assert (data_plane.calls.open.body_bytes, data_plane.calls.pacer.streams) == (0, 0)
 
 
 async def test_the_fleet_runs_in_process(tmp_path: Path) -> None:

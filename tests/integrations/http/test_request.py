@@ -13,6 +13,8 @@ pytestmark = pytest.mark.real_time
 
 
 class Outlet:
+    peer = "10.0.0.1"
+
     def __init__(self) -> None:
         self.keep_alive = True
         self.sent = b""

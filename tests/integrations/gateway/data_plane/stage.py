@@ -64,7 +64,10 @@ class Stage:
         await until(lambda: instance.calls)
 
     def settled(self) -> None:
-        assert (self.data_plane.calls.requests, self.data_plane.calls.body_bytes) == (0, 0)
+        assert (self.data_plane.calls.open.requests, self.data_plane.calls.open.body_bytes) == (
+            0,
+            0,
+        )
         assert not self.scheduler.parts.requests
 
 

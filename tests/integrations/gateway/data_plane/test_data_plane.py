@@ -253,10 +253,10 @@ class TestErrors:
             many = stage.call({**BODY, "n": 3})
             assert "1 responses are pending, the limit is 3" in await refused(many)
             long = stage.call({**BODY, "user": "x" * 220})
-            held = stage.data_plane.calls.body_bytes
+            held = stage.data_plane.calls.open.body_bytes
             assert f"pending bodies have {held}, the limit is 300" in await refused(long)
             assert stage.data_plane.refused == 2
-            assert stage.data_plane.calls.body_bytes == held
+            assert stage.data_plane.calls.open.body_bytes == held
 
 
 class TestHangingUp:

@@ -51,7 +51,7 @@ class TestCountedBeforeItIsMade:
                 ),
             ):
                 call = stage.call(body)
-                assert stage.data_plane.calls.body_bytes == held(call.body)
+                assert stage.data_plane.calls.open.body_bytes == held(call.body)
                 call.hang_up()
                 stage.settled()
 
@@ -67,7 +67,7 @@ class TestCountedBeforeItIsMade:
                 held, peak = tracemalloc.get_traced_memory()
             finally:
                 tracemalloc.stop()
-            assert stage.data_plane.calls.requests == 128
+            assert stage.data_plane.calls.open.requests == 128
             assert held < len(body)
             assert peak < 3 * len(body)
 
@@ -200,7 +200,10 @@ class TestEveryCallEndsOnce:
                 stumbled = call.answers > 0
                 if stumbled:
                     assert call.status == 500
-                    assert (stage.data_plane.calls.requests, stage.data_plane.calls.body_bytes) == (
+                    assert (
+                        stage.data_plane.calls.open.requests,
+                        stage.data_plane.calls.open.body_bytes,
+                    ) == (
                         0,
                         0,
                     )

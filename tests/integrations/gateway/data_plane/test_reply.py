@@ -18,6 +18,7 @@ from rollout_sched.integrations.gateway.data_plane.reply import (
     OpenCalls,
     Pacer,
     Responses,
+    Size,
     Unavailable,
     error_headers,
     log_failure,
@@ -48,11 +49,15 @@ class Waiting:
         self.call = Call("/v1/completions", b"{}")
         self.calls = OpenCalls(Limits(retry_after_s=7))
         self.driver = Driver(make_scheduler(batching="sync"))
-        self.reply = HttpReply(self.calls, self.driver, self.call, 2, 100)
+        self.reply = HttpReply(self.calls, self.driver, self.call, "c", Size(2, 100))
 
     def assert_left(self) -> None:
         assert self.reply.over
-        assert (self.calls.requests, self.calls.body_bytes, list(self.calls.replies)) == (0, 0, [])
+        assert (self.calls.open.requests, self.calls.open.body_bytes, list(self.calls.replies)) == (
+            0,
+            0,
+            [],
+        )
         assert self.calls.pacer.streams == 0
 
 
@@ -65,7 +70,7 @@ async def the() -> AsyncIterator[Waiting]:
 
 
 async def test_a_reply_counts_while_it_is_open(the: Waiting) -> None:
-    assert (the.calls.requests, the.calls.body_bytes) == (2, 100)
+    assert (the.calls.open.requests, the.calls.open.body_bytes) == (2, 100)
     assert list(the.calls.replies) == [the.reply]
     assert not the.reply.over
 
@@ -163,24 +168,24 @@ class Reply:
 
 async def test_a_disconnect_frees_its_place() -> None:
     calls, one, two = OpenCalls(Limits(requests=3, body_bytes=100)), Reply(), Reply()
-    calls.enter(one, 2, 60)
-    calls.enter(two, 1, 40)
-    assert (calls.requests, calls.body_bytes, list(calls.replies)) == (3, 100, [one, two])
+    calls.enter(one, "", Size(2, 60))
+    calls.enter(two, "c", Size(1, 40))
+    assert (calls.open.requests, calls.open.body_bytes, list(calls.replies)) == (3, 100, [one, two])
     with pytest.raises(Unavailable, match="3 responses are pending, the limit is 3"):
-        calls.check_room(1, 0)
-    calls.leave(two, 1, 40)
-    calls.check_room(1, 40)
+        calls.check_room("d", Size(1))
+    calls.leave(two, "c", Size(1, 40))
+    calls.check_room("d", Size(1, 40))
     with pytest.raises(Unavailable, match="pending bodies have 60, the limit is 100"):
-        calls.check_room(1, 41)
-    calls.leave(one, 2, 60)
-    assert (calls.requests, calls.body_bytes, list(calls.replies)) == (0, 0, [])
+        calls.check_room("d", Size(1, 41))
+    calls.leave(one, "", Size(2, 60))
+    assert (calls.open.requests, calls.open.body_bytes, list(calls.replies)) == (0, 0, [])
 
 
 async def test_replies_are_in_the_order_in_which_they_came() -> None:
     """Who waits is told in that order, which is the same in each process."""
     calls, replies = OpenCalls(Limits()), [Reply() for _ in range(50)]
     for reply in replies:
-        calls.enter(reply, 1, 0)
+        calls.enter(reply, "c", Size(1))
     assert list(calls.replies) == replies
 
 
@@ -283,7 +288,7 @@ class TestCallsBesideStreams:
         for _ in range(3):
             await asyncio.sleep(0)
         assert len(instance.pool.asked) == 3
-        assert stage.data_plane.calls.requests == 3
+        assert stage.data_plane.calls.open.requests == 3
 
     async def test_the_second_of_streams_ending_together_waits_for_its_turn(
         self, stage, instance
