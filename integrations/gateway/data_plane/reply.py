@@ -282,8 +282,8 @@ class OpenCalls:
             ("responses", held.requests, size.requests, self.open.requests, limits.requests),
             ("bytes", held.body_bytes, size.body_bytes, self.open.body_bytes, limits.body_bytes),
         ):
-            free = most - all_have
-            if has and free - asks < most // ONE_FREE_IN and has + asks > free:
+            free, kept = most - all_have, most // ONE_FREE_IN
+            if has and kept and free - asks < kept and has + asks > free:
                 raise TooMany(
                     f"too many requests of this client: {has} of the {most} {what} that may be "
                     f"pending are its own, and the {free} that are left are kept for others"

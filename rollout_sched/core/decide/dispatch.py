@@ -7,7 +7,7 @@ from typing import Final
 from rollout_sched.core.errors import PolicyError
 from rollout_sched.core.model.actions import Dispatch
 from rollout_sched.core.model.model import Attempt, Instance, InstanceStatus, Request
-from rollout_sched.core.state.lifecycle import DISPATCH, RUNNING, move
+from rollout_sched.core.state.lifecycle import DISPATCH, INTERRUPTING, RUNNING, move
 from rollout_sched.core.work.parts import Parts
 
 # ------------------------------------------------------------------------------------------
@@ -129,6 +129,19 @@ class Dispatcher:
                     continue
             waiting.remove(request)
             self._send(request, instance)
+
+    def reclaim(self) -> None:
+        """Interrupt requests of clients that hold what the trainer is owed, those that began last
+        first. Each goes on from its tokens later; one that cannot keeps its slot."""
+        if not self._state.roles.interruption.keeps_partial:
+            return
+        attempts = self._state.fleet.attempts.values()
+        theirs = [a.request for a in attempts if a.request.client and not a.abandoned]
+        yielding = sum([request.state is INTERRUPTING for request in theirs])
+        missing = self._requests.waiting.owed - yielding
+        may_yield = [r for r in theirs if r.state is RUNNING and r.resumable]
+        for request in may_yield[-missing:] if missing > 0 else ():
+            self._requests.interrupt(request)
 
     def _home_or(self, request: Request, elsewhere: Instance) -> Instance:
         """The last instance of its session, if that is open and the affinity prefers it."""

@@ -128,8 +128,9 @@ class WaitingQueue:
 # attempt ends. Whoever comes back after a silence begins where the others are: silence earns no
 # credit.
 #
-# Requests that run are not interrupted for others, so a flood of long ones would hold all slots.
-# Beside other clients, therefore, a client leaves some slots free for whoever holds less.
+# A flood of long requests would hold all slots, so beside other clients a client leaves some of them
+# free for whoever holds less. Requests that run are interrupted only for the trainer: its requests
+# come all at once, when clients have taken the slots that were idle.
 
 #: The trainer's part of all tokens while its requests and those of clients wait.
 TRAINER_SHARE = 0.95
@@ -216,6 +217,12 @@ class FairQueue:
             first = flow.queue.first()
             if first is not None and (flow is self._trainer or self._may_go(flow)):
                 yield first
+
+    @property
+    def owed(self) -> int:
+        """How many slots more clients hold than their part, up to what the trainer waits for."""
+        part = int(self.slots * (1 - TRAINER_SHARE))
+        return min(self._trainer.queue.size, self._together.in_flight - part)
 
     def hold(self, request: Request) -> None:
         """It is first and cannot go: nor can those behind it, until `recall`."""

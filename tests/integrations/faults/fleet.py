@@ -102,6 +102,7 @@ async def house(
     spec: Any = SPEC,
     labels: Sequence[str] = (),
     start_version: int | Literal["auto"] = 0,
+    **more: Any,
 ) -> AsyncIterator[House]:
     """At the usual speed a token takes a millisecond. The text tells which version made it.
     `labels` are those that the first servers are started with."""
@@ -132,6 +133,7 @@ async def house(
             stream_every=stream_every,
             journal=folder / "journal",
             grace_s=0.1,
+            **more,
         )
         service = Service(options, lambda line: None, settings=settings)
         # An instance that failed rests until a poll has looked at it; a second is long here.

@@ -44,8 +44,16 @@ class Stage:
         await self.driver.close()
         self.scheduler.check_invariants()
 
-    def call(self, body: Any = BODY, target: str = "/v1/completions", **headers: str) -> Call:
+    def call(
+        self,
+        body: Any = BODY,
+        target: str = "/v1/completions",
+        *,
+        peer: str = "10.0.0.1",
+        **headers: str,
+    ) -> Call:
         call = Call(target, body, **headers)
+        call.peer = peer
         assert self.data_plane.wants(call.method, call.target)
         refusal = self.data_plane.refusal(call.method, call.target, call.fields)
         if refusal is None:

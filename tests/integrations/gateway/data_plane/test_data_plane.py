@@ -243,9 +243,9 @@ class TestErrors:
     async def test_a_refusal_names_the_exceeded_limit(self) -> None:
         """The refusal said "0 requests are here already"."""
 
-        async def refused(call: Call) -> str:
+        async def refused(call: Call, status: int = 503) -> str:
             error = (await call.json())["error"]
-            assert (call.status, call.answer_headers[b"retry-after"]) == (503, b"1")
+            assert (call.status, call.answer_headers[b"retry-after"]) == (status, b"1")
             return str(error["message"])
 
         async with Stage(data_plane={"limits": Limits(requests=3, body_bytes=300)}) as stage:
@@ -254,8 +254,10 @@ class TestErrors:
             assert "1 responses are pending, the limit is 3" in await refused(many)
             long = stage.call({**BODY, "user": "x" * 220})
             held = stage.data_plane.calls.open.body_bytes
-            assert f"pending bodies have {held}, the limit is 300" in await refused(long)
-            assert stage.data_plane.refused == 2
+            assert f"{held} of the 300 bytes" in await refused(long, 429)
+            others = stage.call({**BODY, "user": "x" * 220}, peer="10.0.0.2")
+            assert f"pending bodies have {held}, the limit is 300" in await refused(others)
+            assert stage.data_plane.refused == 3
             assert stage.data_plane.calls.open.body_bytes == held
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from rollout_sched.integrations.gateway.data_plane.fields import BadRequest
 from rollout_sched.integrations.gateway.data_plane.reply import (
     MAX_WAITING,
     HttpReply,
@@ -19,6 +20,7 @@ from rollout_sched.integrations.gateway.data_plane.reply import (
     Pacer,
     Responses,
     Size,
+    TooMany,
     Unavailable,
     error_headers,
     log_failure,
@@ -179,6 +181,36 @@ async def test_a_disconnect_frees_its_place() -> None:
         calls.check_room("d", Size(1, 41))
     calls.leave(one, "", Size(2, 60))
     assert (calls.open.requests, calls.open.body_bytes, list(calls.replies)) == (0, 0, [])
+
+
+@pytest.mark.parametrize("what", ["requests", "body_bytes"])
+async def test_a_client_leaves_room_for_those_that_have_less(what: str) -> None:
+    calls, one = OpenCalls(Limits(**{what: 64})), Size(**{"requests": 1, what: 1})
+    for client, places in (("flood", 61), ("other", 2), ("third", 1)):
+        for _ in range(places):
+            calls.check_room(client, one)
+            calls.enter(Reply(), client, one)
+        with pytest.raises(TooMany, match=f"{places} of the 64"):
+            calls.check_room(client, one)
+    with pytest.raises(Unavailable, match="the limit is 64"):
+        calls.check_room("", one)
+
+
+@pytest.mark.parametrize(
+    ("limit", "what"), [("client_requests", "requests"), ("client_tokens", "tokens")]
+)
+async def test_a_client_has_limits_of_its_own(limit: str, what: str) -> None:
+    calls, reply = OpenCalls(Limits(**{limit: 5})), Reply()
+    size = Size(**{what: 3})
+    calls.enter(reply, "c", size)
+    calls.check_room("d", size)
+    calls.check_room("", size)
+    with pytest.raises(TooMany, match="are pending, its limit is 5, the call asks for 3"):
+        calls.check_room("c", size)
+    with pytest.raises(BadRequest, match="limit is 5"):
+        calls.check_room("d", Size(**{what: 6}))
+    calls.leave(reply, "c", size)
+    assert not calls.clients
 
 
 async def test_replies_are_in_the_order_in_which_they_came() -> None:
