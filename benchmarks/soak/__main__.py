@@ -1,4 +1,5 @@
-"""`make soak`: a gateway under mixed load for long, without and with hostile clients in turn.
+"""`make soak`: a gateway under mixed load for long, without and with hostile clients in turn, and
+without and with a client that floods it.
 
 Exit code 1 if any observation is not as required. Everything is on 127.0.0.1; the machine needs two
 cores without other load, or the latencies are those of the other load.
@@ -16,10 +17,11 @@ import uvloop
 
 from benchmarks.live.machine import instant
 from benchmarks.live.processes import Processes
+from benchmarks.soak.flood import Trainer
 from benchmarks.soak.hostile import ATTACKS
 from benchmarks.soak.load import Load
 from benchmarks.soak.verdict import Finding, Seen, findings
-from benchmarks.soak.world import FAULT_SHARE, World
+from benchmarks.soak.world import ADMIN_KEY, FAULT_SHARE, World
 
 REQUESTS = 300_000
 RATE = 350.0  # calls per second, half of what two cores can do with all of this
@@ -74,7 +76,8 @@ async def _soak(
 ) -> Seen:
     load = Load(world.port, seed, attacks)
     sampling = asyncio.create_task(_sample(world, load.seen))
-    pairs = max(2, round(requests / rate / SLICE_S / 2))
+    pairs = max(1, round(requests / rate / SLICE_S / 4))
+    trainer = Trainer(world.port, ADMIN_KEY)
     give_up = 120.0 + 3 * requests / rate
     try:
         async with asyncio.timeout(give_up):
@@ -83,7 +86,11 @@ async def _soak(
                 # The order alternates, so that what grows over time affects both equally.
                 for beside in (bool(pair % 2), not pair % 2):
                     await asyncio.to_thread(world.faults, FAULT_SHARE if beside else 0.0)
-                    await load.slice(requests // (2 * pairs), rate, beside=beside)
+                    await load.slice(requests // (4 * pairs), rate, beside=beside)
+                    await asyncio.sleep(REST_S)
+                await asyncio.to_thread(world.faults, 0.0)
+                for flooded in (bool(pair % 2), not pair % 2):
+                    await load.flooded(requests // (4 * pairs), rate, trainer, flooded=flooded)
                     await asyncio.sleep(REST_S)
     except TimeoutError:
         load.seen.skipped += 1

@@ -7,12 +7,14 @@ import random
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 
 from benchmarks.soak import hostile, innocents
+from benchmarks.soak.flood import Trainer, flood
 from benchmarks.soak.innocents import WrongAnswer
 from benchmarks.soak.verdict import Arm, Seen
 from benchmarks.soak.wire import Line, WireError
-from benchmarks.soak.world import KEY
+from benchmarks.soak.world import FLOOD_KEY, KEY
 
 #: Seconds within which every call must end. For hostile ones: the longest deadline that the gateway
 #: sets a client, plus the time they take to send.
@@ -41,6 +43,16 @@ class Load:
     async def warm_up(self, calls: int, rate: float) -> None:
         """Unmeasured calls: the first ones pay for loading and caching."""
         await self._send(Arm(), calls, rate, beside=False)
+
+    async def flooded(self, calls: int, rate: float, trainer: Trainer, *, flooded: bool) -> None:
+        """The same beside a trainer, and with `flooded` beside a client that floods."""
+        seen = self.seen
+        async with AsyncExitStack() as stack:
+            if flooded:
+                await stack.enter_async_context(flood(self._port, FLOOD_KEY, seen.flood))
+            taking = asyncio.create_task(trainer.batches(calls / rate))
+            await self._send(seen.flooded if flooded else seen.quiet, calls, rate, beside=False)
+            seen.batches[flooded].append(await taking)
 
     async def slice(self, calls: int, rate: float, *, beside: bool) -> None:
         """Send `calls` calls at `rate` per second, and wait until the last one has ended."""

@@ -19,6 +19,10 @@ MAX_GROWTH = 16 * MIB
 MAX_TIMES = 2.0
 NOISE_MS = 5.0
 
+#: The same beside a client that floods the gateway, and the trainer's share of its batches.
+MAX_TIMES_FLOODED = 3.0
+MIN_BATCHES = 0.9
+
 
 @dataclass
 class Arm:
@@ -42,10 +46,16 @@ class Arm:
 class Seen:
     """All observations. `memory`: (seconds, bytes) of the gateway; `left`: what its state still
     held at the end, in words; `hostile`: outcomes of each kind of attack; `unexpected`: forbidden
-    ones; `skipped`: calls that were not started."""
+    ones; `skipped`: calls that were not started. `quiet` and `flooded`: beside a trainer only, and
+    beside a flood too; `batches`: the trainer's per second in slices of each; `flood`: the flood's
+    answers by status."""
 
     without: Arm = field(default_factory=Arm)
     beside: Arm = field(default_factory=Arm)
+    quiet: Arm = field(default_factory=Arm)
+    flooded: Arm = field(default_factory=Arm)
+    batches: dict[bool, list[float]] = field(default_factory=lambda: {False: [], True: []})
+    flood: Counter[int] = field(default_factory=Counter)
     memory: list[tuple[float, float]] = field(default_factory=list)
     hostile: dict[str, Counter[str]] = field(default_factory=dict)
     unexpected: Counter[str] = field(default_factory=Counter)
@@ -64,7 +74,15 @@ class Finding:
 
 
 def findings(seen: Seen) -> list[Finding]:
-    return [_memory(seen), _latency(seen), _answers(seen), _hostile(seen), _state(seen)]
+    return [
+        _memory(seen),
+        _latency(seen),
+        _flood(seen),
+        _batches(seen),
+        _answers(seen),
+        _hostile(seen),
+        _state(seen),
+    ]
 
 
 def growth(memory: Sequence[tuple[float, float]]) -> float:
@@ -98,11 +116,31 @@ def _latency(seen: Seen) -> Finding:
     return Finding("latency", holds, told)
 
 
+def _flood(seen: Seen) -> Finding:
+    quiet, flooded = seen.quiet.percentile_ms(0.99), seen.flooded.percentile_ms(0.99)
+    answers = ", ".join(f"{count} x {status}" for status, count in sorted(seen.flood.items()))
+    told = (
+        f"innocents' p99 beside a trainer: {quiet:.1f} ms, beside a flood too: {flooded:.1f} ms "
+        f"(at most {MAX_TIMES_FLOODED:g} x); the flood's answers: {answers or 'none'}"
+    )
+    holds = math.isfinite(flooded) and flooded <= MAX_TIMES_FLOODED * quiet + NOISE_MS
+    return Finding("flood", holds, told)
+
+
+def _batches(seen: Seen) -> Finding:
+    alone, beside = (statistics.median(seen.batches[flooded] or [0.0]) for flooded in (False, True))
+    told = (
+        f"the trainer's batches per second: {alone:.2f}, beside a flood {beside:.2f} "
+        f"(at least {MIN_BATCHES:g} x)"
+    )
+    return Finding("trainer", beside > 0 and beside >= MIN_BATCHES * alone, told)
+
+
 def _answers(seen: Seen) -> Finding:
-    arms = (seen.without, seen.beside)
+    arms = (seen.without, seen.beside, seen.quiet, seen.flooded)
     calls, hung = sum(arm.calls for arm in arms), sum(arm.hung for arm in arms)
     errors = sum(arm.server_errors for arm in arms)
-    wrong = seen.without.wrong + seen.beside.wrong
+    wrong: Counter[str] = sum([arm.wrong for arm in arms], Counter())
     told = (
         f"{calls} innocent calls, {seen.skipped} not started, {hung} without an answer, "
         f"{errors} with a 5xx, {wrong.total()} with a wrong or incomplete answer"

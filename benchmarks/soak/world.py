@@ -10,12 +10,15 @@ from typing import Any
 from urllib.request import Request, urlopen
 
 from benchmarks.live.processes import Processes, free_port, url
+from benchmarks.soak.flood import GROUPS
 from benchmarks.soak.innocents import MODEL
 
 INSTANCES = 3
 #: Speed relative to real time; a token takes a fraction of a millisecond then.
 SPEED = 50
 KEY = "soak-key"
+FLOOD_KEY = "flood-key"
+ADMIN_KEY = "admin-key"  # for the trainer too
 
 #: Faults of instances beside hostile clients, each in FAULT_SHARE of the calls.
 FAULTS = ("garbage", "cut", "reset", "error_500")
@@ -41,7 +44,9 @@ class World:
                 f"instance-{number}", command, None, Request(url(port, "/health")), patience_s=60
             )
         keys = processes.folder / "keys"
-        keys.write_text(KEY + "\n")
+        keys.write_text(f"{KEY}\n{FLOOD_KEY}\n")
+        admin_keys = processes.folder / "admin-keys"
+        admin_keys.write_text(f"{ADMIN_KEY}\n")
         command = [
             *program,
             "serve",
@@ -52,7 +57,8 @@ class World:
             "--drain-s",
             "0",
         ]
-        command += ["--api-key-file", str(keys)]
+        command += ["--api-key-file", str(keys), "--admin-key-file", str(admin_keys)]
+        command += ["--prompts-per-step", str(GROUPS)]
         for port in self.instances:
             command += ["--instance", url(port)]
         self.gateway = processes.start_server(
@@ -93,7 +99,7 @@ class World:
 
 def _call(method: str, port: int, path: str, body: object = None) -> Any:
     data = None if body is None else json.dumps(body).encode()
-    headers = {"content-type": "application/json"}
+    headers = {"content-type": "application/json", "authorization": f"Bearer {ADMIN_KEY}"}
     request = Request(url(port, path), data, headers, method=method)
     with urlopen(request, timeout=10) as answer:
         text = answer.read()

@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from benchmarks.soak import __main__ as command
-from benchmarks.soak import hostile, innocents, load
+from benchmarks.soak import flood, hostile, innocents, load
 from benchmarks.soak.innocents import TOKENS, WrongAnswer
 from benchmarks.soak.verdict import MIB, Arm, Seen, findings, growth
 from benchmarks.soak.wire import Answer
@@ -19,6 +19,8 @@ def test_a_few_hundred_calls_get_what_they_must(monkeypatch):
     monkeypatch.setattr(command, "WARM_UP_S", 0.5)
     monkeypatch.setattr(command, "REST_S", 0.1)
     monkeypatch.setattr(hostile, "SLOW_S", 0.5)
+    monkeypatch.setattr(flood, "OPEN", 100)
+    monkeypatch.setattr(flood, "TOKENS", 1_000)
     monkeypatch.setattr(load, "HOSTILE_SHARE", 0.3)
     found = {one.name: one for one in command.soak(400, 100.0, seed=1)}
     # Growth and latencies need more calls than a test can make.
@@ -32,6 +34,8 @@ def test_a_few_hundred_calls_get_what_they_must(monkeypatch):
 def sound() -> Seen:
     seen = Seen(Arm([0.010] * 100, calls=100), Arm([0.015] * 100, calls=100))
     seen.memory = [(float(second), 100.0 * MIB) for second in range(60)]
+    seen.quiet, seen.flooded = Arm([0.010] * 100, calls=100), Arm([0.025] * 100, calls=100)
+    seen.batches = {False: [2.0, 1.0, 1.5], True: [1.4]}
     seen.hostile = {"deep": Counter({"400": 3})}
     return seen
 
@@ -54,13 +58,20 @@ def test_one_innocent_is_enough(name, value):
 
 
 def test_nothing_seen_is_not_sound():
-    assert broken(Seen()) == ["latency", "answers", "hostile"]
+    assert broken(Seen()) == ["latency", "flood", "trainer", "answers", "hostile"]
 
 
 def test_slow_beside_hostile_clients_is_broken():
     seen = sound()
     seen.beside.latencies_s[:2] = [0.030, 0.030]
     assert broken(seen) == ["latency"]
+
+
+def test_a_flood_that_holds_up_others_is_broken():
+    seen = sound()
+    seen.flooded.latencies_s[:2] = [0.040, 0.040]
+    seen.batches[True] = [1.3, 1.2]
+    assert broken(seen) == ["flood", "trainer"]
 
 
 def test_leftovers_and_wrong_answers_break_a_run():

@@ -161,4 +161,5 @@ def test_more_clients_than_queues_share_one() -> None:
     names = {request.client for request in fleet.told.scheduler.parts.requests}
     assert len(names) == MOST_CLIENTS + 1
     fleet.run(until=400.0)
-    assert set(fleet.served) == names
+    sharing = sum(fleet.served[f"c{number}"] for number in range(MOST_CLIENTS, MOST_CLIENTS + 50))
+    assert sharing >= 0.9 * fleet.served["c1"], "together they get as much as one client"

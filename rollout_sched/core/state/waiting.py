@@ -128,9 +128,9 @@ class WaitingQueue:
 # attempt ends. Whoever comes back after a silence begins where the others are: silence earns no
 # credit.
 #
-# A flood of long requests would hold all slots, so beside other clients a client leaves some of them
-# free for whoever holds less. Requests that run are interrupted only for the trainer: its requests
-# come all at once, when clients have taken the slots that were idle.
+# A flood of long requests would hold all slots, so beside other clients a client leaves some of
+# them free for whoever holds less. Requests that run are interrupted only for the trainer: its
+# requests come all at once, when clients have taken the slots that were idle.
 
 #: The trainer's part of all tokens while its requests and those of clients wait.
 TRAINER_SHARE = 0.95
@@ -162,6 +162,11 @@ class Flow:
         self.in_flight = 0
         self.held = False
 
+    @property
+    def busy(self) -> bool:
+        """Whether any request waits or runs."""
+        return bool(self.queue.size or self.in_flight)
+
 
 class FairQueue:
     """All waiting requests. Within a client the ordering decides, and priorities.
@@ -174,9 +179,9 @@ class FairQueue:
         self.size = 0
         self.slots = 0
         self._trainer = Flow()
-        self._clients: dict[str, Flow] = {}  # those with a request that waits or runs
+        self._clients: dict[str, Flow] = {}
         self._together = Flow()  # what all clients got and have in flight; its queue is empty
-        self._last_served = 0.0  # of the client that went last
+        self._level = 0.0  # what those got that are served now: newcomers begin there
         self._beside_until = 0.0
         self._now = 0.0
 
@@ -208,7 +213,7 @@ class FairQueue:
                     best, theirs = flow, request
         if best is None or (ours is not None and trainer.served <= self._together.served):
             return ours
-        self._last_served = best.served
+        self._level = max(self._level, best.served)
         return theirs
 
     def each_first(self) -> Iterator[Request]:
@@ -256,7 +261,6 @@ class FairQueue:
         flow = self._flow(request.client)
         flow.queue.remove(request)
         self.size -= 1
-        self._forget_idle(request.client, flow)
 
     def rerank(self, request: Request, key: Any) -> None:
         """Move a request whose key has changed."""
@@ -271,11 +275,15 @@ class FairQueue:
 
     def admit(self, client: str, now: float) -> str:
         """A client's request has come; returns the name under which it counts."""
-        known = client in self._clients
-        if client and len(self._clients) > known:
+        if not client:
+            return client
+        if client not in self._clients:
+            self._forget_idle()
+            if len(self._clients) >= MOST_CLIENTS:
+                client = THE_REST
+        own = self._flow(client)
+        if any(flow.busy for flow in self._clients.values() if flow is not own):
             self._beside_until = now + BESIDE_S
-            if not known and len(self._clients) >= MOST_CLIENTS:
-                return THE_REST
         return client
 
     def charge(self, client: str, tokens: int, attempts: int = 0) -> None:
@@ -288,7 +296,6 @@ class FairQueue:
         flow.in_flight += attempts
         together.served += tokens / (1 - TRAINER_SHARE)
         together.in_flight += attempts
-        self._forget_idle(client, flow)
 
     # -- inside ----------------------------------------------------------------------------
 
@@ -300,12 +307,14 @@ class FairQueue:
             return self._trainer
         flow = self._clients.get(client)
         if flow is None:
-            flow = self._clients[client] = Flow(self._last_served)
+            flow = self._clients[client] = Flow(self._level)
         return flow
 
-    def _forget_idle(self, client: str, flow: Flow) -> None:
-        if client and not (flow.queue.size or flow.in_flight):
-            del self._clients[client]
+    def _forget_idle(self) -> None:
+        """An idle client that got more than the others is remembered until they have as much."""
+        for client, flow in list(self._clients.items()):
+            if flow.served <= self._level and not flow.busy:
+                del self._clients[client]
 
     def _catch_up(self, flow: Flow) -> None:
         """Nothing of it waited until now."""
@@ -313,7 +322,7 @@ class FairQueue:
         if flow is trainer:
             trainer.served = max(trainer.served, together.served)
             return
-        flow.served = max(flow.served, self._last_served)
+        flow.served = max(flow.served, self._level)
         if self.size == trainer.queue.size:
             together.served = max(together.served, trainer.served)
 

@@ -186,12 +186,13 @@ async def test_a_disconnect_frees_its_place() -> None:
 @pytest.mark.parametrize("what", ["requests", "body_bytes"])
 async def test_a_client_leaves_room_for_those_that_have_less(what: str) -> None:
     calls, one = OpenCalls(Limits(**{what: 64})), Size(**{"requests": 1, what: 1})
-    for client, places in (("flood", 61), ("other", 2), ("third", 1)):
+    for client, places in (("flood", 60), ("other", 2), ("third", 1)):
         for _ in range(places):
             calls.check_room(client, one)
             calls.enter(Reply(), client, one)
         with pytest.raises(TooMany, match=f"{places} of the 64"):
             calls.check_room(client, one)
+    calls.enter(Reply(), "", one)
     with pytest.raises(Unavailable, match="the limit is 64"):
         calls.check_room("", one)
 
