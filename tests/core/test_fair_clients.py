@@ -162,4 +162,4 @@ def test_more_clients_than_queues_share_one() -> None:
     assert len(names) == MOST_CLIENTS + 1
     fleet.run(until=400.0)
     sharing = sum(fleet.served[f"c{number}"] for number in range(MOST_CLIENTS, MOST_CLIENTS + 50))
-    assert sharing >= 0.9 * fleet.served["c1"], "together they get as much as one client"
+    assert sharing >= fleet.served["c1"] - 2, "together they get as much as one client"
