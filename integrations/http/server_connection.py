@@ -241,8 +241,7 @@ class ServerConnection:
         watch_peer(transport.get_extra_info("socket"), server.limits.dead_s)
         self.peer = address_of(transport)
         self.deadline = server.connections.now + server.limits.idle_s
-        peer = transport.get_extra_info("peername")
-        if not server.connections.join(self, peer[0] if isinstance(peer, tuple) else ""):
+        if not server.connections.join(self, self.peer):
             self._transport.write(_refusal(503, [_RETRY], b""))
             self._transport.set_protocol(asyncio.Protocol())  # it drops further data
             self._transport.close()
