@@ -9,7 +9,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from benchmarks.soak import hostile, innocents
-from benchmarks.soak.wire import Answer, Line, WireError
+from benchmarks.soak.wire import Answer, Line, WireError, post
 from tests.simulation import gateway
 from tests.simulation.faults import InstanceDies
 from tests.simulation.ledger import hold
@@ -87,6 +87,30 @@ def _nobody(world: World) -> tuple[int, ...]:
     """Statuses when no instance can answer: 404 if those that are here may serve another model."""
     another = any(isinstance(f, InstanceDies) and f.model for f in world.plan.faults)
     return (*NOBODY, 404) if another else NOBODY
+
+
+async def flood(world: World, at_s: float, number: int) -> None:
+    """Calls of one client, all at once. Raises LawBroken if one has no end."""
+    await asyncio.sleep(at_s)
+    body = {"model": innocents.MODEL, "prompt": "flood", "max_tokens": 20, "ignore_eos": True}
+    data = post(innocents.COMPLETIONS, body, f"authorization: Bearer {gateway.FLOOD_KEY}")
+
+    async def call() -> None:
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                line = await Line.open(gateway.PORT)
+                try:
+                    await line.send(data)
+                    status = (await line.answer()).status
+                    hold("a flood is answered", status in (200, 429, *_nobody(world)), status)
+                finally:
+                    line.drop()
+        except (WireError, OSError):
+            return  # the gateway closed the connection, or is away
+        except TimeoutError:
+            hold("every call ends", False, "one of a flood")
+
+    await asyncio.gather(*[call() for _ in range(number)])
 
 
 async def attack(world: World, number: int, at_s: float, kind: str) -> None:

@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 HOST, PORT = "127.0.0.1", 9000
 URL = f"http://{HOST}:{PORT}"
 KEY = "a-client-s-key"
+FLOOD_KEY = "another-client-s-key"
 
 #: Seconds between two checks whether it is alive, and before it is restarted.
 POLL_S = 1.0
@@ -56,7 +57,7 @@ class Gateway:
         self.process: Process | None = None
         self._working: asyncio.Future[None] | None = None
         self._keys = folder / "keys"
-        self._keys.write_text(KEY + "\n")
+        self._keys.write_text(f"{KEY}\n{FLOOD_KEY}\n")
 
     async def keep_up(self) -> None:
         """Restart the gateway whenever it has ended, forever."""

@@ -44,6 +44,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     latency_s    least latency of a packet
     calls        calls of well-behaved clients
     attacks      calls of hostile clients: (second, kind)
+    flood        calls of one more client, all at once: (second, number)
     overrides    policy keys that differ, by table
     trainers     number of trainers that share the batches; leases last `lease_s` (0: forever)
     rewards      rewards of the samples; None: none
@@ -72,6 +73,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     latency_s: float
     calls: int
     attacks: list[tuple[float, str]]
+    flood: tuple[float, int] | None = None
     faults: list[faults.Any]
     overrides: dict[str, dict[str, Any]] = {}
     trainers: int = 1
@@ -117,7 +119,12 @@ def draw(seed: int) -> Plan:
     plan = _basis(seed)
     if seed < EVERYTHING:
         return plan
-    return _even_more(_more(plan, Random(f"more/{seed}")), Random(f"even more/{seed}"))
+    plan = _even_more(_more(plan, Random(f"more/{seed}")), Random(f"even more/{seed}"))
+    rng = Random(f"flood/{seed}")
+    if plan.in_process or rng.random() > 0.15:
+        return plan
+    flood = round(rng.uniform(0, plan.horizon_s), 3), rng.choice([30, 100])
+    return msgspec.structs.replace(plan, flood=flood)
 
 
 def _basis(seed: int) -> Plan:

@@ -62,7 +62,7 @@ def blame(plan: Plan) -> Outcome:
 def delay(plan: Plan) -> Outcome:
     """Check that hostile clients of any kind do not delay others for long: they may change the
     order of the waiting requests, but the longest wait only a little."""
-    alone, beside = _hostile(plan, tuple(ATTACKS))
+    alone, beside = _hostile(plan, tuple(ATTACKS), floods=True)
     longest_s = max((took_s for took_s, *_ in alone.calls), default=0.0)
     late = [
         (number, took_s)
@@ -75,19 +75,20 @@ def delay(plan: Plan) -> Outcome:
     return beside
 
 
-def _hostile(plan: Plan, kinds: Sequence[str]) -> tuple[Outcome, Outcome]:
+def _hostile(plan: Plan, kinds: Sequence[str], *, floods: bool = False) -> tuple[Outcome, Outcome]:
     """The runs of a plan without faults, without and with hostile clients. If the first breaks a
     law, it is returned for both."""
     calm = msgspec.structs.replace(
-        plan, faults=[], calls=15, attacks=[], in_process=False, tools=None
+        plan, faults=[], calls=15, attacks=[], flood=None, in_process=False, tools=None
     )
     rng = Random(f"blame/{plan.seed}")
     times = (rng.uniform(0, plan.horizon_s) for _ in range(20))
     attacks = sorted((at_s, rng.choice(kinds)) for at_s in times)
+    flood = (rng.uniform(0, plan.horizon_s), 50) if floods else None
     alone = run(calm)
     if alone.broken:
         return alone, alone
-    return alone, run(msgspec.structs.replace(calm, attacks=attacks))
+    return alone, run(msgspec.structs.replace(calm, attacks=attacks, flood=flood))
 
 
 def check_all(
@@ -134,6 +135,8 @@ def shrunk(plan: Plan) -> Outcome:
 def _smaller(plan: Plan) -> Iterator[Plan]:
     for at in range(len(plan.faults)):
         yield msgspec.structs.replace(plan, faults=plan.faults[:at] + plan.faults[at + 1 :])
+    if plan.flood is not None:
+        yield msgspec.structs.replace(plan, flood=None)
     if plan.attacks:
         yield msgspec.structs.replace(plan, attacks=[])
     if plan.calls:

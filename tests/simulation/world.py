@@ -133,7 +133,7 @@ class World:
             restarts=any(isinstance(fault, RESTARTING) for fault in plan.faults),
             lease_s=plan.lease_s,
             keeps_all=plan.rewards is None or not plan.rewards.keep,
-            may_fail=bool(plan.faults or plan.attacks),
+            may_fail=bool(plan.faults or plan.attacks or plan.flood),
         )
         self.instances = [Instance(self, number) for number in range(plan.instances)]
         settings = msgspec.structs.replace(SETTINGS, durable=plan.durable, lease_s=plan.lease_s)
@@ -192,11 +192,14 @@ class World:
         for number, (at_s, kind) in enumerate(self.plan.attacks):
             process = self.spawn(f"attacker {number}", f"127.0.4.{number + 1}")
             self._attacks.append(process.start(clients.attack(self, number, at_s, kind)))
+        if self.plan.flood is not None:
+            process = self.spawn("flood", "127.0.5.1")
+            self._attacks.append(process.start(clients.flood(self, *self.plan.flood)))
         await asyncio.sleep(self.plan.calm_s)
         self.note("all is mended")
         await self._until(self._is_done, LIVENESS_S + self._work_s(), "everything ends")
         self.work = self.journal
-        attacked = clients.ATTACK_S + self.plan.horizon_s
+        attacked = clients.PATIENCE_S + self.plan.horizon_s
         await self._until(lambda: all(a.done() for a in self._attacks), attacked, "every call ends")
         self.ledger.check_end()
         self._check_calls()
