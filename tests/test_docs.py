@@ -21,6 +21,7 @@ from tests import doors
 
 ROOT = Path(rollout_sched.__file__).parents[1]
 README, CLIENT = ROOT / "README.md", ROOT / "docs/client.md"
+PROMISES = ROOT / "docs/promises.md"
 
 
 def programs(document: Path) -> list[str]:
@@ -30,6 +31,11 @@ def programs(document: Path) -> list[str]:
 (IN_SHORT,) = programs(README)
 WHOLE, IN_PARTS = (program for program in programs(CLIENT) if "asyncio.run(" in program)
 PORTS = (8101, 8102)
+
+FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
+
+#: A test in a document: its file, and its name in it.
+TEST = re.compile(r"`(tests/[\w/]+\.py)(?:::([\w:]+))?`")
 
 
 @contextmanager
@@ -106,16 +112,61 @@ def test_a_loop_that_accumulates_gradients(run: Callable[[str], list[str]]) -> N
     assert prompts == [f"prompt-{number}" for number in range(8)]
 
 
-def test_each_link_leads_to_a_file():
-    """The links of all documents, READMEs of rooms included, within the repository."""
-    broken = []
+def documents() -> dict[Path, str]:
+    """The text of all documents, READMEs of rooms included."""
     listed = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True)
-    for name in listed.stdout.split():
-        text = (ROOT / name).read_text("utf-8")
-        for link in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text):
-            if "://" not in link and not (ROOT / name).parent.joinpath(link).exists():
-                broken.append((name, link))
+    return {ROOT / name: (ROOT / name).read_text("utf-8") for name in listed.stdout.split()}
+
+
+def anchors(text: str) -> set[str]:
+    """Of the headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ +(.+)$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), re.M)
+    words = (re.sub(r"\]\([^)]*\)", "", heading).lower() for heading in headings)
+    return {re.sub(r"[^\w\- ]", "", word).replace(" ", "-") for word in words}
+
+
+def test_each_link_leads_to_a_file_and_to_a_heading_in_it():
+    """The links of all documents within the repository."""
+    broken = []
+    for document, text in documents().items():
+        for link, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)]*))?\)", text):
+            target = document.parent / link if link else document
+            if "://" not in link and not (
+                target.exists() and (not anchor or anchor in anchors(target.read_text("utf-8")))
+            ):
+                broken.append((document.name, link, anchor))
     assert broken == []
+
+
+def names_of_tests(path: Path) -> set[str]:
+    """As pytest writes them, after the file's; a state machine's is that of its class."""
+    found = set()
+    for node in ast.parse(path.read_text("utf-8")).body:
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                found.add(name)
+            case ast.ClassDef(name=name, body=body):
+                methods = [one.name for one in body if isinstance(one, FUNCTIONS)]
+                found |= {name, *(f"{name}::{method}" for method in methods)}
+            case ast.Assign(targets=[ast.Name(id=name)]):
+                found.add(name)
+    return {name for name in found if name.lower().startswith("test")}
+
+
+def test_each_test_that_a_document_names_is_there():
+    gone = []
+    for document, text in documents().items():
+        for path, name in TEST.findall(text):
+            if not (ROOT / path).exists() or (name and name not in names_of_tests(ROOT / path)):
+                gone.append((document.name, path, name))
+    assert gone == []
+
+
+def test_each_promise_names_its_page_and_a_test_that_holds_it():
+    rows = re.findall(r"^\| (?!promise |-)(.+?) \| (.+?) \| .*\|$", PROMISES.read_text(), re.M)
+    assert len(rows) > 50
+    unheld = [said for said, held in rows if "](" not in said or not TEST.search(held)]
+    assert unheld == []
 
 
 def test_modules_that_docstrings_name_are_there():
