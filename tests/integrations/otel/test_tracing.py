@@ -147,6 +147,20 @@ async def test_a_trainer_s_samples_and_its_weights(tmp_path: Path) -> None:
 
 
 @pytest.mark.real_time
+async def test_no_span_contains_what_was_said() -> None:
+    said, key = "a prompt of words", "a-key-of-a-client"
+    async with traced() as the, aiohttp.ClientSession(the.service.url) as client:
+        body = {"prompt": said, "max_tokens": 20, "ignore_eos": True}
+        headers = {"Authorization": f"Bearer {key}"}
+        async with client.post("/v1/completions", json=body, headers=headers) as answer:
+            (choice,) = (await answer.json())["choices"]
+        spans = the.spans("rl.sample") + the.spans("text_completion")
+        assert len(spans) == 2
+        for words in (said, key, *choice["text"].split()):
+            assert not any(words in span.to_json() for span in spans)
+
+
+@pytest.mark.real_time
 async def test_a_trainer_that_names_its_trace_is_the_parent() -> None:
     async with traced("round_robin_sync", prompts_per_step=1) as the:
         group = {"uid": "g", "prompt_ids": [1, 2], "samples": 1, "max_tokens": 5}
