@@ -313,19 +313,21 @@ class Store:
         """Load the intact facts, check all tokens, and drop the rest, which `losses` names. Returns
         the mark to go on with."""
         damaged_facts, damaged_pieces = [], []
-        crcs = 0
+        crcs = intact = 0
         for id, kind, name, crc, value in self._db.execute("SELECT * FROM facts"):
+            crcs += crc if isinstance(crc, int) else 0
             if isinstance(value, bytes) and _crc_of_fact(kind, name, value) == crc:
                 self._facts.setdefault(kind, {})[name] = value
-                crcs += crc
+                intact += crc
             else:
                 damaged_facts.append((id,))
                 self.losses.facts.append(f"{kind} {name}"[:_MAX_SHOWN])
         owners = set()
         for id, owner, ordinal, crc, data in self._db.execute("SELECT * FROM pieces"):
+            crcs += crc if isinstance(crc, int) else 0
             if isinstance(data, bytes) and _crc_of_piece(owner, ordinal, data) == crc:
                 self._resize(owner, ordinal, len(data))
-                crcs += crc
+                intact += crc
             else:
                 damaged_pieces.append((id,))
                 owners.add(owner)
@@ -335,7 +337,7 @@ class Store:
             with self._transaction():
                 self._db.executemany("DELETE FROM facts WHERE id = ?", damaged_facts)
                 self._db.executemany("DELETE FROM pieces WHERE id = ?", damaged_pieces)
-                self._db.execute("UPDATE content SET crcs = ?", (crcs,))
+                self._db.execute("UPDATE content SET crcs = ?", (intact,))
         return mark
 
     def _compared(self, crcs: int, *, salvage: bool) -> Mark:
@@ -349,7 +351,7 @@ class Store:
         why = ""
         if found is None and number:
             why = "has lost its mark, without which nobody knows whether transactions are missing"
-        elif kept != crcs and not self.losses:
+        elif kept != crcs:
             why = "mixes rows of several transactions: a part of its log, or of its pages, is lost"
         elif missing and (powered or number < mark.synced):
             why = f"lacks {_after(number, at, mark)}: its log was damaged, cut or replaced"
