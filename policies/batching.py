@@ -7,11 +7,9 @@ from typing import Annotated
 
 import msgspec
 
-from rollout_sched.core.model.records import Launch
+from rollout_sched.core.model.records import MAX_SIZE, Launch, Times
 from rollout_sched.core.model.roles import Batching, Progress
 from rollout_sched.policies.estimates import RoundCost, best_over_prompts
-
-AtLeastOne = Annotated[float, msgspec.Meta(ge=1)]
 
 
 def _fill(progress: Progress, wanted: int) -> Launch | None:
@@ -61,7 +59,7 @@ class Sync(BatchInParts, frozen=True):
     Groups that have spent a budget of tokens do not count: others start in their place.
     """
 
-    over_prompts: AtLeastOne = 1.0
+    over_prompts: Times = 1.0
     stops_at_delivery = True
 
     def launch(self, progress: Progress) -> Launch | None:
@@ -91,8 +89,8 @@ class TailBatching(BatchInParts, frozen=True):
     on a full fleet, or without a tail.
     """
 
-    over_prompts: AtLeastOne = 1.25
-    over_samples: AtLeastOne = 1.25
+    over_prompts: Times = 1.25
+    over_samples: Times = 1.25
     long_round_share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
     least_gain: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0
     stops_at_delivery = True
@@ -173,7 +171,7 @@ class FullyAsync(BatchInParts, frozen=True):
     """
 
     max_groups: Annotated[int, msgspec.Meta(ge=0)] = 0
-    max_ahead: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    max_ahead: Annotated[float, msgspec.Meta(ge=0, le=MAX_SIZE)] = 0.0
     stops_at_delivery = False
 
     def __post_init__(self) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from rollout_sched.core.model.records import MAX_SIZE
 from rollout_sched.core.model.roles import Freshness, Progress
 
 
@@ -35,7 +36,7 @@ class Paced(Freshness, msgspec.Struct, frozen=True):
     trigger_parameter_sync_step.
     """
 
-    staleness_threshold: Annotated[float, msgspec.Meta(ge=0)] = 0.1
+    staleness_threshold: Annotated[float, msgspec.Meta(ge=0, le=MAX_SIZE)] = 0.1
     trigger_parameter_sync_step: Annotated[int, msgspec.Meta(ge=1)] = 4
 
     def room(self, progress: Progress) -> int:

@@ -13,7 +13,9 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
-from typing import Any, Generic, Self, TypeVar
+from typing import Annotated, Any, Generic, Self, TypeVar
+
+import msgspec
 
 from rollout_sched.core.errors import RolloutError
 
@@ -21,6 +23,9 @@ log = logging.getLogger(__name__)
 
 Question = TypeVar("Question")
 Answer = TypeVar("Answer")
+
+#: How many processes a command may start.
+Jobs = Annotated[int, msgspec.Meta(ge=1, le=1024)]
 
 #: Seconds between two checks of the time left.
 _POLL_S = 0.5

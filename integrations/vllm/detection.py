@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from rollout_sched.core.model.records import MAX_COUNT
 from rollout_sched.integrations.vllm import metrics_text
 from rollout_sched.integrations.vllm.control import ControlAnswer, ServerControl, decoded
 from rollout_sched.integrations.vllm.dialects import Completions, Dialect, Generate
@@ -65,7 +66,7 @@ class Findings(msgspec.Struct, frozen=True):
     notes: tuple[str, ...]
 
 
-_Size = Annotated[int, msgspec.Meta(gt=0, lt=2**40)]
+_Size = Annotated[int, msgspec.Meta(gt=0, le=MAX_COUNT)]
 
 
 class _Model(msgspec.Struct):

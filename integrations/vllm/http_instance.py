@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from rollout_sched.core.errors import CallerError
+from rollout_sched.core.model.records import MAX_SERIAL
 from rollout_sched.integrations.http import Pool, Receiver, write_fields
 from rollout_sched.integrations.http.server import authorization, check_key
 from rollout_sched.integrations.vllm import metrics_text
@@ -158,7 +159,7 @@ class HttpInstance:
     ) -> None:
         url = checked_url(url)
         _check_size("slots", slots, MAX_SLOTS)
-        _check_size("kv_tokens", kv_tokens, metrics_text.MAX_VALUE)
+        _check_size("kv_tokens", kv_tokens, MAX_SERIAL)
         self.name = name or url
         self.api_key = api_key or ""
         self.request_headers = _key_field(self.name, api_key)

@@ -8,10 +8,9 @@ from collections.abc import Iterator
 
 import msgspec
 
+from rollout_sched.core.model.records import MAX_SERIAL
 from rollout_sched.integrations.vllm.protocol import endpoints as names
 from rollout_sched.live.ports import Gauges, InstanceError
-
-MAX_VALUE = 2**53  # a float is exact up to this; no real value comes near
 
 _MAX_SAMPLES = 4096  # of one metric: engines, with some labels each
 
@@ -56,7 +55,7 @@ def gauges(text: bytes) -> Gauges:
     """Load and counters, over all engines of the instance. `kv_usage` is their mean.
 
     vLLM does not count tokens prefilled again after a preemption, so `reprefilled_tokens` is 0.
-    Raises InstanceError if one of them is missing that polls need.
+    Raises InstanceError if one of them is missing that polls need, or out of range.
     """
     found = {name: [value for _, value in samples(text, name)] for name in _NEEDED}
     missing = [name for name, values in found.items() if not values]
@@ -66,16 +65,20 @@ def gauges(text: bytes) -> Gauges:
             "--disable-log-stats, and let proxies pass all of /metrics"
         )
     usage = found[names.KV_USAGE]
-    return Gauges(
-        running=int(sum(found[names.RUNNING])),
-        waiting=int(sum(found[names.WAITING])),
-        kv_usage=min(1.0, sum(usage) / len(usage)),
-        preemptions=int(total(text, names.PREEMPTIONS)),
-        prefill_tokens=int(_prompt_tokens(text, names.COMPUTED)),
-        cached_tokens=int(_prompt_tokens(text, names.CACHED)),
-        generated_tokens=int(total(text, names.GENERATED_TOKENS)),
-        started_at=started_at(text),
-    )
+    told = {
+        "running": int(sum(found[names.RUNNING])),
+        "waiting": int(sum(found[names.WAITING])),
+        "kv_usage": min(1.0, sum(usage) / len(usage)),
+        "preemptions": int(total(text, names.PREEMPTIONS)),
+        "prefill_tokens": int(_prompt_tokens(text, names.COMPUTED)),
+        "cached_tokens": int(_prompt_tokens(text, names.CACHED)),
+        "generated_tokens": int(total(text, names.GENERATED_TOKENS)),
+        "started_at": started_at(text),
+    }
+    try:
+        return msgspec.convert(told, Gauges)
+    except msgspec.ValidationError as error:
+        raise InstanceError(f"/metrics, over all engines: {error}") from error
 
 
 def _prompt_tokens(text: bytes, source: str) -> float:
@@ -97,9 +100,9 @@ def cache_config(text: bytes, kv_tokens: int | None = None) -> CacheConfig:
         told = config.get(b"kv_cache_size_tokens", b"None")  # per engine, in newer versions
         # num_gpu_blocks is the sum over engines (vllm/v1/engine/core_client.py, line 852).
         kv_tokens = (
-            _size(config[b"num_gpu_blocks"]) * block_size
+            _size(config[b"num_gpu_blocks"], block_size)
             if told == b"None"
-            else _size(told) * len(engines)
+            else _size(told, len(engines))
         )
     except (IndexError, KeyError, ValueError) as error:
         raise InstanceError(
@@ -116,10 +119,11 @@ def cache_labels(text: bytes) -> dict[str, str]:
     return {key.decode(): value.decode(errors="replace") for key, value in _LABEL.findall(labels)}
 
 
-def _size(value: bytes) -> int:
-    if not (value.isdigit() and len(value) < 16 and int(value) > 0):
+def _size(value: bytes, times: int = 1) -> int:
+    size = int(value) * times if value.isdigit() and len(value) < 16 else 0
+    if not 0 < size <= MAX_SERIAL:
         raise ValueError(f"{value[:40]!r} is not a size")
-    return int(value)
+    return size
 
 
 def started_at(text: bytes) -> float:
@@ -132,6 +136,6 @@ def _number(name: str, value: bytes) -> float:
         number = float(value)
     except ValueError as error:
         raise InstanceError(f"/metrics: {name} is not a number: {value[:40]!r}") from error
-    if not (math.isfinite(number) and 0 <= number <= MAX_VALUE):
+    if not (math.isfinite(number) and 0 <= number <= MAX_SERIAL):
         raise InstanceError(f"/metrics: {name} is out of range: {number}")
     return number

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any, TypeGuard
+from typing import Any, TypeGuard
 
 import msgspec
 
 from rollout_sched.core.errors import CallerError
+from rollout_sched.core.model.records import Serial
 from rollout_sched.integrations.vllm.weights import ReloadFromDisk, WeightRoots, WeightTransfer
 from rollout_sched.live import Driver
 from rollout_sched.live.ports import InstanceClient, InstanceError, WeightLoader
@@ -59,7 +60,7 @@ class WeightUpdate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     wait     answer only when every instance computes with it
     """
 
-    version: Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+    version: Serial
     reload: Reload | None = None
     transfer: Transfer | None = None
     applied: bool = False

@@ -22,6 +22,7 @@ from rollout_sched.core.model.events import (
     RequestWithdrawn,
     SessionEnded,
 )
+from rollout_sched.core.model.records import Count, Serial
 from rollout_sched.live import Settings
 from rollout_sched.live.ports import Suspicion
 from rollout_sched.live.requests import PayloadFactory
@@ -40,20 +41,20 @@ class CallTool(_Message, frozen=True):
     """The answer to a TurnFinished: call the tool."""
 
     request: str
-    attempt: int
+    attempt: Serial
 
 
 class StopAttempt(_Message, frozen=True):
     """Stop an attempt for a reason of the scheduler's host, not of its policy."""
 
-    attempt: int
+    attempt: Serial
     reason: str
 
 
 class RejectStreamed(_Message, frozen=True):
     """Fail an attempt if its stream has brought tokens: they may be of unknown weights."""
 
-    attempt: int
+    attempt: Serial
 
 
 class Lose(_Message, frozen=True):
@@ -67,9 +68,9 @@ class PieceMade(_Message, frozen=True):
     `start` on: those before it were Streamed."""
 
     request: str
-    attempt: int
+    attempt: Serial
     tokens: bytes
-    start: int = 0
+    start: Count = 0
 
 
 class Streamed(_Message, frozen=True):
@@ -77,8 +78,8 @@ class Streamed(_Message, frozen=True):
     `store.transaction` encodes them; sent before the TokensArrived that counts them."""
 
     request: str
-    attempt: int
-    start: int
+    attempt: Serial
+    start: Count
     tokens: bytes
 
 
@@ -124,13 +125,13 @@ class InstanceVersion(_Message, frozen=True):
     """The version of an instance's weights; sent before the first Dispatch under it."""
 
     instance: str
-    version: int
+    version: Serial
 
 
 class FleetChanged(_Message, frozen=True):
     """Tokens of prompt and response that some instance takes; 0 without instances."""
 
-    max_model_len: int
+    max_model_len: Count
 
 
 Order = (
@@ -185,7 +186,7 @@ class Orders(msgspec.Struct, frozen=True, array_like=True):
     """`number` counts the frames of a connection in this direction, from 1."""
 
     epoch: str
-    number: int
+    number: Serial
     orders: list[Order]
 
 
@@ -193,7 +194,7 @@ class Reports(msgspec.Struct, frozen=True, array_like=True):
     """`number`: as in `Orders`."""
 
     epoch: str
-    number: int
+    number: Serial
     reports: list[Report]
 
 
@@ -213,7 +214,7 @@ class Accepted(msgspec.Struct, frozen=True):
     epoch: str
     settings: Settings
     keeps_partial: bool
-    stream_every: int
+    stream_every: Count
 
     def factory(self, spec: bytes) -> PayloadFactory:
         """The factory of a group's payloads. Raises msgspec.DecodeError."""

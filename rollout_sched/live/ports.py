@@ -16,6 +16,7 @@ from rollout_sched.core.errors import RolloutError
 from rollout_sched.core.model.actions import Dispatch
 from rollout_sched.core.model.events import Spans
 from rollout_sched.core.model.model import DeliveredSample
+from rollout_sched.core.model.records import Count, Serial
 
 #: Most characters of foreign text that we repeat.
 EXCERPT = 500
@@ -149,10 +150,10 @@ class Description(msgspec.Struct, frozen=True):
     paused         whether it is paused now; None if it does not report that
     """
 
-    slots: int
-    kv_tokens: int
-    max_model_len: int
-    version: int | None = None
+    slots: Count
+    kv_tokens: Serial
+    max_model_len: Count
+    version: Serial | None = None
     started_at: float = 0.0
     model: str = ""
     capabilities: frozenset[str] = frozenset()
@@ -166,14 +167,14 @@ class Gauges(msgspec.Struct, frozen=True):
     `started_at` as in `Description`.
     """
 
-    running: int
-    waiting: int
+    running: Count
+    waiting: Count
     kv_usage: float
-    preemptions: int = 0
-    prefill_tokens: int = 0
-    cached_tokens: int = 0
-    reprefilled_tokens: int = 0
-    generated_tokens: int = 0
+    preemptions: Serial = 0
+    prefill_tokens: Serial = 0
+    cached_tokens: Serial = 0
+    reprefilled_tokens: Serial = 0
+    generated_tokens: Serial = 0
     started_at: float = 0.0
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from rollout_sched.core.model.records import MAX_SIZE, Serial
 from rollout_sched.store import Durable
 
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
@@ -84,8 +85,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
                       run to run
     """
 
-    prompts_per_step: Annotated[int, msgspec.Meta(ge=1)] = 64
-    start_version: Annotated[int, msgspec.Meta(ge=0)] | Literal["auto"] = 0
+    prompts_per_step: Annotated[int, msgspec.Meta(ge=1, le=MAX_SIZE)] = 64
+    start_version: Serial | Literal["auto"] = 0
     stream_every: Annotated[int, msgspec.Meta(ge=0)] = 0
     seed: Annotated[int, msgspec.Meta(ge=0)] = 0
     journal: Path | None = None

@@ -17,6 +17,7 @@ from typing import Annotated, Literal, get_args
 
 import msgspec
 
+from rollout_sched.core.model.records import MAX_SIZE
 from rollout_sched.flags import Flag
 from rollout_sched.live.ports import InstanceError, OnTokens, Order, Output, RequestRejected
 from rollout_sched.simulators.fake_instance import tokens as text
@@ -283,7 +284,7 @@ class EngineSettings(msgspec.Struct, frozen=True):
     stream_interval: Positive = 1
     max_queued: Annotated[int, Flag("--max-num-queued-reqs")] = 0
     versioned_text: bool = False
-    world_size: Annotated[Positive, Flag("--tensor-parallel-size")] = 1
+    world_size: Annotated[int, msgspec.Meta(ge=1, le=MAX_SIZE), Flag("--tensor-parallel-size")] = 1
     vocabulary: text.Vocabulary = text.LARGEST
     weight_version: str = FIRST_LABEL
 

@@ -391,6 +391,10 @@ def sampling_of(body: OpenAIBody, max_tokens: int | None, logprobs: bool) -> dic
     return {name: value for name, value in told.items() if value is not None}
 
 
+#: vLLM's VLLM_MAX_N_SEQUENCES.
+MAX_N = 16384
+
+
 def check(limits: RequestLimits, model: str | None, sampling: Mapping[str, Any]) -> int:
     """How many answers per prompt. Raises Refusal as vLLM's SamplingParams do."""
     if model is not None and model != limits.model and model not in limits.adapters:
@@ -398,6 +402,8 @@ def check(limits: RequestLimits, model: str | None, sampling: Mapping[str, Any])
     n = sampling.get("n", 1)
     if not isinstance(n, int) or n < 1:
         raise Refusal(400, f"n must be at least 1, got {n}.", "n")
+    if n > MAX_N:
+        raise Refusal(400, f"n must be at most {MAX_N}, got {n}.", "n")
     temperature = sampling.get("temperature")
     if temperature is not None:
         if not isinstance(temperature, int | float) or not temperature >= 0:

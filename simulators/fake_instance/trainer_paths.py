@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from rollout_sched.core.model.records import Size
 from rollout_sched.simulators.fake_instance.engine import Engine, RankRange
 from rollout_sched.simulators.fake_instance.requests import Refusal, decode, reply
 
@@ -21,8 +22,8 @@ class _Broadcaster(msgspec.Struct):
 
     host: str
     port: int
-    rank_offset: int | None = None
-    inference_world_size: int | None = None
+    rank_offset: Size | None = None
+    inference_world_size: Size | None = None
 
 
 class _Group(msgspec.Struct):
@@ -30,8 +31,8 @@ class _Group(msgspec.Struct):
 
     master_address: str
     master_port: str
-    rank_offset: int
-    world_size: int
+    rank_offset: Size
+    world_size: Size
     backend: str
     group_name: str
 
@@ -138,8 +139,8 @@ class _Ranks(msgspec.Struct):
 
     master_address: str
     master_port: int | str
-    rank_offset: int
-    world_size: int
+    rank_offset: Size
+    world_size: Size
 
 
 class _InitInfo(msgspec.Struct):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable
 from typing import Literal, NamedTuple
 
@@ -25,6 +24,10 @@ import msgspec
 # parallelism with a mean error of 3-7 %; a straight line misses the knee between the regimes.
 
 
+#: A constant of the cost model is at most a minute: each is of one step, or of one of its tokens.
+MOST = 60.0
+
+
 class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The constants of one instance type, all in seconds.
 
@@ -39,7 +42,7 @@ class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                       the engine and its front end for it, during which the others wait
     prefill_s    f    a step that prefills, because it cannot use the graph of a decode step
 
-    Raises ValueError if a constant is negative or not finite, or a step could take no time.
+    Raises ValueError if a constant is negative or over MOST, or a step could take no time.
     """
 
     step_s: float
@@ -55,8 +58,8 @@ class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
             value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"cost model: {name} must be finite and >= 0, got {value}")
+            if not 0 <= value <= MOST:
+                raise ValueError(f"cost model: {name} must be from 0 to {MOST:g}, got {value}")
         if self.exponent < 1:
             raise ValueError(f"cost model: exponent must be >= 1, got {self.exponent}")
         if self.step_s + self.weights_s <= 0:

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rollout_sched import config, terminal
 from rollout_sched.config import PolicyFile
 from rollout_sched.core.errors import CallerError
+from rollout_sched.core.model.records import MAX_SIZE, Size
 from rollout_sched.flags import Flag, add_flags, given_flags
 from rollout_sched.live import settings_of
 from rollout_sched.live.trainer import reward_settings_of
@@ -44,7 +45,7 @@ from rollout_sched.simulators.replay.sweep import policies as policies_at
 from rollout_sched.simulators.replay.workload import Workload
 from rollout_sched.simulators.traces.command import add_trace, read_trace
 from rollout_sched.simulators.traces.model import Trace
-from rollout_sched.workers import WorkerPool
+from rollout_sched.workers import Jobs, WorkerPool
 
 BASELINES = ("static_split", "round_robin_sync")
 DEFAULT_SCENARIO = "qwen7b-8xh100-disaggregated"
@@ -56,7 +57,7 @@ WIDTH = 100
 FORMATS = ("json", "csv", "html")
 
 Natural = Annotated[int, msgspec.Meta(ge=0)]
-Positive = Annotated[int, msgspec.Meta(ge=1)]
+Positive = Annotated[int, msgspec.Meta(ge=1, le=MAX_SIZE)]
 File = Annotated[str | None, Flag(metavar="FILE")]
 
 
@@ -89,8 +90,8 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
     split: Annotated[Positive | None, Flag(metavar="GPUS")] = None
     steps: Natural = 0
     seeds: Positive = 1
-    resamples: Natural = 0
-    jobs: Positive = 1
+    resamples: Size = 0
+    jobs: Jobs = 1
     equal_bias: bool = False
     max_staleness: Annotated[Natural | None, Flag(metavar="K")] = None
     json: File = None

@@ -11,8 +11,8 @@ import msgspec
 from rollout_sched.core.model.actions import Dispatch
 from rollout_sched.core.model.events import Blame
 from rollout_sched.simulators.replay.event_queue import EventQueue
+from rollout_sched.simulators.traces.model import Duration as Seconds
 
-Seconds = Annotated[float, msgspec.Meta(ge=0)]
 Number = Annotated[int, msgspec.Meta(ge=0)]
 Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 

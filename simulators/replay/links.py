@@ -15,8 +15,10 @@ from typing import Annotated, Any
 import msgspec
 
 from rollout_sched.core.model.events import Event, InstancePaused
+from rollout_sched.core.model.records import MAX_SIZE
 from rollout_sched.core.model.request_ids import group_of
 from rollout_sched.simulators.replay.event_queue import EventQueue
+from rollout_sched.simulators.traces.model import Duration
 
 
 class Links(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -24,10 +26,10 @@ class Links(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     between 50 % less and 50 % more. A front writes answers one after the other, `token_s` per
     token."""
 
-    fronts: Annotated[int, msgspec.Meta(ge=1)] = 1
-    delay_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    fronts: Annotated[int, msgspec.Meta(ge=1, le=MAX_SIZE)] = 1
+    delay_s: Duration = 0.0
     spread: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.5
-    token_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    token_s: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
 
     @property
     def round_trip_s(self) -> float:

@@ -18,6 +18,7 @@ from rollout_sched.core.model.actions import Deliver, Discard, Dispatch, Judge
 from rollout_sched.core.model.events import Ending, Event, GroupJudged
 from rollout_sched.core.model.records import DeliveredSample
 from rollout_sched.simulators.replay.event_queue import EventQueue
+from rollout_sched.simulators.traces.model import Duration
 
 
 class RewardModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -27,8 +28,8 @@ class RewardModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seed      another seed draws other samples and groups, as does each of a replay's seeds
     """
 
-    seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    spread: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    seconds: Duration = 0.0
+    spread: Annotated[float, msgspec.Meta(ge=0, le=10)] = 0.0
     filtered: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0
     seed: int = 0
 

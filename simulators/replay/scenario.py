@@ -17,6 +17,7 @@ from rollout_sched.config import (
     unknown_key,
 )
 from rollout_sched.core.errors import CallerError
+from rollout_sched.core.model.records import MAX_COUNT, MAX_SIZE, Count, Size
 from rollout_sched.simulators import traces
 from rollout_sched.simulators.instance import CostModel, InstanceSpec
 from rollout_sched.simulators.replay.faults import (
@@ -30,14 +31,16 @@ from rollout_sched.simulators.replay.faults import (
 )
 from rollout_sched.simulators.replay.links import Links
 from rollout_sched.simulators.replay.rewards import RewardModel
-from rollout_sched.simulators.traces.model import SampleRecord, Trace, Turn
+from rollout_sched.simulators.traces.model import UNIX_S, SampleRecord, Trace, Turn
+from rollout_sched.simulators.traces.model import Duration as Seconds
 
 # ------------------------------------------------------------------------------------------
 # Traffic: conversations of clients, whose requests are direct, with or without batches.
 
-Seconds = Annotated[float, msgspec.Meta(ge=0)]
 Rate = Annotated[float, msgspec.Meta(ge=0)]
-Count = Annotated[int, msgspec.Meta(ge=0)]
+
+#: Conversations that one scenario may draw; all are kept in memory.
+MOST_CLIENTS = 1_000_000
 
 
 class TrafficModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -218,7 +221,7 @@ class TrainerModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     placement: Literal["colocated", "disaggregated"] = "disaggregated"
     fixed_s: Seconds = 5.0
-    seconds_per_token: Seconds = 1e-5
+    seconds_per_token: Annotated[float, msgspec.Meta(ge=0, le=1)] = 1e-5
     keeps_kv: bool = False
 
     @property
@@ -238,15 +241,19 @@ class TransferCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     fixed_s: Seconds = 1.0
-    bytes: Seconds = 0.0
+    bytes: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     bytes_per_s: Positive = 10e9
+
+    def __post_init__(self) -> None:
+        if not self.seconds < UNIX_S:
+            raise ValueError(f"an update takes {self.seconds:g} s; lower bytes or fixed_s")
 
     @property
     def seconds(self) -> float:
         return self.fixed_s + self.bytes / self.bytes_per_s
 
 
-AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
+AtLeastOne = Annotated[int, msgspec.Meta(ge=1, le=MAX_COUNT)]
 
 #: Optional tables of a scenario.
 OPTIONAL: dict[str, type[Any]] = {
@@ -259,9 +266,9 @@ OPTIONAL: dict[str, type[Any]] = {
 class FleetModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A number of identical instances. `kv_tokens`: KV capacity of one instance, tokens."""
 
-    instances: AtLeastOne
+    instances: Annotated[int, msgspec.Meta(ge=1, le=MAX_SIZE)]
     kv_tokens: AtLeastOne
-    block_size: AtLeastOne = 16
+    block_size: Annotated[int, msgspec.Meta(ge=1, le=MAX_SIZE)] = 16
     max_num_seqs: AtLeastOne = 256
     max_num_batched_tokens: AtLeastOne = 8192
     max_model_len: AtLeastOne = 131_072
@@ -272,6 +279,10 @@ class FleetModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return [name_of(number) for number in range(self.instances)]
 
 
+#: No live scheduler looks more often.
+LEAST_S = 1e-3
+
+
 class Visibility(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a live scheduler would see: gauges every `poll_s`, tokens so far every `stream_s`.
 
@@ -280,6 +291,11 @@ class Visibility(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     poll_s: Seconds = 1.0
     stream_s: Seconds = 0.0
+
+    def __post_init__(self) -> None:
+        for name, every_s in (("poll_s", self.poll_s), ("stream_s", self.stream_s)):
+            if 0 < every_s < LEAST_S:
+                raise ValueError(f"{name} must be 0, or at least {LEAST_S:g} s, not {every_s:g}")
 
 
 class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -296,11 +312,11 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                         as in a real run; else it gets the same response as before
     """
 
-    prompts_per_step: Count = 0
-    samples_per_prompt: Count = 0
+    prompts_per_step: Size = 0
+    samples_per_prompt: Size = 0
     max_tokens: Count = 0
     batches: bool = True
-    epochs: AtLeastOne = 1
+    epochs: Annotated[int, msgspec.Meta(ge=1, le=MAX_SIZE)] = 1
     known_samples: Count = 0
     redraws: bool = False
 
@@ -382,6 +398,11 @@ def _check_sense(name: str, scenario: Scenario) -> None:
         raise ConfigError(
             f"{name}: traffic.for_s: missing; set for how many seconds {traffic.rate:g} "
             f"conversations per second begin"
+        )
+    if traffic is not None and traffic.rate * traffic.for_s > MOST_CLIENTS:
+        raise ConfigError(
+            f"{name}: traffic: {traffic.rate:g} conversations per second for {traffic.for_s:g} s "
+            f"are more than {MOST_CLIENTS:,}; lower traffic.rate or traffic.for_s"
         )
     if scenario.links is not None and (traffic is not None or scenario.faults):
         raise ConfigError(

@@ -146,9 +146,6 @@ Lines = Iterator[tuple[int, str]]
 #: of each call, have tens of megabytes), but less than a decompression bomb.
 LONGEST_LINE = 512 * 2**20
 
-#: Bytes by which blank lines may outweigh the others: a few bytes unpack to gigabytes of them.
-MOST_BLANK = 64 * 1024
-
 _GZIP_MAGIC = b"\x1f\x8b"
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
@@ -158,18 +155,43 @@ _Damage = tuple[type[Exception], ...]
 _GZIP_DAMAGE: _Damage = (EOFError, zlib.error, gzip.BadGzipFile)
 
 
+#: A file may unpack to so many times its own bytes, and some more: real traces unpack to 20 times,
+#: a decompression bomb to a thousand or a million. A row counts at least ROW_BYTES.
+UNPACKED_TIMES = 100
+UNPACKED_MORE = 2**20
+ROW_BYTES = 64
+
+
+class Unpacked(NamedTuple):
+    """The content of a file, and the most bytes that it may have."""
+
+    stream: IO[bytes]
+    most: int
+
+    def check(self, where: str, found: int) -> None:
+        """Raises TraceError if `found` bytes of content are too many."""
+        if found > self.most:
+            raise TraceError(
+                where,
+                f"it unpacks to more than {self.most:,} bytes, over {UNPACKED_TIMES} times its own",
+                "if you trust it, unpack it or convert it to JSON lines first",
+            )
+
+
 @contextmanager
-def unpacked(source: TraceSource) -> Iterator[IO[bytes]]:
+def unpacked(source: TraceSource) -> Iterator[Unpacked]:
     """The bytes of a file; gzip and zstd are recognised by content.
 
     Raises TraceError if it cannot be opened, or if it is damaged (found while reading).
     """
     with source.open() as file:
+        most = UNPACKED_MORE + UNPACKED_TIMES * file.seek(0, os.SEEK_END)
+        file.seek(0)
         magic = file.read(4)
         file.seek(0)
         stream, kind, damage = _stream(source.where, file, magic)
         try:
-            yield stream
+            yield Unpacked(stream, most)
         except damage as error:
             found = f"damaged {kind} ({error})"
             raise TraceError(source.where, found, "copy the file again") from error
@@ -193,24 +215,21 @@ def _stream(where: str, file: IO[bytes], magic: bytes) -> tuple[IO[bytes], str, 
     return cast(IO[bytes], zstd.open(file, "rb")), "zstd", (EOFError, zstd.ZstdError)
 
 
-def numbered_lines(where: str, stream: IO[bytes]) -> Lines:
+def numbered_lines(where: str, file: Unpacked) -> Lines:
     """(line number from 1, text with its line end) of every line.
 
-    A byte order mark is dropped. Raises TraceError if the text is not UTF-8 or mostly blank, and
-    what `unpacked` raises.
+    A byte order mark is dropped. Raises TraceError if the text is not UTF-8, or if there is too
+    much of it, and what `unpacked` raises.
     """
-    number = surplus = 0
-    while raw := stream.readline(LONGEST_LINE):
+    number = size = 0
+    while raw := file.stream.readline(min(LONGEST_LINE, file.most + 1)):
         number += 1
+        size += max(len(raw), ROW_BYTES)
+        file.check(where, size)
         if len(raw) == LONGEST_LINE:
             found = f"a line of {LONGEST_LINE} bytes or more"
             raise TraceError(where, found, "write one row per line", line=number)
-        text = _decoded(where, number, raw)
-        surplus += len(raw) if text.isspace() else -len(raw)
-        if surplus > MOST_BLANK:
-            found = f"more blank lines than rows, by {MOST_BLANK:,} bytes"
-            raise TraceError(where, found, "remove blank lines", line=number)
-        yield number, text
+        yield number, _decoded(where, number, raw)
 
 
 def filled(lines: Lines) -> Lines:

@@ -30,6 +30,12 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)]
 Length = Annotated[int, msgspec.Meta(ge=1, le=MAX_TOKENS)]
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
 
+#: No workload lasts as many seconds: such a time is a Unix time, of 2001 or later.
+UNIX_S = 1e9
+
+#: A time between two events. An arrival may be a Unix time, which the reader counts from the first.
+Duration = Annotated[float, msgspec.Meta(ge=0, lt=UNIX_S)]
+
 #: The label of samples whose tokens the recorder did not count. The second constant is its value if
 #: a tokenizer has counted them; any other value is an estimate.
 COUNTED_BY = "tokens_counted_by"
@@ -88,7 +94,7 @@ class Turn(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknow
 
     output_tokens: Length
     observation_tokens: Count = 0
-    tool_s: Seconds = 0.0
+    tool_s: Duration = 0.0
 
 
 class SampleRecord(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from rollout_sched.simulators.traces.files import LONGEST_LINE, Lines
 from rollout_sched.simulators.traces.model import (
     MAX_TOKENS,
+    UNIX_S,
     Counting,
     SamplePlace,
     SampleRecord,
@@ -19,9 +20,6 @@ from rollout_sched.simulators.traces.model import (
     brief,
 )
 from rollout_sched.simulators.traces.native_format import decoded_json
-
-#: No workload lasts as many seconds: such a time is a Unix time, of 2001 or later.
-UNIX_S = 1e9
 
 # The limit is one for all readers of the process. Its default of 128 KiB is less than texts have.
 csv.field_size_limit(LONGEST_LINE)
@@ -79,11 +77,11 @@ class Row:
         return str(value)
 
     def milliseconds(self, field: str) -> float:
-        """A time in milliseconds, at least 0 and finite."""
-        return self.checked_seconds(field, self.fields.get(field), "milliseconds")
+        """A duration in milliseconds."""
+        return self.checked_seconds(field, self.fields.get(field), "milliseconds", 1e3 * UNIX_S)
 
     def seconds(self, field: str) -> float:
-        """A time, at least 0 and finite."""
+        """A duration."""
         return self.checked_seconds(field, self.fields.get(field))
 
     def time(self, field: str, per_s: int = 1) -> float:
@@ -92,7 +90,7 @@ class Row:
         A Unix time shows its own unit by its size (ms, us or ns), whatever the format's is.
         """
         unit = "milliseconds" if per_s == 1000 else "seconds"
-        value = self.checked_seconds(field, self.fields.get(field), unit)
+        value = self.checked_seconds(field, self.fields.get(field), unit, math.inf)
         units = (per for per in (10**9, 10**6, 10**3) if value >= UNIX_S / 10 * per)
         return value / next(units, per_s)
 
@@ -103,11 +101,14 @@ class Row:
             raise self.error(field, f"expected a whole number from {least} to {MAX_TOKENS}")
         return int(number)
 
-    def checked_seconds(self, field: str, value: object, unit: str = "seconds") -> float:
+    def checked_seconds(
+        self, field: str, value: object, unit: str = "seconds", below: float = UNIX_S
+    ) -> float:
         """A time from the field, else TraceError that names its unit."""
         seconds = _number(value)
-        if not 0 <= seconds < math.inf:
-            raise self.error(field, f"expected {unit}: a finite number, at least 0")
+        if not 0 <= seconds < below:
+            limit = "finite" if below == math.inf else f"less than {below:g}"
+            raise self.error(field, f"expected {unit}: a number of at least 0, and {limit}")
         return seconds
 
     def labels(self, *used: str) -> dict[str, str]:

@@ -13,12 +13,14 @@ from contextlib import ExitStack
 from datetime import date, datetime
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from rollout_sched.simulators.traces.files import (
+    ROW_BYTES,
     TraceSource,
+    Unpacked,
     filled,
     numbered_lines,
     shipped_files,
@@ -28,6 +30,7 @@ from rollout_sched.simulators.traces.files import (
     write_lines,
 )
 from rollout_sched.simulators.traces.model import (
+    UNIX_S,
     Counting,
     Gatherer,
     SamplePlace,
@@ -45,7 +48,6 @@ from rollout_sched.simulators.traces.native_format import (
     native_samples,
 )
 from rollout_sched.simulators.traces.rows import (
-    UNIX_S,
     Importer,
     Row,
     csv_records,
@@ -94,12 +96,14 @@ def recognised(where: str, line: int, columns: Iterable[str]) -> Importer:
 
 MAGIC = b"PAR1"
 
-#: Rows in memory at once; those of a rollout dump are long texts.
+#: Rows in memory at once; those of a rollout dump are long texts. One text may stand for all rows
+#: of its part of the file, so fewer rows of large parts are read at once.
 AT_ONCE = 256
+_AT_ONCE_BYTES = 2**26
 
 
-def parquet_rows(where: str, file: IO[bytes]) -> tuple[list[str], Iterator[Row]]:
-    """(columns, rows counted from 1). Raises TraceError if it cannot be read."""
+def parquet_rows(where: str, file: Unpacked) -> tuple[list[str], Iterator[Row]]:
+    """(columns, rows counted from 1). Raises TraceError if it cannot be read, or has too much."""
     try:
         import pyarrow
         import pyarrow.parquet
@@ -109,18 +113,24 @@ def parquet_rows(where: str, file: IO[bytes]) -> tuple[list[str], Iterator[Row]]
     # False metadata is only detected where it is used.
     damage = (pyarrow.ArrowException, OSError, ValueError, OverflowError)
     try:
-        table = pyarrow.parquet.ParquetFile(file)
+        table = pyarrow.parquet.ParquetFile(file.stream)
         columns = list(table.schema_arrow.names)
+        groups = map(table.metadata.row_group, range(table.metadata.num_row_groups))
+        largest = max((group.total_byte_size for group in groups), default=0)
     except damage as error:
         raise _damaged(where, error) from error
 
     def rows() -> Iterator[Row]:
-        line = 0
+        line = found = 0
         try:
-            for batch in table.iter_batches(AT_ONCE):
+            for batch in table.iter_batches(max(1, min(AT_ONCE, _AT_ONCE_BYTES // (largest + 1)))):
+                found += max(batch.nbytes, ROW_BYTES * batch.num_rows)
+                file.check(where, found)
                 for fields in batch.to_pylist():
                     line += 1
                     yield Row(where, line, {key: _plain(value) for key, value in fields.items()})
+        except TraceError:
+            raise
         except damage as error:
             raise _damaged(where, error) from error
 
@@ -269,9 +279,9 @@ def _held(open_file: ExitStack, rows: Iterator[Any]) -> Iterator[Any]:
         yield from rows
 
 
-def _content(where: str, file: IO[bytes]) -> _File:
-    magic = file.read(len(MAGIC))
-    file.seek(0)
+def _content(where: str, file: Unpacked) -> _File:
+    magic = file.stream.read(len(MAGIC))
+    file.stream.seek(0)
     if magic == MAGIC:
         columns, rows = parquet_rows(where, file)
         return _foreign(where, 1, columns, rows)

@@ -10,12 +10,13 @@ from typing import NamedTuple
 from rollout_sched.simulators.traces.model import (
     COUNTED_BY,
     MAX_TOKENS,
+    UNIX_S,
     Counting,
     SamplePlace,
     SampleRecord,
     Turn,
 )
-from rollout_sched.simulators.traces.rows import UNIX_S, Importer, Placed, Row, without_tokens
+from rollout_sched.simulators.traces.rows import Importer, Placed, Row, without_tokens
 
 # ------------------------------------------------------------------------------------------
 # Trajectories of a group, with one list per turn, or one list per kind of length.

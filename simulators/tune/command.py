@@ -24,7 +24,7 @@ from rollout_sched.simulators.tune.candidates import REFERENCE, Candidate
 from rollout_sched.simulators.tune.evaluation import Evaluator, HardLimits, SpeedUp, bench_of
 from rollout_sched.simulators.tune.search import Plan, Ranking, TuningResult, steps_for, tune
 from rollout_sched.simulators.tune.space import Table
-from rollout_sched.workers import WorkerPool
+from rollout_sched.workers import Jobs, WorkerPool
 
 #: Default seconds of a search.
 BUDGET_S = 120.0
@@ -43,7 +43,7 @@ class TuneOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     scenario: Annotated[str, Flag(metavar="NAME_OR_TOML")]
     out: Annotated[Path, Flag(metavar="FILE")]
-    jobs: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    jobs: Jobs | None = None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -18,6 +18,7 @@ from typing import Annotated, TypeVar
 import msgspec
 
 from rollout_sched.core.errors import CallerError
+from rollout_sched.core.model.records import Size
 from rollout_sched.flags import Flag
 from rollout_sched.simulators.tune.candidates import (
     BASELINES,
@@ -323,7 +324,7 @@ class Plan(msgspec.Struct, frozen=True):
         None
     )
     evaluations: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    held_out_seeds: Annotated[int, msgspec.Meta(ge=0)] = 5
+    held_out_seeds: Size = 5
     seed: Annotated[int, msgspec.Meta(ge=0)] = 0
 
     @property

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rollout_sched.simulators.traces import SampleRecord, Trace, Turn, gather, read, write
-from rollout_sched.simulators.traces.rows import UNIX_S
+from rollout_sched.simulators.traces.model import UNIX_S
 
 lengths = st.integers(1, 10**8)
 times = st.floats(0, UNIX_S, exclude_max=True)

@@ -109,7 +109,7 @@ async def test_client_hears_of_a_refusal() -> None:
     async with Stage(1) as stage:
         caller = stage.ask()
         refused = type(caller)()
-        stage.fronts[0].remote.calls.submit(refused, -1, 9)
+        stage.fronts[0].remote.calls.submit(refused, 0, 9)
         await until(lambda: refused.heard)
         assert refused.heard[0][0] == "failed"
         await stage.instance.answer(0, [7])

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import msgspec
 
 from rollout_sched.core.model.events import Spans
+from rollout_sched.core.model.records import Count
 from rollout_sched.integrations.vllm.protocol.answers import (
     Finish,
     Logprob,
@@ -34,12 +35,11 @@ _NULL = msgspec.Raw(b"null")
 #: Fields of a chat's message, or of a delta, that a server parses from the text.
 REASONING = ("reasoning", "reasoning_content")
 PARSED = (*REASONING, "tool_calls")
-_Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class _Usage(msgspec.Struct):
-    completion_tokens: _Count
-    prompt_tokens: _Count = 0
+    completion_tokens: Count
+    prompt_tokens: Count = 0
 
 
 class _Likely(msgspec.Struct):
@@ -134,8 +134,8 @@ class EventChoice(msgspec.Struct):
 
 
 class EventUsage(msgspec.Struct):
-    completion_tokens: _Count = 0
-    prompt_tokens: _Count = 0
+    completion_tokens: Count = 0
+    prompt_tokens: Count = 0
 
 
 class Event(msgspec.Struct):

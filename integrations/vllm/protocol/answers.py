@@ -27,7 +27,7 @@ _NO_STOP: dict[str, Finish] = {"length": "length", "abort": "abort"}
 
 #: The weight label of a server that was not given another.
 LABEL_OF_A_START = "default"
-_LONGEST_LABEL = 18  # digits of a version; all such numbers fit in a 64-bit integer
+_LONGEST_LABEL = 15  # digits of a version; all such numbers are a `Serial`
 
 _NULL = msgspec.Raw(b"null")
 

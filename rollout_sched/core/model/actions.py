@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from rollout_sched.core.model.records import DeliveredSample
+from rollout_sched.core.model.records import Count, DeliveredSample, Serial, Size
 
 
 class _Action(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -24,23 +24,23 @@ class Dispatch(_Action, frozen=True):
     """
 
     request: str
-    attempt: int
+    attempt: Serial
     instance: str
-    context_tokens: int
-    max_new_tokens: int
-    salt: int
-    response_tokens: int = 0
-    computed_tokens: int = 0
-    turn: int = 0
+    context_tokens: Count
+    max_new_tokens: Count
+    salt: Serial
+    response_tokens: Count = 0
+    computed_tokens: Count = 0
+    turn: Count = 0
     group: str = ""
-    index: int = 0
+    index: Count = 0
 
 
 class Interrupt(_Action, frozen=True):
     """Stop an attempt. It answers RequestInterrupted, or RequestFinished if it finished first."""
 
     request: str
-    attempt: int
+    attempt: Serial
     instance: str
 
 
@@ -56,7 +56,7 @@ class UpdateWeights(_Action, frozen=True):
     """Load `version` into an instance."""
 
     instance: str
-    version: int
+    version: Serial
 
 
 class Resume(_Action, frozen=True):
@@ -93,7 +93,7 @@ class Judge(_Action, frozen=True):
     """
 
     group: str
-    judgement: int
+    judgement: Serial
     samples: tuple[DeliveredSample, ...]
 
 
@@ -105,12 +105,12 @@ class Deliver(_Action, frozen=True):
     never come. `missing` is the number of groups that the last part lacks because no more come.
     """
 
-    batch: int
-    version: int
+    batch: Serial
+    version: Serial
     samples: tuple[DeliveredSample, ...]
-    part: int = 0
+    part: Size = 0
     last: bool = True
-    missing: int = 0
+    missing: Count = 0
 
 
 class Answer(_Action, frozen=True):
@@ -135,12 +135,12 @@ class Discard(_Action, frozen=True):
     """
 
     request: str
-    tokens: int
+    tokens: Count
     reason: str
     ends: bool = False
-    attempt: int = 0
+    attempt: Serial = 0
     group: str = ""
-    index: int = 0
+    index: Count = 0
 
 
 class Wake(_Action, frozen=True):

@@ -12,9 +12,9 @@ from typing import Literal
 
 import msgspec
 
-from rollout_sched.core.model.records import RunState, Segment
+from rollout_sched.core.model.records import Count, RunState, Segment, Serial, Size
 
-Spans = tuple[tuple[int, int], ...]
+Spans = tuple[tuple[Serial, Count], ...]
 
 #: Who is at fault for a failed attempt.
 Blame = Literal["request", "length", "instance", "unclear", "nobody"]
@@ -29,10 +29,10 @@ class InstanceJoined(_Event, frozen=True, omit_defaults=True):
     `max_model_len` tokens of prompt and response in one request (0: as many as fit the cache)."""
 
     instance: str
-    slots: int
-    kv_tokens: int
-    version: int = 0
-    max_model_len: int = 0
+    slots: Count
+    kv_tokens: Serial
+    version: Serial = 0
+    max_model_len: Count = 0
 
 
 class InstanceLost(_Event, frozen=True, omit_defaults=True):
@@ -59,14 +59,14 @@ class InstanceReported(_Event, frozen=True):
     """A poll of an instance's gauges and counters (counters since it started)."""
 
     instance: str
-    running: int
-    waiting: int
+    running: Count
+    waiting: Count
     kv_usage: float
-    preemptions: int = 0
-    prefill_tokens: int = 0
-    cached_tokens: int = 0
-    reprefilled_tokens: int = 0
-    generated_tokens: int = 0
+    preemptions: Serial = 0
+    prefill_tokens: Serial = 0
+    cached_tokens: Serial = 0
+    reprefilled_tokens: Serial = 0
+    generated_tokens: Serial = 0
 
 
 class GroupSubmitted(_Event, frozen=True, omit_defaults=True):
@@ -82,15 +82,15 @@ class GroupSubmitted(_Event, frozen=True, omit_defaults=True):
     """
 
     group: str
-    samples: int
-    prompt_tokens: int
-    max_tokens: int
+    samples: Size
+    prompt_tokens: Count
+    max_tokens: Count
     prompt: str = ""
-    history: tuple[int, ...] = ()
-    expected_tokens: int = 0
+    history: tuple[Count, ...] = ()
+    expected_tokens: Count = 0
     judged: bool = False
     resumable: bool = True
-    min_samples: int = 0
+    min_samples: Size = 0
 
 
 class GroupJudged(_Event, frozen=True):
@@ -98,7 +98,7 @@ class GroupJudged(_Event, frozen=True):
     to learn from it) or "failed" (it could not be judged)."""
 
     group: str
-    judgement: int
+    judgement: Serial
     verdict: Literal["kept", "filtered", "failed"]
 
 
@@ -115,8 +115,8 @@ class RequestSubmitted(_Event, frozen=True, omit_defaults=True):
 
     request: str
     group: str
-    prompt_tokens: int
-    max_tokens: int
+    prompt_tokens: Count
+    max_tokens: Count
     session: str = ""
     priority: int = 0
     prior_segments: tuple[Segment, ...] = ()
@@ -145,8 +145,8 @@ class TokensArrived(_Event, frozen=True):
     """The stream of an attempt reports that it has made `tokens` tokens so far (cumulative)."""
 
     request: str
-    attempt: int
-    tokens: int
+    attempt: Serial
+    tokens: Count
 
 
 class RequestFinished(_Event, frozen=True):
@@ -155,8 +155,8 @@ class RequestFinished(_Event, frozen=True):
     `tokens`, cannot be resumed from."""
 
     request: str
-    attempt: int
-    tokens: int
+    attempt: Serial
+    tokens: Count
     spans: Spans = ()
     reason: Literal["stop", "length", "segment"] = "stop"
 
@@ -165,8 +165,8 @@ class TurnFinished(_Event, frozen=True):
     """The attempt ended a turn of a trajectory; a tool or an environment works now."""
 
     request: str
-    attempt: int
-    tokens: int
+    attempt: Serial
+    tokens: Count
     spans: Spans = ()
 
 
@@ -174,8 +174,8 @@ class ToolReturned(_Event, frozen=True):
     """The observation that follows the turn made by `attempt`; the trajectory may continue."""
 
     request: str
-    attempt: int
-    observation_tokens: int
+    attempt: Serial
+    observation_tokens: Count
 
 
 class TrajectoryEnded(_Event, frozen=True):
@@ -189,7 +189,7 @@ class TrajectoryEnded(_Event, frozen=True):
     """
 
     request: str
-    attempt: int
+    attempt: Serial
     reason: Literal["stop", "length", "failed"] = "stop"
 
 
@@ -201,8 +201,8 @@ class RequestInterrupted(_Event, frozen=True):
     """
 
     request: str
-    attempt: int
-    tokens: int
+    attempt: Serial
+    tokens: Count
     spans: Spans = ()
     resumable: bool | msgspec.UnsetType = msgspec.UNSET
 
@@ -218,7 +218,7 @@ class RequestFailed(_Event, frozen=True):
     """
 
     request: str
-    attempt: int
+    attempt: Serial
     reason: str = ""
     blame: Blame = "unclear"
     usable: bool = True
@@ -231,7 +231,7 @@ class WeightsPublished(_Event, frozen=True, omit_defaults=True):
     WeightsUpdated says which of them have it.
     """
 
-    version: int
+    version: Serial
     loads: bool = True
 
 
@@ -246,7 +246,7 @@ class WeightsUpdated(_Event, frozen=True):
     another party loaded it."""
 
     instance: str
-    version: int
+    version: Serial
 
 
 class GateClosed(_Event, frozen=True):

@@ -3,9 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
+
+# The numbers of events, records and orders, checked where they are decoded: in journals, links and
+# stores, which strangers and failing disks write. A new field has one of these types.
+
+MAX_SIZE: Final = 65_536
+MAX_COUNT: Final = 2**31 - 1
+MAX_SERIAL: Final = 2**53 - 1  # exact as a float, in every reader of JSON
+
+#: What lists and loops are sized by: samples of a group, groups and parts of a batch.
+Size = Annotated[int, msgspec.Meta(ge=0, le=MAX_SIZE)]
+#: By what such a number is multiplied.
+Times = Annotated[float, msgspec.Meta(ge=1, le=64)]
+#: Tokens, and whatever else has at most 31 bits. Nothing is sized by it.
+Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
+#: Versions, identifiers, and counters that grow with time. Nothing is sized by it.
+Serial = Annotated[int, msgspec.Meta(ge=0, le=MAX_SERIAL)]
 
 
 class Segment(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
@@ -14,8 +30,8 @@ class Segment(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     `masked`: the tokens are too old to be trained, and serve only as context for the others.
     """
 
-    version: int
-    tokens: int
+    version: Serial
+    tokens: Count
     instance: str
     masked: bool = False
 
@@ -29,13 +45,13 @@ class DeliveredSample(msgspec.Struct, frozen=True, gc=False):
 
     request: str
     group: str
-    index: int
-    prompt_tokens: int
-    response_tokens: int
+    index: Count
+    prompt_tokens: Count
+    response_tokens: Count
     segments: tuple[Segment, ...]
-    staleness: int
+    staleness: Serial
     finish: str
-    masked_tokens: int = 0
+    masked_tokens: Count = 0
 
 
 class Launch(msgspec.Struct, frozen=True):
@@ -44,16 +60,16 @@ class Launch(msgspec.Struct, frozen=True):
     `oversample` multiplies the samples of a group; the first to finish are kept.
     """
 
-    fresh: int = 0
-    deferred: int = 0
-    oversample: float = 1.0
+    fresh: Count = 0
+    deferred: Count = 0
+    oversample: Times = 1.0
 
 
 class DeliveredGroup(msgspec.Struct, frozen=True):
     """A delivered group: the response tokens of its samples, in any order."""
 
-    prompt_tokens: int
-    lengths: tuple[int, ...]
+    prompt_tokens: Count
+    lengths: tuple[Count, ...]
 
 
 # ------------------------------------------------------------------------------------------
@@ -82,18 +98,18 @@ class RequestFacts(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     observed_tokens  tokens of its context that tools have returned
     """
 
-    index: int
-    serial: int
+    index: Count
+    serial: Serial
     state: RequestStands
     segments: tuple[Segment, ...] = ()
-    observed_tokens: int = 0
-    computed_tokens: int = 0
-    turn: int = 0
+    observed_tokens: Count = 0
+    computed_tokens: Count = 0
+    turn: Count = 0
     finish: str = ""
-    salt: int | None = None
-    last_attempt: int = 0
+    salt: Serial | None = None
+    last_attempt: Serial = 0
     last_instance: str | None = None
-    migrations: int = 0
+    migrations: Count = 0
 
     @property
     def response_tokens(self) -> int:
@@ -109,23 +125,23 @@ class GroupFacts(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """
 
     group: str
-    serial: int
-    samples: int
-    prompt_tokens: int
-    max_tokens: int
+    serial: Serial
+    samples: Size
+    prompt_tokens: Count
+    max_tokens: Count
     prompt: str = ""
-    expected_tokens: int = 0
-    history: tuple[tuple[int, ...], ...] = ()
+    expected_tokens: Count = 0
+    history: tuple[tuple[Count, ...], ...] = ()
     state: GroupStands = "fresh"
     started: bool = False
-    oldest_version: int | None = None
-    launch_place: int = 0
-    launch_size: int = 1
-    finished: tuple[int, ...] = ()
+    oldest_version: Serial | None = None
+    launch_place: Count = 0
+    launch_size: Count = 1
+    finished: tuple[Count, ...] = ()
     requests: tuple[RequestFacts, ...] = ()
     judged: bool = False
     resumable: bool = True
-    min_samples: int = 0
+    min_samples: Size = 0
 
     def as_submitted(self) -> GroupFacts:
         """The group as it was submitted."""
@@ -145,7 +161,7 @@ class PromptFacts(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """Response lengths of a prompt's earlier groups, by delivery (`LengthHistory`)."""
 
     prompt: str
-    deliveries: tuple[tuple[int, ...], ...]
+    deliveries: tuple[tuple[Count, ...], ...]
 
 
 #: Groups that the round makes up for if it loses them (`RunProgress.group_lost`).
@@ -167,24 +183,24 @@ class RunFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     """
 
     now: float = 0.0
-    version: int = 0
+    version: Serial = 0
     loads: bool = True
     closed: bool = False
     trainer_waiting: bool = False
     takes_parts: bool = False
     shares_gpus: bool = False
-    delivered: int = 0
-    batches: int = 0
-    parts: int = 0
-    in_batch: int = 0
-    whole_at: int | None = None
+    delivered: Serial = 0
+    batches: Serial = 0
+    parts: Size = 0
+    in_batch: Size = 0
+    whole_at: Serial | None = None
     round: Launch | None = None
-    window: int = 0
-    serials: int = 0
-    attempts: int = 0
-    instances: int = 0
-    max_kv_tokens: int = 0
-    lost: int = 0
+    window: Count = 0
+    serials: Serial = 0
+    attempts: Serial = 0
+    instances: Count = 0
+    max_kv_tokens: Serial = 0
+    lost: Count = 0
 
     def after_losses(self, written: Iterable[GroupFacts], kept: Iterable[GroupFacts]) -> RunFacts:
         """The counters if not all groups can go on as written. The round makes up for groups that

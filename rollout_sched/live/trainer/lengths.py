@@ -14,13 +14,14 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 
 from rollout_sched.core.errors import CallerError
 from rollout_sched.core.model.events import GroupSubmitted
 from rollout_sched.core.model.model import LengthHistory
+from rollout_sched.core.model.records import Count
 from rollout_sched.process import whole_file
 
 log = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ class Lengths(msgspec.Struct, frozen=True, kw_only=True):
     """The file: response lengths by prompt."""
 
     schema: Literal["rollout-sched-lengths/1"] = "rollout-sched-lengths/1"
-    lengths: dict[str, list[Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]]]
+    lengths: dict[str, list[Count]]
 
 
 class LengthStore:

@@ -174,17 +174,20 @@ class StoredTranscripts:
         """Read the index of a request of an earlier epoch. Returns the numbers of generated and of
         observed tokens. Raises PieceDamaged."""
         held = self._held.setdefault(request, {})
-        generated = observed = 0
+        generated = observed = gaps = 0
         for ordinal, head in self._store.heads(_owner(request), HEAD).items():
             attempt, portion = divmod(ordinal, _PORTIONS)
             made, returned, answered = counts(head)
             found = held.setdefault(attempt, _Held())
-            found.portions = portion + 1
+            gaps += portion != found.portions
+            found.portions += 1
             found.tokens += made
             found.answered |= answered
             generated += made
             observed += returned
-        if _owner(request) in self._store.losses.owners:  # counts do not cover observed tokens
+        if (
+            gaps or _owner(request) in self._store.losses.owners
+        ):  # counts do not cover observed tokens
             raise PieceDamaged(f"tokens of {request!r} are lost")
         return generated, observed
 

@@ -18,6 +18,7 @@ from rollout_sched.core.errors import CallerError
 from rollout_sched.core.model import model
 from rollout_sched.core.model.actions import Deliver
 from rollout_sched.core.model.events import GroupSubmitted
+from rollout_sched.core.model.records import MAX_COUNT, MAX_SIZE, Count, Size
 from rollout_sched.live.requests import continuation
 from rollout_sched.live.requests.token_payload import TokenPayload
 from rollout_sched.live.requests.trajectories import Tool, Trajectory
@@ -83,16 +84,10 @@ def _places(items: Any) -> list[int]:
 Uid = Annotated[str, msgspec.Meta(max_length=256, pattern=r"\A[^\x00-\x1f\x7f]*\Z")]
 
 #: How many samples a group may have: far more than any trainer uses, few enough to be harmless.
-Samples = Annotated[int, msgspec.Meta(ge=1, le=65_536)]
-
-TokenId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
-
-Tokens = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+Samples = Annotated[int, msgspec.Meta(ge=1, le=MAX_SIZE)]
 
 #: Response lengths of one prompt: enough for a long training, few enough to be journaled.
-History = Annotated[
-    list[Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]], msgspec.Meta(max_length=4096)
-]
+History = Annotated[list[Count], msgspec.Meta(max_length=4096)]
 
 #: The version of a token that a tool returned.
 OBSERVED = -1
@@ -115,16 +110,16 @@ class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     """
 
     uid: Uid
-    prompt_ids: Annotated[list[TokenId], msgspec.Meta(min_length=1)]
+    prompt_ids: Annotated[list[Count], msgspec.Meta(min_length=1)]
     samples: Samples
-    max_tokens: Tokens
+    max_tokens: Annotated[int, msgspec.Meta(ge=1, le=MAX_COUNT)]
     sampling: dict[str, Any] = {}
     each: list[dict[str, Any]] = []
     extra: dict[str, Any] = {}
     prompt_key: Uid = ""
     history: History = []
-    expected_tokens: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] = 0
-    min_samples: Annotated[int, msgspec.Meta(ge=0, le=65_536)] = 0
+    expected_tokens: Count = 0
+    min_samples: Size = 0
 
     @property
     def submitted(self) -> GroupSubmitted:

@@ -71,7 +71,7 @@ class TestReading:
         for times in (2**18, 2**22):
             path.write_bytes(gzip.compress((head + blank * times).encode(), 1))
             began = time.process_time()
-            with pytest.raises(TraceError, match=r"line \d+: more blank lines than rows"):
+            with pytest.raises(TraceError, match="unpacks to more"):
                 read(path)
             took.append(time.process_time() - began)
         assert took[1] < 5 * took[0]
