@@ -23,7 +23,7 @@ import msgspec
 from rollout_sched.core.errors import CallerError
 from rollout_sched.core.model.actions import Action
 from rollout_sched.core.model.events import Event
-from rollout_sched.core.model.records import Count, Serial, Size
+from rollout_sched.core.model.records import Count, Serial, Signed, Size
 from rollout_sched.core.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class JournalHeader(msgspec.Struct, frozen=True, omit_defaults=True):
     policy: str
     prompts_per_step: Size
     version: Serial = 0
-    seed: int = 0
+    seed: Signed = 0
     part: Count = 0
 
 

@@ -14,7 +14,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterable, Mapping, Sequence
 from http.client import HTTPException, HTTPResponse
-from typing import Annotated, Literal
+from typing import Literal
 from urllib.parse import urlsplit
 
 import msgspec
@@ -27,13 +27,12 @@ from rich.text import Text
 
 from rollout_sched import terminal
 from rollout_sched.core.errors import CallerError, RolloutError
+from rollout_sched.core.model.records import Count, Serial, Size
 
 # ------------------------------------------------------------------------------------------
 # The fields of a gateway's live state (`GET /admin/live`) that the terminal shows.
 
 SCHEMA = "rollout-sched-live/1"
-
-Count = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class RequestCounts(msgspec.Struct, frozen=True):
@@ -55,7 +54,7 @@ class InstanceLine(msgspec.Struct, frozen=True):
     url: str
     status: str
     reason: str
-    version: Count | None
+    version: Serial | None
     in_flight: Count
     slots: Count
     waiting: Count | None
@@ -68,25 +67,25 @@ class PresentStep(msgspec.Struct, frozen=True):
     """The current step. number: batches before it; finished: samples that ended in it; in_batch:
     groups of its batch that are delivered; complete: further groups that are complete."""
 
-    number: Count
+    number: Serial
     elapsed_s: float
     finished: Count
-    in_batch: Count
+    in_batch: Size
     complete: Count
 
 
 class PastStep(msgspec.Struct, frozen=True):
     """A past step; fields as in `metrics.steps.Step`."""
 
-    version: Count
+    version: Serial
     rollout_s: float
     t50_s: float
     t90_s: float
     t99_s: float
     trainer_wait_s: float
     samples: Count
-    tokens: Count
-    max_staleness: Count
+    tokens: Serial
+    max_staleness: Serial
     idle_bubble: float
 
 
@@ -106,21 +105,21 @@ class Document(msgspec.Struct, frozen=True):
     now: float
     watched_s: float
     policy: str
-    version: Count
-    fleet_version: Count
+    version: Serial
+    fleet_version: Serial
     healthy: bool
     broken: str | None
     requests: RequestCounts
     groups: dict[str, Count]
-    batches: Count
-    prompts_per_step: Count
+    batches: Serial
+    prompts_per_step: Size
     trainer_waiting: bool
     waits_for: WaitsFor
     instances: list[InstanceLine]
     step: PresentStep
     steps: list[PastStep]
-    staleness: dict[str, Count]
-    waste: dict[str, Count]
+    staleness: dict[str, Serial]
+    waste: dict[str, Serial]
     changes: list[Change]
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from rollout_sched.core.model.records import MAX_COUNT, Serial
 from rollout_sched.flags import Flag, add_flags, given_flags
 from rollout_sched.integrations.gateway.data_plane.reply import Limits
 from rollout_sched.integrations.http import MAX_BODY
@@ -15,7 +16,7 @@ from rollout_sched.live import RunOptions, Settings
 from rollout_sched.process import Format, Level
 
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535), Flag(metavar="PORT")]
-Count = Annotated[int, msgspec.Meta(ge=1)]
+AtLeastOne = Annotated[int, msgspec.Meta(ge=1, le=MAX_COUNT)]
 KeyFile = Annotated[Path | None, Flag(metavar="FILE")]
 
 
@@ -66,8 +67,8 @@ class Options(RunOptions, frozen=True, kw_only=True):
     allow_instances: Annotated[list[str], Flag("--allow-instance", "PATTERN")] = msgspec.field(
         default_factory=list
     )
-    slots: Annotated[Count | None, Flag("--instance-slots")] = None
-    kv_tokens: Annotated[Count | None, Flag("--instance-kv-tokens")] = None
+    slots: Annotated[AtLeastOne | None, Flag("--instance-slots")] = None
+    kv_tokens: Annotated[Serial | None, Flag("--instance-kv-tokens")] = None
     weights_roots: Annotated[list[Path], Flag("--weights-root", "DIR")] = msgspec.field(
         default_factory=list
     )
@@ -76,12 +77,14 @@ class Options(RunOptions, frozen=True, kw_only=True):
     admin_key_file: KeyFile = None
     admin_socket: Path | None = None
     instance_api_key_file: KeyFile = None
-    max_requests: Count = Limits().requests
-    max_client_requests: Count | None = None
-    max_client_tokens: Count | None = None
-    max_body: Annotated[int, msgspec.Meta(ge=1), Flag(metavar="MB", unit=2**20)] = MAX_BODY
-    max_bodies: int = Limits().body_bytes
-    max_samples: Count = 3_200_000  # twice 100,000 groups of 16
+    max_requests: AtLeastOne = Limits().requests
+    max_client_requests: AtLeastOne | None = None
+    max_client_tokens: AtLeastOne | None = None
+    max_body: Annotated[int, msgspec.Meta(ge=1, le=MAX_COUNT), Flag(metavar="MB", unit=2**20)] = (
+        MAX_BODY
+    )
+    max_bodies: Serial = Limits().body_bytes
+    max_samples: AtLeastOne = 3_200_000  # twice 100,000 groups of 16
     drain_s: Annotated[float, msgspec.Meta(ge=0)] = 5.0
     grace_s: Annotated[float, msgspec.Meta(ge=0)] = 10.0
     log_level: Level = "info"

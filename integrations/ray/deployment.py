@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from rollout_sched.core.model.records import Size
 from rollout_sched.flags import Flag
 
 log = logging.getLogger(__name__)
@@ -28,7 +29,7 @@ FOR_EVER = -1
 #: block other calls.
 CALLS_AT_ONCE = 10_000
 
-FrontCount = Literal["per-node"] | Annotated[int, msgspec.Meta(ge=0)]
+FrontCount = Literal["per-node"] | Size
 
 
 class Deployment(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,6 +11,8 @@ from typing import Any
 
 import msgspec
 
+from rollout_sched.core.model.records import Count, Serial
+
 #: Names of the response limit in verl's sampling parameters.
 _LIMITS = ("max_tokens", "max_new_tokens")
 
@@ -79,15 +81,15 @@ class _Logprobs(msgspec.Struct):
 
 
 class _Choice(msgspec.Struct):
-    token_ids: list[int]
+    token_ids: list[Count]
     finish_reason: str
     logprobs: _Logprobs | None = None
 
 
 class _Segment(msgspec.Struct):
-    version: int
-    start: int
-    end: int
+    version: Serial
+    start: Count
+    end: Count
     instance: str
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import msgspec
 
 from rollout_sched.core.errors import CallerError
+from rollout_sched.core.model.records import Serial
 
 INDEX = "model.safetensors.index.json"
 _LARGEST_INDEX = 2**28  # bytes
@@ -21,7 +22,7 @@ class _Index(msgspec.Struct):
 
 
 class _Tensor(msgspec.Struct):
-    data_offsets: Annotated[list[int], msgspec.Meta(min_length=2, max_length=2)]
+    data_offsets: Annotated[list[Serial], msgspec.Meta(min_length=2, max_length=2)]
 
 
 def check_checkpoint(folder: Path) -> None:

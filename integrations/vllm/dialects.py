@@ -6,11 +6,12 @@ every vLLM, but does not report which weights made a token.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
 from rollout_sched.core.model.events import Spans
+from rollout_sched.core.model.records import Count
 from rollout_sched.integrations.vllm.protocol.answers import (
     Finish,
     Logprob,
@@ -113,20 +114,18 @@ class AnswerAssembler:
         return Output(self._token_ids, logprobs, finish, spans)
 
 
-TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
-
 #: Each event of a stream reports how many tokens were made so far, so that a repeated event is
 #: detected at once: the response is resumed from these tokens if the stream breaks off.
 _COUNTED = {"include_usage": True, "continuous_usage_stats": True}
 
 
 class _Usage(msgspec.Struct):
-    completion_tokens: int | None = None
+    completion_tokens: Count | None = None
 
 
 class _TokenLogprob(msgspec.Struct):
     logprob: Logprob
-    token_id: int | None = None  # since vLLM 0.32
+    token_id: Count | None = None  # since vLLM 0.32
 
 
 class _Logprobs(msgspec.Struct):
@@ -137,7 +136,7 @@ class _Logprobs(msgspec.Struct):
 
 
 class _Choice(msgspec.Struct):
-    token_ids: list[TokenId] | None = None
+    token_ids: list[Count] | None = None
     finish_reason: str | None = None
     logprobs: _Logprobs | None = None
     weight_versions: list[VersionSpan] | None = None

@@ -24,6 +24,9 @@ LEAST_MODEL_LEN = 2 * SHORT
 #: Used share of the KV cache and the context window; the rest is for blocks that are not full.
 _ROOM = 0.85
 
+#: Most tokens of a burst, whatever room a server says that it has: all its prompts are made here.
+_MOST_TOKENS = 2**24
+
 #: Number of sizes from the smallest to the largest batch, and prefill.
 _BATCHES = 5
 _PREFILLS = 4
@@ -116,6 +119,8 @@ def pace(seconds: dict[Burst, float]) -> Pace:
 def bursts_of(room: Room, pace: Pace, burst_s: float) -> list[Burst]:
     """Different bursts of about `burst_s` seconds or less each. They change in large steps with the
     pace, so that a second calibration measures the same bursts."""
+    kv_tokens = min(room.kv_tokens, _MOST_TOKENS)
+    room = Room(room.slots, kv_tokens, min(room.max_model_len, kv_tokens))
     steps = _power_of_two(burst_s / pace.step_s)
     new = min(max(steps, _FEWEST_NEW), _MAX_NEW, room.max_model_len - SHORT)
     prefill = _power_of_two(burst_s / pace.prefill_token_s)

@@ -116,6 +116,13 @@ def _restored(parts: Parts, event: Restored) -> None:
             f"{here} groups of the current batch were already delivered, but prompts_per_step is "
             f"{wanted}; restore with the prompts_per_step that the run began with"
         )
+    for group in event.state.groups:
+        indices = [request.index for request in group.requests]
+        if len({*indices}) < len(indices) or not {*group.finished} <= {*indices}:
+            raise CallerError(
+                f"group {group.group!r}: samples {list(group.finished)} are said to be finished, "
+                f"but its requests are {indices}; restore from another copy of the store or journal"
+            )
 
 
 def _check_fits(what: str, tokens: int, kv_tokens: int | None) -> None:

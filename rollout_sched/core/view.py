@@ -93,6 +93,11 @@ class SchedulerView:
             return None
         return found.version, found.instance.version
 
+    def is_wanted(self, request: str, attempt: int) -> bool:
+        """Whether an answer of the attempt, which was made for this request, is still wanted."""
+        found = self._state.fleet.attempts.get(attempt)
+        return found is not None and not found.abandoned and found.request.id == request
+
     def is_stopping(self, attempt: int) -> bool:
         """Whether the attempt should not go on: it was interrupted, abandoned or is over."""
         found = self._state.fleet.attempts.get(attempt)

@@ -234,13 +234,13 @@ class ConnectedFront:
 
     def _piece_made(self, made: PieceMade) -> None:
         """Keep the tokens, unless the attempt is no longer needed."""
-        wanted = self._driver.view.versions_of(made.attempt) is not None
+        wanted = self._driver.view.is_wanted(made.request, made.attempt)
         acting = self.turns.get(made.request) == made.attempt
         if (wanted or acting) and self._host.is_owned(self, group_of(made.request)):
             add_piece(self._driver.front.payloads, made)
 
     def _streamed(self, said: Streamed) -> None:
-        wanted = self._driver.view.versions_of(said.attempt) is not None
+        wanted = self._driver.view.is_wanted(said.request, said.attempt)
         if wanted and self._host.is_owned(self, group_of(said.request)):
             add_streamed(self._driver.front.payloads, said)
 

@@ -12,6 +12,7 @@ from rollout_sched.core.model.request_ids import group_of, parse_request_id
 from rollout_sched.link.protocol import PieceMade, ReleaseGroup, Streamed, TakeGroup
 from rollout_sched.live.requests import Payloads
 from rollout_sched.live.requests.token_payload import Piece, TokenTranscript
+from rollout_sched.store import PieceDamaged
 from rollout_sched.store.transaction import Tokens, decode, encode
 
 
@@ -81,6 +82,9 @@ def _begun(transcript: TokenTranscript, made: PieceMade) -> Piece:
     """The part of a piece that was streamed before."""
     if not made.start:
         return Piece([], [])
+    streamed = transcript.streamed(made.attempt)
+    if made.start > streamed:
+        raise PieceDamaged(f"a piece begins at token {made.start}, but {streamed} were streamed")
     return _slice(transcript.partial(made.attempt, made.start), 0, made.start)
 
 

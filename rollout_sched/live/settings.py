@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from rollout_sched.core.model.records import MAX_SIZE, Serial
+from rollout_sched.core.model.records import MAX_COUNT, MAX_SIZE, Count, Serial
 from rollout_sched.store import Durable
 
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
@@ -51,7 +51,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     poll_s: Positive = 1.0
     poll_timeout_s: Positive = 10.0
-    misses: Annotated[int, msgspec.Meta(ge=1)] = 3
+    misses: Annotated[int, msgspec.Meta(ge=1, le=MAX_COUNT)] = 3
     control_timeout_s: Positive = 15.0
     update_timeout_s: Positive = 600.0
     stall_s: Positive = 60.0
@@ -87,8 +87,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     prompts_per_step: Annotated[int, msgspec.Meta(ge=1, le=MAX_SIZE)] = 64
     start_version: Serial | Literal["auto"] = 0
-    stream_every: Annotated[int, msgspec.Meta(ge=0)] = 0
-    seed: Annotated[int, msgspec.Meta(ge=0)] = 0
+    stream_every: Count = 0
+    seed: Serial = 0
     journal: Path | None = None
     store: Path | None = None
     length_history: Path | None = None

@@ -15,6 +15,7 @@ from typing import Annotated
 
 import msgspec
 
+from rollout_sched.core.model.records import Count
 from rollout_sched.store.errors import StoreInUse
 
 
@@ -125,7 +126,7 @@ class Holder(msgspec.Struct, frozen=True):
     """The process that holds a store, and since when (local time), for people. Anybody may have
     written the file, so what it says must look like that."""
 
-    pid: int
+    pid: Count
     host: Annotated[str, msgspec.Meta(pattern=r"^[\w.:-]{1,255}$")]
     since: Annotated[str, msgspec.Meta(pattern=r"^[\d :-]{19}$")]
 

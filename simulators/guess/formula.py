@@ -25,6 +25,7 @@ import msgspec
 
 from rollout_sched.config import nearest
 from rollout_sched.core.errors import CallerError
+from rollout_sched.core.model.records import MAX_COUNT, Count, Size
 from rollout_sched.simulators.instance import CostModel
 
 # ------------------------------------------------------------------------------------------
@@ -32,7 +33,7 @@ from rollout_sched.simulators.instance import CostModel
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 _T = TypeVar("_T")
-AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
+AtLeastOne = Annotated[int, msgspec.Meta(ge=1, le=MAX_COUNT)]
 
 #: What a GPU inherits from the GPU that it is like.
 _FITTED = ("bandwidth_share", "small_bytes", "flops_share", "all_reduce_s")
@@ -47,8 +48,8 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     memory_bytes: Positive
     bandwidth_share: Positive
     small_bytes: Positive
-    flops_share: dict[int, float]
-    all_reduce_s: dict[int, float]
+    flops_share: dict[Size, float]
+    all_reduce_s: dict[Size, float]
     like: str = ""
 
 
@@ -140,7 +141,7 @@ class Layout(msgspec.Struct, frozen=True):
 
     gpus: AtLeastOne = 8
     tp: AtLeastOne = 1
-    trainer_gpus: Annotated[int, msgspec.Meta(ge=0)] = 0
+    trainer_gpus: Count = 0
 
     @property
     def instances(self) -> int:

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rollout_sched import config, terminal
 from rollout_sched.config import PolicyFile
 from rollout_sched.core.errors import CallerError
-from rollout_sched.core.model.records import MAX_SIZE, Size
+from rollout_sched.core.model.records import MAX_SIZE, Count, Size
 from rollout_sched.flags import Flag, add_flags, given_flags
 from rollout_sched.live import settings_of
 from rollout_sched.live.trainer import reward_settings_of
@@ -56,7 +56,6 @@ WIDTH = 100
 #: The formats of the report, each with an option that names its file.
 FORMATS = ("json", "csv", "html")
 
-Natural = Annotated[int, msgspec.Meta(ge=0)]
 Positive = Annotated[int, msgspec.Meta(ge=1, le=MAX_SIZE)]
 File = Annotated[str | None, Flag(metavar="FILE")]
 
@@ -88,12 +87,12 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
     scenarios: Annotated[list[str], Flag("--scenario", "NAME_OR_TOML")] = []
     axes: Annotated[list[str], Flag("--set", "TABLE.KEY=V,V")] = []
     split: Annotated[Positive | None, Flag(metavar="GPUS")] = None
-    steps: Natural = 0
+    steps: Count = 0
     seeds: Positive = 1
     resamples: Size = 0
     jobs: Jobs = 1
     equal_bias: bool = False
-    max_staleness: Annotated[Natural | None, Flag(metavar="K")] = None
+    max_staleness: Annotated[Count | None, Flag(metavar="K")] = None
     json: File = None
     csv: File = None
     html: File = None

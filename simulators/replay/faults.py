@@ -10,10 +10,10 @@ import msgspec
 
 from rollout_sched.core.model.actions import Dispatch
 from rollout_sched.core.model.events import Blame
+from rollout_sched.core.model.records import Signed, Size
 from rollout_sched.simulators.replay.event_queue import EventQueue
 from rollout_sched.simulators.traces.model import Duration as Seconds
 
-Number = Annotated[int, msgspec.Meta(ge=0)]
 Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 
 
@@ -31,7 +31,7 @@ class Lost(_Fault, frozen=True, tag="lost"):
     It joins again after `returns_after_s` seconds, with its initial weights; 0: never.
     """
 
-    instance: Number
+    instance: Size
     returns_after_s: Seconds = 0.0
 
 
@@ -41,14 +41,14 @@ class Leaving(_Fault, frozen=True, tag="leaving"):
     It joins again `returns_after_s` seconds after it has left; 0: never.
     """
 
-    instance: Number
+    instance: Size
     returns_after_s: Seconds = 0.0
 
 
 class Joins(_Fault, frozen=True, tag="joins"):
     """An instance that joins at `at_s`, not at the start."""
 
-    instance: Number
+    instance: Size
 
 
 class Failing(_Fault, frozen=True, tag="failing"):
@@ -63,12 +63,12 @@ class Failing(_Fault, frozen=True, tag="failing"):
               instance would take it, "unclear" for everything between
     """
 
-    instance: Number | None = None
+    instance: Size | None = None
     for_s: Seconds = 0.0
     share: Share = 1.0
     after_s: Seconds = 0.0
     blame: Blame = "unclear"
-    seed: int = 0
+    seed: Signed = 0
 
     @property
     def ends_everything(self) -> bool:
@@ -87,7 +87,7 @@ class ToolsFailing(_Fault, frozen=True, tag="tools_failing"):
 
     for_s: Seconds = 0.0
     share: Share = 1.0
-    seed: int = 0
+    seed: Signed = 0
 
 
 class SchedulerRestarts(_Fault, frozen=True, tag="scheduler_restarts"):

@@ -16,7 +16,7 @@ import msgspec
 from rollout_sched.core import SchedulerView
 from rollout_sched.core.model.actions import Deliver, Discard, Dispatch, Judge
 from rollout_sched.core.model.events import Ending, Event, GroupJudged
-from rollout_sched.core.model.records import DeliveredSample
+from rollout_sched.core.model.records import DeliveredSample, Signed
 from rollout_sched.simulators.replay.event_queue import EventQueue
 from rollout_sched.simulators.traces.model import Duration
 
@@ -31,7 +31,7 @@ class RewardModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seconds: Duration = 0.0
     spread: Annotated[float, msgspec.Meta(ge=0, le=10)] = 0.0
     filtered: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0
-    seed: int = 0
+    seed: Signed = 0
 
     def seconds_of(self, sample: DeliveredSample, seed: int) -> float:
         if not self.spread:

@@ -17,7 +17,7 @@ from rollout_sched.config import (
     unknown_key,
 )
 from rollout_sched.core.errors import CallerError
-from rollout_sched.core.model.records import MAX_COUNT, MAX_SIZE, Count, Size
+from rollout_sched.core.model.records import MAX_COUNT, MAX_SIZE, Count, Signed, Size
 from rollout_sched.simulators import traces
 from rollout_sched.simulators.instance import CostModel, InstanceSpec
 from rollout_sched.simulators.replay.faults import (
@@ -64,7 +64,7 @@ class TrafficModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     trace: str = ""
     patience_s: Seconds = 0.0
     max_tokens: Count = 0
-    seed: int = 0
+    seed: Signed = 0
 
 
 @dataclass(slots=True, eq=False)

@@ -12,6 +12,7 @@ import msgspec
 
 from rollout_sched.config import PolicyFile, parse_policy
 from rollout_sched.core.errors import CallerError, RolloutError
+from rollout_sched.core.model.records import Count
 from rollout_sched.flags import Flag
 from rollout_sched.metrics.fold import mean, share
 from rollout_sched.simulators.replay import Scenario, Workload
@@ -64,7 +65,7 @@ class HardLimits(msgspec.Struct, frozen=True):
                      beyond chance (Kolmogorov-Smirnov)
     """
 
-    max_staleness: Annotated[int, msgspec.Meta(ge=0), Flag(metavar="K")]
+    max_staleness: Annotated[Count, Flag(metavar="K")]
     max_length_bias: Annotated[float, msgspec.Meta(ge=0, le=1), Flag(metavar="B")] = 0.01
     max_step_bias: Annotated[float, msgspec.Meta(ge=0, le=1), Flag(metavar="C")] = 0.1
 

@@ -18,7 +18,7 @@ from typing import Annotated, TypeVar
 import msgspec
 
 from rollout_sched.core.errors import CallerError
-from rollout_sched.core.model.records import Size
+from rollout_sched.core.model.records import MAX_COUNT, Count, Serial, Size
 from rollout_sched.flags import Flag
 from rollout_sched.simulators.tune.candidates import (
     BASELINES,
@@ -319,13 +319,13 @@ class Plan(msgspec.Struct, frozen=True):
     seed            of all random choices: the prompts held out, and the candidates tried
     """
 
-    steps: int
+    steps: Count
     seconds: Annotated[Annotated[float, msgspec.Meta(gt=0)] | None, Flag("--budget", "SECONDS")] = (
         None
     )
-    evaluations: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    evaluations: Annotated[int, msgspec.Meta(ge=1, le=MAX_COUNT)] | None = None
     held_out_seeds: Size = 5
-    seed: Annotated[int, msgspec.Meta(ge=0)] = 0
+    seed: Serial = 0
 
     @property
     def rungs(self) -> list[Rung]:

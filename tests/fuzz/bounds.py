@@ -37,8 +37,11 @@ class TookTooLong(BaseException):
 
 
 @contextlib.contextmanager
-def cpu_limit(seconds: float) -> Iterator[None]:
-    """Raises Broken when the block has used `seconds` of CPU time. Only in the main thread."""
+def cpu_limit(seconds: float, memory: int | None = None) -> Iterator[None]:
+    """Raises Broken when the block has used `seconds` of CPU time. Only in the main thread.
+
+    `memory`: bytes that it may allocate beyond what the process has; else it gets a MemoryError.
+    """
     fired = False
 
     def fire(number: int, frame: FrameType | None) -> None:
@@ -47,7 +50,8 @@ def cpu_limit(seconds: float) -> Iterator[None]:
         raise TookTooLong
 
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, hard))
+    space = ADDRESS_SPACE if memory is None else _pages(0) * resource.getpagesize() + memory
+    resource.setrlimit(resource.RLIMIT_AS, (space, hard))
     before = signal.signal(signal.SIGPROF, fire)
     signal.setitimer(signal.ITIMER_PROF, seconds, 0.2)
     try:
@@ -127,8 +131,12 @@ def _cpu_s(target: Target, data: bytes) -> float:
 def memory() -> int:
     """Bytes of memory that the process uses now."""
     gc.collect()
+    return _pages(1) * resource.getpagesize()
+
+
+def _pages(column: int) -> int:
     with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[1]) * resource.getpagesize()
+        return int(file.read().split()[column])
 
 
 def _peak() -> int:

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import msgspec
 
 from rollout_sched.core.model.events import Spans
-from rollout_sched.core.model.records import Count
+from rollout_sched.core.model.records import Count, Serial
 from rollout_sched.integrations.vllm.protocol.answers import (
     Finish,
     Logprob,
@@ -145,7 +145,7 @@ class Event(msgspec.Struct):
     id: str | None = None
     request_id: str | None = None
     object: str | None = None
-    created: int | float | None = None
+    created: Serial | float | None = None
     model: str | None = None
     prompt_token_ids: msgspec.Raw = _NULL
     usage: EventUsage | None = None

@@ -9,6 +9,7 @@ import msgspec
 
 from rollout_sched.core.model.actions import Dispatch
 from rollout_sched.core.model.model import DeliveredSample
+from rollout_sched.core.model.records import Count
 from rollout_sched.integrations.gateway.data_plane import body as envelopes
 from rollout_sched.integrations.gateway.data_plane.answers import REASONING
 from rollout_sched.integrations.gateway.data_plane.body import SubRequest, Values
@@ -76,7 +77,7 @@ KEEP_ALIVE = b": keep-alive\n\n"
 #: The field that the gateway adds to an instance's answer.
 FIELD = "rollout_sched"
 
-_IDS = msgspec.json.Decoder(list[int])
+_IDS = msgspec.json.Decoder(list[Count])
 
 
 class Reply(Protocol):

@@ -9,6 +9,7 @@ from typing import Annotated, Literal, TypeVar
 import msgspec
 
 from rollout_sched.core.model.events import Spans
+from rollout_sched.core.model.records import Count
 from rollout_sched.integrations.vllm.protocol.refusals import says_paused
 from rollout_sched.live.ports import (
     AnswerUntrue,
@@ -41,8 +42,8 @@ class VersionSpan(msgspec.Struct):
     """Tokens `start` to `end` (exclusive) of an answer were made under the label `version`."""
 
     version: str
-    start: int
-    end: int
+    start: Count
+    end: Count
 
 
 class _Failure(msgspec.Struct):

@@ -14,6 +14,7 @@ import msgspec
 from yarl import URL
 
 from rollout_sched.core.errors import CallerError, RolloutError
+from rollout_sched.core.model.records import Count
 from rollout_sched.live.trainer import TRAINER, LeaseEnded, TrainerName
 from rollout_sched.store import StoreFull
 
@@ -56,7 +57,7 @@ class SubmissionAnswer(msgspec.Struct, frozen=True):
     delivered  uids of those whose batch was acknowledged before: they are not generated again
     """
 
-    accepted: int
+    accepted: Count
     delivered: list[str]
 
 

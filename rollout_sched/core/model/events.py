@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from rollout_sched.core.model.records import Count, RunState, Segment, Serial, Size
+from rollout_sched.core.model.records import Count, RunState, Segment, Serial, Signed, Size
 
 Spans = tuple[tuple[Serial, Count], ...]
 
@@ -118,7 +118,7 @@ class RequestSubmitted(_Event, frozen=True, omit_defaults=True):
     prompt_tokens: Count
     max_tokens: Count
     session: str = ""
-    priority: int = 0
+    priority: Signed = 0
     prior_segments: tuple[Segment, ...] = ()
     ends: bool = False
     resumable: bool = True

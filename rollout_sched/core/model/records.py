@@ -22,6 +22,8 @@ Times = Annotated[float, msgspec.Meta(ge=1, le=64)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
 #: Versions, identifiers, and counters that grow with time. Nothing is sized by it.
 Serial = Annotated[int, msgspec.Meta(ge=0, le=MAX_SERIAL)]
+#: Seeds and priorities, as in vLLM.
+Signed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class Segment(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):

@@ -15,6 +15,7 @@ from rollout_sched.core.model.records import (
     PromptFacts,
     RunFacts,
     RunState,
+    Serial,
 )
 from rollout_sched.core.model.request_ids import group_of, request_id
 from rollout_sched.live.requests.payloads import PayloadFactory
@@ -53,7 +54,9 @@ def recover(store: Store, transcripts: StoredTranscripts, tools: Container[str] 
         log.error("store %s: %s", store.folder, line)
     try:
         return _Recovery(store, transcripts, tools).recovered()
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except StoreError:
+        raise
+    except (msgspec.DecodeError, ValueError) as error:
         raise StoreError(
             f"store {store.folder}: a fact cannot be decoded ({error}); open it with the "
             "version that wrote it, or choose another folder"
@@ -105,7 +108,7 @@ class _Recovery:
         weights = store.facts(facts.WEIGHTS).get(ONE)
         found.weights = None if weights is None else decoded(weights, StoredWeights)
         last_report = store.facts(facts.LAST_REPORT).get(ONE)
-        found.last_report = -1 if last_report is None else decoded(last_report, int)
+        found.last_report = -1 if last_report is None else decoded(last_report, Serial)
         self._find_running(groups)
         self._fail_what_is_left(groups)
         self._give_up_rewards()

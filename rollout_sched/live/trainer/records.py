@@ -9,6 +9,7 @@ import msgspec
 
 from rollout_sched.core.errors import CallerError
 from rollout_sched.core.model.actions import Deliver
+from rollout_sched.core.model.records import Serial
 from rollout_sched.live.requests.token_payload import Piece, TokenTranscript
 from rollout_sched.live.trainer.samples import Prompt
 from rollout_sched.store import PieceDamaged, Store
@@ -56,7 +57,7 @@ class StoredLoss(msgspec.Struct, frozen=True):
     reported it to the trainer; None: not yet. `digest`: as in LostGroup."""
 
     reason: str | None
-    batch: int | None = None
+    batch: Serial | None = None
     digest: int | None = None
 
 

@@ -18,6 +18,7 @@ from asyncio_throttle.throttler import Throttler
 
 from rollout_sched.config import REWARDS, ConfigError, PolicyFile, imported, nearest, read_table
 from rollout_sched.core.errors import RolloutError
+from rollout_sched.core.model.records import MAX_SIZE, Count
 from rollout_sched.live.trainer.samples import Reward, Sample
 
 log = logging.getLogger(__name__)
@@ -55,10 +56,10 @@ class RewardSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     use: str = ""
     keep: str = ""
-    concurrency: Annotated[int, msgspec.Meta(ge=1)] = 64
-    rate: Annotated[int, msgspec.Meta(ge=0)] = 0
+    concurrency: Annotated[int, msgspec.Meta(ge=1, le=MAX_SIZE)] = 64
+    rate: Count = 0
     timeout_s: Positive = 300.0
-    tries: Annotated[int, msgspec.Meta(ge=1)] = 3
+    tries: Annotated[int, msgspec.Meta(ge=1, le=MAX_SIZE)] = 3
     backoff_s: Positive = 1.0
 
 

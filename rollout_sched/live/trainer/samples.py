@@ -18,7 +18,14 @@ from rollout_sched.core.errors import CallerError
 from rollout_sched.core.model import model
 from rollout_sched.core.model.actions import Deliver
 from rollout_sched.core.model.events import GroupSubmitted
-from rollout_sched.core.model.records import MAX_COUNT, MAX_SIZE, Count, Size
+from rollout_sched.core.model.records import (
+    MAX_COUNT,
+    MAX_SERIAL,
+    MAX_SIZE,
+    Count,
+    Serial,
+    Size,
+)
 from rollout_sched.live.requests import continuation
 from rollout_sched.live.requests.token_payload import TokenPayload
 from rollout_sched.live.requests.trajectories import Tool, Trajectory
@@ -89,7 +96,8 @@ Samples = Annotated[int, msgspec.Meta(ge=1, le=MAX_SIZE)]
 #: Response lengths of one prompt: enough for a long training, few enough to be journaled.
 History = Annotated[list[Count], msgspec.Meta(max_length=4096)]
 
-#: The version of a token that a tool returned.
+#: The version of a token; OBSERVED: a tool returned it.
+Version = Annotated[int, msgspec.Meta(ge=-1, le=MAX_SERIAL)]
 OBSERVED = -1
 
 
@@ -153,10 +161,10 @@ class Span(msgspec.Struct, frozen=True):
     `masked`: they are older than the policy allows, and must not be trained.
     """
 
-    version: int
+    version: Serial
     instance: str
-    start: int
-    end: int
+    start: Count
+    end: Count
     masked: bool = False
 
 
@@ -186,17 +194,17 @@ class Sample(msgspec.Struct, frozen=True):
     """
 
     uid: str
-    index: int
-    prompt_ids: list[int]
-    response_ids: list[int]
-    response_mask: list[int]
+    index: Count
+    prompt_ids: list[Count]
+    response_ids: list[Count]
+    response_mask: list[Count]
     rollout_log_probs: list[float] | None
-    versions: list[int]
+    versions: list[Version]
     segments: list[Span]
-    staleness: int
+    staleness: Serial
     finish_reason: Literal["stop", "length"]
     status: Literal["COMPLETED", "TRUNCATED"]
-    num_interruptions: int
+    num_interruptions: Count
     extra: dict[str, Any] = {}
     reward: float | None = None
     rewards: dict[str, float] = {}
@@ -245,15 +253,15 @@ class Batch(msgspec.Struct, frozen=True):
     failed_samples  how many samples have failed, by uid, of the groups that lack some
     """
 
-    number: int
-    version: int
+    number: Serial
+    version: Serial
     samples: list[Sample]
     failed: list[FailedGroup] = []
-    part: int = 0
+    part: Size = 0
     last: bool = True
     filtered: list[str] = []
-    missing: int = 0
-    failed_samples: dict[str, int] = {}
+    missing: Count = 0
+    failed_samples: dict[str, Size] = {}
 
     def groups(self) -> dict[str, list[Sample]]:
         """Samples by the uid of their prompt."""

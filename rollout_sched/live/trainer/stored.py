@@ -18,7 +18,7 @@ import msgspec
 
 from rollout_sched.core.model.actions import Deliver
 from rollout_sched.core.model.events import Restored
-from rollout_sched.core.model.records import RunState
+from rollout_sched.core.model.records import RunState, Serial
 from rollout_sched.core.state.groups import Groups
 from rollout_sched.live.trainer import records as facts
 from rollout_sched.live.trainer.delivery import LeaseFacts
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 class StoredWeights(msgspec.Struct, frozen=True):
     """The newest published version, and how to load it, as encoded by the code that loads it."""
 
-    version: int
+    version: Serial
     loader: bytes
 
 

@@ -91,7 +91,7 @@ def test_a_misspelt_key_gets_a_suggestion(changes: dict[str, Any], path: str, ne
         ({"trainer__fixed_s": float("inf")}, "trainer.fixed_s"),
         ({"visibility__poll_s": float("nan")}, "visibility.poll_s"),
         ({"weights__bytes_per_s": 0}, "weights.bytes_per_s"),
-        ({"cost__step_s": -1e-3}, "step_s must be finite and >= 0"),
+        ({"cost__step_s": -1e-3}, "step_s must be from 0 to 60"),
         ({"cost__exponent": 0.5}, "exponent must be >= 1"),
         ({"fleet__max_num_batched_tokens": 100}, "max_num_batched_tokens (100) must be"),
         ({"job__max_tokens": 1.5}, "job.max_tokens"),
