@@ -103,6 +103,11 @@ class Generated(msgspec.Struct):
     choices: list[_Choice]
     rollout_sched: _Ours = _Ours()
 
+    def __post_init__(self) -> None:
+        told = sum(max(0, segment.end - segment.start) for segment in self.rollout_sched.segments)
+        if told > sum(len(choice.token_ids) for choice in self.choices):
+            raise ValueError(f"its segments have {told} tokens, more than it has")
+
     @property
     def token_ids(self) -> list[int]:
         return self.choices[0].token_ids

@@ -10,7 +10,9 @@ from __future__ import annotations
 import ast
 import contextlib
 import glob
+import gzip
 import importlib
+import io
 import json
 import re
 import struct
@@ -22,6 +24,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from backports import zstd
 from msgspec import inspect
 
 import rollout_sched
@@ -41,6 +44,7 @@ from rollout_sched.core.model.records import (
 )
 from rollout_sched.inspection.recording import Recording, TraceFold, summary
 from rollout_sched.integrations.gateway.data_plane.answers import read_answer, read_event
+from rollout_sched.integrations.verl import generate_call
 from rollout_sched.integrations.vllm import metrics_text
 from rollout_sched.integrations.vllm.protocol.answers import spans_of
 from rollout_sched.link import protocol
@@ -52,11 +56,13 @@ from rollout_sched.metrics.fold import Folded
 from rollout_sched.simulators import traces
 from rollout_sched.simulators.replay import load_scenario
 from rollout_sched.simulators.replay.runs import run_policy
+from rollout_sched.simulators.traces.command import statistics
 from rollout_sched.store.store import Losses
 from rollout_sched.store.transaction import Tokens, Transaction, encode
 from tests import virtual_loop
 from tests.core.told import make_scheduler
 from tests.fuzz.bounds import cpu_limit
+from tests.fuzz.corpus import kept
 from tests.integrations.vllm.scripted import METRICS
 from tests.link.fixtures import Stage
 
@@ -183,6 +189,10 @@ def read_stream_event(path: Path) -> None:
         spans_of(choice.weight_versions, 2)
 
 
+def read_generated(path: Path) -> None:
+    generate_call.read(path.read_bytes()).extra_fields["versions"]
+
+
 def read_metrics(path: Path) -> None:
     metrics_text.gauges(path.read_bytes())
     metrics_text.cache_config(path.read_bytes())
@@ -239,6 +249,10 @@ def read_store(path: Path) -> None:
         make_scheduler(batching="sync").handle(Restored(found.state), found.state.run.now)
 
 
+def read_trace(path: Path) -> None:
+    statistics(traces.read(path))
+
+
 def run_world(path: Path) -> None:
     replayed(path.parent, path.read_bytes(), "partial_rollout")
 
@@ -256,6 +270,8 @@ EVENT = b"""{"id": "x", "created": 1700000000, "choices": [{"index": 0, "text": 
   "token_ids": [5, 6], "prompt_token_ids": [1, 2, 3], "finish_reason": null,
   "weight_versions": [{"version": "3", "start": 0, "end": 2}]}],
   "usage": {"prompt_tokens": 3, "completion_tokens": 2}}"""
+GENERATED = b"""{"choices": [{"token_ids": [5, 6], "finish_reason": "stop"}], "rollout_sched":
+  {"segments": [{"version": 3, "start": 0, "end": 2, "instance": "i"}]}}"""
 REPORTS = msgspec.json.encode(
     protocol.Reports(
         "",
@@ -348,22 +364,28 @@ def spent_s(read: Callable[[Path], None], path: Path, data: bytes, limit_s: floa
     return time.process_time() - before
 
 
-def policy_of(line: str) -> Callable[[Path], bytes]:
-    return lambda _: line.encode()
+def as_it_is(data: bytes) -> Callable[[Path], bytes]:
+    return lambda _: data
 
 
 #: How each kind is read, and a valid sample of it.
 KINDS: dict[str, tuple[Callable[[Path], None], Callable[[Path], bytes]]] = {
     "answer.json": (read_whole_answer, lambda _: ANSWER),
     "event.json": (read_stream_event, lambda _: EVENT),
+    "generated.json": (read_generated, lambda _: GENERATED),
     "metrics.txt": (read_metrics, lambda _: METRICS.encode()),
     "link.json": (read_link, lambda _: REPORTS),
     "store.json": (read_store, lambda _: stored()),
     "journal.jsonl": (read_journal, journaled),
     "world.toml": (run_world, lambda _: SCENARIO + BESIDE),
+    **{
+        f"trace{number}": (read_trace, as_it_is(data))
+        for number, data in enumerate(kept("traces"))
+        if data.isascii()
+    },
     "links.toml": (run_world, lambda _: SCENARIO.partition(b"trainer")[0] + LINKS),
     **{
-        f"{line.split()[0]}{n}.toml": (run_policy_file, policy_of(line))
+        f"{line.split()[0]}{n}.toml": (run_policy_file, as_it_is(line.encode()))
         for n, line in enumerate(policies())
     },
 }
@@ -374,10 +396,45 @@ def test_a_hostile_number_costs_nothing(name, tmp_path):
     read, sample = KINDS[name]
     valid = sample(tmp_path)
     (tmp_path / name).write_bytes(valid)
-    read(tmp_path / name)  # without any error
+    if not name.startswith("trace"):  # some of these are of errors
+        read(tmp_path / name)
     limit_s = SPENT_S + 20 * spent_s(read, tmp_path / name, valid, 60.0)
     for data in hostile(valid):
         try:
             spent_s(read, tmp_path / name, data, limit_s)
         except BaseException as error:
             pytest.fail(f"{error!r} for {data[:2000]!r}")
+
+
+# -- packed files ---------------------------------------------------------------------------------
+
+HEADER = b"group,prompt_tokens,response_tokens\n"
+
+
+def parquet_of(rows: int, group: str) -> bytes:
+    """Equal rows, of which a Parquet file holds only one and their number."""
+    pyarrow = pytest.importorskip("pyarrow")
+    written, one = io.BytesIO(), pyarrow.array([1], pyarrow.int8())
+    ones = one.take(pyarrow.array(bytes(rows), pyarrow.int8()))
+    columns = {"group": ones.dictionary_encode(), "prompt_tokens": ones, "response_tokens": ones}
+    columns["group"] = pyarrow.DictionaryArray.from_arrays(columns["group"].indices, [group])
+    parquet = importlib.import_module("pyarrow.parquet")
+    parquet.write_table(pyarrow.table(columns), written, compression="zstd", store_schema=False)
+    return written.getvalue()
+
+
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        lambda: gzip.compress(HEADER + b"\n" * 2 * 10**7, 1),
+        lambda: gzip.compress(HEADER + b"1" * 2 * 10**7, 1),
+        lambda: zstd.compress(HEADER + b"1,1,1\n" * 10**6),
+        lambda: parquet_of(10**6, "g"),
+        lambda: parquet_of(1000, "g" * 10**7),
+    ],
+)
+def test_a_file_that_unpacks_to_far_more_than_it_is_is_refused(bomb, tmp_path):
+    path = tmp_path / "bomb"
+    path.write_bytes(bomb())
+    with cpu_limit(30.0, MEMORY), pytest.raises(traces.TraceError, match="it unpacks to more"):
+        traces.read(path)
