@@ -15,7 +15,7 @@ from typing import Annotated
 
 import msgspec
 
-from rollout_sched.core.model.records import Count
+from rollout_sched.core.model.records import Count, Serial
 from rollout_sched.store.errors import StoreInUse
 
 
@@ -78,11 +78,11 @@ class Mark(msgspec.Struct, frozen=True):
     epoch    of the store
     """
 
-    written: int = 0
-    synced: int = 0
+    written: Serial = 0
+    synced: Serial = 0
     at: float = 0.0
     boot: str = ""
-    epoch: int = 0
+    epoch: Serial = 0
 
 
 class MarkFile:
