@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from rollout_sched.core.model.records import MAX_COUNT, Serial
+from rollout_sched.core.model.records import MAX_COUNT, MAX_SERIAL, Serial
 from rollout_sched.flags import Flag, add_flags, given_flags
 from rollout_sched.integrations.gateway.data_plane.reply import Limits
 from rollout_sched.integrations.http import MAX_BODY
@@ -79,10 +79,8 @@ class Options(RunOptions, frozen=True, kw_only=True):
     instance_api_key_file: KeyFile = None
     max_requests: AtLeastOne = Limits().requests
     max_client_requests: AtLeastOne | None = None
-    max_client_tokens: AtLeastOne | None = None
-    max_body: Annotated[int, msgspec.Meta(ge=1, le=MAX_COUNT), Flag(metavar="MB", unit=2**20)] = (
-        MAX_BODY
-    )
+    max_client_tokens: Annotated[int, msgspec.Meta(ge=1, le=MAX_SERIAL)] | None = None
+    max_body: Annotated[AtLeastOne, Flag(metavar="MB", unit=2**20)] = MAX_BODY
     max_bodies: Serial = Limits().body_bytes
     max_samples: AtLeastOne = 3_200_000  # twice 100,000 groups of 16
     drain_s: Annotated[float, msgspec.Meta(ge=0)] = 5.0
