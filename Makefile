@@ -132,11 +132,15 @@ zoo reproduction: $(COMPILED_VENV)/.ready
 	cd build/replays && $(abspath $(COMPILED_VENV))/bin/python \
 	  -m benchmarks.$(if $(filter zoo,$@),zoo,reproduce) --out $(abspath docs)/$@.md
 
-# So many inputs over all targets, or for so many seconds; SEED=... makes the same inputs again, and what
-# is found goes into tests/fuzz/corpus.
-fuzz: $(VENV)/.ready
-	$(BIN)/python -m tests.fuzz --keep $(if $(SECONDS),--seconds $(SECONDS),--inputs $(or $(INPUTS),1000000)) \
-	  $(if $(SEED),--seed $(SEED))
+# So many inputs over all targets, or for so many seconds, of each build; SEED=... makes the same inputs
+# again, and what is found goes into tests/fuzz/corpus.
+FUZZ = -m tests.fuzz --keep $(if $(SECONDS),--seconds $(SECONDS),--inputs $(or $(INPUTS),1000000)) \
+  $(if $(SEED),--seed $(SEED))
+fuzz: $(VENV)/.ready $(COMPILED_VENV)/.ready
+	$(BIN)/python $(FUZZ)
+	rm -rf build/compiled && mkdir -p build/compiled && cp -r tests benchmarks docs pyproject.toml build/compiled
+	rm -r build/compiled/tests/fuzz/corpus && ln -s $(abspath tests/fuzz/corpus) build/compiled/tests/fuzz
+	cd build/compiled && $(abspath $(COMPILED_VENV))/bin/python $(FUZZ)
 
 # Everything that can go wrong, in virtual time: the seeds that have found bugs, then SEEDS=10000 runs, or
 # MINUTES=5; from SEED on, or from any.

@@ -253,10 +253,11 @@ class ClientConnection:
             self._unasked()
             return
         try:
-            if self._body is None:
+            body = self._body
+            if body is None:
                 self._read_head(exchange, data)
             else:
-                self._read_body(exchange, self._body, data)
+                self._read_body(exchange, body, data)
         except Malformed as error:
             self._break(f"the answer is not valid: {error}", error)
         except RAISED as error:  # raised by the receiver
@@ -302,12 +303,12 @@ class ClientConnection:
         receiver = exchange.receiver
         assert receiver is not None
         receiver.on_head(status, head.headers)
-        if self._exchange is not exchange:
+        if not self._carries(exchange):
             return
         if len(data) == length:
             if data:
                 receiver.on_data(data)
-            if self._exchange is exchange:
+            if self._carries(exchange):
                 self._end(exchange, b"")
         else:
             self._body = body = body_of(length, exchange.most, fair=False)
@@ -320,8 +321,13 @@ class ClientConnection:
         if payload:
             assert self._on_data is not None
             self._on_data(payload)
-        if rest is not None and self._exchange is exchange:
+        if rest is not None and self._carries(exchange):
             self._end(exchange, rest)
+
+    def _carries(self, exchange: Exchange) -> bool:
+        """Whether its receiver has not cancelled it. A call, because mypyc takes an attribute that
+        was compared before a call for unchanged after it."""
+        return self._exchange is exchange
 
     def _end(self, exchange: Exchange, rest: bytes) -> None:
         """The answer is complete. Its receiver decides whether the connection is reused."""
@@ -352,10 +358,11 @@ class ClientConnection:
         exchange = self._exchange
         if exchange is None:
             return
-        if isinstance(self._body, UntilClose) and exc is None:
+        body = self._body
+        if isinstance(body, UntilClose) and exc is None:
             self._keep = False
             self._end(exchange, b"")
-        elif self._body is not None:
+        elif body is not None:
             self._break(_because("the connection closed in the middle of the answer", exc), exc)
         elif self._may_redial(exchange):
             self.drop()

@@ -190,12 +190,13 @@ class ReceivedRequest:
 
     def fail(self) -> None:
         """The app has failed: answer 500 if the answer has not begun, else drop the connection."""
-        if self._outlet is None:
+        outlet = self._outlet
+        if outlet is None:
             return
         if self._state is _UNANSWERED:
             self.answer(500, (), b"")
         else:
-            self._outlet.drop()
+            outlet.drop()
 
     def lose(self) -> None:
         """The client is gone."""

@@ -74,10 +74,11 @@ class HandedConnection:
         self.data_received(rest)
 
     def data_received(self, data: bytes) -> None:
-        if self._body is None or self._transport.is_closing():
+        body = self._body
+        if body is None or self._transport.is_closing():
             return
         try:
-            payload, rest = self._body.feed(data)
+            payload, rest = body.feed(data)
         except Malformed:  # the fallback answers it
             self._pass(data)
             self._stop()

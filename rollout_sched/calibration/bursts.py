@@ -254,9 +254,10 @@ def writing_s(times: Mapping[Burst, Iterable[BurstTime]]) -> float:
     """
     alike = [burst for burst in times if burst.waves == 1 and burst.prompt == SHORT]
     most = max((burst.batch for burst in alike), default=1)
-    *_, shorter, longer = [None, None, *sorted(burst for burst in alike if burst.batch == most)]
-    if most == 1 or shorter is None or longer is None:
+    longest = sorted(burst for burst in alike if burst.batch == most)[-2:]
+    if most == 1 or len(longest) < 2:
         return 0.0
+    shorter, longer = longest
     later_s = [
         median(time.last_s - time.first_s for time in times[burst]) / (most - 1)
         for burst in (shorter, longer)

@@ -248,11 +248,11 @@ class SimInstance:
 
     def _foresee(self) -> float:
         core, scheduler, inbox = self._core, self._core.scheduler, self._inbox
-        step, at = scheduler.step, core.at
-        if self._step is not None:
+        step, at, decided = scheduler.step, core.at, self._step
+        if decided is not None:
             step, at, batch = step + 1, self._end, scheduler.batch
             ending = batch.count and batch.next_end() == step
-            if core.pausing or self._step.idled or ending:
+            if core.pausing or decided.idled or ending:
                 return at
         if inbox.due <= at:
             return at

@@ -433,7 +433,8 @@ class Stream:
 
     def _translated(self, data: bytes, tokens: int = 0) -> bytes:
         """An event in the client's format."""
-        if self._resumes is None:
+        resumes = self._resumes
+        if resumes is None:
             return data
         fields = answers.read_object(data)
         try:
@@ -441,7 +442,7 @@ class Stream:
             dialects.translate_event(
                 self._client.endpoint,
                 self._client.envelope or {},
-                self._resumes,
+                resumes,
                 self._text_offset,
                 fields,
                 self._client.tops,

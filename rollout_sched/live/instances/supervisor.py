@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rollout_sched.core.model.events import InstanceReported
@@ -11,6 +12,7 @@ from rollout_sched.live.instances.admission import InstanceAdmission, JoinsLater
 from rollout_sched.live.instances.attempts import InFlight
 from rollout_sched.live.instances.control import ControlOrder, InstanceControl
 from rollout_sched.live.instances.engine_watch import EngineWatch
+from rollout_sched.live.instances.health import Poll
 from rollout_sched.live.instances.instance import FleetInstance
 from rollout_sched.live.instances.membership import MembershipMove
 from rollout_sched.live.instances.pause import PausedBy
@@ -123,16 +125,20 @@ class InstanceSupervisor(FleetInstance):
         if self.pause.by in (PausedBy.NOBODY, PausedBy.SOMEBODY_ELSE):
             assert self.description is not None  # it has joined
             await self._watching.look(self.description, poll.gauges)
-            if not self.joined:
-                return
+        self._use(poll, poll.gauges, before)
+
+    def _use(self, poll: Poll, gauges: Gauges, before: Sequence[InFlight]) -> None:
+        """`before`: the attempts that were under way when the gauges were asked for."""
+        if not self.joined:
+            return
         # Also while paused, so that new work need not wait for a poll after the resume.
         self.health.verify(poll)
         if self.pause.by is not PausedBy.NOBODY:
             self.health.forget_progress()  # its gauges may not change while paused
             return
-        self.fleet.tell(_reported(self.name, poll.gauges))
+        self.fleet.tell(_reported(self.name, gauges))
         still = [running for running in before if running.reads]
-        verdict = self.health.judge(poll.gauges, still)
+        verdict = self.health.judge(gauges, still)
         if verdict.lost:
             self._lose(verdict.lost)
         for running, reason in verdict.stop:

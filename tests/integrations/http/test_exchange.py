@@ -47,7 +47,7 @@ async def test_cancelling_closes_the_connection_and_silences_it():
 
 
 @pytest.mark.parametrize("when", ["head", "data", "end"])
-async def test_cancelling_from_a_callback(when):
+async def test_cancelling_from_a_callback(when, caplog):
     class Canceller(Heard):
         def on_head(self, status, headers):
             super().on_head(status, headers)
@@ -72,6 +72,7 @@ async def test_cancelling_from_a_callback(when):
         await heard.over.wait()
         await asyncio.sleep(0.01)
         assert heard.calls == ["head", "data", "end"][: ["head", "data", "end"].index(when) + 1]
+        assert not caplog.records, "compiled, it raised after `on_data` had cancelled"
 
 
 @pytest.mark.parametrize(
