@@ -64,6 +64,9 @@ def is_full(error: Exception) -> bool:
 # A mark beside the database. SQLite takes the first damaged page of its log for the log's end, and
 # cannot know that there was more.
 
+#: Most of a transaction's number, and of its Unix time in seconds: the year 5138.
+MAX_NUMBER, MAX_TIME = 2**52, 1e11
+
 #: Bytes of a mark: less than a sector, so it is never written by half.
 MARK_BYTES = 256
 
@@ -80,7 +83,7 @@ class Mark(msgspec.Struct, frozen=True):
 
     written: Serial = 0
     synced: Serial = 0
-    at: float = 0.0
+    at: Annotated[float, msgspec.Meta(ge=0, le=MAX_TIME)] = 0.0
     boot: str = ""
     epoch: Serial = 0
 

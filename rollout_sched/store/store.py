@@ -26,7 +26,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec.structs import replace
 
-from rollout_sched.store.disk import Disk, Mark, MarkFile, StoreLock
+from rollout_sched.store.disk import MAX_NUMBER, MAX_TIME, Disk, Mark, MarkFile, StoreLock
 from rollout_sched.store.errors import (
     PieceDamaged,
     StoreBehind,
@@ -337,7 +337,9 @@ class Store:
             with self._transaction():
                 self._db.executemany("DELETE FROM facts WHERE id = ?", damaged_facts)
                 self._db.executemany("DELETE FROM pieces WHERE id = ?", damaged_pieces)
-                self._db.execute("UPDATE content SET crcs = ?", (intact,))
+                self._db.execute("DELETE FROM content")
+                counted = mark.written, mark.at, intact
+                self._db.execute("INSERT INTO content VALUES (?, ?, ?)", counted)
         return mark
 
     def _compared(self, crcs: int, *, salvage: bool) -> Mark:
@@ -370,8 +372,9 @@ class Store:
         """Of the content: number and time of its last transaction, sum of its checksums."""
         match self._db.execute("SELECT number, at, crcs FROM content").fetchall():
             case [(int(number), float(at), int(crcs))]:
-                return number, at, crcs
-        raise StoreDamaged(self.folder, "the number of its last transaction cannot be read")
+                if 0 <= number <= MAX_NUMBER and 0 <= at <= MAX_TIME:
+                    return number, at, crcs
+        return 0, 0.0, -1  # it is damaged: the sum of no rows
 
     def _last_epoch(self, mark: Mark) -> int:
         """If no number is left, the clock gives one that is higher than any count of openings."""
@@ -455,10 +458,7 @@ def _after(number: int, at: float, mark: Mark) -> str:
 
 
 def _clock(at: float) -> str:
-    try:
-        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
-    except (ValueError, OverflowError, OSError):  # no checksum covers it
-        return "an unknown time"
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
 def _crc_of_fact(kind: str, name: str, value: bytes) -> int:
