@@ -49,6 +49,7 @@ from rollout_sched.integrations.vllm import metrics_text
 from rollout_sched.integrations.vllm.protocol.answers import spans_of
 from rollout_sched.link import protocol
 from rollout_sched.live.durable.recovery import recover
+from rollout_sched.live.requests.token_payload import TokenTranscript
 from rollout_sched.live.trainer import records
 from rollout_sched.live.trainer.delivery import LeaseFacts
 from rollout_sched.live.trainer.samples import Prompt
@@ -244,7 +245,7 @@ def read_store(path: Path) -> None:
     transcripts, changes = records.StoredTranscripts(store), Transaction()
     found = recover(store, transcripts)
     for owner in store.owners():
-        transcripts.forget(owner.removeprefix("r:"), changes)
+        transcripts.write(owner.removeprefix("r:"), TokenTranscript(), changes)
     if found.state is not None:
         make_scheduler(batching="sync").handle(Restored(found.state), found.state.run.now)
 
