@@ -18,6 +18,7 @@ import re
 import struct
 import time
 import typing
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,8 @@ from rollout_sched.core.model.records import (
     RunFacts,
     Segment,
 )
-from rollout_sched.inspection.recording import Recording, TraceFold, summary
+from rollout_sched.inspection.recording import Recording, TraceFold
+from rollout_sched.inspection.timeline import journal_page
 from rollout_sched.integrations.gateway.data_plane.answers import read_answer, read_event
 from rollout_sched.integrations.verl import generate_call
 from rollout_sched.integrations.vllm import metrics_text
@@ -176,7 +178,8 @@ def replayed(folder: Path, scenario: bytes, policy: str, journal: str = "") -> N
 
 def read_journal(path: Path) -> None:
     recording, fold = Recording(path, "partial_rollout"), TraceFold("journal")
-    summary(recording, also=[Folded(fold).observe])
+    journal_page(recording)
+    recording.tell([Folded(fold).observe])
     fold.trace("recorded")
 
 
@@ -338,14 +341,16 @@ def policies() -> Iterator[str]:
 
 
 def once(data: bytes) -> Iterator[tuple[int, int]]:
-    """The numbers of a document, one for each kind of line and place in it."""
-    seen: set[tuple[bytes, int]] = set()
+    """The numbers of a document; of those after the same word in lines of a kind, the first few."""
+    seen: Counter[bytes] = Counter()
     start = 0
     for line in data.splitlines(keepends=True):
-        kind = NUMBER.sub(b"", line)[:60]
-        for place, found in enumerate(NUMBER.finditer(line)):
-            if (kind, place) not in seen:
-                seen.add((kind, place))
+        kind = NUMBER.sub(b"", line)[:50]
+        for found in NUMBER.finditer(line):
+            words = re.findall(rb"[a-z_]\w+", line[: found.start()])
+            place = b"%b %b" % (kind, words[-1] if words else b"")
+            seen[place] += 1
+            if seen[place] <= 3:
                 yield start + found.start(), start + found.end()
         start += len(line)
 
