@@ -113,6 +113,7 @@ class Client:
         self.headers = list(headers.items())
         self.fields = dict(headers)
         self.body = body
+        self.peer = "10.0.0.1"
         self.disconnected = False
         self.on_disconnect: Callable[[], None] | None = None
         self.on_pause: Callable[[], None] | None = None
