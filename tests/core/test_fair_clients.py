@@ -20,7 +20,7 @@ from rollout_sched.core.model.events import (
     RequestSubmitted,
     RequestWithdrawn,
 )
-from rollout_sched.core.state.waiting import BESIDE_S, MOST_CLIENTS, TRAINER_SHARE
+from rollout_sched.core.state.waiting import BESIDE_S, MOST_CLIENTS, ONE_IN, TRAINER_SHARE
 from tests.core.told import FULLY_ASYNC, LIMIT, PROMPT, Told
 
 POLICIES = ["slots", "unbounded", "kv_tokens"]
@@ -119,16 +119,28 @@ def test_tokens_are_equal_while_all_wait(clients: list[tuple[int, int]], admissi
 
 
 @pytest.mark.parametrize("admission", ["slots", "kv_tokens"])
-def test_the_trainer_keeps_its_part_beside_a_flood(admission: str) -> None:
-    fleet = Fleet(admission=admission, **FULLY_ASYNC)
-    fleet.train(30, 64)
-    for flood in range(5):
+@pytest.mark.parametrize(("floods", "share"), [(1, TRAINER_SHARE), (20, 1 - 1 / ONE_IN)])
+def test_the_trainer_keeps_its_part(floods: int, share: float, admission: str) -> None:
+    fleet = Fleet(64, admission=admission, **FULLY_ASYNC)
+    fleet.train(30, 256)
+    for flood in range(floods):
         fleet.ask(f"f{flood}", 30, open=200, priority=-1)
     fleet.run(until=300.0)
     before = fleet.served.copy()
-    fleet.run(until=2_000.0)
+    fleet.run(until=1_000.0)
     made = fleet.served - before
-    assert made[""] / made.total() == pytest.approx(TRAINER_SHARE, abs=0.01)
+    assert made[""] / made.total() == pytest.approx(share, abs=0.01)
+
+
+def test_a_client_does_not_wait_for_what_others_owe_the_trainer() -> None:
+    fleet = Fleet(32, **FULLY_ASYNC)
+    fleet.train(30, 128)
+    fleet.ask("flood", LIMIT, open=200)
+    fleet.ask("innocent", 1)
+    fleet.run(until=500.0)
+    fleet.waited["innocent"].clear()
+    fleet.run(until=3_000.0)
+    assert max(fleet.waited["innocent"]) <= 30.0, "it gets the next slot that is free"
 
 
 def test_silence_earns_no_credit() -> None:

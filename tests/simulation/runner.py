@@ -12,6 +12,7 @@ from random import Random
 import msgspec
 
 from benchmarks.soak.hostile import ATTACKS
+from rollout_sched.core.state.waiting import ONE_IN
 from tests.simulation.clients import REFUSED
 from tests.simulation.plan import EVERYTHING, Plan, draw
 from tests.simulation.world import Outcome, run
@@ -84,6 +85,8 @@ def _hostile(plan: Plan, kinds: Sequence[str], *, floods: bool = False) -> tuple
     rng = Random(f"blame/{plan.seed}")
     times = (rng.uniform(0, plan.horizon_s) for _ in range(20))
     attacks = sorted((at_s, rng.choice(kinds)) for at_s in times)
+    # In a fleet of fewer slots none is kept for whoever asks for little.
+    floods = floods and plan.instances * plan.slots >= ONE_IN
     flood = (rng.uniform(0, plan.horizon_s), 50) if floods else None
     alone = run(calm)
     if alone.broken:

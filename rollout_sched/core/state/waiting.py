@@ -133,10 +133,11 @@ class WaitingQueue:
 # requests come all at once, when clients have taken the slots that were idle.
 
 #: The trainer's part of all tokens while its requests and those of clients wait.
-TRAINER_SHARE = 0.95
+TRAINER_SHARE = 31 / 32
 
-#: One slot in so many goes only to a client that has fewer attempts than there are free slots.
-ONE_FREE_IN = 16
+#: One slot in so many goes only to a client that has fewer attempts than there are free slots. So
+#: many clients that have nothing in flight do not wait until the trainer has had its part.
+ONE_IN = 16
 
 #: Seconds for which a client counts as being beside others after it was seen to be.
 BESIDE_S = 60.0
@@ -203,18 +204,28 @@ class FairQueue:
         ours = None if trainer.held else trainer.queue.first()
         if not self._clients:
             return ours
-        best, theirs = None, None
-        for flow in self._clients.values():
-            if flow.held or (best is not None and flow.served >= best.served):
-                continue
-            if flow.queue.size and self._may_go(flow):
-                request = flow.queue.first()
-                if request is not None:
-                    best, theirs = flow, request
-        if best is None or (ours is not None and trainer.served <= self._together.served):
+        if ours is None or self._together.served < trainer.served:
+            return self._client_first(idle=False) or ours
+        # A client that has nothing in flight does not pay for what other clients got.
+        running = sum([bool(flow.in_flight) for flow in self._clients.values()])
+        if running >= self.slots // ONE_IN:
             return ours
-        self._level = max(self._level, best.served)
-        return theirs
+        return self._client_first(idle=True) or ours
+
+    def _client_first(self, *, idle: bool) -> Request | None:
+        """The first request of the client that got the least; `idle`: of those that have none in
+        flight."""
+        best, request = None, None
+        for flow in self._clients.values():
+            if flow.held or not flow.queue.size or (idle and flow.in_flight):
+                continue
+            if (best is None or flow.served < best.served) and self._may_go(flow):
+                first = flow.queue.first()
+                if first is not None:
+                    best, request = flow, first
+        if best is not None:
+            self._level = max(self._level, best.served)
+        return request
 
     def each_first(self) -> Iterator[Request]:
         """The first request of everybody who may have another one in flight."""
@@ -226,8 +237,8 @@ class FairQueue:
     @property
     def owed(self) -> int:
         """How many slots more clients hold than their part, up to what the trainer waits for."""
-        part = int(self.slots * (1 - TRAINER_SHARE))
-        return min(self._trainer.queue.size, self._together.in_flight - part)
+        theirs = int(self.slots * (1 - TRAINER_SHARE))
+        return min(self._trainer.queue.size, self._together.in_flight - theirs)
 
     def hold(self, request: Request) -> None:
         """It is first and cannot go: nor can those behind it, until `recall`."""
@@ -328,7 +339,7 @@ class FairQueue:
 
     def _may_go(self, flow: Flow) -> bool:
         free = self.slots - self._together.in_flight
-        kept = self.slots // ONE_FREE_IN if self._now < self._beside_until else 0
+        kept = self.slots // ONE_IN if self._now < self._beside_until else 0
         return free > kept or flow.in_flight < free
 
 

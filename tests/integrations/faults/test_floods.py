@@ -122,11 +122,16 @@ def test_whoever_has_most_of_the_open_calls_is_refused_first(tmp_path: Path) -> 
 @pytest.mark.parametrize("tokens", [20, 300])
 def test_the_trainer_gets_its_batches(tokens: int, tmp_path: Path) -> None:
     async def steps(rollouts: RolloutScheduler, first: int, count: int) -> float:
-        """Seconds that `count` batches of 64 groups of 4 samples take, of 100 tokens each."""
+        """Seconds that `count` batches of 64 groups of 4 samples take, of 50 to 149 tokens."""
         begun = asyncio.get_running_loop().time()
         for step in range(first, first + count):
             await rollouts.submit(
-                Prompt(uid=f"{step}.{n}", prompt_ids=[n + 1], samples=4, max_tokens=100)
+                Prompt(
+                    uid=f"{step}.{n}",
+                    prompt_ids=[n + 1],
+                    samples=4,
+                    max_tokens=50 + 37 * n % 100,
+                )
                 for n in range(64)
             )
             batch = await rollouts.next_batch()
