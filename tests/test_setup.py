@@ -36,6 +36,18 @@ def test_compiled_modules_exist() -> None:
     assert all(module.is_file() for module in modules)
 
 
+def test_compiled_exceptions_have_no_plain_attributes() -> None:
+    """A class that inherits from one of the interpreter's is made without their values: refusals of
+    calls were AttributeErrors. A ClassVar is kept."""
+    for module in compiled():
+        exceptions = {"Exception"}
+        for cls in ast.walk(ast.parse(module.read_text("utf-8"))):
+            if isinstance(cls, ast.ClassDef) and exceptions & {ast.unparse(b) for b in cls.bases}:
+                exceptions.add(cls.name)
+                plain = [each for each in cls.body if isinstance(each, ast.Assign | ast.AnnAssign)]
+                assert all("ClassVar" in ast.unparse(each) for each in plain), (module, cls.name)
+
+
 def test_nothing_compiled_waits_while_it_handles_an_exception() -> None:
     """`LiveFleet.add` did, and raised it again: compiled by mypyc 2.4 it crashed the process."""
     for module in compiled():

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from rollout_sched.integrations.gateway.data_plane.call import (
     JSON,
@@ -153,13 +153,13 @@ KEEP_ALIVE_S = 15.0
 class Unavailable(Exception):
     """The call cannot be accepted at present; the text says why."""
 
-    status = 503
+    status: ClassVar[int] = 503  # else it is missing where it is compiled
 
 
 class TooMany(Unavailable):
     """Its client has so many open calls that it gets no more for now, although others may."""
 
-    status = 429
+    status: ClassVar[int] = 429
 
 
 #: Of so many responses that may be open one is kept for clients that have fewer than are left.
