@@ -285,7 +285,10 @@ async def train_on_contents(url: str) -> None:
 
 @pytest.mark.parametrize("stream_every", [0, 2])
 async def test_contents_appear_in_no_log_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream_every: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    stream_every: int,
 ) -> None:
     """Whatever an instance answers, in both formats and from the lowest level on."""
     logged = io.StringIO()
@@ -293,7 +296,7 @@ async def test_contents_appear_in_no_log_line(
     handlers[0].setFormatter(TextLines())
     handlers[1].setFormatter(JsonLines())
     monkeypatch.setattr(logging.root, "handlers", handlers)
-    monkeypatch.setattr(logging.root, "level", logging.DEBUG)
+    caplog.set_level(logging.DEBUG)  # it also forgets what loggers know of their levels
     monkeypatch.setattr(server, "serve", lying(server.serve))
     async with house(tmp_path, stream_every=stream_every) as the:
         async with asyncio.timeout(600):
