@@ -36,7 +36,7 @@ from rollout_sched.core.scheduler import Scheduler
 from rollout_sched.core.state.fleet import Fleet
 from rollout_sched.core.state.waiting import FairQueue
 from rollout_sched.simulators import traces
-from rollout_sched.simulators.instance.model import CostModel
+from rollout_sched.simulators.instance.model import CostModel, Speculation
 from rollout_sched.simulators.replay.closed_loop import ClosedLoop
 from rollout_sched.simulators.replay.faults import Fault
 from rollout_sched.simulators.replay.rewards import RewardModel
@@ -213,6 +213,7 @@ def make_scenario(
     traffic: TrafficModel | None = None,
     rewards: RewardModel | None = None,
     faults: Sequence[Fault] = (),
+    speculation: Speculation | None = None,
 ) -> Scenario:
     """Every engine step takes one second, every training step and update a constant time."""
     return Scenario(
@@ -231,6 +232,7 @@ def make_scenario(
         traffic=traffic,
         rewards=rewards,
         faults=tuple(faults),
+        speculation=speculation,
     )
 
 

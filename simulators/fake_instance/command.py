@@ -86,7 +86,7 @@ def _settings(options: ServerOptions, given: Mapping[str, Any]) -> EngineSetting
 
 def _startable(spec: InstanceSpec) -> InstanceSpec:
     """Refuse to start, like vLLM, if a request of max_model_len does not fit the KV cache."""
-    fits = min(spec.max_model_len, spec.kv_blocks * spec.block_size)
+    fits = min(spec.max_model_len, spec.kv_tokens)
     return msgspec.structs.replace(spec, max_model_len=fits)
 
 

@@ -80,7 +80,7 @@ def _check(options: argparse.Namespace) -> None:
 
 def _speeds(scenario: Scenario) -> list[str]:
     """The speeds of one instance that the constants imply."""
-    time, fleet = StepTime(scenario.cost), scenario.fleet
+    time, fleet = StepTime(scenario.cost, scenario.speculation), scenario.fleet
     many = max(1, min(64, fleet.max_num_seqs, fleet.kv_tokens // 4096))
     alone_s = time.step(1, 1, 1024, 0.0, 0)
     batch_s = time.step(many, many, many * 4096, 0.0, 0)

@@ -8,6 +8,7 @@ from rollout_sched.simulators.instance.model import (
     Outcome,
     PauseMode,
     SimRequest,
+    Speculation,
 )
 from rollout_sched.simulators.instance.sim_instance import SimInstance
 from rollout_sched.simulators.instance.step_time import StepTime
@@ -23,6 +24,7 @@ __all__ = [
     "PauseMode",
     "SimInstance",
     "SimRequest",
+    "Speculation",
     "StepTime",
     "fit_spans",
 ]

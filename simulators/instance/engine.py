@@ -92,6 +92,7 @@ class EngineCore:
 
     def __init__(self, spec: InstanceSpec, version: int, inbox: Inbox) -> None:
         self.scheduler = StepScheduler(spec)
+        self.scheduler.time.set_version(version)
         self.version = version
         self.at = inbox.now
         self.requests: dict[int, SimAttempt] = {}
@@ -151,6 +152,7 @@ class EngineCore:
     def set_version(self, version: int) -> None:
         for attempt in self.requests.values():
             attempt.close_span(attempt.tokens_at(self.scheduler.step), self.version)
+        self.scheduler.time.set_version(version)
         self.version = version
 
     def clear_cache(self, preempt: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 
@@ -66,11 +66,104 @@ class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("cost model: step_s + weights_s must be > 0, else time cannot advance")
 
 
+#: Cost of one draft step as a share of G, by method: a 0.5B model drafts for a 7B, EAGLE adds one
+#: layer and a head, n-grams and suffixes run no model.
+DRAFT_SHARES = {"draft_model": 0.08, "eagle": 0.05, "ngram": 0.0, "suffix": 0.0}
+
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+
+
+class Speculation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Speculative decoding: k drafted tokens per sequence, which one step of the model verifies.
+
+    method        draft_model, eagle, ngram or suffix; it only sets the default of draft_share
+    tokens        k, or the most of it
+    acceptance    probability that a drafted token is accepted if those before it were
+    schedule      "always" k; "auto", for each number of decoding sequences the k of 0 to `tokens`
+                  that takes the least time per token; or rows of (first, last, k) by that number,
+                  as vLLM's num_speculative_tokens_per_batch_size: a gap has the k before it
+    context       tokens of context per sequence for which "auto" chooses
+    draft_share   one draft step costs this share of G(B), and if it is not 0, 0.3 t0
+    kv_share      of the KV blocks, what the drafter takes
+    acceptance_lost_per_version  share of the acceptance that each new version of the weights takes
+    draft_update_every           versions after which the drafter fits again; 0: never again
+
+    Raises ValueError for an unknown method, or a schedule that vLLM refuses too.
+    """
+
+    tokens: Annotated[int, msgspec.Meta(ge=1)]
+    acceptance: Share
+    method: str = "draft_model"
+    schedule: str | tuple[tuple[int, int, int], ...] = "auto"
+    context: Annotated[int, msgspec.Meta(ge=0)] = 4096
+    draft_share: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    kv_share: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0
+    acceptance_lost_per_version: Share = 0.0
+    draft_update_every: Annotated[int, msgspec.Meta(ge=0)] = 0
+
+    def __post_init__(self) -> None:
+        if self.method not in DRAFT_SHARES:
+            raise ValueError(f"method {self.method!r}: expected one of {', '.join(DRAFT_SHARES)}")
+        if not self._rows and self.schedule not in ("always", "auto"):
+            raise ValueError(
+                f'schedule {self.schedule!r}: expected "always", "auto", or rows of first and last '
+                f"number of sequences and drafts, as [[1, 16, 4], [17, 64, 2]]"
+            )
+        end = 0
+        for first, last, tokens in self._rows:
+            row = f"schedule: [{first}, {last}, {tokens}]"
+            if not end < first <= last or (not end and first != 1):
+                raise ValueError(f"{row}: begin the first row at 1, and each after the last one")
+            if not 0 <= tokens <= self.tokens:
+                raise ValueError(f"{row}: give 0 to {self.tokens} drafts, or increase tokens")
+            end = last
+
+    @property
+    def _rows(self) -> tuple[tuple[int, int, int], ...]:
+        return () if isinstance(self.schedule, str) else self.schedule
+
+    def choices(self, sequences: int) -> range:
+        """The numbers of drafted tokens to choose from, at this number of decoding sequences."""
+        if self.schedule == "auto":
+            return range(self.tokens + 1)
+        drafts = self.tokens
+        for first, _, tokens in self._rows:
+            if first <= sequences:
+                drafts = tokens
+        return range(drafts, drafts + 1)
+
+    def acceptance_of(self, version: int) -> float:
+        """The acceptance with these weights; the drafter fits version 0."""
+        behind = version % self.draft_update_every if self.draft_update_every else version
+        return self.acceptance * (1 - self.acceptance_lost_per_version) ** behind
+
+    @property
+    def draft_cost(self) -> float:
+        """The cost of a draft step as a share of G."""
+        return DRAFT_SHARES[self.method] if self.draft_share is None else self.draft_share
+
+    def least_cost(self, cost: CostModel) -> CostModel:
+        """Constants with which no step per token takes longer than with any of the drafts."""
+        made = tokens_per_step(self.tokens, self.acceptance)
+        less = {
+            name: getattr(cost, name) / made
+            for name in ("step_s", "weights_s", "sequence_s", "context_s")
+        }
+        # token_s = 0: G with weights_s / made would be steeper in prefill tokens than the real one.
+        return msgspec.structs.replace(cost, token_s=0.0, **less)
+
+
+def tokens_per_step(drafts: int, acceptance: float) -> float:
+    """Expected tokens of a sequence in a step: the accepted drafts, and the one that follows."""
+    return sum([acceptance**number for number in range(drafts + 1)])
+
+
 class InstanceSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The settings of an instance; names and defaults are those of vLLM.
 
-    kv_blocks  usable blocks: vLLM's num_gpu_blocks minus its null block
-    watermark  fraction of the blocks kept free when admitting while others run
+    kv_blocks    usable blocks: vLLM's num_gpu_blocks minus its null block
+    watermark    fraction of the blocks kept free when admitting while others run
+    speculation  None: no tokens are drafted
 
     Raises ValueError for settings that vLLM refuses too.
     """
@@ -84,6 +177,7 @@ class InstanceSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prefix_caching: bool = True
     scheduling: Literal["fcfs", "priority"] = "fcfs"
     watermark: float = 0.0
+    speculation: Speculation | None = None
 
     def __post_init__(self) -> None:
         for name in ("kv_blocks", "block_size", "max_num_seqs", "max_model_len"):
@@ -96,6 +190,10 @@ class InstanceSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
         if not 0 <= self.watermark < 1:
             raise ValueError(f"instance: watermark must be in [0, 1), got {self.watermark}")
+
+    @property
+    def kv_tokens(self) -> int:
+        return self.kv_blocks * self.block_size
 
     @property
     def watermark_blocks(self) -> int:

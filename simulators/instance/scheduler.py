@@ -1,7 +1,7 @@
 """The decisions of vLLM's scheduler for one step. It counts steps and has no notion of time.
 
 Reproduced from vLLM 0.32 (v1/core/sched/scheduler.py) with synchronous scheduling, one kind of
-full attention and no speculative decoding:
+full attention. Steps that verify drafts go on by one token too (see `step_time`):
 
 1. Running attempts come first, in the order of their admission: one token each, or the next chunk
    of a prefill, within the token budget. An attempt that finds no KV block preempts the last
@@ -339,7 +339,7 @@ class StepScheduler:
 
     def __init__(self, spec: InstanceSpec) -> None:
         self.spec = spec
-        self.time = StepTime(spec.cost)
+        self.time = StepTime(spec.cost, spec.speculation)
         self.counters = SimCounters()
         self.kv = KvBlocks(spec.kv_blocks, spec.prefix_caching)
         self.queue = SimWaitingQueue(spec.scheduling == "priority")

@@ -1,29 +1,50 @@
-"""The duration of one engine step, and of many at once: the formulas of the cost model."""
+"""The duration of one engine step, and of many at once: the formulas of the cost model.
+
+Drafted tokens make the number of tokens per step a matter of chance. Only its mean counts here: a
+step that verifies k drafts of acceptance a makes E = 1 + a + ... + a^k tokens of each of its B
+sequences, and takes
+
+    D = t0 + G((k + 1) B) + c_b B + c C + k (d G(B) + 0.3 t0)
+
+with d the share of a draft step, which takes 0.3 t0 only if a model drafts. So the instance goes on
+by steps of one token, which take D / E each: tokens stay whole, k depends on B alone, and m steps
+stay one formula. What a step prefills, it takes in addition. Left out: that sequences of one step
+gain different numbers of tokens, and the last one of a request more than it needs; that drafts
+count as tokens of the step's budget, and take KV slots; the prefill of the drafter.
+"""
 
 from __future__ import annotations
 
-from math import sqrt
+from math import inf, sqrt
 
-from rollout_sched.simulators.instance.model import CostModel
+from rollout_sched.simulators.instance.model import CostModel, Speculation, tokens_per_step
+
+#: Drafted tokens per sequence, the seconds to draft them, and the expected tokens of a step.
+Drafts = tuple[int, float, float]
+NO_DRAFTS: Drafts = (0, 0.0, 1.0)
+DRAFT_LAUNCH = 0.3  # of t0
 
 
 class StepTime:
     """The formulas of `CostModel` with the constants of one instance type. All in seconds."""
 
     __slots__ = (
+        "_acceptance",
         "_attention_s",
+        "_chosen",
         "_context_s",
         "_exponent",
         "_matmuls",
         "_prefill_s",
         "_request_s",
         "_sequence_s",
+        "_speculation",
         "_step_s",
         "_token_s",
         "_weights_s",
     )
 
-    def __init__(self, cost: CostModel) -> None:
+    def __init__(self, cost: CostModel, speculation: Speculation | None = None) -> None:
         self._step_s: float = cost.step_s
         self._weights_s: float = cost.weights_s
         self._token_s: float = cost.token_s
@@ -34,12 +55,24 @@ class StepTime:
         self._request_s: float = cost.request_s
         self._prefill_s: float = cost.prefill_s
         self._matmuls: dict[int, float] = {}  # by tokens; few different values occur
+        self._speculation = speculation
+        self._acceptance = 0.0 if speculation is None else speculation.acceptance_of(0)
+        self._chosen: dict[int, Drafts] = {}  # by sequences
+
+    def set_version(self, version: int) -> None:
+        """The weights have changed, and the drafter may not fit them."""
+        speculation = self._speculation
+        if speculation is not None:
+            acceptance = speculation.acceptance_of(version)
+            if acceptance != self._acceptance:
+                self._acceptance = acceptance
+                self._chosen.clear()
 
     def step(
         self, sequences: int, tokens: int, context: int, attention: float, admitted: int
     ) -> float:
-        """One step: B decode sequences, n tokens in total, context C, attention A, R requests that
-        are admitted. Without tokens no model runs."""
+        """One step: B decode sequences, n tokens in total without drafts, context C, attention A, R
+        requests that are admitted. Without tokens no model runs."""
         if not tokens:
             return self._step_s
         decode_s = self._decode(sequences, tokens, context)
@@ -53,7 +86,7 @@ class StepTime:
         """`steps` decode steps of one constant batch whose contexts sum to `context` in the first
         step; every step adds `sequences` tokens to that sum."""
         first = self._decode(sequences, sequences, context)
-        return steps * first + self._context_s * sequences * (steps * (steps - 1) / 2)
+        return steps * first + self._growth(sequences) * (steps * (steps - 1) / 2)
 
     def steps_within(self, seconds: float, sequences: int, context: int) -> int:
         """The inverse of jump: the largest m with jump(m, ...) <= seconds.
@@ -63,7 +96,7 @@ class StepTime:
         """
         if seconds <= 0:
             return 0
-        half = self._context_s * sequences / 2
+        half = self._growth(sequences) / 2
         linear = self._decode(sequences, sequences, context) - half
         root = 2 * seconds / (linear + sqrt(linear * linear + 4 * half * seconds))
         steps = int(root)
@@ -73,7 +106,45 @@ class StepTime:
             steps -= 1
         return steps
 
+    def _growth(self, sequences: int) -> float:
+        """By how much a decode step is longer than the one before it."""
+        return self._context_s * sequences / self._drafts(sequences)[2]
+
     def _decode(self, sequences: int, tokens: int, context: int) -> float:
+        drafts = self._drafts(sequences)
+        if not drafts[0]:
+            return self._pass(sequences, tokens, context)
+        verified = (drafts[0] + 1) * sequences
+        prefill_s = self._matmul(verified + tokens - sequences) - self._matmul(verified)
+        return self._per_token(sequences, context, drafts) + prefill_s
+
+    def _per_token(self, sequences: int, context: int, drafts: Drafts) -> float:
+        """Seconds until each sequence has one more token, in steps with these drafts."""
+        count, drafting_s, made = drafts
+        return (self._pass(sequences, (count + 1) * sequences, context) + drafting_s) / made
+
+    def _drafts(self, sequences: int) -> Drafts:
+        speculation = self._speculation
+        if speculation is None or not sequences:
+            return NO_DRAFTS
+        known = self._chosen.get(sequences)
+        if known is None:
+            known = self._chosen[sequences] = self._choose(speculation, sequences)
+        return known
+
+    def _choose(self, speculation: Speculation, sequences: int) -> Drafts:
+        context, share = speculation.context * sequences, speculation.draft_cost
+        each_s = share * self._matmul(sequences) + (DRAFT_LAUNCH * self._step_s if share else 0.0)
+        best, best_s = NO_DRAFTS, inf
+        for count in speculation.choices(sequences):
+            drafts = (count, count * each_s, tokens_per_step(count, self._acceptance))
+            seconds = self._per_token(sequences, context, drafts)
+            if seconds < best_s:
+                best, best_s = drafts, seconds
+        return best
+
+    def _pass(self, sequences: int, tokens: int, context: int) -> float:
+        """One run of the model."""
         return (
             self._step_s
             + self._matmul(tokens)

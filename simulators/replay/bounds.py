@@ -54,8 +54,9 @@ sharing, over-sampling, early stopping) as long as each step makes at most one t
 
 Left out, which loosens the bounds but keeps them valid: prefill work, the cost of accepting a
 request, arrival times, pauses for weight updates (add one pause for every update that must stop the
-fleet), padding of batches. Both bounds assume identical instances; for a mixed fleet give the best
-of each number.
+fleet), padding of batches. Instances that draft tokens make steps of one token per sequence too, of
+at least `Scenario.least_cost`. Both bounds assume identical instances; for a mixed fleet give the
+best of each number.
 """
 
 from __future__ import annotations
@@ -337,7 +338,7 @@ def run_bound(
     """
     if not batches:
         return 0.0
-    fleet, cost, trainer = scenario.fleet, scenario.cost, scenario.trainer
+    fleet, cost, trainer = scenario.fleet, scenario.least_cost, scenario.trainer
     rollout_s = lower_bound(demand, fleet, cost, restarts).total_s
     training_s = _training_s(demand, batches, scenario)
     if trainer.colocated:
@@ -364,11 +365,13 @@ def on_policy_bound(
     if not batches:
         return OnPolicyBound(0.0, 0.0)
     trainer = scenario.trainer
-    work_s = joint(demand, scenario.fleet, scenario.cost, restarts)
+    work_s = joint(demand, scenario.fleet, scenario.least_cost, restarts)
     training_s = _training_s(demand, batches, scenario)
     updates_s = (batches - 1) * scenario.weights.seconds
-    alone_s = rounds(demand, groups_per_batch, scenario.cost, restarts)
-    trained_s = rounds(demand, groups_per_batch, scenario.cost, restarts, trainer.seconds_per_token)
+    alone_s = rounds(demand, groups_per_batch, scenario.least_cost, restarts)
+    trained_s = rounds(
+        demand, groups_per_batch, scenario.least_cost, restarts, trainer.seconds_per_token
+    )
     ends_s = batches * trainer.fixed_s
     busy_s = training_s + work_s if trainer.colocated else max(training_s, ends_s + work_s)
     return OnPolicyBound(

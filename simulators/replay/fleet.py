@@ -471,7 +471,6 @@ class SimMembership:
             self._queue.after(returns_after_s, self.join, name)
 
     def _tell_joined(self, name: str, version: int = 0) -> None:
-        fleet = self._scenario.fleet
-        tokens = fleet.kv_tokens // fleet.block_size * fleet.block_size
-        length = fleet.max_model_len
-        self._tell(InstanceJoined(name, fleet.max_num_seqs, tokens, version, length))
+        spec = self._scenario.instance
+        size = spec.max_num_seqs, spec.kv_tokens
+        self._tell(InstanceJoined(name, *size, version, spec.max_model_len))

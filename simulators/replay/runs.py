@@ -188,7 +188,7 @@ class _Watch:
         demands = [Demand.of_samples(batch) for batch in notes.delivered]
         demand = Demand.joined(demands)
         outage, drawn = self._outages.figures(total_s), self._drawn
-        fleet, cost = scenario.fleet, scenario.cost
+        fleet, cost = scenario.fleet, scenario.least_cost
         asked = len(workload.groups) - outage.failed_prompts - summary.filtered_groups
         return Run(
             policy=policy,

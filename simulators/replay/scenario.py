@@ -19,7 +19,7 @@ from rollout_sched.config import (
 from rollout_sched.core.errors import CallerError
 from rollout_sched.core.model.records import MAX_COUNT, MAX_SIZE, Count, Signed, Size
 from rollout_sched.simulators import traces
-from rollout_sched.simulators.instance import CostModel, InstanceSpec
+from rollout_sched.simulators.instance import CostModel, InstanceSpec, Speculation
 from rollout_sched.simulators.replay.faults import (
     KINDS,
     Failing,
@@ -260,6 +260,7 @@ OPTIONAL: dict[str, type[Any]] = {
     "traffic": TrafficModel,
     "rewards": RewardModel,
     "links": Links,
+    "speculation": Speculation,
 }
 
 
@@ -325,8 +326,8 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Everything except the trace and the policy.
 
     `traffic`: clients of the gateway, if any. `rewards`: how samples are judged, if they are.
-    `links`: links to fronts between the scheduler and the instances, if any. `faults`: what happens
-    to instances, in any order.
+    `links`: links to fronts between the scheduler and the instances, if any. `speculation`: tokens
+    that the instances draft, if they do. `faults`: what happens to instances, in any order.
     """
 
     fleet: FleetModel
@@ -341,6 +342,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     traffic: TrafficModel | None = None
     rewards: RewardModel | None = None
     links: Links | None = None
+    speculation: Speculation | None = None
     faults: tuple[Fault, ...] = ()
 
     def with_job(self, given: Mapping[str, Any]) -> Scenario:
@@ -350,18 +352,30 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return msgspec.structs.replace(self, job=msgspec.structs.replace(self.job, **changed))
 
     @property
+    def kv_tokens(self) -> int:
+        """What the drafter leaves of an instance's KV capacity."""
+        drafts, tokens = self.speculation, self.fleet.kv_tokens
+        return tokens if drafts is None else int(tokens * (1 - drafts.kv_share))
+
+    @property
     def instance(self) -> InstanceSpec:
         """The specification of each simulated instance."""
-        fleet = self.fleet
+        fleet, drafts = self.fleet, self.speculation
         return InstanceSpec(
             cost=self.cost,
-            kv_blocks=fleet.kv_tokens // fleet.block_size,
+            kv_blocks=self.kv_tokens // fleet.block_size,
             block_size=fleet.block_size,
             max_num_seqs=fleet.max_num_seqs,
             max_num_batched_tokens=fleet.max_num_batched_tokens,
             max_model_len=fleet.max_model_len,
             prefix_caching=fleet.prefix_caching,
+            speculation=drafts,
         )
+
+    @property
+    def least_cost(self) -> CostModel:
+        """Constants with which no step takes longer than it does on these instances."""
+        return self.cost if self.speculation is None else self.speculation.least_cost(self.cost)
 
 
 def load_scenario(name_or_path: str) -> Scenario:
@@ -392,8 +406,9 @@ def parse_scenario(name: str, table: dict[str, Any]) -> Scenario:
 def _check_sense(name: str, scenario: Scenario) -> None:
     """Check what involves several values."""
     fleet, traffic = scenario.fleet, scenario.traffic
-    if fleet.kv_tokens < fleet.block_size:
-        raise ConfigError(f"{name}: fleet.kv_tokens: less than one block; increase it")
+    if scenario.kv_tokens < fleet.block_size:
+        drafter = " or lower speculation.kv_share" if scenario.kv_tokens < fleet.kv_tokens else ""
+        raise ConfigError(f"{name}: fleet.kv_tokens: less than one block; increase it{drafter}")
     if traffic is not None and traffic.rate and not traffic.for_s:
         raise ConfigError(
             f"{name}: traffic.for_s: missing; set for how many seconds {traffic.rate:g} "

@@ -176,8 +176,8 @@ class Workload:
 
     def check_fits(self, scenario: Scenario) -> None:
         """Raise CallerError, before any work, if a request can never fit on this fleet."""
-        fleet = scenario.fleet
-        largest = min(fleet.kv_tokens // fleet.block_size * fleet.block_size, fleet.max_model_len)
+        spec = scenario.instance
+        largest = min(spec.kv_tokens, spec.max_model_len)
         for prompt in self.prompts:
             given = max([sample.given_tokens for sample in self.trace.groups[prompt]])
             needed = given + self.max_tokens

@@ -19,6 +19,7 @@ from rollout_sched.simulators.instance.model import (
 )
 from rollout_sched.simulators.instance.sim_instance import SimInstance
 from tests.simulators.instance.reference import ReferenceInstance
+from tests.simulators.instance.test_model import speculations
 
 COST = CostModel(
     step_s=6e-4,
@@ -95,6 +96,7 @@ def specs(draw: st.DrawFn) -> InstanceSpec:
         prefix_caching=draw(st.booleans()),
         scheduling=draw(st.sampled_from(["fcfs", "priority"])),
         watermark=draw(st.sampled_from([0.0, 0.05])),
+        speculation=draw(st.none() | speculations),
     )
 
 

@@ -171,7 +171,7 @@ class ReferenceScheduler:
 
     def __init__(self, spec: InstanceSpec) -> None:
         self.spec = spec
-        self._time = StepTime(spec.cost)
+        self.time = StepTime(spec.cost, spec.speculation)
         self.pool = BlockPool(spec.kv_blocks, spec.prefix_caching)
         self.waiting: list[ReferenceAttempt] = []
         self.running: list[ReferenceAttempt] = []
@@ -288,7 +288,7 @@ class ReferenceScheduler:
             else:
                 attention += tokens * (attempt.computed + tokens / 2)
         tokens, admitted = sum(step.scheduled.values()), len(step.hits)
-        return self._time.step(decoding, tokens, context, attention, admitted)
+        return self.time.step(decoding, tokens, context, attention, admitted)
 
     def _sort(self) -> None:
         if self.spec.scheduling == "priority":
@@ -316,6 +316,7 @@ class ReferenceCore:
 
     def __init__(self, spec: InstanceSpec, version: int, inbox: Inbox) -> None:
         self.scheduler = ReferenceScheduler(spec)
+        self.scheduler.time.set_version(version)
         self.version = version
         self.at = -math.inf
         self.steps = 0
@@ -347,6 +348,7 @@ class ReferenceCore:
 
     def set_version(self, version: int) -> None:
         self.version = version
+        self.scheduler.time.set_version(version)
 
     def complete(self, step: ReferenceStep, end: float) -> None:
         """The results of a step, after the aborts that came while it ran."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_sched.simulators.instance.engine import last_token
-from rollout_sched.simulators.instance.model import CostModel, SimRequest
+from rollout_sched.simulators.instance.model import CostModel, SimRequest, Speculation
 from rollout_sched.simulators.instance.step_time import StepTime
 from tests.simulators.instance.by_hand import H100_7B, instance, request
 
@@ -51,6 +52,16 @@ costs = st.builds(
     sequence_s=st.just(0.0) | st.floats(1e-9, 1e-4),
     context_s=st.just(0.0) | st.floats(1e-12, 1e-5),
 )
+speculations = st.builds(
+    Speculation,
+    tokens=st.integers(2, 4),
+    acceptance=st.floats(0, 1),
+    method=st.sampled_from(["draft_model", "ngram"]),
+    schedule=st.sampled_from(["always", "auto", ((1, 3, 2), (6, 9, 0))]),
+    acceptance_lost_per_version=st.sampled_from([0.0, 0.3, 1.0]),
+    draft_update_every=st.integers(0, 3),
+)
+drafts = st.none() | speculations
 
 
 def test_a_step_is_the_sum_of_its_parts() -> None:
@@ -72,6 +83,13 @@ def test_a_step_is_the_sum_of_its_parts() -> None:
     matmul_s = (3.0**2 + 12.0**2) ** 0.5
     prefill_s = 3.0 * 2.0 + 4 * 0.75 + 0.625
     assert mixed_s == pytest.approx(0.5 + matmul_s + 2 * 0.25 + 8 * 0.125 + prefill_s)
+    verify_s = (3.0**2 + 16.0**2) ** 0.5
+    half = StepTime(cost, Speculation(1, 0.5, schedule="always", draft_share=0.1))
+    drafts_s = 0.1 * (3.0**2 + 8.0**2) ** 0.5 + 0.3 * 0.5
+    token_s = (0.5 + verify_s + 2 * 0.25 + 8 * 0.125 + drafts_s) / 1.5
+    assert half.step(2, 2, 8, 0.0, 0) == pytest.approx(token_s)
+    more_s = (3.0**2 + 20.0**2) ** 0.5 - verify_s
+    assert half.step(2, 3, 8, 3.0, 4) == pytest.approx(token_s + more_s + prefill_s)
 
 
 def test_published_speed_of_a_7b_model_on_an_h100() -> None:
@@ -80,27 +98,62 @@ def test_published_speed_of_a_7b_model_on_an_h100() -> None:
     assert 64 / StepTime(H100_7B).step(64, 64, 64 * 4096, 0.0, 0) == pytest.approx(4530, rel=0.03)
 
 
-@given(costs, st.integers(1, 60), st.integers(1, 300), st.integers(0, 10**6))
+@given(costs, drafts, st.integers(1, 60), st.integers(1, 300), st.integers(0, 10**6))
 def test_a_jump_is_the_sum_of_its_steps(
-    cost: CostModel, steps: int, sequences: int, context: int
+    cost: CostModel, drafts: Speculation | None, steps: int, sequences: int, context: int
 ) -> None:
-    time = StepTime(cost)
+    time = StepTime(cost, drafts)
     one_by_one = sum(
         time.step(sequences, sequences, context + i * sequences, 0.0, 0) for i in range(steps)
     )
     assert time.jump(steps, sequences, context) == pytest.approx(one_by_one, rel=1e-12)
 
 
-@given(costs, st.integers(0, 10**6), st.integers(1, 1024), st.integers(0, 10**8))
+@given(costs, drafts, st.integers(0, 10**6), st.integers(1, 1024), st.integers(0, 10**8))
 def test_steps_within_inverts_jump(
-    cost: CostModel, steps: int, sequences: int, context: int
+    cost: CostModel, drafts: Speculation | None, steps: int, sequences: int, context: int
 ) -> None:
-    time = StepTime(cost)
+    time = StepTime(cost, drafts)
     exact = time.jump(steps, sequences, context)
     assert time.steps_within(exact, sequences, context) == steps
     half = (exact + time.jump(steps + 1, sequences, context)) / 2
     assert time.steps_within(half, sequences, context) == steps
     assert time.steps_within(-1.0, sequences, context) == 0
+
+
+@given(costs, speculations, st.integers(1, 512), st.integers(0, 9))
+def test_a_schedule_by_batch_is_never_slower(
+    cost: CostModel, drafts: Speculation, sequences: int, version: int
+) -> None:
+    """Than any fixed number of drafts, or none, at the context for which it chooses."""
+    context = drafts.context * sequences
+
+    def seconds(schedule: Any, accepted: float = drafts.acceptance) -> float:
+        changed = msgspec.structs.replace(drafts, schedule=schedule, acceptance=accepted)
+        time = StepTime(cost, changed)
+        time.set_version(version)
+        return time.step(sequences, sequences, context, 0.0, 0)
+
+    plain = StepTime(cost).step(sequences, sequences, context, 0.0, 0)
+    assert seconds(((1, 1, 0),)) == plain
+    fixed = [seconds(((1, 1, count),)) for count in range(drafts.tokens + 1)]
+    assert seconds("auto") == min(fixed)
+    assert seconds("always") == fixed[-1]
+    assert plain <= seconds("always", 0.0)
+    least = StepTime(drafts.least_cost(cost)).step(sequences, sequences, context, 0.0, 0)
+    assert least <= min(fixed) * (1 + 1e-9)
+
+
+def test_a_gap_of_a_schedule_has_the_drafts_before_it() -> None:
+    drafts = Speculation(4, 0.5, schedule=((1, 3, 4), (6, 9, 2)))
+    chosen = [list(drafts.choices(sequences)) for sequences in (1, 3, 5, 6, 9, 100)]
+    assert chosen == [[4], [4], [4], [2], [2], [2]]
+
+
+def test_acceptance_is_lost_by_version_until_the_drafter_is_updated() -> None:
+    drafts = Speculation(4, 0.8, acceptance_lost_per_version=0.5, draft_update_every=3)
+    assert [drafts.acceptance_of(version) for version in range(5)] == [0.8, 0.4, 0.2, 0.8, 0.4]
+    assert msgspec.structs.replace(drafts, draft_update_every=0).acceptance_of(3) == 0.1
 
 
 def test_no_model_runs_in_an_empty_step() -> None:

@@ -31,6 +31,7 @@ from rollout_sched.simulators.replay.workload import Workload
 from rollout_sched.simulators.traces.model import SampleRecord, Trace, Turn, gather
 from tests.helpers import make_policy, make_scenario, make_trace, watch
 from tests.simulators.instance.reference import ReferenceInstance
+from tests.simulators.instance.test_model import drafts
 
 PRESETS = {name: load_policy(name) for name in shipped("policies/presets")}
 SCENARIOS = {name: load_scenario(name) for name in shipped("simulators/replay/scenarios")}
@@ -124,6 +125,7 @@ scenarios = st.builds(
     prompts_per_step=st.integers(1, 4),
     samples=st.integers(0, 3),
     max_tokens=st.sampled_from([0, 25]),
+    speculation=drafts,
 )
 EXTRA = [
     make_policy(

@@ -40,6 +40,10 @@ def table(**changes: Any) -> dict[str, Any]:
     return tables
 
 
+def drafts(**changes: Any) -> dict[str, Any]:
+    return {"speculation": {"tokens": 4, "acceptance": 0.5, **changes}}
+
+
 def refusal(**changes: Any) -> str:
     with pytest.raises(ConfigError) as caught:
         parse_scenario("mine", table(**changes))
@@ -58,6 +62,9 @@ def test_fleet_and_cost_are_enough() -> None:
 def test_an_instance_is_made_from_whole_blocks() -> None:
     scenario = parse_scenario("mine", table(fleet__kv_tokens=1000, fleet__block_size=32))
     assert scenario.instance.kv_blocks == 31
+    drafting = parse_scenario("mine", table(**drafts(kv_share=0.25, schedule=[[1, 9, 4]])))
+    assert drafting.instance.kv_blocks == 750 // 16
+    assert drafting.instance.speculation == drafting.speculation
 
 
 @pytest.mark.parametrize(
@@ -68,6 +75,7 @@ def test_an_instance_is_made_from_whole_blocks() -> None:
         ({"cost__steps_s": 3}, "cost.steps_s", "step_s"),
         ({"trainer__placment": "colocated"}, "trainer.placment", "placement"),
         ({"visibility__poll": 1}, "visibility.poll", "poll_s"),
+        ({"speculation__token": 4}, "speculation.token", "tokens"),
         ({"job__prompt_per_step": 1}, "job.prompt_per_step", "prompts_per_step"),
         ({"traffic__patience": 3}, "traffic.patience", "patience_s"),
         ({"faults": [{"what": "lost", "instance": 0, "at": 3}]}, "faults[0].at", "at_s"),
@@ -95,6 +103,17 @@ def test_a_misspelt_key_gets_a_suggestion(changes: dict[str, Any], path: str, ne
         ({"cost__exponent": 0.5}, "exponent must be >= 1"),
         ({"fleet__max_num_batched_tokens": 100}, "max_num_batched_tokens (100) must be"),
         ({"job__max_tokens": 1.5}, "job.max_tokens"),
+        ({"speculation": {"tokens": 4}}, "`acceptance`: at `speculation`"),
+        (drafts(acceptance=1.5), "`speculation.acceptance`"),
+        (drafts(tokens=0), "`speculation.tokens`"),
+        (drafts(draft_share=float("inf")), "speculation.draft_share"),
+        (drafts(method="eagle3"), "expected one of draft_model, eagle"),
+        (drafts(schedule="sometimes"), 'expected "always", "auto", or rows'),
+        (drafts(schedule=[]), 'expected "always", "auto", or rows'),
+        (drafts(schedule=[[2, 3, 1]]), "[2, 3, 1]: begin the first row at 1"),
+        (drafts(schedule=[[1, 3, 2], [3, 4, 1]]), "[3, 4, 1]: begin"),
+        (drafts(schedule=[[1, 3, 5]]), "give 0 to 4 drafts, or increase tokens"),
+        (drafts(kv_share=0.99), "increase it or lower speculation.kv_share"),
         ({"job__batches": False}, "job.batches is false and there is no [traffic]"),
         ({"traffic": 3}, "traffic: expected a table"),
         ({"traffic__rate": 2.0}, "traffic.for_s: missing"),
