@@ -13,6 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from rollout_sched.core.errors import CallerError
+from rollout_sched.core.model.records import MAX_SIZE, Count, Serial
 from rollout_sched.simulators.instance import EngineSteps
 
 #: Prompt tokens of a burst that measures decoding only.
@@ -24,7 +25,8 @@ LEAST_MODEL_LEN = 2 * SHORT
 #: Used share of the KV cache and the context window; the rest is for blocks that are not full.
 _ROOM = 0.85
 
-#: Most tokens of a burst, whatever room a server says that it has: all its prompts are made here.
+#: Most tokens of a burst, whatever room a server says that it has: all its prompts are kept in
+#: memory. It has at most MAX_SIZE requests at once, too.
 _MOST_TOKENS = 2**24
 
 #: Number of sizes from the smallest to the largest batch, and prefill.
@@ -78,9 +80,9 @@ class Burst(NamedTuple):
 class Room(msgspec.Struct, frozen=True):
     """A server's capacity: sequences at once, tokens of KV cache, tokens of one context."""
 
-    slots: int
-    kv_tokens: int
-    max_model_len: int
+    slots: Count
+    kv_tokens: Serial
+    max_model_len: Count
 
 
 class Pace(msgspec.Struct, frozen=True):
@@ -120,7 +122,7 @@ def bursts_of(room: Room, pace: Pace, burst_s: float) -> list[Burst]:
     """Different bursts of about `burst_s` seconds or less each. They change in large steps with the
     pace, so that a second calibration measures the same bursts."""
     kv_tokens = min(room.kv_tokens, _MOST_TOKENS)
-    room = Room(room.slots, kv_tokens, min(room.max_model_len, kv_tokens))
+    room = Room(min(room.slots, MAX_SIZE), kv_tokens, min(room.max_model_len, kv_tokens))
     steps = _power_of_two(burst_s / pace.step_s)
     new = min(max(steps, _FEWEST_NEW), _MAX_NEW, room.max_model_len - SHORT)
     prefill = _power_of_two(burst_s / pace.prefill_token_s)

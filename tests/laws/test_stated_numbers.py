@@ -29,6 +29,7 @@ from backports import zstd
 from msgspec import inspect
 
 import rollout_sched
+from rollout_sched.calibration import bursts
 from rollout_sched.config import REGISTRY, load_policy
 from rollout_sched.core.errors import RolloutError
 from rollout_sched.core.model import events as ev
@@ -193,6 +194,11 @@ def read_stream_event(path: Path) -> None:
         spans_of(choice.weight_versions, 2)
 
 
+def plan_calibration(path: Path) -> None:
+    room = msgspec.json.decode(path.read_bytes(), type=bursts.Room)
+    assert len(bursts.bursts_of(room, bursts.Pace(1e-3, 1e-6), 2.0)) < 99
+
+
 def read_generated(path: Path) -> None:
     generate_call.read(path.read_bytes()).extra_fields["versions"]
 
@@ -274,6 +280,7 @@ EVENT = b"""{"id": "x", "created": 1700000000, "choices": [{"index": 0, "text": 
   "token_ids": [5, 6], "prompt_token_ids": [1, 2, 3], "finish_reason": null,
   "weight_versions": [{"version": "3", "start": 0, "end": 2}]}],
   "usage": {"prompt_tokens": 3, "completion_tokens": 2}}"""
+ROOM = b'{"slots": 64, "kv_tokens": 99999, "max_model_len": 4096}'
 GENERATED = b"""{"choices": [{"token_ids": [5, 6], "finish_reason": "stop"}], "rollout_sched":
   {"segments": [{"version": 3, "start": 0, "end": 2, "instance": "i"}]}}"""
 REPORTS = msgspec.json.encode(
@@ -379,6 +386,7 @@ KINDS: dict[str, tuple[Callable[[Path], None], Callable[[Path], bytes]]] = {
     "answer.json": (read_whole_answer, lambda _: ANSWER),
     "event.json": (read_stream_event, lambda _: EVENT),
     "generated.json": (read_generated, lambda _: GENERATED),
+    "room.json": (plan_calibration, lambda _: ROOM),
     "metrics.txt": (read_metrics, lambda _: METRICS.encode()),
     "link.json": (read_link, lambda _: REPORTS),
     "store.json": (read_store, lambda _: stored()),
