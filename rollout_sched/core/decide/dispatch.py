@@ -131,15 +131,16 @@ class Dispatcher:
             self._send(request, instance)
 
     def reclaim(self) -> None:
-        """Interrupt requests of clients that hold what the trainer is owed, those that began last
-        first. Each goes on from its tokens later; one that cannot keeps its slot."""
-        if not self._state.roles.interruption.keeps_partial:
-            return
+        """Interrupt requests of clients that hold what the trainer is owed: of the client with the
+        most, those that began last. Each goes on from its tokens later, under every policy, as
+        after a migration; one that cannot keeps its slot."""
+        waiting = self._requests.waiting
         attempts = self._state.fleet.attempts.values()
         theirs = [a.request for a in attempts if a.request.client and not a.abandoned]
         yielding = sum([request.state is INTERRUPTING for request in theirs])
-        missing = self._requests.waiting.owed - yielding
+        missing = waiting.owed - yielding
         may_yield = [r for r in theirs if r.state is RUNNING and r.resumable]
+        may_yield.sort(key=lambda request: (waiting.held_by(request.client), request.last_attempt))
         for request in may_yield[-missing:] if missing > 0 else ():
             self._requests.interrupt(request)
 

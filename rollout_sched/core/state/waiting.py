@@ -240,6 +240,10 @@ class FairQueue:
         theirs = int(self.slots * (1 - TRAINER_SHARE))
         return min(self._trainer.queue.size, self._together.in_flight - theirs)
 
+    def held_by(self, client: str) -> int:
+        """How many attempts the client has in flight."""
+        return self._flow(client).in_flight
+
     def hold(self, request: Request) -> None:
         """It is first and cannot go: nor can those behind it, until `recall`."""
         self._flow(request.client).held = True
