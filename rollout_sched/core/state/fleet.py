@@ -217,6 +217,7 @@ class Fleet:
         self._joined += 1
         self.instances[name] = instance
         self._waiting.slots += slots
+        self._waiting.kv_tokens += kv_tokens
         self._versions[version] += 1
         self.contexts.update(self.instances.values())
         self.touch(instance)
@@ -227,6 +228,7 @@ class Fleet:
         returned."""
         del self.instances[instance.id]
         self._waiting.slots -= instance.slots
+        self._waiting.kv_tokens -= instance.kv_tokens
         self._count_version(instance.version, -1)
         attempts = list(instance.attempts.values())
         for attempt in attempts:
@@ -259,7 +261,7 @@ class Fleet:
         self.attempts[attempt.id] = attempt
         instance.attempts[attempt.id] = attempt
         instance.tokens += attempt.context_tokens + expected
-        self._waiting.charge(request.client, attempt.context_tokens + expected, 1)
+        self._waiting.began(request.client, attempt.context_tokens + expected)
         instance.last_dispatch = attempt.id
         instance.unreported += 1
         if request.kv_instance is not None:
@@ -333,8 +335,9 @@ class Fleet:
 
     def _settle(self, attempt: Attempt) -> None:
         """Its client pays for what the attempt made, not for what was expected."""
-        made = attempt.tokens - attempt.expected_tokens
-        self._waiting.charge(attempt.request.client, made, -1)
+        charged = attempt.context_tokens + attempt.expected_tokens
+        made = attempt.context_tokens + attempt.tokens
+        self._waiting.ended(attempt.request.client, charged, made)
 
     def _shut(self, instance: Instance) -> None:
         if instance.open_index >= 0:

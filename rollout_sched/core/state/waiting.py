@@ -128,9 +128,9 @@ class WaitingQueue:
 # attempt ends. Whoever comes back after a silence begins where the others are: silence earns no
 # credit.
 #
-# A flood of long requests would hold all slots, so beside other clients a client leaves some of
-# them free for whoever holds less. Requests that run are interrupted only for the trainer: its
-# requests come all at once, when clients have taken the slots that were idle.
+# A flood of long requests would hold all slots and fill the KV caches, so beside other clients a
+# client leaves some of both free for whoever holds less. Requests that run are interrupted only for
+# the trainer: its requests come all at once, when clients have taken the slots that were idle.
 
 #: The trainer's part of all tokens while its requests and those of clients wait.
 TRAINER_SHARE = 31 / 32
@@ -152,16 +152,23 @@ class Flow:
 
     served     tokens that it got, divided by its share
     in_flight  its attempts on instances
+    size       tokens of one of them, as its last ones were: context and response
     held       its first request cannot go at present
     """
 
-    __slots__ = ("held", "in_flight", "queue", "served")
+    __slots__ = ("held", "in_flight", "queue", "served", "size")
 
     def __init__(self, served: float = 0.0) -> None:
         self.queue = WaitingQueue()
         self.served = served
         self.in_flight = 0
+        self.size = 0.0
         self.held = False
+
+    @property
+    def held_tokens(self) -> float:
+        """About what its attempts take of the KV caches in the end."""
+        return self.in_flight * self.size
 
     @property
     def busy(self) -> bool:
@@ -172,13 +179,14 @@ class Flow:
 class FairQueue:
     """All waiting requests. Within a client the ordering decides, and priorities.
 
-    size   number of waiting requests, including those set aside
-    slots  how many requests the fleet can run at once
+    size       number of waiting requests, including those set aside
+    slots      how many requests the fleet can run at once
+    kv_tokens  how many tokens its KV caches hold
     """
 
     def __init__(self) -> None:
         self.size = 0
-        self.slots = 0
+        self.slots = self.kv_tokens = 0
         self._trainer = Flow()
         self._clients: dict[str, Flow] = {}
         self._together = Flow()  # what all clients got and have in flight; its queue is empty
@@ -215,11 +223,11 @@ class FairQueue:
     def _client_first(self, *, idle: bool) -> Request | None:
         """The first request of the client that got the least; `idle`: of those that have none in
         flight."""
-        best, request = None, None
+        best, request, room = None, None, self._room()
         for flow in self._clients.values():
             if flow.held or not flow.queue.size or (idle and flow.in_flight):
                 continue
-            if (best is None or flow.served < best.served) and self._may_go(flow):
+            if (best is None or flow.served < best.served) and self._may_go(flow, room):
                 first = flow.queue.first()
                 if first is not None:
                     best, request = flow, first
@@ -229,9 +237,10 @@ class FairQueue:
 
     def each_first(self) -> Iterator[Request]:
         """The first request of everybody who may have another one in flight."""
+        room = self._room()
         for flow in self._flows():
             first = flow.queue.first()
-            if first is not None and (flow is self._trainer or self._may_go(flow)):
+            if first is not None and (flow is self._trainer or self._may_go(flow, room)):
                 yield first
 
     @property
@@ -301,16 +310,31 @@ class FairQueue:
             self._beside_until = now + BESIDE_S
         return client
 
-    def charge(self, client: str, tokens: int, attempts: int = 0) -> None:
-        """So many more tokens and attempts in flight; less than 0: fewer than were expected."""
+    def began(self, client: str, tokens: int) -> None:
+        """An attempt began; `tokens`: of its context and of the response that is expected."""
+        self.charge(client, tokens)
+        if client:
+            flow = self._flow(client)
+            flow.in_flight += 1
+            flow.size = flow.size or tokens
+            self._together.in_flight += 1
+
+    def ended(self, client: str, charged: int, tokens: int) -> None:
+        """An attempt that was `charged` so much had so many tokens in the end."""
+        self.charge(client, tokens - charged)
+        if client:
+            flow = self._flow(client)
+            flow.in_flight -= 1
+            flow.size += (tokens - flow.size) / 8
+            self._together.in_flight -= 1
+
+    def charge(self, client: str, tokens: int) -> None:
+        """So many more tokens; less than 0: fewer than were expected."""
         if not client:
             self._trainer.served += tokens / TRAINER_SHARE
-            return
-        flow, together = self._flow(client), self._together
-        flow.served += tokens
-        flow.in_flight += attempts
-        together.served += tokens / (1 - TRAINER_SHARE)
-        together.in_flight += attempts
+        else:
+            self._flow(client).served += tokens
+            self._together.served += tokens / (1 - TRAINER_SHARE)
 
     # -- inside ----------------------------------------------------------------------------
 
@@ -341,10 +365,17 @@ class FairQueue:
         if self.size == trainer.queue.size:
             together.served = max(together.served, trainer.served)
 
-    def _may_go(self, flow: Flow) -> bool:
+    def _room(self) -> float:
+        """Tokens that the KV caches hold beside what clients have in flight."""
+        return self.kv_tokens - sum([flow.held_tokens for flow in self._clients.values()])
+
+    def _may_go(self, flow: Flow, room: float) -> bool:
         free = self.slots - self._together.in_flight
-        kept = self.slots // ONE_IN if self._now < self._beside_until else 0
-        return free > kept or flow.in_flight < free
+        if self._now >= self._beside_until:
+            return free > 0
+        if free <= self.slots // ONE_IN and flow.in_flight >= free:
+            return False
+        return not flow.in_flight or room > max(self.kv_tokens // ONE_IN, flow.held_tokens)
 
 
 class ReplayBuffer:
