@@ -16,10 +16,12 @@ from rollout_sched.core.model.events import (
     BatchRequested,
     Event,
     GroupSubmitted,
+    InstanceReported,
     RequestFinished,
     RequestSubmitted,
     RequestWithdrawn,
 )
+from rollout_sched.core.model.model import RequestState
 from rollout_sched.core.state.waiting import BESIDE_S, MOST_CLIENTS, ONE_IN, TRAINER_SHARE
 from tests.core.told import FULLY_ASYNC, LIMIT, PROMPT, Told
 
@@ -163,6 +165,30 @@ def test_slots_are_kept_only_while_there_is_somebody_else() -> None:
     assert fleet.running("flood") == 15
     fleet.run(until=BESIDE_S + 25)
     assert fleet.running("flood") == 16
+
+
+def test_a_queue_inside_an_instance_is_taken_back() -> None:
+    fleet = Fleet(64)
+    flood = fleet.ask("flood", 50, open=100)
+    queued = InstanceReported("i0", 32, 28, 1.0)
+    assert fleet.told(queued) == [], "a client that is alone may queue where it likes"
+    fleet.ask("innocent", 1)
+    attempts = fleet.told.scheduler.state.fleet.attempts.values()
+    taken = [a.request.id for a in attempts if a.request.state is RequestState.INTERRUPTING]
+    assert taken == flood[64 - 28 - 2 : 64], "and a sixteenth of what runs, for room"
+    assert fleet.told(queued) == [], "once for each report"
+
+
+def test_long_requests_leave_room_in_the_kv_caches() -> None:
+    fleet = Fleet(64)
+    fleet.ask("other", 1)
+    fleet.ask("flood", LIMIT, open=200)
+    waiting = fleet.told.scheduler.state.waiting
+    assert fleet.running("flood") == 59
+    waiting.kv_tokens = 32 * (LIMIT + PROMPT)
+    fleet.run(until=300.0)
+    assert fleet.running("flood") == 31, "and what is left is more than a request"
+    assert fleet.waited["other"][-1] == 0.0
 
 
 def test_more_clients_than_queues_share_one() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Final
 
 from rollout_sched.core.errors import PolicyError
 from rollout_sched.core.model.actions import Dispatch
+from rollout_sched.core.model.events import InstanceReported
 from rollout_sched.core.model.model import Attempt, Instance, InstanceStatus, Request
 from rollout_sched.core.state.lifecycle import DISPATCH, INTERRUPTING, RUNNING, move
+from rollout_sched.core.state.waiting import ONE_IN
 from rollout_sched.core.work.parts import Parts
 
 # ------------------------------------------------------------------------------------------
@@ -99,6 +102,7 @@ class Dispatcher:
         self._state = parts.state
         self._requests = parts.requests
         self._migrator = migrator
+        self._seen: dict[str, tuple[InstanceReported, bool]] = {}
 
     def dispatch(self, now: float) -> None:
         """Dispatch until no instance is open or no request can go."""
@@ -129,6 +133,29 @@ class Dispatcher:
                     continue
             waiting.remove(request)
             self._send(request, instance)
+
+    def take_back(self, now: float) -> None:
+        """If requests wait inside an instance, interrupt as many and a sixteenth of those that run,
+        for room, of the client that has most there, those that came last: it does not hold up
+        others by a queue that is not ours. Most of them have no tokens to lose. A client that is
+        alone is left alone."""
+        beside = self._requests.waiting.beside(now)
+        before, self._seen = self._seen, {}
+        for instance in self._state.fleet.instances.values():
+            report = instance.report
+            if report is None or not report.waiting:
+                continue
+            self._seen[instance.id] = report, beside
+            known, known_beside = before.get(instance.id, (None, False))
+            if known is report and known_beside is beside:
+                continue
+            running = [a.request for a in instance.attempts.values() if a.request.state is RUNNING]
+            clients = Counter([request.client for request in running])
+            most = max(clients, key=lambda client: (bool(client), clients[client]), default="")
+            if most and (beside or len(clients) > 1):
+                theirs = [r for r in running if r.client == most and r.resumable]
+                for request in theirs[-(report.waiting + report.running // ONE_IN) :]:
+                    self._requests.interrupt(request)
 
     def reclaim(self) -> None:
         """Interrupt requests of clients that hold what the trainer is owed: of the client with the

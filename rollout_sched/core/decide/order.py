@@ -85,8 +85,10 @@ class Decider:
         gathering = self.gathering
         if fleet.open and waiting.size and not (gathering.expected and gathering.holds(now)):
             self._dispatcher.dispatch(now)
-        if changed and waiting.owed > 0 and not fleet.open:
-            self._dispatcher.reclaim()
+        if changed and waiting.in_flight:
+            self._dispatcher.take_back(now)
+            if waiting.owed > 0 and not fleet.open:
+                self._dispatcher.reclaim()
         if self.lender.lends:
             self.lender.decide(changed)
         if now >= self.migrator.due_at and fleet.open and not waiting.size:

@@ -10,6 +10,7 @@ from typing import Any, Final
 from rollout_sched.core.model.events import InstanceReported
 from rollout_sched.core.model.model import Attempt, Instance, InstanceStatus, Request
 from rollout_sched.core.model.roles import SessionAdmission
+from rollout_sched.core.state.lifecycle import INTERRUPTING
 from rollout_sched.core.state.waiting import FairQueue
 
 # ------------------------------------------------------------------------------------------
@@ -337,7 +338,8 @@ class Fleet:
         """Its client pays for what the attempt made, not for what was expected."""
         charged = attempt.context_tokens + attempt.expected_tokens
         made = attempt.context_tokens + attempt.tokens
-        self._waiting.ended(attempt.request.client, charged, made)
+        cut = attempt.request.state is INTERRUPTING
+        self._waiting.ended(attempt.request.client, charged, made, cut=cut)
 
     def _shut(self, instance: Instance) -> None:
         if instance.open_index >= 0:

@@ -244,6 +244,11 @@ class FairQueue:
                 yield first
 
     @property
+    def in_flight(self) -> int:
+        """Attempts of clients."""
+        return self._together.in_flight
+
+    @property
     def owed(self) -> int:
         """How many slots more clients hold than their part, up to what the trainer waits for."""
         theirs = int(self.slots * (1 - TRAINER_SHARE))
@@ -319,13 +324,15 @@ class FairQueue:
             flow.size = flow.size or tokens
             self._together.in_flight += 1
 
-    def ended(self, client: str, charged: int, tokens: int) -> None:
-        """An attempt that was `charged` so much had so many tokens in the end."""
+    def ended(self, client: str, charged: int, tokens: int, *, cut: bool) -> None:
+        """An attempt that was `charged` so much had so many tokens in the end. `cut`: it was
+        interrupted, so it says nothing of the size of others."""
         self.charge(client, tokens - charged)
         if client:
             flow = self._flow(client)
             flow.in_flight -= 1
-            flow.size += (tokens - flow.size) / 8
+            if not cut:
+                flow.size += (tokens - flow.size) / 8
             self._together.in_flight -= 1
 
     def charge(self, client: str, tokens: int) -> None:
@@ -335,6 +342,10 @@ class FairQueue:
         else:
             self._flow(client).served += tokens
             self._together.served += tokens / (1 - TRAINER_SHARE)
+
+    def beside(self, now: float) -> bool:
+        """Whether several clients came within a minute."""
+        return now < self._beside_until
 
     # -- inside ----------------------------------------------------------------------------
 
@@ -371,11 +382,11 @@ class FairQueue:
 
     def _may_go(self, flow: Flow, room: float) -> bool:
         free = self.slots - self._together.in_flight
-        if self._now >= self._beside_until:
+        if not self.beside(self._now):
             return free > 0
         if free <= self.slots // ONE_IN and flow.in_flight >= free:
             return False
-        return not flow.in_flight or room > max(self.kv_tokens // ONE_IN, flow.held_tokens)
+        return not flow.in_flight or room > min(self.kv_tokens // ONE_IN, flow.held_tokens)
 
 
 class ReplayBuffer:
