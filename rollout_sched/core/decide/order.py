@@ -87,7 +87,7 @@ class Decider:
             self._dispatcher.dispatch(now)
         if changed and waiting.in_flight:
             self._dispatcher.take_back(now)
-            if waiting.owed > 0 and not fleet.open:
+            if waiting.owed > 0:
                 self._dispatcher.reclaim()
         if self.lender.lends:
             self.lender.decide(changed)

@@ -135,12 +135,17 @@ class WaitingQueue:
 #: The trainer's part of all tokens while its requests and those of clients wait.
 TRAINER_SHARE = 31 / 32
 
-#: One slot in so many goes only to a client that has fewer attempts than there are free slots. So
-#: many clients that have nothing in flight do not wait until the trainer has had its part.
+#: One slot in so many goes only to a client that has fewer attempts than there are free slots.
+#: Beside the trainer clients have one slot in so many together, and as many clients that have
+#: nothing in flight do not wait until the trainer has had its part.
 ONE_IN = 16
 
 #: Seconds for which a client counts as being beside others after it was seen to be.
 BESIDE_S = 60.0
+
+#: Seconds for which the trainer counts as busy after its last request: a batch that follows at once
+#: does not find all slots taken.
+LINGER_S = 1.0
 
 #: Most clients with a queue of their own at one time; those that come after them share one.
 MOST_CLIENTS = 256
@@ -191,7 +196,7 @@ class FairQueue:
         self._clients: dict[str, Flow] = {}
         self._together = Flow()  # what all clients got and have in flight; its queue is empty
         self._level = 0.0  # what those got that are served now: newcomers begin there
-        self._beside_until = 0.0
+        self._beside_until = self._trainer_until = 0.0
         self._now = 0.0
 
     def __len__(self) -> int:
@@ -250,9 +255,8 @@ class FairQueue:
 
     @property
     def owed(self) -> int:
-        """How many slots more clients hold than their part, up to what the trainer waits for."""
-        theirs = int(self.slots * (1 - TRAINER_SHARE))
-        return min(self._trainer.queue.size, self._together.in_flight - theirs)
+        """How many slots more clients hold than they may have."""
+        return self._together.in_flight - self._client_slots
 
     def held_by(self, client: str) -> int:
         """How many attempts the client has in flight."""
@@ -265,6 +269,8 @@ class FairQueue:
     def recall(self, now: float) -> None:
         """Requests that were set aside or held wait in their places again."""
         self._now = now
+        if self._trainer.busy:
+            self._trainer_until = now + LINGER_S
         for flow in self._flows():
             flow.held = False
             flow.queue.recall()
@@ -318,9 +324,9 @@ class FairQueue:
     def began(self, client: str, tokens: int) -> None:
         """An attempt began; `tokens`: of its context and of the response that is expected."""
         self.charge(client, tokens)
+        flow = self._flow(client)
+        flow.in_flight += 1
         if client:
-            flow = self._flow(client)
-            flow.in_flight += 1
             flow.size = flow.size or tokens
             self._together.in_flight += 1
 
@@ -328,9 +334,9 @@ class FairQueue:
         """An attempt that was `charged` so much had so many tokens in the end. `cut`: it was
         interrupted, so it says nothing of the size of others."""
         self.charge(client, tokens - charged)
+        flow = self._flow(client)
+        flow.in_flight -= 1
         if client:
-            flow = self._flow(client)
-            flow.in_flight -= 1
             if not cut:
                 flow.size += (tokens - flow.size) / 8
             self._together.in_flight -= 1
@@ -376,15 +382,22 @@ class FairQueue:
         if self.size == trainer.queue.size:
             together.served = max(together.served, trainer.served)
 
+    @property
+    def _client_slots(self) -> int:
+        """Slots that clients may have together: every further sequence of a batch slows the others
+        down, so beside the trainer they get few."""
+        works = self._trainer.busy or self._now < self._trainer_until
+        return max(1, self.slots // ONE_IN) if works else self.slots
+
     def _room(self) -> float:
         """Tokens that the KV caches hold beside what clients have in flight."""
         return self.kv_tokens - sum([flow.held_tokens for flow in self._clients.values()])
 
     def _may_go(self, flow: Flow, room: float) -> bool:
-        free = self.slots - self._together.in_flight
+        free = self._client_slots - self._together.in_flight
         if not self.beside(self._now):
             return free > 0
-        if free <= self.slots // ONE_IN and flow.in_flight >= free:
+        if free <= self._client_slots // ONE_IN and flow.in_flight >= free:
             return False
         return not flow.in_flight or room > min(self.kv_tokens // ONE_IN, flow.held_tokens)
 
