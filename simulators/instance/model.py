@@ -7,6 +7,8 @@ from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 
+from rollout_sched.core.model.records import Count, Size
+
 # ------------------------------------------------------------------------------------------
 # The cost model: the duration of one engine step.
 #
@@ -91,15 +93,15 @@ class Speculation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Raises ValueError for an unknown method, or a schedule that vLLM refuses too.
     """
 
-    tokens: Annotated[int, msgspec.Meta(ge=1)]
+    tokens: Annotated[int, msgspec.Meta(ge=1, le=1024)]
     acceptance: Share
     method: str = "draft_model"
-    schedule: str | tuple[tuple[int, int, int], ...] = "auto"
-    context: Annotated[int, msgspec.Meta(ge=0)] = 4096
+    schedule: str | tuple[tuple[Size, Size, Size], ...] = "auto"
+    context: Count = 4096
     draft_share: Annotated[float, msgspec.Meta(ge=0)] | None = None
     kv_share: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0
     acceptance_lost_per_version: Share = 0.0
-    draft_update_every: Annotated[int, msgspec.Meta(ge=0)] = 0
+    draft_update_every: Count = 0
 
     def __post_init__(self) -> None:
         if self.method not in DRAFT_SHARES:
