@@ -123,14 +123,15 @@ class WaitingQueue:
 #
 # Each client has a queue of its own, and the client goes next that got the fewest tokens: the
 # virtual token counter of Sheng et al. (Fairness in Serving LLMs, OSDI 2024), which is deficit
-# round robin with a quantum of one request and, like it, keeps every slot busy. A request counts
-# with its context and the response that is expected of it, and with what it really made when its
-# attempt ends. Whoever comes back after a silence begins where the others are: silence earns no
-# credit.
+# round robin with a quantum of one request. A request counts with its context and the response that
+# is expected of it, and with what it really made when its attempt ends. Whoever comes back after a
+# silence begins where the others are: silence earns no credit.
 #
 # A flood of long requests would hold all slots and fill the KV caches, so beside other clients a
-# client leaves some of both free for whoever holds less. Requests that run are interrupted only for
-# the trainer: its requests come all at once, when clients have taken the slots that were idle.
+# client leaves some of both free for whoever holds less, and what it queued inside instances when
+# it was alone is taken back (`Dispatcher.take_back`). The trainer's requests come all at once, when
+# clients have taken the slots that were idle, so requests of clients are interrupted for them
+# (`Dispatcher.reclaim`), and clients get few slots while the trainer has any.
 
 #: The trainer's part of all tokens while its requests and those of clients wait.
 TRAINER_SHARE = 31 / 32
@@ -327,7 +328,8 @@ class FairQueue:
         flow = self._flow(client)
         flow.in_flight += 1
         if client:
-            flow.size = flow.size or tokens
+            if not flow.size:
+                flow.size = float(tokens)
             self._together.in_flight += 1
 
     def ended(self, client: str, charged: int, tokens: int, *, cut: bool) -> None:
@@ -391,7 +393,10 @@ class FairQueue:
 
     def _room(self) -> float:
         """Tokens that the KV caches hold beside what clients have in flight."""
-        return self.kv_tokens - sum([flow.held_tokens for flow in self._clients.values()])
+        room = float(self.kv_tokens)
+        for flow in self._clients.values():  # the compiler takes `sum` for one of integers
+            room -= flow.held_tokens
+        return room
 
     def _may_go(self, flow: Flow, room: float) -> bool:
         free = self._client_slots - self._together.in_flight
