@@ -26,6 +26,9 @@ PATIENCE_S = 120.0
 #: Seconds between two looks at what a program has written.
 _LOOK_S = 0.05
 
+#: Seconds for which a gateway answers /metrics with the same document.
+_KEPT_S = 1.0
+
 
 class StartError(RuntimeError):
     """A program did not come up; the text holds what it wrote."""
@@ -53,7 +56,9 @@ class Program:
             return json.load(answer)
 
     def metric(self, name: str) -> float:
-        """The sum over its labels of a metric of its /metrics; KeyError if it has none."""
+        """The sum over its labels of a metric of its /metrics; KeyError if it has none. A gateway
+        gives the same document for a second, so an older one is waited out."""
+        time.sleep(_KEPT_S)
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=PATIENCE_S) as answer:
             lines = answer.read().decode().splitlines()
         values = [
