@@ -102,6 +102,7 @@ class Dispatcher:
         self._state = parts.state
         self._requests = parts.requests
         self._migrator = migrator
+        # By instance: the report that `take_back` acted on, and whether clients were beside others.
         self._seen: dict[str, tuple[InstanceReported, bool]] = {}
 
     def dispatch(self, now: float) -> None:
@@ -149,7 +150,9 @@ class Dispatcher:
             known, known_beside = before.get(instance.id, (None, False))
             if known is report and known_beside is beside:
                 continue
-            running = [a.request for a in instance.attempts.values() if a.request.state is RUNNING]
+            # The request of an abandoned attempt may run elsewhere by now.
+            here = [a.request for a in instance.attempts.values() if not a.abandoned]
+            running = [request for request in here if request.state is RUNNING]
             clients = Counter([request.client for request in running])
             most = max(clients, key=lambda client: (bool(client), clients[client]), default="")
             if most and (beside or len(clients) > 1):
