@@ -16,6 +16,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.integrations.gateway.serve import Service
@@ -48,9 +49,12 @@ def urls(models: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterat
 class Trainer:
     """Knows one server, the gateway."""
 
-    def __init__(self, service: Service, session: aiohttp.ClientSession) -> None:
+    def __init__(
+        self, service: Service, session: aiohttp.ClientSession, urls: Sequence[str]
+    ) -> None:
         self.service = service
         self._session = session
+        self._urls = urls
 
     async def post(self, path: str, body: Any = None, url: str = "") -> Any:
         address = f"{url or self.service.url}{path}"
@@ -77,15 +81,20 @@ class Trainer:
         return int(self.service.live.driver.view.run.version)
 
     async def until_generated(self, tokens: int) -> None:
-        """Until the fleet has made so many more."""
-
-        def made() -> int:
-            reports = [i.report for i in self.service.live.driver.view.instances]
-            return sum(report.generated_tokens for report in reports if report is not None)
-
-        before = made()
-        while made() < before + tokens:
+        """Until the servers have generated so many more. They are asked themselves: the gateway's
+        last poll may lack the end of what was generated before."""
+        before = await self._generated()
+        while await self._generated() < before + tokens:
             await asyncio.sleep(0.02)
+
+    async def _generated(self) -> float:
+        total = 0.0
+        for url in self._urls:
+            async with self._session.get(f"{url}/metrics") as response:
+                families = text_string_to_metric_families(await response.text())
+            samples = [sample for family in families for sample in family.samples]
+            total += sum(s.value for s in samples if s.name == "vllm:generation_tokens_total")
+        return total
 
 
 @asynccontextmanager
@@ -106,7 +115,7 @@ async def trainer(
     try:
         await service.open()
         async with aiohttp.ClientSession() as session:
-            yield Trainer(service, session)
+            yield Trainer(service, session, urls)
         assert not service.live.driver.view.anomalies
     finally:
         await service.close()
