@@ -261,11 +261,9 @@ class ClosedLoop:
         self._queue = queue = EventQueue()
         self._attempts = attempts = SimAttempts(workload)
         self._links: SimLinks | None = None
-        tell: Callable[[Event], None] = self._tell
         if scenario.links is not None:
             self._links = SimLinks(scenario.links, workload.seed, queue, self._tell)
-            tell = self._links.tell
-        self._fleet = SimFleet(scenario, attempts, queue, tell, self._is_acting)
+        self._fleet = SimFleet(scenario, attempts, queue, self._tell, self._is_acting, self._links)
         self._membership = SimMembership(scenario, self._fleet, attempts, queue, self._tell)
         judged = scenario.rewards is not None
         self._trainer = SimTrainer(

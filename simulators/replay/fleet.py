@@ -31,6 +31,7 @@ from rollout_sched.simulators.instance import Ended, PauseMode, SimInstance
 from rollout_sched.simulators.replay.attempts import SimAttempts
 from rollout_sched.simulators.replay.event_queue import EventQueue
 from rollout_sched.simulators.replay.faults import Failing, Failures
+from rollout_sched.simulators.replay.links import SimLinks
 from rollout_sched.simulators.replay.scenario import Scenario
 
 # ------------------------------------------------------------------------------------------
@@ -215,6 +216,7 @@ class SimFleet:
     changed    those that got an input or gave an output since they were last planned
     gpus       whether and how they are shared with a trainer
     is_acting  whether the tool after an attempt's turn is still wanted; None: always
+    links      on which answers travel to the scheduler; None: it knows them at once
     """
 
     def __init__(
@@ -224,6 +226,7 @@ class SimFleet:
         queue: EventQueue,
         tell: Callable[[Event], None],
         is_acting: Callable[[str, int], bool] | None = None,
+        links: SimLinks | None = None,
     ) -> None:
         self.nodes: dict[str, SimNode] = {}
         self.changed: dict[SimNode, None] = {}
@@ -231,13 +234,11 @@ class SimFleet:
         self._update_s = scenario.weights.seconds
         self._attempts = attempts
         self._queue = queue
-        self._tell = tell
+        self._tell = tell if links is None else links.tell
+        self._links = links
         self._is_acting = is_acting
         self._failures = Failures(scenario.faults) if scenario.faults else None
         self._streams = scenario.visibility.stream_s > 0
-        self._tool_after_s = 0.0  # a tool starts after a round trip to the scheduler
-        if scenario.links is not None:
-            self._tool_after_s = scenario.links.round_trip_s
         self._schedulers = 1  # how many there have been
 
     def is_here(self, node: SimNode) -> bool:
@@ -291,10 +292,12 @@ class SimFleet:
         if answer is None:
             return
         event, tool = answer
+        self._tell(event)
         if tool is not None:
             seconds, returned = tool
-            self._queue.after(self._tool_after_s + seconds, self._return, returned)
-        self._tell(event)
+            links = self._links
+            known_at = self._queue.now if links is None else links.heard_at(returned.request)
+            self._queue.at(known_at + seconds, self._return, returned)
 
     def _return(self, returned: ToolReturned) -> None:
         """A tool has finished or failed. If its trajectory was discarded or starts over, the tool

@@ -31,11 +31,6 @@ class Links(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     spread: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.5
     token_s: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
 
-    @property
-    def round_trip_s(self) -> float:
-        """The time of the slowest two messages."""
-        return 2 * self.delay_s * (1 + self.spread)
-
 
 class SimLinks:
     """A group with all of its requests belongs to one of the fronts."""
@@ -71,6 +66,12 @@ class SimLinks:
             self._queue.at(arrival, carry_out, action)
 
         return order
+
+    def heard_at(self, request: str) -> float:
+        """When its front knows, at the latest, what the scheduler made of the request's last
+        answer."""
+        model = self._model
+        return self._up[self._front(_owner(request))] + model.delay_s * (1 + model.spread)
 
     def _write(self, owner: str, tokens: int) -> float:
         """When the answer is written."""

@@ -69,6 +69,16 @@ def test_a_tool_begins_when_its_turn_is_known_to_be_over() -> None:
     assert back_at == turn_at + EVEN.delay_s + 3.0 + EVEN.delay_s
 
 
+@pytest.mark.parametrize("spread", [0.0, 1.0])
+def test_a_tool_begins_no_earlier_where_the_front_writes_slowly(spread: float) -> None:
+    """Else its result is not wanted yet, and nothing comes after it."""
+    samples = [SampleRecord(f"g{n}", 0, 4, (Turn(4, 1, 0.0), Turn(2))) for n in range(6)]
+    writing = Links(fronts=1, delay_s=0.1, spread=spread, token_s=0.5)
+    ran = watch(SYNC, Trace("t", gather(samples)), with_links(writing, slots=6))
+    assert len(ran.said(ev.ToolReturned)) == 6
+    assert not ran.scheduler.state.anomalies
+
+
 def test_each_front_keeps_its_order_and_a_pause_waits_for_all() -> None:
     queue, told = EventQueue(), list[Any]()
     links = SimLinks(Links(2, 1.0, 1.0), 0, queue, lambda event: told.append((queue.now, event)))
