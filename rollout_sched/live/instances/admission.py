@@ -16,8 +16,7 @@ from typing import NamedTuple, Protocol, cast
 
 import msgspec
 
-from rollout_sched.live.instances.engine_watch import PAUSED
-from rollout_sched.live.instances.instance import FleetInstance
+from rollout_sched.live.instances.instance import FOUND_PAUSED, FleetInstance
 from rollout_sched.live.instances.membership import MembershipMove, MembershipState
 from rollout_sched.live.instances.pause import FIND, RESTART, RESUME, InstancePause
 from rollout_sched.live.ports import (
@@ -192,7 +191,7 @@ class InstanceAdmission:
 
     def _settle_version(self, description: Description) -> int:
         fleet = self._fleet
-        gate = fleet.versions.gate(self._client.name, besides=PAUSED)
+        gate = fleet.versions.gate(self._client.name, besides=FOUND_PAUSED)
         if gate:
             raise JoinsLater(f"its gate is closed: {gate}")
         return self._version.settle(

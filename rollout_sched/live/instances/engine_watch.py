@@ -16,7 +16,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-from rollout_sched.live.instances.instance import FleetInstance
+from rollout_sched.live.instances.instance import FOUND_PAUSED, FleetInstance
 from rollout_sched.live.instances.pause import FIND, RELEASE, PausedBy
 from rollout_sched.live.instances.versions import AROUND_US, VersionSource
 from rollout_sched.live.ports import Description, Gauges, with_timeout
@@ -24,9 +24,6 @@ from rollout_sched.live.ports import Description, Gauges, with_timeout
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-#: Why the gate of an instance that was found paused is closed.
-PAUSED = "somebody else has paused it"
 
 
 class EngineWatch:
@@ -55,14 +52,13 @@ class EngineWatch:
         self._made = -1
         self._suspected = False
         self._unanswered = 0
-        self._versions.open_gate(self._client.name, PAUSED)
 
     async def look(self, description: Description, gauges: Gauges) -> None:
         """Called after a poll, while no order of ours runs on the instance."""
         moved, self._made = gauges.generated_tokens != self._made, gauges.generated_tokens
         suspected, self._suspected = self._suspected, False
         paused = self._pause.by is PausedBy.SOMEBODY_ELSE
-        others = self._versions.gate(self._client.name, besides=PAUSED)
+        others = self._versions.gate(self._client.name, besides=FOUND_PAUSED)
         if (
             others
             or self._instance.control_lock.locked()
@@ -97,14 +93,12 @@ class EngineWatch:
         if self._pause.by is PausedBy.NOBODY:
             log.info("instance %s: somebody else has paused it", self._client.name)
             self._pause.move(FIND)
-            self._versions.close_gate(self._client.name, PAUSED)
 
     def _went_on(self) -> None:
         if self._pause.by is PausedBy.SOMEBODY_ELSE:
             log.info("instance %s is no longer paused", self._client.name)
             self._pause.move(RELEASE)
             self._instance.health.forget_progress()
-            self._versions.open_gate(self._client.name, PAUSED)
 
     async def _compare(self) -> None:
         name = self._client.name

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from rollout_sched.live.instances.fleet import LiveFleet  # which makes the supervisors
 
 
+#: Why the gate of an instance is closed while its pause is somebody else's.
+FOUND_PAUSED = "somebody else has paused it"
+
+
 class FleetInstance:
     """An instance that belongs to a fleet or may join it.
 
@@ -30,10 +34,17 @@ class FleetInstance:
         self.fleet = fleet
         self.settings = fleet.settings
         self.membership = Membership(client.name)
-        self.pause = InstancePause(client.name, partial(fleet.resumed, client.name))
+        self.pause = InstancePause(
+            client.name, partial(fleet.resumed, client.name), self._found_paused
+        )
         self.health = HealthChecks(client, fleet.settings)
         self.control_lock = asyncio.Lock()
         self.description: Description | None = None
+
+    def _found_paused(self, paused: bool) -> None:
+        """Somebody else's pause begins or ends: meanwhile it gets no new work."""
+        versions = self.fleet.versions
+        (versions.close_gate if paused else versions.open_gate)(self.name, FOUND_PAUSED)
 
     @property
     def name(self) -> str:

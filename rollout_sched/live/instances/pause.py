@@ -84,13 +84,23 @@ MOVES: dict[PausedBy, dict[PauseMove, PausedBy]] = {
 
 
 class InstancePause:
-    """The pause of one instance. `on_resumed` is called when it was resumed or restarted, so that
-    we no longer have to resume it."""
+    """The pause of one instance.
 
-    def __init__(self, name: str, on_resumed: Callable[[], None] | None = None) -> None:
+    on_resumed  called when it was resumed or restarted, so that we no longer have to resume it
+    on_found    called with True when it is found paused by somebody else, with False when that
+                pause is over, or is replaced by ours or an administrator's
+    """
+
+    def __init__(
+        self,
+        name: str,
+        on_resumed: Callable[[], None] = lambda: None,
+        on_found: Callable[[bool], None] = lambda found: None,
+    ) -> None:
         self.by: PausedBy = NOBODY
         self._name = name
         self._on_resumed = on_resumed
+        self._on_found = on_found
 
     @property
     def held(self) -> bool:
@@ -107,6 +117,8 @@ class InstancePause:
         after = MOVES[self.by].get(verb)
         if after is None:
             raise IllegalMove(f"instance {self._name} is paused by {self.by}: it cannot {verb}")
-        self.by = after
-        if verb in (RESUME, RESTART) and self._on_resumed is not None:
+        before, self.by = self.by, after
+        if (before is SOMEBODY_ELSE) is not (after is SOMEBODY_ELSE):
+            self._on_found(after is SOMEBODY_ELSE)
+        if verb in (RESUME, RESTART):
             self._on_resumed()

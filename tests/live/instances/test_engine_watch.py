@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from rollout_sched.core.model.events import GateClosed, GateOpened, WeightsPublished, WeightsUpdated
-from rollout_sched.live.instances.engine_watch import PAUSED, EngineWatch
-from rollout_sched.live.instances.instance import FleetInstance
-from rollout_sched.live.instances.pause import PausedBy
+from rollout_sched.live.instances.engine_watch import EngineWatch
+from rollout_sched.live.instances.instance import FOUND_PAUSED, FleetInstance
+from rollout_sched.live.instances.pause import HOLD, PAUSE, RELEASE, RESUME, PausedBy, PauseMove
 from rollout_sched.live.instances.versions import AROUND_US, FleetVersions
 from rollout_sched.live.ports import Gauges, InstanceError
 from rollout_sched.live.settings import Settings
@@ -93,13 +93,24 @@ class TestPauses:
         stage = await self.paused()
         assert stage.pause.by is PausedBy.SOMEBODY_ELSE
         assert stage.pump.told == [GateClosed("i0")]
-        assert stage.versions.gate("i0") == PAUSED
+        assert stage.versions.gate("i0") == FOUND_PAUSED
         await stage.look()
         stage.client.paused = False
         await stage.look()
         assert stage.pause.by is PausedBy.NOBODY
         assert stage.pump.told == [GateClosed("i0"), GateOpened("i0")]
         assert stage.resumed_from_others == 1
+
+    @pytest.mark.parametrize("verbs", [(PAUSE, RESUME), (HOLD, RELEASE), (RELEASE,)])
+    async def test_gate_does_not_outlive_a_pause_that_ours_replaces(
+        self, verbs: tuple[PauseMove, ...]
+    ) -> None:
+        stage = await self.paused()
+        stage.client.paused = False
+        for verb in verbs:
+            stage.pause.move(verb)
+        assert stage.versions.gate("i0") == ""
+        assert stage.pump.told == [GateClosed("i0"), GateOpened("i0")]
 
     async def test_the_version_is_known_before_the_gate_opens(self) -> None:
         stage = await self.paused()
@@ -138,11 +149,6 @@ class TestPauses:
         assert stage.pause.by is PausedBy.SOMEBODY_ELSE, "once may be chance"
         await stage.look()
         assert stage.pause.by is PausedBy.NOBODY
-
-    async def test_rejoining_resets_the_watch(self) -> None:
-        stage = await self.paused()
-        stage.watch.joined()
-        assert stage.versions.gate("i0") == ""
 
 
 class TestVersions:
