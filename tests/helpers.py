@@ -34,7 +34,7 @@ from rollout_sched.core.model.roles import (
 )
 from rollout_sched.core.scheduler import Scheduler
 from rollout_sched.core.state.fleet import Fleet
-from rollout_sched.core.state.waiting import FairQueue
+from rollout_sched.core.state.waiting import Shares
 from rollout_sched.simulators import traces
 from rollout_sched.simulators.instance.model import CostModel, Speculation
 from rollout_sched.simulators.replay.closed_loop import ClosedLoop
@@ -137,7 +137,7 @@ class Loads:
 
     def __init__(self, routing: Any, instances: int, *, slots: int = 100) -> None:
         self.fleet = Fleet(
-            routing.load, lambda instance: instance.in_flight < instance.slots, FairQueue()
+            routing.load, lambda instance: instance.in_flight < instance.slots, Shares()
         )
         self._names = [f"i{number}" for number in range(instances)]
         for name in self._names:

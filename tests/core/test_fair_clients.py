@@ -183,9 +183,9 @@ def test_long_requests_leave_room_in_the_kv_caches() -> None:
     fleet = Fleet(64)
     fleet.ask("other", 1)
     fleet.ask("flood", LIMIT, open=200)
-    waiting = fleet.told.scheduler.state.waiting
+    shares = fleet.told.scheduler.state.shares
     assert fleet.running("flood") == 59
-    waiting.kv_tokens = 32 * (LIMIT + PROMPT)
+    shares.kv_tokens = 32 * (LIMIT + PROMPT)
     fleet.run(until=300.0)
     assert fleet.running("flood") == 31, "and what is left is more than a request"
     assert fleet.waited["other"][-1] == 0.0

@@ -110,7 +110,8 @@ class Dispatcher:
         waiting, fleet = self._requests.waiting, self._state.fleet
         routing = self._state.roles.routing
         capped = fleet.sessions.bound is not None
-        waiting.recall(now)
+        self._state.shares.tick(now)
+        waiting.recall()
         while fleet.open:
             request = waiting.first()
             if request is None:
@@ -140,7 +141,7 @@ class Dispatcher:
         for room, of the client that has most there, those that came last: it does not hold up
         others by a queue that is not ours. Most of them have no tokens to lose. A client that is
         alone is left alone."""
-        beside = self._requests.waiting.beside(now)
+        beside = self._state.shares.beside(now)
         before, self._seen = self._seen, {}
         for instance in self._state.fleet.instances.values():
             report = instance.report
@@ -164,13 +165,13 @@ class Dispatcher:
         """Interrupt requests of clients that hold what the trainer is owed: of the client with the
         most, those that began last. Each goes on from its tokens later, under every policy, as
         after a migration; one that cannot keeps its slot."""
-        waiting = self._requests.waiting
+        shares = self._state.shares
         attempts = self._state.fleet.attempts.values()
         theirs = [a.request for a in attempts if a.request.client and not a.abandoned]
         yielding = sum([request.state is INTERRUPTING for request in theirs])
-        missing = waiting.owed - yielding
+        missing = shares.owed - yielding
         may_yield = [r for r in theirs if r.state is RUNNING and r.resumable]
-        may_yield.sort(key=lambda request: (waiting.held_by(request.client), request.last_attempt))
+        may_yield.sort(key=lambda request: (shares.held_by(request.client), request.last_attempt))
         for request in may_yield[-missing:] if missing > 0 else ():
             self._requests.interrupt(request)
 

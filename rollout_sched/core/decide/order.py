@@ -67,11 +67,13 @@ class Decider:
         self._progress = parts.state.progress
         self._requests = parts.requests
         self._waiting = parts.requests.waiting
+        self._shares = parts.state.shares
 
     def decide(self, now: float) -> None:
         """Ask the roles. It asks the group-level roles only if something changed: asking them
         costs more than most events do."""
-        progress, fleet, waiting = self._progress, self._fleet, self._waiting
+        progress, fleet = self._progress, self._fleet
+        waiting, shares = self._waiting, self._shares
         changed = progress.must_decide
         if changed:
             progress.must_decide = False
@@ -85,9 +87,9 @@ class Decider:
         gathering = self.gathering
         if fleet.open and waiting.size and not (gathering.expected and gathering.holds(now)):
             self._dispatcher.dispatch(now)
-        if changed and waiting.in_flight:
+        if changed and shares.in_flight:
             self._dispatcher.take_back(now)
-            if waiting.owed > 0:
+            if shares.owed > 0:
                 self._dispatcher.reclaim()
         if self.lender.lends:
             self.lender.decide(changed)

@@ -11,7 +11,7 @@ from rollout_sched.core.model.events import InstanceReported
 from rollout_sched.core.model.model import Attempt, Instance, InstanceStatus, Request
 from rollout_sched.core.model.roles import SessionAdmission
 from rollout_sched.core.state.lifecycle import INTERRUPTING
-from rollout_sched.core.state.waiting import FairQueue
+from rollout_sched.core.state.waiting import Shares
 
 # ------------------------------------------------------------------------------------------
 # The open instances, and which of them is least loaded.
@@ -169,13 +169,13 @@ class Fleet:
         self,
         load: Callable[[Instance], Any],
         admits: Callable[[Instance], bool],
-        waiting: FairQueue,
+        shares: Shares,
         sessions: SessionAdmission | None = None,
         *,
         counts_finished: bool = False,
     ) -> None:
         self.sessions = SessionRoom(sessions)
-        self._waiting = waiting
+        self._shares = shares
         self.counts_finished = counts_finished
         self.instances: dict[str, Instance] = {}
         self.attempts: dict[int, Attempt] = {}
@@ -217,8 +217,8 @@ class Fleet:
             instance.max_context = min(kv_tokens, max_model_len)
         self._joined += 1
         self.instances[name] = instance
-        self._waiting.slots += slots
-        self._waiting.kv_tokens += kv_tokens
+        self._shares.slots += slots
+        self._shares.kv_tokens += kv_tokens
         self._versions[version] += 1
         self.contexts.update(self.instances.values())
         self.touch(instance)
@@ -228,8 +228,8 @@ class Fleet:
         """The instance is gone, for good if it was removed; its attempts are closed and
         returned."""
         del self.instances[instance.id]
-        self._waiting.slots -= instance.slots
-        self._waiting.kv_tokens -= instance.kv_tokens
+        self._shares.slots -= instance.slots
+        self._shares.kv_tokens -= instance.kv_tokens
         self._count_version(instance.version, -1)
         attempts = list(instance.attempts.values())
         for attempt in attempts:
@@ -262,7 +262,7 @@ class Fleet:
         self.attempts[attempt.id] = attempt
         instance.attempts[attempt.id] = attempt
         instance.tokens += attempt.context_tokens + expected
-        self._waiting.began(request.client, attempt.context_tokens + expected)
+        self._shares.began(request.client, attempt.context_tokens + expected)
         instance.last_dispatch = attempt.id
         instance.unreported += 1
         if request.kv_instance is not None:
@@ -317,7 +317,7 @@ class Fleet:
         expected = min(attempt.max_new_tokens, max(0, expected_tokens))
         instance = attempt.instance
         instance.tokens += expected - attempt.expected_tokens
-        self._waiting.charge(attempt.request.client, expected - attempt.expected_tokens)
+        self._shares.charge(attempt.request.client, expected - attempt.expected_tokens)
         attempt.expected_tokens = expected
         self.touch(instance)
 
@@ -339,7 +339,7 @@ class Fleet:
         charged = attempt.context_tokens + attempt.expected_tokens
         made = attempt.context_tokens + attempt.tokens
         cut = attempt.request.state is INTERRUPTING
-        self._waiting.ended(attempt.request.client, charged, made, cut=cut)
+        self._shares.ended(attempt.request.client, charged, made, cut=cut)
 
     def _shut(self, instance: Instance) -> None:
         if instance.open_index >= 0:

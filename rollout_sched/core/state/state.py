@@ -12,7 +12,7 @@ from rollout_sched.core.state.fleet import Fleet
 from rollout_sched.core.state.groups import Groups, SampleBuffer
 from rollout_sched.core.state.progress import RunProgress
 from rollout_sched.core.state.selection import SelectionWindow
-from rollout_sched.core.state.waiting import FairQueue
+from rollout_sched.core.state.waiting import FairQueue, Shares
 
 
 class State:
@@ -29,11 +29,12 @@ class State:
         self.anomalies: Counter[str] = Counter()
         self.serials = IdCounter()
         self.prompt_lengths = LengthHistory() if roles.uses_history else None
-        self.waiting = FairQueue()
+        self.shares = Shares()
+        self.waiting = FairQueue(self.shares)
         self.fleet = Fleet(
             roles.routing.load,
             roles.admission.admits,
-            self.waiting,
+            self.shares,
             roles.sessions,
             counts_finished=roles.admission.counts_finished,
         )

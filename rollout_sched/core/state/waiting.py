@@ -182,72 +182,100 @@ class Flow:
         return bool(self.queue.size or self.in_flight)
 
 
-class FairQueue:
-    """All waiting requests. Within a client the ordering decides, and priorities.
+class Shares:
+    """What the trainer and each client got, and what they may still have.
 
-    size       number of waiting requests, including those set aside
     slots      how many requests the fleet can run at once
     kv_tokens  how many tokens its KV caches hold
+    trainer    the trainer's flow
+    clients    those of clients, by name
     """
 
     def __init__(self) -> None:
-        self.size = 0
         self.slots = self.kv_tokens = 0
-        self._trainer = Flow()
-        self._clients: dict[str, Flow] = {}
+        self.trainer = Flow()
+        self.clients: dict[str, Flow] = {}
         self._together = Flow()  # what all clients got and have in flight; its queue is empty
         self._level = 0.0  # what those got that are served now: newcomers begin there
         self._beside_until = self._trainer_until = 0.0
         self._now = 0.0
 
-    def __len__(self) -> int:
-        return self.size
+    def flows(self) -> list[Flow]:
+        return [self.trainer, *self.clients.values()]
 
-    def __iter__(self) -> Iterator[Request]:
-        for flow in self._flows():
-            yield from flow.queue
+    def flow(self, client: str) -> Flow:
+        if not client:
+            return self.trainer
+        flow = self.clients.get(client)
+        if flow is None:
+            flow = self.clients[client] = Flow(self._level)
+        return flow
 
-    def __contains__(self, request: Request) -> bool:
-        return request.rank is not None
+    # -- what each got ---------------------------------------------------------------------
 
-    # -- which request goes next -----------------------------------------------------------
+    def admit(self, client: str, now: float) -> str:
+        """A client's request has come; returns the name under which it counts."""
+        if not client:
+            return client
+        if client not in self.clients:
+            self._forget_idle()
+            if len(self.clients) >= MOST_CLIENTS:
+                client = THE_REST
+        own = self.flow(client)
+        if any(flow.busy for flow in self.clients.values() if flow is not own):
+            self._beside_until = now + BESIDE_S
+        return client
 
-    def first(self) -> Request | None:
-        """The request that goes next; None if none may go."""
-        trainer = self._trainer
-        ours = None if trainer.held else trainer.queue.first()
-        if not self._clients:
-            return ours
-        if ours is None or self._together.served < trainer.served:
-            return self._client_first(idle=False) or ours
-        # A client that has nothing in flight does not pay for what other clients got.
-        running = sum([bool(flow.in_flight) for flow in self._clients.values()])
-        if running >= self.slots // ONE_IN:
-            return ours
-        return self._client_first(idle=True) or ours
+    def catch_up(self, flow: Flow) -> None:
+        """Nothing of it waited until now."""
+        trainer, together = self.trainer, self._together
+        if flow is trainer:
+            trainer.served = max(trainer.served, together.served)
+            return
+        flow.served = max(flow.served, self._level)
+        if not any(other.queue.size for other in self.clients.values()):
+            together.served = max(together.served, trainer.served)
 
-    def _client_first(self, *, idle: bool) -> Request | None:
-        """The first request of the client that got the least; `idle`: of those that have none in
-        flight."""
-        best, request, room = None, None, self._room()
-        for flow in self._clients.values():
-            if flow.held or not flow.queue.size or (idle and flow.in_flight):
-                continue
-            if (best is None or flow.served < best.served) and self._may_go(flow, room):
-                first = flow.queue.first()
-                if first is not None:
-                    best, request = flow, first
-        if best is not None:
-            self._level = max(self._level, best.served)
-        return request
+    def began(self, client: str, tokens: int) -> None:
+        """An attempt began; `tokens`: of its context and of the response that is expected."""
+        self.charge(client, tokens)
+        flow = self.flow(client)
+        flow.in_flight += 1
+        if client:
+            if not flow.size:
+                flow.size = float(tokens)
+            self._together.in_flight += 1
 
-    def each_first(self) -> Iterator[Request]:
-        """The first request of everybody who may have another one in flight."""
-        room = self._room()
-        for flow in self._flows():
-            first = flow.queue.first()
-            if first is not None and (flow is self._trainer or self._may_go(flow, room)):
-                yield first
+    def ended(self, client: str, charged: int, tokens: int, *, cut: bool) -> None:
+        """An attempt that was `charged` so much had so many tokens in the end. `cut`: it was
+        interrupted, so it says nothing of the size of others."""
+        self.charge(client, tokens - charged)
+        flow = self.flow(client)
+        flow.in_flight -= 1
+        if client:
+            if not cut:
+                flow.size += (tokens - flow.size) / 8
+            self._together.in_flight -= 1
+
+    def charge(self, client: str, tokens: int) -> None:
+        """So many more tokens; less than 0: fewer than were expected."""
+        if not client:
+            self.trainer.served += tokens / TRAINER_SHARE
+        else:
+            self.flow(client).served += tokens
+            self._together.served += tokens / (1 - TRAINER_SHARE)
+
+    # -- what each may have ----------------------------------------------------------------
+
+    def tick(self, now: float) -> None:
+        """Requests are about to be dispatched."""
+        self._now = now
+        if self.trainer.busy:
+            self._trainer_until = now + LINGER_S
+
+    def beside(self, now: float) -> bool:
+        """Whether several clients came within a minute."""
+        return now < self._beside_until
 
     @property
     def in_flight(self) -> int:
@@ -261,150 +289,149 @@ class FairQueue:
 
     def held_by(self, client: str) -> int:
         """How many attempts the client has in flight."""
-        return self._flow(client).in_flight
-
-    def hold(self, request: Request) -> None:
-        """It is first and cannot go: nor can those behind it, until `recall`."""
-        self._flow(request.client).held = True
-
-    def recall(self, now: float) -> None:
-        """Requests that were set aside or held wait in their places again."""
-        self._now = now
-        if self._trainer.busy:
-            self._trainer_until = now + LINGER_S
-        for flow in self._flows():
-            flow.held = False
-            flow.queue.recall()
+        return self.flow(client).in_flight
 
     @property
-    def aside(self) -> list[Request]:
-        return [request for flow in self._flows() for request in flow.queue.aside]
-
-    def set_aside(self, request: Request) -> None:
-        """Skip a waiting request until `recall`."""
-        self._flow(request.client).queue.set_aside(request)
-
-    # -- what waits ------------------------------------------------------------------------
-
-    def add(self, request: Request, key: Any) -> None:
-        flow = self._flow(request.client)
-        if not flow.queue.size:
-            self._catch_up(flow)
-        flow.queue.add(request, key)
-        self.size += 1
-
-    def remove(self, request: Request) -> None:
-        flow = self._flow(request.client)
-        flow.queue.remove(request)
-        self.size -= 1
-
-    def rerank(self, request: Request, key: Any) -> None:
-        """Move a request whose key has changed."""
-        self._flow(request.client).queue.rerank(request, key)
-
-    def rebuild(self) -> None:
-        """Keys have a new type, which cannot be compared with that of invalid entries."""
-        for flow in self._flows():
-            flow.queue.rebuild()
-
-    # -- what each got ---------------------------------------------------------------------
-
-    def admit(self, client: str, now: float) -> str:
-        """A client's request has come; returns the name under which it counts."""
-        if not client:
-            return client
-        if client not in self._clients:
-            self._forget_idle()
-            if len(self._clients) >= MOST_CLIENTS:
-                client = THE_REST
-        own = self._flow(client)
-        if any(flow.busy for flow in self._clients.values() if flow is not own):
-            self._beside_until = now + BESIDE_S
-        return client
-
-    def began(self, client: str, tokens: int) -> None:
-        """An attempt began; `tokens`: of its context and of the response that is expected."""
-        self.charge(client, tokens)
-        flow = self._flow(client)
-        flow.in_flight += 1
-        if client:
-            if not flow.size:
-                flow.size = float(tokens)
-            self._together.in_flight += 1
-
-    def ended(self, client: str, charged: int, tokens: int, *, cut: bool) -> None:
-        """An attempt that was `charged` so much had so many tokens in the end. `cut`: it was
-        interrupted, so it says nothing of the size of others."""
-        self.charge(client, tokens - charged)
-        flow = self._flow(client)
-        flow.in_flight -= 1
-        if client:
-            if not cut:
-                flow.size += (tokens - flow.size) / 8
-            self._together.in_flight -= 1
-
-    def charge(self, client: str, tokens: int) -> None:
-        """So many more tokens; less than 0: fewer than were expected."""
-        if not client:
-            self._trainer.served += tokens / TRAINER_SHARE
-        else:
-            self._flow(client).served += tokens
-            self._together.served += tokens / (1 - TRAINER_SHARE)
-
-    def beside(self, now: float) -> bool:
-        """Whether several clients came within a minute."""
-        return now < self._beside_until
-
-    # -- inside ----------------------------------------------------------------------------
-
-    def _flows(self) -> list[Flow]:
-        return [self._trainer, *self._clients.values()]
-
-    def _flow(self, client: str) -> Flow:
-        if not client:
-            return self._trainer
-        flow = self._clients.get(client)
-        if flow is None:
-            flow = self._clients[client] = Flow(self._level)
-        return flow
-
-    def _forget_idle(self) -> None:
-        """An idle client that got more than the others is remembered until they have as much."""
-        for client, flow in list(self._clients.items()):
-            if flow.served <= self._level and not flow.busy:
-                del self._clients[client]
-
-    def _catch_up(self, flow: Flow) -> None:
-        """Nothing of it waited until now."""
-        trainer, together = self._trainer, self._together
-        if flow is trainer:
-            trainer.served = max(trainer.served, together.served)
-            return
-        flow.served = max(flow.served, self._level)
-        if self.size == trainer.queue.size:
-            together.served = max(together.served, trainer.served)
+    def clients_turn(self) -> bool:
+        """Whether clients got less than their part."""
+        return self._together.served < self.trainer.served
 
     @property
-    def _client_slots(self) -> int:
-        """Slots that clients may have together: every further sequence of a batch slows the others
-        down, so beside the trainer they get few."""
-        works = self._trainer.busy or self._now < self._trainer_until
-        return max(1, self.slots // ONE_IN) if works else self.slots
+    def begins_beside(self) -> bool:
+        """Whether a client with nothing in flight goes before the trainer: it does not pay for what
+        other clients got."""
+        running = sum([bool(flow.in_flight) for flow in self.clients.values()])
+        return running < self.slots // ONE_IN
 
-    def _room(self) -> float:
+    def next_is(self, flow: Flow) -> None:
+        """It got the least of all clients whose requests wait."""
+        self._level = max(self._level, flow.served)
+
+    def room(self) -> float:
         """Tokens that the KV caches hold beside what clients have in flight."""
         room = float(self.kv_tokens)
-        for flow in self._clients.values():  # the compiler takes `sum` for one of integers
+        for flow in self.clients.values():  # the compiler takes `sum` for one of integers
             room -= flow.held_tokens
         return room
 
-    def _may_go(self, flow: Flow, room: float) -> bool:
+    def may_go(self, flow: Flow, room: float) -> bool:
+        """Whether the client may have one attempt more, with so much `room`."""
         free = self._client_slots - self._together.in_flight
         if not self.beside(self._now):
             return free > 0
         if free <= self._client_slots // ONE_IN and flow.in_flight >= free:
             return False
         return not flow.in_flight or room > min(self.kv_tokens // ONE_IN, flow.held_tokens)
+
+    # -- inside ----------------------------------------------------------------------------
+
+    def _forget_idle(self) -> None:
+        """An idle client that got more than the others is remembered until they have as much."""
+        for client, flow in list(self.clients.items()):
+            if flow.served <= self._level and not flow.busy:
+                del self.clients[client]
+
+    @property
+    def _client_slots(self) -> int:
+        """Slots that clients may have together: every further sequence of a batch slows the others
+        down, so beside the trainer they get few."""
+        works = self.trainer.busy or self._now < self._trainer_until
+        return max(1, self.slots // ONE_IN) if works else self.slots
+
+
+class FairQueue:
+    """All waiting requests: the shares decide whose goes next; within a client the ordering does,
+    and priorities.
+
+    size  number of waiting requests, including those set aside
+    """
+
+    def __init__(self, shares: Shares) -> None:
+        self.size = 0
+        self._shares = shares
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __iter__(self) -> Iterator[Request]:
+        for flow in self._shares.flows():
+            yield from flow.queue
+
+    def __contains__(self, request: Request) -> bool:
+        return request.rank is not None
+
+    def first(self) -> Request | None:
+        """The request that goes next; None if none may go."""
+        shares = self._shares
+        ours = None if shares.trainer.held else shares.trainer.queue.first()
+        if not shares.clients:
+            return ours
+        if ours is None or shares.clients_turn:
+            return self._client_first(idle=False) or ours
+        return (self._client_first(idle=True) if shares.begins_beside else None) or ours
+
+    def _client_first(self, *, idle: bool) -> Request | None:
+        """The first request of the client that got the least; `idle`: of those that have none in
+        flight."""
+        shares = self._shares
+        best, request, room = None, None, shares.room()
+        for flow in shares.clients.values():
+            if flow.held or not flow.queue.size or (idle and flow.in_flight):
+                continue
+            if (best is None or flow.served < best.served) and shares.may_go(flow, room):
+                first = flow.queue.first()
+                if first is not None:
+                    best, request = flow, first
+        if best is not None:
+            shares.next_is(best)
+        return request
+
+    def each_first(self) -> Iterator[Request]:
+        """The first request of everybody who may have another one in flight."""
+        shares = self._shares
+        room = shares.room()
+        for flow in shares.flows():
+            first = flow.queue.first()
+            if first is not None and (flow is shares.trainer or shares.may_go(flow, room)):
+                yield first
+
+    def hold(self, request: Request) -> None:
+        """It is first and cannot go: nor can those behind it, until `recall`."""
+        self._shares.flow(request.client).held = True
+
+    def set_aside(self, request: Request) -> None:
+        """Skip a waiting request until `recall`."""
+        self._shares.flow(request.client).queue.set_aside(request)
+
+    @property
+    def aside(self) -> list[Request]:
+        return [request for flow in self._shares.flows() for request in flow.queue.aside]
+
+    def recall(self) -> None:
+        """Requests that were set aside or held wait in their places again."""
+        for flow in self._shares.flows():
+            flow.held = False
+            flow.queue.recall()
+
+    def add(self, request: Request, key: Any) -> None:
+        flow = self._shares.flow(request.client)
+        if not flow.queue.size:
+            self._shares.catch_up(flow)
+        flow.queue.add(request, key)
+        self.size += 1
+
+    def remove(self, request: Request) -> None:
+        self._shares.flow(request.client).queue.remove(request)
+        self.size -= 1
+
+    def rerank(self, request: Request, key: Any) -> None:
+        """Move a request whose key has changed."""
+        self._shares.flow(request.client).queue.rerank(request, key)
+
+    def rebuild(self) -> None:
+        """Keys have a new type, which cannot be compared with that of invalid entries."""
+        for flow in self._shares.flows():
+            flow.queue.rebuild()
 
 
 class ReplayBuffer:

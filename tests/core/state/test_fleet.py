@@ -13,7 +13,7 @@ from rollout_sched.core.model.events import InstanceReported
 from rollout_sched.core.model.model import Attempt, Instance, InstanceStatus
 from rollout_sched.core.model.roles import SessionAdmission
 from rollout_sched.core.state.fleet import ContextLimits, Fleet, OpenInstances
-from rollout_sched.core.state.waiting import FairQueue
+from rollout_sched.core.state.waiting import Shares
 from tests.core.told import make_request
 
 
@@ -26,7 +26,7 @@ def has_slots(instance: Instance) -> bool:
 
 
 def make_fleet(instances: int = 0, *, slots: int = 4, load: Any = by_tokens) -> Fleet:
-    fleet = Fleet(load, has_slots, FairQueue())
+    fleet = Fleet(load, has_slots, Shares())
     for number in range(instances):
         fleet.join(f"i{number}", slots, 1000, 0)
     return fleet
@@ -223,7 +223,7 @@ class TwoSessions(SessionAdmission):
 
 class TestSessions:
     def fleet(self) -> Fleet:
-        fleet = Fleet(by_tokens, has_slots, FairQueue(), TwoSessions())
+        fleet = Fleet(by_tokens, has_slots, Shares(), TwoSessions())
         for name in ("i0", "i1"):
             fleet.join(name, 4, 1000, 0)
         return fleet
@@ -271,7 +271,7 @@ class TestSessions:
 
     @pytest.mark.parametrize("counts", [True, False])
     def test_finished_contexts_are_counted_on_request(self, counts: bool) -> None:
-        fleet = Fleet(by_tokens, has_slots, FairQueue(), counts_finished=counts)
+        fleet = Fleet(by_tokens, has_slots, Shares(), counts_finished=counts)
         i0 = fleet.join("i0", 4, 1000, 0)
         attempt = send(fleet, "i0", context=70)
         attempt.request.last_instance = "i0"

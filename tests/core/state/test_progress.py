@@ -10,13 +10,13 @@ from rollout_sched.core.model.roles import Capacity
 from rollout_sched.core.state.fleet import Fleet
 from rollout_sched.core.state.groups import JUDGE, LAUNCH, SET_BACK, Groups, SampleBuffer
 from rollout_sched.core.state.progress import RECENT_BATCHES, RunProgress
-from rollout_sched.core.state.waiting import FairQueue
+from rollout_sched.core.state.waiting import Shares
 from tests.core.told import make_group
 
 
 @pytest.fixture
 def fleet() -> Fleet:
-    return Fleet(lambda instance: instance.in_flight, lambda instance: True, FairQueue())
+    return Fleet(lambda instance: instance.in_flight, lambda instance: True, Shares())
 
 
 @pytest.fixture
