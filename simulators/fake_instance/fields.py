@@ -44,7 +44,7 @@ class Limits(msgspec.Struct, frozen=True):
 #: Fields that change which tokens a response has; without them it depends on its name alone.
 _APPLIED = (
     *("stop", "stop_token_ids", "min_tokens", "structured_outputs", "response_format"),
-    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+    *("presence_penalty", "frequency_penalty"),
 )
 
 
@@ -61,7 +61,8 @@ def limits_of(sampling: Sampling) -> Limits:
 
 def are_applied(sampling: Sampling) -> bool:
     """Whether the tokens of a request need a `Sampler`."""
-    return any(sampling.get(name) for name in _APPLIED)
+    penalty = sampling.get("repetition_penalty")  # 1 changes nothing
+    return penalty not in (None, 1) or any(sampling.get(name) for name in _APPLIED)
 
 
 # ------------------------------------------------------------------------------------------
