@@ -196,7 +196,7 @@ class Envelope:
         self.group = text(found, "group_id") or ""
         self.session = text(found, "session_id") or ""
         self.priority = integer(found, "priority") or 0
-        self.hindrance = hindrance(found, sampling, endpoint)
+        self.hindrance = hindrance(found, sampling, endpoint, streams=self.stream)
 
 
 def _given(found: Fields, name: str) -> memoryview | None:

@@ -14,8 +14,18 @@ from rollout_sched.integrations.gateway.data_plane import body as envelopes
 from rollout_sched.integrations.gateway.data_plane.answers import REASONING
 from rollout_sched.integrations.gateway.data_plane.body import SubRequest, Values
 from rollout_sched.integrations.gateway.data_plane.client_request import ClientRequest, Headers
-from rollout_sched.integrations.gateway.data_plane.fields import BadRequest, integer
-from rollout_sched.integrations.gateway.data_plane.resume import RESUME_PATH, ResponsePart, resume
+from rollout_sched.integrations.gateway.data_plane.fields import (
+    BadRequest,
+    boolean,
+    integer,
+    texts,
+)
+from rollout_sched.integrations.gateway.data_plane.resume import (
+    RESUME_PATH,
+    ResponsePart,
+    StopStrings,
+    resume,
+)
 from rollout_sched.integrations.http import Receiver
 from rollout_sched.integrations.vllm.protocol.endpoints import (
     ASK_VERSIONS,
@@ -225,6 +235,16 @@ class Call:
             return integer(self.request.body.fields, "top_logprobs") or 0
         except BadRequest:
             return 0  # the server refuses it
+
+    @property
+    def stops(self) -> StopStrings:
+        """Raises RequestRejected."""
+        fields = self.request.body.fields
+        try:
+            strings, kept = texts(fields, "stop"), boolean(fields, "include_stop_str_in_output")
+        except BadRequest as error:
+            raise _cannot_be_sent(error) from error
+        return StopStrings(strings, self._least_tokens(), bool(kept))
 
     def _least_tokens(self) -> int:
         try:

@@ -34,6 +34,7 @@ _LEAST, _MOST = -(2**63), 2**63 - 1
 
 _BOOLEAN = msgspec.json.Decoder(bool | str | None, strict=False)
 _TEXT = msgspec.json.Decoder(str | None)
+_TEXTS = msgspec.json.Decoder(str | list[str] | None)
 
 #: An integer as text.
 _DIGITS = re.compile(r"\s*([+-]?[0-9]+(?:_[0-9]+)*)(?:\.0*)?\s*")
@@ -98,18 +99,28 @@ def text(found: Fields, name: str) -> str | None:
     return value
 
 
+def texts(found: Fields, name: str) -> list[str]:
+    """A text, or several."""
+    raw = found.get(name)
+    value: str | list[str] | None = None if raw is None else decoded(_TEXTS, raw, name)
+    return [value] if isinstance(value, str) else value or []
+
+
 #: A part of a chat's message that is not text: an image, audio, a file.
 _MEDIA = re.compile(rb'"type"\s*:\s*"(?!(?:text|function|refusal|thinking)")')
 
 
-def hindrance(found: Fields, sampling: Mapping[str, msgspec.Raw], endpoint: Endpoint) -> str:
+def hindrance(
+    found: Fields, sampling: Mapping[str, msgspec.Raw], endpoint: Endpoint, *, streams: bool
+) -> str:
     """The first field with which a response could not be resumed; "" if it can (see
-    `continuation`)."""
+    `continuation`). Of a stream, an instance holds text back, and generate gives none."""
+    searched = endpoint != "generate" and not streams
     for fields in (found, sampling):
         for name in fields:
-            if name not in continuation.RESUMABLE and continuation.hindrance(
-                {name: decoded(msgspec.json, fields[name], name)}
-            ):
+            if name in continuation.RESUMABLE or (searched and name in continuation.SEARCHED):
+                continue
+            if continuation.hindrance({name: decoded(msgspec.json, fields[name], name)}):
                 return name
     if endpoint == "chat" and _MEDIA.search(memoryview(found["messages"])) is not None:
         return "messages"

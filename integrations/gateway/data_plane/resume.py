@@ -8,8 +8,8 @@ at the end the parts are joined into one answer that looks uninterrupted.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -33,12 +33,23 @@ RESUME_PATH: dict[Endpoint, bytes] = {
 
 
 class ResponsePart(msgspec.Struct):
-    """One attempt's share of a response. `logprobs` has the format of the attempt's endpoint."""
+    """One attempt's share of a response. `logprobs` has the format of the attempt's endpoint.
+
+    taken   characters of the text before it that belong to the stop string that ends it
+    """
 
     token_ids: list[int]
     text: str = ""
     logprobs: Any = None
     prompt_ids: list[int] | None = None
+    taken: int = 0
+
+
+def text_of_parts(parts: Sequence[ResponsePart]) -> str:
+    text = ""
+    for part in parts:
+        text = text[: len(text) - part.taken] + part.text
+    return text
 
 
 def part_of(endpoint: Endpoint, answer: dict[str, Any]) -> ResponsePart | None:
@@ -82,7 +93,7 @@ def shows_no_way_on(
         return True  # within its first character, or in a part of the message that is parsed
     if parsed_in(answer):
         return True
-    before = "".join([part.text for part in earlier])
+    before = text_of_parts(earlier)
     # The search is through all of the text, which may use a few of the same words again.
     found = bool(before) and before in text
     return found and Repetition(prompt, before).is_in(text, len(before) >= _ENOUGH)
@@ -92,6 +103,67 @@ def parsed_in(answer: dict[str, Any]) -> str:
     """The field of a chat's answer that the server has parsed from the text; "" if none."""
     message = answer["choices"][0].get("message") or {}
     return next((name for name in PARSED if message.get(name)), "")
+
+
+class StopStrings(NamedTuple):
+    """The stop strings of a request, the tokens that it makes before one may end it, and whether
+    its text keeps the one that does.
+
+    An engine looks for them in the text of its own attempt, so one that begins before a cut and
+    ends after it is found here. No token is made again for it: of those that are drawn at random,
+    some would then be more likely than others.
+    """
+
+    strings: list[str]
+    least: int
+    kept: bool
+
+    def over_the_cut(
+        self, earlier: list[ResponsePart], part: ResponsePart, choice: dict[str, Any]
+    ) -> int | None:
+        """Ends the part of an answer, and its `choice`, at a stop string over the cut before it.
+        Returns the tokens that are left of it; 0 if they cannot be counted; None if there is
+        none."""
+        before = text_of_parts(earlier)[1 - max(map(len, self.strings), default=1) :]
+        own = choice.get("stop_reason")
+        text = part.text + (own if isinstance(own, str) and not self.kept else "")
+        end = (len(text), self.strings.index(own) if own in self.strings else len(self.strings))
+        made = sum([len(each.token_ids) for each in earlier])
+        if made + len(part.token_ids) <= self.least:
+            return None
+        for at, place, start in sorted(self._found(before, before + text)):
+            if (at, place) > end:
+                break
+            tokens = _tokens_of(part, text[:at])
+            if not tokens:
+                return 0
+            if made + tokens <= self.least:
+                continue
+            del part.token_ids[tokens:]
+            part.text = text[:at] if self.kept else ""
+            part.taken = 0 if self.kept else len(before) - start
+            part.logprobs = {k: v and v[:tokens] for k, v in part.logprobs.items()}
+            choice |= {"finish_reason": "stop", "stop_reason": self.strings[place]}
+            return tokens
+        return None
+
+    def _found(self, before: str, text: str) -> Iterator[tuple[int, int, int]]:
+        """(end after the cut, place in the list, start) of each that lies over the cut."""
+        cut = len(before)
+        for place, stop in enumerate(self.strings):
+            for start in range(max(0, cut - len(stop) + 1), cut):
+                if text.startswith(stop, start):
+                    yield start + len(stop) - cut, place, start
+
+
+def _tokens_of(part: ResponsePart, text: str) -> int:
+    """The tokens that make this text, with which that of the part begins; 0 if unknown."""
+    said = ""
+    for count, name in enumerate((part.logprobs or {}).get("tokens") or (), 1):
+        said += name
+        if len(said) >= len(text):
+            return count if said.startswith(text) else 0
+    return 0
 
 
 #: A prompt as raw JSON: text, token ids, or messages.
@@ -202,7 +274,7 @@ def join(
     if choice["finish_reason"] in ("abort", "length"):
         choice["finish_reason"] = finish
     choice["token_ids"] = token_ids
-    text = "".join([part.text for part in parts])
+    text = text_of_parts(parts)
     if endpoint == "chat":
         choice.pop("text", None)
         choice["message"] = {"role": "assistant", "content": text}

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any
 
 import msgspec
 
 from rollout_sched.core.model.actions import Dispatch
+from rollout_sched.core.model.events import Spans
 from rollout_sched.core.model.model import DeliveredSample
 from rollout_sched.integrations.gateway.data_plane import answers
 from rollout_sched.integrations.gateway.data_plane import resume as dialects
@@ -202,6 +204,18 @@ class UnaryResponder:
                 choice.pop("prompt_token_ids", None)
 
 
+def _first(spans: Spans, tokens: int) -> Spans:
+    """The spans of the first so many tokens."""
+    ends = [0, *accumulate([count for _, count in spans])]
+    return tuple(
+        [
+            (version, min(count, tokens - start))
+            for (version, count), start in zip(spans, ends, strict=False)
+            if start < tokens
+        ]
+    )
+
+
 def failure(error: Exception | None) -> tuple[int, bytes]:
     """(status, body) for a client whose call has failed; the body is JSON on one line."""
     if isinstance(error, RequestRejected):
@@ -308,4 +322,10 @@ class UnaryReceiver(WholeAnswer):
         call.learn(dialects.parsed_in(answer))
         if dialects.shows_no_way_on(call.endpoint, answer, parts, call.prompt):
             return Outcome(said.tokens, "abort", said.spans, None, resumable=False)
+        kept = call.stops.over_the_cut(parts, part, answer["choices"][0]) if parts else None
+        if kept == 0:
+            return Outcome(said.tokens, "abort", said.spans, None, resumable=False)
+        if kept is not None:
+            spans = _first(said.spans, kept)
+            return Outcome(kept, "stop", spans, PartialAnswer(part, answer))
         return Outcome(said.tokens, finish, said.spans, PartialAnswer(part, answer))

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-Rule = Literal["same", "reduced", "varied", "first", "prompt", "ours", "whole"]
+Rule = Literal["same", "reduced", "varied", "first", "prompt", "ours", "searched", "whole"]
 
 #: What is done with a field, by its rule.
 MEANING: dict[Rule, str] = {
@@ -27,6 +27,8 @@ MEANING: dict[Rule, str] = {
     "first": "sent with the first attempt only: it is about the prompt",
     "prompt": "not sent again: its effect is in the prompt's token ids",
     "ours": "set by the scheduler for each attempt",
+    "searched": "sent again, and the gateway looks for one that lies over the interruption; a "
+    "stream, a trainer's sample or an answer of generate, whose text it does not know, starts over",
     "whole": "applies to the response as one piece, so a response with it starts over",
 }
 
@@ -51,8 +53,9 @@ _BY_RULE: dict[Rule, str] = {
     "ours": """
         n max_tokens max_completion_tokens stream request_id priority cache_salt return_token_ids
         group_id sampling_params""",
+    "searched": "stop",
     "whole": """
-        stop bad_words echo output_mode structured_outputs response_format tools presence_penalty
+        bad_words echo output_mode structured_outputs response_format tools presence_penalty
         frequency_penalty repetition_detection use_beam_search prompt_embeds suffix features
         content_parts mm_payload return_mm_kwargs media_io_kwargs mm_processor_kwargs
         kv_transfer_params ec_transfer_params vllm_xargs extra_args routed_experts_prompt_start
@@ -64,7 +67,10 @@ FIELDS: dict[str, Rule] = {
 }
 
 #: Fields that never keep a response from going on.
-RESUMABLE = frozenset(field for field, rule in FIELDS.items() if rule != "whole")
+RESUMABLE = frozenset(field for field, rule in FIELDS.items() if rule not in ("searched", "whole"))
+
+#: Fields that keep none from going on whose text is known up to the cut.
+SEARCHED = frozenset(field for field, rule in FIELDS.items() if rule == "searched")
 
 _FIRST = frozenset(field for field, rule in FIELDS.items() if rule == "first")
 

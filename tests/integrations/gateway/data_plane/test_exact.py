@@ -6,7 +6,14 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from rollout_sched.integrations.gateway.data_plane.resume import (
+    ResponsePart,
+    StopStrings,
+    text_of_parts,
+)
 from tests.integrations.gateway.data_plane.stage import BODY, PARTIAL, PROMPT
 from tests.integrations.gateway.scripted import chunk, completion
 from tests.live.scripted import until
@@ -105,6 +112,54 @@ async def test_text_of_the_prompt_within_an_answer_is_not_passed_on(
         await instance.answer(2, completion([7]))
     assert (await call.json())["choices"][0]["text"] == ("w7 " if repeats else before + after)
     stage.settled()
+
+
+def until_a_stop(words: list[str], stops: StopStrings, made: int) -> tuple[int, str, str | None]:
+    """(tokens, text, stop string) of an engine that draws these words after `made` others."""
+    text = ""
+    for count, word in enumerate(words, 1):
+        new, text = len(word), text + word
+        ends = [
+            (at + len(stop), place)
+            for place, stop in enumerate(stops.strings)
+            if (at := text.find(stop, max(0, len(text) - new - len(stop) + 1))) >= 0
+        ]
+        if ends and made + count > stops.least:
+            end, place = min(ends)
+            stop = stops.strings[place]
+            return count, text[: end if stops.kept else end - len(stop)], stop
+    return len(words), text, None
+
+
+@given(
+    st.lists(st.text("ab", max_size=3), max_size=12),
+    st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=3),
+    st.integers(0, 8),
+    st.booleans(),
+    st.lists(st.integers(1, 4), min_size=12, max_size=12),
+)
+def test_a_response_of_several_parts_ends_at_the_stop_string_that_comes_first(
+    words: list[str], strings: list[str], least: int, kept: bool, lengths: list[int]
+) -> None:
+    """If its log-probs name the tokens; without them it says that it does not know."""
+    stops = StopStrings(strings, least, kept)
+    parts: list[ResponsePart] = []
+    end: str | None = None
+    while end is None and (made := sum(len(part.token_ids) for part in parts)) < len(words):
+        drawn = words[made : made + lengths[len(parts)]]
+        count, text, stop = until_a_stop(drawn, stops, made)
+        choice = {"stop_reason": stop}
+        names = {"tokens": drawn[:count], "top_logprobs": None}
+        part = ResponsePart([0] * count, text, names)
+        nameless = ResponsePart([0] * count, text)
+        tokens = stops.over_the_cut(parts, part, choice) if parts else None
+        if parts:
+            assert stops.over_the_cut(parts, nameless, {**choice}) in (0, None)
+        assert tokens in (None, len(part.token_ids))
+        parts.append(part)
+        end = choice["stop_reason"]
+    made = sum(len(part.token_ids) for part in parts)
+    assert (made, text_of_parts(parts), end) == until_a_stop(words, stops, 0)
 
 
 async def test_a_first_part_that_quotes_the_prompt_goes_on(stage, instance) -> None:
