@@ -44,7 +44,7 @@ class Limits(msgspec.Struct, frozen=True):
 #: Fields that change which tokens a response has; without them it depends on its name alone.
 _APPLIED = (
     *("stop", "stop_token_ids", "min_tokens", "structured_outputs", "response_format"),
-    *("presence_penalty", "frequency_penalty"),
+    *("presence_penalty", "frequency_penalty", "logit_bias", "allowed_token_ids"),
 )
 
 
@@ -128,6 +128,10 @@ class Sampler:
         self._penalised = {*context} if sampling.get("repetition_penalty", 1.0) != 1.0 else set()
         self._counts = bool(sampling.get("presence_penalty") or sampling.get("frequency_penalty"))
         self._counts |= bool(self._penalised)
+        biases: Mapping[str, float] = sampling.get("logit_bias") or {}
+        self._penalised |= {int(token) for token, bias in biases.items() if bias < 0}
+        allowed = sampling.get("allowed_token_ids") or ()
+        self._allowed_words = [token for token in allowed if vocabulary.is_word(token)]
         self._stops = {*(self._limits.stop_token_ids or ())}
         strings = self._limits.strings
         self._output = Detokenizer(self._limits, context, vocabulary) if strings else None
@@ -141,7 +145,7 @@ class Sampler:
         these words."""
         made: list[int] = []
         for word in words:
-            token = word if self._fresh and not made else self._allowed(word, len(made))
+            token = word if self._fresh and not made else self._instead_of(word, len(made))
             made.append(token)
             if self._counts:
                 self._penalised.add(token)
@@ -151,8 +155,11 @@ class Sampler:
                 break
         return made
 
-    def _allowed(self, word: int, made: int) -> int:
-        """As likely as any other, after those that are penalised or may not end it yet."""
+    def _instead_of(self, word: int, made: int) -> int:
+        """As likely as any other, after those that are penalised or may not end it yet. The name of
+        a response is always allowed."""
+        if self._allowed_words and word not in self._allowed_words:
+            word = self._allowed_words[word % len(self._allowed_words)]
         for _ in range(self._vocabulary.words):
             if not (word in self._penalised or (made < self.least and word in self._stops)):
                 break

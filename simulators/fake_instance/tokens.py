@@ -60,6 +60,9 @@ class Vocabulary(NamedTuple):
     def end_of_thought(self) -> int:
         return self.first_word + self.words
 
+    def is_word(self, token: int) -> bool:
+        return self.first_word <= token < self.first_word + self.words
+
     def alike(self, word: int) -> int:
         """Another word, with the same bytes if its text is bytes."""
         step = len(_PIECES) if self.characters else 1

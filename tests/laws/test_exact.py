@@ -71,17 +71,18 @@ class Asked(NamedTuple):
 #: Texts of several words, some of which no response has, but parts of them.
 STOPS = ["b bab", " ab ", "ab é", "€é", "céc", "a bb", "baa", "b 😀", "babzz", "a b€", "中b"]
 
+_WORD = st.integers(WORDS.first_word, WORDS.first_word + WORDS.words - 1)
 SAMPLING: dict[str, st.SearchStrategy[Any]] = {
     "max_tokens": st.sampled_from([40, 40, 30, 20, 10, 2, 1]),
     "min_tokens": st.integers(0, 30),
     "stop": st.lists(st.sampled_from(STOPS), min_size=1, max_size=2),
     "include_stop_str_in_output": st.booleans(),
-    "stop_token_ids": st.lists(
-        st.integers(WORDS.first_word, WORDS.first_word + WORDS.words), max_size=4
-    ),
+    "stop_token_ids": st.lists(_WORD | st.just(WORDS.end_of_thought), max_size=4),
     "ignore_eos": st.booleans(),
     "presence_penalty": st.sampled_from([0, 0.5]),
     "repetition_penalty": st.sampled_from([1.0, 1.5]),
+    "logit_bias": st.dictionaries(_WORD.map(str), st.sampled_from([-100.0, -1.0, 1.0]), max_size=9),
+    "allowed_token_ids": st.lists(_WORD, min_size=1, max_size=9, unique=True),
 }
 OPENAI = {
     "structured_outputs": st.just({"choice": ["positive", "negative"]}),

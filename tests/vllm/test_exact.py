@@ -1,5 +1,6 @@
-"""A response that is cut every five tokens equals what a real vLLM server makes of the same request
-without the gateway, field by field, or its stream ends in the error that says that it cannot.
+"""A response that is cut every five tokens, and resumed on the other of two real vLLM servers,
+equals what one of them makes of the same request without the gateway, field by field, or its stream
+ends in the error that says that it cannot.
 
 The tiny model writes bytes at random, so that many cuts fall within a character.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,8 @@ POLICY = """
 use = "fully_async"
 [freshness]
 use = "unbounded"
+[routing]
+use = "round_robin"
 [interruption]
 use = "partial"
 at_update = "resubmit"
@@ -41,8 +45,8 @@ FIELDS: dict[str, dict[str, Any]] = {
     "ids": IDS,
     "least length": {"min_tokens": 20, **IDS},
     "least length beyond a segment": {"min_tokens": 32, **IDS},
-    "stop string": {"stop": ["w1"]},
-    "stop string that is kept": {"stop": ["w1"], "include_stop_str_in_output": True},
+    "stop string": {"stop": ["@w"]},
+    "stop string that is kept": {"stop": ["@w"], "include_stop_str_in_output": True},
     "stop tokens": {"stop_token_ids": list(range(300, 2000, 7)), **IDS},
     "bad words": {"bad_words": ["w7", "a"]},
     "presence": {"presence_penalty": 1.5, **IDS},
@@ -61,27 +65,35 @@ EQUAL = ("text", "token_ids", "finish_reason", "stop_reason", "prompt_token_ids"
 
 
 #: Servers: one sends each token as it comes, the other joins tokens, as a busy one does.
-SERVERS = {"each": (), "joined": ("--stream-interval", "4")}
+SERVERS = {
+    "each": ("--enable-scale-out",),
+    "joined": ("--enable-scale-out", "--stream-interval", "4"),
+}
 
 
-@pytest.fixture(scope="module", params=SERVERS)
-def server(
-    models: list[Path], tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> Iterator[str]:
-    logs, flags = tmp_path_factory.mktemp("logs"), SERVERS[request.param]
-    with servers.serving(
-        models[0], logs, "--enable-scale-out", *flags, dev_mode=True, core=0
-    ) as started:
-        yield started.wait()
+@pytest.fixture(scope="module")
+def urls(models: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    logs = tmp_path_factory.mktemp("logs")
+    with ExitStack() as stack:
+        started = {
+            name: stack.enter_context(
+                servers.serving(models[0], logs, *flags, dev_mode=True, core=core)
+            )
+            for core, (name, flags) in enumerate(SERVERS.items())
+        }
+        yield {name: server.wait() for name, server in started.items()}
 
 
-async def answers(url: str, policy: Path, body: dict[str, Any], path: str) -> tuple[Any, Any]:
-    """Of the server, and of a gateway before it that cuts."""
-    options = Options(policy=str(policy), instances=[url], port=0, start_version="auto", grace_s=1)
+async def answers(urls: dict[str, str], policy: Path, body: dict[str, Any]) -> tuple[Any, Any]:
+    """Of a server, and of a gateway before both that cuts."""
+    options = Options(
+        policy=str(policy), instances=[*urls.values()], port=0, start_version="auto", grace_s=1
+    )
     service = Service(options, lambda line: None)
     await service.open()
     try:
-        return (await said(url, body, path), await said(service.url, body, path))
+        ours = await said(service.url, body, "/v1/completions")
+        return (await said(urls["each"], body, "/v1/completions"), ours)
     finally:
         await service.close()
 
@@ -98,11 +110,14 @@ def policy(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("server", ["each"], indirect=True)
 @pytest.mark.parametrize("field", FIELDS)
-def test_a_whole_answer_equals_the_servers_own(field: str, server: str, policy: Path) -> None:
+def test_a_whole_answer_equals_the_servers_own(
+    field: str, urls: dict[str, str], policy: Path
+) -> None:
     body = {**BODY, **FIELDS[field]}
-    own, ours = asyncio.run(answers(server, policy, body, "/v1/completions"))
+    own, ours = asyncio.run(answers(urls, policy, body))
+    if field == "nothing":
+        assert len({one["instance"] for one in ours["rollout_sched"]["segments"]}) == 2
     (own_choice,), (our_choice,) = own["choices"], ours["choices"]
     assert {k: our_choice.get(k) for k in EQUAL} == {k: own_choice.get(k) for k in EQUAL}
     assert ours["usage"] == own["usage"]
@@ -117,12 +132,30 @@ def test_a_whole_answer_equals_the_servers_own(field: str, server: str, policy: 
         )
 
 
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("cut", range(5, 32, 5))
+def test_a_stop_string_over_a_cut_ends_the_response(
+    cut: int, kept: bool, urls: dict[str, str], policy: Path
+) -> None:
+    body = {**BODY, "logprobs": 0, "include_stop_str_in_output": kept}
+    free = asyncio.run(said(urls["each"], body, "/v1/completions"))
+    names = free["choices"][0]["logprobs"]["tokens"]
+    body["stop"] = [f"not {names[cut]}", names[cut - 1][-2:] + names[cut][:2]]
+    own, ours = asyncio.run(answers(urls, policy, body))
+    assert len(ours["rollout_sched"]["segments"]) == (own["usage"]["completion_tokens"] + 4) // 5
+    (own_choice,), (our_choice,) = own["choices"], ours["choices"]
+    for name in ("text", "finish_reason", "stop_reason"):
+        assert our_choice[name] == own_choice[name]
+    assert our_choice["logprobs"]["tokens"] == own_choice["logprobs"]["tokens"]
+    assert ours["usage"] == own["usage"]
+
+
 @pytest.mark.parametrize("field", sorted(FIELDS.keys() - {"prompt's log-probs"}))  # vLLM refuses it
 def test_a_stream_equals_the_servers_own_or_says_that_it_cannot(
-    field: str, server: str, policy: Path
+    field: str, urls: dict[str, str], policy: Path
 ) -> None:
     body = {**BODY, **FIELDS[field], "stream": True, "stream_options": {"include_usage": True}}
-    own, ours = asyncio.run(answers(server, policy, body, "/v1/completions"))
+    own, ours = asyncio.run(answers(urls, policy, body))
     if "error" in ours[-1]:
         assert "cannot be resumed" in ours[-1]["error"]["message"]
         return
@@ -144,10 +177,16 @@ def joined(found: list[Any], *, ids: bool) -> dict[str, Any]:
     }
 
 
+@pytest.mark.parametrize("server", SERVERS)
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("field", sorted(FIELDS.keys() - {"prompt's log-probs"}))
 def test_a_simulated_server_would_say_the_same_with_these_tokens(
-    field: str, streamed: bool, server: str, models: list[Path], monkeypatch: pytest.MonkeyPatch
+    field: str,
+    streamed: bool,
+    server: str,
+    urls: dict[str, str],
+    models: list[Path],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The text of each event, what it holds back, why it stopped, and the place of each token."""
     tokenizer = AutoTokenizer.from_pretrained(models[0])
@@ -155,7 +194,7 @@ def test_a_simulated_server_would_say_the_same_with_these_tokens(
         fields.text, "decode", lambda ids, _: tokenizer.decode(ids, skip_special_tokens=True)
     )
     body = {**BODY, "logprobs": 0, **FIELDS[field], "stream": streamed, "return_token_ids": True}
-    found = asyncio.run(said(server, body, "/v1/completions"))
+    found = asyncio.run(said(urls[server], body, "/v1/completions"))
     events = [event for event in found if event != "[DONE]"] if streamed else [found]
     output = OutputText(body, events[0]["choices"][0]["prompt_token_ids"], CHARACTERS)
     prompt, offset = body.get("echo", False), 0
