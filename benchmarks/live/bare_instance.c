@@ -10,8 +10,11 @@
  *   @n=N;    events of an answer with "stream":true                    default 8
  *   @i=US;   microseconds between events                               default 0
  *
+ * Like vLLM's, the id of an answer and of its events is "cmpl-" and the request's X-Request-Id.
+ *
  * Every event carries "@ts=<CLOCK_MONOTONIC in ns>;", so that a client on the same machine can tell
- * how long it was on its way. GET /stats answers {"requests":N}: generation requests so far.
+ * how long it was on its way. GET /stats answers {"requests":N,"connections":M}: generation requests
+ * and connections so far.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -28,7 +31,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { MOST_EVENTS = 512, MOST_TOKENS = 65536, READ_BYTES = 65536 };
+enum { MOST_EVENTS = 512, MOST_TOKENS = 65536, READ_BYTES = 65536, ID_BYTES = 128 };
 
 typedef struct {
   char *bytes;
@@ -40,6 +43,7 @@ typedef struct conn {
   int busy, stream;        /* a request is being answered, as a stream */
   int with_ids;            /* its events carry token ids */
   long events_left, interval_us, tokens;
+  char id[ID_BYTES];       /* of the request */
   uint64_t due;            /* ns at which the answer or its next event is due */
   long place;              /* in the heap of timers, -1 if not there */
   buffer in, out;
@@ -47,7 +51,7 @@ typedef struct conn {
 } conn;
 
 static int epoll_fd;
-static long requests, in_flight;
+static long requests, connections, in_flight;
 static conn *dead; /* closed, to be freed once no event of this round can name them */
 
 static uint64_t now_ns(void) {
@@ -143,12 +147,16 @@ static void flush(conn *c) {
   }
 }
 
-static void respond(conn *c, const char *status, const char *type, const char *body, size_t length) {
+static void respond_head(conn *c, const char *status, const char *type, size_t length) {
   char head[256];
   int n = snprintf(head, sizeof head,
                    "HTTP/1.1 %s\r\nContent-Type: %s\r\nContent-Length: %zu\r\n\r\n", status, type,
                    length);
   append(&c->out, head, (size_t)n);
+}
+
+static void respond(conn *c, const char *status, const char *type, const char *body, size_t length) {
+  respond_head(c, status, type, length);
   append(&c->out, body, length);
 }
 
@@ -163,14 +171,14 @@ static void finish(conn *c) {
   in_flight--;
 }
 
-/* An answer in one piece; made once for every number of tokens. */
+/* An answer in one piece after its id; made once for every number of tokens. */
 static buffer *completion(long tokens) {
   static buffer made[MOST_TOKENS + 1];
   buffer *b = &made[tokens];
   if (b->length) return b;
   char text[256];
 #define ADD(...) append(b, text, (size_t)snprintf(text, sizeof text, __VA_ARGS__))
-  ADD("{\"id\":\"cmpl-bare\",\"object\":\"text_completion\",\"created\":1700000000,"
+  ADD("\",\"object\":\"text_completion\",\"created\":1700000000,"
       "\"model\":\"fake\",\"choices\":[{\"index\":0,\"text\":\"ok\",\"logprobs\":{"
       "\"token_logprobs\":[");
   for (long i = 0; i < tokens; i++) ADD("%s-0.%06ld", i ? "," : "", i * 7919 % 999983);
@@ -194,17 +202,21 @@ static void send_event(conn *c, const char *event, size_t length) {
 static void proceed(conn *c) {
   if (!c->stream) {
     buffer *b = completion(c->tokens);
-    respond(c, "200 OK", "application/json", b->bytes, b->length);
+    char id[ID_BYTES + 16];
+    size_t n = (size_t)snprintf(id, sizeof id, "{\"id\":\"cmpl-%s", c->id);
+    respond_head(c, "200 OK", "application/json", n + b->length);
+    append(&c->out, id, n);
+    append(&c->out, b->bytes, b->length);
     finish(c);
     return;
   }
   do {
-    char event[256];
+    char event[256 + ID_BYTES];
     int n = snprintf(event, sizeof event,
-                     "data: {\"id\":\"cmpl-bare\",\"object\":\"text_completion\",\"created\":1,"
+                     "data: {\"id\":\"cmpl-%s\",\"object\":\"text_completion\",\"created\":1,"
                      "\"model\":\"fake\",\"choices\":[{\"index\":0,\"text\":\"@ts=%llu; tok\","
                      "\"logprobs\":null,\"finish_reason\":%s%s}]}\n\n",
-                     (unsigned long long)now_ns(), c->events_left > 1 ? "null" : "\"length\"",
+                     c->id, (unsigned long long)now_ns(), c->events_left > 1 ? "null" : "\"length\"",
                      c->with_ids ? ",\"token_ids\":[31337]" : "");
     send_event(c, event, (size_t)n);
     if (--c->events_left <= 0) {
@@ -276,7 +288,7 @@ static void answer(conn *c, const char *path, size_t path_length, const char *bo
     generate(c, body, length);
   } else if (IS("/stats")) {
     char text[64];
-    snprintf(text, sizeof text, "{\"requests\":%ld}", requests);
+    snprintf(text, sizeof text, "{\"requests\":%ld,\"connections\":%ld}", requests, connections);
     respond_json(c, text);
   } else if (IS("/metrics")) {
     metrics(c);
@@ -328,12 +340,17 @@ static size_t take_request(conn *c, const char *p, size_t length) {
   if (!head_end) return 0;
   size_t head = (size_t)(head_end - p) + 4, body = 0;
   int chunked = 0;
+  strcpy(c->id, "bare");
   for (const char *line = memchr(p, '\n', head); line && ++line < head_end;) {
     const char *end = memchr(line, '\r', (size_t)(head_end + 2 - line));
     if (names(line, end, "content-length"))
       body = strtoul(line + 15, 0, 10);
     else if (names(line, end, "transfer-encoding"))
       chunked = memmem(line, (size_t)(end - line), "chunked", 7) != NULL;
+    else if (names(line, end, "x-request-id")) {
+      const char *value = line + 13 + (line[13] == ' ');
+      snprintf(c->id, sizeof c->id, "%.*s", (int)(end - value), value);
+    }
     line = end + 1;
   }
   const char *path = memchr(p, ' ', head);
@@ -386,6 +403,7 @@ static void accept_all(int listener) {
   int fd, one = 1;
   while ((fd = accept4(listener, 0, 0, SOCK_NONBLOCK | SOCK_CLOEXEC)) >= 0) {
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    connections++;
     conn *c = calloc(1, sizeof *c);
     c->fd = fd;
     c->place = -1;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from urllib.request import urlopen
 
 import msgspec
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from benchmarks.live import arms, request_shapes, router_overhead
 from benchmarks.live.arms import Arm
 from benchmarks.live.machine import Patience
-from benchmarks.live.processes import Processes, StartError, free_port
+from benchmarks.live.processes import Processes, StartError, free_port, url
 from benchmarks.live.request_shapes import Shape
 
 pytestmark = pytest.mark.skipif(
@@ -60,6 +61,12 @@ def running(bench):
     return {one.arm.name: one for one in found}
 
 
+def connections(bench):
+    """How many the instances have accepted so far."""
+    stats = [urlopen(url(port, "/stats"), timeout=5).read() for port in bench.instances]
+    return sum(msgspec.json.decode(one)["connections"] for one in stats)
+
+
 @pytest.mark.parametrize("once", [False, True])
 def test_rounds_after_the_first_are_for_those_that_are_judged(monkeypatch, once):
     shape = Shape("chance", "up to chance", 1, "{}", rounds=3)
@@ -85,9 +92,11 @@ def test_rounds_after_the_first_are_for_those_that_are_judged(monkeypatch, once)
 
 @pytest.mark.parametrize("arm", [GATEWAY, "direct"])
 def test_short_requests_are_counted_and_spread(bench, running, arm):
+    before = connections(bench)
     found = bench.measure(small("short"), running[arm], 0)
     assert found.errors == 0
     assert found.answered > 20
+    assert connections(bench) - before < found.answered  # used again, as before a real server
     assert 1 <= found.balance < 2
     assert 0 < found.added_p50 <= found.added_p99
     assert (found.rss_mb > 1) is (arm == GATEWAY)
