@@ -54,8 +54,14 @@ class _Logprobs(msgspec.Struct):
     """`content` is that of chats and of /inference/v1/generate, the others are of completions."""
 
     content: list[_TokenLogprob] | None = None
-    token_logprobs: list[Logprob | None] | None = None
+    token_logprobs: msgspec.Raw = _NULL
     top_logprobs: list[dict[str, Logprob | None] | None] | None = None
+
+    def check(self) -> None:
+        """Raises AnswerUntrue if its `token_logprobs` are something else."""
+        text = bytes(self.token_logprobs)
+        if text != b"null" and not _are_logprobs(text):
+            decoded(_token_logprobs.decode, text)
 
 
 class _Message(msgspec.Struct):
@@ -159,6 +165,7 @@ class Event(msgspec.Struct):
 
 _answer = msgspec.json.Decoder(_Answer)
 _event = msgspec.json.Decoder(Event)
+_token_logprobs = msgspec.json.Decoder(list[Logprob | None] | None)
 _object = msgspec.json.Decoder(dict[str, Any])
 
 #: The field that has the response.
@@ -176,6 +183,9 @@ def read_answer(
     if len(answer.choices) != beams:
         raise AnswerUntrue(f"the answer has {len(answer.choices)} choices instead of {beams}")
     choice = answer.choices[0]
+    for each in answer.choices:
+        if each.logprobs is not None:
+            each.logprobs.check()
     if not all(_has_response(each, upstream_endpoint) for each in answer.choices):
         holder = _HOLDS[upstream_endpoint]
         raise AnswerUntrue(f"the answer's {holder!r} is missing or has the wrong type")
@@ -206,6 +216,8 @@ def read_event(data: bytes) -> Event:
     if event.error != _NULL:
         raise failure(data)
     for choice in event.choices or ():
+        if choice.logprobs is not None:
+            choice.logprobs.check()
         if choice.finish_reason is not None:
             finish_of(choice.finish_reason)
         if choice.delta is not None and not _is_valid(choice.delta):
@@ -232,6 +244,19 @@ def _are_ids(ids: bytes, count: int) -> bool:
     if len(ids) <= 2 * count:  # before anything is sized by a server's number
         return False
     return ids.translate(None, _DIGITS) == b"[%b]" % (b"," * (count - 1))
+
+
+#: An item that is not negative, 0.0 or null, as vLLM writes log-probs; an exponent above 0.
+_ODD_ITEM = re.compile(rb",[^-](?<!,0(?=\.0[,\]]))(?<!,n)")
+_LARGE = re.compile(rb"e[^-]")
+
+
+def _are_logprobs(text: bytes) -> bool:
+    """Whether this JSON value is a list of plain log-probs; if not, they have to be decoded to
+    know. Takes a third of the time of that."""
+    if text[:1] != b"[" or _ODD_ITEM.search(b"," + text[1:]) is not None:
+        return False
+    return b"E" not in text and (b"e" not in text or _LARGE.search(text) is None)
 
 
 def _prompt_ids(value: msgspec.Raw) -> bytes:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 from typing import Any
+from unittest.mock import Mock, patch
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from rollout_sched.integrations.gateway.data_plane import answers
 from rollout_sched.integrations.gateway.data_plane.answers import (
     both_spellings,
     read_answer,
@@ -119,6 +123,26 @@ def test_no_probability_is_above_one(logprobs: Any, above: float) -> None:
         read_answer(told(**lying), "completions")
     with pytest.raises(AnswerUntrue):
         read_event(json.dumps({"choices": [lying]}).encode())
+
+
+#: Items of a list of log-probs as vLLM writes them, as others may, and such as are none.
+PLAIN = ["-1.5", "-0.0", "0.0", "null", "-1.19e-07", "-9999.0", "-12", "-1.5 "]
+ODD = ["0", "1e-4", "-1E-3", "-1e2", "0.00", " -1.5"]
+NO_LOGPROBS = ["5", "0.01", "1.0", "-1e39", "-1E39", "-1e400", '"-1"', '",n"', "[]", "[-1]", "{}"]
+
+
+@given(st.lists(st.sampled_from([*PLAIN * 3, *ODD, *NO_LOGPROBS]), max_size=4))
+def test_log_probs_are_refused_if_their_decoding_fails_and_decoded_only_if_odd(
+    items: list[str],
+) -> None:
+    body = told(logprobs={"token_logprobs": "?"}).replace(b'"?"', f"[{','.join(items)}]".encode())
+    with patch.object(answers, "_token_logprobs", Mock(wraps=answers._token_logprobs)) as decoder:
+        if any(item in NO_LOGPROBS for item in items):
+            with pytest.raises(AnswerUntrue):
+                read_answer(body, "completions")
+        else:
+            assert read_answer(body, "completions").tokens == 2
+    assert decoder.decode.called == (not items or any(item not in PLAIN for item in items))
 
 
 def test_each_endpoint_has_its_shape() -> None:
