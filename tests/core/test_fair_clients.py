@@ -22,7 +22,8 @@ from rollout_sched.core.model.events import (
     RequestWithdrawn,
 )
 from rollout_sched.core.model.model import RequestState
-from rollout_sched.core.state.waiting import BESIDE_S, MOST_CLIENTS, ONE_IN, TRAINER_SHARE
+from rollout_sched.core.model.records import ONE_IN
+from rollout_sched.core.state.waiting import BESIDE_S, MOST_CLIENTS, TRAINER_SHARE
 from tests.core.told import FULLY_ASYNC, LIMIT, PROMPT, Told
 
 POLICIES = ["slots", "unbounded", "kv_tokens"]

@@ -12,7 +12,7 @@ from random import Random
 import msgspec
 
 from benchmarks.soak.hostile import ATTACKS
-from rollout_sched.core.state.waiting import ONE_IN
+from rollout_sched.core.model.records import ONE_IN
 from tests.simulation.clients import REFUSED
 from tests.simulation.plan import EVERYTHING, Plan, draw
 from tests.simulation.world import Outcome, run

@@ -30,10 +30,10 @@ from rollout_sched.integrations.gateway.data_plane.fields import BadRequest
 from rollout_sched.integrations.gateway.data_plane.reply import (
     HttpReply,
     Limits,
+    Load,
     OpenCalls,
     Responses,
     Scheduling,
-    Size,
     Unavailable,
     error_headers,
     log_failure,
@@ -136,11 +136,11 @@ class DataPlane:
         if len(ones) > 1:
             body_bytes = sum([body_bytes - prompt + len(one.prompt) for one in ones])
         limit = envelope.limit or 0
-        size = Size(len(ones), body_bytes, sum([one.tokens + limit for one in ones]))
+        load = Load(len(ones), body_bytes, sum([one.tokens + limit for one in ones]))
         client = self._client(request)
-        self.calls.check_room(client, size)
+        self.calls.check_room(client, load)
         client_request = read_client_request(request, endpoint, body, envelope)
-        reply = HttpReply(self.calls, self.scheduling, request, client, size)
+        reply = HttpReply(self.calls, self.scheduling, request, client, load)
         try:
             if len(ones) == 1 and not ones[0].values:
                 reply.submitted(self._submit(client_request, client, ones[0], reply))

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeVar
 
+from rollout_sched.core.model.records import ONE_IN
 from rollout_sched.integrations.gateway.data_plane.call import (
     JSON,
     KEEP_ALIVE,
@@ -162,11 +163,7 @@ class TooMany(Unavailable):
     status: ClassVar[int] = 429
 
 
-#: Of so many responses that may be open one is kept for clients that have fewer than are left.
-ONE_FREE_IN = 16
-
-
-class Size:
+class Load:
     """What calls count for.
 
     requests    responses that clients wait for
@@ -181,7 +178,7 @@ class Size:
         self.body_bytes = body_bytes
         self.tokens = tokens
 
-    def grow(self, other: Size, by: int) -> None:
+    def grow(self, other: Load, by: int) -> None:
         """Add `other` (`by` 1) or take it away (-1)."""
         self.requests += by * other.requests
         self.body_bytes += by * other.body_bytes
@@ -207,8 +204,8 @@ class OpenCalls:
 
     def __init__(self, limits: Limits, responses: Responses | None = None) -> None:
         self.limits = limits
-        self.open = Size()
-        self.clients: dict[str, Size] = {}
+        self.open = Load()
+        self.clients: dict[str, Load] = {}
         self.replies: dict[OpenReply, None] = {}
         self.pacer = Pacer()
         self.responses = responses or Responses()
@@ -224,52 +221,52 @@ class OpenCalls:
             reply.keep_alive()
         self._timer = asyncio.get_running_loop().call_later(KEEP_ALIVE_S, self.keep_alive)
 
-    def enter(self, reply: OpenReply, client: str, size: Size) -> None:
+    def enter(self, reply: OpenReply, client: str, load: Load) -> None:
         """Count a call."""
         self.replies[reply] = None
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(KEEP_ALIVE_S, self.keep_alive)
-        self.open.grow(size, 1)
-        self.clients.setdefault(client, Size()).grow(size, 1)
+        self.open.grow(load, 1)
+        self.clients.setdefault(client, Load()).grow(load, 1)
 
-    def leave(self, reply: OpenReply, client: str, size: Size) -> None:
+    def leave(self, reply: OpenReply, client: str, load: Load) -> None:
         self.replies.pop(reply, None)
-        self.open.grow(size, -1)
+        self.open.grow(load, -1)
         held = self.clients[client]
-        held.grow(size, -1)
+        held.grow(load, -1)
         if not held.requests:
             del self.clients[client]
 
-    def check_room(self, client: str, size: Size) -> None:
-        """Raises TooMany if a call of this size does not fit beside its client's others,
+    def check_room(self, client: str, load: Load) -> None:
+        """Raises TooMany if a call of this load does not fit beside its client's others,
         Unavailable if it does not fit beside all others, BadRequest if it never can."""
         limits, open = self.limits, self.open
-        if size.body_bytes > limits.body_bytes:
+        if load.body_bytes > limits.body_bytes:
             raise BadRequest(
-                f"the bodies of the call's {size.requests} responses have {size.body_bytes} bytes, "
+                f"the bodies of the call's {load.requests} responses have {load.body_bytes} bytes, "
                 f"the limit for all bodies is {limits.body_bytes}; ask for fewer responses in one "
                 "call",
                 413,
             )
         if client:
-            self._check_share(client, size)
-        if open.requests + size.requests > limits.requests:
+            self._check_share(client, load)
+        if open.requests + load.requests > limits.requests:
             raise Unavailable(
                 f"too many requests: {open.requests} responses are pending, the limit is "
-                f"{limits.requests}, the call asks for {size.requests}"
+                f"{limits.requests}, the call asks for {load.requests}"
             )
-        if open.body_bytes + size.body_bytes > limits.body_bytes:
+        if open.body_bytes + load.body_bytes > limits.body_bytes:
             raise Unavailable(
                 f"too many bytes: pending bodies have {open.body_bytes}, the limit is "
-                f"{limits.body_bytes}, the call has {size.body_bytes}"
+                f"{limits.body_bytes}, the call has {load.body_bytes}"
             )
 
-    def _check_share(self, client: str, size: Size) -> None:
+    def _check_share(self, client: str, load: Load) -> None:
         """A client's own limits; and some room is left for those that have less."""
         limits, held = self.limits, self.clients.get(client, _NOTHING)
         for what, has, asks, most in (
-            ("responses", held.requests, size.requests, limits.client_requests),
-            ("tokens", held.tokens, size.tokens, limits.client_tokens),
+            ("responses", held.requests, load.requests, limits.client_requests),
+            ("tokens", held.tokens, load.tokens, limits.client_tokens),
         ):
             if most is not None and has + asks > most:
                 if asks > most:
@@ -279,10 +276,10 @@ class OpenCalls:
                     f"{most}, the call asks for {asks}"
                 )
         for what, has, asks, all_have, most in (
-            ("responses", held.requests, size.requests, self.open.requests, limits.requests),
-            ("bytes", held.body_bytes, size.body_bytes, self.open.body_bytes, limits.body_bytes),
+            ("responses", held.requests, load.requests, self.open.requests, limits.requests),
+            ("bytes", held.body_bytes, load.body_bytes, self.open.body_bytes, limits.body_bytes),
         ):
-            free, kept = most - all_have, most // ONE_FREE_IN
+            free, kept = most - all_have, most // ONE_IN
             if has and kept and free - asks < kept and has + asks > free:
                 raise TooMany(
                     f"too many requests of this client: {has} of the {most} {what} that may be "
@@ -290,7 +287,7 @@ class OpenCalls:
                 )
 
 
-_NOTHING = Size()
+_NOTHING = Load()
 
 
 class Scheduling(Protocol):
@@ -318,7 +315,7 @@ class Scheduling(Protocol):
 
 
 class HttpReply:
-    """The answer to a client over HTTP; its call counts for `size` with its client.
+    """The answer to a client over HTTP; its call counts for `load` with its client.
 
     It ends exactly once: by its answer, the end of its stream, a failure of the gateway or a
     disconnect of the client. Then its responses no longer count against the limits, unfinished ones
@@ -329,11 +326,11 @@ class HttpReply:
         "_begun",
         "_calls",
         "_client",
+        "_load",
         "_request",
         "_requests",
         "_scheduling",
         "_silent",
-        "_size",
         "_streams",
         "over",
     )
@@ -344,7 +341,7 @@ class HttpReply:
         scheduling: Scheduling,
         request: HttpRequest,
         client: str,
-        size: Size,
+        load: Load,
     ) -> None:
         self.over = False
         self._requests: list[str] = []
@@ -352,11 +349,11 @@ class HttpReply:
         self._scheduling = scheduling
         self._request = request
         self._client = client
-        self._size = size
+        self._load = load
         self._streams = 0
         self._silent = False
         self._begun = calls.responses.begin()
-        calls.enter(self, client, size)
+        calls.enter(self, client, load)
         request.on_disconnect = self._gone
 
     def submitted(self, name: str) -> None:
@@ -370,7 +367,7 @@ class HttpReply:
         if self.over:
             return False
         self.over = True
-        self._calls.leave(self, self._client, self._size)
+        self._calls.leave(self, self._client, self._load)
         self._calls.pacer.streams -= self._streams
         return True
 

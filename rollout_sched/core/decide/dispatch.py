@@ -9,8 +9,8 @@ from rollout_sched.core.errors import PolicyError
 from rollout_sched.core.model.actions import Dispatch
 from rollout_sched.core.model.events import InstanceReported
 from rollout_sched.core.model.model import Attempt, Instance, InstanceStatus, Request
+from rollout_sched.core.model.records import ONE_IN
 from rollout_sched.core.state.lifecycle import DISPATCH, INTERRUPTING, RUNNING, move
-from rollout_sched.core.state.waiting import ONE_IN
 from rollout_sched.core.work.parts import Parts
 
 # ------------------------------------------------------------------------------------------

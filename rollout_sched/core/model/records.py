@@ -14,6 +14,10 @@ MAX_SIZE: Final = 65_536
 MAX_COUNT: Final = 2**31 - 1
 MAX_SERIAL: Final = 2**53 - 1  # exact as a float, in every reader of JSON
 
+#: Of what clients share (slots, KV caches, responses that may be open) one part in so many is kept
+#: for those that hold little.
+ONE_IN: Final = 16
+
 #: What lists and loops are sized by: samples of a group, groups and parts of a batch.
 Size = Annotated[int, msgspec.Meta(ge=0, le=MAX_SIZE)]
 #: By what such a number is multiplied.

@@ -7,6 +7,7 @@ from heapq import heappop, heappush
 from typing import Any
 
 from rollout_sched.core.model.model import Group, Request
+from rollout_sched.core.model.records import ONE_IN
 from rollout_sched.core.state.lifecycle import PARKED
 
 #: (key, serial, request). Typed as a tuple, the compiler would copy it, and it loses its identity.
@@ -131,15 +132,11 @@ class WaitingQueue:
 # client leaves some of both free for whoever holds less, and what it queued inside instances when
 # it was alone is taken back (`Dispatcher.take_back`). The trainer's requests come all at once, when
 # clients have taken the slots that were idle, so requests of clients are interrupted for them
-# (`Dispatcher.reclaim`), and clients get few slots while the trainer has any.
+# (`Dispatcher.reclaim`), and clients get few slots while the trainer has any: one in `ONE_IN`. As
+# many clients that have nothing in flight do not wait until the trainer has had its part.
 
 #: The trainer's part of all tokens while its requests and those of clients wait.
 TRAINER_SHARE = 31 / 32
-
-#: One slot in so many goes only to a client that has fewer attempts than there are free slots.
-#: Beside the trainer clients have one slot in so many together, and as many clients that have
-#: nothing in flight do not wait until the trainer has had its part.
-ONE_IN = 16
 
 #: Seconds for which a client counts as being beside others after it was seen to be.
 BESIDE_S = 60.0

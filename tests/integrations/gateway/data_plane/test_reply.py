@@ -16,10 +16,10 @@ from rollout_sched.integrations.gateway.data_plane.reply import (
     MAX_WAITING,
     HttpReply,
     Limits,
+    Load,
     OpenCalls,
     Pacer,
     Responses,
-    Size,
     TooMany,
     Unavailable,
     error_headers,
@@ -51,7 +51,7 @@ class Waiting:
         self.call = Call("/v1/completions", b"{}")
         self.calls = OpenCalls(Limits(retry_after_s=7))
         self.driver = Driver(make_scheduler(batching="sync"))
-        self.reply = HttpReply(self.calls, self.driver, self.call, "c", Size(2, 100))
+        self.reply = HttpReply(self.calls, self.driver, self.call, "c", Load(2, 100))
 
     def assert_left(self) -> None:
         assert self.reply.over
@@ -170,22 +170,22 @@ class Reply:
 
 async def test_a_disconnect_frees_its_place() -> None:
     calls, one, two = OpenCalls(Limits(requests=3, body_bytes=100)), Reply(), Reply()
-    calls.enter(one, "", Size(2, 60))
-    calls.enter(two, "c", Size(1, 40))
+    calls.enter(one, "", Load(2, 60))
+    calls.enter(two, "c", Load(1, 40))
     assert (calls.open.requests, calls.open.body_bytes, list(calls.replies)) == (3, 100, [one, two])
     with pytest.raises(Unavailable, match="3 responses are pending, the limit is 3"):
-        calls.check_room("d", Size(1))
-    calls.leave(two, "c", Size(1, 40))
-    calls.check_room("d", Size(1, 40))
+        calls.check_room("d", Load(1))
+    calls.leave(two, "c", Load(1, 40))
+    calls.check_room("d", Load(1, 40))
     with pytest.raises(Unavailable, match="pending bodies have 60, the limit is 100"):
-        calls.check_room("d", Size(1, 41))
-    calls.leave(one, "", Size(2, 60))
+        calls.check_room("d", Load(1, 41))
+    calls.leave(one, "", Load(2, 60))
     assert (calls.open.requests, calls.open.body_bytes, list(calls.replies)) == (0, 0, [])
 
 
 @pytest.mark.parametrize("what", ["requests", "body_bytes"])
 async def test_a_client_leaves_room_for_those_that_have_less(what: str) -> None:
-    calls, one = OpenCalls(Limits(**{what: 64})), Size(**{"requests": 1, what: 1})
+    calls, one = OpenCalls(Limits(**{what: 64})), Load(**{"requests": 1, what: 1})
     for client, places in (("flood", 60), ("other", 2), ("third", 1)):
         for _ in range(places):
             calls.check_room(client, one)
@@ -202,14 +202,14 @@ async def test_a_client_leaves_room_for_those_that_have_less(what: str) -> None:
 )
 async def test_a_client_has_limits_of_its_own(limit: str, what: str) -> None:
     calls, reply = OpenCalls(Limits(**{limit: 5})), Reply()
-    size = Size(**{what: 3})
+    size = Load(**{what: 3})
     calls.enter(reply, "c", size)
     calls.check_room("d", size)
     calls.check_room("", size)
     with pytest.raises(TooMany, match="are pending, its limit is 5, the call asks for 3"):
         calls.check_room("c", size)
     with pytest.raises(BadRequest, match="limit is 5"):
-        calls.check_room("d", Size(**{what: 6}))
+        calls.check_room("d", Load(**{what: 6}))
     calls.leave(reply, "c", size)
     assert not calls.clients
 
@@ -218,7 +218,7 @@ async def test_replies_are_in_the_order_in_which_they_came() -> None:
     """Who waits is told in that order, which is the same in each process."""
     calls, replies = OpenCalls(Limits()), [Reply() for _ in range(50)]
     for reply in replies:
-        calls.enter(reply, "c", Size(1))
+        calls.enter(reply, "c", Load(1))
     assert list(calls.replies) == replies
 
 
