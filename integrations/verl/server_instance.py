@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -111,6 +111,10 @@ class ServerInstance:
             self._open.discard(order.id)
         self._generated += len(made.token_ids)
         return _output(made, order)
+
+    async def text_of(self, token_ids: Sequence[int]) -> str | None:
+        """None: verl's server is not asked for text."""
+        return None
 
     async def abort(self, order_id: str) -> None:
         # With the default, the server would drop its whole prefix cache.

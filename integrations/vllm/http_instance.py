@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -30,7 +30,7 @@ from rollout_sched.integrations.vllm.detection import (
 from rollout_sched.integrations.vllm.dialects import AnswerAssembler
 from rollout_sched.integrations.vllm.orders import OrderCalls, TraceLines, renamed
 from rollout_sched.integrations.vllm.protocol import endpoints
-from rollout_sched.integrations.vllm.protocol.refusals import refusal
+from rollout_sched.integrations.vllm.protocol.refusals import AnswerRefused, refusal
 from rollout_sched.integrations.vllm.proxy import ProxyCall, ProxyCalls
 from rollout_sched.integrations.vllm.weights import MAX_RANKS
 from rollout_sched.live.ports import (
@@ -114,6 +114,10 @@ def checked_url(url: str) -> str:
 
 class _WorldSize(msgspec.Struct):
     world_size: Annotated[int, msgspec.Meta(ge=1, le=MAX_RANKS)]
+
+
+class _Text(msgspec.Struct):
+    prompt: str
 
 
 _JSON = (b"content-type", b"application/json")
@@ -219,6 +223,16 @@ class HttpInstance:
         if found.abort_path is None:
             return await self._orders.make_cuttable(order, found.dialect, model, assembly)
         return await self._orders.make(order, found.dialect, model, assembly)
+
+    async def text_of(self, token_ids: Sequence[int]) -> str | None:
+        model, path = self.findings.description.model, endpoints.DETOKENIZE
+        body = {"model": model, "tokens": [*token_ids]}
+        try:
+            answer = await self.control.call(path, body, throttled=False)
+        except AnswerRefused:
+            return None
+        text: str = decoded(path, answer, _Text).prompt
+        return text
 
     def trace_orders(self, trace: TraceLines) -> None:
         """Send each order's own trace context, in place of the client's."""

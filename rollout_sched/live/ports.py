@@ -197,6 +197,9 @@ class InstanceClient(Protocol):
         those that come with the end; the output has all tokens. Raises RequestRejected if the
         request is invalid."""
 
+    async def text_of(self, token_ids: Sequence[int]) -> str | None:
+        """What its tokenizer makes of token ids; None if it cannot be asked."""
+
     async def abort(self, order_id: str) -> None:
         """Ask it to stop; `generate` then returns. Unknown ids are ignored, so an abort that
         overtakes its order must be repeated."""

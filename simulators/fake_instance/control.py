@@ -370,7 +370,7 @@ class Tokenizer:
 
     async def detokenize(self, request: web.Request) -> web.Response:
         token_ids = decode(await request.read(), _Detokenize).tokens
-        return reply({"prompt": text.decode(token_ids)})
+        return reply({"prompt": text.decode(token_ids, self._engine.settings.vocabulary)})
 
     async def render(self, request: web.Request) -> web.Response:
         """A chat as a request of /inference/v1/generate."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -300,6 +300,7 @@ class RealtimeInstance:
         )
         self.clocked = ClockedInstance(self._simulated, speed, self._hear)
         self._closed = False
+        self._vocabulary = vocabulary
         self._answers = OpenAnswers(lengths, versioned_text, vocabulary)
         self._pauses = Pauses(self._simulated)
 
@@ -333,6 +334,9 @@ class RealtimeInstance:
             logprobs = output.logprobs
             on_tokens(output.token_ids[rest:], None if logprobs is None else logprobs[rest:])
         return output
+
+    async def text_of(self, token_ids: Sequence[int]) -> str | None:
+        return text.decode(token_ids, self._vocabulary)
 
     async def abort(self, order_id: str) -> None:
         self._check_open()

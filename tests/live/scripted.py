@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -39,6 +39,7 @@ class Scripted:
         self.mute = False  # to polls
         self.weights: int | None = None  # the version that it says it has
         self.paused: bool | None = False
+        self.texts: Mapping[int, str] | None = None  # of its tokens
         self.questions: list[str] = []  # of its weights and pauses
         self.report = Gauges(0, 0, 0.0)
         self.obey: Callable[[str], None] = lambda call: None
@@ -64,6 +65,9 @@ class Scripted:
         except asyncio.CancelledError:
             self.cancelled.append(order.id)
             raise
+
+    async def text_of(self, token_ids: Sequence[int]) -> str | None:
+        return None if self.texts is None else "".join([self.texts[token] for token in token_ids])
 
     async def abort(self, order_id: str) -> None:
         self._note("abort", order_id)

@@ -18,6 +18,7 @@ import aiohttp
 import pytest
 from transformers import AutoTokenizer
 
+from rollout_sched.client import Prompt, RolloutScheduler
 from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.integrations.gateway.serve import Service
 from rollout_sched.simulators.fake_instance import fields
@@ -148,6 +149,37 @@ def test_a_stop_string_over_a_cut_ends_the_response(
         assert our_choice[name] == own_choice[name]
     assert our_choice["logprobs"]["tokens"] == own_choice["logprobs"]["tokens"]
     assert ours["usage"] == own["usage"]
+
+
+def test_a_trainers_samples_end_at_a_stop_string_over_a_cut(
+    urls: dict[str, str], policy: Path
+) -> None:
+    async def scene() -> tuple[dict[str, list[int]], dict[str, list[int]]]:
+        own = []
+        body = {**BODY, "logprobs": 0, "return_token_ids": True}
+        free = (await said(urls["each"], body, "/v1/completions"))["choices"][0]
+        names = free["logprobs"]["tokens"]
+        stops = [[names[cut - 1][-2:] + names[cut][:3], "not there"] for cut in range(5, 32, 5)]
+        for stop in stops:
+            answer = await said(urls["each"], {**body, "stop": stop}, "/v1/completions")
+            own.append(answer["choices"][0]["token_ids"])
+        sampling = {"temperature": 0.0, "logprobs": 0}
+        prompt = free["prompt_token_ids"]
+        async with RolloutScheduler.from_toml(
+            policy, [*urls.values()], prompts_per_step=len(stops), version="auto"
+        ) as rollouts:
+            await rollouts.submit(
+                Prompt(stop[0], prompt, 1, 32, {**sampling, "stop": stop}) for stop in stops
+            )
+            await rollouts.close_submissions()
+            batch = await rollouts.next_batch()
+        assert batch is not None
+        assert sum(len(sample.versions) for sample in batch.samples) == sum(map(len, own))
+        ours = {sample.uid: sample.response_ids for sample in batch.samples}
+        return {stop[0]: ids for stop, ids in zip(stops, own, strict=True)}, ours
+
+    own, ours = asyncio.run(asyncio.wait_for(scene(), 120))
+    assert ours == own
 
 
 @pytest.mark.parametrize("field", sorted(FIELDS.keys() - {"prompt's log-probs"}))  # vLLM refuses it

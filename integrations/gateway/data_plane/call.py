@@ -23,7 +23,6 @@ from rollout_sched.integrations.gateway.data_plane.fields import (
 from rollout_sched.integrations.gateway.data_plane.resume import (
     RESUME_PATH,
     ResponsePart,
-    StopStrings,
     resume,
 )
 from rollout_sched.integrations.http import Receiver
@@ -34,6 +33,7 @@ from rollout_sched.integrations.vllm.protocol.endpoints import (
     engine_id,
 )
 from rollout_sched.live.ports import Attempting, Outcome, Over, RequestRejected
+from rollout_sched.live.requests.continuation import StopStrings
 
 # ------------------------------------------------------------------------------------------
 # What the gateway needs from an instance's client beyond the driver's port: to pass bytes on.

@@ -118,9 +118,9 @@ def hindrance(
     searched = endpoint != "generate" and not streams
     for fields in (found, sampling):
         for name in fields:
-            if name in continuation.RESUMABLE or (searched and name in continuation.SEARCHED):
-                continue
-            if continuation.hindrance({name: decoded(msgspec.json, fields[name], name)}):
+            if name not in continuation.RESUMABLE and continuation.hindrance(
+                {name: decoded(msgspec.json, fields[name], name)}, searched=searched
+            ):
                 return name
     if endpoint == "chat" and _MEDIA.search(memoryview(found["messages"])) is not None:
         return "messages"

@@ -8,8 +8,8 @@ at the end the parts are joined into one answer that looks uninterrupted.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -23,6 +23,7 @@ from rollout_sched.integrations.vllm.protocol.endpoints import (
 )
 from rollout_sched.live.ports import AnswerUntrue
 from rollout_sched.live.requests import continuation
+from rollout_sched.live.requests.continuation import StopStrings
 
 #: The path for a resumed request: its prompt may have been text and is now token ids.
 RESUME_PATH: dict[Endpoint, bytes] = {
@@ -105,55 +106,34 @@ def parsed_in(answer: dict[str, Any]) -> str:
     return next((name for name in PARSED if message.get(name)), "")
 
 
-class StopStrings(NamedTuple):
-    """The stop strings of a request, the tokens that it makes before one may end it, and whether
-    its text keeps the one that does.
+def end_over_the_cut(
+    stops: StopStrings, earlier: list[ResponsePart], part: ResponsePart, choice: dict[str, Any]
+) -> int | None:
+    """Ends the part of an answer, and its `choice`, at a stop string over the cut before it.
 
-    An engine looks for them in the text of its own attempt, so one that begins before a cut and
-    ends after it is found here. No token is made again for it: of those that are drawn at random,
-    some would then be more likely than others.
+    Returns the tokens that are left of it; 0 if they cannot be counted; None if there is none.
     """
-
-    strings: list[str]
-    least: int
-    kept: bool
-
-    def over_the_cut(
-        self, earlier: list[ResponsePart], part: ResponsePart, choice: dict[str, Any]
-    ) -> int | None:
-        """Ends the part of an answer, and its `choice`, at a stop string over the cut before it.
-        Returns the tokens that are left of it; 0 if they cannot be counted; None if there is
-        none."""
-        before = text_of_parts(earlier)[1 - max(map(len, self.strings), default=1) :]
-        own = choice.get("stop_reason")
-        text = part.text + (own if isinstance(own, str) and not self.kept else "")
-        end = (len(text), self.strings.index(own) if own in self.strings else len(self.strings))
-        made = sum([len(each.token_ids) for each in earlier])
-        if made + len(part.token_ids) <= self.least:
-            return None
-        for at, place, start in sorted(self._found(before, before + text)):
-            if (at, place) > end:
-                break
-            tokens = _tokens_of(part, text[:at])
-            if not tokens:
-                return 0
-            if made + tokens <= self.least:
-                continue
-            del part.token_ids[tokens:]
-            part.text = text[:at] if self.kept else ""
-            part.taken = 0 if self.kept else len(before) - start
-            part.logprobs = {k: v and v[:tokens] for k, v in part.logprobs.items()}
-            choice |= {"finish_reason": "stop", "stop_reason": self.strings[place]}
-            return tokens
+    own = choice.get("stop_reason")
+    text = part.text + (own if isinstance(own, str) and not stops.kept else "")
+    end = (len(text), stops.strings.index(own) if own in stops.strings else len(stops.strings))
+    made = sum([len(each.token_ids) for each in earlier])
+    if made + len(part.token_ids) <= stops.least:
         return None
-
-    def _found(self, before: str, text: str) -> Iterator[tuple[int, int, int]]:
-        """(end after the cut, place in the list, start) of each that lies over the cut."""
-        cut = len(before)
-        for place, stop in enumerate(self.strings):
-            for start in range(max(0, cut - len(stop) + 1), cut):
-                if text.startswith(stop, start):
-                    yield start + len(stop) - cut, place, start
+    for at, place, taken in sorted(stops.over_the_cut(text_of_parts(earlier), text)):
+        if (at, place) > end:
+            break
+        tokens = _tokens_of(part, text[:at])
+        if not tokens:
+            return 0
+        if made + tokens <= stops.least:
+            continue
+        del part.token_ids[tokens:]
+        part.text = text[:at] if stops.kept else ""
+        part.taken = 0 if stops.kept else taken
+        part.logprobs = {name: each and each[:tokens] for name, each in part.logprobs.items()}
+        choice |= {"finish_reason": "stop", "stop_reason": stops.strings[place]}
+        return tokens
+    return None
 
 
 def _tokens_of(part: ResponsePart, text: str) -> int:
@@ -198,11 +178,18 @@ class Repetition:
         return bool(found) and self.before in rest
 
     def length(self, text: str, tokens: int) -> int:
-        """Characters of the repetition with which the text of so many tokens begins; 0 if none."""
+        """Characters of the repetition with which the text of so many tokens begins; 0 if none.
+
+        The character that follows it has several tokens, so it is not ASCII. Its event may have
+        further text, in which `before` comes again.
+        """
         longer = len(text.split()) > 2 * tokens + 8 or len(text) > 128 * tokens
         if not (self.before and self.is_in(text, longer)):
             return 0
-        return text.rindex(self.before) + len(self.before)
+        ends = re.finditer(rf"(?<={re.escape(self.before)})[^\x00-\x7f]", text)
+        return max(
+            [end.start() for end in ends], default=text.rindex(self.before) + len(self.before)
+        )
 
 
 def _texts(prompt: Prompt) -> list[str]:

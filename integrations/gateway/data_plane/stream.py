@@ -7,6 +7,7 @@ event that ends the response waits for the scheduler, which adds the versions.
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -36,6 +37,9 @@ from rollout_sched.integrations.vllm.protocol.answers import (
 from rollout_sched.integrations.vllm.protocol.endpoints import Endpoint
 from rollout_sched.live.ports import AnswerUntrue, InstanceError, Outcome, RequestRejected
 
+#: The packets whose text is searched for in what the next attempt repeats.
+_SENT = 8
+
 EVENT_STREAM = (b"content-type", b"text/event-stream; charset=utf-8")
 
 
@@ -54,7 +58,7 @@ class ClientStream:
         self.endpoint = endpoint
         self.tops = tops
         self.reply = reply
-        self.last = b""
+        self.last: deque[bytes] = deque(maxlen=_SENT)
         self._write: Write | None = None  # where the events go, once there are any
         self.start_over()
 
@@ -72,7 +76,7 @@ class ClientStream:
         """Send whole events."""
         if self.endpoint == "generate":
             events = both_spellings(events)
-        self.last = events
+        self.last.append(events)
         write = self._write
         if write is None:
             write = self._write = self.reply.begin([EVENT_STREAM])
@@ -81,7 +85,7 @@ class ClientStream:
     def last_choices(self) -> list[dict[str, Any]]:
         """The choices of the events that were sent last; unread ones may be invalid."""
         choices: list[dict[str, Any]] = []
-        for data in data_of_each(self.last):
+        for data in data_of_each(b"".join(self.last)):
             with suppress(InstanceError):
                 read_event(data)
                 choices += answers.read_object(data).get("choices") or ()
@@ -388,15 +392,12 @@ class Stream:
             self._dropped, self._held = True, b""
             return
         # A segment of nothing else goes on all the same, as another would be of the same tokens.
-        spoken = self._client.last
         self._release()
         if goes_on and (choice.speaks or ids):
             # The event has tokens that the instance had held back.
             fields = answers.read_object(data)
             fields["choices"][0]["finish_reason"] = None
             self._send(as_event(msgspec.json.encode(fields)))
-        if mute:
-            self._client.last = spoken
         self.tokens.add(ids, speaks=choice.speaks)
         try:
             # Without ids the number of tokens is a guess, which versions need not agree with.

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import logging
 from functools import lru_cache
-from itertools import accumulate
 from typing import Any
 
 import msgspec
 
 from rollout_sched.core.model.actions import Dispatch
-from rollout_sched.core.model.events import Spans
 from rollout_sched.core.model.model import DeliveredSample
 from rollout_sched.integrations.gateway.data_plane import answers
 from rollout_sched.integrations.gateway.data_plane import resume as dialects
@@ -32,6 +30,7 @@ from rollout_sched.integrations.http import Headers, WholeAnswer, write_fields
 from rollout_sched.integrations.vllm.protocol.endpoints import Endpoint
 from rollout_sched.integrations.vllm.protocol.refusals import refusal_of_request
 from rollout_sched.live.ports import Attempting, Outcome, Over, RequestRejected
+from rollout_sched.live.requests.continuation import spans_until
 from rollout_sched.live.requests.token_payload import detached
 
 log = logging.getLogger(__name__)
@@ -204,18 +203,6 @@ class UnaryResponder:
                 choice.pop("prompt_token_ids", None)
 
 
-def _first(spans: Spans, tokens: int) -> Spans:
-    """The spans of the first so many tokens."""
-    ends = [0, *accumulate([count for _, count in spans])]
-    return tuple(
-        [
-            (version, min(count, tokens - start))
-            for (version, count), start in zip(spans, ends, strict=False)
-            if start < tokens
-        ]
-    )
-
-
 def failure(error: Exception | None) -> tuple[int, bytes]:
     """(status, body) for a client whose call has failed; the body is JSON on one line."""
     if isinstance(error, RequestRejected):
@@ -322,10 +309,12 @@ class UnaryReceiver(WholeAnswer):
         call.learn(dialects.parsed_in(answer))
         if dialects.shows_no_way_on(call.endpoint, answer, parts, call.prompt):
             return Outcome(said.tokens, "abort", said.spans, None, resumable=False)
-        kept = call.stops.over_the_cut(parts, part, answer["choices"][0]) if parts else None
+        kept = None
+        if parts:
+            kept = dialects.end_over_the_cut(call.stops, parts, part, answer["choices"][0])
         if kept == 0:
             return Outcome(said.tokens, "abort", said.spans, None, resumable=False)
         if kept is not None:
-            spans = _first(said.spans, kept)
+            spans = spans_until(said.spans, kept)
             return Outcome(kept, "stop", spans, PartialAnswer(part, answer))
         return Outcome(said.tokens, finish, said.spans, PartialAnswer(part, answer))

@@ -24,6 +24,7 @@ ASK_VERSIONS = "return_weight_versions"
 MODELS = "/v1/models"
 METRICS = "/metrics"
 VERSION = "/version"
+DETOKENIZE = "/detokenize"
 
 #: Abort by id: with --enable-scale-out, and in development mode.
 OPEN_ABORT = "/inference/v1/abort_requests"

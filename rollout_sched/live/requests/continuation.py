@@ -13,8 +13,10 @@ names mean the same. A field without a rule may mean anything, so a response wit
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, NamedTuple
+
+from rollout_sched.core.model.events import Spans
 
 Rule = Literal["same", "reduced", "varied", "first", "prompt", "ours", "searched", "whole"]
 
@@ -27,8 +29,8 @@ MEANING: dict[Rule, str] = {
     "first": "sent with the first attempt only: it is about the prompt",
     "prompt": "not sent again: its effect is in the prompt's token ids",
     "ours": "set by the scheduler for each attempt",
-    "searched": "sent again, and the gateway looks for one that lies over the interruption; a "
-    "stream, a trainer's sample or an answer of generate, whose text it does not know, starts over",
+    "searched": "sent again, and one that lies over the interruption is found; a stream starts "
+    "over, and so does an answer of /inference/v1/generate, which has no text",
     "whole": "applies to the response as one piece, so a response with it starts over",
 }
 
@@ -69,19 +71,19 @@ FIELDS: dict[str, Rule] = {
 #: Fields that never keep a response from going on.
 RESUMABLE = frozenset(field for field, rule in FIELDS.items() if rule not in ("searched", "whole"))
 
-#: Fields that keep none from going on whose text is known up to the cut.
-SEARCHED = frozenset(field for field, rule in FIELDS.items() if rule == "searched")
-
 _FIRST = frozenset(field for field, rule in FIELDS.items() if rule == "first")
 
 #: Values that ask for nothing, beside None, False, 0 and empty ones.
 _DEFAULTS = {"response_format": {"type": "text"}, "output_mode": "tokens"}
 
 
-def hindrance(fields: Mapping[str, Any]) -> str:
-    """The first of these request fields with which a response cannot go on; "" if it can."""
+def hindrance(fields: Mapping[str, Any], *, searched: bool) -> str:
+    """The first of these request fields with which a response cannot go on; "" if it can.
+    `searched`: its text is known, and searched over the cut."""
     for name, value in fields.items():
-        if name not in RESUMABLE and value and value != _DEFAULTS.get(name):
+        if name in RESUMABLE or (searched and FIELDS.get(name) == "searched"):
+            continue
+        if value and value != _DEFAULTS.get(name):
             return name
     return ""
 
@@ -106,6 +108,42 @@ def resumed(fields: Mapping[str, Any], tokens: int, limit: int) -> dict[str, Any
     if sent.get("seed") is not None and int(sent["seed"]) != -1:  # -1: none
         sent["seed"] = seed_after(int(sent["seed"]), tokens)
     return sent
+
+
+class StopStrings(NamedTuple):
+    """The stop strings of a request, the tokens that it makes before one may end it, and whether
+    its text keeps the one that does.
+
+    An engine looks for them in the text of its own attempt, so we look for one that begins before a
+    cut and ends after it. No token is made again for it: of those that are drawn at random, some
+    would then be more likely than others.
+    """
+
+    strings: list[str]
+    least: int
+    kept: bool = False
+
+    @property
+    def longest(self) -> int:
+        return max(map(len, self.strings), default=0)
+
+    def over_the_cut(self, before: str, after: str) -> Iterator[tuple[int, int, int]]:
+        """(characters of it after the cut, its place in the list, characters before the cut)."""
+        text, cut = before + after, len(before)
+        for place, stop in enumerate(self.strings):
+            for start in range(max(0, cut - len(stop) + 1), cut):
+                if text.startswith(stop, start):
+                    yield start + len(stop) - cut, place, cut - start
+
+
+def spans_until(spans: Spans, tokens: int) -> Spans:
+    """The spans of the first so many tokens."""
+    kept = []
+    for version, count in spans:
+        if tokens > 0:
+            kept.append((version, min(count, tokens)))
+        tokens -= count
+    return tuple(kept)
 
 
 def table() -> str:

@@ -11,7 +11,7 @@ Discard that names it, so no token can come twice.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -30,6 +30,7 @@ from rollout_sched.live.ports import (
 )
 from rollout_sched.live.requests import continuation
 from rollout_sched.live.requests.attempt import AttemptTask
+from rollout_sched.live.requests.continuation import StopStrings
 
 # ------------------------------------------------------------------------------------------
 # Pieces of a response, one for each attempt, and their view as one response.
@@ -202,6 +203,67 @@ class TokenTranscript:
         self._streams.clear()
 
 
+#: How a tokenizer writes a character that has only begun, and the most tokens of one.
+_UNFINISHED, _PARTS = "\ufffd", 4
+
+
+class Seam:
+    """The cut before an attempt of a response with stop strings, of which one may lie over it.
+
+    before  the text before the cut, as far as such a string may reach; None if `client` cannot tell
+    """
+
+    def __init__(self, stops: StopStrings, made: Sequence[int], client: InstanceClient) -> None:
+        self.before: str | None = None
+        self._stops = stops
+        self._least = stops.least - len(made)
+        self._reach = _PARTS * (stops.longest - 1)  # tokens
+        self._earlier = made[max(0, len(made) - self._reach) :]
+        self._client = client
+
+    @classmethod
+    async def of(
+        cls, sampling: Mapping[str, Any], made: Sequence[int], client: InstanceClient
+    ) -> Seam | None:
+        """None if no stop string can lie over the cut."""
+        asked = sampling.get("stop") or []
+        strings = [asked] if isinstance(asked, str) else list(asked)
+        stops = StopStrings(strings, int(sampling.get("min_tokens") or 0))
+        if not made or stops.longest < 2:
+            return None
+        seam = cls(stops, made, client)
+        seam.before = await seam._text(())
+        return seam
+
+    async def end(self, token_ids: Sequence[int]) -> int | None:
+        """The tokens of the attempt up to the one that completes such a string; 0 if it cannot be
+        told, None if none does."""
+        reach = token_ids[: self._reach]
+        ends = await self._ends(reach)
+        if not ends:
+            return 0 if ends is None else None
+        known = 0  # ends before this token
+        for count in range(1, len(reach) + 1):
+            ends = await self._ends(reach[:count])
+            if ends is None:
+                return 0
+            if len(ends) > known and count > self._least:
+                return count
+            known = len(ends)
+        return None
+
+    async def _ends(self, token_ids: Sequence[int]) -> list[int] | None:
+        """Where each stop string over the cut ends, if these tokens follow; None if unknown."""
+        text, before = await self._text(token_ids), self.before
+        if text is None or before is None or not text.startswith(before):
+            return None
+        return [end for end, _, _ in self._stops.over_the_cut(before, text[len(before) :])]
+
+    async def _text(self, token_ids: Sequence[int]) -> str | None:
+        text = await self._client.text_of([*self._earlier, *token_ids])
+        return None if text is None else text.rstrip(_UNFINISHED)
+
+
 class DeliveredInGroup:
     """The responder of a request that is delivered, or fails, with its group."""
 
@@ -250,7 +312,7 @@ class TokenPayload:
     @property
     def resumable(self) -> bool:
         """Whether a turn that is cut can go on: see `continuation`."""
-        return not continuation.hindrance(self.sampling)
+        return not continuation.hindrance(self.sampling, searched=True)
 
     def begin(
         self, client: InstanceClient, dispatch: Dispatch, order_id: str, over: Over
@@ -259,20 +321,31 @@ class TokenPayload:
 
     async def attempt(self, client: InstanceClient, dispatch: Dispatch, order_id: str) -> Outcome:
         limit = dispatch.max_new_tokens
+        made = self.transcript.joined.turn_ids
+        seam = await Seam.of(self.sampling, made, client)
+        if seam is not None and seam.before is None:
+            return Outcome(0, "abort", (), None, resumable=False)
+        # Tokens after a stop string over the cut could not be taken back.
+        stream_every = 0 if seam else self.stream_every
         order = Order(
             order_id,
             [*self.prompt_ids, *self.response_ids],
             limit,
             f"v{dispatch.salt}",
-            continuation.resumed(self.sampling, self.transcript.joined.turn_tokens, limit),
-            self.stream_every,
+            continuation.resumed(self.sampling, len(made), limit),
+            stream_every,
             self.session,
         )
-        collect = self.transcript.collect(dispatch.attempt) if self.stream_every else None
+        collect = self.transcript.collect(dispatch.attempt) if stream_every else None
         output = await client.generate(order, collect)
         self._check(output)
         piece = Piece(output.token_ids, output.logprobs)
-        return Outcome(len(output.token_ids), output.finish, output.spans, piece)
+        kept = None if seam is None else await seam.end(output.token_ids)
+        if kept is None:
+            return Outcome(len(output.token_ids), output.finish, output.spans, piece)
+        finish: Literal["stop", "abort"] = "stop" if kept else "abort"
+        spans = continuation.spans_until(output.spans, kept)
+        return Outcome(kept, finish, spans, piece, resumable=bool(kept))
 
     def _check(self, output: Output) -> None:
         if self.sampling.get("logprobs") is None:

@@ -140,7 +140,9 @@ class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
             self.prompt_key,
             tuple(self.history),
             self.expected_tokens,
-            resumable=not any(continuation.hindrance(own) for own in (self.sampling, *self.each)),
+            resumable=not any(
+                continuation.hindrance(own, searched=True) for own in (self.sampling, *self.each)
+            ),
             min_samples=self.min_samples,
         )
 

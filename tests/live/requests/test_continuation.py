@@ -65,14 +65,19 @@ def test_fields_about_the_prompt_go_with_the_first_attempt_only() -> None:
 def test_a_value_that_asks_for_nothing_hinders_nothing(value: object) -> None:
     for field, rule in FIELDS.items():
         if rule == "whole":
-            assert hindrance({field: value}) == ""
-    assert hindrance({"response_format": {"type": "text"}, "output_mode": "tokens"}) == ""
-    assert hindrance({"output_mode": "derender"}) == "output_mode"
-    assert hindrance({"stop": "tokens"}) == "stop"
+            assert hindrance({field: value}, searched=False) == ""
+    assert (
+        hindrance({"response_format": {"type": "text"}, "output_mode": "tokens"}, searched=False)
+        == ""
+    )
+    assert hindrance({"output_mode": "derender"}, searched=False) == "output_mode"
+    assert hindrance({"stop": "tokens"}, searched=False) == "stop"
 
 
 def test_a_field_without_a_rule_hinders() -> None:
-    assert hindrance({"temperature": 1.0, "of_a_later_vllm": 1}) == "of_a_later_vllm"
+    assert (
+        hindrance({"temperature": 1.0, "of_a_later_vllm": 1}, searched=False) == "of_a_later_vllm"
+    )
 
 
 def test_the_documented_table_is_this_one() -> None:

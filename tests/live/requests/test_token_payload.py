@@ -43,6 +43,30 @@ async def test_an_order_is_prompt_and_pieces() -> None:
     assert (outcome.tokens, outcome.finish) == (1, "stop")
 
 
+@pytest.mark.parametrize("texts", [None, {5: "a</", 6: "q", 7: ">b", 8: "c"}])
+async def test_a_stop_string_over_a_cut_ends_a_response(texts: dict[int, str] | None) -> None:
+    """If the instance tells the text; tokens that come after it are never streamed."""
+    instance = Scripted()
+    instance.texts = texts
+    store = TokenPayload([1, 2], {"logprobs": 0, "stop": "</q>"}, stream_every=1)
+    assert store.resumable
+    store.transcript.append(1, 1, Piece([5], [-1.0]))
+    dispatch = Dispatch("r", 2, "i0", 3, 9, 4)
+    attempt = asyncio.create_task(store.attempt(instance, dispatch, "o"))
+    if texts is None:
+        outcome = await attempt
+        assert (outcome.tokens, outcome.finish, outcome.resumable) == (0, "abort", False)
+        assert not instance.orders
+        return
+    assert not (await instance.order()).stream_every
+    await instance.answer(0, [6, 7, 8])
+    outcome = await attempt
+    assert (outcome.tokens, outcome.finish, outcome.resumable) == (2, "stop", True)
+    store.transcript.append(2, outcome.tokens, outcome.piece)
+    assert store.response_ids == [5, 6, 7]
+    assert len(store.logprobs or ()) == 3
+
+
 async def test_a_stream_that_breaks_off_leaves_what_it_brought() -> None:
     instance = Scripted()
     store = payload(stream_every=2)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
@@ -11,9 +13,11 @@ from hypothesis import strategies as st
 
 from rollout_sched.integrations.gateway.data_plane.resume import (
     ResponsePart,
-    StopStrings,
+    end_over_the_cut,
     text_of_parts,
 )
+from rollout_sched.live.requests.continuation import StopStrings
+from rollout_sched.live.requests.token_payload import Seam
 from tests.integrations.gateway.data_plane.stage import BODY, PARTIAL, PROMPT
 from tests.integrations.gateway.scripted import chunk, completion
 from tests.live.scripted import until
@@ -131,35 +135,76 @@ def until_a_stop(words: list[str], stops: StopStrings, made: int) -> tuple[int, 
     return len(words), text, None
 
 
+class Tokens(NamedTuple):
+    """Tokens by their bytes, of which some are a part of a character; `ids` are their places."""
+
+    all: list[bytes]
+
+    async def text_of(self, ids: Sequence[int]) -> str:
+        return b"".join([self.all[token] for token in ids]).decode(errors="replace")
+
+    @property
+    def words(self) -> list[str]:
+        """A character is the text of its last token."""
+        words = [token.decode(errors="ignore") for token in self.all]
+        return [
+            "é" if token == b"\xa9" else word for token, word in zip(self.all, words, strict=True)
+        ]
+
+
+TOKENS = st.lists(st.sampled_from([[b"a"], [b"b"], [b"ab"], [b"\xc3", b"\xa9"]]), max_size=9).map(
+    lambda pieces: Tokens([token for piece in pieces for token in piece])
+)
+
+
+@pytest.mark.parametrize("judge", ["names of tokens", "text of ids"])
 @given(
-    st.lists(st.text("ab", max_size=3), max_size=12),
-    st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=3),
-    st.integers(0, 8),
-    st.booleans(),
-    st.lists(st.integers(1, 4), min_size=12, max_size=12),
+    tokens=TOKENS,
+    strings=st.lists(st.text("abé", min_size=1, max_size=5), min_size=1, max_size=3),
+    least=st.integers(0, 8),
+    kept=st.booleans(),
+    lengths=st.lists(st.integers(1, 4), min_size=18, max_size=18),
 )
 def test_a_response_of_several_parts_ends_at_the_stop_string_that_comes_first(
-    words: list[str], strings: list[str], least: int, kept: bool, lengths: list[int]
+    judge: str, tokens: Tokens, strings: list[str], least: int, kept: bool, lengths: list[int]
 ) -> None:
-    """If its log-probs name the tokens; without them it says that it does not know."""
-    stops = StopStrings(strings, least, kept)
+    """A server's log-probs name the tokens, or it is asked for the text of their ids."""
+    stops, words = StopStrings(strings, least, kept), tokens.words
     parts: list[ResponsePart] = []
     end: str | None = None
-    while end is None and (made := sum(len(part.token_ids) for part in parts)) < len(words):
-        drawn = words[made : made + lengths[len(parts)]]
-        count, text, stop = until_a_stop(drawn, stops, made)
-        choice = {"stop_reason": stop}
-        names = {"tokens": drawn[:count], "top_logprobs": None}
-        part = ResponsePart([0] * count, text, names)
-        nameless = ResponsePart([0] * count, text)
-        tokens = stops.over_the_cut(parts, part, choice) if parts else None
-        if parts:
-            assert stops.over_the_cut(parts, nameless, {**choice}) in (0, None)
-        assert tokens in (None, len(part.token_ids))
+    made: list[int] = []
+    while end is None and len(made) < len(words):
+        drawn = words[len(made) :][: lengths[len(parts)]]
+        count, text, end = until_a_stop(drawn, stops, len(made))
+        ids, names = [*range(len(made), len(made) + count)], {"tokens": drawn[:count]}
+        part, choice = ResponsePart(ids, text, names), {"stop_reason": end}
+        if judge == "text of ids":
+            sampling = {"stop": strings, "min_tokens": least}
+            if until_the_cut(sampling, made, tokens, part):
+                end = "one of them"
+        elif parts and end_over_the_cut(stops, parts, part, choice) is not None:
+            end = choice["stop_reason"]
+            nameless = ResponsePart(ids, text)
+            assert end_over_the_cut(stops, parts, nameless, {}) == 0
         parts.append(part)
-        end = choice["stop_reason"]
-    made = sum(len(part.token_ids) for part in parts)
-    assert (made, text_of_parts(parts), end) == until_a_stop(words, stops, 0)
+        made += part.token_ids
+    true = until_a_stop(words, stops, 0)
+    if judge == "names of tokens":
+        assert (len(made), text_of_parts(parts), end) == true
+    else:
+        assert (len(made), end is None) == (true[0], true[2] is None)
+
+
+def until_the_cut(sampling: Any, made: list[int], tokens: Any, part: ResponsePart) -> bool:
+    """Cut off what comes after a stop string over the cut; whether anything does."""
+
+    async def scene() -> int | None:
+        seam = await Seam.of(sampling, made, tokens)
+        return None if seam is None else await seam.end(part.token_ids)
+
+    kept = asyncio.run(scene())
+    del part.token_ids[len(part.token_ids) if kept is None else kept :]
+    return kept is not None
 
 
 async def test_a_first_part_that_quotes_the_prompt_goes_on(stage, instance) -> None:
@@ -216,6 +261,12 @@ async def test_a_stream_of_which_nothing_came_starts_over(stage, first, second) 
         ),
         (BODY, "/v1/completions", "a b c d e f g h i j k l m n w4 w5e", "e"),
         (BODY, "/v1/completions", "w5 w5 ", "w5 w5 "),
+        (
+            {**BODY, "prompt": "Count the words"},
+            "/v1/completions",
+            "Count the words w4 w5€w5",
+            "€w5",
+        ),
     ],
 )
 async def test_what_a_continued_stream_repeats_is_left_out(
