@@ -31,7 +31,7 @@ from rollout_sched.core.errors import CallerError, RolloutError
 if TYPE_CHECKING:
     from examples.grpo import StepFigures
 
-POLICIES = ("round_robin_sync", "partial_rollout", "areal")
+POLICIES = ("round_robin_sync", "april", "areal")
 #: Every fourth token is wanted: a quarter of the tokens of an untrained model.
 WANTED = frozenset(range(0, VOCABULARY, 4))
 #: These tokens end a response, so lengths vary as in real training.

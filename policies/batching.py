@@ -168,10 +168,15 @@ class FullyAsync(BatchInParts, frozen=True):
     freshness allows a burst at the start and a queue of old samples from then on. As many groups as
     keep the fleet busy are as fast and give fresher samples (verl's staleness_threshold and AReaL's
     max_concurrent are bounds of this kind).
+
+    `window_fraction` of the groups that `max_ahead` allows is the window, 0 for none: counted from
+    the oldest group that is not whole, only the groups that started within the window may be
+    trained (MiniMax Forge's windowed FIFO). Short groups cannot overtake long ones further.
     """
 
     max_groups: Annotated[int, msgspec.Meta(ge=0)] = 0
     max_ahead: Annotated[float, msgspec.Meta(ge=0, le=MAX_SIZE)] = 0.0
+    window_fraction: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
     stops_at_delivery = False
 
     def __post_init__(self) -> None:
@@ -180,6 +185,11 @@ class FullyAsync(BatchInParts, frozen=True):
                 f"max_ahead = {self.max_ahead}: fewer groups than a batch would never fill one; "
                 f"expected at least 1.0, or 0 for no bound"
             )
+        if self.window_fraction and not self.max_ahead:
+            raise ValueError("window_fraction is a share of max_ahead, which is not set")
+
+    def window(self, progress: Progress) -> int:
+        return ceil(progress.prompts_per_step * self.max_ahead * self.window_fraction - 1e-9)
 
     def launch(self, progress: Progress) -> Launch | None:
         room = progress.deferred + progress.fresh

@@ -31,7 +31,7 @@ def of(events: Events, phase: str) -> Events:
     return [event for event in events if event["ph"] == phase]
 
 
-@pytest.mark.parametrize("policy", ["dplb", "areal", "partial_rollout"])
+@pytest.mark.parametrize("policy", ["dplb", "areal", "april"])
 def test_a_run(tmp_path: Path, policy: str) -> None:
     path = tmp_path / "j.jsonl"
     _, run = recorded(path, policy, trace="lrm_math_open")

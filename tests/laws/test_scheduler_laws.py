@@ -79,6 +79,8 @@ POLICIES = st.fixed_dictionaries(
                 {"use": "fully_async", "part_prompts": 2, "max_groups": 4},
                 {"use": "fully_async", "max_ahead": 1.0},
                 {"use": "fully_async", "max_ahead": 1.5},
+                {"use": "fully_async", "max_ahead": 1.5, "window_fraction": 0.3},
+                {"use": "fully_async", "max_ahead": 2, "window_fraction": 0.1, "part_prompts": 1},
             ]
         ),
         "selection": st.sampled_from(

@@ -39,7 +39,7 @@ class Fleet:
 
     def __init__(self, store: Path | None = None) -> None:
         options = RunOptions(prompts_per_step=1, stream_every=2, store=store)
-        policy = load_policy("partial_rollout")
+        policy = load_policy("april")
         self.live = LiveScheduler(policy, options, settings=SETTINGS)
         self.hub = Hub(self.live)
         self.instance = Scripted()

@@ -88,7 +88,7 @@ def test_quantiles() -> None:
     assert len(found) == QUANTILES
 
 
-@pytest.mark.parametrize("policy", ["dplb", "partial_rollout"])
+@pytest.mark.parametrize("policy", ["dplb", "april"])
 def test_small_run_has_its_record(tmp_path: Path, policy: str) -> None:
     path = tmp_path / "j.jsonl"
     trace, run = recorded(path, policy, trace="lrm_math_open")
@@ -108,7 +108,7 @@ def test_small_run_has_its_record(tmp_path: Path, policy: str) -> None:
     assert max(record.fleet["kv_most"]) > 0
     assert max(record.fleet["in_flight"]) > 1
     resumed = OUTCOMES.index("interrupted") in record.attempts["outcome"].tolist()
-    assert resumed == (policy == "partial_rollout")
+    assert resumed == (policy == "april")
 
 
 def test_attempts_have_slots_waits_and_versions() -> None:

@@ -253,6 +253,13 @@ class TestFullyAsync:
     def test_a_bound_below_one_batch_is_refused(self) -> None:
         with pytest.raises(ValueError, match=r"max_ahead = 0\.9: fewer groups than a batch"):
             FullyAsync(max_ahead=0.9)
+        with pytest.raises(ValueError, match="window_fraction is a share of max_ahead"):
+            FullyAsync(window_fraction=0.3)
+
+    def test_its_window_is_a_share_of_the_groups_ahead(self) -> None:
+        assert FullyAsync(max_ahead=1.5).window(ProgressView(prompts_per_step=10)) == 0
+        windowed = FullyAsync(max_ahead=1.5, window_fraction=0.3)
+        assert windowed.window(ProgressView(prompts_per_step=10)) == 5
 
 
 class TestOverProvisioningByRecords:

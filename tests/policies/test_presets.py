@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import pytest
 
 import rollout_sched
 from rollout_sched import config
+from rollout_sched.simulators import traces
 from rollout_sched.simulators.instance.sim_instance import SimInstance
-from rollout_sched.simulators.replay.scenario import load_scenario
+from rollout_sched.simulators.replay import load_scenario
+from rollout_sched.simulators.replay.runs import replay
 
 ROOT = Path(rollout_sched.__file__).parent
 PRESETS = config.shipped("policies/presets")
@@ -38,6 +41,7 @@ LITERATURE = {
     "streamrl",
     "tail_batching",
     "vllm_internal_lb",
+    "windowed_fifo",
 }
 
 
@@ -89,3 +93,40 @@ def test_differs_must_be_a_string() -> None:
 def test_verl_updates_as_often_as_its_budget_says(mode: str) -> None:
     roles = config.load_policy(f"fully_async_{mode}").build()
     assert roles.weights.every == roles.freshness.trigger_parameter_sync_step
+
+
+#: Preset -> the table of the mechanism in its name, and the key if it is not all of it.
+MECHANISMS = {
+    "april": ("batching", "over_prompts"),
+    "areal": ("interruption", ""),
+    "copris": ("admission", "factor"),
+    "laminar": ("migration", ""),
+    "like_lengths": ("selection", ""),
+    "llm_d_wave": ("routing", ""),
+    "one_step_off": ("batching", ""),
+    "partial_rollout": ("interruption", "segment_tokens"),
+    "rhyme": ("selection", ""),
+    "seer": ("interruption", "segment_tokens"),
+    "session_thrash_control": ("admission", ""),
+    "sorted_rl": ("batching", ""),
+    "stage_fusion": ("lending", ""),
+    "streamed_async": ("batching", "part_prompts"),
+    "streamed_sync": ("batching", "part_prompts"),
+    "streamrl": ("routing", ""),
+    "tail_batching": ("batching", ""),
+    "windowed_fifo": ("batching", "window_fraction"),
+}
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_the_mechanism_in_its_name_makes_a_preset_faster_or_differs_says_no(name: str) -> None:
+    role, key = MECHANISMS[name]
+    preset = tomllib.loads((ROOT / f"policies/presets/{name}.toml").read_text())
+    left = {other: value for other, value in preset[role].items() if key and other != key}
+    without = {**preset, role: left} if left else {k: v for k, v in preset.items() if k != role}
+    world = "qwen7b-8xh100" if role == "lending" else "qwen7b-8xh100-disaggregated"
+    scenario = load_scenario(world).with_job({"prompts_per_step": 24})
+    policies = [config.parse_policy(name, table) for table in (preset, without)]
+    [[run], [plain]] = replay(traces.read("lrm_token_economy"), policies, scenario, steps=10)
+    gain = plain.summary.total_s / run.summary.total_s
+    assert (gain < 1.01) == ("no faster" in preset.get("differs", "")), f"{gain:.3f}x"

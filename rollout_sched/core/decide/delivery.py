@@ -119,25 +119,23 @@ class Deliverer:
         size = batching.batch(progress)
         if not size:
             return
-        groups = state.sample_buffer.oldest_first(size)
-        if len(groups) < size or size > missing:
+        if size > min(progress.complete, missing):
             raise PolicyError(
-                f"batching asked for {size} of {len(groups)} complete groups, for a batch that "
-                f"lacks {missing}"
+                f"batching asked for {size} of {progress.complete} complete groups, for a batch "
+                f"that lacks {missing}"
             )
         if size < missing and not progress.takes_parts:
             return
+        groups = state.sample_buffer.oldest_first(size, batching.window(progress))
         if self._carries_over and self._leaves_too_old(groups):
             if self._start_late_over():
                 self.deliver()
                 return
             self._launcher.recall_oldest()
-            if not (batching.part_prompts and progress.takes_parts):
-                return
             groups = self._fewer(groups)
-            if len(groups) < batching.part_prompts:
-                return
-        self._hand_over(groups, last=len(groups) == missing)
+        in_parts = batching.part_prompts and progress.takes_parts
+        if len(groups) >= (min(batching.part_prompts, size) if in_parts else size):
+            self._hand_over(groups, last=len(groups) == missing)
 
     def _leaves_too_old(self, groups: list[Group]) -> bool:
         """Whether delivering these groups would leave others that can no longer go in time."""

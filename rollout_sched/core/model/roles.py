@@ -262,6 +262,11 @@ class Batching:
         Fewer than `progress.missing` groups are a part, delivered if the trainer takes parts.
         """
 
+    def window(self, progress: Progress) -> int:
+        """Of the complete groups only those may go that started less than so many starts after the
+        oldest group that is not complete. 0: any may go."""
+        return 0
+
 
 class Selection:
     """Which fresh groups start together?"""

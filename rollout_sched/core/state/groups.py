@@ -158,7 +158,9 @@ class SampleBuffer:
     """Started groups indexed by oldest version, and complete ones in order of delivery."""
 
     def __init__(self) -> None:
-        self._started: dict[str, Group] = {}
+        self._starts = 0
+        self._numbers: dict[str, int] = {}  # of the started groups, by start
+        self._started: OrderedDict[str, Group] = OrderedDict()
         self._by_version: dict[int, dict[str, Group]] = {}
         self._complete: Any = SortedKeyList(key=_oldest_first)
 
@@ -178,7 +180,10 @@ class SampleBuffer:
         return list(self._started.values())
 
     def add(self, group: Group) -> None:
-        self._started[group.id] = group
+        if group.id not in self._started:
+            self._starts += 1
+            self._numbers[group.id] = self._starts
+            self._started[group.id] = group
 
     def note_version(self, group: Group, version: int) -> None:
         """The group may now have tokens as old as `version`."""
@@ -199,13 +204,20 @@ class SampleBuffer:
 
     def remove(self, group: Group) -> None:
         """The group was delivered or starts over: it no longer ages."""
-        del self._started[group.id]
+        del self._started[group.id], self._numbers[group.id]
         self._complete.discard(group)
         self.set_version(group, None)
 
-    def oldest_first(self, groups: int) -> list[Group]:
-        """The next complete groups to deliver."""
-        return list(islice(self._complete, groups))
+    def oldest_first(self, groups: int, window: int = 0) -> list[Group]:
+        """The next complete groups to deliver, of those in the window (`Batching.window`). A
+        scheduler that was restored counts the starts of the groups that it found."""
+        waiting = (group for group in self._started.values() if group.state is not COMPLETE)
+        first = next(waiting, None) if window else None
+        if first is None:
+            return list(islice(self._complete, groups))
+        end = self._numbers[first.id] + window
+        within = [group for group in self._complete if self._numbers[group.id] < end]
+        return within[:groups]
 
     def older_than(self, version: int) -> list[Group]:
         """Started groups with tokens older than `version`."""

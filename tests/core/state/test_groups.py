@@ -144,6 +144,7 @@ class BruteForce(RuleBasedStateMachine):
     def finish(self, data: st.DataObject) -> None:
         dated = [g for g in self.started if g.id in self.versions and g not in self.complete]
         group = self.pick(data, dated)
+        group.state = GroupState.COMPLETE
         self.buffer.completed(group)
         self.complete.append(group)
 
@@ -184,6 +185,10 @@ class BruteForce(RuleBasedStateMachine):
             left = [group for group in self.started if group not in taken]
             ages = Counter(self.versions.get(group.id, 3) for group in left)
             assert self.buffer.remaining(taken, undated=3) == dict(ages)
+        for window in (1, 3):
+            end = min((g.serial for g in self.started if g not in order), default=1e9) + window
+            within = [group for group in order if group.serial < end]
+            assert self.buffer.oldest_first(len(order), window) == within
 
 
 TestBruteForce = BruteForce.TestCase

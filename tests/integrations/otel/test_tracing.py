@@ -126,7 +126,7 @@ async def test_without_a_parent_it_is_a_trace_of_its_own() -> None:
 
 @pytest.mark.real_time
 async def test_a_trainer_s_samples_and_its_weights(tmp_path: Path) -> None:
-    async with traced("partial_rollout", 2, prompts_per_step=1) as the:
+    async with traced("april", 2, prompts_per_step=1) as the:
         async with RolloutScheduler.connect(the.service.url) as rollouts:
             await rollouts.submit([Prompt("g", [1] * 9, samples=3, max_tokens=30)])
             batch = await anext(rollouts.batches())
@@ -200,7 +200,7 @@ async def test_an_instance_hears_of_the_attempt_alone(whose: str) -> None:
 
 @pytest.mark.real_time
 async def test_a_resumed_attempt_names_its_first_instance() -> None:
-    async with traced("partial_rollout", 2) as the, aiohttp.ClientSession() as client:
+    async with traced("april", 2) as the, aiohttp.ClientSession() as client:
         driver = the.service.live.driver
         body = {"prompt": [1, 2], "max_tokens": 4000, "ignore_eos": True, "stream": True}
         async with client.post(f"{the.service.url}/v1/completions", json=body) as answer:
