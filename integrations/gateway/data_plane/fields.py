@@ -32,6 +32,7 @@ _OBJECT = msgspec.json.Decoder(Fields)
 #: vLLM's range of priorities and seeds.
 _LEAST, _MOST = -(2**63), 2**63 - 1
 
+_ANY = msgspec.json.Decoder()
 _BOOLEAN = msgspec.json.Decoder(bool | str | None, strict=False)
 _TEXT = msgspec.json.Decoder(str | None)
 _TEXTS = msgspec.json.Decoder(str | list[str] | None)
@@ -69,7 +70,9 @@ def fields_of(text: bytes | msgspec.Raw) -> Fields:
 def integer(found: Fields, name: str) -> int | None:
     """None for a field that is missing or null. Raises BadRequest, as do the next two."""
     raw = found.get(name)
-    value: Any = None if raw is None else decoded(msgspec.json, raw, name)
+    if raw is None:
+        return None
+    value = decoded(_ANY, raw, name)
     if isinstance(value, str) and len(value) < _LONGEST:
         digits = _DIGITS.fullmatch(value)
         value = value if digits is None else int(digits[1])
@@ -84,7 +87,9 @@ def integer(found: Fields, name: str) -> int | None:
 
 def boolean(found: Fields, name: str) -> bool | None:
     raw = found.get(name)
-    value: bool | str | None = None if raw is None else decoded(_BOOLEAN, raw, name)
+    if raw is None:
+        return None
+    value: bool | str | None = decoded(_BOOLEAN, raw, name)
     if isinstance(value, str):
         word = _WORDS.get(value.lower())
         if word is None:
@@ -95,7 +100,9 @@ def boolean(found: Fields, name: str) -> bool | None:
 
 def text(found: Fields, name: str) -> str | None:
     raw = found.get(name)
-    value: str | None = None if raw is None else decoded(_TEXT, raw, name)
+    if raw is None:
+        return None
+    value: str | None = decoded(_TEXT, raw, name)
     return value
 
 
