@@ -67,8 +67,8 @@ EQUAL = ("text", "token_ids", "finish_reason", "stop_reason", "prompt_token_ids"
 
 #: Servers: one sends each token as it comes, the other joins tokens, as a busy one does.
 SERVERS = {
-    "each": ("--enable-scale-out",),
-    "joined": ("--enable-scale-out", "--stream-interval", "4"),
+    "each": ("--enable-scale-out", "--enable-prompt-tokens-details"),
+    "joined": ("--enable-scale-out", "--enable-prompt-tokens-details", "--stream-interval", "4"),
 }
 
 

@@ -131,7 +131,7 @@ def end_over_the_cut(
         part.text = text[:at] if stops.kept else ""
         part.taken = 0 if stops.kept else taken
         part.logprobs = {name: each and each[:tokens] for name, each in part.logprobs.items()}
-        choice |= {"finish_reason": "stop", "stop_reason": stops.strings[place]}
+        choice.update(finish_reason="stop", stop_reason=stops.strings[place])
         return tokens
     return None
 
