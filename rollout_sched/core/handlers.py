@@ -102,9 +102,8 @@ class ClientEvents:
         state = self._state
         siblings = state.siblings.join(event.group, event.prompt_tokens, event.max_tokens)
         request = self._requests.create(siblings, None, siblings.joined - 1, event.request)
-        was_beside = state.shares.beside(now)
         request.client = state.shares.admit(event.client, now)
-        state.progress.must_decide |= state.shares.beside(now) > was_beside
+        state.progress.must_decide |= state.shares.crowded
         request.session = event.session
         request.priority = event.priority
         request.resumable = event.resumable
@@ -177,7 +176,7 @@ class InstanceEvents:
         instance = self._find(event.instance)
         if instance is not None:
             self._state.fleet.report(instance, event)
-            if event.waiting and self._state.shares.in_flight:
+            if (event.waiting or event.kv_usage > 0.5) and self._state.shares.in_flight:
                 self._state.progress.must_decide = True
 
     def paused(self, event: ev.InstancePaused, now: float) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from rollout_sched.core.decide.order import Decider
 from rollout_sched.core.model.model import GroupState, InstanceStatus, Request, RequestState
 from rollout_sched.core.state.groups import HERE
@@ -11,6 +13,7 @@ from rollout_sched.core.work.parts import Parts
 def check(parts: Parts, decider: Decider) -> None:
     """Raise AssertionError that names the first violated rule. O(everything)."""
     _check_instances(parts)
+    _check_shares(parts)
     _check_requests(parts)
     _check_groups(parts)
     _check_budgets(parts)
@@ -42,6 +45,16 @@ def _check_instances(parts: Parts) -> None:
     for attempt in fleet.attempts.values():
         owner = attempt.request.attempt
         assert (owner is attempt) != bool(attempt.abandoned), f"attempt {attempt.id} has no owner"
+
+
+def _check_shares(parts: Parts) -> None:
+    shares = parts.state.shares
+    attempts = parts.state.fleet.attempts
+    assert attempts.keys() >= shares.yielding, "what has ended yields no more"
+    held = Counter([a.request.client for n, a in attempts.items() if n not in shares.yielding])
+    for client, flow in [("", shares.trainer), *shares.clients.items()]:
+        assert flow.in_flight == held.pop(client, 0), f"{client!r}: in flight"
+    assert not held, f"{held} are nobody's"
 
 
 def _check_requests(parts: Parts) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from math import ceil
 from typing import Final
 
 from rollout_sched.core.errors import PolicyError
@@ -10,7 +11,7 @@ from rollout_sched.core.model.actions import Dispatch
 from rollout_sched.core.model.events import InstanceReported
 from rollout_sched.core.model.model import Attempt, Instance, InstanceStatus, Request
 from rollout_sched.core.model.records import ONE_IN
-from rollout_sched.core.state.lifecycle import DISPATCH, INTERRUPTING, RUNNING, move
+from rollout_sched.core.state.lifecycle import DISPATCH, RUNNING, move
 from rollout_sched.core.work.parts import Parts
 
 # ------------------------------------------------------------------------------------------
@@ -102,15 +103,14 @@ class Dispatcher:
         self._state = parts.state
         self._requests = parts.requests
         self._migrator = migrator
-        # By instance: the report that `take_back` acted on, and whether clients were beside others.
+        # By instance: the report that `_take_back` acted on, and whether clients were beside.
         self._seen: dict[str, tuple[InstanceReported, bool]] = {}
 
-    def dispatch(self, now: float) -> None:
+    def dispatch(self) -> None:
         """Dispatch until no instance is open or no request can go."""
         waiting, fleet = self._requests.waiting, self._state.fleet
         routing = self._state.roles.routing
         capped = fleet.sessions.bound is not None
-        self._state.shares.tick(now)
         waiting.recall()
         while fleet.open:
             request = waiting.first()
@@ -136,16 +136,27 @@ class Dispatcher:
             waiting.remove(request)
             self._send(request, instance)
 
-    def take_back(self, now: float) -> None:
-        """If requests wait inside an instance, interrupt as many and a sixteenth of those that run,
-        for room, of the client that has most there, those that came last: it does not hold up
-        others by a queue that is not ours. Most of them have no tokens to lose. A client that is
-        alone is left alone."""
-        beside = self._state.shares.beside(now)
+    def make_room(self, now: float) -> None:
+        """Interrupt requests of clients that hold what others are to have. Each goes on from its
+        tokens later, under every policy, as after a migration; one that cannot keeps its slot."""
+        shares = self._state.shares
+        if shares.in_flight:
+            self._take_back(shares.beside(now))
+            self._reclaim()
+        shares.crowded = False
+
+    def _take_back(self, beside: bool) -> None:
+        """If requests wait inside an instance, or will before it reports again, interrupt those
+        that came last, of the client that has most there: it does not hold up others by a queue
+        that is not ours. A client that is alone is left alone."""
         before, self._seen = self._seen, {}
+        shares = self._state.shares
         for instance in self._state.fleet.instances.values():
             report = instance.report
-            if report is None or not report.waiting:
+            if report is None:
+                continue
+            excess, size = _excess(instance, report)
+            if not excess:
                 continue
             self._seen[instance.id] = report, beside
             known, known_beside = before.get(instance.id, (None, False))
@@ -158,22 +169,37 @@ class Dispatcher:
             most = max(clients, key=lambda client: (bool(client), clients[client]), default="")
             if most and (beside or len(clients) > 1):
                 theirs = [r for r in running if r.client == most and r.resumable]
-                for request in theirs[-(report.waiting + report.running // ONE_IN) :]:
-                    self._requests.interrupt(request)
+                keeps = max(1, report.running // ONE_IN)  # the trainer may be who fills it
+                for request in theirs[keeps:][-excess:]:
+                    flow = shares.flow(most)
+                    flow.size = max(flow.size, size)
+                    self._interrupt(request)
 
-    def reclaim(self) -> None:
-        """Interrupt requests of clients that hold what the trainer is owed: of the client with the
-        most, those that began last. Each goes on from its tokens later, under every policy, as
-        after a migration; one that cannot keeps its slot."""
+    def _reclaim(self) -> None:
+        """Interrupt what clients hold beyond each other, those that began last first."""
         shares = self._state.shares
+        slots, tokens = shares.owed()
+        if slots <= 0 and tokens <= 0:
+            return
         attempts = self._state.fleet.attempts.values()
         theirs = [a.request for a in attempts if a.request.client and not a.abandoned]
-        yielding = sum([request.state is INTERRUPTING for request in theirs])
-        missing = shares.owed - yielding
-        may_yield = [r for r in theirs if r.state is RUNNING and r.resumable]
-        may_yield.sort(key=lambda request: (shares.held_by(request.client), request.last_attempt))
-        for request in may_yield[-missing:] if missing > 0 else ():
-            self._requests.interrupt(request)
+        held: Counter[str] = Counter()
+        may_yield: list[tuple[int, int, Request]] = []
+        for request in theirs:
+            if request.state is RUNNING and request.resumable:
+                held[request.client] += 1
+                may_yield.append((held[request.client], request.last_attempt, request))
+        may_yield.sort(key=lambda entry: entry[:2])
+        while may_yield and (slots > 0 or tokens > 0):
+            request = may_yield.pop()[2]
+            slots -= 1
+            tokens -= shares.flow(request.client).size
+            self._interrupt(request)
+
+    def _interrupt(self, request: Request) -> None:
+        assert request.attempt is not None
+        self._state.shares.yields(request.attempt)
+        self._requests.interrupt(request)
 
     def _home_or(self, request: Request, elsewhere: Instance) -> Instance:
         """The last instance of its session, if that is open and the affinity prefers it."""
@@ -235,3 +261,19 @@ class Dispatcher:
                 0 if group is None else request.index,
             )
         )
+
+
+def _excess(instance: Instance, report: InstanceReported) -> tuple[int, float]:
+    """How many requests fewer would leave a part of the KV cache free until the next report, which
+    comes when they have made as many tokens again as since the last one; and the tokens of each by
+    then."""
+    before = instance.report_before
+    tokens = report.kv_usage * instance.kv_tokens
+    if before is not None:
+        tokens += max(0, report.generated_tokens - before.generated_tokens)
+    if not report.running or not tokens:
+        return report.waiting, 0.0
+    size = tokens / report.running
+    above = ceil((tokens - instance.kv_tokens * (1 - 1 / ONE_IN)) / size)
+    room = report.running // ONE_IN if report.waiting else 0
+    return report.waiting + max(above, room), size

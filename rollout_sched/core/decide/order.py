@@ -72,8 +72,7 @@ class Decider:
     def decide(self, now: float) -> None:
         """Ask the roles. It asks the group-level roles only if something changed: asking them
         costs more than most events do."""
-        progress, fleet = self._progress, self._fleet
-        waiting, shares = self._waiting, self._shares
+        progress, fleet, waiting = self._progress, self._fleet, self._waiting
         changed = progress.must_decide
         if changed:
             progress.must_decide = False
@@ -84,13 +83,12 @@ class Decider:
             self._launcher.launch()
             if progress.spent:
                 self._launcher.renew_budgets()
+        self._shares.tick(now)
+        if changed:
+            self._dispatcher.make_room(now)
         gathering = self.gathering
         if fleet.open and waiting.size and not (gathering.expected and gathering.holds(now)):
-            self._dispatcher.dispatch(now)
-        if changed and shares.in_flight:
-            self._dispatcher.take_back(now)
-            if shares.owed > 0:
-                self._dispatcher.reclaim()
+            self._dispatcher.dispatch()
         if self.lender.lends:
             self.lender.decide(changed)
         if now >= self.migrator.due_at and fleet.open and not waiting.size:

@@ -10,7 +10,6 @@ from typing import Any, Final
 from rollout_sched.core.model.events import InstanceReported
 from rollout_sched.core.model.model import Attempt, Instance, InstanceStatus, Request
 from rollout_sched.core.model.roles import SessionAdmission
-from rollout_sched.core.state.lifecycle import INTERRUPTING
 from rollout_sched.core.state.waiting import Shares
 
 # ------------------------------------------------------------------------------------------
@@ -234,7 +233,7 @@ class Fleet:
         attempts = list(instance.attempts.values())
         for attempt in attempts:
             del self.attempts[attempt.id]
-            self._settle(attempt)
+            self._shares.ended(attempt)
         instance.attempts.clear()
         self.contexts.update(self.instances.values(), instance.id if removed else None)
         self._shut(instance)
@@ -262,7 +261,7 @@ class Fleet:
         self.attempts[attempt.id] = attempt
         instance.attempts[attempt.id] = attempt
         instance.tokens += attempt.context_tokens + expected
-        self._shares.began(request.client, attempt.context_tokens + expected)
+        self._shares.began(attempt)
         instance.last_dispatch = attempt.id
         instance.unreported += 1
         if request.kv_instance is not None:
@@ -276,7 +275,7 @@ class Fleet:
         del self.attempts[attempt.id]
         del instance.attempts[attempt.id]
         instance.tokens -= attempt.context_tokens + attempt.expected_tokens
-        self._settle(attempt)
+        self._shares.ended(attempt)
         self.touch(instance)
 
     def retain_kv(self, request: Request, instance: Instance) -> None:
@@ -333,13 +332,6 @@ class Fleet:
             self._shut(instance)
 
     # -- inside ----------------------------------------------------------------------------
-
-    def _settle(self, attempt: Attempt) -> None:
-        """Its client pays for what the attempt made, not for what was expected."""
-        charged = attempt.context_tokens + attempt.expected_tokens
-        made = attempt.context_tokens + attempt.tokens
-        cut = attempt.request.state is INTERRUPTING
-        self._shares.ended(attempt.request.client, charged, made, cut=cut)
 
     def _shut(self, instance: Instance) -> None:
         if instance.open_index >= 0:

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from heapq import heappop, heappush
 from typing import Any
 
-from rollout_sched.core.model.model import Group, Request
+from rollout_sched.core.model.model import Attempt, Group, Request
 from rollout_sched.core.model.records import ONE_IN
-from rollout_sched.core.state.lifecycle import PARKED
+from rollout_sched.core.state.lifecycle import INTERRUPTING, PARKED
 
 #: (key, serial, request). Typed as a tuple, the compiler would copy it, and it loses its identity.
 Entry = Any
@@ -129,11 +129,10 @@ class WaitingQueue:
 # silence begins where the others are: silence earns no credit.
 #
 # A flood of long requests would hold all slots and fill the KV caches, so beside other clients a
-# client leaves some of both free for whoever holds less, and what it queued inside instances when
-# it was alone is taken back (`Dispatcher.take_back`). The trainer's requests come all at once, when
-# clients have taken the slots that were idle, so requests of clients are interrupted for them
-# (`Dispatcher.reclaim`), and clients get few slots while the trainer has any: one in `ONE_IN`. As
-# many clients that have nothing in flight do not wait until the trainer has had its part.
+# client leaves some of both free for whoever holds less, and clients get few slots while the
+# trainer has any: one in `ONE_IN`. As many clients that have nothing in flight do not wait until
+# the trainer has had its part. One that was alone has taken all, so when others come, its newest
+# requests are interrupted for them at once (`Dispatcher.make_room`).
 
 #: The trainer's part of all tokens while its requests and those of clients wait.
 TRAINER_SHARE = 31 / 32
@@ -186,6 +185,8 @@ class Shares:
     kv_tokens  how many tokens its KV caches hold
     trainer    the trainer's flow
     clients    those of clients, by name
+    crowded    a client has just come beside one that was alone
+    yielding   attempts that are interrupted for others: no client holds them any longer
     """
 
     def __init__(self) -> None:
@@ -194,6 +195,8 @@ class Shares:
         self.clients: dict[str, Flow] = {}
         self._together = Flow()  # what all clients got and have in flight; its queue is empty
         self._level = 0.0  # what those got that are served now: newcomers begin there
+        self.crowded = False
+        self.yielding: set[int] = set()
         self._beside_until = self._trainer_until = 0.0
         self._now = 0.0
 
@@ -220,6 +223,7 @@ class Shares:
                 client = THE_REST
         own = self.flow(client)
         if any(flow.busy for flow in self.clients.values() if flow is not own):
+            self.crowded |= not self.beside(now)
             self._beside_until = now + BESIDE_S
         return client
 
@@ -233,26 +237,36 @@ class Shares:
         if not any(other.queue.size for other in self.clients.values()):
             together.served = max(together.served, trainer.served)
 
-    def began(self, client: str, tokens: int) -> None:
-        """An attempt began; `tokens`: of its context and of the response that is expected."""
+    def began(self, attempt: Attempt) -> None:
+        """It is charged with its context and the response that is expected."""
+        client, tokens = attempt.request.client, attempt.context_tokens + attempt.expected_tokens
         self.charge(client, tokens)
-        flow = self.flow(client)
-        flow.in_flight += 1
-        if client:
-            if not flow.size:
-                flow.size = float(tokens)
-            self._together.in_flight += 1
+        flow = self._count(client, 1)
+        if not flow.size:
+            flow.size = float(tokens)
 
-    def ended(self, client: str, charged: int, tokens: int, *, cut: bool) -> None:
-        """An attempt that was `charged` so much had so many tokens in the end. `cut`: it was
-        interrupted, so it says nothing of the size of others."""
-        self.charge(client, tokens - charged)
+    def yields(self, attempt: Attempt) -> None:
+        """It is interrupted for others."""
+        self.yielding.add(attempt.id)
+        self._count(attempt.request.client, -1)
+
+    def ended(self, attempt: Attempt) -> None:
+        """Its client pays for what it made, not for what was expected."""
+        client = attempt.request.client
+        self.charge(client, attempt.tokens - attempt.expected_tokens)
+        if attempt.id in self.yielding:
+            self.yielding.remove(attempt.id)
+            return
+        flow = self._count(client, -1)
+        if attempt.request.state is not INTERRUPTING:  # else it says nothing of others
+            flow.size += (attempt.context_tokens + attempt.tokens - flow.size) / 8
+
+    def _count(self, client: str, more: int) -> Flow:
         flow = self.flow(client)
-        flow.in_flight -= 1
+        flow.in_flight += more
         if client:
-            if not cut:
-                flow.size += (tokens - flow.size) / 8
-            self._together.in_flight -= 1
+            self._together.in_flight += more
+        return flow
 
     def charge(self, client: str, tokens: int) -> None:
         """So many more tokens; less than 0: fewer than were expected."""
@@ -279,14 +293,16 @@ class Shares:
         """Attempts of clients."""
         return self._together.in_flight
 
-    @property
-    def owed(self) -> int:
-        """How many slots more clients hold than they may have."""
-        return self._together.in_flight - self._client_slots
-
-    def held_by(self, client: str) -> int:
-        """How many attempts the client has in flight."""
-        return self.flow(client).in_flight
+    def owed(self) -> tuple[int, float]:
+        """How many slots more clients hold than they may have, and how many tokens more a client
+        that was alone until now."""
+        slots, tokens = self._together.in_flight - self._client_slots, 0.0
+        if self.crowded or (slots > 0 and self.beside(self._now)):
+            slots += self._kept
+        if self.crowded:
+            most = max(self.clients.values(), key=lambda flow: flow.held_tokens)
+            tokens = min(self.kv_tokens // ONE_IN - self.room(), most.held_tokens - most.size)
+        return slots, tokens
 
     @property
     def clients_turn(self) -> bool:
@@ -316,7 +332,7 @@ class Shares:
         free = self._client_slots - self._together.in_flight
         if not self.beside(self._now):
             return free > 0
-        if free <= self._client_slots // ONE_IN and flow.in_flight >= free:
+        if free <= self._kept and flow.in_flight >= free:
             return False
         return not flow.in_flight or room > min(self.kv_tokens // ONE_IN, flow.held_tokens)
 
@@ -334,6 +350,12 @@ class Shares:
         down, so beside the trainer they get few."""
         works = self.trainer.busy or self._now < self._trainer_until
         return max(1, self.slots // ONE_IN) if works else self.slots
+
+    @property
+    def _kept(self) -> int:
+        """How many of these are for whoever holds less than is free."""
+        slots = self._client_slots
+        return max(slots // ONE_IN, int(slots > 1 and self.slots >= ONE_IN))
 
 
 class FairQueue:
