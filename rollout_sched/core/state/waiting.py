@@ -84,6 +84,10 @@ class WaitingQueue:
         self.size -= 1
         if self._aside:
             self._aside.pop(request.id, None)
+        if not self.size:  # no entry is valid: keep no requests that have ended
+            self._sorted.clear()
+            self._heap.clear()
+            self._new.clear()
 
     def rerank(self, request: Request, key: Any) -> None:
         """Move a request whose key has changed."""

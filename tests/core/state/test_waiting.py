@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -101,6 +103,14 @@ def test_order_against_a_sorted_list(launched: int, plan: list[tuple[str, int, i
         assert len(queue) == len(keys)
     queue.recall()
     assert order(queue) == sorted(keys, key=lambda name: keys[name])
+
+
+def test_an_empty_queue_keeps_no_requests() -> None:
+    queue = fill(1)
+    request = queue.first()
+    known = sys.getrefcount(request)
+    queue.remove(request)
+    assert sys.getrefcount(request) == known - 1, "nor its rank"
 
 
 def test_requests_stay_in_the_order_they_came() -> None:
