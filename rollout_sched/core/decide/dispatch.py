@@ -268,10 +268,11 @@ def _excess(instance: Instance, report: InstanceReported) -> tuple[int, float]:
     comes when they have made as many tokens again as since the last one; and the tokens of each by
     then."""
     before = instance.report_before
-    tokens = report.kv_usage * instance.kv_tokens
+    tokens = min(report.kv_usage, 1.0) * instance.kv_tokens
     if before is not None:
-        tokens += max(0, report.generated_tokens - before.generated_tokens)
-    if not report.running or not tokens:
+        made = report.generated_tokens - before.generated_tokens
+        tokens += min(max(0, made), instance.kv_tokens)
+    if not report.running or tokens < report.running:
         return report.waiting, 0.0
     size = tokens / report.running
     above = ceil((tokens - instance.kv_tokens * (1 - 1 / ONE_IN)) / size)

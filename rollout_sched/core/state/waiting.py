@@ -158,16 +158,18 @@ class Flow:
 
     served     tokens that it got, divided by its share
     in_flight  its attempts on instances
-    size       tokens of one of them, as its last ones were: context and response
+    ended      how many have ended by themselves
+    size       tokens of one of them, context and response, as the last that ended were; as is
+               expected before one has
     held       its first request cannot go at present
     """
 
-    __slots__ = ("held", "in_flight", "queue", "served", "size")
+    __slots__ = ("ended", "held", "in_flight", "queue", "served", "size")
 
     def __init__(self, served: float = 0.0) -> None:
         self.queue = WaitingQueue()
         self.served = served
-        self.in_flight = 0
+        self.in_flight = self.ended = 0
         self.size = 0.0
         self.held = False
 
@@ -246,8 +248,8 @@ class Shares:
         client, tokens = attempt.request.client, attempt.context_tokens + attempt.expected_tokens
         self.charge(client, tokens)
         flow = self._count(client, 1)
-        if not flow.size:
-            flow.size = float(tokens)
+        if not flow.ended:
+            flow.size = max(flow.size, float(tokens))
 
     def yields(self, attempt: Attempt) -> None:
         """It is interrupted for others."""
@@ -263,7 +265,9 @@ class Shares:
             return
         flow = self._count(client, -1)
         if attempt.request.state is not INTERRUPTING:  # else it says nothing of others
-            flow.size += (attempt.context_tokens + attempt.tokens - flow.size) / 8
+            flow.ended += 1
+            made = attempt.context_tokens + attempt.tokens
+            flow.size += (made - flow.size) / min(flow.ended, 8)
 
     def _count(self, client: str, more: int) -> Flow:
         flow = self.flow(client)
