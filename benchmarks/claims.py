@@ -138,7 +138,7 @@ CLAIMS = (
         (STATIC, "seer"),
         _in(scenario("qwen72b-64xh800"), SEER),
         "Seer's chunks move without a prefill, through a global KV pool; here each move costs a "
-        "prefill. Speculative decoding (their 2.04x) is not modelled.",
+        "prefill. Without speculative decoding (their 2.04x), whose acceptance would be an input.",
     ),
     _pair(
         "StreamRL, one-step asynchronous",
@@ -290,8 +290,9 @@ CLAIMS = (
         "total",
         (SYNC, "rhyme"),
         _in(SMALL, MATHS, epochs=2),
-        "Only the pipeline: speculative decoding from history is not modelled. Half of the run is "
-        "a first epoch, without history; the second trains other samples.",
+        "Only the pipeline, without speculative decoding from history, whose acceptance would be "
+        "an input. Half of the run is a first epoch, without history; the second trains other "
+        "samples.",
     ),
     _pair(
         "ThunderAgent, 512 sessions",
@@ -349,7 +350,9 @@ NOT_EXPRESSED = {
     "its mechanism is `magistral`.",
     "LlamaRL, 10.7x": "against a baseline like DeepSpeed-Chat on a 405B model, whose cost "
     "constants are not known.",
-    "TLT, 1.7-2.1x": "speculative decoding changes the cost of a step, not the schedule.",
+    "TLT, 1.7-2.1x": "a scenario's `[speculation]` has the drafts, but their acceptance is an "
+    "input, and so is the ratio: `rollout-sched speculate` shows it for any acceptance. Training "
+    "the drafter in the tail's idle time is not modelled.",
     "Heddle, up to 2.5x": "only its abstract is known.",
     "StaleFlow, 1.42-2.68x": "a protocol between servers; `bounded` does the same as its "
     "reservation for every policy here.",

@@ -52,6 +52,12 @@ COMMANDS: Final = (
     Command("policies", "list the shipped policies", "cli", "add_policies_arguments"),
     Command("scenarios", "list, show, check or guess scenarios", "simulators.guess.command"),
     Command(
+        "speculate",
+        "say which drafted tokens pay, as an option of the engine",
+        "simulators.guess.command",
+        "add_speculate_arguments",
+    ),
+    Command(
         "calibrate",
         "measure the engine steps of a running vLLM and write a scenario",
         "calibration.command",

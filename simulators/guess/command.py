@@ -1,19 +1,26 @@
-"""The command `rollout-sched scenarios`: list, show and check scenarios, or guess one."""
+"""The commands about scenarios: `rollout-sched scenarios` lists, shows, checks and guesses them,
+`rollout-sched speculate` says which drafts would pay in one."""
 
 from __future__ import annotations
 
 import argparse
+import json
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from rollout_sched.config import shipped
+import msgspec
+
+from rollout_sched.config import load_policy, shipped
 from rollout_sched.core.errors import CallerError
-from rollout_sched.flags import add_flags, given_flags, number, positive
+from rollout_sched.core.model.records import Count, Size
+from rollout_sched.flags import Flag, add_flags, given_flags, number, positive
 from rollout_sched.simulators.guess import formula
 from rollout_sched.simulators.guess.formula import Layout, Model, gpu_named, model_named
-from rollout_sched.simulators.instance import StepTime
-from rollout_sched.simulators.replay import Scenario, load_scenario, parse_scenario
+from rollout_sched.simulators.instance import Speculation, StepTime
+from rollout_sched.simulators.replay import Scenario, load_scenario, parse_scenario, runs
+from rollout_sched.simulators.traces.command import add_trace, read_trace
+from rollout_sched.simulators.traces.model import Trace
 
 _FOLDER = "simulators/replay/scenarios"
 _SHAPE = ("hidden", "heads", "kv_heads", "head_dim", "vocabulary")
@@ -140,3 +147,88 @@ def _toml(value: object) -> str:
     if isinstance(value, str):
         return f'"{value}"'
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+# -- rollout-sched speculate -------------------------------------------------------------------
+
+
+class SpeculateOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked of a scenario's drafts.
+
+    scenario    its [speculation] is taken, if it has one
+    policies    whose gain is shown; repeatable
+    drafter     the model that drafts, as the engine is to be given it
+    tokens      the most drafts per sequence and step, in place of the scenario's (4 if it has none)
+    acceptance  likewise (0.6)
+    method      likewise (draft_model)
+    steps       replay only the prompts of the first N steps; 0: all
+    """
+
+    scenario: Annotated[str, Flag(metavar="NAME_OR_TOML")] = "qwen7b-8xh100"
+    policies: Annotated[list[str], Flag("--policy", "NAME_OR_TOML")] = []
+    drafter: str = "DRAFTER"
+    tokens: Size | None = None
+    acceptance: float | None = None
+    method: str | None = None
+    steps: Count = 0
+
+
+def add_speculate_arguments(parser: argparse.ArgumentParser) -> None:
+    add_trace(parser)
+    add_flags(parser, SpeculateOptions)
+    parser.set_defaults(run=_speculate)
+
+
+def _speculate(given: argparse.Namespace) -> None:
+    options = SpeculateOptions(**given_flags(given, SpeculateOptions))
+    trace, scenario = read_trace(given), load_scenario(options.scenario)
+    drafts = _drafts(options, trace, scenario.speculation)
+    time = StepTime(scenario.cost, drafts)
+    rows = time.schedule(scenario.fleet.max_num_seqs)
+    if not any(row[2] for row in rows):
+        print(f"At acceptance {drafts.acceptance:g} no drafts pay, at any number of sequences.")
+    else:
+        print(f"--speculative-config '{json.dumps(_config(drafts, rows, options.drafter))}'")
+    print(f"\n{'sequences':>12} {'drafts':>7} {'break-even acceptance of 1':>27} {'of all':>7}")
+    for first, last, count in rows:
+        each = [time.break_even(last, number) for number in (1, drafts.tokens)]
+        shown = ["never" if value > 1 else f"{value:.2f}" for value in each]
+        print(f"{first:>6}-{last:<5} {count:>7} {shown[0]:>27} {shown[1]:>7}")
+    change = msgspec.structs.replace
+    worlds = [
+        change(scenario, speculation=None),
+        change(scenario, speculation=change(drafts, schedule=rows)),
+    ]
+    print(f"\n{'policy':20} {'without':>10} {'with':>10} {'gain':>7}")
+    names = options.policies or ["round_robin_sync", "best_on_policy", "best_async"]
+    policies = [load_policy(name) for name in names]
+    each_world = [runs.replay(trace, policies, world, steps=options.steps) for world in worlds]
+    for policy, [without], [drafted] in zip(policies, *each_world, strict=True):
+        before, after = without.summary.total_s, drafted.summary.total_s
+        print(f"{policy.name:20} {before:>8,.0f} s {after:>8,.0f} s {before / after:>6.2f}x")
+
+
+def _drafts(options: SpeculateOptions, trace: Trace, own: Speculation | None) -> Speculation:
+    """The drafts to judge, at the context in which the trace's tokens are generated on average."""
+    samples = [sample for group in trace.groups.values() for sample in group]
+    made = [sample.response_tokens for sample in samples]
+    reach = sum([n * (s.prompt_tokens + n / 2) for s, n in zip(samples, made, strict=True)])
+    names = ("tokens", "acceptance", "method")
+    asked = {name: value for name in names if (value := getattr(options, name)) is not None}
+    base = Speculation(tokens=4, acceptance=0.6) if own is None else own
+    found = {"schedule": "auto", "context": round(reach / max(1, sum(made))), **asked}
+    try:
+        return msgspec.convert({**msgspec.structs.asdict(base), **found}, Speculation)
+    except msgspec.ValidationError as error:
+        raise CallerError(str(error)) from error
+
+
+def _config(drafts: Speculation, rows: tuple[tuple[int, int, int], ...], model: str) -> Any:
+    """vLLM's `SpeculativeConfig`."""
+    config: dict[str, Any] = {"method": drafts.method}
+    if drafts.method in ("draft_model", "eagle"):
+        config["model"] = model
+    config["num_speculative_tokens"] = max(row[2] for row in rows)
+    if len(rows) > 1:
+        config["num_speculative_tokens_per_batch_size"] = rows
+    return config

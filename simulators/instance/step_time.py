@@ -106,6 +106,34 @@ class StepTime:
             steps -= 1
         return steps
 
+    def schedule(self, most: int) -> tuple[tuple[int, int, int], ...]:
+        """The drafts for 1 to `most` decoding sequences, as rows of (first, last, drafts)."""
+        rows: list[tuple[int, int, int]] = []
+        for sequences in range(1, most + 1):
+            first, drafts = sequences, self._drafts(sequences)[0]
+            if rows and rows[-1][2] == drafts:
+                first = rows.pop()[0]
+            rows.append((first, sequences, drafts))
+        return tuple(rows)
+
+    def break_even(self, sequences: int, drafts: int) -> float:
+        """The acceptance from which so many drafts take no longer per token than none; more than 1
+        if they always do."""
+        assert self._speculation is not None
+        context = self._speculation.context * sequences
+        seconds = self._per_token(
+            sequences, context, (drafts, drafts * self._draft_s(sequences), 1)
+        )
+        worth = seconds / self._pass(sequences, sequences, context)
+        low, high = 0.0, max(1.0, worth)  # with an acceptance of `worth` a step makes more
+        while high - low > 1e-6:
+            middle = (low + high) / 2
+            if tokens_per_step(drafts, middle) < worth:
+                low = middle
+            else:
+                high = middle
+        return high
+
     def _growth(self, sequences: int) -> float:
         """By how much a decode step is longer than the one before it."""
         return self._context_s * sequences / self._drafts(sequences)[2]
@@ -133,8 +161,7 @@ class StepTime:
         return known
 
     def _choose(self, speculation: Speculation, sequences: int) -> Drafts:
-        context, share = speculation.context * sequences, speculation.draft_cost
-        each_s = share * self._matmul(sequences) + (DRAFT_LAUNCH * self._step_s if share else 0.0)
+        context, each_s = speculation.context * sequences, self._draft_s(sequences)
         best, best_s = NO_DRAFTS, inf
         for count in speculation.choices(sequences):
             drafts = (count, count * each_s, tokens_per_step(count, self._acceptance))
@@ -142,6 +169,10 @@ class StepTime:
             if seconds < best_s:
                 best, best_s = drafts, seconds
         return best
+
+    def _draft_s(self, sequences: int) -> float:
+        share = 0.0 if self._speculation is None else self._speculation.draft_cost
+        return share * self._matmul(sequences) + (DRAFT_LAUNCH * self._step_s if share else 0.0)
 
     def _pass(self, sequences: int, tokens: int, context: int) -> float:
         """One run of the model."""

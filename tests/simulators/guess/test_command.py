@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -92,3 +93,23 @@ def test_assumptions_are_printed(capsys: Capture) -> None:
 def test_an_impossible_guess_is_refused(capsys: Capture, arguments: list[str], says: str) -> None:
     assert main(["scenarios", "guess", *arguments]) == 2
     assert says in capsys.readouterr().err
+
+
+def test_drafts_that_pay_are_an_option_of_the_engine(capsys: Capture) -> None:
+    """vLLM 0.32 reads the rows as the simulated instance does."""
+    asked = ["speculate", "lrm_math_open", "--steps", "2", "--method", "eagle", "--drafter", "d"]
+    assert main([*asked, "--acceptance", "0.3"]) == 0
+    option, rest = capsys.readouterr().out.split("\n", 1)
+    assert json.loads(option.split("'")[1]) == {
+        "method": "eagle",
+        "model": "d",
+        "num_speculative_tokens": 2,
+        "num_speculative_tokens_per_batch_size": [[1, 33, 2], [34, 256, 1]],
+    }
+    gains = [line.split()[-1] for line in rest.splitlines() if line.endswith("x")]
+    assert len(gains) == 3
+    assert all(1.1 < float(gain[:-1]) < 1.4 for gain in gains)
+    assert main([*asked, "--acceptance", "0"]) == 0
+    assert "no drafts pay" in capsys.readouterr().out
+    assert main([*asked, "--method", "medusa"]) == 2
+    assert "expected one of draft_model" in capsys.readouterr().err

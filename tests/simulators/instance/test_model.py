@@ -148,6 +148,21 @@ def test_a_gap_of_a_schedule_has_the_drafts_before_it() -> None:
     drafts = Speculation(4, 0.5, schedule=((1, 3, 4), (6, 9, 2)))
     chosen = [list(drafts.choices(sequences)) for sequences in (1, 3, 5, 6, 9, 100)]
     assert chosen == [[4], [4], [4], [2], [2], [2]]
+    assert StepTime(H100_7B, drafts).schedule(10) == ((1, 5, 4), (6, 10, 2))
+
+
+@given(costs, speculations, st.integers(1, 512))
+def test_at_the_break_even_drafts_take_as_long_as_none(
+    cost: CostModel, drafts: Speculation, sequences: int
+) -> None:
+    change = msgspec.structs.replace
+    even = StepTime(cost, drafts).break_even(sequences, drafts.tokens)
+    always = change(drafts, schedule="always", acceptance=min(1.0, even))
+    plain, drafted = (
+        StepTime(cost, one).step(sequences, sequences, drafts.context * sequences, 0.0, 0)
+        for one in (None, always)
+    )
+    assert drafted >= plain * 0.999 if even > 1 else drafted == pytest.approx(plain, rel=1e-3)
 
 
 def test_acceptance_is_lost_by_version_until_the_drafter_is_updated() -> None:
