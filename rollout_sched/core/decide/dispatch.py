@@ -142,8 +142,7 @@ class Dispatcher:
         shares = self._state.shares
         if shares.in_flight:
             self._take_back(shares.beside(now))
-            self._reclaim()
-        shares.crowded = False
+        shares.crowded = bool(shares.in_flight) and self._reclaim()
 
     def _take_back(self, beside: bool) -> None:
         """If requests wait inside an instance, or will before it reports again, interrupt those
@@ -175,12 +174,14 @@ class Dispatcher:
                     flow.size = max(flow.size, size)
                     self._interrupt(request)
 
-    def _reclaim(self) -> None:
-        """Interrupt what clients hold beyond each other, those that began last first."""
+    def _reclaim(self) -> bool:
+        """Interrupt what clients hold beyond each other, those that began last first. For tokens
+        a few at a time, as their answers hold up those of others; returns whether more are left."""
         shares = self._state.shares
         slots, tokens = shares.owed()
         if slots <= 0 and tokens <= 0:
-            return
+            return False
+        few = max(1, shares.slots // ONE_IN)
         attempts = self._state.fleet.attempts.values()
         theirs = [a.request for a in attempts if a.request.client and not a.abandoned]
         held: Counter[str] = Counter()
@@ -190,11 +191,13 @@ class Dispatcher:
                 held[request.client] += 1
                 may_yield.append((held[request.client], request.last_attempt, request))
         may_yield.sort(key=lambda entry: entry[:2])
-        while may_yield and (slots > 0 or tokens > 0):
+        while may_yield and (slots > 0 or (tokens > 0 and few > 0)):
             request = may_yield.pop()[2]
             slots -= 1
+            few -= 1
             tokens -= shares.flow(request.client).size
             self._interrupt(request)
+        return bool(may_yield) and tokens > 0
 
     def _interrupt(self, request: Request) -> None:
         assert request.attempt is not None

@@ -84,7 +84,7 @@ class Decider:
             if progress.spent:
                 self._launcher.renew_budgets()
         self._shares.tick(now)
-        if changed:
+        if changed or (self._shares.crowded and not self._shares.yielding):
             self._dispatcher.make_room(now)
         gathering = self.gathering
         if fleet.open and waiting.size and not (gathering.expected and gathering.holds(now)):

@@ -191,7 +191,7 @@ class Shares:
     kv_tokens  how many tokens its KV caches hold
     trainer    the trainer's flow
     clients    those of clients, by name
-    crowded    a client has just come beside one that was alone
+    crowded    a client has come beside one that was alone, which still holds too much
     yielding   attempts that are interrupted for others: no client holds them any longer
     """
 
