@@ -22,7 +22,7 @@ from rollout_sched.integrations.vllm import HttpInstance
 from rollout_sched.live.requests.continuation import RESUMABLE
 from rollout_sched.simulators.fake_instance.engine import EngineSettings
 from rollout_sched.simulators.fake_instance.server import FakeServer
-from rollout_sched.simulators.fake_instance.tokens import CHARACTERS
+from rollout_sched.simulators.fake_instance.tokens import CHARACTERS, decode
 from tests import virtual_net
 from tests.integrations.gateway.data_plane.stage import Stage
 from tests.integrations.gateway.scripted import Call
@@ -82,7 +82,10 @@ SAMPLING: dict[str, st.SearchStrategy[Any]] = {
     "presence_penalty": st.sampled_from([0, 0.5]),
     "repetition_penalty": st.sampled_from([1.0, 1.5]),
     "logit_bias": st.dictionaries(_WORD.map(str), st.sampled_from([-100.0, -1.0, 1.0]), max_size=9),
-    "allowed_token_ids": st.lists(_WORD, min_size=1, max_size=9, unique=True),
+    # Words of letters alone: parts of characters in any order would be no text.
+    "allowed_token_ids": st.lists(
+        _WORD.filter(lambda word: decode([word], WORDS).isascii()), min_size=1, max_size=9
+    ),
 }
 OPENAI = {
     "structured_outputs": st.just({"choice": ["positive", "negative"]}),

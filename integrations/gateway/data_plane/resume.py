@@ -106,6 +106,10 @@ def parsed_in(answer: dict[str, Any]) -> str:
     return next((name for name in PARSED if message.get(name)), "")
 
 
+#: The tokens of a character but the first.
+_PARTS = 3
+
+
 def end_over_the_cut(
     stops: StopStrings, earlier: list[ResponsePart], part: ResponsePart, choice: dict[str, Any]
 ) -> int | None:
@@ -119,6 +123,8 @@ def end_over_the_cut(
     made = sum([len(each.token_ids) for each in earlier])
     if made + len(part.token_ids) <= stops.least:
         return None
+    if own in stops.strings and len(part.token_ids) <= _PARTS and not _tokens_of(part, text):
+        return 0  # it may be in what the server has repeated (see `Repetition`)
     for at, place, taken in sorted(stops.over_the_cut(text_of_parts(earlier), text)):
         if (at, place) > end:
             break

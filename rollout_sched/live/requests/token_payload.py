@@ -217,22 +217,29 @@ class Seam:
         self.before: str | None = None
         self._stops = stops
         self._least = stops.least - len(made)
-        self._reach = _PARTS * (stops.longest - 1)  # tokens
+        self._reach = _PARTS * stops.longest  # tokens
         self._earlier = made[max(0, len(made) - self._reach) :]
         self._client = client
 
     @classmethod
     async def of(
-        cls, sampling: Mapping[str, Any], made: Sequence[int], client: InstanceClient
+        cls, sampling: Mapping[str, Any], context: Sequence[int], made: int, client: InstanceClient
     ) -> Seam | None:
-        """None if no stop string can lie over the cut."""
+        """None if no stop string can lie over the cut. The last `made` tokens of the context are of
+        the response."""
         asked = sampling.get("stop") or []
         strings = [asked] if isinstance(asked, str) else list(asked)
         stops = StopStrings(strings, int(sampling.get("min_tokens") or 0))
-        if not made or stops.longest < 2:
+        if not made or not stops.longest:
             return None
-        seam = cls(stops, made, client)
-        seam.before = await seam._text(())
+        seam = cls(stops, context[len(context) - made :], client)
+        text = await client.text_of(seam._earlier)
+        if text is not None and text.endswith(_UNFINISHED):
+            # An engine searches for them in its repetition of all that precedes (vLLM 48853).
+            whole = await client.text_of(context)
+            if whole is None or any(stop in whole for stop in strings):
+                text = None
+        seam.before = None if text is None else text.rstrip(_UNFINISHED)
         return seam
 
     async def end(self, token_ids: Sequence[int]) -> int | None:
@@ -322,14 +329,15 @@ class TokenPayload:
     async def attempt(self, client: InstanceClient, dispatch: Dispatch, order_id: str) -> Outcome:
         limit = dispatch.max_new_tokens
         made = self.transcript.joined.turn_ids
-        seam = await Seam.of(self.sampling, made, client)
+        context = [*self.prompt_ids, *self.response_ids]
+        seam = await Seam.of(self.sampling, context, len(made), client)
         if seam is not None and seam.before is None:
             return Outcome(0, "abort", (), None, resumable=False)
         # Tokens after a stop string over the cut could not be taken back.
         stream_every = 0 if seam else self.stream_every
         order = Order(
             order_id,
-            [*self.prompt_ids, *self.response_ids],
+            context,
             limit,
             f"v{dispatch.salt}",
             continuation.resumed(self.sampling, len(made), limit),
