@@ -36,11 +36,17 @@ class EngineGauges:
         self._prefill_tokens = 0
         self._cached_tokens = 0
         self._generated_tokens = 0
+        self._drafted_tokens = 0
+        self._accepted_tokens = 0
 
     def record(self, scheduler_stats: Any, iteration_stats: Any, engine: int = 0) -> None:
         """One step of an engine, from vLLM 0.32's `SchedulerStats` and `IterationStats`."""
         if scheduler_stats is not None:
             self._states[engine] = scheduler_stats
+            drafts = scheduler_stats.spec_decoding_stats
+            if drafts is not None:
+                self._drafted_tokens += drafts.num_draft_tokens
+                self._accepted_tokens += drafts.num_accepted_tokens
         if iteration_stats is not None:
             prompts = iteration_stats.prompt_token_stats
             self._preemptions += iteration_stats.num_preempted_reqs
@@ -58,6 +64,8 @@ class EngineGauges:
             prefill_tokens=self._prefill_tokens,
             cached_tokens=self._cached_tokens,
             generated_tokens=self._generated_tokens,
+            drafted_tokens=self._drafted_tokens,
+            accepted_tokens=self._accepted_tokens,
         )
 
     def logger_factory(self) -> Callable[..., Any]:

@@ -176,6 +176,8 @@ class Gauges(msgspec.Struct, frozen=True):
     reprefilled_tokens: Serial = 0
     generated_tokens: Serial = 0
     started_at: float = 0.0
+    drafted_tokens: Serial = 0
+    accepted_tokens: Serial = 0
 
 
 OnTokens = Callable[[Sequence[int], Sequence[float] | None], None]

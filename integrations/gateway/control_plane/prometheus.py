@@ -200,6 +200,17 @@ def _instances(gateway: Gateway) -> Iterator[Metric]:
     for short, about, value in _REPORTED:
         rows = (({"url": name}, value(report)) for name, report in reports.items())
         yield families.counters(f"instance_{short}", about, rows)
+    polls = [({"url": one.name}, one.health.gauges) for one in gateway.supervisors()]
+    yield families.counters(
+        "instance_drafted_tokens",
+        "Tokens that were drafted for it.",
+        ((of, poll.drafted_tokens) for of, poll in polls if poll),
+    )
+    yield families.counters(
+        "instance_accepted_tokens",
+        "Drafted tokens that its model accepted.",
+        ((of, poll.accepted_tokens) for of, poll in polls if poll),
+    )
 
 
 #: Counters from an instance's last poll, which count since its start.

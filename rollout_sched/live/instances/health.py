@@ -192,6 +192,37 @@ class Streams:
         return {attempt: since for attempt, (_, since) in self._seen.items()}
 
 
+class Drafts:
+    """Whether the model still accepts the tokens that an instance drafts: after new weights, a
+    drafter of the old ones may cost time and gain nothing."""
+
+    #: Enough to judge by: a few steps of a full batch.
+    ENOUGH = 2_000
+
+    def __init__(self, least: float) -> None:
+        self._least = least
+        self._from: Gauges | None = None
+        self._rejected = False
+
+    def note(self, gauges: Gauges) -> str:
+        """A sentence when the accepted share falls below the least; "" until it does again."""
+        before = self._from or gauges
+        drafted = gauges.drafted_tokens - before.drafted_tokens
+        if self._from is None or drafted < 0:
+            self._from = gauges
+        if drafted < self.ENOUGH:
+            return ""
+        self._from = gauges
+        accepted = gauges.accepted_tokens - before.accepted_tokens
+        known, self._rejected = self._rejected, accepted < self._least * drafted
+        if known or not self._rejected:
+            return ""
+        return (
+            f"accepts {accepted:,} of the last {drafted:,} drafted tokens: drafting costs more "
+            f"than it gains, until the drafter is updated for these weights"
+        )
+
+
 class Poll(NamedTuple):
     """The result of one poll.
 
@@ -211,12 +242,14 @@ class HealthChecks:
     """Checks one instance from when it joins or is resumed after a pause.
 
     gauges    of the last poll that was answered
+    drafts    whether its drafted tokens are accepted
     verified  it has answered a poll since the last failed attempt or missed poll. Until then it may
               have been restarted with other weights, so nothing is sent to it
     """
 
     def __init__(self, client: InstanceClient, settings: Settings) -> None:
         self.gauges: Gauges | None = None
+        self.drafts = Drafts(settings.least_accepted)
         self.verified = asyncio.Event()
         self._client = client
         self._settings = settings

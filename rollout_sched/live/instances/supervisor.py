@@ -137,6 +137,9 @@ class InstanceSupervisor(FleetInstance):
             self.health.forget_progress()  # its gauges may not change while paused
             return
         self.fleet.tell(_reported(self.name, gauges))
+        rejected = self.health.drafts.note(gauges)
+        if rejected:
+            log.warning("instance %s %s", self.name, rejected)
         still = [running for running in before if running.reads]
         verdict = self.health.judge(gauges, still)
         if verdict.lost:

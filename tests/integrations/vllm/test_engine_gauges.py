@@ -8,12 +8,13 @@ from rollout_sched.integrations.vllm.in_process import EngineGauges
 from rollout_sched.live.ports import Gauges
 
 
-def state(running, waiting, usage):
+def state(running, waiting, usage, drafts=None):
     return SimpleNamespace(
         num_running_reqs=running,
         num_waiting_reqs=waiting,
         num_skipped_waiting_reqs=1,
         kv_cache_usage=usage,
+        spec_decoding_stats=drafts,
     )
 
 
@@ -30,7 +31,8 @@ def test_gauges_are_empty_at_first():
 
 def test_states_replace_and_counters_add_up():
     gauges = EngineGauges()
-    gauges.record(state(9, 9, 0.9), step(100, 10, 5))
+    drafts = SimpleNamespace(num_draft_tokens=8, num_accepted_tokens=6)
+    gauges.record(state(9, 9, 0.9, drafts), step(100, 10, 5))
     gauges.record(state(2, 3, 0.25), step(50, 20, 7))
     gauges.record(state(4, 0, 0.75), None, 1)
     gauges.record(None, step(1, 2, 3), 1)
@@ -42,4 +44,6 @@ def test_states_replace_and_counters_add_up():
         prefill_tokens=151,
         cached_tokens=32,
         generated_tokens=15,
+        drafted_tokens=8,
+        accepted_tokens=6,
     )

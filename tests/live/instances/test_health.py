@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 
 from rollout_sched.core.model.actions import Dispatch
-from rollout_sched.live.instances.health import HealthChecks, Liveness, Movement, Shortfall, Streams
+from rollout_sched.live.instances.health import (
+    Drafts,
+    HealthChecks,
+    Liveness,
+    Movement,
+    Shortfall,
+    Streams,
+)
 from rollout_sched.live.ports import Gauges, InstanceError, InstanceGone
 from rollout_sched.live.requests.attempt import LiveAttempt
 from rollout_sched.live.requests.token_payload import TokenPayload
@@ -237,3 +244,20 @@ def test_instance_without_tokens_may_be_in_its_first_step(generated: int, notice
     verdicts = (liveness.judge(float(now), gauges, [running]) for now in range(1, 100))
     first = next(now for now, verdict in enumerate(verdicts, start=1) if verdict.stop)
     assert noticed_s <= first <= noticed_s + 2
+
+
+def test_drafts_that_are_not_accepted_are_told_once_until_they_are_again() -> None:
+    drafts, drafted, accepted = Drafts(0.1), 0, 0
+
+    def told(made: int, share: float) -> bool:
+        nonlocal drafted, accepted
+        drafted, accepted = drafted + made, accepted + int(made * share)
+        gauges = Gauges(1, 0, 0.5, drafted_tokens=drafted, accepted_tokens=accepted)
+        return bool(drafts.note(gauges))
+
+    shares = [(9_000, 0.0), (3_000, 0.6), (1_900, 0.0), (200, 0.0), (7_188, 0.0), (3_000, 0.1)]
+    # What was drafted before the first poll does not count, nor does too little.
+    assert [told(*one) for one in shares] == [False, False, False, True, False, False]
+    drafted = accepted = 0  # a restart
+    assert not told(0, 0.0)
+    assert told(2_000, 0.0)
