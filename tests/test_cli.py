@@ -557,7 +557,7 @@ class TestServe:
             if isinstance(field.default, str):
                 given, meant = [field.default], field.default
             else:
-                given, meant = ([], True) if isinstance(field.default, bool) else (["7"], 7)
+                given, meant = ([], True) if isinstance(field.default, bool) else (["1"], 1)
             told = self.options(monkeypatch, flag, *given).live
             assert told == {field.name: meant}
         assert self.options(monkeypatch).live == {}

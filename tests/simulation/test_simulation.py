@@ -317,7 +317,7 @@ def test_a_client_that_makes_another_wait_is_seen(monkeypatch):
 
 
 def test_nobody_waits_for_long_because_of_another(monkeypatch):
-    plan = msgspec.structs.replace(draw(1), instances=1, slots=1)
+    plan = msgspec.structs.replace(draw(9), instances=1, slots=1)
     held(delay(plan))
     monkeypatch.setattr(runner, "DELAY_S", 0.0)
     assert "no call waits long" in delay(plan).broken
