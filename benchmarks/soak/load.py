@@ -41,12 +41,8 @@ class Load:
         self._open: set[asyncio.Task[None]] = set()
 
     async def warm_up(self, calls: int, rate: float) -> None:
-        """Unmeasured calls: the first ones pay for loading and caching, and a flood for what many
-        open calls take at one time. It is the innocents' own, so that it makes no other client."""
+        """Unmeasured calls: the first ones pay for loading and caching."""
         await self._send(Arm(), calls, rate, beside=False)
-        async with flood(self._port, KEY, Counter()):
-            await asyncio.sleep(calls / rate)
-        await asyncio.sleep(calls / rate)
 
     async def flooded(self, calls: int, rate: float, trainer: Trainer, *, flooded: bool) -> None:
         """The same beside a trainer, and with `flooded` beside a client that floods."""

@@ -112,7 +112,7 @@ class ServerInstance:
         self._generated += len(made.token_ids)
         return _output(made, order)
 
-    async def text_of(self, token_ids: Sequence[int]) -> str | None:
+    async def detokenize(self, token_ids: Sequence[int]) -> str | None:
         """None: verl's server is not asked for text."""
         return None
 

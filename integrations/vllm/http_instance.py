@@ -224,7 +224,7 @@ class HttpInstance:
             return await self._orders.make_cuttable(order, found.dialect, model, assembly)
         return await self._orders.make(order, found.dialect, model, assembly)
 
-    async def text_of(self, token_ids: Sequence[int]) -> str | None:
+    async def detokenize(self, token_ids: Sequence[int]) -> str | None:
         model, path = self.findings.description.model, endpoints.DETOKENIZE
         body = {"model": model, "tokens": [*token_ids]}
         try:

@@ -170,7 +170,7 @@ class InProcessInstance:
             unquoted = f"generate failed: {type(error).__name__}"
             raise InstanceError(f"{unquoted}: {error}", unquoted=unquoted) from error
 
-    async def text_of(self, token_ids: Sequence[int]) -> str | None:
+    async def detokenize(self, token_ids: Sequence[int]) -> str | None:
         tokenizer = self.engine.tokenizer
         return None if tokenizer is None else tokenizer.decode([*token_ids])
 

@@ -199,7 +199,7 @@ class InstanceClient(Protocol):
         those that come with the end; the output has all tokens. Raises RequestRejected if the
         request is invalid."""
 
-    async def text_of(self, token_ids: Sequence[int]) -> str | None:
+    async def detokenize(self, token_ids: Sequence[int]) -> str | None:
         """What its tokenizer makes of token ids; None if it cannot be asked."""
 
     async def abort(self, order_id: str) -> None:

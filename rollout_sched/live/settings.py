@@ -43,7 +43,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                        whoever paused it; otherwise it stays away until it is resumed
     lease_s            how long a batch stays leased to a trainer that is not heard of, until
                        another may take it; 0: until that trainer comes back
-    least_accepted     share of an instance's drafted tokens that its model must accept, or the log
+    min_acceptance     share of an instance's drafted tokens that its model must accept, or the log
                        says that it does not; 0: never. Below the break-even acceptance that
                        `rollout-sched speculate` shows, drafting costs more than it gains
     durable            what of a run in a store survives a power failure: all that was confirmed to
@@ -66,7 +66,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     on_contradiction: Literal["server", "refuse"] = "server"
     resume_paused: bool = False
     lease_s: Seconds = 0.0
-    least_accepted: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.1
+    min_acceptance: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.1
     durable: Durable = "batch"
 
 

@@ -335,7 +335,7 @@ class RealtimeInstance:
             on_tokens(output.token_ids[rest:], None if logprobs is None else logprobs[rest:])
         return output
 
-    async def text_of(self, token_ids: Sequence[int]) -> str | None:
+    async def detokenize(self, token_ids: Sequence[int]) -> str | None:
         return text.decode(token_ids, self._vocabulary)
 
     async def abort(self, order_id: str) -> None:

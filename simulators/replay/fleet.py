@@ -296,8 +296,10 @@ class SimFleet:
         if tool is not None:
             seconds, returned = tool
             links = self._links
-            known_at = self._queue.now if links is None else links.heard_at(returned.request)
-            self._queue.at(known_at + seconds, self._return, returned)
+            starts_at = (
+                self._queue.now if links is None else links.acknowledged_at(returned.request)
+            )
+            self._queue.at(starts_at + seconds, self._return, returned)
 
     def _return(self, returned: ToolReturned) -> None:
         """A tool has finished or failed. If its trajectory was discarded or starts over, the tool

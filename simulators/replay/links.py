@@ -67,7 +67,7 @@ class SimLinks:
 
         return order
 
-    def heard_at(self, request: str) -> float:
+    def acknowledged_at(self, request: str) -> float:
         """When its front knows, at the latest, what the scheduler made of the request's last
         answer."""
         model = self._model

@@ -66,7 +66,7 @@ class Scripted:
             self.cancelled.append(order.id)
             raise
 
-    async def text_of(self, token_ids: Sequence[int]) -> str | None:
+    async def detokenize(self, token_ids: Sequence[int]) -> str | None:
         return None if self.texts is None else "".join([self.texts[token] for token in token_ids])
 
     async def abort(self, order_id: str) -> None:

@@ -14,17 +14,8 @@ from rollout_sched.integrations.gateway.data_plane import body as envelopes
 from rollout_sched.integrations.gateway.data_plane.answers import REASONING
 from rollout_sched.integrations.gateway.data_plane.body import SubRequest, Values
 from rollout_sched.integrations.gateway.data_plane.client_request import ClientRequest, Headers
-from rollout_sched.integrations.gateway.data_plane.fields import (
-    BadRequest,
-    boolean,
-    integer,
-    texts,
-)
-from rollout_sched.integrations.gateway.data_plane.resume import (
-    RESUME_PATH,
-    ResponsePart,
-    resume,
-)
+from rollout_sched.integrations.gateway.data_plane.fields import BadRequest, boolean, integer, texts
+from rollout_sched.integrations.gateway.data_plane.resume import RESUME_PATH, ResponsePart, resume
 from rollout_sched.integrations.http import Receiver
 from rollout_sched.integrations.vllm.protocol.endpoints import (
     ASK_VERSIONS,
@@ -241,10 +232,11 @@ class Call:
         """Raises RequestRejected."""
         fields = self.request.body.fields
         try:
-            strings, kept = texts(fields, "stop"), boolean(fields, "include_stop_str_in_output")
+            strings = texts(fields, "stop")
+            included = boolean(fields, "include_stop_str_in_output")
         except BadRequest as error:
             raise _cannot_be_sent(error) from error
-        return StopStrings(strings, self._least_tokens(), bool(kept))
+        return StopStrings(strings, self._least_tokens(), bool(included))
 
     def _least_tokens(self) -> int:
         try:

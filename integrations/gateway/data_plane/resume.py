@@ -118,10 +118,10 @@ def end_over_the_cut(
     Returns the tokens that are left of it; 0 if they cannot be counted; None if there is none.
     """
     own = choice.get("stop_reason")
-    text = part.text + (own if isinstance(own, str) and not stops.kept else "")
+    text = part.text + (own if isinstance(own, str) and not stops.included else "")
     end = (len(text), stops.strings.index(own) if own in stops.strings else len(stops.strings))
     made = sum([len(each.token_ids) for each in earlier])
-    if made + len(part.token_ids) <= stops.least:
+    if made + len(part.token_ids) <= stops.min_tokens:
         return None
     if own in stops.strings and len(part.token_ids) <= _PARTS and not _tokens_of(part, text):
         return 0  # it may be in what the server has repeated (see `Repetition`)
@@ -131,11 +131,11 @@ def end_over_the_cut(
         tokens = _tokens_of(part, text[:at])
         if not tokens:
             return 0
-        if made + tokens <= stops.least:
+        if made + tokens <= stops.min_tokens:
             continue
         del part.token_ids[tokens:]
-        part.text = text[:at] if stops.kept else ""
-        part.taken = 0 if stops.kept else taken
+        part.text = text[:at] if stops.included else ""
+        part.taken = 0 if stops.included else taken
         part.logprobs = {name: each and each[:tokens] for name, each in part.logprobs.items()}
         choice.update(finish_reason="stop", stop_reason=stops.strings[place])
         return tokens

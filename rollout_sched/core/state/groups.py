@@ -158,9 +158,10 @@ class SampleBuffer:
     """Started groups indexed by oldest version, and complete ones in order of delivery."""
 
     def __init__(self) -> None:
-        self._starts = 0
-        self._numbers: dict[str, int] = {}  # of the started groups, by start
+        # In order of start. The first is found at once: a dict walks over those that were removed.
         self._started: OrderedDict[str, Group] = OrderedDict()
+        self._starts = 0
+        self._numbers: dict[str, int] = {}  # which start was whose
         self._by_version: dict[int, dict[str, Group]] = {}
         self._complete: Any = SortedKeyList(key=_oldest_first)
 

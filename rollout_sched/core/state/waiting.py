@@ -200,7 +200,7 @@ class Shares:
         self.trainer = Flow()
         self.clients: dict[str, Flow] = {}
         self._together = Flow()  # what all clients got and have in flight; its queue is empty
-        self._level = 0.0  # what those got that are served now: newcomers begin there
+        self._virtual_time = 0.0  # what those got that are served now: newcomers begin there
         self.crowded = False
         self.yielding: set[int] = set()
         self._beside_until = self._trainer_until = 0.0
@@ -214,7 +214,7 @@ class Shares:
             return self.trainer
         flow = self.clients.get(client)
         if flow is None:
-            flow = self.clients[client] = Flow(self._level)
+            flow = self.clients[client] = Flow(self._virtual_time)
         return flow
 
     # -- what each got ---------------------------------------------------------------------
@@ -239,7 +239,7 @@ class Shares:
         if flow is trainer:
             trainer.served = max(trainer.served, together.served)
             return
-        flow.served = max(flow.served, self._level)
+        flow.served = max(flow.served, self._virtual_time)
         if not any(other.queue.size for other in self.clients.values()):
             together.served = max(together.served, trainer.served)
 
@@ -313,20 +313,20 @@ class Shares:
         return slots, tokens
 
     @property
-    def clients_turn(self) -> bool:
+    def clients_behind(self) -> bool:
         """Whether clients got less than their part."""
         return self._together.served < self.trainer.served
 
     @property
-    def begins_beside(self) -> bool:
+    def idle_client_may_go(self) -> bool:
         """Whether a client with nothing in flight goes before the trainer: it does not pay for what
         other clients got."""
         running = sum([bool(flow.in_flight) for flow in self.clients.values()])
         return running < self.slots // ONE_IN
 
-    def next_is(self, flow: Flow) -> None:
+    def advance_virtual_time(self, flow: Flow) -> None:
         """It got the least of all clients whose requests wait."""
-        self._level = max(self._level, flow.served)
+        self._virtual_time = max(self._virtual_time, flow.served)
 
     def room(self) -> float:
         """Tokens that the KV caches hold beside what clients have in flight."""
@@ -349,7 +349,7 @@ class Shares:
     def _forget_idle(self) -> None:
         """An idle client that got more than the others is remembered until they have as much."""
         for client, flow in list(self.clients.items()):
-            if flow.served <= self._level and not flow.busy:
+            if flow.served <= self._virtual_time and not flow.busy:
                 del self.clients[client]
 
     @property
@@ -393,9 +393,9 @@ class FairQueue:
         ours = None if shares.trainer.held else shares.trainer.queue.first()
         if not shares.clients:
             return ours
-        if ours is None or shares.clients_turn:
+        if ours is None or shares.clients_behind:
             return self._client_first(idle=False) or ours
-        return (self._client_first(idle=True) if shares.begins_beside else None) or ours
+        return (self._client_first(idle=True) if shares.idle_client_may_go else None) or ours
 
     def _client_first(self, *, idle: bool) -> Request | None:
         """The first request of the client that got the least; `idle`: of those that have none in
@@ -410,7 +410,7 @@ class FairQueue:
                 if first is not None:
                     best, request = flow, first
         if best is not None:
-            shares.next_is(best)
+            shares.advance_virtual_time(best)
         return request
 
     def each_first(self) -> Iterator[Request]:

@@ -192,7 +192,7 @@ class Streams:
         return {attempt: since for attempt, (_, since) in self._seen.items()}
 
 
-class Drafts:
+class DraftAcceptance:
     """Whether the model still accepts the tokens that an instance drafts: after new weights, a
     drafter of the old ones may cost time and gain nothing."""
 
@@ -249,7 +249,7 @@ class HealthChecks:
 
     def __init__(self, client: InstanceClient, settings: Settings) -> None:
         self.gauges: Gauges | None = None
-        self.drafts = Drafts(settings.least_accepted)
+        self.drafts = DraftAcceptance(settings.min_acceptance)
         self.verified = asyncio.Event()
         self._client = client
         self._settings = settings

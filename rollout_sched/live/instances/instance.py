@@ -43,8 +43,10 @@ class FleetInstance:
 
     def _found_paused(self, paused: bool) -> None:
         """Somebody else's pause begins or ends: meanwhile it gets no new work."""
-        versions = self.fleet.versions
-        (versions.close_gate if paused else versions.open_gate)(self.name, FOUND_PAUSED)
+        if paused:
+            self.fleet.versions.close_gate(self.name, FOUND_PAUSED)
+        else:
+            self.fleet.versions.open_gate(self.name, FOUND_PAUSED)
 
     @property
     def name(self) -> str:

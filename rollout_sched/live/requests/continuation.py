@@ -120,8 +120,8 @@ class StopStrings(NamedTuple):
     """
 
     strings: list[str]
-    least: int
-    kept: bool = False
+    min_tokens: int
+    included: bool = False
 
     @property
     def longest(self) -> int:

@@ -207,7 +207,7 @@ class TokenTranscript:
 _UNFINISHED, _PARTS = "\ufffd", 4
 
 
-class Seam:
+class StopSearch:
     """The cut before an attempt of a response with stop strings, of which one may lie over it.
 
     before  the text before the cut, as far as such a string may reach; None if `client` cannot tell
@@ -216,7 +216,7 @@ class Seam:
     def __init__(self, stops: StopStrings, made: Sequence[int], client: InstanceClient) -> None:
         self.before: str | None = None
         self._stops = stops
-        self._least = stops.least - len(made)
+        self._least = stops.min_tokens - len(made)
         self._reach = _PARTS * stops.longest  # tokens
         self._earlier = made[max(0, len(made) - self._reach) :]
         self._client = client
@@ -224,7 +224,7 @@ class Seam:
     @classmethod
     async def of(
         cls, sampling: Mapping[str, Any], context: Sequence[int], made: int, client: InstanceClient
-    ) -> Seam | None:
+    ) -> StopSearch | None:
         """None if no stop string can lie over the cut. The last `made` tokens of the context are of
         the response."""
         asked = sampling.get("stop") or []
@@ -232,15 +232,15 @@ class Seam:
         stops = StopStrings(strings, int(sampling.get("min_tokens") or 0))
         if not made or not stops.longest:
             return None
-        seam = cls(stops, context[len(context) - made :], client)
-        text = await client.text_of(seam._earlier)
+        search = cls(stops, context[len(context) - made :], client)
+        text = await client.detokenize(search._earlier)
         if text is not None and text.endswith(_UNFINISHED):
             # An engine searches for them in its repetition of all that precedes (vLLM 48853).
-            whole = await client.text_of(context)
+            whole = await client.detokenize(context)
             if whole is None or any(stop in whole for stop in strings):
                 text = None
-        seam.before = None if text is None else text.rstrip(_UNFINISHED)
-        return seam
+        search.before = None if text is None else text.rstrip(_UNFINISHED)
+        return search
 
     async def end(self, token_ids: Sequence[int]) -> int | None:
         """The tokens of the attempt up to the one that completes such a string; 0 if it cannot be
@@ -267,7 +267,7 @@ class Seam:
         return [end for end, _, _ in self._stops.over_the_cut(before, text[len(before) :])]
 
     async def _text(self, token_ids: Sequence[int]) -> str | None:
-        text = await self._client.text_of([*self._earlier, *token_ids])
+        text = await self._client.detokenize([*self._earlier, *token_ids])
         return None if text is None else text.rstrip(_UNFINISHED)
 
 
@@ -330,11 +330,11 @@ class TokenPayload:
         limit = dispatch.max_new_tokens
         made = self.transcript.joined.turn_ids
         context = [*self.prompt_ids, *self.response_ids]
-        seam = await Seam.of(self.sampling, context, len(made), client)
-        if seam is not None and seam.before is None:
+        search = await StopSearch.of(self.sampling, context, len(made), client)
+        if search is not None and search.before is None:
             return Outcome(0, "abort", (), None, resumable=False)
         # Tokens after a stop string over the cut could not be taken back.
-        stream_every = 0 if seam else self.stream_every
+        stream_every = 0 if search else self.stream_every
         order = Order(
             order_id,
             context,
@@ -348,7 +348,7 @@ class TokenPayload:
         output = await client.generate(order, collect)
         self._check(output)
         piece = Piece(output.token_ids, output.logprobs)
-        kept = None if seam is None else await seam.end(output.token_ids)
+        kept = None if search is None else await search.end(output.token_ids)
         if kept is None:
             return Outcome(len(output.token_ids), output.finish, output.spans, piece)
         finish: Literal["stop", "abort"] = "stop" if kept else "abort"

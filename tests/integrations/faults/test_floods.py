@@ -167,7 +167,7 @@ def test_the_trainer_gets_its_batches(
                 beside = await steps(rollouts, 5, 5)
                 assert await slowest <= 1.0, "it gets one of the next slots that are free"
                 flooding.cancel()
-            assert beside <= alone / 0.9
+            assert beside <= 1.1 * alone
             assert flood.statuses[200] > 1000 // tokens, "it gets the rest"
 
     run(main())

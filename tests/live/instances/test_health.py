@@ -9,7 +9,7 @@ import pytest
 
 from rollout_sched.core.model.actions import Dispatch
 from rollout_sched.live.instances.health import (
-    Drafts,
+    DraftAcceptance,
     HealthChecks,
     Liveness,
     Movement,
@@ -247,7 +247,7 @@ def test_instance_without_tokens_may_be_in_its_first_step(generated: int, notice
 
 
 def test_drafts_that_are_not_accepted_are_told_once_until_they_are_again() -> None:
-    drafts, drafted, accepted = Drafts(0.1), 0, 0
+    drafts, drafted, accepted = DraftAcceptance(0.1), 0, 0
 
     def told(made: int, share: float) -> bool:
         nonlocal drafted, accepted

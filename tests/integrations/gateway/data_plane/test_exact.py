@@ -17,7 +17,7 @@ from rollout_sched.integrations.gateway.data_plane.resume import (
     text_of_parts,
 )
 from rollout_sched.live.requests.continuation import StopStrings
-from rollout_sched.live.requests.token_payload import Seam
+from rollout_sched.live.requests.token_payload import StopSearch
 from tests.integrations.gateway.data_plane.stage import BODY, PARTIAL, PROMPT
 from tests.integrations.gateway.scripted import chunk, completion
 from tests.live.scripted import until
@@ -128,10 +128,10 @@ def until_a_stop(words: list[str], stops: StopStrings, made: int) -> tuple[int, 
             for place, stop in enumerate(stops.strings)
             if (at := text.find(stop, max(0, len(text) - new - len(stop) + 1))) >= 0
         ]
-        if ends and made + count > stops.least:
+        if ends and made + count > stops.min_tokens:
             end, place = min(ends)
             stop = stops.strings[place]
-            return count, text[: end if stops.kept else end - len(stop)], stop
+            return count, text[: end if stops.included else end - len(stop)], stop
     return len(words), text, None
 
 
@@ -140,7 +140,7 @@ class Tokens(NamedTuple):
 
     all: list[bytes]
 
-    async def text_of(self, ids: Sequence[int]) -> str:
+    async def detokenize(self, ids: Sequence[int]) -> str:
         return b"".join([self.all[token] for token in ids]).decode(errors="replace")
 
     @property
@@ -202,8 +202,8 @@ def until_the_cut(sampling: Any, made: list[int], tokens: Any, part: ResponsePar
     may find another in a repetition (vLLM 48853)."""
 
     async def scene() -> int | None:
-        seam = await Seam.of(sampling, made, len(made), tokens)
-        return None if seam is None else await seam.end(part.token_ids)
+        search = await StopSearch.of(sampling, made, len(made), tokens)
+        return None if search is None else await search.end(part.token_ids)
 
     kept = asyncio.run(scene())
     if kept == 0:
