@@ -21,7 +21,7 @@ import msgspec
 
 from rollout_sched.core.errors import CallerError
 
-Finish = Literal["stop", "length", "abort", "unknown"]
+Finish = Literal["stop", "length", "cut", "unknown"]
 
 # No context is this long: such a number is a time stamp or an id in the wrong column.
 MAX_TOKENS = 100_000_000
@@ -104,7 +104,8 @@ class SampleRecord(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=
     prompt_tokens: length of the first prompt.
     turns: one for a plain completion, several for a trajectory; never empty.
     arrival_s: seconds after the start of the trace, where the source recorded arrivals.
-    finish: "length" means cut at a cap, so the true length is unknown (censored).
+    finish: "length" means ended by a token cap; "cut", ended before its end by a policy, an abort
+    or the end of the recording. Both are censored: the sample is at least this long.
     version: policy version that generated it, where recorded.
     labels: the source's further columns (model, prompt id, score), shared between samples.
     """

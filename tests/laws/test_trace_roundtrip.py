@@ -23,7 +23,7 @@ def samples(draw: st.DrawFn) -> SampleRecord:
         prompt_tokens=draw(lengths),
         turns=(*followed, Turn(draw(lengths))),
         arrival_s=draw(times),
-        finish=draw(st.sampled_from(["stop", "length", "abort", "unknown"])),
+        finish=draw(st.sampled_from(["stop", "length", "cut", "unknown"])),
         version=draw(st.none() | st.integers(0, 10**6)),
         labels=draw(labels),
     )
