@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, NoReturn
 
 import rollout_sched
 
@@ -98,7 +98,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The options of the command that the arguments name, and in `run` what runs it."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="rollout-sched", description="Rollout scheduling for RL post-training on vLLM fleets."
     )
     parser.add_argument("--version", action=_ShowVersion, nargs=0, help="show the version and exit")
@@ -170,6 +170,37 @@ def _list_policies(_: argparse.Namespace) -> None:
 
     for name in shipped("policies/presets"):
         print(f"{name:32s} {load_policy(name).about}")
+
+
+class _Parser(argparse.ArgumentParser):
+    """Suggests the nearest flag or command for one that does not exist, and names an unknown flag
+    before a missing one: it may be that, misspelt."""
+
+    _words: Sequence[str] = ()
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self._words = list(args or ())
+        unknown = [word for word in self._words if self._near(word)]
+        if unknown and self._subparsers is None:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return super().parse_known_args(args, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        near = dict.fromkeys(name for word in self._words for name in self._near(word))
+        super().error(f"{message}; did you mean {' or '.join(near)}?" if near else message)
+
+    def _near(self, word: str) -> list[str]:
+        """What the word may mean if it is no flag and no command of this parser."""
+        from difflib import get_close_matches
+
+        word = word.partition("=")[0]
+        names = list(self._option_string_actions)
+        if not word.startswith("--"):
+            choices = self._subparsers and self._subparsers._group_actions[0].choices
+            names = list(choices or ())
+        if any(name.startswith(word) for name in names):
+            return []
+        return get_close_matches(word, names, 1)
 
 
 class _ShowVersion(argparse.Action):

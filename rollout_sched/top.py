@@ -326,7 +326,7 @@ class GatewaySource:
     def __init__(self, url: str, key: str) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise CallerError(f"{url!r} is not a gateway's URL, such as http://127.0.0.1:8000")
+            raise CallerError(f"{url!r} is not a gateway's URL, such as http://127.0.0.1:9000")
         self.url = url.rstrip("/")
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._request = urllib.request.Request(self.url + PATH, headers=headers)

@@ -89,6 +89,25 @@ class TestCommands:
         assert ended.value.code == 0
         assert capsys.readouterr().out.startswith(f"usage: rollout-sched {command.name} ")
 
+    @pytest.mark.parametrize(
+        ("words", "says"),
+        [
+            (["serve", "--instnace=http://a"], "--instnace=http://a; did you mean --instance?"),
+            (["journal", "trace", "f", "--uot", "o"], "arguments: --uot; did you mean --out?"),
+            (["--versoin"], "did you mean --version?"),
+            (["replya"], "did you mean replay?"),
+            (["journal", "summery", "f"], "did you mean summary?"),
+            (["serve", "--qqq", "x"], "the following arguments are required: --policy\n"),
+        ],
+    )
+    def test_a_misspelt_word_is_named_with_the_nearest(
+        self, words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        assert ended.value.code == 2
+        assert says in capsys.readouterr().err
+
     def test_each_is_at_a_door(self) -> None:
         modules = {f"rollout_sched.{command.module}" for command in COMMANDS}
         own = {module for module in modules if doors.house(module) == doors.PACKAGE}

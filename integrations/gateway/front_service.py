@@ -23,7 +23,7 @@ from rollout_sched.integrations.gateway.control_plane.auth import (
     read_instance_keys,
 )
 from rollout_sched.integrations.gateway.data_plane.call import JSON, error_body
-from rollout_sched.integrations.gateway.data_plane.data_plane import DataPlane
+from rollout_sched.integrations.gateway.data_plane.data_plane import CLOSED, DataPlane
 from rollout_sched.integrations.gateway.data_plane.reply import Responses, error_headers
 from rollout_sched.integrations.gateway.families import MetricsPage
 from rollout_sched.integrations.gateway.options import Options, limits_of
@@ -239,7 +239,7 @@ class FrontService:
     async def close(self) -> None:
         """Accept no new calls, let open calls finish during the grace period, then stop."""
         loop = asyncio.get_running_loop()
-        last_words = loop.call_later(self._options.grace_s, self.data_plane.shut_down)
+        last_words = loop.call_later(self._options.grace_s, partial(self.data_plane.refuse, CLOSED))
         try:
             await self._server.close(self._options.grace_s + 1.0)
         finally:

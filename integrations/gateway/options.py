@@ -61,7 +61,7 @@ class Options(RunOptions, frozen=True, kw_only=True):
     policy: Annotated[str, Flag(metavar="NAME_OR_TOML")]
     allow_code: bool = False
     host: Annotated[str, Flag(metavar="HOST")] = "127.0.0.1"
-    port: Port = 8000
+    port: Port = 9000
     instances: Annotated[list[str], Flag("--instance", "URL")] = msgspec.field(default_factory=list)
     endpoints: KeyFile = None
     allow_instances: Annotated[list[str], Flag("--allow-instance", "PATTERN")] = msgspec.field(

@@ -40,7 +40,11 @@ from rollout_sched.integrations.gateway.control_plane.gateway import (
     NewInstance,
     notes_of,
 )
-from rollout_sched.integrations.gateway.data_plane.data_plane import DataPlane
+from rollout_sched.integrations.gateway.data_plane.data_plane import (
+    CLOSED,
+    NO_INSTANCE,
+    DataPlane,
+)
 from rollout_sched.integrations.gateway.data_plane.reply import Responses
 from rollout_sched.integrations.gateway.endpoints_file import EndpointsFile, read_endpoints
 from rollout_sched.integrations.gateway.options import (
@@ -147,6 +151,9 @@ LAST_WORDS_S = 1.0
 
 #: Seconds that the last spans get to reach their collector when the gateway stops.
 LAST_SPANS_S = 5.0
+
+#: Seconds that requests wait for the first instance of a gateway, and between two lines about it.
+FIRST_INSTANCE_S = 10.0
 
 _STOPPING = (signal.SIGTERM, signal.SIGINT)
 
@@ -256,6 +263,8 @@ class Service:
             WeightRoots(options.weights_roots),
             Responses(logs=logs),
         )
+        self._joined = asyncio.Event()
+        self._waits: asyncio.Task[None] | None = None  # for the first instance
         self.live.driver.pump.watch(self._announce, InstanceJoined)
         self.app = make_app(
             self.gateway, auth, max_body=options.max_body, max_samples=options.max_samples
@@ -289,6 +298,7 @@ class Service:
         await asyncio.gather(*(self._take_in(client) for client in clients))
         if self._endpoints is not None:
             await self._endpoints.open()
+        self._waits = asyncio.create_task(self._wait_for_an_instance())
         self._say(f"listening on {self.url}")
 
     async def close(self) -> None:
@@ -298,6 +308,8 @@ class Service:
         """
         loop = asyncio.get_running_loop()
         last_words = loop.call_later(self.options.grace_s, self._say_that_it_stops)
+        if self._waits is not None:
+            self._waits.cancel()
         try:
             if self._admin_socket is not None:
                 self._admin_socket.close()
@@ -319,7 +331,7 @@ class Service:
 
     def _say_that_it_stops(self) -> None:
         """Tell the clients that still wait when the grace period is over."""
-        self.data_plane.shut_down()
+        self.data_plane.refuse(CLOSED)
         self.app[STOPPING].set()
 
     async def _take_in(self, client: InstanceClient) -> None:
@@ -340,8 +352,29 @@ class Service:
 
         return EndpointsFile(path, add, remove)
 
+    async def _wait_for_an_instance(self) -> None:
+        """Until one has joined, say what is missing, and refuse calls: a client that waits in
+        silence does not learn that a URL is wrong. A trainer's groups wait."""
+        driver, data_plane = self.live.driver, self.data_plane
+        told = -1
+        while True:
+            try:
+                async with asyncio.timeout(FIRST_INSTANCE_S):
+                    await self._joined.wait()
+                data_plane.accept()
+                return
+            except TimeoutError:
+                waiting = driver.view.waiting
+                data_plane.refuse(NO_INSTANCE)
+                if waiting or data_plane.refused != told:
+                    away = [f"{name}: {away.reason}" for name, away in driver.supervisors.items()]
+                    few = "; ".join(away[:3]) or "none is named"
+                    log.warning("%s, and %d requests wait (%s)", NO_INSTANCE, waiting, few)
+                told = data_plane.refused
+
     def _announce(self, event: InstanceJoined) -> None:
         """Print a description of an instance that has joined, and what it lacks."""
+        self._joined.set()
         for line in described(self.live.driver.supervisors[event.instance]):
             self._say(line)
 

@@ -27,7 +27,7 @@ class BatchDataset(IterableDataset[Batch]):
     """Yields every batch once, in order, until submissions are closed and nothing is left.
 
         loader = DataLoader(
-            BatchDataset(partial(connect, "http://gateway:8000")),
+            BatchDataset(partial(connect, "http://gateway:9000")),
             batch_size=None,
             num_workers=1,
             collate_fn=partial(padded, pad_token_id=0),

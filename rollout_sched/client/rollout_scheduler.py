@@ -286,6 +286,12 @@ def checked(prompts: Iterable[Prompt]) -> Iterator[Prompt]:
 def _checked(prompt: Prompt) -> Prompt:
     if not isinstance(prompt, Prompt):
         raise CallerError(f"submit takes Prompts, not a {type(prompt).__name__}")
+    ids: Any = prompt.prompt_ids
+    if isinstance(ids, str):
+        raise CallerError(
+            f"group {prompt.uid!r}: prompt_ids are token ids, such as tokenizer.encode(text), "
+            f"not text"
+        )
     shape = msgspec.structs.replace(prompt, **_OPAQUE)
     try:
         plain = msgspec.convert(msgspec.to_builtins(shape, enc_hook=_listed), Prompt)

@@ -47,7 +47,10 @@ def test_extra_comes_back_as_it_went() -> None:
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"prompt_ids": "hello"}, "Expected `array`, got `str` - at `$.prompt_ids`"),
+        (
+            {"prompt_ids": "hello"},
+            "prompt_ids are token ids, such as tokenizer.encode(text), not text",
+        ),
         ({"prompt_ids": [1, 2.5]}, "at `$.prompt_ids[1]`"),
         ({"prompt_ids": np.array([1.0])}, "Expected `int`, got `float`"),
         ({"prompt_ids": [[1, 2]]}, "got `array` - at `$.prompt_ids[0]`"),

@@ -45,8 +45,9 @@ from rollout_sched.integrations.vllm.protocol.endpoints import ENDPOINTS
 
 UNADMITTED = "this gateway needs one of its API keys as a bearer token"
 
-#: The error text for clients when the gateway stops.
+#: The error texts for clients: when the gateway stops, and while it has had no instance for long.
 CLOSED = "the gateway is shutting down"
+NO_INSTANCE = "no instance has joined"
 
 
 class DataPlane:
@@ -73,7 +74,7 @@ class DataPlane:
         self._trainer_keys = BearerKeys(trainer_keys)
         self.calls = OpenCalls(limits or Limits(), responses)
         self.refused = 0
-        self._closed = False
+        self._closed = ""  # why no call is accepted
         self._resumable = resumable
         self._parsing: Parsing = {}
 
@@ -90,14 +91,18 @@ class DataPlane:
     def handle(self, request: HttpRequest) -> None:
         self.calls.pacer.take(self._take_in, request, log_failure)
 
-    def shut_down(self) -> None:
-        """Answer every open call with 503, or end its stream with an error, and accept no more."""
-        self._closed = True
+    def refuse(self, why: str) -> None:
+        """Answer every open call with 503, or end its stream with an error, and accept no more
+        until `accept`. `why` is for the clients."""
+        self._closed = why
         for reply in list(self.calls.replies):
             try:
-                reply.fail(503, CLOSED)
+                reply.fail(503, why)
             except Exception as error:
                 log_failure(error)
+
+    def accept(self) -> None:
+        self._closed = ""
 
     def _take_in(self, request: HttpRequest) -> None:
         status, text = 400, ""
@@ -125,7 +130,7 @@ class DataPlane:
         Responses and bytes are checked against the limits before anything is built from them.
         """
         if self._closed:
-            raise Unavailable(CLOSED)
+            raise Unavailable(self._closed)
         limits = self.calls.limits
         endpoint = ENDPOINTS[request.target.partition(b"?")[0]]
         check_head(request)
@@ -192,7 +197,7 @@ class DataPlane:
         most = self.scheduling.max_model_len()
         if limit is None:
             if not most:
-                raise Unavailable("no instance has joined, so the token limit is not known")
+                raise Unavailable(f"{NO_INSTANCE}, so the token limit is not known")
             tokens = min(tokens, max(1, most - 1))
             return tokens, max(1, most - tokens)
         if most > 1 and tokens + limit > most:

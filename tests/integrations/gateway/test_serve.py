@@ -26,10 +26,14 @@ from rollout_sched.client import RolloutScheduler
 from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.integrations.gateway.serve import Service
+from rollout_sched.simulators.fake_instance.engine import EngineSettings
+from rollout_sched.simulators.fake_instance.server import FakeServer
+from tests.integrations.faults.fleet import SPEC
 from tests.integrations.gateway.gateway_fixture import House, Upstream
 from tests.integrations.gateway.scripted import completion
 from tests.integrations.vllm.scripted import ScriptedVllm, generated
 from tests.live.scripted import until
+from tests.virtual_net import run
 
 
 def options(**other: Any) -> Options:
@@ -382,6 +386,36 @@ def refused(url: str) -> str:
     with pytest.raises(urllib.error.HTTPError, match="503") as error:
         urllib.request.urlopen(url, timeout=10)
     return error.value.read().decode()
+
+
+def test_calls_are_refused_until_the_first_instance_joins(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A misspelt URL: the client waited without an end, and nothing was logged."""
+
+    async def main() -> None:
+        server = FakeServer(EngineSettings(SPEC, speed=1000.0))
+        port = 4711
+        service = Service(options(instances=[f"http://127.0.0.1:{port}"]), lambda line: None)
+        await service.open()
+        body = {"token_ids": [1, 2], "sampling_params": {"max_tokens": 3}}
+        async with aiohttp.ClientSession(service.url) as client:
+            for _ in range(2):  # one waits at first, the next is refused at once
+                async with client.post("/inference/v1/generate", json=body) as response:
+                    assert (response.status, response.headers["retry-after"]) == (503, "1")
+                    assert "no instance has joined" in await response.text()
+            assert f"no instance has joined, and 1 requests wait (http://127.0.0.1:{port}: " in (
+                caplog.text
+            )
+            await server.start("127.0.0.1", port)
+            while service.live.driver.view.least_loaded() is None:
+                await asyncio.sleep(1.0)
+            async with client.post("/inference/v1/generate", json=body) as response:
+                assert response.status == 200
+        await service.close()
+        await server.close()
+
+    run(main())
 
 
 def test_a_second_signal_ends_the_gateway_at_once() -> None:

@@ -287,7 +287,7 @@ class TestEveryCallEndsOnce:
         if body.get("stream"):
             children = len(instance.pool.asked) // 2
             await instance.event(children, chunk([4]))
-        stage.data_plane.shut_down()
+        stage.data_plane.refuse("the gateway is shutting down")
         assert "shutting down" in refusal(fresh, 503)
         assert fresh.answer_headers[b"retry-after"] == b"1"
         if body.get("stream"):
