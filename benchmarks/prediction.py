@@ -54,9 +54,9 @@ from rollout_sched.metrics import Metrics
 from rollout_sched.metrics.fold import Folded
 from rollout_sched.simulators.instance import CostModel
 from rollout_sched.simulators.replay import Scenario
-from rollout_sched.simulators.replay.links import Links
+from rollout_sched.simulators.replay.links import Links, TransferCost
 from rollout_sched.simulators.replay.runs import run_policy
-from rollout_sched.simulators.replay.scenario import FleetModel, Job, TrainerModel, TransferCost
+from rollout_sched.simulators.replay.scenario import FleetModel, Job, TrainerModel
 from rollout_sched.simulators.traces.model import Trace
 
 POLICIES = ("round_robin_sync", "one_step_off", "areal")

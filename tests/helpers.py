@@ -39,6 +39,7 @@ from rollout_sched.simulators import traces
 from rollout_sched.simulators.instance.model import CostModel, Speculation
 from rollout_sched.simulators.replay.closed_loop import ClosedLoop
 from rollout_sched.simulators.replay.faults import Fault
+from rollout_sched.simulators.replay.links import TransferCost
 from rollout_sched.simulators.replay.rewards import RewardModel
 from rollout_sched.simulators.replay.scenario import (
     FleetModel,
@@ -46,7 +47,6 @@ from rollout_sched.simulators.replay.scenario import (
     Scenario,
     TrafficModel,
     TrainerModel,
-    TransferCost,
     Visibility,
 )
 from rollout_sched.simulators.replay.workload import Workload

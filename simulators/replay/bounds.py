@@ -367,7 +367,7 @@ def on_policy_bound(
     trainer = scenario.trainer
     work_s = joint(demand, scenario.fleet, scenario.least_cost, restarts)
     training_s = _training_s(demand, batches, scenario)
-    updates_s = (batches - 1) * scenario.weights.seconds
+    updates_s = (batches - 1) * scenario.least_update_s
     alone_s = rounds(demand, groups_per_batch, scenario.least_cost, restarts)
     trained_s = rounds(
         demand, groups_per_batch, scenario.least_cost, restarts, trainer.seconds_per_token

@@ -266,8 +266,9 @@ class ClosedLoop:
         self._fleet = SimFleet(scenario, attempts, queue, self._tell, self._is_acting, self._links)
         self._membership = SimMembership(scenario, self._fleet, attempts, queue, self._tell)
         judged = scenario.rewards is not None
+        gpus, weights = self._fleet.gpus, self._fleet.weights
         self._trainer = SimTrainer(
-            scenario.trainer, workload, self._fleet.gpus, queue, self._tell, judged=judged
+            scenario.trainer, workload, gpus, weights, queue, self._tell, judged=judged
         )
         self._rewards: SimRewards | None = None
         if scenario.rewards is not None:
@@ -314,6 +315,11 @@ class ClosedLoop:
         """The anomalies of all schedulers of this run."""
         earlier = Counter[str]() if self._restarts is None else self._restarts.anomalies
         return dict(Counter(self.scheduler.view.anomalies) + earlier)
+
+    @property
+    def sent_bytes(self) -> dict[str, float]:
+        """Of new weights, by the trainer, for each link of the scenario's network."""
+        return self._fleet.weights.sent_bytes
 
     def _standstill(self) -> Exception:
         at = (

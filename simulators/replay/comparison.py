@@ -341,6 +341,11 @@ def _bounds(best: Policy) -> Iterator[str]:
     cause = max(causes, key=lambda name: causes[name])
     if causes[cause] >= WORTH_NAMING:
         what, remedy = CAUSES[cause]
+        sent = best.get("weights", {}).get("sent_bytes")
+        if cause == "weight_update" and sent:
+            link = max(sent, key=lambda name: sent[name]["mean"])
+            what += f", which come by {link}"
+            remedy += " (weights.plan of the scenario)"
         yield f"Bounded by {what} ({100 * causes[cause]:.0f} % of instance time). Try {remedy}."
     elif best["preemptions"]["mean"]:
         what, remedy = CAUSES["kv_stall"]

@@ -31,7 +31,7 @@ from rollout_sched.simulators.instance import Ended, PauseMode, SimInstance
 from rollout_sched.simulators.replay.attempts import SimAttempts
 from rollout_sched.simulators.replay.event_queue import EventQueue
 from rollout_sched.simulators.replay.faults import Failing, Failures
-from rollout_sched.simulators.replay.links import SimLinks
+from rollout_sched.simulators.replay.links import SimLinks, SimWeights
 from rollout_sched.simulators.replay.scenario import Scenario
 
 # ------------------------------------------------------------------------------------------
@@ -215,6 +215,7 @@ class SimFleet:
 
     changed    those that got an input or gave an output since they were last planned
     gpus       whether and how they are shared with a trainer
+    weights    brings them new weights
     is_acting  whether the tool after an attempt's turn is still wanted; None: always
     links      on which answers travel to the scheduler; None: it knows them at once
     """
@@ -231,7 +232,9 @@ class SimFleet:
         self.nodes: dict[str, SimNode] = {}
         self.changed: dict[SimNode, None] = {}
         self.gpus = SharedGpus(self.nodes, self.changed, queue)
-        self._update_s = scenario.weights.seconds
+        self.weights = SimWeights(
+            scenario.weights, scenario.network, scenario.fleet.names, self.nodes, queue
+        )
         self._attempts = attempts
         self._queue = queue
         self._tell = tell if links is None else links.tell
@@ -339,7 +342,8 @@ class SimFleet:
 
     def update_weights(self, action: UpdateWeights) -> None:
         node = self.nodes[action.instance]
-        self._queue.after(self._update_s, self._loaded, (node, action, self._schedulers))
+        loading = (node, action, self._schedulers)
+        self.weights.load(node.name, action.version, self._loaded, loading)
 
     def _loaded(self, loading: tuple[SimNode, UpdateWeights, int]) -> None:
         node, action, scheduler = loading

@@ -316,8 +316,18 @@ TABLES: dict[str, Sequence[Column]] = {
     ),
 }
 
-#: Tables for figures that a policy has only if the scenario has traffic or faults, by their key.
+#: Tables for figures that a policy has only if the scenario has what they measure, by their key.
 ROUGH: tuple[tuple[str, str, Sequence[Column]], ...] = (
+    (
+        "weights",
+        "How new weights arrived",
+        (
+            Column("sync", "weights.sync_s", seconds, "from publication until all have them"),
+            Column(
+                "exposed", "weights.exposed_s", seconds, "stop of an instance for them, per step"
+            ),
+        ),
+    ),
     (
         "direct",
         "What the clients got",
@@ -356,8 +366,7 @@ ROUGH: tuple[tuple[str, str, Sequence[Column]], ...] = (
 
 def tables(report: dict[str, Any], width: int, *, equal_bias: bool = False) -> str:
     """One line per policy. Four tables: speed, time against the bounds, where time and tokens went,
-    what was trained. If the scenario has traffic or faults: also what clients got and what went
-    wrong.
+    what was trained. If the scenario has them: also new weights, what clients got, what went wrong.
 
     Figures are means over the seeds. Times, rates and counts are followed by half the range between
     seeds if it is 0.5 % or more. Ratios are to the first policy, with intervals if prompts were

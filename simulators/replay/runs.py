@@ -19,7 +19,8 @@ from rollout_sched.core.model.events import Event
 from rollout_sched.core.model.roles import Freshness
 from rollout_sched.core.scheduler import Scheduler
 from rollout_sched.metrics import Metrics, Step, Summary
-from rollout_sched.metrics.fold import Folded
+from rollout_sched.metrics.fold import Folded, share
+from rollout_sched.metrics.live import WeightTimes
 from rollout_sched.metrics.outages import DirectFigures, DirectFold, OutageFigures, OutageFold
 from rollout_sched.page.run_page import RunFold, RunRecord
 from rollout_sched.simulators.replay.bounds import (
@@ -36,6 +37,19 @@ from rollout_sched.simulators.traces.model import Trace, resampled
 from rollout_sched.workers import WorkerPool
 
 
+class WeightFigures(msgspec.Struct, frozen=True):
+    """How new weights reached the instances.
+
+    sync_s      from a publication until every instance has the weights, on average
+    exposed_s   seconds a step for which an instance is stopped for them, on average
+    sent_bytes  by the trainer, for each link of the network
+    """
+
+    sync_s: float
+    exposed_s: float
+    sent_bytes: dict[str, float]
+
+
 class Run(msgspec.Struct):
     """One policy, one seed.
 
@@ -44,7 +58,8 @@ class Run(msgspec.Struct):
     the trainer requested; both are 0 without training. `on_policy_bound_s` is the bound of this
     run's samples at staleness 0, None for a policy that allows more. `step_gaps`: how
     far each batch's span (first dispatch to delivery) is above the bound of its own samples.
-    `direct` is set if the scenario has traffic, `outages` if it has faults, `record` if requested.
+    `weights` is set if updates take time, `direct` if the scenario has traffic, `outages` if it has
+    faults, `record` if requested.
     """
 
     policy: str
@@ -60,6 +75,7 @@ class Run(msgspec.Struct):
     samples_drawn: int
     events: int
     anomalies: dict[str, int]
+    weights: WeightFigures | None = None
     direct: DirectFigures | None = None
     outages: OutageFigures | None = None
     record: RunRecord | None = None
@@ -167,6 +183,8 @@ class _Watch:
             train_s_per_token=scenario.trainer.seconds_per_token,
         )
         self._direct, self._outages = DirectFold(), OutageFold()
+        self._loads = WeightTimes()
+        self._updates = scenario.least_update_s > 0 and len(workload.groups) > 0
         self._drawn = RunFold(lambda: self.loop.scheduler.view.waiting) if records else None
 
     def observers(self) -> list[Observer]:
@@ -174,6 +192,8 @@ class _Watch:
         outlasted = scenario.traffic is not None and len(self._workload.groups) > 0
         measure = self._measure_training if outlasted else self._metrics.observe
         observers: list[Observer] = [measure, self._notes.observe]
+        if self._updates:
+            observers.append(Folded(self._loads).observe)
         if scenario.traffic is not None or scenario.faults:
             observers.append(Folded(self._direct, self._outages).observe)
         if self._drawn is not None:
@@ -207,9 +227,18 @@ class _Watch:
             samples_drawn=workload.drawn,
             events=notes.events,
             anomalies=self.loop.anomalies,
+            weights=self._weights(len(steps)) if self._updates else None,
             direct=self._direct.figures() if scenario.traffic is not None else None,
             outages=outage if scenario.faults else None,
             record=None if drawn is None else drawn.record(total_s, self._metrics.curves),
+        )
+
+    def _weights(self, steps: int) -> WeightFigures:
+        load, sync = self._loads.load, self._loads.sync
+        return WeightFigures(
+            sync_s=share(sync.sum, sum(sync.counts)),
+            exposed_s=share(load.sum, steps * self._scenario.fleet.instances),
+            sent_bytes=self.loop.sent_bytes,
         )
 
     def _on_policy_bound_s(self, demand: Demand, restarts: int) -> float | None:
@@ -399,8 +428,8 @@ def _numbers(run: Run) -> dict[str, Any]:
         "anomalies": sum(run.anomalies.values()),
         **{
             name: msgspec.to_builtins(figures)
-            for name, figures in (("direct", run.direct), ("outages", run.outages))
-            if figures is not None
+            for name in ("weights", "direct", "outages")
+            if (figures := getattr(run, name)) is not None
         },
     }
 

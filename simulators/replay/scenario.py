@@ -29,7 +29,7 @@ from rollout_sched.simulators.replay.faults import (
     ToolsFailing,
     name_of,
 )
-from rollout_sched.simulators.replay.links import Links
+from rollout_sched.simulators.replay.links import Links, NetworkLink, TransferCost
 from rollout_sched.simulators.replay.rewards import RewardModel
 from rollout_sched.simulators.traces.model import UNIX_S, SampleRecord, Trace, Turn
 from rollout_sched.simulators.traces.model import Duration as Seconds
@@ -203,9 +203,7 @@ def _recorded(model: TrafficModel, trace: Trace) -> list[tuple[float, SampleReco
 
 
 # ------------------------------------------------------------------------------------------
-# How long the trainer takes for a training step, and to transfer new weights to an instance.
-
-Positive = Annotated[float, msgspec.Meta(gt=0)]
+# How long the trainer takes for a training step, the fleet, and what a scheduler sees.
 
 
 class TrainerModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -231,26 +229,6 @@ class TrainerModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def step_s(self, tokens: int, *, last: bool = True) -> float:
         """Seconds for a batch, or for a part of it that may not be the `last`."""
         return (self.fixed_s if last else 0.0) + self.seconds_per_token * tokens
-
-
-class TransferCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An update of one instance takes `fixed_s + bytes / bytes_per_s`, all instances in parallel.
-
-    Published pauses: 3.5-4 s for a 106B model on 8 H800 to 16 s for a 1T model on 256 H20
-    (checkpoint-engine with vLLM 0.10); 1-4 s for 7B-32B on one node.
-    """
-
-    fixed_s: Seconds = 1.0
-    bytes: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    bytes_per_s: Positive = 10e9
-
-    def __post_init__(self) -> None:
-        if not self.seconds < UNIX_S:
-            raise ValueError(f"an update takes {self.seconds:g} s; lower bytes or fixed_s")
-
-    @property
-    def seconds(self) -> float:
-        return self.fixed_s + self.bytes / self.bytes_per_s
 
 
 AtLeastOne = Annotated[int, msgspec.Meta(ge=1, le=MAX_COUNT)]
@@ -327,7 +305,8 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `traffic`: clients of the gateway, if any. `rewards`: how samples are judged, if they are.
     `links`: links to fronts between the scheduler and the instances, if any. `speculation`: tokens
-    that the instances draft, if they do. `faults`: what happens to instances, in any order.
+    that the instances draft, if they do. `network`: links on which weights travel. `faults`: what
+    happens to instances, in any order.
     """
 
     fleet: FleetModel
@@ -343,6 +322,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rewards: RewardModel | None = None
     links: Links | None = None
     speculation: Speculation | None = None
+    network: tuple[NetworkLink, ...] = ()
     faults: tuple[Fault, ...] = ()
 
     def with_job(self, given: Mapping[str, Any]) -> Scenario:
@@ -377,6 +357,16 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Constants with which no step takes longer than it does on these instances."""
         return self.cost if self.speculation is None else self.speculation.least_cost(self.cost)
 
+    @property
+    def least_update_s(self) -> float:
+        """The least from the end of a training step until any instance can have its weights."""
+        cost, on = self.weights, [link.instances for link in self.network]
+        rates = [link.bytes_per_s for link in self.network]
+        if all(on) and len({number for each in on for number in each}) < self.fleet.instances:
+            rates.append(cost.bytes_per_s)
+        load_s = cost.from_host_s if cost.staged else cost.fixed_s
+        return cost.convert_s + (load_s + cost.bytes / max(rates))
+
 
 def load_scenario(name_or_path: str) -> Scenario:
     """Read a shipped scenario by name or a TOML file by path.
@@ -391,11 +381,14 @@ def parse_scenario(name: str, table: dict[str, Any]) -> Scenario:
     """Check a scenario given as nested tables."""
     _check_keys(name, "", table, Scenario)
     _check_faults(name, table.get("faults", []))
+    for number, link in enumerate(_tables(name, "network", table.get("network", []))):
+        _check_keys(name, f"network[{number}].", link, NetworkLink)
     try:
         scenario = msgspec.convert({**table, "name": name}, Scenario)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{name}: {error}".replace(" - at `$.", ": at `")) from error
     _check_sense(name, scenario)
+    _check_network(name, scenario)
     try:
         _ = scenario.instance
     except ValueError as error:
@@ -446,10 +439,36 @@ def _check_sense(name: str, scenario: Scenario) -> None:
         raise ConfigError(f"{name}: faults: every instance joins later; leave one at the start")
 
 
+def _check_network(name: str, scenario: Scenario) -> None:
+    fleet, weights = scenario.fleet.instances, scenario.weights
+    linked: set[int] = set()
+    for place, link in enumerate(scenario.network):
+        on = link.instances or range(fleet)
+        if max(on) >= fleet:
+            raise ConfigError(
+                f"{name}: network[{place}].instances: {max(on)}: the fleet has {fleet}, numbered "
+                f"from 0"
+            )
+        if len(on) != len(set(on)) or linked.intersection(on):
+            raise ConfigError(
+                f"{name}: network[{place}].instances: an instance is on one link, once; name the "
+                f"instances of each"
+            )
+        linked.update(on)
+        if not weights.convert_s + 2 * len(on) * weights.bytes / link.bytes_per_s < UNIX_S:
+            raise ConfigError(f"{name}: network[{place}].bytes_per_s: too low for weights.bytes")
+    if len({link.name for link in scenario.network}) < len(scenario.network):
+        raise ConfigError(f"{name}: network: two links have the same name; give each its own")
+
+
+def _tables(name: str, key: str, tables: Any) -> list[Any]:
+    if not isinstance(tables, list):
+        raise ConfigError(f"{name}: {key}: expected tables, as in [[{key}]]")
+    return tables
+
+
 def _check_faults(name: str, faults: Any) -> None:
-    if not isinstance(faults, list):
-        raise ConfigError(f"{name}: faults: expected tables, as in [[faults]]")
-    for number, fault in enumerate(faults):
+    for number, fault in enumerate(_tables(name, "faults", faults)):
         path = f"faults[{number}]"
         what = fault.get("what") if isinstance(fault, dict) else None
         if not isinstance(what, str) or what not in KINDS:

@@ -20,6 +20,7 @@ from rollout_sched.core.model.events import (
 )
 from rollout_sched.simulators.replay.event_queue import EventQueue
 from rollout_sched.simulators.replay.fleet import SharedGpus
+from rollout_sched.simulators.replay.links import SimWeights
 from rollout_sched.simulators.replay.scenario import TrainerModel
 from rollout_sched.simulators.replay.workload import Workload
 
@@ -75,6 +76,7 @@ class SimTrainer:
         model: TrainerModel,
         workload: Workload,
         gpus: SharedGpus,
+        weights: SimWeights,
         queue: EventQueue,
         tell: Callable[[Event], None],
         *,
@@ -86,6 +88,7 @@ class SimTrainer:
         self._model = model
         self._workload = workload
         self._gpus = gpus
+        self._weights = weights
         self._queue = queue
         self._tell = tell
         self._work = PartTraining(0.0 if model.colocated else 1.0)
@@ -167,8 +170,11 @@ class SimTrainer:
             for instance in self._gpus.resume_all():
                 self._tell(InstanceReturned(instance))
         if self.left:
-            self._tell(WeightsPublished(version + 1))
-            self._tell(self._request)
+            self._weights.publish(version + 1, self._published)
+
+    def _published(self, version: int) -> None:
+        self._tell(WeightsPublished(version))
+        self._tell(self._request)
 
     def _finish(self, groups: int) -> None:
         self.left -= groups

@@ -249,6 +249,13 @@ class TestWhatBoundsIt:
         what, remedy = CAUSES[cause]
         assert last == f"Bounded by {what} (20 % of instance time). Try {remedy}."
 
+    def test_the_link_that_limits(self) -> None:
+        sent = {"thin": {"mean": 9e9}, "thick": {"mean": 2e9}}
+        slow = {**policy("a", 1.0, weight_update=0.2), "weights": {"sent_bytes": sent}}
+        last = said(slow)[-1]
+        assert "which come by thin (20 % of instance time)" in last
+        assert "weights.plan" in last
+
     @pytest.mark.parametrize(
         ("figures", "says"),
         [

@@ -12,12 +12,12 @@ from rollout_sched.config import ConfigError
 from rollout_sched.core.errors import CallerError
 from rollout_sched.simulators import traces
 from rollout_sched.simulators.replay.faults import Failing, Lost
+from rollout_sched.simulators.replay.links import TransferCost
 from rollout_sched.simulators.replay.scenario import (
     Conversation,
     Traffic,
     TrafficModel,
     TrainerModel,
-    TransferCost,
     load_scenario,
     parse_scenario,
 )
@@ -204,7 +204,17 @@ def test_a_transfer_takes_its_bytes_over_the_bandwidth() -> None:
 
 
 @pytest.mark.parametrize(
-    "values", [{"fixed_s": -1.0}, {"bytes": -1.0}, {"bytes_per_s": 0.0}, {"speed": 1.0}]
+    "values",
+    [
+        {"fixed_s": -1.0},
+        {"bytes": -1.0},
+        {"bytes_per_s": 0.0},
+        {"speed": 1.0},
+        {"plan": "ring"},
+        {"bucket_bytes": 0.0},
+        {"bytes": 1e30},
+        {"bytes": 1e9, "h2d_bytes_per_s": 1e-9},
+    ],
 )
 def test_nonsensical_values_are_refused(values: dict[str, float]) -> None:
     with pytest.raises(msgspec.ValidationError):

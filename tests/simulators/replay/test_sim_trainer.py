@@ -25,7 +25,9 @@ class Trained:
         self.told: list[tuple[float, ev.Event]] = []
         self.queue = EventQueue()
         fleet = SimFleet(scenario, SimAttempts(workload), self.queue, self.tell)
-        self.trainer = SimTrainer(scenario.trainer, workload, fleet.gpus, self.queue, self.tell)
+        self.trainer = SimTrainer(
+            scenario.trainer, workload, fleet.gpus, fleet.weights, self.queue, self.tell
+        )
         self.trainer.start()
         self.run()
         self.told.clear()
