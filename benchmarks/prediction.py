@@ -45,7 +45,7 @@ from rollout_sched import Prompt, Reload, RolloutScheduler
 from rollout_sched.calibration.calibration import Calibration, Calibrator, Measurements
 from rollout_sched.config import load_policy
 from rollout_sched.core.model.actions import Deliver, Dispatch
-from rollout_sched.inspection import TraceFold
+from rollout_sched.inspection import recorded_trace
 from rollout_sched.inspection.recording import Recording
 from rollout_sched.integrations.vllm import HttpInstance, read_limits
 from rollout_sched.integrations.vllm.weight_updates import Apply
@@ -296,11 +296,9 @@ def _lived(arm: Arm, record: Record, folder: Path) -> Lived:
 
 
 def trace_of(recording: Recording) -> Trace:
-    """The generated samples, prompts in the order in which they were submitted."""
-    fold = TraceFold(str(recording.path))
-    recording.tell([Folded(fold).observe])
-    trace = fold.trace(recording.path.stem)
-    return msgspec.structs.replace(trace, groups=dict(sorted(trace.groups.items())))
+    """The workload of a recorded run."""
+    trace, _ = recorded_trace(recording.path.stem, [recording])
+    return trace
 
 
 def fitted(found: Calibration, measurements: Measurements) -> Calibration:

@@ -146,7 +146,8 @@ class PolicyFile(msgspec.Struct, frozen=True):
     """A policy as read: checked, but not yet bound to a seed or a trace.
 
     `live`, `rewards`: the tables for a live fleet, which `read_table` checks; replays do not use
-    them. `differs`: what the system it is named after does differently, and why.
+    them. `differs`: what the system it is named after does differently, and why. `tables`: all of
+    the file.
     """
 
     name: str
@@ -156,6 +157,7 @@ class PolicyFile(msgspec.Struct, frozen=True):
     live: dict[str, Any] = {}
     rewards: dict[str, Any] = {}
     differs: str = ""
+    tables: dict[str, Any] = {}
 
     def build(self, *, seed: int = 0, lengths: Lengths | None = None) -> Roles:
         """The roles, with random numbers from `seed`. `lengths` is for the oracle, and only in
@@ -215,12 +217,18 @@ def load_policy(name_or_path: str, *, allow_code: bool = False) -> PolicyFile:
 def read_policy(name_or_path: str, *, allow_code: bool = False) -> tuple[str, dict[str, Any]]:
     """(name, tables) of a policy, as in `load_policy`."""
     name, table = read_toml(name_or_path, "policies/presets", "policy")
-    for path, use in () if allow_code else named_code(table):
+    if not allow_code:
+        refuse_code(name, table)
+    return name, table
+
+
+def refuse_code(name: str, table: Mapping[str, Any]) -> None:
+    """Raise ConfigError if a policy's tables name code of the user's own."""
+    for path, use in named_code(table):
         raise ConfigError(
             f"{name}: {path}: {use!r} is code, which runs with your rights; if you trust the file "
             f"and that module, add --allow-code (in Python: allow_code=True)"
         )
-    return name, table
 
 
 def named_code(table: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -256,6 +264,7 @@ def parse_policy(name: str, table: Mapping[str, Any]) -> PolicyFile:
         live,
         rewards,
         table.get("differs", ""),
+        dict(table),
     )
 
 

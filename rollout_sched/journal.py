@@ -43,7 +43,11 @@ class JournalError(CallerError):
 
 
 class JournalHeader(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The settings of the recorded run; `part`: how many files the run filled before this one."""
+    """The settings of the recorded run.
+
+    `part`: how many files the run filled before this one. `tables`: of the policy file; empty:
+    those of the preset.
+    """
 
     schema: str
     policy: str
@@ -51,6 +55,7 @@ class JournalHeader(msgspec.Struct, frozen=True, omit_defaults=True):
     version: Serial = 0
     seed: Signed = 0
     part: Count = 0
+    tables: dict[str, Any] = {}
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -125,22 +130,26 @@ def earlier(path: str | Path) -> Path:
 
 
 def read(path: str | Path) -> tuple[JournalHeader, Iterator[Entry]]:
-    """The header and the entries of a journal, including those of the file that it filled before.
-    Raises JournalError that names the line.
+    """The header and the entries of a journal, including those of the file that it filled before,
+    if that is there. `part` of the header is the number of files that are missing.
 
-    An incomplete last line, as after a crash, counts as the end, and is logged.
+    Raises JournalError that names the line. An incomplete last line, as after a crash, counts as
+    the end, and is logged.
     """
     header, entries = _read(path)
-    if not header.part:
-        return header, entries
-    before = earlier(path)
-    first, begun = _read(before) if before.exists() else (header, iter(()))
-    if first != msgspec.structs.replace(header, part=0):
-        raise JournalError(
-            f"{path} begins in the middle of a run, and its first file, {before}, is missing or of"
-            f" another run; only a journal from the first event on can be replayed"
-        )
-    return first, chain(begun, entries)
+    for before in earlier_names(path) if header.part else ():
+        if before.exists():
+            first, begun = _read(before)
+            if first == msgspec.structs.replace(header, part=header.part - 1):
+                return first, chain(begun, entries)
+    return header, entries
+
+
+def earlier_names(path: str | Path) -> Iterator[Path]:
+    """What the file before is called, also where it was compressed."""
+    for name in dict.fromkeys((str(path), str(path).removesuffix(".gz"))):
+        yield earlier(name)
+        yield Path(f"{earlier(name)}.gz")
 
 
 def _read(path: str | Path) -> tuple[JournalHeader, Iterator[Entry]]:

@@ -1,9 +1,9 @@
 """Reads the journal of a live or replayed run: figures, a trace, a timeline."""
 
 from rollout_sched.inspection import command
-from rollout_sched.inspection.recording import TraceFold
+from rollout_sched.inspection.trace_fold import recorded_trace
 
 __all__ = [
-    "TraceFold",
     "command",
+    "recorded_trace",
 ]

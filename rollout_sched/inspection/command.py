@@ -9,8 +9,10 @@ from typing import Any
 
 import msgspec
 
-from rollout_sched.inspection.recording import Recording, TraceFold, rows, summary
+from rollout_sched.inspection.recording import Recording, rows, summary
 from rollout_sched.inspection.timeline import TimelineFold, journal_page
+from rollout_sched.inspection.trace_fold import recorded_trace
+from rollout_sched.journal import earlier_names
 from rollout_sched.metrics.fold import Folded
 from rollout_sched.process import check_writable, whole_file
 from rollout_sched.simulators import traces
@@ -25,11 +27,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("cat", _cat, "print each event and the scheduler's actions as a line of JSON"),
     ):
         verb = verbs.add_parser(name, help=says)
-        verb.add_argument("journal", type=Path, metavar="FILE", help="plain or gzip")
+        several = name == "trace"
+        verb.add_argument(
+            "journal",
+            type=Path,
+            metavar="FILE",
+            nargs="+" if several else None,
+            help="plain or gzip" + "; several: of one run, in order" * several,
+        )
         verb.add_argument(
             "--policy",
             metavar="NAME_OR_TOML",
-            help="policy of the recorded run; default: the preset that the journal names",
+            help="policy of the recorded run; default: that in the journal",
         )
         verb.add_argument(
             "--allow-code", action="store_true", help="import classes of your own that it names"
@@ -60,11 +69,21 @@ def _summary(options: argparse.Namespace) -> None:
 
 
 def _trace(options: argparse.Namespace) -> None:
-    fold = TraceFold(str(options.journal))
-    _recording(options).tell([Folded(fold).observe])
-    trace = fold.trace(options.out.name.split(".")[0])
+    trace, lacks = recorded_trace(
+        options.out.name.split(".")[0],
+        [_recording(options, path) for path in _without_parts(options.journal)],
+    )
     traces.write(trace, options.out)
     print(f"{options.out}: {trace.sample_count} samples of {len(trace.groups)} groups")
+    cut = sum(sample.finish == "cut" for sample in trace.samples())
+    lacks += [f"the ends of {cut} samples, which were cut"] * bool(cut)
+    print(*(f"  without {one}" for one in lacks), sep="\n")
+
+
+def _without_parts(paths: list[Path]) -> list[Path]:
+    """The journals without the files that are read with the one after them."""
+    parts = {before for path in paths for before in earlier_names(path)}
+    return [path for path in paths if path not in parts]
 
 
 def _timeline(options: argparse.Namespace) -> None:
@@ -98,5 +117,5 @@ def _cat(options: argparse.Namespace) -> None:
     _recording(options).tell([show])
 
 
-def _recording(options: argparse.Namespace) -> Recording:
-    return Recording(options.journal, options.policy, allow_code=options.allow_code)
+def _recording(options: argparse.Namespace, path: Path | None = None) -> Recording:
+    return Recording(path or options.journal, options.policy, allow_code=options.allow_code)

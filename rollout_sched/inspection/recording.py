@@ -9,26 +9,19 @@ from typing import Any
 import msgspec
 
 from rollout_sched import journal
-from rollout_sched.config import PolicyFile, load_policy, shipped
+from rollout_sched.config import PolicyFile, load_policy, parse_policy, refuse_code
 from rollout_sched.core.errors import CallerError
-from rollout_sched.core.model.actions import Action, Answer, Deliver, Dispatch
+from rollout_sched.core.model.actions import Action
 from rollout_sched.core.model.events import (
     Event,
-    GroupSubmitted,
     InstanceJoined,
-    RequestSubmitted,
     Restored,
-    ToolReturned,
-    TrajectoryEnded,
-    TurnFinished,
 )
-from rollout_sched.core.model.records import DeliveredSample as Made
 from rollout_sched.core.scheduler import Scheduler
 from rollout_sched.journal import JournalHeader
 from rollout_sched.metrics import Metrics
-from rollout_sched.metrics.fold import Folded, Handler
+from rollout_sched.metrics.fold import Folded
 from rollout_sched.metrics.outages import DirectFold, OutageFold
-from rollout_sched.simulators.traces.model import Gatherer, SampleRecord, Trace, Turn
 from rollout_sched.terminal import count, percent, seconds
 
 Observer = Callable[[float, Event, Iterable[Action]], None]
@@ -38,16 +31,20 @@ class Recording:
     """One journal, plain or gzip. A journal that is still being written is read up to its last
     complete line.
 
-    `policy`: the policy file of the recorded run, unless it was a preset; `allow_code`: as in
-    `load_policy`. Raises JournalError if
-    the file is not a journal, CallerError if the policy is unknown.
+    `policy`: replaces the one in the journal; `allow_code`: as in `load_policy`. Raises
+    JournalError if the file is not a journal, CallerError if the policy cannot be used.
     """
 
     def __init__(self, path: Path, policy: str | None = None, *, allow_code: bool = False) -> None:
         self.path = path
         self.header, _ = journal.read(path)
-        self._policy = _policy_of(self.header, path, policy, allow_code)
+        self._policy = _policy_of(self.header, policy, allow_code=allow_code)
         self._scheduler = self._fresh()
+
+    @property
+    def begins_late(self) -> bool:
+        """Whether its first events are missing, so that the actions cannot be known."""
+        return self.header.part > 0
 
     def events(self) -> Iterator[tuple[float, Event]]:
         """The events without the scheduler's actions: (seconds, event)."""
@@ -66,9 +63,15 @@ class Recording:
     def tell(self, observers: Iterable[Observer]) -> float:
         """Show the observers every event in order. Returns the time of the last one, in seconds.
 
-        Raises JournalError if the scheduler refuses an event, because the policy is a different
-        one.
+        Raises JournalError if the first events are missing, or if the scheduler refuses an event,
+        because the policy is a different one.
         """
+        if self.begins_late:
+            raise journal.JournalError(
+                f"{self.path} begins in the middle of a run, and the file before it, "
+                f"{journal.earlier(self.path)}, is missing or of another run; only a journal from "
+                f"the first event on can be replayed"
+            )
         self._scheduler = self._fresh()
         last = 0.0
         told = tuple(observers)
@@ -98,128 +101,12 @@ class Recording:
         )
 
 
-def _policy_of(
-    header: JournalHeader, path: Path, policy: str | None, allow_code: bool
-) -> PolicyFile:
-    if policy is not None:
-        return load_policy(policy, allow_code=allow_code)
-    if header.policy not in shipped("policies/presets"):
-        raise CallerError(
-            f"{path}: recorded under {header.policy!r}, which is not a preset; pass the policy "
-            f"file with --policy"
-        )
-    return load_policy(header.policy)
-
-
-class TraceFold:
-    """Makes a trace from a journal, so that the recorded run can be replayed under other policies.
-    Gathers the delivered and answered samples; a group is a prompt and its samples.
-
-    The tokens of a turn are those that were kept. Discarded tokens are not in the trace, and
-    neither are samples that were incomplete when the journal ended. A direct request is a sample of
-    the group that its client named, or its own group. Only direct requests have arrival times: a
-    trainer's groups wait for the scheduler.
-    """
-
-    def __init__(self, where: str) -> None:
-        self._where = where
-        self._gatherer = Gatherer(where)
-        self._asked_s: dict[str, float] = {}
-        self._first_s: float | None = None
-        self._turns: dict[str, list[Turn]] = {}
-        self._dispatched: dict[str, Dispatch] = {}
-        self._ended_s: dict[str, float] = {}
-        self._direct: dict[str, int] = {}
-        self._most = 0
-
-    def handlers(self) -> Mapping[type[Any], Handler]:
-        return {
-            GroupSubmitted: self._submitted,
-            RequestSubmitted: self._asked,
-            Dispatch: self._begun,
-            TurnFinished: self._turn_over,
-            ToolReturned: self._tool_over,
-            TrajectoryEnded: self._trajectory_over,
-            Deliver: self._delivered,
-            Answer: self._answered,
-        }
-
-    def trace(self, name: str) -> Trace:
-        """Raises TraceError if nothing was delivered or answered."""
-        return Trace(
-            name,
-            self._gatherer.groups(),
-            about="recorded by rollout_sched",
-            max_response_tokens=self._most or None,
-        )
-
-    def _submitted(self, now: float, event: GroupSubmitted) -> None:
-        self._most = max(self._most, event.max_tokens)
-
-    def _asked(self, now: float, event: RequestSubmitted) -> None:
-        self._most = max(self._most, event.max_tokens)
-        if self._first_s is None:
-            self._first_s = now
-        self._asked_s[event.request] = now - self._first_s
-
-    def _begun(self, now: float, action: Dispatch) -> None:
-        self._dispatched[action.request] = action
-        if action.request in self._turns:
-            del self._turns[action.request][action.turn :]  # those were discarded
-
-    def _turn_over(self, now: float, event: TurnFinished) -> None:
-        dispatch = self._dispatched.get(event.request)
-        if dispatch is None or dispatch.attempt != event.attempt:
-            return
-        turns = self._turns.setdefault(event.request, [])
-        made = dispatch.response_tokens + event.tokens - sum(t.output_tokens for t in turns)
-        turns.append(Turn(max(1, made)))
-        self._ended_s[event.request] = now
-
-    def _tool_over(self, now: float, event: ToolReturned) -> None:
-        turns = self._turns.get(event.request)
-        if turns:
-            turns[-1] = Turn(
-                turns[-1].output_tokens,
-                event.observation_tokens,
-                now - self._ended_s[event.request],
-            )
-
-    def _trajectory_over(self, now: float, event: TrajectoryEnded) -> None:
-        self._ended_s.pop(event.request, None)
-
-    def _delivered(self, now: float, action: Deliver) -> None:
-        for sample in action.samples:
-            self._add(sample, sample.group, sample.index)
-
-    def _answered(self, now: float, action: Answer) -> None:
-        made = action.sample
-        group = made.group or made.request
-        index = self._direct[group] = self._direct.get(group, -1) + 1
-        self._add(made, group, index, self._asked_s.pop(made.request))
-
-    def _add(self, made: Made, group: str, index: int, arrival_s: float = 0.0) -> None:
-        self._dispatched.pop(made.request, None)
-        self._ended_s.pop(made.request, None)
-        earlier = self._turns.pop(made.request, [])
-        left = made.response_tokens - sum(turn.output_tokens for turn in earlier)
-        turns = [*earlier, Turn(left)] if left > 0 else _closed(earlier)
-        self._gatherer.add(
-            SampleRecord(
-                group,
-                index,
-                made.prompt_tokens,
-                tuple(turns),
-                arrival_s=arrival_s,
-                finish="length" if made.finish == "length" else "stop",
-                version=min((segment.version for segment in made.segments), default=None),
-            )
-        )
-
-
-def _closed(turns: list[Turn]) -> list[Turn]:
-    """The turns, with no tool call after the last one."""
-    return [*turns[:-1], Turn(turns[-1].output_tokens)]
+def _policy_of(header: JournalHeader, policy: str | None, *, allow_code: bool) -> PolicyFile:
+    if policy is not None or not header.tables:
+        return load_policy(policy or header.policy, allow_code=allow_code)
+    if not allow_code:
+        refuse_code(header.policy, header.tables)
+    return parse_policy(header.policy, header.tables)
 
 
 # ------------------------------------------------------------------------------------------

@@ -233,7 +233,9 @@ class LiveScheduler:
             _warn_of_lending(policy)
         self.policy = policy.name
         self.fronts: Callable[[], dict[str, Any]] = dict
-        header = JournalHeader(SCHEMA, policy.name, run.prompts_per_step, version, run.seed)
+        header = JournalHeader(
+            SCHEMA, policy.name, run.prompts_per_step, version, run.seed, tables=policy.tables
+        )
         self.records = records = RunRecords(
             run, header, settings.durable, named_tools, judges=rewards is not None
         )

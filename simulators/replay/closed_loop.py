@@ -273,7 +273,12 @@ class ClosedLoop:
         self._rewards: SimRewards | None = None
         if scenario.rewards is not None:
             self._rewards = SimRewards(
-                scenario.rewards, workload.seed, queue, self._view, self._tell
+                scenario.rewards,
+                workload.seed,
+                workload.verdict,
+                queue,
+                self._view,
+                self._tell,
             )
         self._telemetry = Telemetry(scenario.visibility, self._fleet, attempts, queue, self._tell)
         self._clients = SimClients(workload.traffic, attempts, queue, self._tell)

@@ -1,7 +1,8 @@
 """Rewards of a replay: how long the reward of a sample takes, and which groups are filtered.
 
-A trace has neither, so the scenario defines both. They are drawn by sample and by group, not by
-attempt: under every policy the same samples take equally long, and the same groups are filtered.
+The scenario defines both, except for groups whose verdict was recorded. They are drawn by sample
+and by group, not by attempt: under every policy the same samples take equally long, and the same
+groups are filtered.
 """
 
 from __future__ import annotations
@@ -46,19 +47,21 @@ class RewardModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class SimRewards:
     """When the reward of each finished sample is known, and the answer to each Judge.
 
-    `view`: that of the current scheduler.
+    `verdict`: the recorded one on a group. `view`: that of the current scheduler.
     """
 
     def __init__(
         self,
         model: RewardModel,
         seed: int,
+        verdict: Callable[[str], str | None],
         queue: EventQueue,
         view: Callable[[], SchedulerView],
         tell: Callable[[Event], None],
     ) -> None:
         self._model = model
         self._seed = seed
+        self._verdict = verdict
         self._queue = queue
         self._view = view
         self._tell = tell
@@ -94,6 +97,8 @@ class SimRewards:
 
     def _answer(self, action: Judge) -> None:
         if self._view().is_judged(action.group, action.judgement):
-            kept = self._model.keeps(action.group, self._seed)
+            recorded = self._verdict(action.group)
+            drawn = self._model.keeps(action.group, self._seed)
+            kept = drawn if recorded is None else recorded == "kept"
             verdict = GroupJudged(action.group, action.judgement, "kept" if kept else "filtered")
             self._tell(verdict)

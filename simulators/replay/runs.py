@@ -154,7 +154,11 @@ def run_policy(
     with ExitStack() as stack:
         if journal_path is not None:
             header = journal.JournalHeader(
-                journal.SCHEMA, policy.name, workload.prompts_per_step, 0, seed
+                journal.SCHEMA,
+                policy.name,
+                workload.prompts_per_step,
+                seed=seed,
+                tables=policy.tables,
             )
             writer = stack.enter_context(closing(journal.JournalWriter(journal_path, header)))
             observers.append(lambda now, event, actions: writer.record(now, event))

@@ -280,7 +280,7 @@ class Visibility(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the trainer requests.
 
-    prompts_per_step    0: 64, or as many as give four steps
+    prompts_per_step    0: the trace's; if it has none, 64, or as many as give four steps
     samples_per_prompt  0: the trace's group size, divided by the epochs
     max_tokens          maximum length of a response; 0: the trace's cap
     batches             false: no training, only [traffic]

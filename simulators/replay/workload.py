@@ -13,7 +13,7 @@ import msgspec
 from rollout_sched.core.errors import CallerError
 from rollout_sched.core.model.events import GroupSubmitted
 from rollout_sched.simulators.replay.scenario import Job, Scenario, Traffic, TrafficModel
-from rollout_sched.simulators.traces.model import SampleRecord, Trace, draw_extra
+from rollout_sched.simulators.traces.model import VERDICT, SampleRecord, Trace, draw_extra
 
 
 class Workload:
@@ -47,7 +47,11 @@ class Workload:
         self.epochs = job.epochs
         self.samples_per_prompt = job.samples_per_prompt or _samples_per_prompt(trace, job.epochs)
         self.max_tokens = job.max_tokens or trace.cap
-        self.prompts_per_step = job.prompts_per_step or min(64, max(1, len(trace.groups) // 4))
+        self.prompts_per_step = (
+            job.prompts_per_step
+            or trace.prompts_per_step
+            or min(64, max(1, len(trace.groups) // 4))
+        )
         groups = _groups(trace, job.epochs, seed) if job.batches else []
         groups = groups[: steps * self.prompts_per_step] if steps else groups
         self.groups = [group for group, _, _ in groups]
@@ -154,6 +158,11 @@ class Workload:
             return self.traffic.length(group)
         return self.sample(group, index).response_tokens
 
+    def verdict(self, group: str) -> str | None:
+        """The recorded verdict on the group, "kept" or "filtered"."""
+        prompt = self.trace.groups.get(self.prompt(group))
+        return None if prompt is None else prompt[0].labels.get(VERDICT)
+
     def prompt_tokens(self, group: str) -> int:
         return self._prompt_tokens[group]
 
@@ -216,7 +225,14 @@ def _told_before(trace: Trace, known: int) -> tuple[Trace, dict[str, tuple[int, 
         prompt: tuple([sample.response_tokens for sample in samples[len(trained[prompt]) :]])
         for prompt, samples in groups
     }
-    return msgspec.structs.replace(trace, groups=trained, max_response_tokens=trace.cap), rest
+    declared = trace.samples_per_prompt
+    if declared is not None:
+        declared = min(declared, max(map(len, trained.values())))
+    replace = msgspec.structs.replace
+    trace = replace(
+        trace, groups=trained, max_response_tokens=trace.cap, samples_per_prompt=declared
+    )
+    return trace, rest
 
 
 def _samples_per_prompt(trace: Trace, epochs: int) -> int:

@@ -41,6 +41,9 @@ Duration = Annotated[float, msgspec.Meta(ge=0, lt=UNIX_S)]
 COUNTED_BY = "tokens_counted_by"
 TOKENIZER = "tokenizer"
 
+#: The label of samples whose group was judged: "kept", or "filtered" and not trained.
+VERDICT = "verdict"
+
 _NO_LABELS: dict[str, str] = {}
 
 
@@ -157,6 +160,8 @@ class Trace(msgspec.Struct, frozen=True):
     groups: group name -> its samples ordered by index; never an empty list.
     about, source, license: one line each, for the credits.
     max_response_tokens: the cap the recording ran under, where declared.
+    prompts_per_step, samples_per_prompt: of the recorded trainer, where declared. Samples of a
+    group beyond those are further ones of its prompt.
     left_out: requests of the source that were left out because they have no tokens.
     """
 
@@ -166,6 +171,8 @@ class Trace(msgspec.Struct, frozen=True):
     source: str = ""
     license: str = ""
     max_response_tokens: int | None = None
+    prompts_per_step: int | None = None
+    samples_per_prompt: int | None = None
     left_out: int = 0
 
     def samples(self) -> Iterator[SampleRecord]:
@@ -186,7 +193,9 @@ class Trace(msgspec.Struct, frozen=True):
 
     @property
     def group_size(self) -> int:
-        """The most common number of samples in a group; the larger one on a tie."""
+        """The declared number of samples of a group, or the most common; the larger on a tie."""
+        if self.samples_per_prompt is not None:
+            return self.samples_per_prompt
         sizes = Counter(len(members) for members in self.groups.values())
         return max(sizes, key=lambda size: (sizes[size], size), default=0)
 

@@ -8,10 +8,11 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
+from rollout_sched.core.model.records import MAX_SIZE
 from rollout_sched.simulators.traces.files import Lines
 from rollout_sched.simulators.traces.model import (
     Length,
@@ -24,6 +25,8 @@ from rollout_sched.simulators.traces.model import (
 )
 
 SCHEMA = "rollout-sched-trace/1"
+
+PerStep = Annotated[int, msgspec.Meta(ge=1, le=MAX_SIZE)]
 
 
 # Brackets nested a thousand deep are rejected too.
@@ -40,6 +43,8 @@ class TraceHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     source: str = ""
     license: str = ""
     max_response_tokens: Length | None = None
+    prompts_per_step: PerStep | None = None
+    samples_per_prompt: PerStep | None = None
 
 
 _header_decoder = msgspec.json.Decoder(TraceHeader)
@@ -97,6 +102,8 @@ def encoded_header(trace: Trace) -> bytes:
             source=trace.source,
             license=trace.license,
             max_response_tokens=trace.max_response_tokens,
+            prompts_per_step=trace.prompts_per_step,
+            samples_per_prompt=trace.samples_per_prompt,
         )
     )
 

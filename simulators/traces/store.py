@@ -205,6 +205,8 @@ def read(source: str | os.PathLike[str], counting: Counting | None = None) -> Tr
         source=first.header.source,
         license=first.header.license,
         max_response_tokens=max(known) if len(known) == len(caps) else None,
+        prompts_per_step=first.header.prompts_per_step,
+        samples_per_prompt=first.header.samples_per_prompt,
         left_out=gatherer.left_out,
     )
 

@@ -15,7 +15,13 @@ from rollout_sched.simulators.traces import Trace
 
 
 def recorded(
-    path: Path, policy: str, trace: str = "tau_airline", groups: int = 12, **changes: Any
+    path: Path,
+    policy: str,
+    trace: str = "tau_airline",
+    groups: int = 12,
+    *,
+    allow_code: bool = False,
+    **changes: Any,
 ) -> tuple[Trace, Run]:
     """A journal of that policy in the scenario of the smallest fleet, changed so; the trace that
     was replayed."""
@@ -23,4 +29,5 @@ def recorded(
     scenario = load_scenario("qwen7b-8xh100-disaggregated")
     job = Job(prompts_per_step=4)
     scenario = msgspec.structs.replace(scenario, **{"job": job, **changes})
-    return offered, run_policy(load_policy(policy), offered, scenario, journal_path=path)
+    loaded = load_policy(policy, allow_code=allow_code)
+    return offered, run_policy(loaded, offered, scenario, journal_path=path)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import gzip
 import logging
+import re
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from rollout_sched.core.errors import CallerError
@@ -14,9 +17,11 @@ from rollout_sched.core.model import events as ev
 from rollout_sched.core.model.actions import Action, Answer, Deliver
 from rollout_sched.core.model.events import Event
 from rollout_sched.core.model.records import DeliveredSample, Segment
-from rollout_sched.inspection.recording import Recording, TraceFold, rows, summary
+from rollout_sched.inspection.recording import Recording, rows, summary
+from rollout_sched.inspection.trace_fold import TraceFold, recorded_trace
 from rollout_sched.journal import JournalError
 from rollout_sched.metrics.fold import Folded
+from rollout_sched.simulators import traces
 from rollout_sched.simulators.replay.faults import Lost, SchedulerRestarts
 from rollout_sched.simulators.replay.scenario import TrafficModel
 from rollout_sched.simulators.traces import Trace, TraceError
@@ -63,12 +68,17 @@ def test_open_journal_ends_with_its_last_complete_line(
     assert "cut in the middle" in caplog.text
 
 
-def test_a_policy_of_the_users_own_has_to_be_named(path: Path, tmp_path: Path) -> None:
-    mine = tmp_path / "mine.jsonl"
-    mine.write_text(path.read_text().replace('"policy":"dplb"', '"policy":"mine"', 1))
-    with pytest.raises(CallerError, match="recorded under 'mine', which is not a preset"):
-        Recording(mine)
-    assert count(Recording(mine, "dplb")) == count(Recording(path))
+def test_a_policy_of_the_users_own_is_in_the_journal(tmp_path: Path) -> None:
+    path, mine = tmp_path / "j.jsonl", tmp_path / "mine.toml"
+    mine.write_text('[migration]\nuse = "tests.helpers:Restless"\ninterval_s = 3.0\n')
+    recorded(path, str(mine), groups=4, allow_code=True)
+    with pytest.raises(CallerError, match=r"mine: migration.use: .* is code.*--allow-code"):
+        Recording(path)
+    whole = count(Recording(path, allow_code=True))
+    mine.write_text("[batching]\nuse = 'one_step_off'\n[freshness]\nmax_staleness = 1\n")
+    recorded(path, str(mine), groups=4)
+    mine.unlink()
+    assert count(Recording(path)) > 0 < whole
 
 
 def test_refused_event_is_named_with_its_line(path: Path) -> None:
@@ -95,17 +105,16 @@ def test_journal_of_several_schedulers_is_read_by_as_many(tmp_path: Path) -> Non
     assert samples == run.summary.samples_delivered > 0
 
 
-def told(path: Path) -> Trace:
-    fold = TraceFold(str(path))
-    Recording(path).tell([Folded(fold).observe])
-    return fold.trace("again")
+def told(*paths: Path) -> tuple[Trace, list[str]]:
+    return recorded_trace("again", [Recording(path) for path in paths])
 
 
 @pytest.mark.parametrize("policy", ["dplb", "areal", "partial_rollout", "best_on_policy"])
 def test_trajectories_come_back_turn_by_turn(tmp_path: Path, policy: str) -> None:
     path = tmp_path / "j.jsonl"
     offered, _ = recorded(path, policy)
-    found = told(path)
+    found, lacks = told(path)
+    assert not lacks
     assert found.groups.keys() == offered.groups.keys()
     for group, samples in offered.groups.items():
         for was, now in zip(samples, found.groups[group], strict=True):
@@ -118,15 +127,63 @@ def test_trajectories_come_back_turn_by_turn(tmp_path: Path, policy: str) -> Non
                 assert after.tool_s == pytest.approx(before.tool_s)
 
 
-def test_incomplete_groups_are_left_out(tmp_path: Path) -> None:
+def test_samples_are_cut_by_the_end_of_the_journal(tmp_path: Path) -> None:
     path = tmp_path / "j.jsonl"
-    recorded(path, "dplb")
+    offered, _ = recorded(path, "dplb")
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines[: len(lines) // 2]))
-    assert 0 < len(told(path).groups) < 12
+    found, [lacks] = told(path)
+    assert list(found.groups) == list(offered.groups)[: len(found.groups)]
+    assert lacks == f"{12 - len(found.groups)} groups of which nothing was started"
+    finishes = Counter(sample.finish for sample in found.samples())
+    assert finishes["stop"] > 0 < finishes["cut"]
     path.write_text("".join(lines[:5]))
     with pytest.raises(TraceError):
         told(path)
+
+
+@pytest.mark.parametrize("policy", ["dplb", "areal", "tail_batching"])
+def test_any_part_of_a_run_gives_a_trace(tmp_path: Path, policy: str) -> None:
+    """Lengths are exact or cut, and what is missing is named."""
+    path, late, apart = (tmp_path / name for name in ("j.jsonl", "late.gz", "apart.jsonl"))
+    spread = {
+        group: [msgspec.structs.replace(sample, arrival_s=9.0 * number) for sample in members]
+        for number, (group, members) in enumerate(traces.read("lrm_math_open").groups.items())
+    }
+    traces.write(Trace("apart", spread), apart)
+    offered, _ = recorded(path, policy, trace=str(apart), groups=24)
+    header, *lines = path.read_text().splitlines(keepends=True)
+    part = header.replace("{", '{"part":2,', 1)
+    late.write_bytes(gzip.compress("".join([part, *lines[len(lines) // 4 :]]).encode()))
+    with pytest.raises(JournalError, match="begins in the middle of a run"):
+        Recording(late).tell([])
+    found, lacks = told(late)
+    assert lacks[0] == f"the events before {late}"
+    assert re.match(r"\d+ groups and requests that were submitted before it", lacks[1])
+    truth = {(s.group, s.sample): s.response_tokens for s in offered.samples()}
+    exact = 0
+    for sample in found.samples():
+        length = truth.get((sample.group, sample.sample), sample.response_tokens)
+        assert sample.response_tokens <= length
+        assert sample.finish == "cut" or sample.response_tokens == length
+        exact += sample.finish != "cut"
+    assert exact > 10
+
+
+def test_the_journals_of_a_restarted_run_are_one(tmp_path: Path) -> None:
+    """Also if the first one is missing: the second begins with the state."""
+    path, first, second = (tmp_path / name for name in ("j.jsonl", "1.jsonl", "2.jsonl"))
+    offered, _ = recorded(path, "dplb", groups=8, faults=(SchedulerRestarts(at_s=24.0),))
+    header, *lines = path.read_text().splitlines(keepends=True)
+    [at] = [number for number, line in enumerate(lines) if '"Restored"' in line]
+    first.write_text("".join([header, *lines[:at]]))
+    second.write_text("".join([header, *lines[at:]]))
+    whole, _ = told(path)
+    assert told(first, second) == (whole, [])
+    assert whole.groups.keys() == offered.groups.keys()
+    rest, _ = told(second)
+    assert 0 < len(rest.groups) < 8
+    assert {sample.finish for sample in rest.samples()} == {"stop"}
 
 
 def test_a_client_s_request_is_a_sample_of_the_group_it_named() -> None:
@@ -137,7 +194,7 @@ def test_a_client_s_request_is_a_sample_of_the_group_it_named() -> None:
         made = DeliveredSample(request, group, 0, 9, 4, (Segment(3, 4, "i"),), 0, "length")
         folded.observe(7.0 + number, ev.RequestSubmitted(request, group, 9, 4), ())
         folded.observe(9.0 + number, ev.Woke(), [Answer(made)])
-    groups = fold.trace("clients").groups
+    groups = fold.trace("clients")[0].groups
     assert {name: len(members) for name, members in groups.items()} == {"a": 2, "r2": 1}
     [first, second] = groups["a"]
     assert (first.arrival_s, second.arrival_s) == (0.0, 1.0)

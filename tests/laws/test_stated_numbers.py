@@ -44,8 +44,9 @@ from rollout_sched.core.model.records import (
     RunFacts,
     Segment,
 )
-from rollout_sched.inspection.recording import Recording, TraceFold
+from rollout_sched.inspection.recording import Recording
 from rollout_sched.inspection.timeline import journal_page
+from rollout_sched.inspection.trace_fold import recorded_trace
 from rollout_sched.integrations.gateway.data_plane.answers import read_answer, read_event
 from rollout_sched.integrations.verl import generate_call
 from rollout_sched.integrations.vllm import metrics_text
@@ -56,7 +57,6 @@ from rollout_sched.live.requests.token_payload import TokenTranscript
 from rollout_sched.live.trainer import records
 from rollout_sched.live.trainer.delivery import LeaseFacts
 from rollout_sched.live.trainer.samples import Prompt
-from rollout_sched.metrics.fold import Folded
 from rollout_sched.simulators import traces
 from rollout_sched.simulators.replay import load_scenario
 from rollout_sched.simulators.replay.runs import run_policy
@@ -178,10 +178,9 @@ def replayed(folder: Path, scenario: bytes, policy: str, journal: str = "") -> N
 
 
 def read_journal(path: Path) -> None:
-    recording, fold = Recording(path, "partial_rollout"), TraceFold("journal")
+    recording = Recording(path, "partial_rollout")
     journal_page(recording)
-    recording.tell([Folded(fold).observe])
-    fold.trace("recorded")
+    recorded_trace("recorded", [recording])
 
 
 def read_whole_answer(path: Path) -> None:

@@ -30,12 +30,18 @@ def samples(draw: st.DrawFn) -> SampleRecord:
 
 
 traces = st.builds(
-    lambda listed, name, cap: Trace(
-        name or "unnamed", gather(listed), about=name, max_response_tokens=cap
+    lambda listed, name, cap, step: Trace(
+        name or "unnamed",
+        gather(listed),
+        about=name,
+        max_response_tokens=cap,
+        prompts_per_step=step,
+        samples_per_prompt=step and 2 * step,
     ),
     st.lists(samples(), min_size=1, max_size=8, unique_by=lambda s: (s.group, s.sample)),
     st.text(max_size=5),
     st.none() | lengths,
+    st.none() | st.integers(1, 2**15),
 )
 
 
