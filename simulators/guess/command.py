@@ -16,7 +16,7 @@ from rollout_sched.core.errors import CallerError
 from rollout_sched.core.model.records import Count, Size
 from rollout_sched.flags import Flag, add_flags, given_flags, number, positive
 from rollout_sched.simulators.guess import formula
-from rollout_sched.simulators.guess.formula import Layout, Model, gpu_named, model_named
+from rollout_sched.simulators.guess.formula import Layout, Model, Precision, gpu_named, model_named
 from rollout_sched.simulators.instance import Speculation, StepTime
 from rollout_sched.simulators.replay import Scenario, load_scenario, parse_scenario, runs
 from rollout_sched.simulators.traces.command import add_trace, read_trace
@@ -53,6 +53,7 @@ def _add_guess(verbs: Any) -> None:
     for name in _SHAPE:
         option(f"--{name.replace('_', '-')}", type=positive, metavar="N", help="default: usual")
     add_flags(parser, Layout)
+    add_flags(parser, Precision)
     parser.set_defaults(run=_guess)
 
 
@@ -103,14 +104,15 @@ def _speeds(scenario: Scenario) -> list[str]:
 def _guess(options: argparse.Namespace) -> None:
     gpu, model = gpu_named(options.gpu), _model(options)
     layout = Layout(**given_flags(options, Layout))
-    tables = formula.scenario(gpu, model, layout)
+    precision = Precision(**given_flags(options, Precision))
+    tables = formula.scenario(gpu, model, layout, precision)
     named = options.model or f"{options.params:g} parameters in {options.layers} layers"
     turns = (
         f"{layout.trainer_gpus} more train" if layout.trainer_gpus else "the trainer takes turns"
     )
     about = (
         f"{named} on {layout.gpus} {options.gpu}: {layout.instances} instances of TP{layout.tp}, "
-        f"{turns}."
+        f"{turns}. Weights in {precision.weights}, KV in {precision.kv}."
     )
     parse_scenario("guess", {"about": about, **tables})
     print("# A first guess, not measured: measure with rollout-sched calibrate URL.")

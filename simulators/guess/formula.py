@@ -1,6 +1,6 @@
 """Cost constants from a GPU's data sheet and a model's shape: a first guess, to be calibrated.
 
-    t_w = W / (e_w HBM),  W = 2 * params read / TP,  e_w = share * W / (W + small)
+    t_w = W / (e_w HBM),  W = bytes * params read / TP,  e_w = share * W / (W + small)
     s   = 2 * params read / (TP * e_f * peak)
     k   = KV bytes per token / (TP * 0.65 * HBM)
     a   = 4 * heads * head_dim * layers / (TP * 0.5 * peak)
@@ -8,9 +8,10 @@
     c_b = 4.4 us
     KV  = ((0.9 * memory - 3 GB) * TP - weights) / KV bytes per token, and the share of it asked for
 
-in bf16. simulators/instance/README.md has the sources of the numbers, and their errors where
-measurements exist. Not covered: quantised weights, mixtures of experts, sliding windows,
-speculative decoding.
+simulators/instance/README.md has the sources of the numbers, and their errors where measurements
+exist. Weights and KV of 8 bits have half the bytes; the matrix multiplications stay those of bf16,
+as with weights alone quantised. Not covered: mixtures of experts, sliding windows, speculative
+decoding.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import math
 import tomllib
 from collections.abc import Mapping
 from importlib.resources import files
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
@@ -112,7 +113,7 @@ def _named(noun: str, name: str, known: Mapping[str, _T]) -> _T:
     return found
 
 
-_BYTES = 2  # of a parameter, and of a value in the KV cache
+_BYTES = {"bf16": 2, "fp8": 1, "int8": 1}  # of a parameter, and of a value in the KV cache
 _STEP_S = 0.13e-3
 _LAYER_S = 16.75e-6
 _SEQUENCE_S = 4.4e-6
@@ -148,6 +149,25 @@ class Layout(msgspec.Struct, frozen=True):
         return (self.gpus - self.trainer_gpus) // self.tp
 
 
+class Precision(msgspec.Struct, frozen=True):
+    """What the instances generate with; the trainer and what it sends are bf16. Rollouts in 8 bits
+    are FlashRL's (fengyao.notion.site/flash-rl, 2025-08: worth it from about 14B, and only with
+    truncated importance sampling) and FP8-RL's (arXiv 2601.18150: up to 44 % more throughput, with
+    fp8 KV too).
+
+    weights       of the model that generates
+    kv            of its KV cache
+    requantise_s  seconds an update takes longer, to quantise the new weights; measure it
+    """
+
+    weights: Literal["bf16", "fp8", "int8"] = "bf16"
+    kv: Literal["bf16", "fp8", "int8"] = "bf16"
+    requantise_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 0.0
+
+
+BF16 = Precision()
+
+
 def shaped(params: float, layers: int, **known: int | None) -> Model:
     """A model of which little is known; the rest has the usual values for its size."""
     told = {name: value for name, value in known.items() if value is not None}
@@ -163,15 +183,15 @@ def shaped(params: float, layers: int, **known: int | None) -> Model:
     return Model(params=params, layers=layers, **{**usual, **told})
 
 
-def kv_bytes(model: Model) -> float:
+def kv_bytes(model: Model, precision: Precision = BF16) -> float:
     """KV bytes of one token."""
-    return 2 * model.layers * model.kv_heads * model.head_dim * _BYTES
+    return 2 * model.layers * model.kv_heads * model.head_dim * _BYTES[precision.kv]
 
 
-def cost(gpu: Gpu, model: Model, tp: int) -> CostModel:
+def cost(gpu: Gpu, model: Model, tp: int, precision: Precision = BF16) -> CostModel:
     """The cost model of one instance on `tp` GPUs. Raises CallerError for a tp without figures."""
     flops = _by_tp(gpu.flops_share, tp) * gpu.flops * tp
-    weights = _BYTES * model.read_params / tp
+    weights = _BYTES[precision.weights] * model.read_params / tp
     share = gpu.bandwidth_share * weights / (weights + gpu.small_bytes)
     all_reduces = 2 * model.layers * (_by_tp(gpu.all_reduce_s, tp) if tp > 1 else 0.0)
     attended = 4 * model.heads * model.head_dim * model.layers
@@ -180,26 +200,26 @@ def cost(gpu: Gpu, model: Model, tp: int) -> CostModel:
         weights_s=weights / (share * gpu.hbm_bytes_per_s),
         token_s=2 * model.read_params / flops,
         sequence_s=_SEQUENCE_S,
-        context_s=kv_bytes(model) / (tp * _KV_SHARE * gpu.hbm_bytes_per_s),
+        context_s=kv_bytes(model, precision) / (tp * _KV_SHARE * gpu.hbm_bytes_per_s),
         attention_s=attended / (tp * _ATTENTION_SHARE * gpu.flops),
     )
 
 
-def kv_tokens(gpu: Gpu, model: Model, layout: Layout) -> int:
+def kv_tokens(gpu: Gpu, model: Model, layout: Layout, precision: Precision = BF16) -> int:
     """KV tokens of one instance. Raises CallerError if the weights leave no room."""
     room = layout.tp * (_USABLE_MEMORY * gpu.memory_bytes - _ACTIVATIONS_BYTES)
-    left = room - _BYTES * model.params
+    left = room - _BYTES[precision.weights] * model.params
     share = 1.0 if layout.trainer_gpus else _COLOCATED_KV
-    tokens = int(share * left / kv_bytes(model))
+    tokens = int(share * left / kv_bytes(model, precision))
     if tokens < 1:
         raise CallerError(
-            f"{layout.tp} of this GPU have no room for {model.params:.3g} parameters in bf16 and a "
-            "KV cache: give a larger --tp"
+            f"{layout.tp} of this GPU have no room for {model.params:.3g} parameters in "
+            f"{precision.weights} and a KV cache: give a larger --tp"
         )
     return tokens
 
 
-def scenario(gpu: Gpu, model: Model, layout: Layout) -> dict[str, Any]:
+def scenario(gpu: Gpu, model: Model, layout: Layout, precision: Precision = BF16) -> dict[str, Any]:
     """The tables of a scenario. Raises CallerError for an impossible layout."""
     if layout.instances < 1:
         raise CallerError(
@@ -210,11 +230,11 @@ def scenario(gpu: Gpu, model: Model, layout: Layout) -> dict[str, Any]:
     tables: dict[str, Any] = {
         "fleet": {
             "instances": layout.instances,
-            "kv_tokens": kv_tokens(gpu, model, layout),
+            "kv_tokens": kv_tokens(gpu, model, layout, precision),
             "max_num_seqs": 256,
             "max_num_batched_tokens": 8192,
         },
-        "cost": msgspec.structs.asdict(cost(gpu, model, layout.tp)),
+        "cost": msgspec.structs.asdict(cost(gpu, model, layout.tp, precision)),
         "trainer": {
             "placement": "disaggregated" if layout.trainer_gpus else "colocated",
             "fixed_s": 10.0,
@@ -223,8 +243,8 @@ def scenario(gpu: Gpu, model: Model, layout: Layout) -> dict[str, Any]:
             / (training * _TRAINER_SHARE * gpu.flops),
         },
         "weights": {
-            "fixed_s": 1.0,
-            "bytes": _BYTES * model.params,
+            "fixed_s": 1.0 + precision.requantise_s,
+            "bytes": _BYTES["bf16"] * model.params,
             "bytes_per_s": _LINK_BYTES_PER_S * layout.tp,
         },
     }

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
 from rollout_sched.core.errors import CallerError
 from rollout_sched.simulators.guess import formula
-from rollout_sched.simulators.guess.formula import Layout, gpu_named, gpus, model_named, models
+from rollout_sched.simulators.guess.formula import (
+    Layout,
+    Precision,
+    gpu_named,
+    gpus,
+    model_named,
+    models,
+)
 from rollout_sched.simulators.replay.scenario import load_scenario, parse_scenario
 
 #: Of the shipped scenarios: the constants, and the KV cache, which was rounded by hand there.
@@ -62,6 +71,22 @@ def test_fits_to_public_profiles_come_out(
     cost = formula.cost(gpu_named(gpu), model_named(model), tp)
     found = (cost.step_s * 1e3, cost.weights_s * 1e3, cost.token_s * 1e6, cost.context_s * 1e9)
     assert found == pytest.approx((step_ms, weights_ms, token_us, context_ns), rel=0.03)
+
+
+@pytest.mark.parametrize("weights", ["fp8", "int8"])
+def test_eight_bits_are_half_the_bytes_of_what_is_quantised(weights: Any) -> None:
+    gpu, model, layout = gpu_named("h100"), model_named("qwen2.5-32b"), Layout(16, 2, 4)
+    precision = Precision(weights, "fp8", requantise_s=0.5)
+    plain, small = (
+        parse_scenario("guess", formula.scenario(gpu, model, layout, each))
+        for each in (formula.BF16, precision)
+    )
+    assert small.cost.context_s == plain.cost.context_s / 2
+    assert 0.5 < small.cost.weights_s / plain.cost.weights_s < 0.6, "small reads are less efficient"
+    assert small.cost.token_s == plain.cost.token_s
+    assert small.fleet.kv_tokens > 2 * plain.fleet.kv_tokens, "and the weights leave more room"
+    assert (small.weights.bytes, small.trainer) == (plain.weights.bytes, plain.trainer)
+    assert small.weights.seconds == plain.weights.seconds + 0.5
 
 
 def test_a_model_of_which_little_is_known() -> None:
