@@ -29,11 +29,13 @@ class AllAtOnce(Weights, msgspec.Struct, frozen=True):
 
     `when` = "now" waits only for what the interruption role asks for; "between_batches" waits until
     no launched group is unfinished. `every`: update only when the fleet is that many versions
-    behind (verl's trigger_parameter_sync_step).
+    behind (verl's trigger_parameter_sync_step). `reopen`: instances serve again when the last of
+    those that began together is ready, or each "alone" (AsyncFlow, arXiv 2507.01663).
     """
 
     when: Literal["now", "between_batches"] = "now"
     every: Annotated[int, msgspec.Meta(ge=1)] = 1
+    reopen: Literal["together", "alone"] = "together"
 
     @property
     def least_staleness(self) -> int:

@@ -12,9 +12,9 @@ drain, freeze or come back, then the weights are loaded, then the gate opens:
 If the trainer brings the weights itself (`loads` is False), the scheduler orders nothing: the new
 version is *found* on one instance after the other.
 
-Instances whose updates began together form a *cohort* and open together. If each opened as soon as
-it was ready, the first one would get all waiting requests. Frozen requests go on without waiting
-for the cohort.
+Instances whose updates began together form a *cohort* and open together, unless the weights role
+says `reopen = "alone"`. If each opens as soon as it is ready, the first one gets all waiting
+requests. Frozen requests go on without waiting for the cohort.
 
 When instances were opened one by one, policies without admission sent the whole queue to the first
 that was ready (in a replay, 512 of 512 requests to one of eight instances).
@@ -82,7 +82,10 @@ class WeightUpdater:
         for instance in chosen:
             if self.outdated.get(instance.id) is not instance:
                 raise PolicyError(f"weights chose {instance!r}, which needs no update")
-        if chosen:
+        if state.roles.weights.reopen == "alone":
+            for instance in chosen:
+                self._gather([instance])
+        elif chosen:
             self._gather(chosen)
         return [instance for instance in chosen if self._begin(instance)]
 

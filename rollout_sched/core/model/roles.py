@@ -369,6 +369,12 @@ class Weights:
         """How many versions it lets the fleet fall behind, which no sample can be fresher than."""
         return 0
 
+    @property
+    def reopen(self) -> Literal["together", "alone"]:
+        """Whether instances whose updates begin together serve again when the last of them is
+        ready, or each when it is ready."""
+        return "together"
+
     @abstractmethod
     def choose(self, outdated: Sequence[Instance], progress: Progress) -> Sequence[Instance]: ...
 

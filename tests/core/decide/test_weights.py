@@ -289,6 +289,16 @@ def test_instance_changing_cohorts_waits_for_the_new_one() -> None:
     assert (a.status, c.status) == (SERVING, SERVING)
 
 
+@pytest.mark.parametrize(("reopen", "first"), [("together", GATED), ("alone", SERVING)])
+def test_each_may_serve_as_soon_as_it_is_ready(reopen: Any, first: InstanceStatus) -> None:
+    bench = Bench(2, weights=AllAtOnce(reopen=reopen))
+    bench.publish(1)
+    bench.updated(0, 1)
+    assert bench.statuses == [first, UPDATING]
+    bench.updated(1, 1)
+    assert bench.statuses == [SERVING, SERVING]
+
+
 def test_only_outdated_instances_may_be_chosen() -> None:
     class Everybody(Weights):
         def choose(self, outdated: Sequence[Instance], progress: Any) -> Sequence[Instance]:

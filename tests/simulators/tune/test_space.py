@@ -33,6 +33,7 @@ LEFT_OUT: dict[str, str] = {
     "routing.static_split": "it is a baseline",
     "routing.vllm_internal_lb": "what engines do by themselves; least_requests has newer counts",
     "batching.fully_async.window_fraction": "costs speed for an order that tune does not limit",
+    "weights.all_at_once.reopen": "alone gives the first instance all waiting requests",
     "prediction.oracle": "only a replay knows true lengths",
     "freshness.paced": "bounds the aggregate, so a sample may exceed the user's bound",
     "freshness.unbounded": "does not keep the user's bound",
