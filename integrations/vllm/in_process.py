@@ -36,6 +36,7 @@ class EngineGauges:
         self._prefill_tokens = 0
         self._cached_tokens = 0
         self._generated_tokens = 0
+        self._drafts = 0
         self._drafted_tokens = 0
         self._accepted_tokens = 0
 
@@ -45,6 +46,7 @@ class EngineGauges:
             self._states[engine] = scheduler_stats
             drafts = scheduler_stats.spec_decoding_stats
             if drafts is not None:
+                self._drafts += drafts.num_drafts
                 self._drafted_tokens += drafts.num_draft_tokens
                 self._accepted_tokens += drafts.num_accepted_tokens
         if iteration_stats is not None:
@@ -64,6 +66,7 @@ class EngineGauges:
             prefill_tokens=self._prefill_tokens,
             cached_tokens=self._cached_tokens,
             generated_tokens=self._generated_tokens,
+            drafts=self._drafts,
             drafted_tokens=self._drafted_tokens,
             accepted_tokens=self._accepted_tokens,
         )

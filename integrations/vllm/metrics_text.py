@@ -73,6 +73,7 @@ def gauges(text: bytes) -> Gauges:
         "prefill_tokens": int(_prompt_tokens(text, names.COMPUTED)),
         "cached_tokens": int(_prompt_tokens(text, names.CACHED)),
         "generated_tokens": int(total(text, names.GENERATED_TOKENS)),
+        "drafts": int(total(text, names.DRAFTS)),
         "drafted_tokens": int(total(text, names.DRAFTED_TOKENS)),
         "accepted_tokens": int(total(text, names.ACCEPTED_TOKENS)),
         "started_at": started_at(text),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from statistics import median
@@ -14,7 +14,13 @@ import msgspec
 
 from rollout_sched.core.errors import CallerError
 from rollout_sched.core.model.records import MAX_SIZE, Count, Serial
-from rollout_sched.simulators.instance import EngineSteps
+from rollout_sched.simulators.instance import (
+    CostModel,
+    EngineSteps,
+    Speculation,
+    StepTime,
+    acceptance_giving,
+)
 
 #: Prompt tokens of a burst that measures decoding only.
 SHORT = 32
@@ -238,11 +244,34 @@ def _each_step(burst: Burst, slots: int, budget: int) -> Iterator[EngineSteps]:
 # The duration of a burst, and the part of it in which its answers were written.
 
 
+class DraftCounts(NamedTuple):
+    """How often an engine drafted for a sequence, the drafted tokens, and the accepted ones."""
+
+    drafts: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Of each draft, if all had the same number."""
+        return round(self.drafted / max(1, self.drafts))
+
+    @property
+    def acceptance(self) -> float:
+        """Of a drafted token, if those before it were accepted; each position has the same."""
+        if not self.accepted:
+            return 0.0
+        return min(1.0, acceptance_giving(1 + self.accepted / self.drafts, self.tokens))
+
+
 class BurstTime(NamedTuple):
-    """Seconds from the first request to the first and to the last answer."""
+    """Seconds from the first request to the first, to the last, and on average to an answer; what
+    the engine drafted meanwhile."""
 
     first_s: float
     last_s: float
+    mean_s: float = 0.0
+    drafts: DraftCounts = DraftCounts()
 
 
 def writing_s(times: Mapping[Burst, Iterable[BurstTime]]) -> float:
@@ -265,3 +294,98 @@ def writing_s(times: Mapping[Burst, Iterable[BurstTime]]) -> float:
         for burst in (shorter, longer)
     ]
     return max((later_s[1] - later_s[0]) / (longer.new - shorter.new), 0.0)
+
+
+# ------------------------------------------------------------------------------------------
+# The drafts of an engine whose other costs are known.
+#
+# Only the mean of accepted drafts is modelled (simulators/instance/step_time), and sequences of a
+# burst end apart by chance. So what counts is the mean time of an answer after its first token, and
+# how many steps a sequence took on average, which the engine's counters say.
+
+
+class DraftFit(msgspec.Struct, frozen=True):
+    """errors: predicted / measured - 1 of each burst."""
+
+    speculation: Speculation
+    counts: DraftCounts
+    errors: list[float]
+
+
+class _Drafted(NamedTuple):
+    """The mean `seconds` of a burst's answers after their first tokens, in `steps` with `tokens`
+    drafts."""
+
+    burst: Burst
+    tokens: int
+    steps: float
+    seconds: float
+
+    def predicted(self, cost: CostModel, acceptance: float, share: float) -> float:
+        drafts = Speculation(self.tokens, acceptance, schedule="always", draft_share=share)
+        time, made = StepTime(cost, drafts), self.burst.new - 1
+        tokens_per_step = time.drafts(self.burst.batch)[2]
+        seconds = time.jump(made, self.burst.batch, self.burst.batch * (self.burst.prompt + 1))
+        return seconds * self.steps * tokens_per_step / made
+
+
+def fit_drafts(times: Mapping[Burst, Sequence[BurstTime]], cost: CostModel) -> DraftFit:
+    """The drafts of the engine that took these times, if `cost` is that of the same without drafts.
+    A number of drafts counts for all smaller batches down to the next that was measured. Raises
+    CallerError if there were none."""
+    counts = {
+        burst: DraftCounts(*map(sum, zip(*(time.drafts for time in each), strict=True)))
+        for burst, each in times.items()
+        if burst.waves == 1 and burst.new > 1
+    }
+    total = DraftCounts(*map(sum, zip(*counts.values(), strict=True)))
+    bursts = list(_drafted(times, counts))
+    if not bursts:
+        raise CallerError("the server drafted no tokens: calibrate it without --base")
+    weighted = sum([each.acceptance * each.drafts for each in counts.values()])
+    acceptance = weighted / total.drafts
+    share = _draft_share(bursts, cost, acceptance)
+    rows = _schedule({burst.batch: each.tokens for burst, each in sorted(counts.items())})
+    tokens = max(row[2] for row in rows)
+    drafts = Speculation(
+        tokens,
+        acceptance,
+        schedule="always" if len(rows) == 1 else rows,
+        draft_share=share,
+    )
+    errors = [one.predicted(cost, acceptance, share) / one.seconds - 1 for one in bursts]
+    return DraftFit(drafts, total, errors)
+
+
+def _drafted(
+    times: Mapping[Burst, Sequence[BurstTime]], counts: Mapping[Burst, DraftCounts]
+) -> Iterator[_Drafted]:
+    means = {burst: median(time.mean_s for time in each) for burst, each in times.items()}
+    for burst, each in counts.items():
+        alone = means.get(burst._replace(new=1))
+        if alone is not None and each.drafts and means[burst] > alone:
+            steps = each.drafts / (burst.batch * len(times[burst]))
+            yield _Drafted(burst, each.tokens, steps, means[burst] - alone)
+
+
+def _draft_share(bursts: Sequence[_Drafted], cost: CostModel, acceptance: float) -> float:
+    """By least squares of the relative error; times are linear in it. 0 if no model drafts."""
+    least = 1e-9  # 0 would leave out the launch of a model
+    across = along = 0.0
+    for one in bursts:
+        start = one.predicted(cost, acceptance, least) / one.seconds
+        slope = one.predicted(cost, acceptance, 1.0) / one.seconds - start
+        across += (1 - start) * slope
+        along += slope * slope
+    return max(0.0, across / along) if along else 0.0
+
+
+def _schedule(tokens: Mapping[int, int]) -> tuple[tuple[int, int, int], ...]:
+    """As rows of (first, last, drafts), from the drafts by batch in ascending order."""
+    rows: list[tuple[int, int, int]] = []
+    for batch, drafts in tokens.items():
+        first = rows[-1][1] + 1 if rows else 1
+        if rows and rows[-1][2] == drafts:
+            first = rows.pop()[0]
+        rows.append((first, batch, drafts))
+    return tuple(rows)

@@ -11,11 +11,15 @@ from statistics import median, quantiles
 import msgspec
 
 from rollout_sched.calibration.bursts import (
+    SHORT,
     Burst,
     BurstTime,
+    DraftCounts,
+    DraftFit,
     Pace,
     Room,
     bursts_of,
+    fit_drafts,
     pace,
     steps_of,
     trials,
@@ -26,7 +30,13 @@ from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.vllm import EngineLimits, EngineStep, SteppedEngine
 from rollout_sched.integrations.vllm.weights import ReloadFromDisk
 from rollout_sched.live.ports import Description, InstanceClient, InstanceError
-from rollout_sched.simulators.instance import EngineSteps, Fit, MeasuredSpan, fit_spans
+from rollout_sched.simulators.instance import (
+    CostModel,
+    EngineSteps,
+    Fit,
+    MeasuredSpan,
+    fit_spans,
+)
 
 
 class Measurements:
@@ -188,11 +198,18 @@ class Calibrator:
             found["pause_s"] = await self._pause_s(first, described[0])
             self._report(0, 1, "warming up")
             measured = await self._trials(room)
+            if self._prober.drafts:
+                raise CallerError(
+                    f"{first.name} drafts tokens, whose cost is measured against the same server "
+                    "without: calibrate it once without --speculative-config, and again with it "
+                    "and --base FILE, the first calibration's"
+                )
             tokens = min(room.max_model_len // 2, 1024)
             found["prefix_caching"] = await self._prober.finds_prefixes(first, tokens)
             if checkpoint:
                 found["reload_s"] = await self._reload_s(first, described[0], checkpoint)
-            await self._measure(room, measured, seconds)
+            bursts = list(self._measurements.times) or self._bursts(room, measured, seconds)
+            await self._measure(bursts, seconds)
         except asyncio.CancelledError:
             if not self._enough:
                 raise
@@ -200,6 +217,25 @@ class Calibrator:
             assert task is not None
             task.uncancel()
         return self._known(described[0], room, **found)
+
+    async def drafts(self, cost: CostModel, seconds: float) -> tuple[Room, DraftCounts, DraftFit]:
+        """The drafts of instances that cost so much without them, measured for `seconds`, and what
+        they had drafted for others before. Raises CallerError, with the remedy, if there is no
+        result."""
+        instances = self._prober.instances
+        described = await asyncio.gather(*(each.describe() for each in instances))
+        room = _room([instance.name for instance in instances], described)
+        served = [await each.gauges() for each in instances]
+        before = DraftCounts(
+            sum(one.drafts for one in served),
+            sum(one.drafted_tokens for one in served),
+            sum(one.accepted_tokens for one in served),
+        )
+        self._report(0, 1, "warming up")
+        bursts = self._bursts(room, await self._trials(room), seconds)
+        decoding = [burst for burst in bursts if burst.waves == 1 and burst.prompt == SHORT]
+        await self._measure(decoding, seconds)
+        return room, before, fit_drafts(self._measurements.whole, cost)
 
     async def _trials(self, room: Room) -> Pace:
         """Run each trial twice: the first run may compile something."""
@@ -216,10 +252,11 @@ class Calibrator:
             )
         return pace(seconds)
 
-    async def _measure(self, room: Room, measured: Pace, seconds: float) -> None:
+    def _bursts(self, room: Room, measured: Pace, seconds: float) -> list[Burst]:
+        return bursts_of(room, measured, min(_LONGEST_BURST_S, seconds / (_ROUNDS * _BURSTS)))
+
+    async def _measure(self, bursts: Sequence[Burst], seconds: float) -> None:
         deadline = _now() + seconds
-        burst_s = min(_LONGEST_BURST_S, seconds / (_ROUNDS * _BURSTS))
-        bursts = list(self._measurements.times) or bursts_of(room, measured, burst_s)
         self._planned = _ROUNDS * len(bursts)
         done, unseen = 0, set(bursts)
         while not self._over(deadline):

@@ -10,14 +10,16 @@ import sys
 import textwrap
 import time
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from rollout_sched import terminal
+from rollout_sched.calibration.bursts import DraftCounts, DraftFit, Room
 from rollout_sched.calibration.calibration import Calibration, Calibrator, Report, StepCalibrator
 from rollout_sched.core.errors import CallerError
 from rollout_sched.flags import above_zero, positive
@@ -25,7 +27,9 @@ from rollout_sched.integrations.http.server import read_keys
 from rollout_sched.integrations.vllm import HttpInstance, SteppedEngine, read_limits
 from rollout_sched.live.ports import InstanceError
 from rollout_sched.process import check_writable, whole_file
-from rollout_sched.simulators.replay import parse_scenario
+from rollout_sched.simulators.replay import Scenario, load_scenario, parse_scenario
+
+_T = TypeVar("_T")
 
 # ------------------------------------------------------------------------------------------
 # Writes a calibration as a scenario file; its header tells how accurate the figures are.
@@ -147,6 +151,41 @@ def _quoted(text: str) -> str:
     return f'"{escaped}"'
 
 
+# ------------------------------------------------------------------------------------------
+# Drafts, as a table that the scenario of the same server without them gets.
+
+#: After so many drafts for the requests of others, their acceptance counts, not that of the bursts.
+_SERVED_DRAFTS = 1000
+
+
+def speculation_text(
+    base: Scenario, found: tuple[Room, DraftCounts, DraftFit], where: str, when: str
+) -> str:
+    """What is to be appended to the file of `base`."""
+    room, served, fit = found
+    drafts, errors = fit.speculation, [abs(error) for error in fit.errors]
+    kv_share = max(0.0, 1 - room.kv_tokens / base.fleet.kv_tokens)
+    acceptance, whose = drafts.acceptance, "random prompts: put in that of your own"
+    if served.drafts >= _SERVED_DRAFTS:
+        acceptance, whose = served.acceptance, "the requests that were served before"
+    header = (
+        f"Drafts calibrated on {where}, {when}: fit error {sum(errors) / len(errors):.1%} mean, "
+        f"{max(errors):.1%} max, over {len(errors)} bursts with {fit.counts.drafts:,} drafts, of "
+        f"whose tokens {drafts.acceptance:.1%} were accepted if those before them were."
+    )
+    schedule = drafts.schedule
+    lines = [
+        *_comment(header),
+        "[speculation]",
+        f"tokens = {drafts.tokens}",
+        f"acceptance = {acceptance:.{_DIGITS}g}  # of {whose}",
+        f"schedule = {json.dumps(schedule)}",
+        f"draft_share = {drafts.draft_cost:.{_DIGITS}g}",
+        f"kv_share = {kv_share:.{_DIGITS}g}",
+    ]
+    return "\n".join(["", *lines, ""])
+
+
 #: Enough to measure every burst three times.
 DEFAULT_MINUTES = 2.0
 
@@ -174,6 +213,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="CHECKPOINT",
         help="measure the loading of this checkpoint: the served one, by its path on the server",
     )
+    option(
+        "--base",
+        type=Path,
+        metavar="FILE",
+        help="the calibrated scenario of this server without drafts: measure what drafts cost",
+    )
     option("--out", type=Path, metavar="FILE", help="the scenario file; default: standard output")
     parser.set_defaults(run=run)
 
@@ -183,14 +228,24 @@ def run(options: argparse.Namespace) -> None:
     far."""
     if bool(options.urls) == bool(options.engine):
         raise CallerError("give either the URL of a running vLLM server or --engine MODEL")
+    if options.base is not None and (options.engine or options.weights):
+        raise CallerError("--base measures the drafts of servers: leave out --engine, --weights")
     if options.out is not None:
         check_writable(options.out)
     when = time.strftime("%Y-%m-%d %H:%M %Z")
     with _progress() as report:
+        if options.base is not None:
+            _write(options.out, asyncio.run(_with_drafts(options, when, report)))
+            return
         if options.engine:
             where, found = "an engine in process", _of_engine(options, report)
         else:
-            where, found = " ".join(options.urls), asyncio.run(_of_servers(options, report))
+            where = " ".join(options.urls)
+            found = asyncio.run(
+                _of_servers(
+                    options, report, lambda each: each.run(60 * options.minutes, options.weights)
+                )
+            )
     _write(options.out, scenario_text(found, where, when))
     fit = found.fit
     print(
@@ -207,19 +262,38 @@ def _of_engine(options: argparse.Namespace, report: Report) -> Calibration:
         raise CallerError(f"--engine-args: invalid JSON: {error}") from error
     if not isinstance(arguments, dict):
         raise CallerError('--engine-args: give a JSON object, such as {"max_model_len": 8192}')
+    if arguments.get("speculative_config"):
+        raise CallerError("--engine-args: drafts are measured on servers only, by --base")
     engine = SteppedEngine.start(options.engine, arguments)
     calibrator = StepCalibrator(engine, secrets.randbits(64), report)
     return calibrator.run(60 * options.minutes, options.engine)
 
 
-async def _of_servers(options: argparse.Namespace, report: Report) -> Calibration:
+async def _with_drafts(options: argparse.Namespace, when: str, report: Report) -> str:
+    """The scenario of --base with the servers' drafts."""
+    base = load_scenario(str(options.base))
+    if base.speculation is not None:
+        raise CallerError(f"--base {options.base}: it has drafts already; remove [speculation]")
+
+    async def measured(calibrator: Calibrator) -> tuple[Room, DraftCounts, DraftFit]:
+        return await calibrator.drafts(base.cost, 60 * options.minutes)
+
+    found = await _of_servers(options, report, measured)
+    text = options.base.read_text() + speculation_text(base, found, " ".join(options.urls), when)
+    parse_scenario("calibrated", tomllib.loads(text))
+    return str(text)
+
+
+async def _of_servers(
+    options: argparse.Namespace, report: Report, measure: Callable[[Calibrator], Awaitable[_T]]
+) -> _T:
     key = None if options.api_key_file is None else read_keys(options.api_key_file)[0]
     instances = [
         HttpInstance(url, api_key=key, slots=options.slots, kv_tokens=options.kv_tokens)
         for url in options.urls
     ]
     try:
-        return await _measured(instances, options, report)
+        return await measure(await _calibrator(instances, options, report))
     except InstanceError as error:
         raise CallerError(f"{_named(instances)}: {error}{_remedy(str(error))}") from error
     finally:
@@ -227,16 +301,15 @@ async def _of_servers(options: argparse.Namespace, report: Report) -> Calibratio
             await instance.close()
 
 
-async def _measured(
+async def _calibrator(
     instances: Sequence[HttpInstance], options: argparse.Namespace, report: Report
-) -> Calibration:
+) -> Calibrator:
     for instance in instances:
         await instance.describe()
     limits = await read_limits(instances[0].control)
     told = limits.max_num_batched_tokens or options.max_num_batched_tokens
     limits = msgspec.structs.replace(limits, max_num_batched_tokens=told)
-    calibrator = Calibrator(instances, limits, seed=secrets.randbits(64), report=report)
-    return await calibrator.run(60 * options.minutes, options.weights)
+    return Calibrator(instances, limits, seed=secrets.randbits(64), report=report)
 
 
 def _named(instances: Sequence[HttpInstance]) -> str:

@@ -7,7 +7,7 @@ import random
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from rollout_sched.calibration.bursts import Burst, BurstTime
+from rollout_sched.calibration.bursts import Burst, BurstTime, DraftCounts
 from rollout_sched.core.errors import CallerError
 from rollout_sched.live.ports import (
     Gauges,
@@ -38,6 +38,7 @@ class Prober:
     seed       of the prompts; use another one for each calibration, or its prompts are cached
     sampling   sampling parameters of the requests: they affect the time, too
     disturbed  measurements thrown away because other requests were served meanwhile
+    drafts     how often the instances drafted tokens in all bursts
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Prober:
     ) -> None:
         self.instances = list(instances)
         self.disturbed = 0
+        self.drafts = 0
         self._sampling = sampling
         self._rng = random.Random(seed)
         self._run = f"calibrate-{self._rng.getrandbits(64):x}"
@@ -106,8 +108,16 @@ class Prober:
         for new, output in zip(lengths, outputs, strict=True):
             _check_whole(instance, new, output)
         after = await instance.gauges()
-        others = after.generated_tokens - before.generated_tokens > sum(lengths)
-        return None if others else BurstTime(answered_at[0] - start, answered_at[-1] - start)
+        drafts = DraftCounts(
+            after.drafts - before.drafts,
+            after.drafted_tokens - before.drafted_tokens,
+            after.accepted_tokens - before.accepted_tokens,
+        )
+        self.drafts += drafts.drafts
+        if after.generated_tokens - before.generated_tokens > sum(lengths):
+            return None
+        mean_s = sum(answered_at) / len(answered_at) - start
+        return BurstTime(answered_at[0] - start, answered_at[-1] - start, mean_s, drafts)
 
     async def _when_idle(self, instance: InstanceClient) -> Gauges:
         deadline = self._now() + _PATIENCE_S

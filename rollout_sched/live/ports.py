@@ -164,7 +164,7 @@ class Description(msgspec.Struct, frozen=True):
 class Gauges(msgspec.Struct, frozen=True):
     """One poll of an instance; counters are since its start (see `events.InstanceReported`).
 
-    `started_at` as in `Description`.
+    `started_at` as in `Description`. `drafts`: how often tokens were drafted for a sequence.
     """
 
     running: Count
@@ -176,6 +176,7 @@ class Gauges(msgspec.Struct, frozen=True):
     reprefilled_tokens: Serial = 0
     generated_tokens: Serial = 0
     started_at: float = 0.0
+    drafts: Serial = 0
     drafted_tokens: Serial = 0
     accepted_tokens: Serial = 0
 

@@ -147,6 +147,7 @@ def _values(engine: Engine, gauges: Gauges) -> Values:
         "vllm:prompt_tokens_total": computed + cached,
         "vllm:prompt_tokens_cached_total": cached,
         names.GENERATED_TOKENS: gauges.generated_tokens,
+        **(_drafts(gauges) if spec.speculation is not None else {}),
     }.items():
         yield name, "counter", own, float(value)
     sources = {names.COMPUTED: computed, names.CACHED: cached, "external_kv_transfer": 0}
@@ -163,6 +164,14 @@ def _values(engine: Engine, gauges: Gauges) -> Values:
         "num_gpu_blocks": spec.kv_blocks + 1,  # with vLLM's null block
     }
     yield names.CACHE_CONFIG, "gauge", config, 1.0
+
+
+def _drafts(gauges: Gauges) -> dict[str, int]:
+    return {
+        names.DRAFTS: gauges.drafts,
+        names.DRAFTED_TOKENS: gauges.drafted_tokens,
+        names.ACCEPTED_TOKENS: gauges.accepted_tokens,
+    }
 
 
 # ------------------------------------------------------------------------------------------

@@ -96,6 +96,9 @@ def _look(engine: SimInstance) -> Gauges:
         gauges.cached_tokens,
         gauges.reprefilled_tokens,
         gauges.generated_tokens,
+        drafts=gauges.drafts,
+        drafted_tokens=gauges.drafted_tokens,
+        accepted_tokens=gauges.accepted_tokens,
     )
 
 

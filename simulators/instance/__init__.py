@@ -9,6 +9,7 @@ from rollout_sched.simulators.instance.model import (
     PauseMode,
     SimRequest,
     Speculation,
+    acceptance_giving,
 )
 from rollout_sched.simulators.instance.sim_instance import SimInstance
 from rollout_sched.simulators.instance.step_time import StepTime
@@ -26,5 +27,6 @@ __all__ = [
     "SimRequest",
     "Speculation",
     "StepTime",
+    "acceptance_giving",
     "fit_spans",
 ]

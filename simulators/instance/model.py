@@ -135,8 +135,10 @@ class Speculation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return range(drafts, drafts + 1)
 
     def acceptance_of(self, version: int) -> float:
-        """The acceptance with these weights; the drafter fits version 0."""
-        behind = version % self.draft_update_every if self.draft_update_every else version
+        """The acceptance with these weights; the drafter fits version 0 and what is before it."""
+        behind = max(0, version)
+        if self.draft_update_every:
+            behind %= self.draft_update_every
         return self.acceptance * (1 - self.acceptance_lost_per_version) ** behind
 
     @property
@@ -158,6 +160,18 @@ class Speculation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def tokens_per_step(drafts: int, acceptance: float) -> float:
     """Expected tokens of a sequence in a step: the accepted drafts, and the one that follows."""
     return sum([acceptance**number for number in range(drafts + 1)])
+
+
+def acceptance_giving(tokens: float, drafts: int) -> float:
+    """The inverse of `tokens_per_step`; above 1 if even all of the drafts give less."""
+    low, high = 0.0, max(1.0, tokens)  # with an acceptance of `tokens` a step makes more
+    while high - low > 1e-6:
+        middle = (low + high) / 2
+        if tokens_per_step(drafts, middle) < tokens:
+            low = middle
+        else:
+            high = middle
+    return high
 
 
 class InstanceSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -273,6 +287,7 @@ class SimGauges(NamedTuple):
               counted; nor does vLLM count them, and its /metrics freeze during a pause.
     kv_usage  fraction of the KV blocks in use, 0 to 1
     steps     engine steps completed
+    drafts    how often tokens were drafted for a sequence; their tokens, and the accepted ones
     """
 
     running: int
@@ -285,3 +300,6 @@ class SimGauges(NamedTuple):
     reprefilled_tokens: int
     generated_tokens: int
     steps: int
+    drafts: int
+    drafted_tokens: int
+    accepted_tokens: int

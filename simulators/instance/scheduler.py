@@ -24,7 +24,7 @@ from typing import Final
 
 from rollout_sched.simulators.instance.kv_blocks import Chain, KvBlocks, Table
 from rollout_sched.simulators.instance.model import InstanceSpec, Reason, SimRequest
-from rollout_sched.simulators.instance.step_time import StepTime
+from rollout_sched.simulators.instance.step_time import Drafts, StepTime
 
 # ------------------------------------------------------------------------------------------
 # The attempts on a simulated instance, and its queue of waiting ones.
@@ -155,9 +155,12 @@ class SimCounters:
     prefill_tokens      context tokens that were computed, including re-prefill
     cached_tokens       context tokens that were found in the prefix cache instead
     reprefilled_tokens  those of prefill_tokens that had been computed before: preempted or resumed
+
+    It counts generated tokens by the drafts of their steps, too.
     """
 
     __slots__ = (
+        "_by_drafts",
         "admissions",
         "cached_tokens",
         "generated_tokens",
@@ -173,6 +176,25 @@ class SimCounters:
         self.cached_tokens = 0
         self.reprefilled_tokens = 0
         self.generated_tokens = 0
+        self._by_drafts: dict[Drafts, int] = {}
+
+    def decoded(self, drafts: Drafts, tokens: int) -> None:
+        """Steps with these drafts made so many tokens."""
+        if drafts[0]:
+            self._by_drafts[drafts] = self._by_drafts.get(drafts, 0) + tokens
+
+    def drafted(self, drafts: Drafts, tokens: int) -> tuple[int, int, int]:
+        """The expected drafts, drafted tokens and accepted tokens, with those of so many more
+        tokens."""
+        steps = drafted = accepted = 0.0
+        by_drafts = dict(self._by_drafts)
+        by_drafts[drafts] = by_drafts.get(drafts, 0) + tokens
+        for (count, _, made), decoded in sorted(by_drafts.items()):
+            if count:
+                steps += decoded / made
+                drafted += decoded / made * count
+                accepted += decoded / made * (made - 1)
+        return round(steps), round(drafted), round(accepted)
 
 
 # ------------------------------------------------------------------------------------------
@@ -300,14 +322,18 @@ class DecidedStep:
     """One step that needed a decision.
 
     seconds     its duration
+    sequences   those that decode in it
     new_tokens  the tokens that it makes
     idled       running attempts that are left out of it
     """
 
-    __slots__ = ("idled", "new_tokens", "seconds")
+    __slots__ = ("idled", "new_tokens", "seconds", "sequences")
 
-    def __init__(self, seconds: float, new_tokens: int, idled: list[SimAttempt]) -> None:
+    def __init__(
+        self, seconds: float, sequences: int, new_tokens: int, idled: list[SimAttempt]
+    ) -> None:
         self.seconds = seconds
+        self.sequences = sequences
         self.new_tokens = new_tokens
         self.idled = idled
 
@@ -429,6 +455,7 @@ class StepScheduler:
         batch = self.batch
         self.kv.allocate(batch.demand(self.step, steps))
         self.counters.generated_tokens += steps * batch.count
+        self.counters.decoded(self.time.drafts(batch.count), steps * batch.count)
         self.step += steps
 
     def decide(self) -> DecidedStep:
@@ -457,11 +484,12 @@ class StepScheduler:
         # If the first in the queue has preempted itself, the step is empty.
         admitted = self.counters.admissions - before
         seconds = self.time.step(count, count + prefill, context, attention, admitted)
-        return DecidedStep(seconds, new_tokens, idled)
+        return DecidedStep(seconds, count, new_tokens, idled)
 
     def complete(self, step: DecidedStep) -> None:
         """The decided step is over."""
         self.counters.generated_tokens += step.new_tokens
+        self.counters.decoded(self.time.drafts(step.sequences), step.sequences)
         self.step += 1
         for attempt in step.idled:
             if attempt.state == DECODING:

@@ -315,6 +315,7 @@ class SimInstance:
         scheduler, counters = core.scheduler, core.scheduler.counters
         batch, steps = scheduler.batch, self._steps_by(now)
         used = self.spec.kv_blocks - scheduler.kv.free + batch.demand(scheduler.step, steps)
+        tokens = batch.count * steps
         return SimGauges(
             len(scheduler.running),
             scheduler.queue.size,
@@ -324,8 +325,9 @@ class SimInstance:
             counters.prefill_tokens,
             counters.cached_tokens,
             counters.reprefilled_tokens,
-            counters.generated_tokens + batch.count * steps,
+            counters.generated_tokens + tokens,
             scheduler.step + steps,
+            *counters.drafted(scheduler.time.drafts(batch.count), tokens),
         )
 
     # -- for tests -------------------------------------------------------------------------

@@ -17,7 +17,12 @@ from __future__ import annotations
 
 from math import inf, sqrt
 
-from rollout_sched.simulators.instance.model import CostModel, Speculation, tokens_per_step
+from rollout_sched.simulators.instance.model import (
+    CostModel,
+    Speculation,
+    acceptance_giving,
+    tokens_per_step,
+)
 
 #: Drafted tokens per sequence, the seconds to draft them, and the expected tokens of a step.
 Drafts = tuple[int, float, float]
@@ -110,7 +115,7 @@ class StepTime:
         """The drafts for 1 to `most` decoding sequences, as rows of (first, last, drafts)."""
         rows: list[tuple[int, int, int]] = []
         for sequences in range(1, most + 1):
-            first, drafts = sequences, self._drafts(sequences)[0]
+            first, drafts = sequences, self.drafts(sequences)[0]
             if rows and rows[-1][2] == drafts:
                 first = rows.pop()[0]
             rows.append((first, sequences, drafts))
@@ -124,22 +129,24 @@ class StepTime:
         seconds = self._per_token(
             sequences, context, (drafts, drafts * self._draft_s(sequences), 1)
         )
-        worth = seconds / self._pass(sequences, sequences, context)
-        low, high = 0.0, max(1.0, worth)  # with an acceptance of `worth` a step makes more
-        while high - low > 1e-6:
-            middle = (low + high) / 2
-            if tokens_per_step(drafts, middle) < worth:
-                low = middle
-            else:
-                high = middle
-        return high
+        return acceptance_giving(seconds / self._pass(sequences, sequences, context), drafts)
+
+    def drafts(self, sequences: int) -> Drafts:
+        """Those of a step with so many decoding sequences."""
+        speculation = self._speculation
+        if speculation is None or not sequences:
+            return NO_DRAFTS
+        known = self._chosen.get(sequences)
+        if known is None:
+            known = self._chosen[sequences] = self._choose(speculation, sequences)
+        return known
 
     def _growth(self, sequences: int) -> float:
         """By how much a decode step is longer than the one before it."""
-        return self._context_s * sequences / self._drafts(sequences)[2]
+        return self._context_s * sequences / self.drafts(sequences)[2]
 
     def _decode(self, sequences: int, tokens: int, context: int) -> float:
-        drafts = self._drafts(sequences)
+        drafts = self.drafts(sequences)
         if not drafts[0]:
             return self._pass(sequences, tokens, context)
         verified = (drafts[0] + 1) * sequences
@@ -150,15 +157,6 @@ class StepTime:
         """Seconds until each sequence has one more token, in steps with these drafts."""
         count, drafting_s, made = drafts
         return (self._pass(sequences, (count + 1) * sequences, context) + drafting_s) / made
-
-    def _drafts(self, sequences: int) -> Drafts:
-        speculation = self._speculation
-        if speculation is None or not sequences:
-            return NO_DRAFTS
-        known = self._chosen.get(sequences)
-        if known is None:
-            known = self._chosen[sequences] = self._choose(speculation, sequences)
-        return known
 
     def _choose(self, speculation: Speculation, sequences: int) -> Drafts:
         context, each_s = speculation.context * sequences, self._draft_s(sequences)

@@ -12,7 +12,7 @@ from rollout_sched.calibration.calibration import Calibration, Measurements, spr
 from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.vllm.detection import EngineLimits
 from rollout_sched.live.ports import OnTokens, Order, Output
-from rollout_sched.simulators.instance.model import CostModel, InstanceSpec
+from rollout_sched.simulators.instance.model import CostModel, InstanceSpec, Speculation
 from rollout_sched.simulators.instance.step_time import StepTime
 from tests.calibration import virtual
 from tests.calibration.virtual import COST, LIMITS, SPEC
@@ -65,6 +65,36 @@ async def test_answer_overhead_is_kept_out_of_the_step_constants() -> None:
         assert getattr(found.fit.cost, name) == pytest.approx(getattr(COST, name), rel=0.15), name
     together = found.fit.cost.step_s + found.fit.cost.weights_s
     assert together == pytest.approx(COST.step_s + COST.weights_s, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "drafts",
+    [
+        Speculation(4, 0.6, schedule="always", draft_share=0.1),
+        Speculation(2, 0.25, "ngram", schedule="always"),
+        Speculation(3, 1.0, schedule=((1, 6, 3), (7, 14, 1), (15, 32, 0)), draft_share=0.05),
+    ],
+    ids=["model", "ngram", "thin"],
+)
+async def test_the_drafts_of_an_instance_are_found_again(drafts: Speculation) -> None:
+    """Within 1 % of acceptance, and 0.01 of the share."""
+    server = virtual.instance(change(SPEC, speculation=drafts))
+    _, served, found = await virtual.calibrator(server).drafts(COST, 30)
+    assert not served.drafts
+    assert found.speculation.tokens == drafts.tokens
+    assert found.speculation.acceptance == pytest.approx(drafts.acceptance, rel=0.01)
+    assert found.speculation.draft_cost == pytest.approx(drafts.draft_cost, abs=0.01)
+    assert max(map(abs, found.errors)) < 0.02
+    for batch in (1, 6, 13, 32):  # of those that were measured
+        assert found.speculation.choices(batch) == drafts.choices(batch)
+
+
+async def test_drafts_are_measured_against_the_same_server_without() -> None:
+    drafting = virtual.instance(change(SPEC, speculation=Speculation(2, 0.5)))
+    with pytest.raises(CallerError, match="--base FILE"):
+        await virtual.calibrator(drafting).run(10)
+    with pytest.raises(CallerError, match="without --base"):
+        await virtual.calibrator(virtual.instance()).drafts(COST, 10)
 
 
 def test_calibration_has_reported_limits_and_measured_features() -> None:

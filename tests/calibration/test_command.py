@@ -29,7 +29,7 @@ from rollout_sched.integrations.vllm.protocol import endpoints as gauges
 from rollout_sched.simulators.fake_instance.engine import EngineSettings
 from rollout_sched.simulators.fake_instance.server import FakeServer
 from rollout_sched.simulators.instance.cost_fit import Fit
-from rollout_sched.simulators.instance.model import CostModel, InstanceSpec
+from rollout_sched.simulators.instance.model import CostModel, InstanceSpec, Speculation
 from rollout_sched.simulators.instance.step_time import StepTime
 from rollout_sched.simulators.replay.links import Links
 from rollout_sched.simulators.replay.scenario import Scenario, load_scenario, parse_scenario
@@ -43,7 +43,9 @@ ENOUGH = 15_000
 
 
 @contextmanager
-def serving(*, api_key: str = "", without: str = "", speed: float = 1.0) -> Iterator[str]:
+def serving(
+    *, spec: InstanceSpec = SPEC, api_key: str = "", without: str = "", speed: float = 1.0
+) -> Iterator[str]:
     """The URL of a simulated server in a thread of its own; `without` a path that answers 404."""
     urls: list[str] = []
     up, loops = threading.Event(), list[asyncio.AbstractEventLoop]()
@@ -57,7 +59,7 @@ def serving(*, api_key: str = "", without: str = "", speed: float = 1.0) -> Iter
 
     async def serve() -> None:
         loops.append(asyncio.get_running_loop())
-        server = FakeServer(EngineSettings(SPEC, update_s=0.05, speed=speed), api_key=api_key)
+        server = FakeServer(EngineSettings(spec, update_s=0.05, speed=speed), api_key=api_key)
         server.app.middlewares.insert(0, cut)
         urls.append(f"http://127.0.0.1:{await server.start('127.0.0.1', 0)}")
         up.set()
@@ -98,6 +100,28 @@ def test_a_scenario_of_a_server_is_written(
         step = (sequences, sequences, context, 0.0, 0)
         assert StepTime(found.cost).step(*step) > 0.5 * StepTime(COST).step(*step)
     assert main(["scenarios", "check", str(out)]) == 0
+
+
+def test_drafts_of_a_server_are_added_to_its_scenario(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Acceptance, which is counted, within 2 %; the cost of drafts is a time, and this machine
+    busy. The server has half of the KV cache that it had without drafts."""
+    base, out = tmp_path / "base.toml", tmp_path / "mine.toml"
+    base.write_text(written(room=Room(8, 16384, 1024), fit=Fit(COST, 0.0, [0.0]))[0])
+    drafts = Speculation(4, 0.7, schedule="always", draft_share=0.1)
+    arguments = ["--minutes", "0.1", "--base", str(base), "--out", str(out)]
+    with serving(spec=msgspec.structs.replace(SPEC, speculation=drafts)) as url:
+        assert main(["calibrate", url, "--minutes", "0.02"]) == 2
+        assert "--base FILE" in capsys.readouterr().err
+        assert main(["calibrate", url, *arguments]) == 0
+    found = load_scenario(str(out))
+    assert found.speculation is not None
+    assert found.speculation.acceptance == pytest.approx(0.7, rel=0.02)
+    assert found.speculation.kv_share == 0.5
+    assert found.cost == load_scenario(str(base)).cost
+    assert main(["calibrate", url, "--base", str(out)]) == 2
+    assert "remove [speculation]" in capsys.readouterr().err
 
 
 def test_weights_that_cannot_be_loaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -87,7 +87,8 @@ WAITING = "vllm:num_requests_waiting"
 KV_USAGE = "vllm:kv_cache_usage_perc"  # from 0 to 1
 PREEMPTIONS = "vllm:num_preemptions_total"
 GENERATED_TOKENS = "vllm:generation_tokens_total"
-DRAFTED_TOKENS = "vllm:spec_decode_num_draft_tokens_total"  # only with speculative decoding
+DRAFTS = "vllm:spec_decode_num_drafts_total"  # these three only with speculative decoding
+DRAFTED_TOKENS = "vllm:spec_decode_num_draft_tokens_total"
 ACCEPTED_TOKENS = "vllm:spec_decode_num_accepted_tokens_total"
 
 #: With the label `source`: where the KV of a prompt's tokens came from.

@@ -28,6 +28,7 @@ vllm:num_preemptions_created{{engine="0",model_name="tiny"}} 1.7952339746249556e
 vllm:prompt_tokens_by_source_total{{engine="0",model_name="tiny",source="local_compute"}} 622.0
 vllm:prompt_tokens_by_source_total{{engine="0",model_name="tiny",source="local_cache_hit"}} 288.0
 vllm:generation_tokens_total{{engine="0",model_name="tiny"}} 749.0
+vllm:spec_decode_num_drafts_total{{engine="0",model_name="tiny"}} 30.0
 vllm:spec_decode_num_draft_tokens_total{{engine="0",model_name="tiny"}} 90.0
 vllm:spec_decode_num_accepted_tokens_total{{engine="0",model_name="tiny"}} 60.0
 vllm:cache_config_info{{{CACHE}}} 1.0

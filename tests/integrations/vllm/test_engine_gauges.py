@@ -31,7 +31,7 @@ def test_gauges_are_empty_at_first():
 
 def test_states_replace_and_counters_add_up():
     gauges = EngineGauges()
-    drafts = SimpleNamespace(num_draft_tokens=8, num_accepted_tokens=6)
+    drafts = SimpleNamespace(num_drafts=2, num_draft_tokens=8, num_accepted_tokens=6)
     gauges.record(state(9, 9, 0.9, drafts), step(100, 10, 5))
     gauges.record(state(2, 3, 0.25), step(50, 20, 7))
     gauges.record(state(4, 0, 0.75), None, 1)
@@ -44,6 +44,7 @@ def test_states_replace_and_counters_add_up():
         prefill_tokens=151,
         cached_tokens=32,
         generated_tokens=15,
+        drafts=2,
         drafted_tokens=8,
         accepted_tokens=6,
     )

@@ -22,6 +22,7 @@ def test_load_and_counters():
         cached_tokens=288,
         generated_tokens=749,
         started_at=1795233930.16,
+        drafts=30,
         drafted_tokens=90,
         accepted_tokens=60,
     )

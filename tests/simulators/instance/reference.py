@@ -177,6 +177,7 @@ class ReferenceScheduler:
         self.running: list[ReferenceAttempt] = []
         self.counters = SimCounters()
         self.admits = self.runs = True
+        self.decoding = 0  # sequences of the last decided step
 
     def can_run(self) -> bool:
         return self.runs and bool(self.running or (self.admits and self.waiting))
@@ -216,6 +217,7 @@ class ReferenceScheduler:
         if not step.preempted and self.admits:
             self._schedule_waiting(step, budget)
         seconds = self._seconds(step)
+        self.decoding = sum(attempt.prefilled for attempt in step.scheduled)
         for attempt, tokens in step.scheduled.items():
             if not attempt.prefilled:
                 self.counters.prefill_tokens += tokens
@@ -354,6 +356,8 @@ class ReferenceCore:
         """The results of a step, after the aborts that came while it ran."""
         self.at = end
         self.steps += 1
+        decoding = self.scheduler.decoding
+        self.scheduler.counters.decoded(self.scheduler.time.drafts(decoding), decoding)
         for attempt in step.scheduled:
             if attempt.prefilled:
                 attempt.tokens += 1
@@ -532,6 +536,7 @@ class ReferenceInstance:
             counters.reprefilled_tokens,
             counters.generated_tokens,
             core.steps,
+            *counters.drafted(scheduler.time.drafts(0), 0),
         )
 
     def eviction_order(self) -> Iterator[BlockName]:
