@@ -24,7 +24,7 @@ from typing import Final
 
 from rollout_sched.simulators.instance.kv_blocks import Chain, KvBlocks, Table
 from rollout_sched.simulators.instance.model import InstanceSpec, Reason, SimRequest
-from rollout_sched.simulators.instance.step_time import Drafts, StepTime
+from rollout_sched.simulators.instance.step_time import DraftedTokens, StepTime
 
 # ------------------------------------------------------------------------------------------
 # The attempts on a simulated instance, and its queue of waiting ones.
@@ -155,14 +155,12 @@ class SimCounters:
     prefill_tokens      context tokens that were computed, including re-prefill
     cached_tokens       context tokens that were found in the prefix cache instead
     reprefilled_tokens  those of prefill_tokens that had been computed before: preempted or resumed
-
-    It counts generated tokens by the drafts of their steps, too.
     """
 
     __slots__ = (
-        "_by_drafts",
         "admissions",
         "cached_tokens",
+        "drafted",
         "generated_tokens",
         "preemptions",
         "prefill_tokens",
@@ -176,25 +174,7 @@ class SimCounters:
         self.cached_tokens = 0
         self.reprefilled_tokens = 0
         self.generated_tokens = 0
-        self._by_drafts: dict[Drafts, int] = {}
-
-    def decoded(self, drafts: Drafts, tokens: int) -> None:
-        """Steps with these drafts made so many tokens."""
-        if drafts[0]:
-            self._by_drafts[drafts] = self._by_drafts.get(drafts, 0) + tokens
-
-    def drafted(self, drafts: Drafts, tokens: int) -> tuple[int, int, int]:
-        """The expected drafts, drafted tokens and accepted tokens, with those of so many more
-        tokens."""
-        steps = drafted = accepted = 0.0
-        by_drafts = dict(self._by_drafts)
-        by_drafts[drafts] = by_drafts.get(drafts, 0) + tokens
-        for (count, _, made), decoded in sorted(by_drafts.items()):
-            if count:
-                steps += decoded / made
-                drafted += decoded / made * count
-                accepted += decoded / made * (made - 1)
-        return round(steps), round(drafted), round(accepted)
+        self.drafted = DraftedTokens()
 
 
 # ------------------------------------------------------------------------------------------
@@ -455,7 +435,7 @@ class StepScheduler:
         batch = self.batch
         self.kv.allocate(batch.demand(self.step, steps))
         self.counters.generated_tokens += steps * batch.count
-        self.counters.decoded(self.time.drafts(batch.count), steps * batch.count)
+        self.counters.drafted.add(self.time.drafts(batch.count), steps * batch.count)
         self.step += steps
 
     def decide(self) -> DecidedStep:
@@ -489,7 +469,7 @@ class StepScheduler:
     def complete(self, step: DecidedStep) -> None:
         """The decided step is over."""
         self.counters.generated_tokens += step.new_tokens
-        self.counters.decoded(self.time.drafts(step.sequences), step.sequences)
+        self.counters.drafted.add(self.time.drafts(step.sequences), step.sequences)
         self.step += 1
         for attempt in step.idled:
             if attempt.state == DECODING:

@@ -30,6 +30,32 @@ NO_DRAFTS: Drafts = (0, 0.0, 1.0)
 DRAFT_LAUNCH = 0.3  # of t0
 
 
+class DraftedTokens:
+    """Generated tokens by the drafts of their steps."""
+
+    __slots__ = ("_generated",)
+
+    def __init__(self) -> None:
+        self._generated: dict[Drafts, int] = {}
+
+    def add(self, drafts: Drafts, tokens: int) -> None:
+        """Steps with these drafts made so many tokens."""
+        if drafts[0]:
+            self._generated[drafts] = self._generated.get(drafts, 0) + tokens
+
+    def totals(self, drafts: Drafts, tokens: int) -> tuple[int, int, int]:
+        """The expected drafts, drafted and accepted tokens, with those of so many more tokens."""
+        times = drafted = accepted = 0.0
+        generated = dict(self._generated)
+        generated[drafts] = generated.get(drafts, 0) + tokens
+        for (count, _, made), number in sorted(generated.items()):
+            if count:
+                times += number / made
+                drafted += number / made * count
+                accepted += number / made * (made - 1)
+        return round(times), round(drafted), round(accepted)
+
+
 class StepTime:
     """The formulas of `CostModel` with the constants of one instance type. All in seconds."""
 

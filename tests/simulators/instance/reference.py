@@ -357,7 +357,7 @@ class ReferenceCore:
         self.at = end
         self.steps += 1
         decoding = self.scheduler.decoding
-        self.scheduler.counters.decoded(self.scheduler.time.drafts(decoding), decoding)
+        self.scheduler.counters.drafted.add(self.scheduler.time.drafts(decoding), decoding)
         for attempt in step.scheduled:
             if attempt.prefilled:
                 attempt.tokens += 1
@@ -536,7 +536,7 @@ class ReferenceInstance:
             counters.reprefilled_tokens,
             counters.generated_tokens,
             core.steps,
-            *counters.drafted(scheduler.time.drafts(0), 0),
+            *counters.drafted.totals(scheduler.time.drafts(0), 0),
         )
 
     def eviction_order(self) -> Iterator[BlockName]:
