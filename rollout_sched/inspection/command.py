@@ -75,6 +75,8 @@ def _trace(options: argparse.Namespace) -> None:
     )
     traces.write(trace, options.out)
     print(f"{options.out}: {trace.sample_count} samples of {len(trace.groups)} groups")
+    if trace.prompts_per_step is not None:
+        print(f"  steps of {trace.prompts_per_step} prompts x {trace.group_size} samples")
     cut = sum(sample.finish == "cut" for sample in trace.samples())
     lacks += [f"the ends of {cut} samples, which were cut"] * bool(cut)
     print(*(f"  without {one}" for one in lacks), sep="\n")

@@ -18,6 +18,7 @@ from rollout_sched.core.model.events import (
     Restored,
 )
 from rollout_sched.core.scheduler import Scheduler
+from rollout_sched.inspection.rounds import find_rounds, round_figures
 from rollout_sched.journal import JournalHeader
 from rollout_sched.metrics import Metrics
 from rollout_sched.metrics.fold import Folded
@@ -129,12 +130,14 @@ def summary(
     total_s = recording.tell([metrics.observe, Folded(direct, outages).observe, *also])
     figures: dict[str, Any] = msgspec.to_builtins(metrics.summary(total_s), str_keys=True)
     del figures["length_bias"]
+    rounds = round_figures(find_rounds(recording.events()))
     return {
         "schema": SCHEMA,
         "policy": recording.header.policy,
         "instances": len(slots),
         **figures,
         "direct": msgspec.to_builtins(direct.figures()),
+        "rounds": msgspec.to_builtins(rounds),
         "outages": msgspec.to_builtins(outages.figures(total_s)),
         "per_step": [msgspec.to_builtins(step, str_keys=True) for step in metrics.steps],
     }
@@ -148,7 +151,7 @@ def metrics_of(slots: Mapping[str, int]) -> Metrics:
 def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     """A label and a text for each figure; an indented label is part of the one above."""
     idle = found["idle_bubble_by_cause"]
-    direct, outages = found["direct"], found["outages"]
+    direct, outages, rounds = found["direct"], found["outages"], found["rounds"]
     shown = [
         ("length", seconds(found["total_s"])),
         ("batches", count(found["steps"])),
@@ -178,5 +181,14 @@ def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
             ("  failed", count(direct["failed"])),
             ("  latency p50", seconds(direct["latency_p50_s"])),
             ("  latency p99", seconds(direct["latency_p99_s"])),
+        ]
+    if rounds is not None:
+        steps = f"{rounds['rounds']} of {rounds['prompts']} x {rounds['samples']}"
+        shown += [
+            ("rounds of clients, prompts x samples", steps),
+            ("  t50", seconds(rounds["t50_s"])),
+            ("  t90", seconds(rounds["t90_s"])),
+            ("  length", seconds(rounds["length_s"])),
+            ("  silence between", seconds(rounds["silence_s"])),
         ]
     return shown

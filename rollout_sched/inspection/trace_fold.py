@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from rollout_sched.core.model.actions import Answer, Deliver, Dispatch, Judge
@@ -25,6 +27,7 @@ from rollout_sched.core.model.events import (
 from rollout_sched.core.model.records import MAX_COUNT, DeliveredSample, GroupFacts, RequestFacts
 from rollout_sched.core.model.request_ids import group_of, parse_request_id, request_id
 from rollout_sched.inspection.recording import Recording
+from rollout_sched.inspection.rounds import Round, find_rounds, round_figures
 from rollout_sched.metrics.fold import Folded, Handler
 from rollout_sched.simulators.traces.model import (
     VERDICT,
@@ -138,18 +141,21 @@ class TraceFold:
 
     A trace has every group that the trainer submitted, in this order, whatever became of it. A
     sample has the true length if it finished, even if it was discarded, and is else "cut" at the
-    greatest length that it reached. Without groups, a trace has the requests of clients, with their
-    arrival times: each is a sample of the group that its client named, or its own group.
+    greatest length that it reached. Without groups, a trace has the requests of clients: each is a
+    sample of the group that its client named, or its own group. If clients come in `rounds`, each
+    round has its own groups and is a step; else the trace has the times at which they came.
 
     The actions tell from where an attempt continues. Without them, a sample of several attempts has
     the length of the longest, and is "cut".
     """
 
-    def __init__(self, where: str) -> None:
+    def __init__(self, where: str, rounds: list[Round]) -> None:
         self._where = where
+        self._rounds = rounds
+        self._begins_s = [one.began_s for one in rounds]
         self._groups: list[_Group] = []
         self._submitted_groups: dict[str, _Group] = {}
-        self._clients_groups: dict[str, _Group] = {}
+        self._clients_groups: dict[tuple[int, str], _Group] = {}
         self._times: Counter[str] = Counter()
         self._newest_attempt = 0
         self._samples: dict[str, _Sample] = {}
@@ -193,13 +199,20 @@ class TraceFold:
             "groups of clients' requests, beside those of the trainer": len(self._groups)
             - len(groups),
         }
+        members = gatherer.groups()
+        steps = round_figures(self._rounds)
+        samples = None if steps is None else steps.samples
+        if asked:
+            samples = Counter([group.size for group in begun]).most_common(1)[0][0]
+        else:
+            prompts_per_step = None if steps is None else steps.prompts
         trace = Trace(
             name,
-            gatherer.groups(),
+            members,
             about="recorded by rollout_sched",
             max_response_tokens=max(group.max_tokens for group in begun) or None,
-            prompts_per_step=prompts_per_step if asked else None,
-            samples_per_prompt=_usual([group.size for group in begun]) if asked else None,
+            prompts_per_step=prompts_per_step,
+            samples_per_prompt=samples,
         )
         return trace, [f"{number} {what}" for what, number in lacks.items() if number]
 
@@ -218,11 +231,12 @@ class TraceFold:
         if self._first_s is None:
             self._first_s = now
         name = event.group or event.request
-        group = self._clients_groups.get(name)
+        key = bisect_right(self._begins_s, now), name
+        group = self._clients_groups.get(key)
         if group is None:
-            group = self._clients_groups[name] = self._open(name, 0, event.prompt_tokens, 0)
+            group = self._clients_groups[key] = self._open(name, 0, event.prompt_tokens, 0)
         group.max_tokens = max(group.max_tokens, event.max_tokens)
-        arrival_s = max(0.0, now - self._first_s)
+        arrival_s = 0.0 if self._rounds else max(0.0, now - self._first_s)
         sample = _Sample(event.prompt_tokens, event.max_tokens, arrival_s)
         sample.starts[-1].tokens = sum([segment.tokens for segment in event.prior_segments])
         group.members[len(group.members)] = self._samples[event.request] = sample
@@ -354,7 +368,8 @@ def recorded_trace(name: str, recordings: Sequence[Recording]) -> tuple[Trace, l
 
     Raises JournalError, CallerError, TraceError.
     """
-    fold = TraceFold(str(recordings[0].path))
+    rounds = find_rounds(chain.from_iterable(recording.events() for recording in recordings))
+    fold = TraceFold(str(recordings[0].path), rounds)
     observe = Folded(fold).observe
     late = []
     for recording in recordings:
@@ -380,8 +395,3 @@ def _finish(reason: str) -> Finish:
         case "stop" | "length":
             return reason
     return "cut"
-
-
-def _usual(numbers: list[int]) -> int:
-    """The most common one."""
-    return Counter(numbers).most_common(1)[0][0]

@@ -47,7 +47,7 @@ from rollout_sched.simulators.replay.event_queue import EventQueue
 from rollout_sched.simulators.replay.faults import Faults, SchedulerRestarts
 from rollout_sched.simulators.replay.fleet import SimFleet, SimMembership
 from rollout_sched.simulators.replay.links import SimLinks
-from rollout_sched.simulators.replay.rewards import SimRewards
+from rollout_sched.simulators.replay.rewards import RewardModel, SimRewards
 from rollout_sched.simulators.replay.scenario import Conversation, Scenario, Traffic, Visibility
 from rollout_sched.simulators.replay.sim_trainer import SimTrainer
 from rollout_sched.simulators.replay.workload import Workload
@@ -265,15 +265,15 @@ class ClosedLoop:
             self._links = SimLinks(scenario.links, workload.seed, queue, self._tell)
         self._fleet = SimFleet(scenario, attempts, queue, self._tell, self._is_acting, self._links)
         self._membership = SimMembership(scenario, self._fleet, attempts, queue, self._tell)
-        judged = scenario.rewards is not None
+        rewards = scenario.rewards or (RewardModel() if workload.judged else None)
         gpus, weights = self._fleet.gpus, self._fleet.weights
         self._trainer = SimTrainer(
-            scenario.trainer, workload, gpus, weights, queue, self._tell, judged=judged
+            scenario.trainer, workload, gpus, weights, queue, self._tell, judged=rewards is not None
         )
         self._rewards: SimRewards | None = None
-        if scenario.rewards is not None:
+        if rewards is not None:
             self._rewards = SimRewards(
-                scenario.rewards,
+                rewards,
                 workload.seed,
                 workload.verdict,
                 queue,

@@ -158,6 +158,11 @@ class Workload:
             return self.traffic.length(group)
         return self.sample(group, index).response_tokens
 
+    @property
+    def judged(self) -> bool:
+        """Whether groups were judged when they were recorded."""
+        return any(self.verdict(group) is not None for group in self.groups)
+
     def verdict(self, group: str) -> str | None:
         """The recorded verdict on the group, "kept" or "filtered"."""
         prompt = self.trace.groups.get(self.prompt(group))

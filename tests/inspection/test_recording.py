@@ -187,7 +187,7 @@ def test_the_journals_of_a_restarted_run_are_one(tmp_path: Path) -> None:
 
 
 def test_a_client_s_request_is_a_sample_of_the_group_it_named() -> None:
-    fold = TraceFold("here")
+    fold = TraceFold("here", [])
     folded = Folded(fold)
     for number, group in enumerate(("a", "a", "")):
         request = f"r{number}"

@@ -109,6 +109,8 @@ def test_a_recorded_run_is_its_workload(
     if cuts:
         return
     told = msgspec.structs.replace(scenario, job=Job())
+    if rewards is not None and not rewards.seconds:
+        told = msgspec.structs.replace(told, rewards=None)  # the verdicts are in the trace
     assert figures(run_policy(other, found, told)) == figures(run_policy(other, trace, scenario))
     run_policy(ran, found, told, journal_path=again)
     assert again.read_bytes() == journal.read_bytes()

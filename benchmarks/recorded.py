@@ -1,0 +1,125 @@
+"""What the trace of a recorded run says of other policies: `python -m benchmarks.recorded`.
+
+A replay stands for the run, because its truth is known: it is recorded under each policy, and its
+trace is replayed under `round_robin_sync` and `best_on_policy`. "Delivered" is the trace of what
+the trainer got, in the order in which it got it; "submitted" is that of `journal trace`. A
+restarted request does not get the same length again, as in a real run. Output is Markdown.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+from rollout_sched.config import load_policy
+from rollout_sched.core.model.actions import Action, Deliver
+from rollout_sched.core.model.events import Event
+from rollout_sched.inspection import recorded_trace
+from rollout_sched.inspection.recording import Recording
+from rollout_sched.simulators.replay import Scenario, load_scenario
+from rollout_sched.simulators.replay.runs import run_policy
+from rollout_sched.simulators.traces import SampleRecord, Trace, Turn, gather, read
+
+BASE, OTHER = "round_robin_sync", "best_on_policy"
+POLICIES = (BASE, "one_step_off", "areal", "partial_rollout", "best_on_policy", "tail_batching")
+
+#: Traces, and the prompts of a step.
+TRACES = {"lrm_token_economy": 24, "composite_math_512x8": 32}
+
+
+class Figures(NamedTuple):
+    """`step_s`: of `BASE`; `ratio`: its time over that of `OTHER`; tokens of a sample."""
+
+    step_s: float
+    ratio: float
+    mean_tokens: float
+
+
+class Case(NamedTuple):
+    trace: str
+    recorded_under: str
+    steps: int
+
+
+def scenario(trace: str) -> Scenario:
+    job = {"prompts_per_step": TRACES[trace], "redraws": True}
+    return load_scenario("qwen7b-8xh100-disaggregated").with_job(job)
+
+
+def workload(case: Case) -> Trace:
+    return read(case.trace).head(case.steps * TRACES[case.trace])
+
+
+def figures(trace: Trace, world: Scenario) -> Figures:
+    base, other = (run_policy(load_policy(name), trace, world).summary for name in (BASE, OTHER))
+    offered = [
+        sample.response_tokens
+        for members in trace.groups.values()
+        for sample in members[: trace.group_size]
+    ]
+    return Figures(
+        base.total_s / base.steps, base.total_s / other.total_s, sum(offered) / len(offered)
+    )
+
+
+def delivered_trace(recording: Recording) -> Trace:
+    samples: list[SampleRecord] = []
+
+    def take(now: float, event: Event, actions: Iterable[Action]) -> None:
+        samples.extend(
+            SampleRecord(made.group, made.index, made.prompt_tokens, (Turn(made.response_tokens),))
+            for action in actions
+            if isinstance(action, Deliver)
+            for made in action.samples
+        )
+
+    recording.tell([take])
+    return Trace("delivered", gather(samples))
+
+
+def measured(case: Case) -> tuple[Figures, Figures]:
+    """From the trace of what was delivered, and of what was submitted."""
+    world = scenario(case.trace)
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "journal.jsonl")
+        run_policy(load_policy(case.recorded_under), workload(case), world, journal_path=path)
+        recording = Recording(path)
+        submitted, _ = recorded_trace("submitted", [recording])
+        return figures(delivered_trace(recording), world), figures(submitted, world)
+
+
+def truth(case: Case) -> tuple[Figures, Figures]:
+    found = figures(workload(case), scenario(case.trace))
+    return found, found
+
+
+def shown(case: Case, what: str, found: tuple[Figures, Figures]) -> str:
+    pairs = zip(*found, strict=True)
+    forms = (".1f", ".2f", ",.0f")
+    cells = [format(value, form) for pair, form in zip(pairs, forms, strict=True) for value in pair]
+    return f"| {' | '.join([case.trace, what, *cells])} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--jobs", type=int, default=2)
+    options = parser.parse_args()
+    columns = ["trace", "recorded under"]
+    for figure in (f"s/step of {BASE}", f"{OTHER} over it", "mean length"):
+        columns += [f"{figure}: delivered", "submitted"]
+    print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
+    cases = [Case(trace, policy, options.steps) for trace in TRACES for policy in POLICIES]
+    with ProcessPoolExecutor(options.jobs) as pool:
+        for case, found in zip(cases, pool.map(measured, cases), strict=True):
+            if case.recorded_under == BASE:
+                print(shown(case, "(truth)", truth(case)))
+            print(shown(case, case.recorded_under, found), flush=True)
+
+
+if __name__ == "__main__":
+    main()
