@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -107,18 +106,16 @@ def shown(case: Case, what: str, found: tuple[Figures, Figures]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
     columns = ["trace", "recorded under"]
     for figure in (f"s/step of {BASE}", f"{OTHER} over it", "mean length"):
         columns += [f"{figure}: delivered", "submitted"]
     print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
     cases = [Case(trace, policy, options.steps) for trace in TRACES for policy in POLICIES]
-    with ProcessPoolExecutor(options.jobs) as pool:
-        for case, found in zip(cases, pool.map(measured, cases), strict=True):
-            if case.recorded_under == BASE:
-                print(shown(case, "(truth)", truth(case)))
-            print(shown(case, case.recorded_under, found), flush=True)
+    for case in cases:
+        if case.recorded_under == BASE:
+            print(shown(case, "(truth)", truth(case)))
+        print(shown(case, case.recorded_under, measured(case)), flush=True)
 
 
 if __name__ == "__main__":
