@@ -173,6 +173,11 @@ def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("attempts failed", count(outages["failed_attempts"])),
         ("prompts failed", count(outages["failed_prompts"])),
     ]
+    if found["drafted_tokens"]:
+        shown += [
+            ("tokens drafted", count(found["drafted_tokens"])),
+            ("  accepted", percent(found["draft_acceptance"])),
+        ]
     if direct["submitted"]:
         shown += [
             ("requests of clients", count(direct["submitted"])),

@@ -46,6 +46,8 @@ def summarize(
         preemptions=waste.preemptions,
         resumed_attempts=waste.resumed_attempts,
         reprefilled_tokens=waste.reprefilled_tokens,
+        drafted_tokens=waste.drafted_tokens,
+        draft_acceptance=waste.draft_acceptance,
         masked_tokens=sum(step.masked_tokens for step in steps),
         discarded_tokens=sum(step.discarded_tokens for step in steps) + current.discarded_tokens,
         discarded_tokens_by_cause=dict(sorted((+waste.discarded).items())),

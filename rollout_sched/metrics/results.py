@@ -78,6 +78,8 @@ class Summary(msgspec.Struct, frozen=True):
     preemptions: int
     resumed_attempts: int
     reprefilled_tokens: int
+    drafted_tokens: int
+    draft_acceptance: float
     masked_tokens: int
     discarded_tokens: int
     discarded_tokens_by_cause: dict[str, int]

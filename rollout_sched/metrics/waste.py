@@ -1,5 +1,5 @@
 """Work that was done again (preemptions and re-prefill inside instances, attempts that went on
-elsewhere), and work that was thrown away."""
+elsewhere), and work that was thrown away: by the scheduler, or drafted tokens by the model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rollout_sched.core.model.events import (
     InstanceReported,
     Restored,
 )
-from rollout_sched.metrics.fold import Handler
+from rollout_sched.metrics.fold import Handler, share
 
 
 class Waste:
@@ -52,6 +52,15 @@ class Waste:
     @property
     def reprefilled_tokens(self) -> int:
         return sum(report.reprefilled_tokens for report in self._all())
+
+    @property
+    def drafted_tokens(self) -> int:
+        return sum(report.drafted_tokens for report in self._all())
+
+    @property
+    def draft_acceptance(self) -> float:
+        """The share of them that was accepted."""
+        return share(sum(report.accepted_tokens for report in self._all()), self.drafted_tokens)
 
     def _all(self) -> list[InstanceReported]:
         here = [*self._reports.values(), *self._counting.values()]

@@ -87,6 +87,8 @@ class SimNode:
             gauges.cached_tokens,
             gauges.reprefilled_tokens,
             gauges.generated_tokens,
+            gauges.drafted_tokens,
+            gauges.accepted_tokens,
         )
 
 

@@ -319,6 +319,16 @@ TABLES: dict[str, Sequence[Column]] = {
 #: Tables for figures that a policy has only if the scenario has what they measure, by their key.
 ROUGH: tuple[tuple[str, str, Sequence[Column]], ...] = (
     (
+        "drafted_tokens",
+        "What instances drafted",
+        (
+            Column("drafted", "drafted_tokens", count, "tokens"),
+            Column(
+                "accepted", "draft_acceptance", percent, "of them: the model would have made them"
+            ),
+        ),
+    ),
+    (
         "weights",
         "How new weights arrived",
         (
@@ -400,7 +410,12 @@ def cells(report: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _shown(report: dict[str, Any]) -> dict[str, Sequence[Column]]:
     shown = dict(TABLES) if report["prompts"] else {INSTANCE_TIME: TABLES[INSTANCE_TIME]}
-    return shown | {title: table for key, title, table in ROUGH if key in report["policies"][0]}
+    return shown | {title: table for key, title, table in ROUGH if _has(report, key)}
+
+
+def _has(report: dict[str, Any], key: str) -> bool:
+    found = report["policies"][0].get(key)
+    return found is not None and found.get("max") != 0
 
 
 def _without_ratios(policy: dict[str, Any]) -> dict[str, Any]:

@@ -38,13 +38,14 @@ class TestTokens:
         tape = Tape("i", "j")
         tape.at(1, ev.InstanceReported("i", 0, 0, 0.0, preemptions=3, reprefilled_tokens=100))
         tape.at(2, ev.InstanceReported("i", 0, 0, 0.0, preemptions=5, reprefilled_tokens=170))
-        tape.at(2, ev.InstanceReported("j", 0, 0, 0.0, preemptions=1, reprefilled_tokens=7))
+        tape.at(2, ev.InstanceReported("j", 0, 0, 0.0, 1, 0, 0, 7, 0, 8, 6))
         tape.at(3, ev.InstanceLost("i"))
         tape.join("i", now=4)  # and starts counting anew
         tape.at(5, ev.InstanceReported("i", 0, 0, 0.0, preemptions=2, reprefilled_tokens=20))
         summary = tape.metrics.summary(6.0)
         assert summary.preemptions == 5 + 2 + 1
         assert summary.reprefilled_tokens == 170 + 20 + 7
+        assert (summary.drafted_tokens, summary.draft_acceptance) == (8, 0.75)
 
     def test_a_restart_nobody_noticed_keeps_them_too(self) -> None:
         tape = Tape("i")

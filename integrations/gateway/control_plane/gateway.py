@@ -70,6 +70,7 @@ class InstanceView(msgspec.Struct, frozen=True):
     running: int | None
     waiting: int | None
     kv_usage: float | None
+    draft_acceptance: float | None
 
 
 MakeClient = Callable[[NewInstance], InstanceClient]
@@ -177,6 +178,7 @@ class Gateway:
             running=gauges.running if gauges else None,
             waiting=gauges.waiting if gauges else None,
             kv_usage=gauges.kv_usage if gauges else None,
+            draft_acceptance=supervisor.health.drafts.recent if gauges else None,
         )
 
     def state(self) -> dict[str, Any]:

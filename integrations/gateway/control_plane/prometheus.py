@@ -200,17 +200,6 @@ def _instances(gateway: Gateway) -> Iterator[Metric]:
     for short, about, value in _REPORTED:
         rows = (({"url": name}, value(report)) for name, report in reports.items())
         yield families.counters(f"instance_{short}", about, rows)
-    polls = [({"url": one.name}, one.health.gauges) for one in gateway.supervisors()]
-    yield families.counters(
-        "instance_drafted_tokens",
-        "Tokens that were drafted for it.",
-        ((of, poll.drafted_tokens) for of, poll in polls if poll),
-    )
-    yield families.counters(
-        "instance_accepted_tokens",
-        "Drafted tokens that its model accepted.",
-        ((of, poll.accepted_tokens) for of, poll in polls if poll),
-    )
 
 
 #: Counters from an instance's last poll, which count since its start.
@@ -223,6 +212,8 @@ _REPORTED: tuple[tuple[str, str, Callable[[InstanceReported], int]], ...] = (
         lambda r: r.cached_tokens,
     ),
     ("preemptions", "Preemptions since it started.", lambda r: r.preemptions),
+    ("drafted_tokens", "Tokens that were drafted for it.", lambda r: r.drafted_tokens),
+    ("accepted_tokens", "Drafted tokens that its model accepted.", lambda r: r.accepted_tokens),
 )
 
 

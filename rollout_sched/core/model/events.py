@@ -56,7 +56,8 @@ class InstanceLeaving(_Event, frozen=True):
 
 
 class InstanceReported(_Event, frozen=True):
-    """A poll of an instance's gauges and counters (counters since it started)."""
+    """A poll of an instance's gauges and counters (counters since it started). The last two are
+    those of speculative decoding."""
 
     instance: str
     running: Count
@@ -67,6 +68,8 @@ class InstanceReported(_Event, frozen=True):
     cached_tokens: Serial = 0
     reprefilled_tokens: Serial = 0
     generated_tokens: Serial = 0
+    drafted_tokens: Serial = 0
+    accepted_tokens: Serial = 0
 
 
 class GroupSubmitted(_Event, frozen=True, omit_defaults=True):

@@ -194,12 +194,16 @@ class Streams:
 
 class DraftAcceptance:
     """Whether the model still accepts the tokens that an instance drafts: after new weights, a
-    drafter of the old ones may cost time and gain nothing."""
+    drafter of the old ones may cost time and gain nothing.
+
+    recent  the accepted share of the last drafted tokens; None before there were enough
+    """
 
     #: Enough to judge by: a few steps of a full batch.
     ENOUGH = 2_000
 
     def __init__(self, least: float) -> None:
+        self.recent: float | None = None
         self._least = least
         self._from: Gauges | None = None
         self._rejected = False
@@ -214,6 +218,7 @@ class DraftAcceptance:
             return ""
         self._from = gauges
         accepted = gauges.accepted_tokens - before.accepted_tokens
+        self.recent = accepted / drafted
         known, self._rejected = self._rejected, accepted < self._least * drafted
         if known or not self._rejected:
             return ""

@@ -193,4 +193,6 @@ def _reported(name: str, gauges: Gauges) -> InstanceReported:
         gauges.cached_tokens,
         gauges.reprefilled_tokens,
         gauges.generated_tokens,
+        gauges.drafted_tokens,
+        gauges.accepted_tokens,
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from rollout_sched.simulators.instance.model import Speculation
 from rollout_sched.simulators.replay import report as reports
 from rollout_sched.simulators.replay.comparison import verdict
 from rollout_sched.simulators.replay.faults import Lost
@@ -47,6 +48,21 @@ FIGURES = (
     "samples_delivered",
     "samples_lost",
 )
+
+
+def test_drafts_are_reported_only_where_there_are_any(document: dict[str, Any]) -> None:
+    """Of one draft a step, the accepted share is the acceptance."""
+    title = "What instances drafted"
+    assert title not in tables(document, 200)
+    trace = make_trace({"g": [500, 400]}, name="tiny")
+    drafts = Speculation(1, 0.6, schedule="always")
+    scenario = make_scenario(prompts_per_step=1, speculation=drafts)
+    runs = replay(trace, [make_policy("one")], scenario)
+    drafted = reports.document(trace, scenario, runs, steps=0, seeds=1)
+    assert title in tables(drafted, 200)
+    (policy,) = drafted["policies"]
+    assert policy["draft_acceptance"]["mean"] == pytest.approx(0.6, abs=0.01)
+    assert policy["drafted_tokens"]["mean"] == pytest.approx(900 / 1.6, rel=0.02)
 
 
 @pytest.fixture(scope="module")
@@ -239,6 +255,7 @@ def document_report_tables() -> dict[str, Any]:
         prompts_per_step=2,
         traffic=TrafficModel(rate=0.2, for_s=60.0),
         faults=[Lost(at_s=9.0, instance=1)],
+        speculation=Speculation(2, 0.5, schedule="always"),
     )
     policies = [make_policy(name) for name in NAMES]
     return reports.document(trace, scenario, replay(trace, policies, scenario), steps=0, seeds=1)

@@ -115,6 +115,7 @@ function headline({ version, fleet_version, requests, waits_for, batches }) {
 const INSTANCE_COLUMNS = ["state", "version", "in flight", "slots", "running", "queued", "KV"];
 
 function instances(all) {
+  const drafts = all.some((each) => each.draft_acceptance !== null);
   const rows = all.map((each) => ({
     name: each.url,
     cells: [
@@ -126,10 +127,16 @@ function instances(all) {
       count(each.slots),
       each.running ?? "-",
       each.waiting ?? "-",
-      each.kv_usage === null ? "-" : percent(each.kv_usage),
+      asShare(each.kv_usage),
+      ...(drafts ? [asShare(each.draft_acceptance)] : []),
     ].map(String),
   }));
-  return figures(INSTANCE_COLUMNS.map((label) => ({ label })), rows, "instance");
+  const labels = [...INSTANCE_COLUMNS, ...(drafts ? ["drafts accepted"] : [])];
+  return figures(labels.map((label) => ({ label })), rows, "instance");
+}
+
+function asShare(part) {
+  return part === null ? "-" : percent(part);
 }
 
 function stepLine({ step, prompts_per_step, trainer_waiting }) {
