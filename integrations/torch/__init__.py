@@ -3,6 +3,6 @@ tensors."""
 
 from rollout_sched.integrations.torch.batch_dataset import BatchDataset
 from rollout_sched.integrations.torch.checkpoints import Checkpoints
-from rollout_sched.integrations.torch.collate import packed, padded
+from rollout_sched.integrations.torch.collate import mismatch, packed, padded
 
-__all__ = ["BatchDataset", "Checkpoints", "packed", "padded"]
+__all__ = ["BatchDataset", "Checkpoints", "mismatch", "packed", "padded"]

@@ -6,11 +6,20 @@ the token at t are those at t - 1.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import torch
 
+from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.token_columns import Advantages, columns, lengths
-from rollout_sched.live.trainer.samples import OBSERVED, Batch
+from rollout_sched.live.trainer.samples import (
+    LARGEST_LOG_RATIO,
+    OBSERVED,
+    Batch,
+    Mismatch,
+    TokenMismatch,
+)
 
 #: Fill values for positions without a token, if not 0.
 _PADDING = {"versions": OBSERVED}
@@ -82,3 +91,50 @@ def _of_batch(batch: Batch) -> dict[str, torch.Tensor]:
         "number": torch.tensor(batch.number),
         "version": torch.tensor(batch.version),
     }
+
+
+def mismatch(
+    rows: Mapping[str, torch.Tensor], log_probs: torch.Tensor, *, truncate: float = 2.0
+) -> Mismatch:
+    """How the trainer's `log_probs` of the tokens in `rows` differ from the rollouts': what
+    `report_mismatch` of a client takes.
+
+    rows       of `padded` or `packed`, with rollout_log_probs
+    log_probs  in their shape, by the weights of rows["version"], before the optimiser's step
+    truncate   the ratio at which importance weights are cut
+
+    Tokens are counted by their version, and by the generated tokens of their sample up to the next
+    power of two. Raises CallerError if the rows have no log-probs of the rollouts.
+    """
+    if "rollout_log_probs" not in rows:
+        raise CallerError('no log-probs to compare: submit prompts with sampling {"logprobs": 0}')
+    made = rows["response_mask"].bool()
+    longest = _generated(rows, made).double().log2().ceil().exp2().long()
+    kinds = torch.stack([rows["versions"][made], longest[made]], dim=1)
+    off = (log_probs.detach() - rows["rollout_log_probs"])[made].double()
+    off = off.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
+    ratio = off.exp()
+    k3 = ratio - 1 - off
+    found = []
+    for kind in torch.unique(kinds, dim=0):
+        of_kind = (kinds == kind).all(dim=1)
+        found.append(
+            TokenMismatch(
+                version=int(kind[0]),
+                longest=int(kind[1]),
+                tokens=int(of_kind.sum()),
+                k3=max(0.0, k3[of_kind].mean().item()),
+                max_ratio=ratio[of_kind].max().item(),
+                clipped=(ratio[of_kind] > truncate).double().mean().item(),
+            )
+        )
+    return Mismatch(int(rows["version"]), found)
+
+
+def _generated(rows: Mapping[str, torch.Tensor], made: torch.Tensor) -> torch.Tensor:
+    """For each token, how many tokens of its sample were generated."""
+    if "cu_seqlens" not in rows:
+        return made.sum(dim=1, keepdim=True).expand_as(made)
+    ends = rows["cu_seqlens"].long()
+    upto = torch.nn.functional.pad(made[0].cumsum(0), (1, 0))
+    return upto[ends].diff().repeat_interleave(ends.diff())[None]

@@ -120,6 +120,7 @@ class BlockingRollouts:
     close_submissions = _blocking(RolloutScheduler.close_submissions)
     next_batch = _blocking(RolloutScheduler.next_batch)
     publish_weights = _blocking(RolloutScheduler.publish_weights)
+    report_mismatch = _blocking(RolloutScheduler.report_mismatch)
     return_instance = _blocking(RolloutScheduler.return_instance)
     add_instance = _blocking(RolloutScheduler.add_instance)
     remove_instance = _blocking(RolloutScheduler.remove_instance)

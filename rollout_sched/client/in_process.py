@@ -19,7 +19,7 @@ from rollout_sched.integrations.vllm.weight_updates import (
 from rollout_sched.live import LiveScheduler
 from rollout_sched.live.ports import InstanceClient
 from rollout_sched.live.requests import Tool
-from rollout_sched.live.trainer.samples import Batch, Prompt
+from rollout_sched.live.trainer.samples import Batch, Mismatch, Prompt
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +86,9 @@ class InProcess(RolloutScheduler):
             return
         update = update_of(version, apply)
         await self._weight_loaders.publish(update, self._live.trainer.weights, wait=wait)
+
+    async def report_mismatch(self, mismatch: Mismatch) -> None:
+        self._live.trainer.report_mismatch(mismatch)
 
     async def return_instance(self, url: str) -> None:
         self._live.driver.fleet.return_instance(url.rstrip("/"))

@@ -28,7 +28,7 @@ from rollout_sched.live import LiveScheduler, RunOptions, Settings
 from rollout_sched.live.ports import InstanceClient
 from rollout_sched.live.requests import Tool
 from rollout_sched.live.trainer import TRAINER, Borrower, KeepFunc, LeaseEnded, RewardFunc
-from rollout_sched.live.trainer.samples import Batch, Prompt
+from rollout_sched.live.trainer.samples import Batch, Mismatch, Prompt
 
 if TYPE_CHECKING:
     from rollout_sched.client.blocking import BlockingRollouts
@@ -209,6 +209,12 @@ class RolloutScheduler(ABC):
 
     @abstractmethod
     async def _publish_weights(self, version: int, apply: Apply, wait: bool) -> None: ...
+
+    @abstractmethod
+    async def report_mismatch(self, mismatch: Mismatch) -> None:
+        """Report how the trainer's log-probs differ from those of a batch, as
+        `integrations.torch.mismatch` finds it: it is in `state()` and in the gateway's metrics, and
+        the log says when it is large."""
 
     @abstractmethod
     async def return_instance(self, url: str) -> None:

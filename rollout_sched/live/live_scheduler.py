@@ -261,6 +261,7 @@ class LiveScheduler:
         "failed": failed groups that no batch has reported yet, with the reason; "filtered":
         filtered groups likewise.
         "leases": the leases of unacknowledged batches.
+        "mismatch": of the trainer's log-probs and the rollouts', as last reported; else None.
         "loaded": whether all joined instances, and at least one, have loaded the newest version.
         "fronts": the connected fronts and what each holds (`link.host`); empty in one process.
         "waits_for": what the next batch and "loaded" wait for; "" if no action is needed.
@@ -276,6 +277,7 @@ class LiveScheduler:
             },
             **trainer.submissions.summary(),
             "leases": trainer.batches.summary(),
+            "mismatch": None if trainer.mismatch is None else msgspec.to_builtins(trainer.mismatch),
             "lease_s": driver.settings.lease_s,
             "fronts": self.fronts(),
             "instances": len(driver.supervisors),

@@ -46,6 +46,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     min_acceptance     share of an instance's drafted tokens that its model must accept, or the log
                        says that it does not; 0: never. Below the break-even acceptance that
                        `rollout-sched speculate` shows, drafting costs more than it gains
+    max_mismatch       k3 between the rollouts' log-probs and those of the trainer under the same
+                       weights, above which the log says so; 0: never. 0.01 is about 0.14 in each
+                       token's log-prob
     durable            what of a run in a store survives a power failure: all that was confirmed to
                        a caller ("batch": each delivery, submission, publication and
                        acknowledgement), all events ("event"), or nothing for certain ("off"); the
@@ -67,6 +70,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     resume_paused: bool = False
     lease_s: Seconds = 0.0
     min_acceptance: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.1
+    max_mismatch: Annotated[float, msgspec.Meta(ge=0)] = 0.01
     durable: Durable = "batch"
 
 

@@ -176,6 +176,6 @@ def test_every_call_of_the_interface_is_there_with_its_signature() -> None:
         for name, call in vars(RolloutScheduler).items()
         if inspect.iscoroutinefunction(call) and not name.startswith("_")
     }
-    assert len(calls) == 8
+    assert len(calls) == 9
     for name, call in calls.items():
         assert inspect.signature(getattr(BlockingRollouts, name)) == inspect.signature(call)

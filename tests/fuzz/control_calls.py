@@ -34,6 +34,7 @@ CALLS = (
     "/rollout/v1/groups/unknown",
     "/rollout/v1/batches/next",
     "/rollout/v1/weights",
+    "/rollout/v1/mismatch",
     "/admin/instances",
     "/admin/pause",
     "/admin/resume",

@@ -222,6 +222,7 @@ def _routes(
             web.post(f"{ROLLOUT}/groups/unknown", trainer.unknown),
             web.post(f"{ROLLOUT}/batches/next", trainer.next_batch),
             web.post(f"{ROLLOUT}/batches/renew", trainer.renew),
+            web.post(f"{ROLLOUT}/mismatch", trainer.mismatch),
             web.get(f"{ROLLOUT}/state", scheduler.state),
             web.post(f"{ROLLOUT}/weights", scheduler.weights),
             web.get("/v1/rl/workers", workers.list_rl),

@@ -10,6 +10,7 @@ from rollout_sched.core.model.events import InstanceReported
 from rollout_sched.core.model.model import InstanceStatus
 from rollout_sched.integrations.gateway import families
 from rollout_sched.integrations.gateway.control_plane.gateway import Gateway, InstanceView
+from rollout_sched.live.trainer.samples import Mismatch, TokenMismatch
 from rollout_sched.metrics import CAUSES
 
 _STATUSES = (*(str(s) for s in InstanceStatus if s is not InstanceStatus.LOST), "away")
@@ -17,7 +18,10 @@ _STATUSES = (*(str(s) for s in InstanceStatus if s is not InstanceStatus.LOST), 
 
 def metrics_of(gateway: Gateway) -> Iterator[Metric]:
     """The metrics of one gateway at this moment."""
-    for group in (_requests, _calls, _queue, _trainer, _weights, _fleet, _instances, _self):
+    for group in (
+        *(_requests, _calls, _queue, _trainer, _mismatch, _weights),
+        *(_fleet, _instances, _self),
+    ):
         yield from group(gateway)
 
 
@@ -142,6 +146,25 @@ def _trainer(gateway: Gateway) -> Iterator[Metric]:
         "Time since the first dispatch of the oldest unfinished group.",
         samples.oldest_s(now),
     )
+
+
+def _mismatch(gateway: Gateway) -> Iterator[Metric]:
+    told = gateway.trainer.mismatch or Mismatch(0, [])
+    kinds = [
+        ({"age": str(told.version - kind.version), "longest": str(kind.longest)}, kind)
+        for kind in told.kinds
+    ]
+    for short, about, value in _COMPARED:
+        yield families.gauges(f"mismatch_{short}", about, ((of, value(k)) for of, k in kinds))
+
+
+#: What a trainer last reported of its log-probs and the rollouts'.
+_COMPARED: tuple[tuple[str, str, Callable[[TokenMismatch], float]], ...] = (
+    ("tokens", "Tokens whose log-probs the trainer last compared.", lambda k: k.tokens),
+    ("k3", "KL divergence of rollouts from the trainer, by the k3 estimator.", lambda k: k.k3),
+    ("max_ratio", "The largest probability over that of the rollout.", lambda k: k.max_ratio),
+    ("clipped_ratio", "Share of tokens whose importance weight is cut.", lambda k: k.clipped),
+)
 
 
 def _weights(gateway: Gateway) -> Iterator[Metric]:

@@ -11,7 +11,7 @@ from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.gateway.control_plane.codec import read, refusal, reply
 from rollout_sched.integrations.gateway.control_plane.gateway import Gateway
 from rollout_sched.live.trainer import LeaseEnded, NotReady
-from rollout_sched.live.trainer.samples import Prompt, Uid
+from rollout_sched.live.trainer.samples import Mismatch, Prompt, Uid
 from rollout_sched.store import StoreFull
 
 #: The root of the trainer's paths.
@@ -108,3 +108,8 @@ class TrainerApi:
         """Heartbeat: a trainer is alive and keeps its lease. Answers its batch number, or null."""
         asked = await read(request, Renewal)
         return reply(request, {"batch": self._gateway.trainer.batches.renew(asked.trainer)})
+
+    async def mismatch(self, request: web.Request) -> web.Response:
+        """A trainer has compared its log-probs with the rollouts'."""
+        self._gateway.trainer.report_mismatch(await read(request, Mismatch))
+        return web.Response(status=204)

@@ -29,7 +29,7 @@ from rollout_sched.integrations.vllm.weight_updates import (
 from rollout_sched.live.ports import InstanceClient
 from rollout_sched.live.requests import Tool
 from rollout_sched.live.trainer import TRAINER
-from rollout_sched.live.trainer.samples import Batch, Prompt
+from rollout_sched.live.trainer.samples import Batch, Mismatch, Prompt
 
 log = logging.getLogger(__name__)
 
@@ -151,6 +151,9 @@ class Remote(RolloutScheduler):
         await self._gateway.post("/rollout/v1/weights", update, repeatable=True)
         while wait and not (await self.state())["loaded"]:
             await asyncio.sleep(POLL_S)
+
+    async def report_mismatch(self, mismatch: Mismatch) -> None:
+        await self._gateway.post("/rollout/v1/mismatch", mismatch, repeatable=True)
 
     async def return_instance(self, url: str) -> None:
         raise CallerError(

@@ -366,6 +366,54 @@ def _spans(segments: Sequence[model.Segment], mask: Sequence[int]) -> list[Span]
 
 
 # ------------------------------------------------------------------------------------------
+# What a trainer says of a batch: how far its own log-probs are from those of the rollouts.
+
+#: The largest logarithm of a ratio of probabilities that is told from larger ones, as in verl.
+LARGEST_LOG_RATIO = 20.0
+
+_Figure = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+
+
+class TokenMismatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The tokens of one version in responses of similar length. r is the trainer's probability of a
+    token over the rollout's.
+
+    version    that made the tokens
+    longest    the most tokens of such a response
+    tokens     their number
+    k3         mean of r - 1 - log r: Schulman's estimator of the KL divergence of the rollout's
+               distribution from the trainer's (joschu.net/blog/kl-approx.html). A difference of d
+               in all log-probs gives about d * d / 2
+    max_ratio  the largest r
+    clipped    share of tokens whose r truncated importance sampling cuts
+    """
+
+    version: Serial
+    longest: Count
+    tokens: Annotated[int, msgspec.Meta(ge=1, le=MAX_COUNT)]
+    k3: _Figure
+    max_ratio: _Figure
+    clipped: Annotated[float, msgspec.Meta(ge=0, le=1)]
+
+
+class Mismatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How the log-probs that a trainer computes with the weights of `version` differ from the
+    rollouts'. Tokens of the same version should have none, but engine and trainer compute
+    differently, and the more so the lower the engine's precision; without truncated importance
+    sampling quantised rollouts then learn less (FlashRL, fengyao.notion.site/flash-rl; FP8-RL,
+    arXiv 2601.18150). Those of older versions differ by their staleness too."""
+
+    version: Serial
+    kinds: Annotated[list[TokenMismatch], msgspec.Meta(max_length=1024)]
+
+    def k3(self) -> float:
+        """Of the tokens of the trainer's own version; 0 without any."""
+        own = [kind for kind in self.kinds if kind.version == self.version]
+        tokens = sum(kind.tokens for kind in own)
+        return sum(kind.k3 * kind.tokens for kind in own) / tokens if tokens else 0.0
+
+
+# ------------------------------------------------------------------------------------------
 # Tools by name: a coroutine cannot be stored, so a continued run must get its tools again.
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
@@ -27,9 +28,11 @@ from rollout_sched.live.requests.trajectories import Tool
 from rollout_sched.live.trainer.delivery import TRAINER, BatchDelivery, Leases
 from rollout_sched.live.trainer.lengths import LengthStore
 from rollout_sched.live.trainer.rewards import RewardFunction
-from rollout_sched.live.trainer.samples import Batch, NamedTools, Prompt, batch_of
+from rollout_sched.live.trainer.samples import Batch, Mismatch, NamedTools, Prompt, batch_of
 from rollout_sched.live.trainer.stored import Recovered, StoredSession, StoredWeights
 from rollout_sched.live.trainer.submissions import SamplePayloads, Submissions
+
+log = logging.getLogger(__name__)
 
 #: In these states no update is running.
 _LOADED = (InstanceStatus.SERVING, InstanceStatus.GATED)
@@ -161,6 +164,7 @@ class TrainerSession:
             self.submissions.acknowledged,
             asyncio.get_running_loop().time,
         )
+        self.mismatch: Mismatch | None = None  # as last reported
         self._last_report = -1  # number of the last batch that only reported lost groups
         driver.front.endings.on_deliver = self._deliver
         driver.front.endings.on_group_failed = self._fail
@@ -232,6 +236,21 @@ class TrainerSession:
         finally:
             if batch is not None or acknowledged is not None:
                 await self.durable()  # the lease must be stored before the answer
+
+    def report_mismatch(self, mismatch: Mismatch) -> None:
+        """A trainer has compared its log-probs with the rollouts'. Logs when the mismatch exceeds
+        `max_mismatch`, once until it is below again."""
+        most = self.driver.settings.max_mismatch
+        before, self.mismatch = self.mismatch, mismatch
+        if most and mismatch.k3() > most and (before is None or before.k3() <= most):
+            log.warning(
+                "log-probs of trainer and rollouts differ under the same weights, version %d: k3 "
+                "%.2g, above [live] max_mismatch %g; truncate importance weights, and compare "
+                "precision, sampling parameters and weights of engine and trainer",
+                mismatch.version,
+                mismatch.k3(),
+                most,
+            )
 
     def close(self) -> None:
         """Every current or later wait for a batch raises NotReady."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from msgspec.structs import replace
 
 from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.advantages import GroupAdvantages
-from rollout_sched.integrations.torch import packed, padded
+from rollout_sched.integrations.torch import mismatch, packed, padded
 from rollout_sched.live.trainer.samples import Batch, Sample
 
 PAD = 99
@@ -136,3 +138,41 @@ def test_rewards_where_there_are_some() -> None:
     for tensors in (padded(Batch(3, 7, scored), pad_token_id=PAD), packed(Batch(3, 7, scored))):
         assert tensors["rewards"].dtype == torch.float32
         assert tensors["rewards"].tolist() == [0.0, 0.5, 1.0]
+
+
+@pytest.mark.parametrize("arranged", [lambda batch: padded(batch, pad_token_id=PAD), packed])
+def test_the_trainers_log_probs_are_compared_by_version_and_length(arranged) -> None:
+    rows = arranged(BATCH)
+    off = torch.zeros_like(rows["rollout_log_probs"])
+    off[rows["versions"] == 1] = math.log(3.0)
+    off[rows["response_mask"] == 0] = math.nan  # what a trainer has there says nothing
+    found = mismatch(rows, rows["rollout_log_probs"] + off)
+    assert found.version == 7
+    assert [(kind.version, kind.longest, kind.tokens) for kind in found.kinds] == [
+        (0, 1, 1),
+        (0, 2, 2),
+        (1, 2, 1),
+        (3, 2, 1),
+    ]
+    exact, far = found.kinds[0], found.kinds[2]
+    assert (exact.k3, exact.max_ratio, exact.clipped) == (0.0, 1.0, 0.0)
+    assert far.k3 == pytest.approx(3.0 - 1.0 - math.log(3.0), rel=1e-6)
+    assert far.max_ratio == pytest.approx(3.0, rel=1e-6)
+    assert far.clipped == 1.0
+
+
+def test_a_token_that_the_trainer_excludes_is_finite_too() -> None:
+    rows = padded(BATCH, pad_token_id=PAD)
+    (kind, *_) = mismatch(rows, torch.full_like(rows["rollout_log_probs"], -math.inf)).kinds
+    assert 18.9 < kind.k3 < 19.1
+    empty = mismatch(
+        padded(Batch(1, 0, []), pad_token_id=PAD) | {"rollout_log_probs": torch.zeros(0, 0)},
+        torch.zeros(0, 0),
+    )
+    assert empty.kinds == []
+
+
+def test_nothing_can_be_compared_without_the_rollouts_log_probs() -> None:
+    batch = Batch(0, 0, [sample("a", 0, [1], [2], log_probs=False)])
+    with pytest.raises(CallerError, match="no log-probs to compare"):
+        mismatch(padded(batch, pad_token_id=PAD), torch.zeros(1, 2))

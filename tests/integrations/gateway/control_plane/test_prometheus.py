@@ -11,16 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from rollout_sched.client import RolloutScheduler
 from rollout_sched.core.model.actions import Deliver
 from rollout_sched.core.model.events import InstanceReported, Woke
 from rollout_sched.integrations.gateway import families as families_page
 from rollout_sched.integrations.gateway.control_plane.gateway import Gateway
 from rollout_sched.integrations.gateway.control_plane.prometheus import metrics_of
 from rollout_sched.integrations.gateway.families import MetricsPage
+from rollout_sched.live.trainer.samples import Mismatch, TokenMismatch
 from tests.integrations.gateway.gateway_fixture import House, Upstream
 from tests.integrations.gateway.scripted import completion
 from tests.live.scripted import until
@@ -219,6 +222,29 @@ async def test_times_of_a_client_s_request() -> None:
 
 def count(samples: Iterable[Any]) -> float:
     return sum(one.value for one in samples if one.name.endswith("_count"))
+
+
+async def test_what_a_trainer_compares_is_exposed_and_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def compared(k3: float) -> Mismatch:
+        own, older = (TokenMismatch(version, 64, 100, k3, 3.0, 0.25) for version in (7, 5))
+        return Mismatch(7, [own, replace(older, k3=9.0)])
+
+    async with (
+        House(Upstream()) as house,
+        RolloutScheduler.connect(house.service.url) as rollouts,
+    ):
+        for k3 in (0.001, 0.02, 0.03, 0.001, 0.04):
+            await rollouts.report_mismatch(compared(k3))
+        exposed = await families(house.service.gateway)
+        state = await rollouts.state()
+        refused, _ = await house.ask("POST", "/rollout/v1/mismatch", {"version": 7, "kinds": [{}]})
+    assert values(exposed["rollout_sched_mismatch_k3"]) == {("0", "64"): 0.04, ("2", "64"): 9.0}
+    assert values(exposed["rollout_sched_mismatch_tokens"])["0", "64"] == 100.0
+    assert state["mismatch"]["kinds"][0]["clipped"] == 0.25
+    assert refused == 400
+    assert [one.args[1] for one in caplog.records if "log-probs" in one.msg] == [0.02, 0.04]
 
 
 async def test_a_scraper_that_speaks_openmetrics_gets_it(house) -> None:
