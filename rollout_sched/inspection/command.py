@@ -79,13 +79,16 @@ def _trace(options: argparse.Namespace) -> None:
         print(f"  steps of {trace.prompts_per_step} prompts x {trace.group_size} samples")
     cut = sum(sample.finish == "cut" for sample in trace.samples())
     lacks += [f"the ends of {cut} samples, which were cut"] * bool(cut)
-    print(*(f"  without {one}" for one in lacks), sep="\n")
+    for one in lacks:
+        print(f"  without {one}")
 
 
 def _without_parts(paths: list[Path]) -> list[Path]:
-    """The journals without the files that are read with the one after them."""
+    """The journals without the files that are read with the one after them, and without those that
+    a crash left empty."""
     parts = {before for path in paths for before in earlier_names(path)}
-    return [path for path in paths if path not in parts]
+    whole = [path for path in paths if path not in parts]
+    return [path for path in whole if path.stat().st_size] or whole
 
 
 def _timeline(options: argparse.Namespace) -> None:

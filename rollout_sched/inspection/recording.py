@@ -190,7 +190,7 @@ def rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     if rounds is not None:
         steps = f"{rounds['rounds']} of {rounds['prompts']} x {rounds['samples']}"
         shown += [
-            ("rounds of clients, prompts x samples", steps),
+            ("rounds, prompts x samples", steps),
             ("  t50", seconds(rounds["t50_s"])),
             ("  t90", seconds(rounds["t90_s"])),
             ("  length", seconds(rounds["length_s"])),

@@ -16,19 +16,31 @@ from rollout_sched.simulators.traces.model import (
 )
 from rollout_sched.simulators.traces.rows import Importer, Placed, Row, without_tokens
 
-_REST = ("prompt_tokens", "response_tokens", "truncated", "arrival_s")
+_REST = ("prompt_tokens", "response_tokens", "truncated", "finish_reason", "arrival_s")
+
+#: As engines and trainers say how a response ended.
+_FINISHES: dict[str, Finish] = {
+    "stop": "stop",
+    "length": "length",
+    "truncated": "length",
+    "abort": "cut",
+    "aborted": "cut",
+}
 
 
 def _grouped(rows: Iterable[Row], _: Counting) -> Placed:
-    """group_id, sample_idx, prompt_tokens, response_tokens [, truncated, arrival_s, labels...]."""
+    """group_id, sample_idx, prompt_tokens, response_tokens [, truncated, finish_reason, arrival_s,
+    labels...].
+    """
     for row in rows:
         labels = row.labels("group_id", "sample_idx", *_REST)
         yield _sample(row, row.text("group_id"), row.whole("sample_idx"), labels)
 
 
 def _counted(rows: Iterable[Row], _: Counting) -> Placed:
-    """group, prompt_tokens, response_tokens [, sample, truncated, arrival_s, labels...]. Samples
-    without an index are counted within their group."""
+    """group, prompt_tokens, response_tokens [, sample, truncated, finish_reason, arrival_s,
+    labels...]. Samples without an index are counted within their group.
+    """
     so_far: Counter[str] = Counter()
     for row in rows:
         group = row.text("group")
@@ -53,6 +65,8 @@ def _sample(
 
 
 def _finish(row: Row) -> Finish:
+    if row.given("finish_reason"):
+        return _FINISHES.get(row.text("finish_reason").lower(), "unknown")
     if not row.given("truncated"):
         return "unknown"
     flag = str(row.fields["truncated"]).strip().lower()

@@ -32,8 +32,12 @@ def test_summary(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_trace(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "again.jsonl"
-    assert main(["journal", "trace", str(path), "--out", str(out)]) == 0
-    assert "48 samples of 12 groups" in capsys.readouterr().out
+    empty = tmp_path / "empty.jsonl"
+    empty.touch()
+    assert main(["journal", "trace", str(empty), str(path), "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert "48 samples of 12 groups\n  steps of 4 prompts x 4 samples\n" in printed
+    assert "without" not in printed
     assert traces.read(out).name == "again"
     assert main(["replay", str(out), "--policy", "dplb"]) == 0
 

@@ -35,6 +35,7 @@ def test_rounds_are_the_steps_of_a_trace(
 ) -> None:
     """Also if the last one was cut."""
     prompts += samples == 1
+    missing = min(missing, prompts * samples)  # answers
     entries = [
         entry
         for number in range(rounds)

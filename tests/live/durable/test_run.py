@@ -14,6 +14,8 @@ import msgspec
 import pytest
 
 from rollout_sched import journal, load_policy
+from rollout_sched.inspection import recorded_trace
+from rollout_sched.inspection.recording import Recording
 from rollout_sched.live.durable import run as stored_run
 from rollout_sched.live.live_scheduler import LiveScheduler
 from rollout_sched.live.ports import Description, InstanceError, RequestRejected
@@ -21,6 +23,7 @@ from rollout_sched.live.settings import RunOptions, Settings
 from rollout_sched.live.trainer import records as facts
 from rollout_sched.live.trainer.delivery import LeaseEnded, NotReady
 from rollout_sched.live.trainer.samples import Batch, Prompt
+from rollout_sched.simulators.traces import Turn
 from rollout_sched.store.errors import StoreBroken, StoreFull
 from rollout_sched.store.store import ROWS, Store
 from rollout_sched.store.transaction import Transaction
@@ -613,6 +616,9 @@ async def test_the_journal_of_an_epoch_replays_by_itself(tmp_path):
         pass
     again.check_invariants()
     assert again.view.run.delivered == live.driver.view.run.delivered == 1
+    trace, lacks = recorded_trace("run", [Recording(left / "journal" / "00000002.jsonl")])
+    [sample] = trace.samples()
+    assert (sample.turns, sample.finish, lacks) == ((Turn(2),), "stop", [])
 
 
 async def test_journals_of_long_ago_go(tmp_path):

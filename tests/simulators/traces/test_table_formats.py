@@ -31,6 +31,13 @@ def test_grouped_csv_without_an_end_says_unknown(tmp_path: Path) -> None:
     assert imported(tmp_path, text).groups["a"][0].finish == "unknown"
 
 
+def test_a_reason_says_how_a_sample_ended(tmp_path: Path) -> None:
+    text = "group,prompt_tokens,response_tokens,finish_reason\n"
+    text += "".join(f"a,5,9,{one}\n" for one in ("stop", "length", "abort", "tool_calls", ""))
+    finishes = [sample.finish for sample in imported(tmp_path, text).groups["a"]]
+    assert finishes == ["stop", "length", "cut", "unknown", "unknown"]
+
+
 def test_rows_that_name_only_their_group_are_counted_within_it(tmp_path: Path) -> None:
     text = (
         '{"group":"a","prompt_tokens":5,"response_tokens":7}\n'
