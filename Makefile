@@ -20,7 +20,7 @@ neighbour_ready = $(if $(filter trl,$(1)),$(VLLM_VENV)/.ready-trl,$(NEIGHBOUR_VE
   $(filter torch transfer_queue,$(1)),verl,$(1))/.ready)
 SOURCES = pyproject.toml setup.py $(shell find rollout_sched policies simulators integrations -name '*.py')
 
-.PHONY: environments demo demo-vllm example example-trl example-ray test test-compiled test-vllm test-neighbours $(NEIGHBOURS:%=test-%) test-all test-browser test-prometheus test-ray check format bench bench-live bench-prediction zoo reproduction fuzz simulate soak clean
+.PHONY: environments demo demo-vllm example example-trl example-ray test test-compiled test-vllm test-neighbours $(NEIGHBOURS:%=test-%) test-all test-browser test-prometheus test-ray check format bench bench-live bench-prediction zoo reproduction lab fuzz simulate soak clean
 
 # First what the policies would do, with intervals, then three of them at work in front of
 # simulated servers; and what happened, drawn.
@@ -131,6 +131,12 @@ zoo reproduction: $(COMPILED_VENV)/.ready
 	mkdir -p build/replays && cp -r benchmarks build/replays
 	cd build/replays && $(abspath $(COMPILED_VENV))/bin/python \
 	  -m benchmarks.$(if $(filter zoo,$@),zoo,reproduce) --out $(abspath docs)/$@.md
+
+# Our presets on workloads and fleets drawn at random; FIRST=1000 draws others, CASES=8 is quick.
+lab: $(COMPILED_VENV)/.ready
+	mkdir -p build/replays && cp -r benchmarks build/replays
+	cd build/replays && $(abspath $(COMPILED_VENV))/bin/python -m benchmarks.lab \
+	  $(if $(CASES),--cases $(CASES)) $(if $(FIRST),--first $(FIRST))
 
 # So many inputs over all targets, or for so many seconds, of each build; SEED=... makes the same inputs
 # again, and what is found goes into tests/fuzz/corpus.

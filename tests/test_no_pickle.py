@@ -32,7 +32,12 @@ UNSAFE = frozenset(
 UNSAFE_CALLS = frozenset(("eval", "exec", "compile", "__import__"))
 
 #: Who starts processes and talks to them over pipes of their own.
-HAVE_WORKERS = {"rollout_sched/workers.py", "benchmarks/cells.py"}
+HAVE_WORKERS = {
+    "benchmarks/lab.py",
+    "benchmarks/tune_coverage.py",
+    "rollout_sched/workers.py",
+    "benchmarks/cells.py",
+}
 
 SOURCES = [
     path

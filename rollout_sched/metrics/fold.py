@@ -96,3 +96,17 @@ def quantile(ascending: Sequence[float], q: float) -> float:
     if not ascending:
         return 0.0
     return ascending[max(0, -int(-q * len(ascending) // 1) - 1)]
+
+
+#: Student's t, two-sided 95 %, by degrees of freedom from 1; normal beyond.
+_T95 = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
+    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
+    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
+)
+
+
+def t95(values: int) -> float:
+    """Standard deviations on each side of the mean of `values` values, at least 2, in which 95 % of
+    Student's distribution lie."""
+    return _T95[values - 2] if values - 2 < len(_T95) else 1.96

@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from rollout_sched.metrics.fold import mean
+from rollout_sched.metrics.fold import mean, t95
 from rollout_sched.simulators.replay.runs import Run
 
 #: A policy's samples count as having the requested lengths from these ratios on: over the whole
@@ -31,13 +31,6 @@ from rollout_sched.simulators.replay.runs import Run
 LEAST_MEAN_RATIO = 0.99
 LEAST_TENTH_KEPT = 0.98
 LEAST_STEADY_RATIO = 0.95
-
-#: Student's t, two-sided 95 %, by degrees of freedom from 1; normal beyond.
-_T95 = (
-    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
-    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
-    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
-)
 
 Bias = Literal["", "shorter", "long last"]
 
@@ -164,9 +157,7 @@ def _ratio(logs: Sequence[float], resampled: Sequence[float]) -> Ratio:
     middle = mean(logs)
     if len(resampled) < 2:
         return Ratio(math.exp(middle))
-    freedom = len(resampled) - 1
-    t = _T95[freedom - 1] if freedom <= len(_T95) else 1.96
-    half = t * stdev(resampled)
+    half = t95(len(resampled)) * stdev(resampled)
     return Ratio(math.exp(middle), math.exp(middle - half), math.exp(middle + half))
 
 

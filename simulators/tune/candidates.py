@@ -54,15 +54,16 @@ class Candidate(msgspec.Struct, frozen=True):
 def presets(setting: Setting) -> list[Candidate]:
     """The baselines, then the other shipped presets that can keep the user's bound on staleness.
 
-    A wider bound of a preset is narrowed. A preset with something that the space leaves out, or
-    that has no effect in the setting, is skipped unless it is a baseline.
+    A wider bound of a preset is narrowed, but not to 0: it lives by staleness. What has no effect
+    in the setting does no harm: a preset is tried for the rest of it.
     """
     shipped = config.shipped("policies/presets")
     baselines = [name for name in BASELINES if name in shipped]
     found = []
     for name in [*baselines, *(name for name in shipped if name not in BASELINES)]:
-        candidate = _preset(name, setting)
-        if name in BASELINES or (_inside(candidate.table, setting) and _buildable(candidate)):
+        table = _preset(name)
+        candidate = Candidate(_narrowed(table, setting), name)
+        if name in BASELINES or (_bounded(table, setting) and _buildable(candidate)):
             found.append(candidate)
     return found
 
@@ -125,12 +126,20 @@ def _first_buildable(make: Callable[[], Candidate]) -> Candidate:
             return candidate
 
 
-def _preset(name: str, setting: Setting) -> Candidate:
+def _preset(name: str) -> dict[str, dict[str, Any]]:
     _, table = config.read_toml(name, "policies/presets", "policy")
     roles = {role: dict(row) for role, row in table.items() if role in config.REGISTRY}
     for role, row in roles.items():
         row.setdefault("use", config.DEFAULTS[role])
-    return Candidate(_narrowed(roles, setting), name)
+    return roles
+
+
+def _bounded(table: Table, setting: Setting) -> bool:
+    """Whether it bounds the staleness of every sample, and at 0 only if it always does."""
+    freshness = table.get("freshness", {})
+    if freshness.get("use", config.DEFAULTS["freshness"]) != "bounded":
+        return False
+    return setting.max_staleness >= 1 or not freshness.get("max_staleness", 0)
 
 
 def _narrowed(table: Table, setting: Setting) -> dict[str, dict[str, Any]]:

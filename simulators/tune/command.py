@@ -114,7 +114,7 @@ def _progress() -> Progress:
 
 COLUMNS = (
     f"over {REFERENCE}",
-    "90 % interval",
+    "95 % interval",
     "stale mean",
     "max",
     "length ratio",

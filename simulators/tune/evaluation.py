@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import ceil, inf
+from statistics import stdev
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -14,10 +15,10 @@ from rollout_sched.config import PolicyFile, parse_policy
 from rollout_sched.core.errors import CallerError, RolloutError
 from rollout_sched.core.model.records import Count
 from rollout_sched.flags import Flag
-from rollout_sched.metrics.fold import mean, share
+from rollout_sched.metrics.fold import mean, share, t95
 from rollout_sched.simulators.replay import Scenario, Workload
 from rollout_sched.simulators.replay.runs import Run, run_policy
-from rollout_sched.simulators.traces.model import SampleRecord, Trace
+from rollout_sched.simulators.traces.model import SampleRecord, Trace, resampled
 from rollout_sched.simulators.tune import space
 from rollout_sched.simulators.tune.candidates import Candidate
 from rollout_sched.simulators.tune.space import Setting
@@ -118,10 +119,8 @@ def together(figures: Sequence[CaseFigures]) -> CaseFigures:
 # Paired comparison: two candidates on the same prompts in the same order, case by case.
 #
 # Seeds differ more than candidates do; on common seeds this cancels out (common random numbers).
-
-#: Student's t, two-sided 90 %, by degrees of freedom from 1; the normal's beyond.
-_STUDENT = (6.31, 2.92, 2.35, 2.13, 2.02, 1.94, 1.89, 1.86, 1.83, 1.81)
-_NORMAL = 1.645
+# Held-out cases also differ in their prompts, which are drawn with replacement. The interval is one
+# for the next run: it contains what another draw of prompts in another order would give.
 
 #: The half width for a single case, as a share, because its spread is unknown.
 _ONE_CASE = 0.05
@@ -133,7 +132,7 @@ Contender = TypeVar("Contender")
 
 
 class SpeedUp(msgspec.Struct, frozen=True):
-    """The geometric mean of ratios, and its 90 % interval."""
+    """The geometric mean of ratios, and the 95 % interval of the next one."""
 
     mean: float
     low: float
@@ -158,10 +157,7 @@ def _half_width(logs: Sequence[float]) -> float:
     count = len(logs)
     if count < 2:
         return math.log1p(_ONE_CASE)
-    middle = mean(logs)
-    variance = sum((value - middle) ** 2 for value in logs) / (count - 1)
-    student = _STUDENT[count - 2] if count - 2 < len(_STUDENT) else _NORMAL
-    return student * math.sqrt(variance / count)
+    return t95(count) * stdev(logs) * math.sqrt(1 + 1 / count)
 
 
 def simplest_of_the_best(
@@ -193,7 +189,8 @@ HELD_OUT = 1 / 3
 
 
 class Case(msgspec.Struct, frozen=True):
-    """A number of training steps of one part of the prompts, in the order of a seed."""
+    """A number of training steps of one part of the prompts, in the order of a seed; `held_out`: of
+    the other part, of whose prompts the seed draws as many with replacement."""
 
     steps: int
     seed: int
@@ -316,7 +313,8 @@ def _measure(policy: PolicyFile, part: Trace, scenario: Scenario, task: Task) ->
     job, case = scenario.job, task.case
     trace = part
     if not any(sample.arrival_s for sample in part.samples()):
-        trace = lasting(part, ceil(case.steps * job.prompts_per_step / job.epochs), case.seed)
+        drawn = resampled(part, case.seed) if case.held_out else part
+        trace = lasting(drawn, ceil(case.steps * job.prompts_per_step / job.epochs), case.seed)
     run = run_policy(
         policy, trace, scenario, steps=case.steps, seed=case.seed, give_up_s=task.give_up_s
     )

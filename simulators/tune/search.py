@@ -95,6 +95,8 @@ _DRAWN = 8
 _GOES_ON = 4
 #: This many more go on for other strengths than speed: less stale, less biased.
 _FOR_THE_FRONTIER = 1
+#: How many presets go on whatever others can do, and are validated.
+_PRESETS = 4
 #: How many of the best candidates have children.
 _PARENTS = 5
 #: How many further parents would be best without a limit.
@@ -174,12 +176,12 @@ class Search:
             pool = self._going_on(pool, rung)
 
     def _going_on(self, pool: Sequence[Candidate], rung: Rung) -> list[Candidate]:
-        """The fastest, and also the frontier, the best preset and the reference."""
+        """The fastest, and also the frontier, the best presets and the reference."""
         ranked = self._rank(pool, rung)
         on = ranked[: math.ceil(len(pool) / _GOES_ON)]
         others = frontier(ranked, lambda candidate: self._figures(candidate, rung))
         on += [one for one in others if one not in on][:_FOR_THE_FRONTIER]
-        on += [one for one in ranked if one.preset and self._allowed(one, rung)][:1]
+        on += [one for one in ranked if one.preset and self._allowed(one, rung)][:_PRESETS]
         on += [one for one in pool if one.preset == REFERENCE]
         return list({one.key: one for one in on}.values())
 
@@ -285,7 +287,7 @@ def ranking(book: ResultCache, cases: tuple[Case, ...]) -> Ranking:
 # ------------------------------------------------------------------------------------------
 # Tuning: search, then validation on prompts and seeds that the search has not seen.
 #
-# The finalists are the best of the search, the best preset and the baselines. The winner is the
+# The finalists are the best of the search, the best presets and the baselines. The winner is the
 # simplest finalist that keeps the limits on the held-out cases and is beaten by none by more than
 # the spread.
 
@@ -339,7 +341,7 @@ class Plan(msgspec.Struct, frozen=True):
     @property
     def validation_steps(self) -> int:
         """Training steps that the validation will replay, at most."""
-        return len(self.held_out) * self.steps * (FINALISTS + 1 + len(BASELINES))
+        return len(self.held_out) * self.steps * (FINALISTS + _PRESETS + len(BASELINES))
 
 
 class TuningResult(msgspec.Struct, frozen=True):
@@ -447,13 +449,13 @@ def _ended(measuring: Callable[[], None]) -> str:
 
 
 def _finalists(search: Search, book: ResultCache, limits: HardLimits) -> list[Candidate]:
-    """The best of the search, the best preset, and the baselines."""
+    """The best of the search, the best presets, and the baselines."""
     known = book.candidates.values()
     allowed = search.best(len(known))
     sure = search.best(1, limits.tightened(_SPARE))
-    best_preset = [one for one in allowed if one.preset][:1]
+    best_presets = [one for one in allowed if one.preset][:_PRESETS]
     baselines = [one for one in known if one.preset in BASELINES]
-    chosen = [*allowed[: FINALISTS - len(sure)], *sure, *best_preset, *baselines]
+    chosen = [*allowed[: FINALISTS - len(sure)], *sure, *best_presets, *baselines]
     return list({one.key: one for one in chosen}.values())
 
 

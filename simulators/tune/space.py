@@ -57,11 +57,14 @@ class Condition(msgspec.Struct, frozen=True):
 
 ALWAYS = Condition("", lambda setting: True)
 STALENESS = Condition("staleness is allowed", lambda s: s.max_staleness >= 1)
-DISAGGREGATED = Condition("the trainer has GPUs of its own", lambda s: s.disaggregated)
 SEVERAL_INSTANCES = Condition("there are several instances", lambda s: s.instances >= 2)
 SHARED_AND_SEVERAL = Condition(
     "trainer and several instances share GPUs",
     lambda s: s.instances >= 2 and not s.disaggregated,
+)
+TRAINS_EARLY = Condition(
+    "the trainer has GPUs of its own, or may be lent some",
+    lambda s: s.disaggregated or s.instances >= 2,
 )
 SEVERAL_TURNS = Condition("samples have several turns", lambda s: s.multi_turn)
 MOVES = Condition(
@@ -168,10 +171,10 @@ CARRIES_OVER = (
     ("interruption", "partial"),
 )
 
-#: Groups of a part of a batch, 0 for whole batches. Only a trainer with its own GPUs takes parts.
+#: Groups of a part of a batch, 0 for whole batches. Only a trainer with GPUs takes parts.
 PARTS = {
     "part_prompts": Parameter(
-        MultiplesOfSetting("prompts_per_step", (0, 0.0625, 0.125, 0.25, 0.5)), DISAGGREGATED
+        MultiplesOfSetting("prompts_per_step", (0, 0.0625, 0.125, 0.25, 0.5)), TRAINS_EARLY
     )
 }
 
@@ -392,7 +395,7 @@ STARTS: tuple[Table, ...] = (
         "batching": {"use": "tail_batching", "over_prompts": 1.125, "over_samples": 1.0},
         "selection": {"use": "like_lengths"},
     },
-    {"lending": {"use": "stage_fusion"}},
+    {"batching": {"use": "sync", "part_prompts": 1}, "lending": {"use": "stage_fusion"}},
     {"migration": {"use": "by_cost"}},
     {"routing": {"use": "session_affinity"}},
     {"routing": {"use": "session_affinity"}, "admission": {"use": "session_cap"}},

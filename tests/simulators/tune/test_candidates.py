@@ -131,6 +131,18 @@ class TestPresets:
         assert "one_step_off" not in names
         assert "one_step_off" in {one.preset for one in presets(setting(max_staleness=1))}
 
+    def test_what_has_no_effect_keeps_no_preset_out(self) -> None:
+        """Without turns, session affinity did, and history that no prompt has."""
+        here = setting(max_staleness=0, multi_turn=False, remembers=False, disaggregated=False)
+        names = {one.preset for one in presets(here)}
+        assert names >= {"best_on_policy", "tail_batching", "stage_fusion", "seer", "like_lengths"}
+
+    @pytest.mark.parametrize("most", [0, 1])
+    def test_what_may_exceed_the_bound_is_left_out(self, most: int) -> None:
+        for one in presets(setting(max_staleness=most)):
+            freshness = one.policy().build().freshness
+            assert getattr(freshness, "max_staleness", None) in range(most + 1), one.preset
+
     @pytest.mark.parametrize("most", [1, 2, 8])
     def test_a_wider_bound_is_narrowed(self, most: int) -> None:
         found = {one.preset: one for one in presets(setting(max_staleness=most))}
