@@ -128,12 +128,16 @@ class RunRecords:
         judges: bool,
     ) -> None:
         self.lengths = None if run.length_history is None else LengthStore(run.length_history)
-        self.journal = None if run.journal is None else JournalRecorder(run.journal, header)
+        self.journal: JournalRecorder | None = None
         self.stored: StoredRun | None = None
         if run.store is not None:
             self.stored = stored = StoredRun(run.store, durable, tools, judges=judges)
-            if self.journal is None:
+            if run.journal is None:
                 self.journal = JournalRecorder(stored.journal(), header, bound=JOURNAL_BYTES)
+            else:
+                stored.rename_last(run.journal)
+        if run.journal is not None:
+            self.journal = JournalRecorder(run.journal, header)
 
     @property
     def run_id(self) -> str:

@@ -146,9 +146,15 @@ async def test_a_run_in_a_store_has_a_journal_there_unless_another_is_named(
     async with run(folder, Scripted(), journal=path if named else None) as live:
         assert live.records.run_id == live.driver.epoch
         assert live.records.run_id.endswith("e1")
-        journal = live.state()["journal"]["path"]
-        assert journal == str(path if named else folder / "journal" / "00000001.jsonl")
+        written = live.state()["journal"]["path"]
+        assert written == str(path if named else folder / "journal" / "00000001.jsonl")
         assert live.state()["store"]["epoch"] == 1
+        live.trainer.submit([Prompt("a", [1], 2, 9)])
+    async with run(folder, Scripted(), journal=path if named else None) as live:
+        assert live.state()["store"]["epoch"] == 2
+    if named:
+        for epoch in (path, tmp_path / "j.1"):
+            assert list(journal.read(epoch)[1]), "each can be read by itself"
 
 
 async def test_wait_reason_names_instances_that_have_not_joined() -> None:

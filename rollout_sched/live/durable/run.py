@@ -117,6 +117,13 @@ class StoredRun:
             old.unlink()
         return folder / f"{self.epoch:08d}.jsonl"
 
+    def rename_last(self, journal: Path) -> None:
+        """Rename what the last epoch wrote to this file, outside of the store, to `<file>.<its
+        epoch>`: the command that started it can start it again."""
+        last = Path(f"{journal}.{self.epoch - 1}")
+        if self.epoch > 1 and journal.exists() and not last.exists():
+            journal.rename(last)
+
     @property
     def weights(self) -> StoredWeights | None:
         """The newest weights published in an earlier epoch."""
