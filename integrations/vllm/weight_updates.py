@@ -32,11 +32,13 @@ class Transfer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """vLLM's weight transfer: the arguments of its backend for the set-up and for the update.
 
     A list as `update_info` makes one call per item. A `rank_offset` in `init_info` is that of the
-    first instance; the others get the ranks that follow.
+    first instance; the others get the ranks that follow. `draft_info` is the `update_info` of the
+    model that drafts tokens; without it, that one stays as it is.
     """
 
     update_info: dict[str, Any] | list[dict[str, Any]]
     init_info: dict[str, Any] = {}
+    draft_info: dict[str, Any] | list[dict[str, Any]] | None = None
 
 
 class Applied(msgspec.Struct, frozen=True):
@@ -93,7 +95,7 @@ class WeightLoaders:
         self._driver = driver
         self._init_info: dict[str, Any] | None = None
         self._transfer: WeightTransfer
-        self._update_infos: dict[int, Any] = {}
+        self._transfers: dict[int, Transfer] = {}
 
     async def publish(
         self, update: WeightUpdate, publisher: WeightPublisher, *, wait: bool
@@ -137,12 +139,15 @@ class WeightLoaders:
         if self._init_info != transfer.init_info:
             self._init_info = transfer.init_info
             self._transfer = WeightTransfer(
-                self._update_infos.__getitem__, transfer.init_info, self._fleet
+                lambda version: self._transfers[version].update_info,
+                transfer.init_info,
+                self._fleet,
+                lambda version: self._transfers[version].draft_info,
             )
         oldest = self._driver.view.run.fleet_version
-        for old in [known for known in self._update_infos if known < oldest]:
-            del self._update_infos[old]
-        self._update_infos[version] = transfer.update_info
+        for old in [known for known in self._transfers if known < oldest]:
+            del self._transfers[old]
+        self._transfers[version] = transfer
         return self._transfer
 
     def _fleet(self) -> list[InstanceClient]:

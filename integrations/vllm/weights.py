@@ -303,7 +303,8 @@ class WeightTransfer:
 
     `init_info` and the `update_info` of a version are the arguments of the backend of
     `--weight-transfer-config`. If an update info is a list of mappings, one update call is made for
-    each, such as one per bucket.
+    each, such as one per bucket. `draft_info`: the same for the model that drafts tokens, which is
+    updated after the other; None for a version that leaves it as it is.
 
     `fleet`: the instances that form a group of ranks, if `init_info` has a `rank_offset`: each then
     gets its own ranks. The set-up of the group waits for all ranks, so all instances must be
@@ -315,7 +316,9 @@ class WeightTransfer:
         update_info: Callable[[int], Any],
         init_info: Mapping[str, Any],
         fleet: Callable[[], Sequence[InstanceClient]],
+        draft_info: Callable[[int], Any] = lambda version: None,
     ) -> None:
+        self._draft_info = draft_info
         self._init_info = init_info
         self._update_info = update_info
         self._initialized: WeakKeyDictionary[InstanceClient, float] = WeakKeyDictionary()
@@ -328,12 +331,18 @@ class WeightTransfer:
             body = {"init_info": await self._own_init_info(client)}
             await workers.weight_transfer(endpoints.INIT_TRANSFER, body, LOAD_LIMIT_S)
             self._initialized[client] = workers.started_at
-        infos = self._update_info(version)
-        await workers.weight_transfer(endpoints.START_UPDATE, {}, LOAD_LIMIT_S)
-        for info in infos if isinstance(infos, list) else [infos]:
-            body = {"update_info": info}
-            await workers.weight_transfer(endpoints.UPDATE_WEIGHTS, body, LOAD_LIMIT_S)
-        await workers.weight_transfer(endpoints.FINISH_UPDATE, {}, LOAD_LIMIT_S)
+        steps = {
+            endpoints.START_UPDATE: self._update_info(version),
+            endpoints.START_DRAFT_UPDATE: self._draft_info(version),
+        }
+        for start, infos in steps.items():
+            if infos is None:
+                continue
+            await workers.weight_transfer(start, {}, LOAD_LIMIT_S)
+            for info in infos if isinstance(infos, list) else [infos]:
+                body = {"update_info": info}
+                await workers.weight_transfer(endpoints.UPDATE_WEIGHTS, body, LOAD_LIMIT_S)
+            await workers.weight_transfer(endpoints.FINISH_UPDATE, {}, LOAD_LIMIT_S)
 
     async def _own_init_info(self, client: InstanceClient) -> Any:
         """Raises InstanceError if the instance is not in the group that was set up."""

@@ -157,13 +157,14 @@ class EngineWeights:
         self._check_alive = check_alive
         self._torn = False
         self._transfer = False  # transfers are set up
-        self._updating = False
+        self._updating: Literal["", "model", "draft"] = ""  # by transfer
+        self._drafter_fits = False  # it was loaded after the model
         self._group = Rendezvous()
 
     @property
     def half_loaded(self) -> bool:
         """Whether the next step kills the engine."""
-        return self._torn or self._updating
+        return self._torn or self._updating == "model"
 
     def label_of(self, version: int) -> str:
         return self._labels[version]
@@ -174,6 +175,8 @@ class EngineWeights:
         number = number_of(label)
         self._labels[number] = self.label = label
         await self._instance.set_version(number)
+        if self._drafter_fits:
+            self._instance.clocked.update_drafter()
 
     def tear(self, reason: str) -> Refusal:
         """A weight call failed half way."""
@@ -206,14 +209,14 @@ class EngineWeights:
         """The process ends, and leaves its group."""
         self._group.leave()
 
-    def start_update(self) -> None:
+    def start_update(self, of: Literal["model", "draft"] = "model") -> None:
         """Refused, without harm, if transfers are not set up or an update is in progress."""
         self._check_alive()
         if not self._transfer:
             raise Refusal(500, "Weight transfer not configured")
         if self._updating:
             raise Refusal(500, "Weight update already started")
-        self._updating = True
+        self._updating = of
 
     async def update(self) -> None:
         self._check_updating()
@@ -223,11 +226,13 @@ class EngineWeights:
         """Receive all weights in one call. Refused if transfers are not set up."""
         self.start_update()
         await self.update()
-        self._updating = False
+        self._updating = ""
 
     async def finish_update(self, label: str | None) -> None:
         self._check_updating()
-        self._updating = False
+        if self._drafter_fits:
+            self._instance.clocked.update_drafter()
+        self._updating = ""
         if label is not None:
             await self.set_label(label)
 
@@ -239,6 +244,7 @@ class EngineWeights:
     async def _load(self) -> None:
         await asyncio.sleep(self._load_s)
         self._check_alive()
+        self._drafter_fits = self._updating == "draft"
 
 
 def number_of(label: str) -> int:

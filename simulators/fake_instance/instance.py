@@ -222,6 +222,10 @@ class ClockedInstance:
         self._instance.set_version(version, self._clock.tick())
         self._alarm.change()
 
+    def update_drafter(self) -> None:
+        self._instance.update_drafter(self._clock.tick())
+        self._alarm.change()
+
     def clear_cache(self, *, preempt: bool) -> bool:
         """vLLM's reset_prefix_cache; False if it fails because blocks are in use."""
         self._listen(self._clock.tick())

@@ -180,7 +180,7 @@ class Updates:
             web.post("/collective_rpc", self.collective_rpc),
             web.post("/init_weight_transfer_engine", self.init_weight_transfer_engine),
             web.post("/start_weight_update", self.start_weight_update),
-            web.post("/start_draft_weight_update", self.start_weight_update),
+            web.post("/start_draft_weight_update", self.start_draft_weight_update),
             web.post("/fetch_weights", self.fetch_weights),
             web.post("/update_weights", self.update_weights),
             web.post("/finish_weight_update", self.finish_weight_update),
@@ -226,6 +226,12 @@ class Updates:
     async def start_weight_update(self, _: web.Request) -> web.Response:
         self._engine.weights.start_update()
         return reply({"message": "Weight update started"})
+
+    async def start_draft_weight_update(self, _: web.Request) -> web.Response:
+        if self._engine.settings.spec.speculation is None:
+            raise Refusal(500, "Draft model weight update requested, but no draft model is there")
+        self._engine.weights.start_update("draft")
+        return reply({"message": "Draft weight update started"})
 
     async def fetch_weights(self, request: web.Request) -> web.Response:
         """SkyRL's: the files of new weights come to the server's disk."""

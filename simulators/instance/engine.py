@@ -155,6 +155,9 @@ class EngineCore:
         self.scheduler.time.set_version(version)
         self.version = version
 
+    def update_drafter(self, _: None) -> None:
+        self.scheduler.time.update_drafter()
+
     def clear_cache(self, preempt: bool) -> None:
         self.scheduler.clear_cache(preempt)
 

@@ -134,9 +134,10 @@ class Speculation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 drafts = tokens
         return range(drafts, drafts + 1)
 
-    def acceptance_of(self, version: int) -> float:
-        """The acceptance with these weights; the drafter fits version 0 and what is before it."""
-        behind = max(0, version)
+    def acceptance_of(self, version: int, drafter: int = 0) -> float:
+        """The acceptance with these weights; the drafter fits version `drafter`, and earlier ones
+        too."""
+        behind = max(0, version - drafter)
         if self.draft_update_every:
             behind %= self.draft_update_every
         return self.acceptance * (1 - self.acceptance_lost_per_version) ** behind

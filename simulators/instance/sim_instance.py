@@ -178,6 +178,11 @@ class SimInstance:
         self._change(now)
         self._inbox.post(self._core.set_version, version)
 
+    def update_drafter(self, now: float) -> None:
+        """The drafter has changed, and fits the present weights."""
+        self._change(now)
+        self._inbox.post(self._core.update_drafter)
+
     def clear_cache(self, now: float, preempt: bool = False) -> None:
         """vLLM's reset_prefix_cache: forget cached blocks. As in vLLM it silently does nothing
         while a block is in use. With preempt=True all running attempts are preempted first."""

@@ -64,6 +64,7 @@ class StepTime:
         "_attention_s",
         "_chosen",
         "_context_s",
+        "_drafter",
         "_exponent",
         "_matmuls",
         "_prefill_s",
@@ -72,6 +73,7 @@ class StepTime:
         "_speculation",
         "_step_s",
         "_token_s",
+        "_version",
         "_weights_s",
     )
 
@@ -87,14 +89,24 @@ class StepTime:
         self._prefill_s: float = cost.prefill_s
         self._matmuls: dict[int, float] = {}  # by tokens; few different values occur
         self._speculation = speculation
+        self._version = self._drafter = 0
         self._acceptance = 0.0 if speculation is None else speculation.acceptance_of(0)
         self._chosen: dict[int, Drafts] = {}  # by sequences
 
     def set_version(self, version: int) -> None:
         """The weights have changed, and the drafter may not fit them."""
+        self._version = version
+        self._find_acceptance()
+
+    def update_drafter(self) -> None:
+        """It fits the present weights."""
+        self._drafter = self._version
+        self._find_acceptance()
+
+    def _find_acceptance(self) -> None:
         speculation = self._speculation
         if speculation is not None:
-            acceptance = speculation.acceptance_of(version)
+            acceptance = speculation.acceptance_of(self._version, self._drafter)
             if acceptance != self._acceptance:
                 self._acceptance = acceptance
                 self._chosen.clear()

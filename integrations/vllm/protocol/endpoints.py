@@ -43,6 +43,7 @@ WORLD_SIZE = "/get_world_size"
 #: Steps of a weight transfer: each is an endpoint, and a method of the in-process engine.
 INIT_TRANSFER = "init_weight_transfer_engine"
 START_UPDATE = "start_weight_update"
+START_DRAFT_UPDATE = "start_draft_weight_update"  # of the model that drafts tokens
 UPDATE_WEIGHTS = "update_weights"
 FINISH_UPDATE = "finish_weight_update"
 

@@ -148,6 +148,19 @@ def test_a_transfer_begins_once_and_goes_through_its_steps():
     assert apply(loader, 1, 2) == [init, *update, *update]
 
 
+def test_a_drafter_is_updated_after_the_model():
+    drafts = {1: {"path": "d1"}, 2: None}
+    loader = WeightTransfer(lambda version: {"path": "p"}, {}, list, drafts.get)
+    steps = [what for what, _ in apply(loader, 1, 2)]
+    update = ["start_weight_update", "update_weights", "finish_weight_update"]
+    assert steps == [
+        "init_weight_transfer_engine",
+        *update,
+        *["start_draft_weight_update", "update_weights", "finish_weight_update"],
+        *update,
+    ]
+
+
 def test_a_restarted_instance_is_initialized_anew():
     client = Recorder()
     loader = transfer({})

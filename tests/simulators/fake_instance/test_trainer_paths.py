@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import msgspec
 import pytest
 
-from tests.simulators.fake_instance.served import PROMPT, begin, served
+from rollout_sched.integrations.vllm import metrics_text
+from rollout_sched.simulators.instance.model import Speculation
+from tests.simulators.fake_instance.served import PROMPT, SPEC, Client, begin, served
 
 META = {"names": ["w"], "dtypes": ["bfloat16"], "shapes": [[1]], "group_name": "g"}
 
@@ -125,6 +128,39 @@ async def test_weights_by_transfer() -> None:
         assert (await client.get("/weight_info"))[1] == {"weight_version": "17"}
         await client.post("/resume")
         assert (await task)["weight_versions"] == [{"version": "17", "start": 0, "end": 2}]
+
+
+async def test_a_drafter_fits_the_weights_for_which_it_was_loaded() -> None:
+    """Of one draft a step, all are accepted, then those of the update are not, then all again:
+    also if the trainer labels the weights after the drafter's update."""
+
+    async def accepted(client: Client, label: str, *updates: str) -> tuple[int, int]:
+        for update in updates:
+            assert (await client.post(f"/start_{update}"))[0] == 200
+            assert (await client.post("/update_weights", {"update_info": {}}))[0] == 200
+            assert (await client.post("/finish_weight_update"))[0] == 200
+        await client.post("/update_weight_version", {"new_version": label})
+        before = await drafts(client)
+        await client.generate(PROMPT, sampling={"max_tokens": 101})
+        after = await drafts(client)
+        return after[0] - before[0], after[1] - before[1]
+
+    speculation = Speculation(1, 1.0, schedule="always", acceptance_lost_per_version=1.0)
+    spec = msgspec.structs.replace(SPEC, speculation=speculation)
+    async with served(spec=spec) as client:
+        await client.post("/init_weight_transfer_engine", {"init_info": {}})
+        assert await accepted(client, "0") == (50, 50)
+        assert await accepted(client, "1", "weight_update") == (100, 0)
+        assert await accepted(client, "1", "draft_weight_update") == (50, 50)
+        assert await accepted(client, "2", "weight_update", "draft_weight_update") == (50, 50)
+        assert await accepted(client, "3", "weight_update") == (100, 0)
+
+
+async def drafts(client: Client) -> tuple[int, int]:
+    """Drafted and accepted tokens."""
+    async with client.session.get("/metrics") as answer:
+        found = metrics_text.gauges(await answer.read())
+    return found.drafted_tokens, found.accepted_tokens
 
 
 async def test_an_unfinished_transfer_is_the_end() -> None:
