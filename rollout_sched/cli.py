@@ -66,6 +66,26 @@ COMMANDS: Final = (
 )
 
 
+#: Arguments of each command, shown under its help.
+EXAMPLES: Final = {
+    "replay": "lrm_token_economy --policy round_robin_sync --policy best_async",
+    "tune": "lrm_token_economy --scenario qwen7b-8xh100 --max-staleness 1 --out mine.toml",
+    "journal": "trace run.journal --out run.jsonl",
+    "serve": "--policy best_async --instance http://gpu-1:8000 --instance http://gpu-2:8000",
+    "ray": "up --policy best_async --servers vllm-*",
+    "salvage": "/data/run-7",
+    "top": "http://127.0.0.1:9000",
+    "fake-instance": "--port 8000 --speed 10",
+    "demo": "--policy tail_batching",
+    "check": "mine.toml",
+    "policies": "",
+    "scenarios": "guess --gpu h100 --model 7b --instances 8",
+    "speculate": "lrm_token_economy --scenario qwen7b-8xh100",
+    "calibrate": "http://gpu-1:8000 --out mine.toml",
+    "trace": "stats lrm_token_economy",
+}
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command.
 
@@ -105,7 +125,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parsers = parser.add_subparsers(required=True, metavar="COMMAND")
     chosen = next((word for word in arguments if not word.startswith("-")), None)
     for command in COMMANDS:
-        its_parser = parsers.add_parser(command.name, help=command.about)
+        example = f"example: rollout-sched {command.name} {EXAMPLES[command.name]}"
+        its_parser = parsers.add_parser(command.name, help=command.about, epilog=example)
         if command.name == chosen:
             command.add_arguments(its_parser)
     return parser.parse_args(arguments)

@@ -21,7 +21,7 @@ import pytest
 
 import rollout_sched
 from rollout_sched import config, journal
-from rollout_sched.cli import COMMANDS, Command, main
+from rollout_sched.cli import COMMANDS, EXAMPLES, Command, main, parse
 from rollout_sched.config import PolicyFile, shipped
 from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.live.live_scheduler import settings_of
@@ -107,6 +107,16 @@ class TestCommands:
             main(words)
         assert ended.value.code == 2
         assert says in capsys.readouterr().err
+
+    @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+    def test_each_has_an_example_that_it_takes(
+        self, command: Command, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert callable(parse([command.name, *EXAMPLES[command.name].split()]).run)
+        with pytest.raises(SystemExit):
+            main([command.name, "--help"])
+        example = f"example: rollout-sched {command.name} {EXAMPLES[command.name]}"
+        assert "".join(example.split()) in "".join(capsys.readouterr().out.split())
 
     def test_each_is_at_a_door(self) -> None:
         modules = {f"rollout_sched.{command.module}" for command in COMMANDS}
