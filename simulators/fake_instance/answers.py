@@ -25,6 +25,12 @@ _IDS = "fake_response_ids"
 IdsAndLogprobs = tuple[list[int], list[float] | None]
 
 
+class CountedOutput(Output):
+    """`cached_tokens`: tokens of the context that were in the prefix cache."""
+
+    cached_tokens: int = 0
+
+
 class OrderedResponse(NamedTuple):
     """What an order starts or continues with; the context has `made_tokens` of the response."""
 
@@ -69,7 +75,7 @@ class OpenAnswer:
     said: Sequence[int] | None
     stream: tuple[str, bytes, Stream]
     streamed: int = 0
-    answer: asyncio.Future[Output] = field(init=False)
+    answer: asyncio.Future[CountedOutput] = field(init=False)
 
 
 class OpenAnswers:
@@ -169,9 +175,9 @@ class OpenAnswers:
         answer.streamed = tokens
         return new
 
-    def output(self, answer: OpenAnswer, ended: Ended) -> Output:
+    def output(self, answer: OpenAnswer, ended: Ended) -> CountedOutput:
         ids, logprobs = self._text(answer, 0, ended.spans)
-        return Output(ids, logprobs, ended.reason, ended.spans)
+        return CountedOutput(ids, logprobs, ended.reason, ended.spans, ended.cached_tokens)
 
     def _text(self, answer: OpenAnswer, skip: int, spans: text.Spans) -> IdsAndLogprobs:
         count, line = sum(count for _, count in spans), answer.line

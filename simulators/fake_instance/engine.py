@@ -19,9 +19,9 @@ import msgspec
 
 from rollout_sched.core.model.records import MAX_SIZE
 from rollout_sched.flags import Flag
-from rollout_sched.live.ports import InstanceError, OnTokens, Order, Output, RequestRejected
+from rollout_sched.live.ports import InstanceError, OnTokens, Order, RequestRejected
 from rollout_sched.simulators.fake_instance import tokens as text
-from rollout_sched.simulators.fake_instance.answers import OrderedResponse
+from rollout_sched.simulators.fake_instance.answers import CountedOutput, OrderedResponse
 from rollout_sched.simulators.fake_instance.instance import MODEL, RealtimeInstance
 from rollout_sched.simulators.fake_instance.requests import Refusal
 from rollout_sched.simulators.instance import InstanceSpec, PauseMode
@@ -273,6 +273,7 @@ class EngineSettings(msgspec.Struct, frozen=True):
     median_tokens      median of these lengths, which are log-normal
     sigma              standard deviation of their logarithm
     stream_interval    tokens in a streamed chunk, if a request does not set it
+    prompt_details     the usage of an answer has the cached tokens of its prompt
     max_queued         with this many unanswered requests, more get a 503; 0: no limit
     versioned_text     other weights, identified by their label, give another text
     world_size         workers, each a rank of weight transfers
@@ -288,6 +289,7 @@ class EngineSettings(msgspec.Struct, frozen=True):
     median_tokens: Positive = 256
     sigma: float = 0.8
     stream_interval: Positive = 1
+    prompt_details: Annotated[bool, Flag("--enable-prompt-tokens-details")] = False
     max_queued: Annotated[int, Flag("--max-num-queued-reqs")] = 0
     versioned_text: bool = False
     world_size: Annotated[int, msgspec.Meta(ge=1, le=MAX_SIZE), Flag("--tensor-parallel-size")] = 1
@@ -344,7 +346,7 @@ class Engine:
 
     # -- requests --------------------------------------------------------------------------
 
-    async def generate(self, order: Order, on_tokens: OnTokens | None = None) -> Output:
+    async def generate(self, order: Order, on_tokens: OnTokens | None = None) -> CountedOutput:
         """Raises Refusal."""
         self._check_alive()
         if self.weights.half_loaded and not self.instance.paused:

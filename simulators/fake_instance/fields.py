@@ -44,7 +44,7 @@ class Limits(msgspec.Struct, frozen=True):
 #: Fields that change which tokens a response has; without them it depends on its name alone.
 _APPLIED = (
     *("stop", "stop_token_ids", "min_tokens", "structured_outputs", "response_format"),
-    *("presence_penalty", "frequency_penalty", "logit_bias", "allowed_token_ids"),
+    *("presence_penalty", "frequency_penalty", "logit_bias", "allowed_token_ids", "bad_words"),
 )
 
 
@@ -54,6 +54,8 @@ def limits_of(sampling: Sampling) -> Limits:
     limits = msgspec.convert(told, Limits)
     if "" in limits.strings:
         raise ValueError("stop cannot contain an empty string.")
+    if not all(word.strip() for word in sampling.get("bad_words") or ()):
+        raise ValueError("bad_words entries must tokenize to at least one token.")
     if limits.min_tokens < 0:
         raise ValueError(f"min_tokens must be greater than or equal to 0, got {limits.min_tokens}.")
     return limits
@@ -132,6 +134,8 @@ class Sampler:
         self._penalised |= {int(token) for token, bias in biases.items() if bias < 0}
         allowed = sampling.get("allowed_token_ids") or ()
         self._allowed_words = [token for token in allowed if vocabulary.is_word(token)]
+        bad: Sequence[str] = sampling.get("bad_words") or ()
+        self._bad_words = [text.spelled(word.lstrip(), vocabulary) for word in bad]
         self._stops = {*(self._limits.stop_token_ids or ())}
         strings = self._limits.strings
         self._output = Detokenizer(self._limits, context, vocabulary) if strings else None
@@ -145,7 +149,7 @@ class Sampler:
         these words."""
         made: list[int] = []
         for word in words:
-            token = word if self._fresh and not made else self._instead_of(word, len(made))
+            token = word if self._fresh and not made else self._instead_of(word, made)
             made.append(token)
             if self._counts:
                 self._penalised.add(token)
@@ -155,13 +159,18 @@ class Sampler:
                 break
         return made
 
-    def _instead_of(self, word: int, made: int) -> int:
-        """As likely as any other, after those that are penalised or may not end it yet. The name of
-        a response is always allowed."""
+    def _instead_of(self, word: int, made: Sequence[int]) -> int:
+        """As likely as any other, after those that are penalised, would complete a bad word of the
+        request's own tokens, or may not end it yet. The name of a response is always allowed."""
         if self._allowed_words and word not in self._allowed_words:
             word = self._allowed_words[word % len(self._allowed_words)]
+        banned = {
+            bad[-1] for bad in self._bad_words if made[len(made) - len(bad) + 1 :] == bad[:-1]
+        }
+        if len(made) < self.least:
+            banned |= self._stops
         for _ in range(self._vocabulary.words):
-            if not (word in self._penalised or (made < self.least and word in self._stops)):
+            if word not in self._penalised and word not in banned:
                 break
             word = self._vocabulary.alike(word)
         return word

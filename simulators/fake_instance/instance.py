@@ -19,11 +19,11 @@ from rollout_sched.live.ports import (
     InstanceError,
     OnTokens,
     Order,
-    Output,
     RequestRejected,
 )
 from rollout_sched.simulators.fake_instance import tokens as text
 from rollout_sched.simulators.fake_instance.answers import (
+    CountedOutput,
     Lengths,
     OnProgress,
     OpenAnswer,
@@ -325,7 +325,7 @@ class RealtimeInstance:
         self._check_open()
         return msgspec.structs.replace(self._description, version=self._simulated.version)
 
-    async def generate(self, order: Order, on_tokens: OnTokens | None = None) -> Output:
+    async def generate(self, order: Order, on_tokens: OnTokens | None = None) -> CountedOutput:
         self._check_open()
         number = self._submit(order, on_tokens)
         answer = self._answers.by_number[number]

@@ -204,6 +204,7 @@ class OpenAIBody(GenerationBody, kw_only=True):
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool = False
     min_tokens: int = 0
+    bad_words: list[str] | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
@@ -366,7 +367,7 @@ def prompts_of(
 
 #: SamplingParams that are passed on if they ask for something.
 _APPLIED = (
-    *("stop", "stop_token_ids", "include_stop_str_in_output", "min_tokens"),
+    *("stop", "stop_token_ids", "include_stop_str_in_output", "min_tokens", "bad_words"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty"),
     *("structured_outputs", "response_format"),
 )
@@ -479,12 +480,13 @@ class ChoiceChunk(NamedTuple):
     names: Sequence[str] = ()
 
 
-def usage(prompt_tokens: int, made: int) -> Json:
+def usage(prompt_tokens: int, made: int, cached: int | None = None) -> Json:
+    """`cached`: tokens of the prompt that were in the prefix cache; None if they are not told."""
     return {
         "prompt_tokens": prompt_tokens,
         "total_tokens": prompt_tokens + made,
         "completion_tokens": made,
-        "prompt_tokens_details": None,
+        "prompt_tokens_details": None if cached is None else {"cached_tokens": cached},
     }
 
 

@@ -12,8 +12,9 @@ from typing import Annotated, Any
 import msgspec
 from aiohttp import web
 
-from rollout_sched.live.ports import InstanceError, Output
+from rollout_sched.live.ports import InstanceError
 from rollout_sched.simulators.fake_instance import tokens
+from rollout_sched.simulators.fake_instance.answers import CountedOutput
 from rollout_sched.simulators.fake_instance.control import (
     Adapters,
     ControlEndpoints,
@@ -75,7 +76,8 @@ async def serve(
 
 @dataclass
 class _Answering:
-    """One request while it is served; `made`: tokens sent of each choice, `outputs`: its text."""
+    """One request while it is served; `made`: tokens sent of each choice, `outputs`: its text;
+    `cached`: tokens of the prompt that were in the prefix cache, if the usage has them."""
 
     request: web.Request
     dialect: Dialect
@@ -84,6 +86,7 @@ class _Answering:
     fault: str
     made: Counter[int] = field(default_factory=Counter)
     outputs: dict[int, OutputText] = field(default_factory=dict)
+    cached: int | None = None
 
     # -- whole -----------------------------------------------------------------------------
 
@@ -95,7 +98,9 @@ class _Answering:
             outputs = await _all([self.engine.generate(order) for order in orders])
         chunks = [self._chunk(i, o, o.token_ids, o.logprobs, True) for i, o in enumerate(outputs)]
         made = sum(len(output.token_ids) for output in outputs)
-        answer = self.dialect.whole(self.asked, chunks, usage(self.asked.prompt_tokens, made))
+        self._count_cached(outputs[-1])
+        told = usage(self.asked.prompt_tokens, made, self.cached)
+        answer = self.dialect.whole(self.asked, chunks, told)
         body = msgspec.json.encode(answer)
         if self.fault == "cut":
             return await self._cut(body, len(body) // 2)
@@ -132,13 +137,14 @@ class _Answering:
                     first = index in open_choices and not news.seen(index)
                     if end is not None:
                         open_choices.discard(index)
+                        self._count_cached(end)
                     values = logprobs if self.asked.logprobs else None
                     chunk = self._chunk(index, end, token_ids, values, first)
                     await self._send(response, self._events(chunk))
                 if self.fault == "cut":
                     return hang_up(self.request, response)
             if self.asked.include_usage:
-                told = usage(self.asked.prompt_tokens, self.made.total())
+                told = usage(self.asked.prompt_tokens, self.made.total(), self.cached)
                 await self._send(response, [self.dialect.answer(self.asked, [], told)])
             if self.fault == "unfinished":
                 return hang_up(self.request, response)
@@ -189,10 +195,14 @@ class _Answering:
 
     # -- both ------------------------------------------------------------------------------
 
+    def _count_cached(self, output: CountedOutput) -> None:
+        if self.engine.settings.prompt_details:
+            self.cached = output.cached_tokens
+
     def _chunk(
         self,
         index: int,
-        output: Output | None,
+        output: CountedOutput | None,
         token_ids: Sequence[int],
         logprobs: Sequence[float] | None,
         first: bool,
@@ -229,7 +239,7 @@ class _Answering:
         return str(int(label) + 1) if label.isdecimal() else f"not {label}"
 
 
-Newest = tuple[list[int], list[float], Output | Exception | None]
+Newest = tuple[list[int], list[float], CountedOutput | Exception | None]
 
 
 class _News:
@@ -246,7 +256,7 @@ class _News:
         self._news[index] = ([*known, *ids], [*values, *(logprobs or ())], end)
         self._event.set()
 
-    def end(self, index: int, end: Output | Exception) -> None:
+    def end(self, index: int, end: CountedOutput | Exception) -> None:
         known, values, _ = self._news.get(index, ([], [], None))
         self._news[index] = (known, values, end)
         self._event.set()
@@ -288,7 +298,7 @@ def _repeat(request: web.Request, body: bytes) -> None:
         request.transport.write(head.encode() + b"\r\n\r\n" + body)
 
 
-async def _all(jobs: Sequence[Coroutine[Any, Any, Output]]) -> list[Output]:
+async def _all(jobs: Sequence[Coroutine[Any, Any, CountedOutput]]) -> list[CountedOutput]:
     """Wait for all of them. If one fails, the others are cancelled and its error is raised."""
     tasks = [asyncio.ensure_future(job) for job in jobs]
     try:

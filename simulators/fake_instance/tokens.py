@@ -87,6 +87,11 @@ _GROUPS = (
     ("é".encode(), b"\xe4\xb8", b"\xad"),
 )
 _PIECES = tuple(piece for group in _GROUPS for piece in group)
+#: The first places of the pieces that give these bytes, one or several of a group.
+_RUNS: dict[bytes, range] = {}
+for _place in range(len(_PIECES)):
+    for _end in range(_place + 1, _place - _place % 3 + 4):
+        _RUNS.setdefault(b"".join(_PIECES[_place:_end]), range(_place, _end))
 _NAMES = (b"n", b"a", "ü ".encode())
 _END_OF_THOUGHT = b"</think>"
 
@@ -178,9 +183,8 @@ def words(numbers: int, start: int, count: int, version: int, vocabulary: Vocabu
     if not first and last:
         groups[0] -= groups[0] % len(_GROUPS)  # no character begins with the name
     alike = np.uint64(vocabulary.words // len(_PIECES))
-    chosen = groups % np.uint64(len(_GROUPS)) * np.uint64(3) + groups % alike * np.uint64(
-        len(_PIECES)
-    )
+    rest, group = np.divmod(groups, np.uint64(len(_GROUPS)))
+    chosen = group * np.uint64(3) + rest % alike * np.uint64(len(_PIECES))
     ids = np.repeat(chosen, 3) + np.tile(np.arange(3, dtype=np.uint64), len(chosen))
     ours = vocabulary.first_word + ids[start - 3 * first :][:count]
     return ours.tolist()  # type: ignore[no-any-return]
@@ -198,6 +202,20 @@ def encode(text: str, vocabulary: Vocabulary = LARGEST) -> list[int]:
     if vocabulary.characters:
         return list(text.encode())
     return [_word_id(word, vocabulary) for word in text.split()]
+
+
+def spelled(text: str, vocabulary: Vocabulary = LARGEST) -> list[int]:
+    """The words of responses with which a tokenizer writes a text: the longest run at each place.
+    Bytes that no word has are as in `encode`."""
+    if not vocabulary.characters:
+        return encode(text, vocabulary)
+    rest = text.encode()
+    ids: list[int] = []
+    while rest:
+        run = max(filter(rest.startswith, _RUNS), key=len, default=rest[:1])
+        ids += [vocabulary.first_word + place for place in _RUNS[run]] if run in _RUNS else run
+        rest = rest[len(run) :]
+    return ids
 
 
 def decode(token_ids: Sequence[int], vocabulary: Vocabulary = LARGEST) -> str:

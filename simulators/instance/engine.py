@@ -199,7 +199,8 @@ class EngineCore:
         if own.owner == attempt.number:
             own.owner = None
         tokens = attempt.tokens - attempt.context
-        self.outcomes.append(Ended(attempt.number, tokens, attempt.spans, reason, self.at))
+        cached = attempt.cached if tokens else 0
+        self.outcomes.append(Ended(attempt.number, tokens, attempt.spans, reason, self.at, cached))
 
     def _complete_pauses(self) -> None:
         """Pauses that had to wait are complete as soon as nothing can run, for whatever reason. As

@@ -255,10 +255,12 @@ class SimRequest(msgspec.Struct, gc=False):
 class Ended(msgspec.Struct, gc=False):
     """An attempt has ended.
 
-    tokens  new tokens of this attempt
-    spans   (version, tokens) in order; their sum is tokens
-    reason  stop: made all its new_tokens; length: stopped earlier by a limit; abort
-    at      time in seconds
+    tokens         new tokens of this attempt
+    spans          (version, tokens) in order; their sum is tokens
+    reason         stop: made all its new_tokens; length: stopped earlier by a limit; abort
+    at             time in seconds
+    cached_tokens  of its context, found in the prefix cache when it was first admitted; 0 without
+                   new tokens
     """
 
     attempt: int
@@ -266,6 +268,7 @@ class Ended(msgspec.Struct, gc=False):
     spans: tuple[tuple[int, int], ...]
     reason: Reason
     at: float
+    cached_tokens: int = 0
 
 
 class Paused(msgspec.Struct):

@@ -46,6 +46,7 @@ class SimAttempt(Table):
 
     __slots__ = (
         "arrival",
+        "cached",
         "computed",
         "context",
         "goal",
@@ -80,6 +81,7 @@ class SimAttempt(Table):
         self.reason = reason
         self.arrival = arrival
         self.state = ARRIVING
+        self.cached = -1  # tokens found in the prefix cache when it was first admitted
         self.computed = 0  # while it prefills
         self.shift = 0  # while it decodes
         self.order = -1  # place in the running list, -1 outside
@@ -548,6 +550,8 @@ class StepScheduler:
             kv.seal(attempt, hit.blocks, end // size)
             budget -= end - start
             counters.cached_tokens += start
+            if attempt.cached < 0:
+                attempt.cached = start
             attempt.state = PREFILLING
             attempt.computed = start
             attempt.order = counters.admissions

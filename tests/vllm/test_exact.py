@@ -22,7 +22,7 @@ from rollout_sched.client import Prompt, RolloutScheduler
 from rollout_sched.integrations.gateway.options import Options
 from rollout_sched.integrations.gateway.serve import Service
 from rollout_sched.simulators.fake_instance import fields
-from rollout_sched.simulators.fake_instance.fields import OutputText
+from rollout_sched.simulators.fake_instance.fields import OutputText, Sampler
 from rollout_sched.simulators.fake_instance.tokens import CHARACTERS
 from tests.vllm import servers
 
@@ -243,6 +243,40 @@ def test_a_simulated_server_would_say_the_same_with_these_tokens(
                 offset + len("".join(names[:n])) for n in range(len(ids))
             ]
         offset += len("".join(names))
+
+
+def test_a_simulated_server_bans_the_same_tokens(
+    urls: dict[str, str], models: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first token that a bad word of one to three tokens changes."""
+    tokenizer = AutoTokenizer.from_pretrained(models[0])
+
+    def spelled(text: str, _: object) -> list[int]:
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
+        return ids
+
+    monkeypatch.setattr(fields.text, "spelled", spelled)
+    body = {**BODY, **FIELDS["allowed"]}
+
+    async def made(**further: Any) -> list[int]:
+        answer = await said(urls["each"], {**body, **further}, "/v1/completions")
+        ids: list[int] = answer["choices"][0]["token_ids"]
+        return ids
+
+    free, lengths = asyncio.run(made()), set()
+    for length in range(1, 4):
+        for at in range(len(free) - length):
+            word = tokenizer.decode(free[at : at + length])
+            if spelled(word.lstrip(), None) != free[at : at + length]:
+                continue
+            ours = Sampler({"bad_words": [word]}, free[:1], CHARACTERS, fresh=False).drawn(free)
+            own = asyncio.run(made(bad_words=[word]))
+            changed = next(n for n, token in enumerate(free) if ours[n] != token)
+            assert own[:changed] == free[:changed]
+            assert own[changed] != free[changed]
+            lengths.add(length)
+            break
+    assert lengths == {1, 2, 3}
 
 
 async def said(url: str, body: dict[str, Any], path: str) -> Any:

@@ -53,6 +53,7 @@ class RealInstance:
         self.preempted: list[int] = []
         self.tokens: dict[int, list[int]] = {}
         self.spans: dict[int, list[tuple[int, int]]] = {}
+        self.cached: dict[int, int] = {}
         self._spy()
 
     def _spy(self) -> None:
@@ -108,6 +109,7 @@ class RealInstance:
             if output.finished:
                 versions = output.outputs[0].weight_versions
                 self.spans[number] = [(int(v.version), v.end - v.start) for v in versions]
+                self.cached[number] = output.num_cached_tokens
         if aborted_within is not None:
             self.abort(aborted_within)  # for the frontend's books
 
@@ -310,6 +312,7 @@ class Lockstep:
                 assert len(made) == ended.tokens == sum(tokens for _, tokens in ended.spans)
                 if ended.reason != "abort":
                     assert list(ended.spans) == self.real.spans[ended.attempt]
+                    assert ended.cached_tokens == self.real.cached[ended.attempt]
                 text.computed = len(text.tokens) + max(0, len(made) - 1)
                 text.tokens = text.tokens + made
                 text.resting = True

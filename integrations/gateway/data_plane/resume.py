@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from rollout_sched.integrations.gateway.data_plane.answers import PARSED
+from rollout_sched.integrations.gateway.data_plane.answers import PARSED, read_object
 from rollout_sched.integrations.gateway.data_plane.body import are_token_ids
 from rollout_sched.integrations.vllm.protocol.endpoints import (
     CHAT_ONLY,
@@ -304,6 +304,14 @@ def _keep(names: Sequence[str], first: dict[str, Any], answer: dict[str, Any]) -
     for name in names:
         if name in first or name in answer:
             answer[name] = first.get(name)
+
+
+def with_first_usage(event: bytes, first: bytes) -> bytes:
+    """The event with a stream's usage, with what that of its first attempt says of the prompt."""
+    told, said = read_object(event), read_object(first)
+    if not told["usage"].get("prompt_tokens_details"):
+        _keep(_OF_THE_PROMPT, said["usage"], told["usage"])
+    return msgspec.json.encode(told)
 
 
 def usage(prompt: int, made: int) -> dict[str, Any]:

@@ -221,10 +221,11 @@ class StreamResponder:
     def _ending(self, sample: DeliveredSample) -> list[bytes]:
         """The last events; the gateway makes those that no instance has sent."""
         said = self._client.envelope or dialects.envelope(self._call.endpoint, "event")
-        final = usage = b""
+        final = usage = first = b""
         complete = False
         for stream in self._transcript.streams():
             end = stream.end
+            first = first or end.usage
             if end.event:
                 final, usage, complete = end.event, end.usage, end.done
         if not final:
@@ -239,7 +240,8 @@ class StreamResponder:
             usage = msgspec.json.encode(told)
         events = [with_added(final, sample)]
         if usage:
-            events.append(usage)
+            cut = first and first is not usage
+            events.append(dialects.with_first_usage(usage, first) if cut else usage)
         return [*events, DONE]
 
     def _wants_usage(self) -> bool:

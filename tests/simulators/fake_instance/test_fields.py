@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.simulators.fake_instance.tokens import CHARACTERS
-from tests.simulators.fake_instance.served import Client, served
+from rollout_sched.simulators.fake_instance.tokens import CHARACTERS, spelled
+from tests.simulators.fake_instance.served import SPEC, Client, served
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 BODY = {"prompt": "Tell me", "temperature": 0, "max_tokens": 24, "ignore_eos": True}
@@ -117,3 +117,36 @@ async def test_a_stream_holds_back_what_may_begin_a_stop_string(asking) -> None:
 @pytest.mark.parametrize("wrong", [{"min_tokens": 25}, {"min_tokens": -1}, {"stop": [""]}])
 async def test_invalid_limits_are_refused(wrong: dict[str, Any], asking) -> None:
     assert (await asking.client.post(COMPLETIONS, {**BODY, **wrong}))[0] == 400
+
+
+@pytest.mark.parametrize("bad", ["€", "中", "b"])
+async def test_a_request_looks_for_bad_words_in_its_own_tokens(bad: str) -> None:
+    few = CHARACTERS._replace(words=36)
+    async with served(vocabulary=few) as client:
+        asking, ids = Asking(client), spelled(bad, few)
+        free = (await asking(max_tokens=200))["token_ids"]
+        last = next(n for n in range(200) if free[n + 1 - len(ids) : n + 1] == ids)
+        answer = await asking(max_tokens=200, bad_words=[f" {bad}"])
+        assert answer["token_ids"][:last] == free[:last]
+        assert answer["token_ids"][last] != ids[-1]
+        prompt = [*answer["prompt_token_ids"], *free[:last]]
+        (first, *_) = (await asking(prompt=prompt, bad_words=[bad]))["token_ids"]
+        assert (first == ids[-1]) == (len(ids) > 1)
+        status, _ = await client.post(COMPLETIONS, {**BODY, "bad_words": [" "]})
+        assert status == 400
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT, "/inference/v1/generate"])
+async def test_cached_tokens_are_those_of_the_first_admission(path: str) -> None:
+    async with served(vocabulary=CHARACTERS, prompt_details=True) as client:
+        body = {**BODY, "stream_options": {"include_usage": True}}
+        if path == CHAT:
+            body["messages"] = [{"role": "user", "content": body.pop("prompt")}]
+        elif path != COMPLETIONS:
+            options = {"stream_options": body.pop("stream_options")}
+            body = {"token_ids": [*b"Tell me"], "sampling_params": body, **options}
+        usage = [(await client.post(path, body))[1]["usage"] for _ in range(2)]
+        usage.append((await client.stream(path, body))[-1]["usage"])
+        found = [one["prompt_tokens_details"]["cached_tokens"] for one in usage]
+        blocks = (usage[0]["prompt_tokens"] - 1) // SPEC.block_size
+        assert found == [0, blocks * SPEC.block_size, blocks * SPEC.block_size]

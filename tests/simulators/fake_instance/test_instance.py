@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from rollout_sched.live.ports import InstanceError, Order, Output, RequestRejected
+from rollout_sched.live.ports import InstanceError, Order, RequestRejected
+from rollout_sched.simulators.fake_instance.answers import CountedOutput
 from rollout_sched.simulators.fake_instance.instance import (
     Alarm,
     ClockedInstance,
@@ -67,7 +68,7 @@ async def test_an_answer_comes_when_the_model_says() -> None:
     assert output.logprobs is not None
     assert len(output.logprobs) == 20
     cut = await one.generate(order(max_new_tokens=5, sampling={"temperature": 0}))
-    assert cut == Output(output.token_ids[:5], None, "length", ((1, 5),))
+    assert cut == CountedOutput(output.token_ids[:5], None, "length", ((1, 5),), 8)
 
 
 async def test_speed_makes_the_seconds_shorter() -> None:

@@ -117,6 +117,7 @@ class ReferenceAttempt:
     tokens     context and new ones
     computed   leading tokens whose KV is in `blocks`, or will be after the step in progress
     known      leading tokens that were computed at any time, here or before
+    cached     leading tokens that were found in the cache when it was first scheduled
     prefilled  all of its context is computed, so it decodes
     versions   of its new tokens, one for each
     text       names what it writes; only an attempt that was not `aborted` may write it
@@ -132,6 +133,7 @@ class ReferenceAttempt:
         self.tokens = request.context_tokens
         self.computed = 0
         self.known = request.known_tokens
+        self.cached: int | None = None
         self.prefilled = False
         self.versions: list[int] = []
         self.blocks: list[Block] = []
@@ -265,6 +267,8 @@ class ReferenceScheduler:
             attempt.blocks = found
             attempt.computed = step.hits[attempt] = len(found) * spec.block_size
             self.counters.cached_tokens += attempt.computed
+            if attempt.cached is None:
+                attempt.cached = attempt.computed
             self.running.append(self.waiting.pop(0))
             tokens = min(attempt.tokens - attempt.computed, budget)
             self._schedule(step, attempt, tokens)
@@ -377,7 +381,9 @@ class ReferenceCore:
         self.scheduler.remove(attempt)
         del self.requests[attempt.number]
         made = len(attempt.versions)
-        self.outcomes.append(Ended(attempt.number, made, attempt.spans(made), reason, self.at))
+        cached = (attempt.cached or 0) if made else 0
+        spans = attempt.spans(made)
+        self.outcomes.append(Ended(attempt.number, made, spans, reason, self.at, cached))
 
     def _complete_pauses(self) -> None:
         if not self.scheduler.can_run():
