@@ -79,7 +79,7 @@ EXAMPLES: Final = {
     "demo": "--policy tail_batching",
     "check": "mine.toml",
     "policies": "",
-    "scenarios": "guess --gpu h100 --model 7b --instances 8",
+    "scenarios": "guess --gpu h100 --model 7b",
     "speculate": "lrm_token_economy --scenario qwen7b-8xh100",
     "calibrate": "http://gpu-1:8000 --out mine.toml",
     "trace": "stats lrm_token_economy",
@@ -201,27 +201,30 @@ class _Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         self._words = list(args or ())
-        unknown = [word for word in self._words if self._near(word)]
-        if unknown and self._subparsers is None:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        if self._subparsers is None:  # else most flags are those of a command
+            unknown = [w for w in self._words if w.startswith("--") and not self._known(w)]
+            if unknown and "--" not in self._words:
+                self.error(f"unrecognized arguments: {' '.join(unknown)}")
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
-        near = dict.fromkeys(name for word in self._words for name in self._near(word))
-        super().error(f"{message}; did you mean {' or '.join(near)}?" if near else message)
-
-    def _near(self, word: str) -> list[str]:
-        """What the word may mean if it is no flag and no command of this parser."""
         from difflib import get_close_matches
 
-        word = word.partition("=")[0]
-        names = list(self._option_string_actions)
-        if not word.startswith("--"):
-            choices = self._subparsers and self._subparsers._group_actions[0].choices
-            names = list(choices or ())
-        if any(name.startswith(word) for name in names):
-            return []
-        return get_close_matches(word, names, 1)
+        near: list[str] = []
+        for word in self._words:
+            if not self._known(word):
+                near += get_close_matches(word.partition("=")[0], self._names(word), 1)
+        super().error(f"{message}; did you mean {' or '.join(near)}?" if near else message)
+
+    def _known(self, word: str) -> bool:
+        return any(name.startswith(word.partition("=")[0]) for name in self._names(word))
+
+    def _names(self, word: str) -> list[str]:
+        """The flags, or the commands if the word is none of a flag."""
+        if word.startswith("--"):
+            return list(self._option_string_actions)
+        choices = self._subparsers and self._subparsers._group_actions[0].choices
+        return list(choices or ())
 
 
 class _ShowVersion(argparse.Action):

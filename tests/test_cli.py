@@ -97,7 +97,8 @@ class TestCommands:
             (["--versoin"], "did you mean --version?"),
             (["replya"], "did you mean replay?"),
             (["journal", "summery", "f"], "did you mean summary?"),
-            (["serve", "--qqq", "x"], "the following arguments are required: --policy\n"),
+            (["serve", "--qqq", "x"], "serve: error: unrecognized arguments: --qqq\n"),
+            (["serve", "--inst", "x"], "ambiguous option: --inst could match --instance"),
         ],
     )
     def test_a_misspelt_word_is_named_with_the_nearest(
