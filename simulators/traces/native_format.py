@@ -64,10 +64,13 @@ def native_header(where: str, line: int, text: str) -> TraceHeader | None:
     if not isinstance(found, dict) or "schema" not in found:
         return None
     if found["schema"] != SCHEMA:
+        remedy = "convert the file, or upgrade rollout-sched"
+        if str(found["schema"]).startswith("rollout-sched-journal/"):
+            remedy = "make a trace of it: rollout-sched journal trace JOURNAL --out TRACE.jsonl"
         raise TraceError(
             where,
             f"schema {brief(repr(found['schema']))}",
-            f"this version reads {SCHEMA!r}: convert the file, or upgrade rollout-sched",
+            f"this version reads {SCHEMA!r}: {remedy}",
             line=line,
             field="schema",
         )

@@ -66,6 +66,12 @@ class TestRefusing:
         assert error.remedy
         assert "$" not in str(error)
 
+    def test_a_journal_says_how_it_becomes_a_trace(self, tmp_path: Path) -> None:
+        path = tmp_path / "run.journal"
+        path.write_text('{"schema":"rollout-sched-journal/2","policy":"dplb"}\n')
+        with pytest.raises(TraceError, match="rollout-sched journal trace JOURNAL --out"):
+            read(path)
+
     def test_another_schema_version_is_refused(self, tmp_path: Path) -> None:
         path = tmp_path / "new.jsonl"
         path.write_text('{"schema":"rollout-sched-trace/2"}\n')
