@@ -17,6 +17,7 @@ from typing import Any
 import aiohttp
 import pytest
 from transformers import AutoTokenizer
+from vllm.entrypoints.scale_out.token_in_token_out.protocol import GenerateRequest
 
 from rollout_sched.client import Prompt, RolloutScheduler
 from rollout_sched.integrations.gateway.options import Options
@@ -85,7 +86,9 @@ def urls(models: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield {name: server.wait() for name, server in started.items()}
 
 
-async def answers(urls: dict[str, str], policy: Path, body: dict[str, Any]) -> tuple[Any, Any]:
+async def answers(
+    urls: dict[str, str], policy: Path, body: dict[str, Any], path: str = "/v1/completions"
+) -> tuple[Any, Any]:
     """Of a server, and of a gateway before both that cuts."""
     options = Options(
         policy=str(policy), instances=[*urls.values()], port=0, start_version="auto", grace_s=1
@@ -93,8 +96,8 @@ async def answers(urls: dict[str, str], policy: Path, body: dict[str, Any]) -> t
     service = Service(options, lambda line: None)
     await service.open()
     try:
-        ours = await said(service.url, body, "/v1/completions")
-        return (await said(urls["each"], body, "/v1/completions"), ours)
+        ours = await said(service.url, body, path)
+        return (await said(urls["each"], body, path), ours)
     finally:
         await service.close()
 
@@ -131,6 +134,22 @@ def test_a_whole_answer_equals_the_servers_own(
         assert our_choice["logprobs"]["token_logprobs"] == pytest.approx(
             own_choice["logprobs"]["token_logprobs"], abs=1e-3
         )
+
+
+@pytest.mark.parametrize("mode", ["text", "derender"])
+def test_text_of_generate_equals_the_servers_own(
+    mode: str, urls: dict[str, str], policy: Path
+) -> None:
+    if mode not in str(GenerateRequest.model_fields["output_mode"].annotation):
+        pytest.skip("this vLLM does not have it")
+    sampling = {"temperature": 0.0, "max_tokens": 32, "logprobs": 0, "ignore_eos": True}
+    body = {"token_ids": list(range(60, 70)), "sampling_params": sampling, "output_mode": mode}
+    own, ours = asyncio.run(answers(urls, policy, body, "/inference/v1/generate"))
+    assert {**ours["choices"][0], "weight_versions": None} == {
+        **own["choices"][0],
+        "weight_versions": None,
+    }
+    assert ours["output_mode"] == mode
 
 
 @pytest.mark.parametrize("kept", [False, True])

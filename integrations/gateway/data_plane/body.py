@@ -22,6 +22,7 @@ from rollout_sched.integrations.gateway.data_plane.fields import (
     fields_of,
     hindrance,
     integer,
+    number,
     text,
 )
 from rollout_sched.integrations.vllm.protocol.endpoints import (
@@ -383,8 +384,15 @@ def _with_embeddings(
     return prompts
 
 
+#: vLLM samples greedily below this temperature.
+_GREEDY = 1e-5
+
+
 def _samplings(body: ClientBody, samples: int) -> list[Values]:
-    """The sampling parameters that differ between the samples and the client's body."""
+    """The sampling parameters that differ between the samples and the client's body. Raises
+    BadRequest for several greedy ones, which vLLM refuses, and would not if they were split."""
+    if samples > 1 and 0 <= number(body.sampling, "temperature", 1.0) < _GREEDY:
+        raise BadRequest(f"n must be 1 when using greedy sampling, got {samples}.")
     seed = integer(body.sampling, "seed") if samples > 1 else None
     if seed is None or seed == -1:  # -1: none
         return [{"n": b"1"}] * samples

@@ -178,8 +178,11 @@ class Call:
         # With `echo`, vLLM leaves the prompt's text out of an answer with token ids.
         if self.asks_ids and not self.keep_ids and not self.request.envelope.echo:
             fields["return_token_ids"] = True
-        segment = dispatch.max_new_tokens < max_tokens
         request, one = self.request, self.one
+        asked = request.envelope.limit
+        # More than any instance takes, it is for vLLM to refuse, or for generate to reduce.
+        refused = self.endpoint != "generate" and asked is not None and asked > max_tokens
+        segment = dispatch.max_new_tokens < max_tokens and not refused
         if not (segment or request.envelope.says_ours or one.values or one.sampling):
             return request.path, envelopes.with_fields(self.body, fields)
         values = dict(one.values)

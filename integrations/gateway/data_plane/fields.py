@@ -6,6 +6,7 @@ Only what scheduling needs is decoded, as leniently as vLLM's server does (pydan
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -83,6 +84,18 @@ def integer(found: Fields, name: str) -> int | None:
     if not _LEAST <= value <= _MOST:
         raise BadRequest(f"`{name}` must be at least {_LEAST} and at most {_MOST}")
     return int(value)
+
+
+def number(found: Fields, name: str, missing: float) -> float:
+    """NaN for what is no number."""
+    raw = found.get(name)
+    value = None if raw is None else decoded(_ANY, raw, name)
+    if value is None:
+        return missing
+    try:
+        return float(value) if len(str(value)) < _LONGEST else math.nan
+    except (TypeError, ValueError):
+        return math.nan
 
 
 def boolean(found: Fields, name: str) -> bool | None:

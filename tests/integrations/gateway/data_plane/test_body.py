@@ -369,6 +369,16 @@ def test_a_seed_of_null_is_none() -> None:
     ] * 2
 
 
+@pytest.mark.parametrize("temperature", [0, 0.0, "0", 1e-6])
+def test_greedy_samples_are_refused_as_vllm_refuses_them(temperature: object) -> None:
+    body = {"prompt": "a", "temperature": temperature}
+    assert len(ones({**body, "n": 1})) == 1
+    with pytest.raises(BadRequest, match="greedy"):
+        ones({**body, "n": 2})
+    for other in (None, 1e-4, -1, "hot", [0]):
+        assert len(ones({**body, "temperature": other, "n": 2})) == 2
+
+
 def test_the_sampling_of_generate_has_an_object_of_its_own() -> None:
     fields = {"token_ids": [1], "sampling_params": {"n": 2, "seed": 5}, "seed": 9}
     assert [one.sampling["seed"] for one in ones(fields, "generate")] == [b"5", b"6"]

@@ -345,6 +345,17 @@ async def test_the_least_length_of_a_segment_fits_it(
 
 
 @pytest.mark.scene(interruption={**PARTIAL, "segment_tokens": 3, "segment": "chunk"})
+async def test_a_limit_that_no_instance_takes_is_for_the_server_to_refuse(stage, instance) -> None:
+    call = stage.call({**BODY, "max_tokens": 10**6, "min_tokens": 10**5})
+    order = await instance.asked()
+    assert (order.body["max_tokens"], order.body["min_tokens"]) == (10**6, 10**5)
+    refusal = {"error": {"message": "too many", "code": 400}}
+    await instance.answer(0, refusal, 400)
+    await call.over.wait()
+    assert (call.status, json.loads(call.data)) == (400, refusal)
+
+
+@pytest.mark.scene(interruption={**PARTIAL, "segment_tokens": 3, "segment": "chunk"})
 async def test_a_least_length_that_is_no_number_is_refused(stage) -> None:
     call = stage.call({**BODY, "min_tokens": "many"})
     await call.over.wait()
