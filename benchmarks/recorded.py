@@ -21,6 +21,7 @@ from rollout_sched.inspection import recorded_trace
 from rollout_sched.inspection.recording import Recording
 from rollout_sched.simulators.replay import Scenario, load_scenario
 from rollout_sched.simulators.replay.runs import run_policy
+from rollout_sched.simulators.replay.workload import Workload
 from rollout_sched.simulators.traces import SampleRecord, Trace, Turn, gather, read
 
 BASE, OTHER = "round_robin_sync", "best_on_policy"
@@ -55,11 +56,7 @@ def workload(case: Case) -> Trace:
 
 def figures(trace: Trace, world: Scenario) -> Figures:
     base, other = (run_policy(load_policy(name), trace, world).summary for name in (BASE, OTHER))
-    offered = [
-        sample.response_tokens
-        for members in trace.groups.values()
-        for sample in members[: trace.group_size]
-    ]
+    offered = [one.response_tokens for one in Workload(trace, world.job).offered_samples()]
     return Figures(
         base.total_s / base.steps, base.total_s / other.total_s, sum(offered) / len(offered)
     )
