@@ -5,6 +5,7 @@ Submitting is idempotent: after a batch is acknowledged, its uids and digests of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, cast
@@ -203,13 +204,17 @@ def _length(prompt: Prompt, most: int, turns: bool) -> str:
 
 
 def _sampling(sampling: Mapping[str, Any]) -> str:
-    for name in sampling:
+    for name, value in sampling.items():
         if name in _OURS:
             return f"sampling: {name} is not allowed there; set {_OURS[name]}"
         if name not in SAMPLING:
             return f"sampling: vLLM has no parameter {name!r}{nearest(str(name), SAMPLING)}"
-        if name in _INTEGERS and not isinstance(sampling[name], int | None):
-            return f"sampling: {name} must be an integer, not {sampling[name]!r}"
+        if name in _INTEGERS and not isinstance(value, int | None):
+            return f"sampling: {name} must be an integer, not {value!r}"
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            return f"sampling: {name} has more than 64 bits"
+        if isinstance(value, float) and not math.isfinite(value):
+            return f"sampling: {name} is {value}, which JSON cannot say"
     return ""
 
 

@@ -191,6 +191,9 @@ def test_turns_end_when_no_room_is_left() -> None:
     [
         ({"temprature": 1.0}, "has no parameter 'temprature'; did you mean \"temperature\"?"),
         ({"zzz": 1}, "has no parameter 'zzz'"),
+        ({"temperature": float("nan")}, "temperature is nan"),
+        ({"top_p": float("-inf")}, "top_p is -inf"),
+        ({"seed": 2**63}, "seed has more than 64 bits"),
         ({"n": 4}, "set Prompt.samples"),
         ({"max_tokens": 4}, "set Prompt.max_tokens"),
     ],
