@@ -179,10 +179,7 @@ class Call:
         if self.asks_ids and not self.keep_ids and not self.request.envelope.echo:
             fields["return_token_ids"] = True
         request, one = self.request, self.one
-        asked = request.envelope.limit
-        # More than any instance takes, it is for vLLM to refuse, or for generate to reduce.
-        refused = self.endpoint != "generate" and asked is not None and asked > max_tokens
-        segment = dispatch.max_new_tokens < max_tokens and not refused
+        segment = dispatch.max_new_tokens < max_tokens and not self._refused(max_tokens)
         if not (segment or request.envelope.says_ours or one.values or one.sampling):
             return request.path, envelopes.with_fields(self.body, fields)
         values = dict(one.values)
@@ -195,6 +192,13 @@ class Call:
             if dispatch.max_new_tokens < self._least_tokens() <= max_tokens:
                 sampling["min_tokens"] = limit
         return request.path, self._changed(values, sampling)
+
+    def _refused(self, max_tokens: int) -> bool:
+        """Whether vLLM refuses it, which it would not if a limit of ours were set."""
+        if self.endpoint == "generate":
+            return "sampling_params" not in self.request.body.fields
+        asked = self.request.envelope.limit
+        return asked is not None and asked > max_tokens  # than any instance takes
 
     def resumed(
         self, dispatch: Dispatch, prompt_ids: list[int], parts: list[ResponsePart]

@@ -345,10 +345,20 @@ async def test_the_least_length_of_a_segment_fits_it(
 
 
 @pytest.mark.scene(interruption={**PARTIAL, "segment_tokens": 3, "segment": "chunk"})
-async def test_a_limit_that_no_instance_takes_is_for_the_server_to_refuse(stage, instance) -> None:
-    call = stage.call({**BODY, "max_tokens": 10**6, "min_tokens": 10**5})
+@pytest.mark.parametrize(
+    ("target", "body"),
+    [
+        ("/v1/completions", {**BODY, "max_tokens": 10**6, "min_tokens": 10**5}),
+        ("/inference/v1/generate", {"model": "tiny", "token_ids": PROMPT}),
+    ],
+)
+async def test_what_the_server_refuses_is_not_changed_by_a_segment(
+    target: str, body: dict[str, Any], stage, instance
+) -> None:
+    call = stage.call(body, target)
     order = await instance.asked()
-    assert (order.body["max_tokens"], order.body["min_tokens"]) == (10**6, 10**5)
+    assert body.items() <= order.body.items()
+    assert order.body.keys() - body.keys() <= {"cache_salt", "return_token_ids"}
     refusal = {"error": {"message": "too many", "code": 400}}
     await instance.answer(0, refusal, 400)
     await call.over.wait()
