@@ -1,8 +1,9 @@
 """Law: the trace of a run is the workload of that run, under every policy.
 
 Where the policy of the run cut nothing, the trace replayed under another policy gives exactly the
-run under that policy. Where it did, the order, the steps and the verdicts are exact, finished
-samples have their lengths, and no cut one is longer than it really is.
+run under that policy. Where it did, the order, the steps and the verdicts are exact. If a request
+that starts over gets the same response again, finished samples have their lengths, and no cut one
+is longer than it really is.
 """
 
 from __future__ import annotations
@@ -72,6 +73,7 @@ def figures(run: Run) -> object:
     trace=small_traces().map(uniform),
     scenario=scenarios,
     rewards=rewards,
+    redraws=st.booleans(),
 )
 def test_a_recorded_run_is_its_workload(
     tmp_path: Path,
@@ -80,8 +82,9 @@ def test_a_recorded_run_is_its_workload(
     trace: Trace,
     scenario: Scenario,
     rewards: RewardModel | None,
+    redraws: bool,
 ) -> None:
-    job = msgspec.structs.replace(scenario.job, samples_per_prompt=0)
+    job = msgspec.structs.replace(scenario.job, samples_per_prompt=0, redraws=redraws)
     scenario = msgspec.structs.replace(scenario, job=job, rewards=rewards)
     journal, again = tmp_path / "j.jsonl", tmp_path / "again.jsonl"
     run_policy(ran, trace, scenario, journal_path=journal)
@@ -97,6 +100,8 @@ def test_a_recorded_run_is_its_workload(
             kept = rewards.keeps(group, 0)
             assert members[0].labels[VERDICT] == ("kept" if kept else "filtered")
         for sample in members:
+            if redraws:
+                continue
             truth = asked.sample(group, sample.sample)
             assert sample.prompt_tokens == asked.prompt_tokens(group)
             if sample.finish == "cut":
@@ -106,9 +111,9 @@ def test_a_recorded_run_is_its_workload(
                 assert sample.finish == truth.finish
                 assert sample.turns == truth.turns
     event(f"cut: {cuts > 0}")
-    if cuts:
+    if cuts or redraws:
         return
-    told = msgspec.structs.replace(scenario, job=Job())
+    told = msgspec.structs.replace(scenario, job=Job(redraws=False))
     if rewards is not None and not rewards.seconds:
         told = msgspec.structs.replace(told, rewards=None)  # the verdicts are in the trace
     assert figures(run_policy(other, found, told)) == figures(run_policy(other, trace, scenario))
