@@ -55,7 +55,7 @@ class InstanceLeaving(_Event, frozen=True):
     instance: str
 
 
-class InstanceReported(_Event, frozen=True):
+class InstanceReported(_Event, frozen=True, omit_defaults=True):
     """A poll of an instance's gauges and counters (counters since it started). The last two are
     those of speculative decoding."""
 
