@@ -136,20 +136,20 @@ def read(path: str | Path) -> tuple[JournalHeader, Iterator[Entry]]:
     Raises JournalError that names the line. An incomplete last line, as after a crash, counts as
     the end, and is logged.
     """
-    header, entries = _read(path)
-    for before in earlier_names(path) if header.part else ():
-        if before.exists():
-            first, begun = _read(before)
-            if first == msgspec.structs.replace(header, part=header.part - 1):
-                return first, chain(begun, entries)
-    return header, entries
+    found = [_read(file) for file in files(path)]
+    return found[0][0], chain.from_iterable(entries for _, entries in found)
 
 
-def earlier_names(path: str | Path) -> Iterator[Path]:
-    """What the file before is called, also where it was compressed."""
+def files(path: str | Path) -> list[Path]:
+    """The files that `read` reads, in order: perhaps one that was filled before, and this one."""
+    header, _ = _read(path)
     for name in dict.fromkeys((str(path), str(path).removesuffix(".gz"))):
-        yield earlier(name)
-        yield Path(f"{earlier(name)}.gz")
+        for before in (earlier(name), Path(f"{earlier(name)}.gz")):
+            if header.part and before.exists():
+                first, _ = _read(before)
+                if first == msgspec.structs.replace(header, part=header.part - 1):
+                    return [before, Path(path)]
+    return [Path(path)]
 
 
 def _read(path: str | Path) -> tuple[JournalHeader, Iterator[Entry]]:

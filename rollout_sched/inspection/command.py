@@ -12,7 +12,7 @@ import msgspec
 from rollout_sched.inspection.recording import Recording, rows, summary
 from rollout_sched.inspection.timeline import TimelineFold, journal_page
 from rollout_sched.inspection.trace_fold import recorded_trace
-from rollout_sched.journal import earlier_names
+from rollout_sched.journal import files
 from rollout_sched.metrics.fold import Folded
 from rollout_sched.process import check_writable, whole_file
 from rollout_sched.simulators import traces
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             type=Path,
             metavar="FILE",
             nargs="+" if several else None,
-            help="plain or gzip" + "; several: of one run, in order" * several,
+            help="plain or gzip" + "; several: of one run" * several,
         )
         verb.add_argument(
             "--policy",
@@ -84,11 +84,11 @@ def _trace(options: argparse.Namespace) -> None:
 
 
 def _without_parts(paths: list[Path]) -> list[Path]:
-    """The journals without the files that are read with the one after them, and without those that
-    a crash left empty."""
-    parts = {before for path in paths for before in earlier_names(path)}
-    whole = [path for path in paths if path not in parts]
-    return [path for path in whole if path.stat().st_size] or whole
+    """The journals without those that a crash left empty, and without the files that are read with
+    the one after them."""
+    written = [path for path in paths if path.stat().st_size] or paths
+    parts = {before for path in written for before in files(path)[:-1]}
+    return [path for path in written if path not in parts]
 
 
 def _timeline(options: argparse.Namespace) -> None:

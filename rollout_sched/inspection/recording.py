@@ -47,6 +47,12 @@ class Recording:
         """Whether its first events are missing, so that the actions cannot be known."""
         return self.header.part > 0
 
+    @property
+    def continues_at(self) -> float:
+        """When it goes on with an earlier run, in seconds of that run; 0 if it does not."""
+        now, event = next(self.events(), (0.0, None))
+        return now if self.begins_late or isinstance(event, Restored) else 0.0
+
     def events(self) -> Iterator[tuple[float, Event]]:
         """The events without the scheduler's actions: (seconds, event)."""
         _, entries = journal.read(self.path)

@@ -363,11 +363,12 @@ class TraceFold:
 
 
 def recorded_trace(name: str, recordings: Sequence[Recording]) -> tuple[Trace, list[str]]:
-    """The trace of the journals of one run, in order, and what it lacks. One that begins in the
-    middle of the run is read without actions.
+    """The trace of the journals of one run, and what it lacks. One that begins in the middle of the
+    run is read without actions.
 
     Raises JournalError, CallerError, TraceError.
     """
+    recordings = sorted(recordings, key=lambda recording: recording.continues_at)
     rounds = find_rounds(chain.from_iterable(recording.events() for recording in recordings))
     fold = TraceFold(str(recordings[0].path), rounds)
     observe = Folded(fold).observe

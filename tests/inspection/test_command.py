@@ -36,6 +36,10 @@ def test_trace(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     empty.touch()
     assert main(["journal", "trace", str(empty), str(path), "--out", str(out)]) == 0
     printed = capsys.readouterr().out
+    earlier = path.rename(tmp_path / "j.jsonl.1")  # as of an earlier epoch
+    path.write_text(earlier.read_text().splitlines(keepends=True)[0])
+    assert main(["journal", "trace", str(path), str(earlier), "--out", str(out)]) == 0
+    assert "48 samples of 12 groups" in capsys.readouterr().out
     assert "48 samples of 12 groups\n  steps of 4 prompts x 4 samples\n" in printed
     assert "without" not in printed
     assert traces.read(out).name == "again"
