@@ -183,6 +183,11 @@ class SimInstance:
         self._change(now)
         self._inbox.post(self._core.update_drafter)
 
+    def slow(self, factor: float, now: float) -> None:
+        """Later steps take `factor` times as long as the cost model says."""
+        self._change(now)
+        self._inbox.post(self._core.scheduler.time.slow, factor)
+
     def clear_cache(self, now: float, preempt: bool = False) -> None:
         """vLLM's reset_prefix_cache: forget cached blocks. As in vLLM it silently does nothing
         while a block is in use. With preempt=True all running attempts are preempted first."""

@@ -64,6 +64,7 @@ class StepTime:
         "_attention_s",
         "_chosen",
         "_context_s",
+        "_cost",
         "_drafter",
         "_exponent",
         "_matmuls",
@@ -78,20 +79,28 @@ class StepTime:
     )
 
     def __init__(self, cost: CostModel, speculation: Speculation | None = None) -> None:
-        self._step_s: float = cost.step_s
-        self._weights_s: float = cost.weights_s
-        self._token_s: float = cost.token_s
-        self._exponent: float = cost.exponent
-        self._sequence_s: float = cost.sequence_s
-        self._context_s: float = cost.context_s
-        self._attention_s: float = cost.attention_s
-        self._request_s: float = cost.request_s
-        self._prefill_s: float = cost.prefill_s
+        self._cost = cost
         self._matmuls: dict[int, float] = {}  # by tokens; few different values occur
         self._speculation = speculation
         self._version = self._drafter = 0
         self._acceptance = 0.0 if speculation is None else speculation.acceptance_of(0)
         self._chosen: dict[int, Drafts] = {}  # by sequences
+        self.slow(1.0)
+
+    def slow(self, factor: float) -> None:
+        """Steps take `factor` times as long as the cost model says."""
+        cost = self._cost
+        self._step_s: float = factor * cost.step_s
+        self._weights_s: float = factor * cost.weights_s
+        self._token_s: float = factor * cost.token_s
+        self._exponent: float = cost.exponent
+        self._sequence_s: float = factor * cost.sequence_s
+        self._context_s: float = factor * cost.context_s
+        self._attention_s: float = factor * cost.attention_s
+        self._request_s: float = factor * cost.request_s
+        self._prefill_s: float = factor * cost.prefill_s
+        self._matmuls.clear()
+        self._chosen.clear()
 
     def set_version(self, version: int) -> None:
         """The weights have changed, and the drafter may not fit them."""

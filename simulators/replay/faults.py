@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Annotated, Protocol
 
 import msgspec
@@ -49,6 +50,15 @@ class Joins(_Fault, frozen=True, tag="joins"):
     """An instance that joins at `at_s`, not at the start."""
 
     instance: Size
+
+
+class Slow(_Fault, frozen=True, tag="slow"):
+    """Every engine step of an instance takes `factor` times as long, for `for_s` seconds (0: to the
+    end), also after the instance has been away. Where several overlap, their factors multiply."""
+
+    instance: Size
+    for_s: Seconds = 0.0
+    factor: Annotated[float, msgspec.Meta(ge=1, le=1000)] = 2.0
 
 
 class Failing(_Fault, frozen=True, tag="failing"):
@@ -98,11 +108,12 @@ class SchedulerRestarts(_Fault, frozen=True, tag="scheduler_restarts"):
     """
 
 
-Fault = Lost | Leaving | Joins | Failing | ToolsFailing | SchedulerRestarts
+Fault = Lost | Leaving | Joins | Slow | Failing | ToolsFailing | SchedulerRestarts
 KINDS: dict[str, type[Fault]] = {
     "lost": Lost,
     "leaving": Leaving,
     "joins": Joins,
+    "slow": Slow,
     "failing": Failing,
     "tools_failing": ToolsFailing,
     "scheduler_restarts": SchedulerRestarts,
@@ -112,6 +123,15 @@ KINDS: dict[str, type[Fault]] = {
 def name_of(instance: int) -> str:
     """The name of the instance with this number."""
     return f"instance-{instance}"
+
+
+def slowdown(faults: Sequence[Fault], name: str, now: float) -> float:
+    """How many times as long as usual the steps of this instance take now."""
+    return prod(
+        fault.factor
+        for fault in faults
+        if isinstance(fault, Slow) and name_of(fault.instance) == name and _is_active(fault, now)
+    )
 
 
 class Failures:
@@ -143,9 +163,11 @@ class Failures:
 
 
 def _strikes(fault: Failing | ToolsFailing, whom: str, now: float) -> bool:
-    if now < fault.at_s or (fault.for_s and now >= fault.at_s + fault.for_s):
-        return False
-    return random.Random(f"{fault.seed}/{whom}").random() < fault.share
+    return _is_active(fault, now) and random.Random(f"{fault.seed}/{whom}").random() < fault.share
+
+
+def _is_active(fault: Slow | Failing | ToolsFailing, now: float) -> bool:
+    return fault.at_s <= now and not (fault.for_s and now >= fault.at_s + fault.for_s)
 
 
 class FaultyFleet(Protocol):
@@ -154,6 +176,7 @@ class FaultyFleet(Protocol):
     def join(self, name: str) -> None: ...
     def lose(self, name: str, returns_after_s: float = ...) -> None: ...
     def leave(self, name: str, returns_after_s: float = ...) -> None: ...
+    def slow(self, name: str) -> None: ...
 
 
 class Faults:
@@ -181,8 +204,10 @@ class Faults:
         for fault in self._faults:
             if not isinstance(fault, Failing | ToolsFailing):
                 self._queue.at(fault.at_s, self._happen, fault)
+            if isinstance(fault, Slow) and fault.for_s:
+                self._queue.at(fault.at_s + fault.for_s, self._happen, fault)
 
-    def _happen(self, fault: Lost | Leaving | Joins | SchedulerRestarts) -> None:
+    def _happen(self, fault: Lost | Leaving | Joins | Slow | SchedulerRestarts) -> None:
         if isinstance(fault, SchedulerRestarts):
             self._restart()
             return
@@ -191,5 +216,7 @@ class Faults:
             self._fleet.lose(name, fault.returns_after_s)
         elif isinstance(fault, Leaving):
             self._fleet.leave(name, fault.returns_after_s)
+        elif isinstance(fault, Slow):
+            self._fleet.slow(name)
         else:
             self._fleet.join(name)

@@ -30,7 +30,7 @@ from rollout_sched.core.model.events import (
 from rollout_sched.simulators.instance import Ended, PauseMode, SimInstance
 from rollout_sched.simulators.replay.attempts import SimAttempts
 from rollout_sched.simulators.replay.event_queue import EventQueue
-from rollout_sched.simulators.replay.faults import Failing, Failures
+from rollout_sched.simulators.replay.faults import Failing, Failures, slowdown
 from rollout_sched.simulators.replay.links import SimLinks, SimWeights
 from rollout_sched.simulators.replay.scenario import Scenario
 
@@ -422,18 +422,23 @@ class SimMembership:
         """All instances join, except those that are absent at first."""
         here = [name for name in self._scenario.fleet.names if name not in absent]
         for name in here:  # all are in the fleet before the first gets work
-            self._fleet.nodes[name] = SimNode(name, SimInstance(self._scenario.instance))
+            self._add(name)
         for name in here:
             self._tell_joined(name)
 
     def join(self, name: str) -> None:
         """The instance (re)starts with its initial weights."""
-        nodes = self._fleet.nodes
-        if name in nodes:
+        if name in self._fleet.nodes:
             return
-        nodes[name] = node = SimNode(name, SimInstance(self._scenario.instance))
-        self._fleet.gpus.joined(node)
+        self._fleet.gpus.joined(self._add(name))
         self._tell_joined(name)
+
+    def slow(self, name: str) -> None:
+        """The instance, if it is in the fleet, runs as fast as the faults of this time allow."""
+        node, now = self._fleet.nodes.get(name), self._queue.now
+        if node is not None:
+            node.instance.slow(slowdown(self._scenario.faults, name, now), now)
+            self._fleet.changed[node] = None
 
     def lose(self, name: str, returns_after_s: float = 0.0) -> None:
         """The instance dies with all its requests; tokens already streamed are reported first."""
@@ -458,6 +463,12 @@ class SimMembership:
             self._tell_joined(node.name, node.instance.version)
             if node.leaving:
                 self._tell(InstanceLeaving(node.name))
+
+    def _add(self, name: str) -> SimNode:
+        node = self._fleet.nodes[name] = SimNode(name, SimInstance(self._scenario.instance))
+        if self._scenario.faults:
+            self.slow(name)
+        return node
 
     def _released(self, node: SimNode) -> None:
         if self._fleet.is_here(node):

@@ -124,6 +124,7 @@ def scripts(draw: st.DrawFn) -> list[tuple[float, Input]]:
     for _ in range(draw(st.integers(0, 3))):
         inputs.append((draw(times), set_version(draw(st.integers(1, 9)))))
         inputs.append((draw(times), clear_cache(draw(st.booleans()))))
+        inputs.append((draw(times), slow(draw(st.sampled_from([1.0, 1.5, 20.0])))))
     return inputs
 
 
@@ -172,6 +173,10 @@ def resume() -> Input:
 
 def set_version(version: int) -> Input:
     return lambda instance, now: instance.set_version(version, now)
+
+
+def slow(factor: float) -> Input:
+    return lambda instance, now: instance.slow(factor, now)
 
 
 def clear_cache(preempt: bool) -> Input:

@@ -25,6 +25,7 @@ from rollout_sched.simulators.replay.faults import (
     Leaving,
     Lost,
     SchedulerRestarts,
+    Slow,
     ToolsFailing,
 )
 from rollout_sched.simulators.replay.runs import run_policy
@@ -53,6 +54,13 @@ def faults_of(instances: int) -> st.SearchStrategy[list[Fault]]:
             st.builds(Leaving, at_s=seconds, instance=numbers, returns_after_s=backs),
             st.builds(Joins, at_s=seconds, instance=st.integers(1, max(1, instances - 1))),
             st.builds(SchedulerRestarts, at_s=seconds),
+            st.builds(
+                Slow,
+                at_s=seconds,
+                for_s=st.sampled_from([0.0, 30.0]),
+                instance=numbers,
+                factor=st.sampled_from([1.5, 8.0]),
+            ),
             st.builds(
                 ToolsFailing,
                 at_s=seconds,

@@ -445,6 +445,10 @@ class ReferenceInstance:
         self._inbox.clock(now)
         self._inbox.post(self._core.set_version, version)
 
+    def slow(self, factor: float, now: float) -> None:
+        self._inbox.clock(now)
+        self._inbox.post(self._core.scheduler.time.slow, factor)
+
     def clear_cache(self, now: float, preempt: bool = False) -> None:
         self._inbox.clock(now)
         self._inbox.post(self._core.scheduler.clear_cache, preempt)

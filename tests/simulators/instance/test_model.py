@@ -109,6 +109,20 @@ def test_a_jump_is_the_sum_of_its_steps(
     assert time.jump(steps, sequences, context) == pytest.approx(one_by_one, rel=1e-12)
 
 
+@given(costs, drafts, st.integers(0, 200), st.integers(1, 400), st.floats(1.0, 100.0))
+def test_a_slow_instance_takes_so_many_times_as_long(
+    cost: CostModel, drafts: Speculation | None, sequences: int, prefilled: int, factor: float
+) -> None:
+    usual, slow = StepTime(cost, drafts), StepTime(cost, drafts)
+    slow.step(sequences, sequences + prefilled, 900, 50.0, 3)  # must not be remembered
+    slow.slow(factor)
+    for tokens, rest in ((sequences, (0.0, 0)), (sequences + prefilled, (50.0, 3))):
+        usual_s = usual.step(sequences, tokens, 900, *rest)
+        assert slow.step(sequences, tokens, 900, *rest) == pytest.approx(factor * usual_s)
+    slow.slow(1.0)
+    assert slow.step(sequences, tokens, 900, *rest) == usual.step(sequences, tokens, 900, *rest)
+
+
 @given(costs, drafts, st.integers(0, 10**6), st.integers(1, 1024), st.integers(0, 10**8))
 def test_steps_within_inverts_jump(
     cost: CostModel, drafts: Speculation | None, steps: int, sequences: int, context: int

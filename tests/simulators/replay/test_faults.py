@@ -12,6 +12,7 @@ from rollout_sched.simulators.replay.faults import (
     Leaving,
     Lost,
     SchedulerRestarts,
+    Slow,
     ToolsFailing,
 )
 
@@ -73,6 +74,9 @@ class Book:
     def leave(self, name: str, returns_after_s: float = 0.0) -> None:
         self.entries.append((self.queue.now, "leave", name, returns_after_s))
 
+    def slow(self, name: str) -> None:
+        self.entries.append((self.queue.now, "slow", name, 0.0))
+
     def restart(self) -> None:
         self.entries.append((self.queue.now, "restart", "scheduler", 0.0))
 
@@ -84,6 +88,8 @@ def test_each_when_its_time_has_come() -> None:
         Lost(at_s=5.0, instance=1),
         Joins(at_s=6.0, instance=0),
         SchedulerRestarts(at_s=6.5),
+        Slow(at_s=5.5, for_s=2.0, instance=3),
+        Slow(at_s=8.0, instance=3),
         Failing(at_s=1.0),
         ToolsFailing(at_s=1.0),
     ]
@@ -94,7 +100,10 @@ def test_each_when_its_time_has_come() -> None:
         book.queue.step()
     assert book.entries == [
         (5.0, "lose", "instance-1", 0.0),
+        (5.5, "slow", "instance-3", 0.0),
         (6.0, "join", "instance-0", 0.0),
         (6.5, "restart", "scheduler", 0.0),
         (7.0, "leave", "instance-2", 3.0),
+        (7.5, "slow", "instance-3", 0.0),
+        (8.0, "slow", "instance-3", 0.0),
     ]

@@ -12,7 +12,15 @@ from rollout_sched.core.model import events as ev
 from rollout_sched.simulators.instance.sim_instance import SimInstance
 from rollout_sched.simulators.replay.attempts import SimAttempts
 from rollout_sched.simulators.replay.event_queue import EventQueue
-from rollout_sched.simulators.replay.faults import Failing, Joins, Leaving, Lost, ToolsFailing
+from rollout_sched.simulators.replay.faults import (
+    Failing,
+    Fault,
+    Joins,
+    Leaving,
+    Lost,
+    Slow,
+    ToolsFailing,
+)
 from rollout_sched.simulators.replay.fleet import SimFleet, SimNode
 from rollout_sched.simulators.replay.workload import Workload
 from rollout_sched.simulators.traces.model import SampleRecord, Trace, Turn, gather
@@ -59,6 +67,35 @@ class TestFailing:
         assert {d.group for _, d in ran.said(act.Discard)} == {"a", "b", "c"}
         assert ran.total_s == 0.0
         assert not ran.deliveries
+
+
+class TestSlow:
+    def ended_s(self, tokens: int, *faults: Fault) -> float:
+        ran = watch(SYNC, make_trace({"a": [tokens]}), make_scenario(slots=1, faults=faults))
+        ((now, _),) = ran.deliveries
+        return now
+
+    def test_every_step_takes_so_many_times_as_long(self) -> None:
+        assert self.ended_s(8, Slow(at_s=0.0, instance=0, factor=3.0)) == 24.0
+
+    def test_only_within_its_time(self) -> None:
+        """A step that has begun keeps its pace: 2 of 1 s, 2 of 3 s, 4 of 1 s."""
+        assert self.ended_s(8, Slow(at_s=1.5, for_s=5.0, instance=0, factor=3.0)) == 12.0
+
+    def test_factors_of_the_same_time_multiply(self) -> None:
+        faults = [Slow(at_s=0.0, instance=0), Slow(at_s=0.0, for_s=6.0, instance=0, factor=3.0)]
+        assert self.ended_s(3, *faults) == 10.0
+
+    def test_an_instance_that_returns_is_as_slow(self) -> None:
+        lost = Lost(at_s=3.0, instance=0, returns_after_s=2.0)
+        assert self.ended_s(4, Slow(at_s=1.0, instance=0), lost) == 13.0
+
+    def test_fast_instances_are_given_more_work(self) -> None:
+        faults = [Slow(at_s=0.0, instance=0, factor=4.0)]
+        scenario = make_scenario(instances=2, slots=1, prompts_per_step=5, faults=faults)
+        ran = watch(SYNC, make_trace({name: [4] for name in "abcde"}), scenario)
+        assert sorted(name for _, name in instances(ran)) == ["instance-0"] + ["instance-1"] * 4
+        assert ran.deliveries[0][0] == 16.0
 
 
 def test_a_tool_that_fails_takes_its_group_with_it() -> None:
