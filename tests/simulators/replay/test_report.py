@@ -255,6 +255,7 @@ def document_report_tables() -> dict[str, Any]:
         prompts_per_step=2,
         traffic=TrafficModel(rate=0.2, for_s=60.0),
         faults=[Lost(at_s=9.0, instance=1)],
+        poll_s=1.0,
         speculation=Speculation(2, 0.5, schedule="always"),
     )
     policies = [make_policy(name) for name in NAMES]
