@@ -60,6 +60,10 @@ FIELDS: dict[str, dict[str, Any]] = {
     "echo": {"echo": True, "ignore_eos": True},
     "truncated prompt": {"truncate_prompt_tokens": 5, **IDS},
     "log-probs": {"logprobs": 3, "ignore_eos": True},
+    "repetitions": {"repetition_detection": {"max_pattern_size": 3, "min_count": 3}, **IDS},
+    "special tokens": {"skip_special_tokens": False},
+    "one of the likeliest": {"temperature": 1.0, "top_k": 1, "seed": 7, **IDS},
+    "object": {"response_format": {"type": "json_object"}},
     "choice": {"structured_outputs": {"choice": ["positive", "negative"]}},
 }
 #: Of a choice: what must be equal.
@@ -134,6 +138,38 @@ def test_a_whole_answer_equals_the_servers_own(
         assert our_choice["logprobs"]["token_logprobs"] == pytest.approx(
             own_choice["logprobs"]["token_logprobs"], abs=1e-3
         )
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("field", ["nothing", "ids", "stop string", "frequency", "object"])
+def test_a_chat_equals_the_servers_own_or_says_that_it_cannot(
+    field: str, streamed: bool, urls: dict[str, str], policy: Path
+) -> None:
+    asked = {**BODY, **FIELDS[field], "logprobs": True, "top_logprobs": 2, "stream": streamed}
+    asked["messages"] = [{"role": "user", "content": asked.pop("prompt")}]
+    own, ours = asyncio.run(answers(urls, policy, asked, "/v1/chat/completions"))
+    if not streamed:
+        (own,), (ours,) = own["choices"], ours["choices"]
+        assert (ours["finish_reason"], ours["stop_reason"]) == (
+            own["finish_reason"],
+            own["stop_reason"],
+        )
+        assert ours["message"]["content"] == own["message"]["content"]
+        names = [[item["token"] for item in one["logprobs"]["content"]] for one in (own, ours)]
+        assert names[0] == names[1]
+    elif "error" in ours[-1]:
+        assert "cannot be resumed" in ours[-1]["error"]["message"]
+    else:
+        texts = [
+            "".join([choice["delta"].get("content") or "" for choice in all_choices(found)])
+            for found in (own, ours)
+        ]
+        assert texts[0] == texts[1]
+
+
+def all_choices(found: list[Any]) -> list[Any]:
+    assert found[-1] == "[DONE]"
+    return [choice for event in found[:-1] for choice in event["choices"]]
 
 
 @pytest.mark.parametrize("mode", ["text", "derender"])
@@ -215,8 +251,7 @@ def test_a_stream_equals_the_servers_own_or_says_that_it_cannot(
 
 def joined(found: list[Any], *, ids: bool) -> dict[str, Any]:
     """`ids`: with token ids, which a gateway also sends to clients that did not ask for them."""
-    assert found[-1] == "[DONE]"
-    choices = [choice for event in found[:-1] for choice in event["choices"]]
+    choices = all_choices(found)
     tokens = [token for choice in choices for token in choice.get("token_ids") or () if ids]
     usage = found[-2]["usage"]
     return {
