@@ -262,6 +262,18 @@ async def test_selected_instances(house, first, second) -> None:
         assert (await house.ask("GET", path))[0] == wanted
 
 
+async def test_one_instance_is_profiled(house, first, second) -> None:
+    _, listed = await house.ask("GET", "/workers")
+    engine = f"/v1/rl/workers/{listed['workers'][1]['id']}/engine"
+    assert (await house.ask("POST", f"{engine}/start_profile", {"max_iterations": 9}))[0] == 200
+    assert (await house.ask("POST", f"{engine}/stop_profile"))[0] == 200
+    assert paths_of(second) == ["/start_profile", "/stop_profile"]
+    assert msgspec.json.decode(second.asked[0]["body"]) == {"max_iterations": 9}
+    assert not first.asked
+    second.answers["/start_profile"] = (404, {"detail": "Not Found"})
+    assert (await house.ask("POST", f"{engine}/start_profile", {}))[0] == 404
+
+
 async def test_a_manual_pause_is_known_to_the_supervisor(house) -> None:
     supervisor = house.driver.supervisors[A]
     for holding, releasing in (("pause", "resume"), ("sleep?level=0", "wake_up")):
