@@ -289,6 +289,8 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                         knows of the prompt before the run
     redraws             a sample that starts over is drawn again from those recorded of its prompt,
                         as in a real run; else it gets the same response as before
+    growth              responses of the last step are so many times as long as recorded, those of
+                        the first step as recorded, in a geometric progression, cut at `max_tokens`
     """
 
     prompts_per_step: Size = 0
@@ -298,6 +300,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     epochs: Annotated[int, msgspec.Meta(ge=1, le=MAX_SIZE)] = 1
     known_samples: Count = 0
     redraws: bool = False
+    growth: Annotated[float, msgspec.Meta(ge=0.01, le=100)] = 1.0
 
 
 class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -27,8 +27,8 @@ class Workload:
     prompt, and `drawn` counts them. If it has too few for that, they are drawn from all samples of
     the prompt, and `overlapping` counts the groups. No epoch trains the last `job.known_samples`
     recorded samples of a prompt; the trainer sends their lengths with each of its groups. With
-    `job.redraws`, a sample that starts over replays any recorded sample of its prompt. `traffic`:
-    the clients' conversations.
+    `job.redraws`, a sample that starts over replays any recorded sample of its prompt. With
+    `job.growth`, responses grow from step to step. `traffic`: the clients' conversations.
     """
 
     def __init__(
@@ -56,7 +56,8 @@ class Workload:
         groups = groups[: steps * self.prompts_per_step] if steps else groups
         self.groups = [group for group, _, _ in groups]
         self.traffic = None if traffic is None else Traffic(traffic, trace, seed)
-        self._uncut = self.max_tokens >= trace.cap
+        self._growth = _growth(self.groups, self.prompts_per_step, job.growth)
+        self._as_recorded = self.max_tokens >= trace.cap and not self._growth
         self._extra: dict[tuple[str, int], SampleRecord] = {}
         self._redraws = job.redraws
         self._begun: Counter[tuple[str, int]] = Counter()
@@ -127,8 +128,8 @@ class Workload:
 
     def _redraw(self, group: str, index: int, name: str) -> None:
         members = self._ever_recorded[self.prompt(group)]
-        drawn = draw_extra(members, name, index, self.seed).cut_at(self.max_tokens)
-        self._redrawn[group, index] = msgspec.structs.replace(drawn, group=group)
+        drawn = msgspec.structs.replace(draw_extra(members, name, index, self.seed), group=group)
+        self._redrawn[group, index] = self._sized(drawn)
 
     def sample(self, group: str, index: int) -> SampleRecord:
         """What the sample replays, cut at `max_tokens`."""
@@ -143,14 +144,27 @@ class Workload:
         recorded = self._recorded[group]
         if index < len(recorded):
             sample = recorded[index]
-            return sample if self._uncut else sample.cut_at(self.max_tokens)
+            return sample if self._as_recorded else self._sized(sample)
         extra = self._extra.get((group, index))
         if extra is None:
             enough = len(recorded) >= self.samples_per_prompt
             members = recorded if enough else self.trace.groups[self.prompt(group)]
             drawn = draw_extra(members, group, index, self.seed)
-            extra = self._extra[group, index] = drawn.cut_at(self.max_tokens)
+            extra = self._extra[group, index] = self._sized(drawn)
         return extra
+
+    def _sized(self, sample: SampleRecord) -> SampleRecord:
+        """The sample with the growth of its group's step, under the cap."""
+        factor, cap = self._growth.get(sample.group, 1.0), self.max_tokens
+        if factor != 1:
+            turns = [
+                msgspec.structs.replace(
+                    turn, output_tokens=min(cap, max(1, round(turn.output_tokens * factor)))
+                )
+                for turn in sample.turns
+            ]
+            sample = msgspec.structs.replace(sample, turns=tuple(turns))
+        return sample.cut_at(cap)
 
     def length(self, group: str, index: int) -> int:
         """The final number of response tokens of the sample."""
@@ -184,7 +198,7 @@ class Workload:
 
     def _offered(self, group: str) -> list[SampleRecord]:
         recorded, count = self._recorded[group], self.samples_per_prompt
-        if self._uncut and count <= len(recorded):
+        if self._as_recorded and count <= len(recorded):
             return recorded[:count]
         return [self._first(group, index) for index in range(count)]
 
@@ -271,6 +285,16 @@ def _groups(trace: Trace, epochs: int, seed: int) -> list[tuple[str, str, int]]:
         mark = _mark(order, epoch)
         groups += [(prompt + mark, prompt, epoch) for prompt in order]
     return groups
+
+
+def _growth(groups: Sequence[str], prompts_per_step: int, growth: float) -> dict[str, float]:
+    """By group, the length of its responses relative to those recorded; empty if none grows."""
+    last = (len(groups) - 1) // prompts_per_step
+    if growth == 1 or last < 1:
+        return {}
+    return {
+        group: growth ** (number // prompts_per_step / last) for number, group in enumerate(groups)
+    }
 
 
 def _mark(prompts: Sequence[str], epoch: int) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rollout_sched.core.errors import CallerError
 from rollout_sched.core.model.events import GroupSubmitted
@@ -67,6 +69,47 @@ class TestJob:
         assert Workload(TRACE, Job(samples_per_prompt=2)).offered("g3") == [13, 23]
         offered = Workload(TRACE, Job(samples_per_prompt=2)).offered_samples()
         assert len(list(offered)) == 24
+
+
+class TestGrowth:
+    @given(
+        st.floats(0.1, 10.0),
+        st.integers(1, 7),
+        st.integers(1, 3),
+        st.lists(st.integers(1, 300), min_size=1, max_size=12),
+        st.integers(0, 600),
+    )
+    def test_the_last_step_is_so_many_times_as_long_as_the_first(
+        self, growth: float, prompts: int, epochs: int, lengths: list[int], cap: int
+    ) -> None:
+        """Step k of n by growth^(k / (n - 1)), cut at the cap, drawn samples as recorded ones."""
+        trace = make_trace({f"g{i}": [length] * 2 for i, length in enumerate(lengths)})
+        job = Job(prompts, 3, cap, epochs=epochs)
+        usual, grown = (
+            Workload(trace, job),
+            Workload(trace, msgspec.structs.replace(job, growth=growth)),
+        )
+        last = max(1, -(-len(grown.groups) // prompts) - 1)
+        assert grown.groups == usual.groups
+        for number, group in enumerate(grown.groups):
+            recorded = trace.groups[usual.prompt(group)][0].response_tokens
+            factor = growth ** (number // prompts / last)
+            expected = min(grown.max_tokens, max(1, round(recorded * factor)))
+            assert grown.offered(group) == [grown.length(group, i) for i in range(3)]
+            assert grown.offered(group) == [expected] * 3
+
+    def test_all_turns_grow_and_observations_do_not(self) -> None:
+        turns = (Turn(2, 7, 1.0), Turn(3))
+        samples = [SampleRecord(name, 0, 4, turns) for name in "ab"]
+        load = Workload(Trace("t", gather(samples)), Job(1, max_tokens=9, growth=2.0))
+        assert load.sample("a", 0).turns == turns
+        assert load.sample("b", 0).turns == (Turn(4, 7, 1.0), Turn(5))
+        assert load.sample("b", 0).finish == "length"
+
+    def test_redrawn_samples_grow_too(self) -> None:
+        trace = make_trace({"a": [5, 5], "b": [5, 5]})
+        load = Workload(trace, Job(1, max_tokens=99, redraws=True, growth=2.0))
+        assert [load.begin("b", 0).response_tokens for _ in range(2)] == [10, 10]
 
 
 class TestDrawing:
