@@ -27,6 +27,7 @@ from rollout_sched.core.errors import RolloutError
 from rollout_sched.metrics.fold import t95
 from rollout_sched.simulators.replay import Scenario, load_scenario
 from rollout_sched.simulators.replay.comparison import LEAST_MEAN_RATIO, LEAST_TENTH_KEPT
+from rollout_sched.simulators.replay.faults import Slow
 from rollout_sched.simulators.replay.runs import run_policy
 from rollout_sched.simulators.traces.model import SampleRecord, Trace, Turn
 
@@ -100,16 +101,19 @@ def case(seed: int, steps: int = STEPS) -> Case:
         max_num_seqs=int(rng.choice([32, 64, 128, 256])),
         kv_tokens=round(float(np.exp(rng.uniform(math.log(51_000), math.log(1_030_000))))),
     )
+    slow = range(instances // 4) if np.random.default_rng([33, seed]).random() < 0.25 else ()
+    faults = tuple(Slow(at_s=0.0, instance=instance, factor=2.0) for instance in slow)
     # A larger fleet has a larger trainer, and a larger step takes longer.
     token_s = base.trainer.seconds_per_token * 8 / instances * float(rng.choice([0.3, 1.0]))
     trainer = msgspec.structs.replace(base.trainer, seconds_per_token=token_s)
-    scenario = msgspec.structs.replace(base, fleet=fleet, trainer=trainer).with_job(
+    scenario = msgspec.structs.replace(base, fleet=fleet, trainer=trainer, faults=faults).with_job(
         {"prompts_per_step": prompts, "samples_per_prompt": samples, "redraws": True}
     )
     trace = _trace(rng, shape, steps * prompts, samples)
+    unlike = ", a quarter of it half as fast" if faults else ""
     name = (
         f"#{seed} {shape}, {prompts} x {samples}, {instances} x {fleet.max_num_seqs} slots of "
-        f"{fleet.kv_tokens // 1000}k, {model}, {base.trainer.placement}"
+        f"{fleet.kv_tokens // 1000}k, {model}, {base.trainer.placement}{unlike}"
     )
     return Case(name, trace, scenario)
 
