@@ -51,11 +51,13 @@ def asking(number: int, key: str, rng: random.Random) -> Asking:
     stream = kind in ("stream", "chat stream", "two streams", "cancelled")
     samples = 2 if kind.startswith("two") else 1
     path, body = _body(kind, number)
-    body |= {"model": MODEL, "temperature": 0.0} if path != GENERATE else {"model": MODEL}
+    body["model"] = MODEL
     if stream:
         body["stream"] = True
     if samples > 1:
-        body["n"] = samples
+        body["n"] = samples  # vLLM makes no two greedy responses
+    elif path != GENERATE:
+        body["temperature"] = 0.0
 
     def check(answer: Answer) -> None:
         if answer.status != 200:
