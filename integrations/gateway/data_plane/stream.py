@@ -242,6 +242,7 @@ class Stream:
     text_offset  characters of the text of those tokens; 0 if unknown
     repetition   what the first text of an attempt that resumes may repeat
     segment      its "length" is not the end of the response
+    resumable    whether another attempt can go on from its tokens
     labelled     as its instance's `labelled`
     recognize    its call's `InstanceCall.recognize`, set when the call was made
     passed       the client has received tokens of this attempt
@@ -256,6 +257,7 @@ class Stream:
         "_labelled",
         "_opening",
         "_repetition",
+        "_resumable",
         "_resumes",
         "_segment",
         "_text_offset",
@@ -275,6 +277,7 @@ class Stream:
         text_offset: int = 0,
         repetition: Repetition | None = None,
         segment: bool,
+        resumable: bool,
         labelled: bool,
     ) -> None:
         self.recognize: Callable[[str], None]
@@ -286,6 +289,7 @@ class Stream:
         self._text_offset = text_offset
         self._repetition = repetition
         self._segment = segment
+        self._resumable = resumable
         self._labelled = labelled
         self._events = WholeEvents()
         self._texts = client.endpoint != "generate"  # its events have the tokens' text
@@ -388,7 +392,8 @@ class Stream:
         self._opening = b""
         self.end.finish = finish
         mute = self._texts and (self._held or is_mute(data)) and not choice.speaks
-        if goes_on and mute and (finish == "abort" or self.tokens.count):
+        # An instance that aborts gives out what it held back, which may begin a stop string.
+        if goes_on and (not self._resumable or (mute and (finish == "abort" or self.tokens.count))):
             self._dropped, self._held = True, b""
             return
         # A segment of nothing else goes on all the same, as another would be of the same tokens.

@@ -136,6 +136,7 @@ class StreamingCall:
             text_offset=dialects.text_after(last),
             repetition=Repetition(self.call.prompt, dialects.text_of(last)) if last else None,
             segment=dispatch.max_new_tokens < self.max_tokens - given,
+            resumable=self.resumable,
             labelled=client.labelled,
         )
         self.transcript.add(dispatch.attempt, stream)

@@ -256,6 +256,25 @@ async def test_a_stream_of_which_nothing_came_starts_over(stage, first, second) 
     assert texts(await call.events()) == "w5 "
 
 
+@pytest.mark.parametrize("before", [[], [4]])
+async def test_text_that_an_abort_gives_out_may_begin_a_stop_string(
+    before: list[int], stage, instance
+) -> None:
+    call = stage.call({**BODY, "stop": ["</q>"], "stream": True})
+    await instance.asked()
+    events = [chunk([token], prompt_token_ids=PROMPT) for token in before]
+    await stage.update(1, instance)
+    await until(lambda: instance.calls)
+    await instance.event(0, *events, chunk([5], "abort", text="</"), end=True)
+    if before:
+        *told, last = await call.events()
+        assert "cannot be resumed" in last["error"]["message"]
+        assert texts(told) == "w4 "
+    else:
+        await instance.event(1, chunk([6], "stop", prompt_token_ids=PROMPT), end=True)
+        assert texts(await call.events()) == "w6 "
+
+
 @pytest.mark.parametrize(
     ("body", "target", "text", "rest"),
     [

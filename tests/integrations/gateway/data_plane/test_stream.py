@@ -36,7 +36,7 @@ class Watched:
     def __init__(self, endpoint: Any = "completions", **terms: Any) -> None:
         self.reply = Reply()
         self.client = ClientStream(endpoint, self.reply)
-        named = {"resumes": None, "segment": False, "labelled": False, **terms}
+        named = {"resumes": None, "segment": False, "resumable": True, "labelled": False, **terms}
         self.stream = Stream(self.client, 1, **named)
         self.stream.recognize = Exchange("ab12-1").recognize
 
