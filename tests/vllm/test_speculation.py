@@ -31,6 +31,7 @@ from rollout_sched.simulators.instance.model import (
 from rollout_sched.simulators.instance.sim_instance import SimInstance
 from rollout_sched.simulators.replay.scenario import load_scenario
 from tests.vllm import disk_transfer, servers
+from tests.vllm.test_scheduler_differential import COST, RealInstance
 
 LIMIT_S = 180
 pytestmark = pytest.mark.real_time(LIMIT_S)
@@ -77,17 +78,21 @@ def urls(models: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 @pytest.fixture(scope="module")
-def plain(engine: Any) -> list[list[int]]:
+def plain(engine: Any, models: list[Path]) -> list[list[int]]:
     """What the model makes of each prompt without a drafter."""
     from vllm import SamplingParams
 
+    # Tests before this one have left a scheduler with few blocks, other weights, and requests that
+    # the engine waits for and its scheduler does not know.
+    RealInstance(engine, InstanceSpec(COST, 30, 32, max_num_seqs=4)).set_version(0, models[0])
     parameters = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=TOKENS)
+    found = []
     for number, ids in enumerate(PROMPTS):
-        engine.add_request(str(number), {"prompt_token_ids": ids}, parameters)
-    found = {}
-    while engine.has_unfinished_requests():
-        found |= {int(each.request_id): each.outputs[0].token_ids for each in engine.step()}
-    return [list(found[number]) for number in range(len(PROMPTS))]
+        engine.add_request(f"plain-{number}", {"prompt_token_ids": ids}, parameters)
+        while not (ended := [each for each in engine.step() if each.finished]):
+            pass
+        found.append(list(ended[0].outputs[0].token_ids))
+    return found
 
 
 @asynccontextmanager
