@@ -356,7 +356,7 @@ class Service:
         """Until one has joined, say what is missing, and refuse calls: a client that waits in
         silence does not learn that a URL is wrong. A trainer's groups wait."""
         driver, data_plane = self.live.driver, self.data_plane
-        told = -1
+        refused = -1  # when the last line was written
         while True:
             try:
                 async with asyncio.timeout(FIRST_INSTANCE_S):
@@ -366,11 +366,11 @@ class Service:
             except TimeoutError:
                 waiting = driver.view.waiting
                 data_plane.refuse(NO_INSTANCE)
-                if waiting or data_plane.refused != told:
-                    away = [f"{name}: {away.reason}" for name, away in driver.supervisors.items()]
+                if waiting or data_plane.refused != refused:
+                    away = [f"{name}: {one.reason}" for name, one in driver.supervisors.items()]
                     few = "; ".join(away[:3]) or "none is named"
                     log.warning("%s, and %d requests wait (%s)", NO_INSTANCE, waiting, few)
-                told = data_plane.refused
+                refused = data_plane.refused
 
     def _announce(self, event: InstanceJoined) -> None:
         """Print a description of an instance that has joined, and what it lacks."""

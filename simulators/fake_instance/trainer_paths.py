@@ -228,7 +228,8 @@ class Updates:
         return reply({"message": "Weight update started"})
 
     async def start_draft_weight_update(self, _: web.Request) -> web.Response:
-        # vLLM refuses it without a drafter; SkyRL's tests send it to servers that have none.
+        if self._engine.settings.spec.speculation is None:
+            raise Refusal(500, "Draft model weight update requested, but no draft model is there")
         self._engine.weights.start_update("draft")
         return reply({"message": "Draft weight update started"})
 

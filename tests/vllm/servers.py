@@ -52,6 +52,23 @@ class Server:
         raise RuntimeError(f"vLLM did not start; its log ends:\n{self._log.read_text()[-4000:]}")
 
 
+def chunked(tokens: int) -> str:
+    """A policy that cuts every response after so many tokens, and goes on with it elsewhere."""
+    return f"""
+[batching]
+use = "fully_async"
+[freshness]
+use = "unbounded"
+[routing]
+use = "round_robin"
+[interruption]
+use = "partial"
+at_update = "resubmit"
+segment_tokens = {tokens}
+segment = "chunk"
+"""
+
+
 @contextmanager
 def serving(
     model: Path,

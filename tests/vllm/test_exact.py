@@ -27,19 +27,7 @@ from rollout_sched.simulators.fake_instance.fields import OutputText, Sampler
 from rollout_sched.simulators.fake_instance.tokens import CHARACTERS
 from tests.vllm import servers
 
-POLICY = """
-[batching]
-use = "fully_async"
-[freshness]
-use = "unbounded"
-[routing]
-use = "round_robin"
-[interruption]
-use = "partial"
-at_update = "resubmit"
-segment_tokens = 5
-segment = "chunk"
-"""
+POLICY = servers.chunked(5)
 BODY = {"model": "tiny", "prompt": "Once upon a time", "max_tokens": 32, "temperature": 0.0}
 IDS = {"ignore_eos": True, "return_token_ids": True, "logprobs": 0}
 FIELDS: dict[str, dict[str, Any]] = {

@@ -43,19 +43,7 @@ DRAFTS = 3
 #: The second server drafts for so many sequences at most.
 THIN = 2
 TOKENS = 201
-POLICY = """
-[batching]
-use = "fully_async"
-[freshness]
-use = "unbounded"
-[routing]
-use = "round_robin"
-[interruption]
-use = "partial"
-at_update = "resubmit"
-segment_tokens = 70
-segment = "chunk"
-"""
+POLICY = servers.chunked(70)
 
 
 @pytest.fixture(scope="module")

@@ -19,8 +19,15 @@ _STATUSES = (*(str(s) for s in InstanceStatus if s is not InstanceStatus.LOST), 
 def metrics_of(gateway: Gateway) -> Iterator[Metric]:
     """The metrics of one gateway at this moment."""
     for group in (
-        *(_requests, _calls, _queue, _trainer, _mismatch, _weights),
-        *(_fleet, _instances, _self),
+        _requests,
+        _calls,
+        _queue,
+        _trainer,
+        _mismatch,
+        _weights,
+        _fleet,
+        _instances,
+        _self,
     ):
         yield from group(gateway)
 

@@ -175,8 +175,8 @@ class Dispatcher:
                     self._interrupt(request)
 
     def _reclaim(self) -> bool:
-        """Interrupt what clients hold beyond each other, those that began last first. A few at a
-        time, as their answers hold up those of others; returns whether more are left."""
+        """Interrupt what clients hold beyond each other, those that began last first. For tokens
+        a few at a time, as their answers hold up those of others; returns whether more are left."""
         shares = self._state.shares
         slots, tokens = shares.owed()
         if slots <= 0 and tokens <= 0:
@@ -191,14 +191,13 @@ class Dispatcher:
                 held[request.client] += 1
                 may_yield.append((held[request.client], request.last_attempt, request))
         may_yield.sort(key=lambda entry: entry[:2])
-        for _ in range(min(few, len(may_yield))):
-            if slots <= 0 and tokens <= 0:
-                break
+        while may_yield and (slots > 0 or (tokens > 0 and few > 0)):
             request = may_yield.pop()[2]
             slots -= 1
+            few -= 1
             tokens -= shares.flow(request.client).size
             self._interrupt(request)
-        return bool(may_yield) and (slots > 0 or tokens > 0)
+        return bool(may_yield) and tokens > 0
 
     def _interrupt(self, request: Request) -> None:
         assert request.attempt is not None

@@ -6,6 +6,7 @@ import asyncio
 import pickle
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -20,8 +21,10 @@ from skyrl.backends.skyrl_train.weight_sync.control_plane import (
     nccl_init_payloads,
 )
 
+from rollout_sched import simulators
 from tests.neighbours.fleet import Fleet, fleet
 
+SCENARIO = Path(simulators.__file__).parent / "replay" / "scenarios" / "qwen7b-8xh100.toml"
 #: Workers of each simulated server.
 WORKERS = 2
 SAMPLING = {"max_tokens": 20, "temperature": 0.0, "ignore_eos": True, "logprobs": 1}
@@ -30,8 +33,13 @@ pytestmark = pytest.mark.real_time(120)
 
 
 @pytest.fixture(scope="module")
-def ours() -> Iterator[Fleet]:
+def ours(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """Servers that draft tokens: SkyRL updates their drafter too."""
+    drafting = tmp_path_factory.mktemp("scenario") / "drafting.toml"
+    drafts = "\n[speculation]\ntokens = 3\nacceptance = 0.5\n"
+    drafting.write_text(SCENARIO.read_text() + drafts)
     fake = ["--speed", "50", "--median-tokens", "20", "--tensor-parallel-size", str(WORKERS)]
+    fake += ["--scenario", str(drafting)]
     with fleet(2, policy="dplb", fake=fake) as running:
         yield running
 
