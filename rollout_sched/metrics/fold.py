@@ -22,15 +22,21 @@ class Fold(Protocol):
         """The handlers by type of event and action."""
 
 
+def by_type(*folds: Fold) -> dict[type[Any], tuple[Handler, ...]]:
+    """The handlers of all folds, by type of event and action, in the order of the folds."""
+    handlers: dict[type[Any], tuple[Handler, ...]] = {}
+    for fold in folds:
+        for kind, handler in fold.handlers().items():
+            handlers[kind] = (*handlers.get(kind, ()), handler)
+    return handlers
+
+
 class Folded:
     """Runs additional folds, which are not part of `Metrics`, together over a journal. Passes each
     event and action to the folds that use it, in order."""
 
     def __init__(self, *folds: Fold) -> None:
-        self._handlers: dict[type[Any], tuple[Handler, ...]] = {}
-        for fold in folds:
-            for kind, handler in fold.handlers().items():
-                self._handlers[kind] = (*self._handlers.get(kind, ()), handler)
+        self._handlers = by_type(*folds)
 
     def observe(self, now: float, event: Event, actions: Iterable[Action]) -> None:
         """Take the next entry of the journal and the actions of the scheduler."""

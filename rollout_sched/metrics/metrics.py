@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 from rollout_sched.core.model.actions import Action
 from rollout_sched.core.model.events import Event
 from rollout_sched.metrics.attempts import AttemptIndex
 from rollout_sched.metrics.bubbles import CAUSES, Bubbles, FleetShares, FleetTime
-from rollout_sched.metrics.fold import Fold, Handler, mean, share
+from rollout_sched.metrics.fold import Fold, by_type, mean, share
 from rollout_sched.metrics.length_bias import LengthBias, LengthFold
 from rollout_sched.metrics.results import Step, Summary
 from rollout_sched.metrics.steps import Steps
@@ -87,7 +86,8 @@ class Metrics:
     a batch. `offered(group)`: the response lengths the trainer asked for (length bias).
     `colocated`: training takes the instances' GPUs, so the fleet then counts as waiting at the
     barrier. `train_s_per_token`: how long the trainer is busy with a part of a batch; without it,
-    the trainer counts as waiting until the last part.
+    the trainer counts as waiting until the last part. `beside`: folds of the caller, which see the
+    same entries.
     """
 
     def __init__(
@@ -97,6 +97,7 @@ class Metrics:
         *,
         colocated: bool = False,
         train_s_per_token: float = 0.0,
+        beside: Iterable[Fold] = (),
     ) -> None:
         self.attempts = AttemptIndex()
         fleet = FleetShares(self.attempts, reference_batch)
@@ -106,7 +107,7 @@ class Metrics:
         self._lengths = LengthFold(offered)
         # In this order: the others use the index.
         folds = (self.attempts, fleet, self._bubbles, self._steps, self._waste, self._lengths)
-        self._handlers = _merged(folds)
+        self._handlers = by_type(*folds, *beside)
 
     @property
     def reference_batch(self) -> float:
@@ -136,12 +137,3 @@ class Metrics:
         """The figures of the run; `total_s` is when its last step was trained, in seconds."""
         bias = self._lengths.bias(self._steps.steady)
         return summarize(self._steps, self._bubbles, self._waste, bias, total_s)
-
-
-def _merged(folds: Iterable[Fold]) -> dict[type[Any], tuple[Handler, ...]]:
-    """The handlers by type, in the order of the folds."""
-    merged: dict[type[Any], tuple[Handler, ...]] = {}
-    for fold in folds:
-        for kind, handler in fold.handlers().items():
-            merged[kind] = (*merged.get(kind, ()), handler)
-    return merged

@@ -169,14 +169,14 @@ class SimCounters:
         "reprefilled_tokens",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, time: StepTime) -> None:
         self.admissions = 0
         self.preemptions = 0
         self.prefill_tokens = 0
         self.cached_tokens = 0
         self.reprefilled_tokens = 0
         self.generated_tokens = 0
-        self.drafted = DraftedTokens()
+        self.drafted = DraftedTokens(time)
 
 
 # ------------------------------------------------------------------------------------------
@@ -348,7 +348,7 @@ class StepScheduler:
     def __init__(self, spec: InstanceSpec) -> None:
         self.spec = spec
         self.time = StepTime(spec.cost, spec.speculation)
-        self.counters = SimCounters()
+        self.counters = SimCounters(self.time)
         self.kv = KvBlocks(spec.kv_blocks, spec.prefix_caching)
         self.queue = SimWaitingQueue(spec.scheduling == "priority")
         self.running: dict[SimAttempt, None] = {}
@@ -437,7 +437,7 @@ class StepScheduler:
         batch = self.batch
         self.kv.allocate(batch.demand(self.step, steps))
         self.counters.generated_tokens += steps * batch.count
-        self.counters.drafted.add(self.time.drafts(batch.count), steps * batch.count)
+        self.counters.drafted.add(batch.count, steps * batch.count)
         self.step += steps
 
     def decide(self) -> DecidedStep:
@@ -471,7 +471,7 @@ class StepScheduler:
     def complete(self, step: DecidedStep) -> None:
         """The decided step is over."""
         self.counters.generated_tokens += step.new_tokens
-        self.counters.drafted.add(self.time.drafts(step.sequences), step.sequences)
+        self.counters.drafted.add(step.sequences, step.sequences)
         self.step += 1
         for attempt in step.idled:
             if attempt.state == DECODING:

@@ -337,7 +337,7 @@ class SimInstance:
             counters.reprefilled_tokens,
             counters.generated_tokens + tokens,
             scheduler.step + steps,
-            *counters.drafted.totals(scheduler.time.drafts(batch.count), tokens),
+            *counters.drafted.totals(batch.count, tokens),
         )
 
     # -- for tests -------------------------------------------------------------------------

@@ -30,32 +30,6 @@ NO_DRAFTS: Drafts = (0, 0.0, 1.0)
 DRAFT_LAUNCH = 0.3  # of t0
 
 
-class DraftedTokens:
-    """Generated tokens by the drafts of their steps."""
-
-    __slots__ = ("_generated",)
-
-    def __init__(self) -> None:
-        self._generated: dict[Drafts, int] = {}
-
-    def add(self, drafts: Drafts, tokens: int) -> None:
-        """Steps with these drafts made so many tokens."""
-        if drafts[0]:
-            self._generated[drafts] = self._generated.get(drafts, 0) + tokens
-
-    def totals(self, drafts: Drafts, tokens: int) -> tuple[int, int, int]:
-        """The expected drafts, drafted and accepted tokens, with those of so many more tokens."""
-        times = drafted = accepted = 0.0
-        generated = dict(self._generated)
-        generated[drafts] = generated.get(drafts, 0) + tokens
-        for (count, _, made), number in sorted(generated.items()):
-            if count:
-                times += number / made
-                drafted += number / made * count
-                accepted += number / made * (made - 1)
-        return round(times), round(drafted), round(accepted)
-
-
 class StepTime:
     """The formulas of `CostModel` with the constants of one instance type. All in seconds."""
 
@@ -76,9 +50,11 @@ class StepTime:
         "_token_s",
         "_version",
         "_weights_s",
+        "speculates",
     )
 
     def __init__(self, cost: CostModel, speculation: Speculation | None = None) -> None:
+        self.speculates = speculation is not None
         self._cost = cost
         self._matmuls: dict[int, float] = {}  # by tokens; few different values occur
         self._speculation = speculation
@@ -190,9 +166,13 @@ class StepTime:
 
     def _growth(self, sequences: int) -> float:
         """By how much a decode step is longer than the one before it."""
+        if not self.speculates:
+            return self._context_s * sequences
         return self._context_s * sequences / self.drafts(sequences)[2]
 
     def _decode(self, sequences: int, tokens: int, context: int) -> float:
+        if not self.speculates:
+            return self._pass(sequences, tokens, context)
         drafts = self.drafts(sequences)
         if not drafts[0]:
             return self._pass(sequences, tokens, context)
@@ -236,3 +216,35 @@ class StepTime:
         found: float = power ** (1 / self._exponent)
         self._matmuls[tokens] = found
         return found
+
+
+class DraftedTokens:
+    """Generated tokens by the drafts of their steps."""
+
+    __slots__ = ("_generated", "_time")
+
+    def __init__(self, time: StepTime) -> None:
+        self._generated: dict[Drafts, int] = {}
+        self._time = time
+
+    def add(self, sequences: int, tokens: int) -> None:
+        """Steps of so many sequences generated so many tokens."""
+        if self._time.speculates:
+            drafts = self._time.drafts(sequences)
+            if drafts[0]:
+                self._generated[drafts] = self._generated.get(drafts, 0) + tokens
+
+    def totals(self, sequences: int, tokens: int) -> tuple[int, int, int]:
+        """The expected drafts, drafted and accepted tokens, with those of so many more tokens in
+        steps of so many sequences."""
+        if not self._time.speculates:
+            return 0, 0, 0
+        times = drafted = accepted = 0.0
+        generated, drafts = dict(self._generated), self._time.drafts(sequences)
+        generated[drafts] = generated.get(drafts, 0) + tokens
+        for (count, _, made), number in sorted(generated.items()):
+            if count:
+                times += number / made
+                drafted += number / made * count
+                accepted += number / made * (made - 1)
+        return round(times), round(drafted), round(accepted)

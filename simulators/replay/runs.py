@@ -180,15 +180,16 @@ class _Watch:
         self._workload = workload
         self._scenario = scenario
         self._notes = notes
+        self._loads = WeightTimes()
+        self._updates = scenario.least_update_s > 0 and len(workload.groups) > 0
         self._metrics = Metrics(
             reference_batch(workload, scenario),
             workload.offered,
             colocated=scenario.trainer.colocated,
             train_s_per_token=scenario.trainer.seconds_per_token,
+            beside=[self._loads] if self._updates else [],
         )
         self._direct, self._outages = DirectFold(), OutageFold()
-        self._loads = WeightTimes()
-        self._updates = scenario.least_update_s > 0 and len(workload.groups) > 0
         self._drawn = RunFold(lambda: self.loop.scheduler.view.waiting) if records else None
 
     def observers(self) -> list[Observer]:
@@ -196,8 +197,6 @@ class _Watch:
         outlasted = scenario.traffic is not None and len(self._workload.groups) > 0
         measure = self._measure_training if outlasted else self._metrics.observe
         observers: list[Observer] = [measure, self._notes.observe]
-        if self._updates:
-            observers.append(Folded(self._loads).observe)
         if scenario.traffic is not None or scenario.faults:
             observers.append(Folded(self._direct, self._outages).observe)
         if self._drawn is not None:

@@ -177,7 +177,7 @@ class ReferenceScheduler:
         self.pool = BlockPool(spec.kv_blocks, spec.prefix_caching)
         self.waiting: list[ReferenceAttempt] = []
         self.running: list[ReferenceAttempt] = []
-        self.counters = SimCounters()
+        self.counters = SimCounters(self.time)
         self.admits = self.runs = True
         self.decoding = 0  # sequences of the last decided step
 
@@ -361,7 +361,7 @@ class ReferenceCore:
         self.at = end
         self.steps += 1
         decoding = self.scheduler.decoding
-        self.scheduler.counters.drafted.add(self.scheduler.time.drafts(decoding), decoding)
+        self.scheduler.counters.drafted.add(decoding, decoding)
         for attempt in step.scheduled:
             if attempt.prefilled:
                 attempt.tokens += 1
@@ -546,7 +546,7 @@ class ReferenceInstance:
             counters.reprefilled_tokens,
             counters.generated_tokens,
             core.steps,
-            *counters.drafted.totals(scheduler.time.drafts(0), 0),
+            *counters.drafted.totals(0, 0),
         )
 
     def eviction_order(self) -> Iterator[BlockName]:
