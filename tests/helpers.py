@@ -40,10 +40,10 @@ from rollout_sched.simulators.instance.model import CostModel, Speculation
 from rollout_sched.simulators.replay.closed_loop import ClosedLoop
 from rollout_sched.simulators.replay.faults import Fault
 from rollout_sched.simulators.replay.links import TransferCost
-from rollout_sched.simulators.replay.rewards import RewardModel
 from rollout_sched.simulators.replay.scenario import (
     FleetModel,
     Job,
+    RewardModel,
     Scenario,
     TrafficModel,
     TrainerModel,

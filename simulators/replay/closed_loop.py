@@ -47,9 +47,14 @@ from rollout_sched.simulators.replay.event_queue import EventQueue
 from rollout_sched.simulators.replay.faults import Faults, SchedulerRestarts
 from rollout_sched.simulators.replay.fleet import SimFleet, SimMembership
 from rollout_sched.simulators.replay.links import SimLinks
-from rollout_sched.simulators.replay.rewards import RewardModel, SimRewards
-from rollout_sched.simulators.replay.scenario import Conversation, Scenario, Traffic, Visibility
-from rollout_sched.simulators.replay.sim_trainer import SimTrainer
+from rollout_sched.simulators.replay.scenario import (
+    Conversation,
+    RewardModel,
+    Scenario,
+    Traffic,
+    Visibility,
+)
+from rollout_sched.simulators.replay.sim_trainer import SimRewards, SimTrainer
 from rollout_sched.simulators.replay.workload import Workload
 from rollout_sched.simulators.traces.model import SampleRecord
 

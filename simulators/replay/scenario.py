@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,7 +18,14 @@ from rollout_sched.config import (
     unknown_key,
 )
 from rollout_sched.core.errors import CallerError
-from rollout_sched.core.model.records import MAX_COUNT, MAX_SIZE, Count, Signed, Size
+from rollout_sched.core.model.records import (
+    MAX_COUNT,
+    MAX_SIZE,
+    Count,
+    DeliveredSample,
+    Signed,
+    Size,
+)
 from rollout_sched.simulators import traces
 from rollout_sched.simulators.instance import CostModel, InstanceSpec, Speculation
 from rollout_sched.simulators.replay.faults import (
@@ -30,7 +38,6 @@ from rollout_sched.simulators.replay.faults import (
     name_of,
 )
 from rollout_sched.simulators.replay.links import Links, NetworkLink, TransferCost
-from rollout_sched.simulators.replay.rewards import RewardModel
 from rollout_sched.simulators.traces.model import UNIX_S, SampleRecord, Trace, Turn
 from rollout_sched.simulators.traces.model import Duration as Seconds
 
@@ -203,7 +210,33 @@ def _recorded(model: TrafficModel, trace: Trace) -> list[tuple[float, SampleReco
 
 
 # ------------------------------------------------------------------------------------------
-# How long the trainer takes for a training step, the fleet, and what a scheduler sees.
+# How samples are judged, how long a training step takes, the fleet, and what a scheduler sees.
+
+
+class RewardModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How long rewards take and which groups are filtered, except groups whose verdict was
+    recorded. Both are drawn by sample and by group, not by attempt: under every policy the same
+    samples take equally long, and the same groups are filtered.
+
+    seconds   that a reward takes, on average
+    spread    standard deviation of their logarithm (they are lognormal); 0: all take equally long
+    filtered  share of the groups that are not kept once their rewards are known
+    seed      another seed draws other samples and groups, as does each of a replay's seeds
+    """
+
+    seconds: Seconds = 0.0
+    spread: Annotated[float, msgspec.Meta(ge=0, le=10)] = 0.0
+    filtered: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0
+    seed: Signed = 0
+
+    def seconds_of(self, sample: DeliveredSample, seed: int) -> float:
+        if not self.spread:
+            return self.seconds
+        drawn = random.Random(f"{self.seed}/{seed}/{sample.group}/{sample.index}").gauss(0, 1)
+        return self.seconds * math.exp(self.spread * (drawn - self.spread / 2))
+
+    def keeps(self, group: str, seed: int) -> bool:
+        return random.Random(f"{self.seed}/{seed}/{group}").random() >= self.filtered
 
 
 class TrainerModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,4 +1,5 @@
 """The simulated trainer: submits its prompts, waits for batches, trains them, publishes weights.
+Rewards of its samples come from `SimRewards`.
 
 It takes a batch in parts if the policy delivers parts. On its own GPUs it trains parts as they
 arrive, and its step ends (`fixed_s`) when the batch is whole and trained. On the instances' GPUs it
@@ -10,18 +11,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rollout_sched.core.model.actions import Deliver, Discard, Lend, Reclaim
+from rollout_sched.core import SchedulerView
+from rollout_sched.core.model.actions import Deliver, Discard, Dispatch, Judge, Lend, Reclaim
 from rollout_sched.core.model.events import (
     BatchRequested,
+    Ending,
     Event,
+    GroupJudged,
     InstanceReturned,
     SubmissionsClosed,
     WeightsPublished,
 )
+from rollout_sched.core.model.records import DeliveredSample
 from rollout_sched.simulators.replay.event_queue import EventQueue
 from rollout_sched.simulators.replay.fleet import SharedGpus
 from rollout_sched.simulators.replay.links import SimWeights
-from rollout_sched.simulators.replay.scenario import TrainerModel
+from rollout_sched.simulators.replay.scenario import RewardModel, TrainerModel
 from rollout_sched.simulators.replay.workload import Workload
 
 
@@ -179,3 +184,67 @@ class SimTrainer:
     def _finish(self, groups: int) -> None:
         self.left -= groups
         self.over_at = self._queue.now
+
+
+# ------------------------------------------------------------------------------------------
+# Rewards.
+
+
+class SimRewards:
+    """When the reward of each finished sample is known, and the answer to each Judge.
+
+    `verdict`: the recorded one on a group. `view`: that of the current scheduler.
+    """
+
+    def __init__(
+        self,
+        model: RewardModel,
+        seed: int,
+        verdict: Callable[[str], str | None],
+        queue: EventQueue,
+        view: Callable[[], SchedulerView],
+        tell: Callable[[Event], None],
+    ) -> None:
+        self._model = model
+        self._seed = seed
+        self._verdict = verdict
+        self._queue = queue
+        self._view = view
+        self._tell = tell
+        self._known_at: dict[str, float] = {}  # by request
+
+    def look(self, event: Event) -> None:
+        """If the event finishes a request, its reward starts at once."""
+        if isinstance(event, Ending):
+            sample = self._view().to_judge(event.request)
+            if sample is not None:
+                self._begin(sample)
+
+    def settle(self, action: Judge) -> None:
+        """Answer when all rewards of the group are known."""
+        at = max([self._begin(sample) for sample in action.samples])
+        self._queue.at(max(at, self._queue.now), self._answer, action)
+
+    def forget(self, action: Dispatch | Discard) -> None:
+        """The request is discarded or continues, so its reward is void."""
+        if isinstance(action, Dispatch) or not action.attempt:
+            self._known_at.pop(action.request, None)
+
+    def deliver(self, action: Deliver) -> None:
+        for sample in action.samples:
+            self._known_at.pop(sample.request, None)
+
+    def _begin(self, sample: DeliveredSample) -> float:
+        at = self._known_at.get(sample.request)
+        if at is None:
+            at = self._queue.now + self._model.seconds_of(sample, self._seed)
+            self._known_at[sample.request] = at
+        return at
+
+    def _answer(self, action: Judge) -> None:
+        if self._view().is_judged(action.group, action.judgement):
+            recorded = self._verdict(action.group)
+            drawn = self._model.keeps(action.group, self._seed)
+            kept = drawn if recorded is None else recorded == "kept"
+            verdict = GroupJudged(action.group, action.judgement, "kept" if kept else "filtered")
+            self._tell(verdict)

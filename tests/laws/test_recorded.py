@@ -19,9 +19,8 @@ from rollout_sched.inspection.recording import Recording
 from rollout_sched.inspection.trace_fold import recorded_trace
 from rollout_sched.policies.batching import TailBatching
 from rollout_sched.simulators import traces
-from rollout_sched.simulators.replay.rewards import RewardModel
 from rollout_sched.simulators.replay.runs import Run, run_policy
-from rollout_sched.simulators.replay.scenario import Job, Scenario
+from rollout_sched.simulators.replay.scenario import Job, RewardModel, Scenario
 from rollout_sched.simulators.replay.workload import Workload
 from rollout_sched.simulators.traces.model import VERDICT, Trace
 from tests.simulators.replay.test_runs import EXTRA, scenarios, small_traces

@@ -64,9 +64,9 @@ from rollout_sched.simulators.replay.faults import (
     ToolsFailing,
     name_of,
 )
-from rollout_sched.simulators.replay.rewards import RewardModel
 from rollout_sched.simulators.replay.scenario import (
     Conversation,
+    RewardModel,
     Scenario,
     Traffic,
     TrafficModel,

@@ -21,8 +21,7 @@ from rollout_sched.simulators.replay.faults import (
     SchedulerRestarts,
     ToolsFailing,
 )
-from rollout_sched.simulators.replay.rewards import RewardModel
-from rollout_sched.simulators.replay.scenario import TrafficModel
+from rollout_sched.simulators.replay.scenario import RewardModel, TrafficModel
 from rollout_sched.simulators.replay.workload import Workload
 from rollout_sched.simulators.traces.model import SampleRecord, Trace, Turn, gather
 from tests.helpers import Watched, make_policy, make_scenario, make_trace, watch

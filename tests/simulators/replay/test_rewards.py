@@ -12,9 +12,8 @@ from rollout_sched.core.model.actions import Deliver
 from rollout_sched.core.model.events import GroupJudged, RequestFinished
 from rollout_sched.core.model.records import DeliveredSample
 from rollout_sched.simulators.replay.faults import SchedulerRestarts
-from rollout_sched.simulators.replay.rewards import RewardModel
 from rollout_sched.simulators.replay.runs import run_policy
-from rollout_sched.simulators.replay.scenario import load_scenario, parse_scenario
+from rollout_sched.simulators.replay.scenario import RewardModel, load_scenario, parse_scenario
 from rollout_sched.simulators.traces.model import Trace
 from tests.helpers import make_policy, make_scenario, make_trace, watch
 
