@@ -29,7 +29,7 @@ demo: $(VENV)/.ready
 	$(BIN)/rollout-sched replay lrm_token_economy --prompts-per-step 24 --seeds 3 --resamples 12 \
 	  --policy static_split --policy round_robin_sync --policy dplb --policy tail_batching --policy partial_rollout \
 	  --policy one_step_off --policy areal --policy magistral \
-	  --policy best_on_policy --policy best_async --html build/demo.html
+	  --policy best_on_policy --policy best_async --policy 'best_async freshness.max_staleness=4' --html build/demo.html
 	$(BIN)/rollout-sched demo
 	@echo "What happened, drawn: open file://$(abspath build/demo.html) in a browser"
 

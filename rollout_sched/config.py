@@ -12,6 +12,7 @@ import importlib
 import inspect
 import math
 import random
+import re
 import tomllib
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -48,6 +49,9 @@ S = TypeVar("S", bound=msgspec.Struct)
 #: Largest size of a policy or a scenario file; shipped ones have 1 or 2 KB. The parser's time grows
 #: with the square of the parts of a dotted key: seconds for a file of this size.
 MAX_BYTES = 32 * 1024
+
+#: A changed parameter after the name of a policy: ` role.key=value`.
+_CHANGE = re.compile(r" (\w+)\.(\w+)=(\S+)$")
 
 REGISTRY: dict[str, dict[str, Any]] = {
     "routing": {
@@ -215,11 +219,32 @@ def load_policy(name_or_path: str, *, allow_code: bool = False) -> PolicyFile:
 
 
 def read_policy(name_or_path: str, *, allow_code: bool = False) -> tuple[str, dict[str, Any]]:
-    """(name, tables) of a policy, as in `load_policy`."""
-    name, table = read_toml(name_or_path, "policies/presets", "policy")
+    """(name, tables) of a policy, as in `load_policy`. Changed parameters may follow the name, as
+    tables show it: `best_async freshness.max_staleness=4`."""
+    base, changes = name_or_path, []
+    while found := _CHANGE.search(base):
+        base = base[: found.start()]
+        changes.append(found)
+    name, table = read_toml(base, "policies/presets", "policy")
+    for change in reversed(changes):
+        role, key, word = change.groups()
+        table[role] = {**table.get(role, {}), key: scalar(word)}
+    name += name_or_path[len(base) :]
     if not allow_code:
         refuse_code(name, table)
     return name, table
+
+
+def scalar(word: str) -> Any:
+    """A value as in TOML, but a string without quotes."""
+    if word in ("true", "false"):
+        return word == "true"
+    for kind in (int, float):
+        try:
+            return kind(word.replace("_", ""))
+        except ValueError:
+            continue
+    return word
 
 
 def refuse_code(name: str, table: Mapping[str, Any]) -> None:

@@ -28,8 +28,8 @@ from rollout_sched.live.live_scheduler import settings_of
 from rollout_sched.live.settings import RunOptions, Settings
 from rollout_sched.policies.routing import LeastRequests
 from rollout_sched.simulators.replay import runs
-from rollout_sched.simulators.replay.report import at
 from rollout_sched.simulators.replay.scenario import Scenario
+from rollout_sched.simulators.replay.tables import at
 from rollout_sched.simulators.traces import Trace
 from rollout_sched.store import Store
 from tests import doors
@@ -172,7 +172,8 @@ class TestReplay:
             + '[[faults]]\nwhat = "lost"\ninstance = 1\nat_s = 0.1\nreturns_after_s = 2.0\n'
         )
         code, out, _ = cli(
-            "replay", tiny_trace, "--policy", "dplb", "--scenario", mine, "--seeds", 2
+            *("replay", tiny_trace, "--policy", "dplb"),
+            *("--scenario", mine, "--seeds", 2, "--full"),
         )
         assert code == 0
         assert "What the clients got" in out
@@ -209,8 +210,8 @@ class TestReplay:
         first = policies[0]["comparison"]["speed_up"]
         assert (first["value"], first["low"], first["high"]) == (1, 1, 1)
         assert all(policy["comparison"]["speed_up"]["low"] for policy in policies)
-        assert "1.00x 1.00-1.00" in out
-        assert "from 3 resamples of the prompts" in out
+        assert "1.00x" in out
+        assert "from 3 resamples of the prompts" in " ".join(out.split())
 
     def test_prompts_come_again_with_other_samples(self, cli: Cli, tmp_path: Path) -> None:
         path = tmp_path / "r.json"
@@ -227,12 +228,15 @@ class TestReplay:
             policies = ("--policy", "round_robin_sync", "--policy", "tail_batching")
             code, out, _ = cli("replay", SMALL, *policies, *arguments)
             assert code == 0
-            return next(line for line in out.splitlines() if "tail_batching" in line).split()[1:5]
+            rows = (line.lstrip("* ").split() for line in out.splitlines())
+            return next(row for row in rows if row[:1] == ["tail_batching"])
 
-        steady, speed_up, time, bias = row()
+        steady, speed_up, time, bias = row("--full")[1:5]
         assert bias == "shorter"
         assert all(ratio.endswith("x") for ratio in (steady, speed_up, time))
-        assert row("--equal-bias") == ["-", "-", "-", "shorter"]
+        assert row("--full", "--equal-bias")[1:5] == ["-", "-", "-", "shorter"]
+        assert "-" in row("--equal-bias")
+        assert "-" not in row()
 
     def test_each_run_has_its_own_journal(self, cli: Cli, tmp_path: Path, tiny_trace: Path) -> None:
         folder = tmp_path / "out"
@@ -331,8 +335,10 @@ class TestReplay:
             "replay", tiny_trace, *policies, "--baseline", "areal", "--max-staleness", 1
         )
         assert code == 0
-        assert "Ratios are to areal" in out
-        assert "staleness 1 or less" in out[out.index("Ratios are to") :]
+        assert "The first policy is areal" in out
+        assert "Fastest at staleness 4" not in out
+        after = out[out.index("Fastest at staleness") :]
+        assert "rollout-sched serve --policy" in after
 
     def test_a_grid_is_one_table(self, cli: Cli, tmp_path: Path, tiny_trace: Path) -> None:
         path = tmp_path / "sweep.json"

@@ -176,6 +176,14 @@ class TestMistakes:
 
 
 class TestFiles:
+    def test_changed_parameters_may_follow_the_name(self) -> None:
+        changed = "best_async freshness.max_staleness=4 freshness.when_stale=drop"
+        policy = load_policy(changed)
+        _, values = policy.roles["freshness"]
+        assert (policy.name, values) == (changed, {"max_staleness": 4, "when_stale": "drop"})
+        with pytest.raises(ConfigError, match="fleet: unknown key"):
+            load_policy("best_async fleet.size=4")
+
     def test_missing_file_names_the_nearest_preset(self) -> None:
         with pytest.raises(ConfigError, match=r'tail_batch: neither.*did you mean "tail_batching"'):
             load_policy("tail_batch")

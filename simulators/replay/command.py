@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -21,8 +22,8 @@ from rollout_sched.live.trainer import reward_settings_of
 from rollout_sched.process import check_writable, whole_file
 from rollout_sched.simulators.replay import report as reports
 from rollout_sched.simulators.replay.closed_loop import Progress as Deliveries
-from rollout_sched.simulators.replay.comparison import verdict
-from rollout_sched.simulators.replay.report import footnote, heading, report_page, tables, wrapped
+from rollout_sched.simulators.replay.comparison import fastest, verdict
+from rollout_sched.simulators.replay.report import report_page
 from rollout_sched.simulators.replay.runs import (
     Interrupted,
     Run,
@@ -42,6 +43,7 @@ from rollout_sched.simulators.replay.sweep import (
 )
 from rollout_sched.simulators.replay.sweep import document as sweep_document
 from rollout_sched.simulators.replay.sweep import policies as policies_at
+from rollout_sched.simulators.replay.tables import answer, bounds, heading, tables, wrapped
 from rollout_sched.simulators.replay.workload import Workload
 from rollout_sched.simulators.traces.command import add_trace, read_trace
 from rollout_sched.simulators.traces.model import Trace
@@ -75,6 +77,7 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
     jobs           parallel runs
     equal_bias     show no ratios of policies whose samples do not have the requested lengths
     max_staleness  the verdict considers only policies whose samples are at most K versions old
+    full           print all figures, not only those of the answer
     json           write every figure to FILE; - is standard output
     csv            the same, one row per policy
     html           write a page with charts for a browser to FILE
@@ -93,6 +96,7 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
     jobs: Jobs = 1
     equal_bias: bool = False
     max_staleness: Annotated[Count | None, Flag(metavar="K")] = None
+    full: bool = False
     json: File = None
     csv: File = None
     html: File = None
@@ -270,11 +274,25 @@ class Replays(NamedTuple):
         report = reports.document(
             self.trace, scenario, runs, steps=steps, seeds=seeds, resamples=resamples
         )
-        report["verdict"] = verdict(report, self.options.max_staleness)
-        return report
+        within = self.options.max_staleness
+        settings = {policy.name: policy.tables for policy in self.policies}
+        best = fastest(report, within)
+        return report | {
+            "verdict": verdict(report, within, settings),
+            "serve": best and self._serve(best["name"], scenario.fleet.instances),
+        }
+
+    def _serve(self, policy: str, instances: int) -> str:
+        """The command that puts a policy in front of as many instances."""
+        for given in self.options.policies:
+            stem = Path(given).name.removesuffix(".toml")
+            if f"{policy} ".startswith(f"{stem} "):
+                policy = given + policy[len(stem) :]
+        servers = f"{{1..{instances}}}" if instances > 1 else "1"
+        return f"rollout-sched serve --policy {quote(policy)} --instance=http://gpu-{servers}:8000"
 
 
-def _shown_sweep(sweep: dict[str, Any], width: int, *, equal_bias: bool) -> str:
+def _shown_sweep(sweep: dict[str, Any], width: int, **_: bool) -> str:
     first = sweep["worlds"][0]
     text = f"{first['trace']}: {first['groups']} groups, {len(sweep['worlds'])} worlds"
     return f"{text}\n\n{table(sweep, width)}"
@@ -344,17 +362,23 @@ def _write(
             with whole_file(Path(file)) as opened:
                 opened.write(write(report))
     if not to_stdout:
-        print(show(report, _width(), equal_bias=options.equal_bias))
+        print(show(report, _width(), equal_bias=options.equal_bias, full=options.full))
 
 
-def shown(report: dict[str, Any], width: int, *, equal_bias: bool = False) -> str:
-    """The report as text, in lines of at most `width` characters."""
-    parts = [
-        heading(report, width),
-        tables(report, width, equal_bias=equal_bias),
-        footnote(report, width),
-        "\n".join(line for text in report["verdict"] for line in wrapped(text, width)),
-    ]
+def shown(
+    report: dict[str, Any], width: int, *, equal_bias: bool = False, full: bool = False
+) -> str:
+    """The answer as text in lines of at most `width` characters: one table, the verdict, and the
+    command that follows from it, which is one line. With `full`, all tables before them; without
+    training, there are no others."""
+    parts = [heading(report, width)]
+    if full or not report["prompts"]:
+        parts += [bounds(report, width), tables(report, width, equal_bias=equal_bias)]
+    if report["prompts"]:
+        parts.append(answer(report, width, equal_bias=equal_bias))
+    parts.append("\n".join(line for text in report["verdict"] for line in wrapped(text, width)))
+    if report["serve"]:
+        parts.append(f"Put it to work:\n  {report['serve']}")
     return "\n\n".join(part for part in parts if part)
 
 

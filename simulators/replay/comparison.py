@@ -16,8 +16,9 @@ without running again.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import stdev
+from types import MappingProxyType
 from typing import Any, Literal
 
 import msgspec
@@ -175,13 +176,45 @@ def _mean_or_none(values: Sequence[float | None]) -> float | None:
 
 
 # ------------------------------------------------------------------------------------------
-# The verdict of a replay in words: the fastest allowed policy, its costs, its bottleneck, and what
-# to try next. Each sentence follows from figures of the report by a rule below.
+# The Pareto frontier.
 
 Policy = dict[str, Any]
 
-#: Without an interval, ratios that differ by less than this count as equal.
-LEVEL = 0.02
+#: The rule of the frontier, as its legend says it.
+FRONTIER = "no other row is as good in speed, staleness, bias and GPUs, and better in one of them"
+
+
+def frontier(policies: Sequence[Policy]) -> list[int]:
+    """The indexes of the policies that no other beats, fastest first; `gpus` counts if given."""
+    scores = [_scores(policy) for policy in policies]
+    best = [
+        place
+        for place, mine in enumerate(scores)
+        if not any(
+            other != mine and all(o >= m for o, m in zip(other, mine, strict=True))
+            for other in scores
+        )
+    ]
+    return sorted(best, key=lambda place: scores[place], reverse=True)
+
+
+def _scores(policy: Policy) -> tuple[int, ...]:
+    """Integers of which more is better, rounded to the differences that matter."""
+    speed = policy["equal_length_tokens_per_s"]["mean"]
+    less = (
+        (policy["staleness"]["mean"]["mean"], 0.1),
+        (policy["comparison"]["step_ks_excess"], 0.02),
+        (policy.get("gpus", 0), 1.0),
+    )
+    return (
+        round(100 * math.log(speed)) if speed else -(10**9),
+        round(100 * policy["length_bias"]["longest_tenth_kept"]["mean"]),
+        *(-round(figure / fine) for figure, fine in less),
+    )
+
+
+# ------------------------------------------------------------------------------------------
+# What limits a policy.
 
 #: The smallest share of the instances' or the trainer's time for which a cause is named.
 WORTH_NAMING = 0.05
@@ -189,62 +222,117 @@ WORTH_NAMING = 0.05
 #: A run at most this far above the bound counts as being at the bound.
 NEAR_BOUND = 0.05
 
+#: By what limits a policy: a name for the table, and a sentence of the verdict.
+LIMITS = {
+    "bound": (
+        "bound",
+        "It is at the bound: no policy can be more than a few percent faster",
+    ),
+    "trainer": ("trainer", "It is limited by the trainer, which almost never waits"),
+    "barrier": (
+        "tail",
+        "It is limited by the tail: instances wait for the last answers of a batch",
+    ),
+    "queue_empty": ("no work", "It is limited by too little work: nothing is left to start"),
+    "weight_update": ("updates", "It is limited by weight updates, for which instances stop"),
+    "tool_wait": ("tools", "It is limited by tools: instances wait while tools run"),
+    "kv_stall": ("KV memory", "It is limited by KV memory: waiting requests do not fit"),
+    "generation": ("generation", "It is limited by generation: the instances are busy"),
+}
+
+
+def limit(policy: Policy) -> tuple[str, float]:
+    """Which of LIMITS it is, and the share of instance time that is idle because of it."""
+    gap = policy["gap_to_offered_bound"]
+    if gap is not None and gap["mean"] <= NEAR_BOUND:
+        return "bound", 0.0
+    if policy["trainer_wait_s"]["mean"] < WORTH_NAMING * policy["total_s"]["mean"]:
+        return "trainer", 0.0
+    idle = {
+        cause: share["mean"]
+        for cause, share in policy["idle_bubble_by_cause"].items()
+        if cause in LIMITS
+    }
+    cause = max(idle, key=lambda name: idle[name])
+    if idle[cause] >= WORTH_NAMING:
+        return cause, idle[cause]
+    return ("kv_stall" if policy["preemptions"]["mean"] else "generation"), 0.0
+
+
+def limited_by(policy: Policy) -> str:
+    """The limit in a word, and its share."""
+    name, share = limit(policy)
+    return f"{LIMITS[name][0]} {100 * share:.0f} %" if share else LIMITS[name][0]
+
+
+# ------------------------------------------------------------------------------------------
+# The verdict of a replay in words: the fastest allowed policy at each staleness; the costs of the
+# fastest of all, what limits it, and what to try next. Each sentence follows from figures of the
+# report by a rule below.
+
+#: Without an interval, ratios that differ by less than this count as equal.
+LEVEL = 0.02
+
 #: Beyond chance; see `length_bias.step_ks`.
 CURRICULUM = 0.1
 
 #: Tokens thrown away for each one trained.
 WASTE = 0.05
 
-#: By the cause of an idle bubble: the bottleneck, and what may help.
-CAUSES = {
-    "barrier": (
-        "the tail: instances wait for the last answers of a batch",
-        "best_on_policy at staleness 0, best_async if samples may be older, or tune",
-    ),
-    "queue_empty": (
-        "too little work: nothing is left to start",
-        "more prompts ahead (max_ahead, over_prompts), or fewer instances",
-    ),
-    "weight_update": (
-        "weight updates: instances stop for them",
-        "in-place or rolling updates (weights.when, interruption.at_update), a faster transfer",
-    ),
-    "tool_wait": (
-        "tools: instances wait while tools run",
-        "more trajectories at once, or faster tools",
-    ),
-    "kv_stall": (
-        "KV memory: waiting requests do not fit",
-        "more KV memory, session_cap, or kv-aware admission",
-    ),
-}
+#: What to try on any limit that an order of requests or a number can change.
+TUNE = "rollout-sched tune"
 
 
-def verdict(report: Policy, max_staleness: int | None = None) -> list[str]:
-    """Sentences, the answer first. `max_staleness`: how many versions old a sample may be; None: no
-    limit."""
-    policies = report["policies"]
-    if not report["prompts"]:
-        return []
-    allowed = [policy for policy in policies if _allowed(policy, max_staleness)]
-    within = "" if max_staleness is None else f" at staleness {max_staleness} or less"
-    if not allowed:
-        return [f"No policy here trains all the requested lengths{within}."]
-    best = max(allowed, key=_speed_up)
+def fastest(report: Policy, max_staleness: int | None = None) -> Policy | None:
+    """The fastest policy that trains all the requested lengths. `max_staleness`: how many versions
+    old a sample may be; None: no limit."""
+    allowed = _allowed(report, max_staleness)
+    return max(allowed, key=_speed_up) if allowed else None
+
+
+def verdict(
+    report: Policy,
+    max_staleness: int | None = None,
+    settings: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+) -> list[str]:
+    """Sentences, the answer first. `max_staleness`: as in `fastest`; `settings`: the tables of each
+    policy, by name."""
+    best = fastest(report, max_staleness)
+    if best is None:
+        within = "" if max_staleness is None else f" at staleness {max_staleness} or less"
+        return [f"No policy here trains all the requested lengths{within}."] * bool(
+            report["prompts"]
+        )
+    allowed = _allowed(report, max_staleness)
+    others = [policy for policy in report["policies"] if policy not in allowed]
+    tables = settings.get(best["name"], {})
     return [
-        _fastest(best, policies[0], within),
-        *_as_fast(best, allowed),
-        *_faster_but(best, [policy for policy in policies if policy not in allowed], max_staleness),
+        *_at_each_staleness(allowed, report["policies"][0]),
+        *_faster_but(best, others),
+        *_unequal(best, allowed),
         *_costs(best),
-        *_bounds(best),
+        *_limits(best, report, tables, fresh=max_staleness == 0),
     ]
 
 
-def _allowed(policy: Policy, max_staleness: int | None) -> bool:
-    stale = policy["staleness"]["max"]["max"]
-    return policy["comparison"]["bias"] != "shorter" and (
-        max_staleness is None or stale <= max_staleness
-    )
+def _allowed(report: Policy, max_staleness: int | None) -> list[Policy]:
+    return [
+        policy
+        for policy in report["policies"]
+        if report["prompts"]
+        and policy["comparison"]["bias"] != "shorter"
+        and (max_staleness is None or _stale(policy) <= max_staleness)
+    ]
+
+
+def _stale(policy: Policy) -> int:
+    return int(policy["staleness"]["max"]["max"])
+
+
+def staleness_allowed(policy: Policy) -> int:
+    """By its bound, or what it reached if it has none."""
+    bound: int | None = policy["max_staleness"]
+    return _stale(policy) if bound is None else bound
 
 
 def _speed_up(policy: Policy) -> float:
@@ -264,34 +352,57 @@ def _low(policy: Policy) -> float:
     return low
 
 
-def _fastest(best: Policy, first: Policy, within: str) -> str:
-    if best is first:
-        return f"Fastest{within}: {best['name']}, the policy that the others are compared with."
-    doubt = "" if _low(best) > 1 else ", which may be chance"
-    return f"Fastest{within}: {best['name']}, {_shown(best)} of {first['name']}{doubt}."
-
-
-def _as_fast(best: Policy, allowed: Sequence[Policy]) -> Iterator[str]:
-    level = [
-        f"{policy['name']} ({_shown(policy)})"
-        for policy in allowed
-        if policy is not best and _speed_up(policy) > 1 and _speed_up(policy) >= _low(best)
-    ]
-    if level:
-        yield f"This replay cannot tell these from the fastest: {', '.join(level)}."
-
-
-def _faster_but(best: Policy, others: Sequence[Policy], max_staleness: int | None) -> Iterator[str]:
-    for policy in others:
-        if _speed_up(policy) <= _speed_up(best):
+def _at_each_staleness(allowed: Sequence[Policy], first: Policy) -> Iterator[str]:
+    """The fastest at each staleness that brings speed, and who comes next at the same."""
+    before = 0.0
+    for stale in sorted({staleness_allowed(policy) for policy in allowed}):
+        equal = [policy for policy in allowed if staleness_allowed(policy) == stale]
+        ranked = sorted(equal, key=_speed_up, reverse=True)
+        best, *rest = ranked
+        if _speed_up(best) <= before:
             continue
-        stale = policy["staleness"]["max"]["max"]
-        why = (
-            "trains shorter samples than requested"
-            if policy["comparison"]["bias"] == "shorter"
-            else f"trains samples up to {stale:.0f} versions old"
+        before = _speed_up(best)
+        at = f"Fastest at staleness {stale}: {best['name']}, "
+        level = [one for one in rest if _speed_up(one) >= _low(best)]
+        said = ", ".join(f"{one['name']} {_shown(one)}" for one in level or rest[:1])
+        after = f"; {'level with it' if level else 'next'}: {said}" if said else ""
+        if best is first:
+            yield f"{at}the policy that the others are compared with{after}."
+        else:
+            doubt = "" if _low(best) > 1 else ", which may be chance"
+            yield f"{at}{_shown(best)} of {first['name']}{doubt}{after}."
+
+
+def _faster_but(best: Policy, others: Sequence[Policy]) -> Iterator[str]:
+    for policy in others:
+        if _speed_up(policy) > _speed_up(best):
+            why = (
+                "trains shorter samples than requested"
+                if policy["comparison"]["bias"] == "shorter"
+                else f"trains samples up to {_stale(policy)} versions old"
+            )
+            yield f"{policy['name']} is faster ({_shown(policy)}) but {why}."
+
+
+def _unequal(best: Policy, allowed: Sequence[Policy]) -> Iterator[str]:
+    """A policy that was allowed less staleness than the fastest and may be faster with as much."""
+    stale = _stale(best)
+    as_old = {_system(one) for one in allowed if (one["max_staleness"] or stale) >= stale}
+    bounded = [
+        one for one in allowed if (one["max_staleness"] or 0) > 0 and _system(one) not in as_old
+    ]
+    if bounded:
+        other = max(bounded, key=_speed_up)
+        yield (
+            f"{other['name']} was allowed a staleness of {other['max_staleness']} only; add "
+            f"--policy '{_system(other)} freshness.max_staleness={stale}' to compare at {stale}."
         )
-        yield f"{policy['name']} is faster ({_shown(policy)}) but {why}."
+
+
+def _system(policy: Policy) -> str:
+    """Its name without the changed parameters."""
+    name: str = policy["name"].partition(" ")[0]
+    return name
 
 
 def _costs(best: Policy) -> Iterator[str]:
@@ -299,8 +410,7 @@ def _costs(best: Policy) -> Iterator[str]:
     stale, bias = best["staleness"], best["comparison"]["bias"]
     if stale["max"]["max"]:
         costs.append(
-            f"samples {stale['mean']['mean']:.2f} versions old on average, "
-            f"{stale['max']['max']:.0f} at most"
+            f"samples {stale['mean']['mean']:.2f} versions old on average, {_stale(best)} at most"
         )
     discarded = best["comparison"]["discarded_share"]
     if discarded >= WASTE:
@@ -312,34 +422,61 @@ def _costs(best: Policy) -> Iterator[str]:
         )
     if bias == "long last":
         costs.append("long samples trained only at the end of the run")
-    yield f"Its costs: {'; '.join(costs)}." if costs else "It has no cost that is measured here."
+    yield (
+        f"The costs of {best['name']}: {'; '.join(costs)}."
+        if costs
+        else f"{best['name']} has no cost that is measured here."
+    )
 
 
-def _bounds(best: Policy) -> Iterator[str]:
-    gap = best["gap_to_offered_bound"]
-    if gap is not None and gap["mean"] <= NEAR_BOUND:
-        yield "It is at the bound: no policy here can be faster by more than a few percent."
-        return
-    total_s, waits_s = best["total_s"]["mean"], best["trainer_wait_s"]["mean"]
-    if waits_s < WORTH_NAMING * total_s:
-        yield "Bounded by the trainer, which almost never waits: give it more GPUs."
-        return
-    causes = {
-        cause: share["mean"]
-        for cause, share in best["idle_bubble_by_cause"].items()
-        if cause in CAUSES
-    }
-    cause = max(causes, key=lambda name: causes[name])
-    if causes[cause] >= WORTH_NAMING:
-        what, remedy = CAUSES[cause]
-        sent = best.get("weights", {}).get("sent_bytes")
-        if cause == "weight_update" and sent:
-            link = max(sent, key=lambda name: sent[name]["mean"])
-            what += f", which come by {link}"
-            remedy += " (weights.plan of the scenario)"
-        yield f"Bounded by {what} ({100 * causes[cause]:.0f} % of instance time). Try {remedy}."
-    elif best["preemptions"]["mean"]:
-        what, remedy = CAUSES["kv_stall"]
-        yield f"Bounded by {what}: {best['preemptions']['mean']:.0f} preemptions. Try {remedy}."
-    else:
-        yield "Bounded by generation: the instances are busy. Try more instances."
+def _limits(
+    best: Policy, report: Policy, tables: Mapping[str, Any], *, fresh: bool
+) -> Iterator[str]:
+    name, share = limit(best)
+    what = LIMITS[name][1] + (f" ({100 * share:.0f} % of instance time)" if share else "")
+    sent = best.get("weights", {}).get("sent_bytes")
+    if name == "weight_update" and sent:
+        link = max(sent, key=lambda one: sent[one]["mean"])
+        what += f"; they come by {link}"
+    remedies = list(_remedies(name, best, report, tables, fresh=fresh))
+    yield f"{what}. Try {' or '.join(remedies)}." if remedies else f"{what}."
+
+
+def _remedies(
+    limit: str, best: Policy, report: Policy, tables: Mapping[str, Any], *, fresh: bool
+) -> Iterator[str]:
+    """What may help, but not what was replayed already or what the policy has. `fresh`: no sample
+    may be older than 0 versions."""
+    replayed = {_system(policy) for policy in report["policies"]}
+    batching, interruption = tables.get("batching", {}), tables.get("interruption", {})
+    match limit:
+        case "barrier" | "queue_empty":
+            for key in ("max_groups", "max_ahead", "over_prompts"):
+                if limit == "queue_empty" and batching.get(key):
+                    yield f"a larger batching.{key}"
+            ours = ["best_on_policy"] * (not _stale(best)) + ["best_async"] * (not fresh)
+            yield from (name for name in ours if name not in replayed)
+            yield TUNE if limit == "barrier" else "fewer instances"
+        case "weight_update":
+            if interruption.get("use") != "partial" or interruption.get("at_update", "") not in (
+                "",
+                "in_place",
+            ):
+                yield 'interruption.at_update = "in_place"'
+            if tables.get("weights", {}).get("use") != "rolling":
+                yield 'weights.use = "rolling"'
+            yield (
+                "another weights.plan in the scenario"
+                if best.get("weights", {}).get("sent_bytes")
+                else "a faster transfer"
+            )
+        case "tool_wait":
+            yield "more trajectories at once"
+        case "kv_stall":
+            if tables.get("admission", {}).get("use", "slots") == "slots":
+                yield 'admission.use = "session_cap" or "kv_growth"'
+            yield "more KV memory"
+        case "trainer":
+            yield "more GPUs for it (--split)"
+        case "generation":
+            yield "more instances (--set fleet.instances=)"

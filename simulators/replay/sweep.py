@@ -8,19 +8,37 @@ A name that is both a role and a table of the scenario (`weights`) is looked up 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
 
 import msgspec
 
-from rollout_sched.config import REGISTRY, PolicyFile, parse_policy, read_policy, read_toml
+from rollout_sched.config import (
+    REGISTRY,
+    PolicyFile,
+    parse_policy,
+    read_policy,
+    read_toml,
+    scalar,
+)
 from rollout_sched.core.errors import CallerError
 from rollout_sched.page import page
-from rollout_sched.simulators.replay.report import GAP, Column, at, number, wrapped
+from rollout_sched.simulators.replay.comparison import FRONTIER, frontier
 from rollout_sched.simulators.replay.scenario import Scenario, parse_scenario
-from rollout_sched.terminal import count, percent, seconds
+from rollout_sched.simulators.replay.tables import (
+    LONGEST_TENTH,
+    STALENESS,
+    TOKENS,
+    Column,
+    at,
+    cell,
+    grid,
+    legend,
+    number,
+    wrapped,
+)
+from rollout_sched.terminal import count, seconds
 
 Table = dict[str, Any]
 
@@ -53,18 +71,7 @@ def axis(text: str) -> Axis:
     table, dot, key = path.strip().partition(".")
     if not (equals and dot and table and key and values):
         raise CallerError(f"--set {text}: expected table.key=value,value,...")
-    return Axis(table, key, tuple(_value(word.strip()) for word in values.split(",")))
-
-
-def _value(word: str) -> Any:
-    if word in ("true", "false"):
-        return word == "true"
-    for kind in (int, float):
-        try:
-            return kind(word.replace("_", ""))
-        except ValueError:
-            continue
-    return word
+    return Axis(table, key, tuple(scalar(word.strip()) for word in values.split(",")))
 
 
 def policies(
@@ -93,7 +100,16 @@ def policies(
 def worlds(name_or_path: str, axes: Sequence[Axis]) -> list[World]:
     """The scenario at each point of the axes. Raises ConfigError."""
     name, table = read_toml(name_or_path, "simulators/replay/scenarios", "scenario")
-    return [World(parse_scenario(name, point), said) for point, said in _points(table, axes)]
+    return [
+        World(_changed(parse_scenario(name, point), said), said)
+        for point, said in _points(table, axes)
+    ]
+
+
+def _changed(scenario: Scenario, said: str) -> Scenario:
+    """Its description, with what was changed."""
+    about = f"{scenario.about} Changed: {said}.".lstrip() if said else scenario.about
+    return msgspec.structs.replace(scenario, about=about)
 
 
 def split(world: World, gpus: int) -> list[World]:
@@ -118,9 +134,8 @@ def split(world: World, gpus: int) -> list[World]:
             seconds_per_token=scenario.trainer.seconds_per_token * own / (gpus - instances),
         )
         said = f"{world.said} {instances} + {gpus - instances} GPUs".strip()
-        each.append(
-            World(msgspec.structs.replace(scenario, fleet=fleet, trainer=trainer), said, gpus)
-        )
+        changed = msgspec.structs.replace(scenario, fleet=fleet, trainer=trainer)
+        each.append(World(_changed(changed, said), said, gpus))
     return each
 
 
@@ -160,16 +175,12 @@ SCHEMA = "rollout-sched-sweep/1"
 
 COLUMNS = (
     Column("inst.", "instances", count, "instances in the fleet"),
-    Column("tokens/s", "equal_length_tokens_per_s.mean", count, "trained, up to the requested"),
-    Column("total", "total_s.mean", seconds, "until every prompt is trained"),
-    Column("stale mean", "staleness.mean.mean", number, "versions, over the samples"),
-    Column("max", "staleness.max.max", count, "of any sample"),
-    Column("longest tenth", "length_bias.longest_tenth_kept.mean", percent, "share trained"),
+    TOKENS,
+    Column("total", "total_s", seconds, "until every prompt is trained"),
+    *STALENESS,
+    LONGEST_TENTH,
     Column("step KS", "comparison.step_ks_excess", number, "of a step against all, beyond chance"),
 )
-
-#: Figures of which less is better, each with the smallest difference that counts.
-LESS = (("staleness.mean.mean", 0.1), ("comparison.step_ks_excess", 0.02), ("gpus", 1.0))
 
 
 def document(reports: Sequence[Mapping[str, Any]], worlds: Sequence[World]) -> dict[str, Any]:
@@ -180,7 +191,7 @@ def document(reports: Sequence[Mapping[str, Any]], worlds: Sequence[World]) -> d
         for report, world in zip(reports, worlds, strict=True)
         for policy in report["policies"]
     ]
-    best = _frontier(rows)
+    best = frontier(rows)
     return {
         "schema": SCHEMA,
         "worlds": [
@@ -214,74 +225,21 @@ def rows_of(sweep: Mapping[str, Any]) -> list[dict[str, Any]]:
         for world in sweep["worlds"]
         for policy in world["policies"]
     ]
-    return sorted(rows, key=lambda row: -at(row, COLUMNS[1].path))
+    return sorted(rows, key=lambda row: -row["equal_length_tokens_per_s"]["mean"])
 
 
 def shown(row: dict[str, Any]) -> list[str]:
     """One text for each of COLUMNS."""
-    return [_cell(at(row, column.path), column) for column in COLUMNS]
+    return [cell(at(row, column.path), column.form) for column in COLUMNS]
 
 
 def table(sweep: Mapping[str, Any], width: int) -> str:
-    """One row for each policy in each world, fastest first; `*` marks those on the frontier."""
+    """One row for each policy in each world, fastest first; `*` marks the Pareto frontier."""
     rows = rows_of(sweep)
-    cells = list(zip(*map(shown, rows), strict=True))
-    widths = [
-        max(map(len, (*column.label.split(), *texts)))
-        for column, texts in zip(COLUMNS, cells, strict=True)
-    ]
-    lines = [f"  {_heading(widths, line)}" for line in (0, 1)]
-    for place, row in enumerate(rows):
-        mark = "*" if row["on_frontier"] else " "
-        values = [f"{cells[c][place]:>{widths[c]}}" for c in range(len(COLUMNS))]
-        name = row["label"]
-        used = 2 + sum(widths) + len(GAP) * len(COLUMNS)
-        whole = f"{mark} {GAP.join(values)}"
-        lines += (
-            [f"{whole}{GAP}{name}"]
-            if used + len(name) <= width
-            else [whole, *wrapped(name, width, before="      ")]
-        )
-    legend = "; ".join(f"{column.label} = {column.means}" for column in COLUMNS)
-    frontier = (
-        "* on the frontier: no other row is at least as good in speed, staleness, bias and GPUs, "
-        "and better in one of them."
-    )
-    return "\n".join([*lines, "", *wrapped(f"{legend}.", width), *wrapped(frontier, width)])
-
-
-def _heading(widths: Sequence[int], line: int) -> str:
-    words = [["", *column.label.split()][-2:] for column in COLUMNS]
-    return GAP.join(f"{two[line]:>{width}}" for two, width in zip(words, widths, strict=True))
-
-
-def _cell(value: Any, column: Column) -> str:
-    return "-" if value is None else column.form(value)
-
-
-def _frontier(rows: Sequence[Mapping[str, Any]]) -> list[int]:
-    """The indexes of the rows that no other row beats, fastest first."""
-    scores = [_scores(row) for row in rows]
-    best = [
-        place
-        for place, mine in enumerate(scores)
-        if not any(
-            other != mine and all(o >= m for o, m in zip(other, mine, strict=True))
-            for other in scores
-        )
-    ]
-    return sorted(best, key=lambda place: scores[place], reverse=True)
-
-
-def _scores(row: Mapping[str, Any]) -> tuple[int, ...]:
-    """Integers of which more is better, rounded to the differences that matter."""
-    figures = dict(row)
-    speed = at(figures, "equal_length_tokens_per_s.mean")
-    return (
-        round(100 * math.log(speed)) if speed else -(10**9),
-        round(100 * at(figures, "length_bias.longest_tenth_kept.mean")),
-        *(-round(at(figures, path) / fine) for path, fine in LESS),
-    )
+    names = [f"{'*' if row['on_frontier'] else ' '} {row['label']}" for row in rows]
+    lines = grid(COLUMNS, names, rows, width)
+    says = [legend(COLUMNS), f"* Pareto frontier: {FRONTIER}."]
+    return "\n".join([*lines[1:], "", *(line for text in says for line in wrapped(text, width))])
 
 
 # ------------------------------------------------------------------------------------------

@@ -12,7 +12,13 @@ import pytest
 from benchmarks.synthetic import synthetic
 from rollout_sched.metrics.length_bias import LengthBias
 from rollout_sched.simulators.replay import report as reports
-from rollout_sched.simulators.replay.comparison import CAUSES, Compared, compared, verdict
+from rollout_sched.simulators.replay.comparison import (
+    LIMITS,
+    Compared,
+    compared,
+    limited_by,
+    verdict,
+)
 from rollout_sched.simulators.replay.runs import Run, replay, replay_resampled, run_policy
 from tests.helpers import make_policy, make_scenario, make_trace
 
@@ -176,6 +182,7 @@ def policy(
     low, high = interval or (None, None)
     return {
         "name": name,
+        "max_staleness": round(stale),
         "comparison": {
             "speed_up": {"value": speed_up, "low": low, "high": high},
             "bias": bias,
@@ -187,49 +194,72 @@ def policy(
         "trainer_wait_s": spread(waits_s),
         "gap_to_offered_bound": spread(gap),
         "preemptions": spread(preemptions),
-        "idle_bubble_by_cause": {cause: spread(idle.get(cause, 0.0)) for cause in CAUSES},
+        "idle_bubble_by_cause": {cause: spread(idle.get(cause, 0.0)) for cause in IDLE},
     }
 
 
-def said(*policies: dict[str, Any], max_staleness: int | None = None) -> list[str]:
-    return verdict({"prompts": 4, "policies": list(policies)}, max_staleness)
+IDLE = ("barrier", "queue_empty", "weight_update", "tool_wait", "kv_stall")
+
+
+def said(
+    *policies: dict[str, Any], max_staleness: int | None = None, **tables: dict[str, Any]
+) -> list[str]:
+    """The verdict, the last policy having these `tables`."""
+    settings = {policies[-1]["name"]: tables}
+    return verdict({"prompts": 4, "policies": list(policies)}, max_staleness, settings)
 
 
 BASE = policy("base", 1.0)
 
 
 class TestWhoIsFastest:
+    def test_the_fastest_at_each_staleness_that_brings_speed(self) -> None:
+        fresh, old, idle = (policy(*one, stale=at) for *one, at in OF_STALENESS)
+        first, second, *rest = said(BASE, fresh, old, idle, policy("older", 1.7, stale=4))
+        assert first == "Fastest at staleness 0: fresh, 1.50x of base; next: base 1.00x."
+        assert second == "Fastest at staleness 4: old, 2.00x of base; next: older 1.70x."
+        assert "staleness 2" not in " ".join(rest)
+
     def test_only_policies_within_the_staleness_can_win(self) -> None:
         fresh, old = policy("fresh", 1.5), policy("old", 2.0, stale=4)
-        assert said(BASE, fresh, old)[0] == "Fastest: old, 2.00x of base."
         first, second, *_ = said(BASE, fresh, old, max_staleness=1)
-        assert first == "Fastest at staleness 1 or less: fresh, 1.50x of base."
+        assert first == "Fastest at staleness 0: fresh, 1.50x of base; next: base 1.00x."
         assert second == "old is faster (2.00x) but trains samples up to 4 versions old."
+
+    def test_a_policy_that_was_allowed_less_is_to_be_compared_at_equal_staleness(self) -> None:
+        less, more = policy("best_async", 1.5, stale=1), policy("areal", 2.0, stale=4)
+        advice = "add --policy 'best_async freshness.max_staleness=4' to compare at 4."
+        assert any(text.endswith(advice) for text in said(BASE, less, more))
+        equal = policy("best_async freshness.max_staleness=4", 3.0, stale=4)
+        for others in ((equal, more), (more, equal)):
+            assert not any(" to compare at " in text for text in said(BASE, less, *others))
 
     def test_shorter_samples_win_nothing(self) -> None:
         first, second, *_ = said(BASE, policy("short", 3.0, bias="shorter"))
-        assert first == "Fastest: base, the policy that the others are compared with."
+        assert first.endswith("staleness 0: base, the policy that the others are compared with.")
         assert second == "short is faster (3.00x) but trains shorter samples than requested."
 
     def test_an_interval_that_holds_1_may_be_chance(self) -> None:
         first, *_ = said(BASE, policy("lucky", 1.1, interval=(0.9, 1.3)))
-        assert first == "Fastest: lucky, 1.10x (0.90-1.30) of base, which may be chance."
+        assert "lucky, 1.10x (0.90-1.30) of base, which may be chance; level with it: base" in first
 
     def test_policies_level_with_the_winner_are_named(self) -> None:
         best = policy("best", 1.5, interval=(1.4, 1.6))
         near, far = policy("near", 1.45, interval=(1.3, 1.6)), policy("far", 1.2)
-        assert "This replay cannot tell these from the fastest: near (1.45x (1.30-1.60))." in said(
-            BASE, best, near, far
-        )
+        first, *_ = said(BASE, best, near, far)
+        assert first.endswith("of base; level with it: near 1.45x (1.30-1.60).")
 
     def test_no_policy_may_be_allowed(self) -> None:
         [only] = said(policy("a", 1.0, stale=2), max_staleness=1)
         assert only.startswith("No policy here trains all the requested lengths")
 
 
+OF_STALENESS = (("fresh", 1.5, 0), ("old", 2.0, 4), ("no faster", 1.4, 2))
+
+
 class TestWhatItCosts:
     def test_a_policy_without_cost_says_so(self) -> None:
-        assert "It has no cost that is measured here." in said(BASE)
+        assert "base has no cost that is measured here." in said(BASE)
 
     def test_every_cost_is_named(self) -> None:
         text = " ".join(said(policy("a", 1.0, stale=2, bias="long last", ks=0.3, discarded=0.25)))
@@ -242,31 +272,49 @@ class TestWhatItCosts:
             assert cost in text
 
 
-class TestWhatBoundsIt:
-    @pytest.mark.parametrize("cause", sorted(CAUSES))
+class TestWhatLimitsIt:
+    @pytest.mark.parametrize("cause", IDLE)
     def test_the_largest_idle_share(self, cause: str) -> None:
-        last = said(policy("a", 1.0, **{"tool_wait": 0.06, cause: 0.2}))[-1]
-        what, remedy = CAUSES[cause]
-        assert last == f"Bounded by {what} (20 % of instance time). Try {remedy}."
+        limited = policy("a", 1.0, **{"tool_wait": 0.06, cause: 0.2})
+        label, sentence = LIMITS[cause]
+        assert said(limited)[-1].startswith(f"{sentence} (20 % of instance time). Try ")
+        assert limited_by(limited) == f"{label} 20 %"
 
     def test_the_link_that_limits(self) -> None:
         sent = {"thin": {"mean": 9e9}, "thick": {"mean": 2e9}}
         slow = {**policy("a", 1.0, weight_update=0.2), "weights": {"sent_bytes": sent}}
         last = said(slow)[-1]
-        assert "which come by thin (20 % of instance time)" in last
+        assert "(20 % of instance time); they come by thin. Try" in last
         assert "weights.plan" in last
 
     @pytest.mark.parametrize(
-        ("figures", "says"),
+        ("figures", "name"),
         [
-            ({"gap": 0.03, "barrier": 0.5}, "at the bound"),
-            ({"waits_s": 2.0, "barrier": 0.5}, "Bounded by the trainer"),
-            ({"preemptions": 7}, "7 preemptions"),
-            ({}, "Bounded by generation"),
+            ({"gap": 0.03, "barrier": 0.5}, "bound"),
+            ({"waits_s": 2.0, "barrier": 0.5}, "trainer"),
+            ({"preemptions": 7}, "kv_stall"),
+            ({}, "generation"),
         ],
     )
-    def test_each_bound_is_named(self, figures: dict[str, Any], says: str) -> None:
-        assert says in said(policy("a", 1.0, **figures))[-1]
+    def test_each_limit_is_named(self, figures: dict[str, Any], name: str) -> None:
+        limited = policy("a", 1.0, **figures)
+        assert said(limited)[-1].startswith(LIMITS[name][1])
+        assert limited_by(limited) == LIMITS[name][0]
+
+    def test_no_remedy_was_replayed_already_or_is_in_the_policy(self) -> None:
+        for cause in ("barrier", "queue_empty"):
+            mine = policy("mine", 1.0, **{cause: 0.2})
+            assert "best_on_policy or best_async" in said(mine)[-1]
+            assert "best_async" not in said(mine, max_staleness=0)[-1]
+            slower = policy("best_async freshness.max_staleness=2", 0.9, stale=2)
+            assert "best_" not in said(policy("best_on_policy", 0.5), slower, mine)[-1]
+        last = said(policy("mine", 1.0, queue_empty=0.2), batching={"max_groups": 64})[-1]
+        assert "a larger batching.max_groups" in last
+        slow = policy("mine", 1.0, weight_update=0.2)
+        has = {"interruption": {"use": "partial"}, "weights": {"use": "rolling"}}
+        assert said(slow, **has)[-1].endswith("Try a faster transfer.")
+        assert "in_place" in said(slow)[-1]
+        assert "admission" not in said(policy("a", 1.0, kv_stall=0.2), admission={"use": "x"})[-1]
 
 
 def test_a_real_report_has_all_that_is_looked_at() -> None:
@@ -275,7 +323,7 @@ def test_a_real_report_has_all_that_is_looked_at() -> None:
     policies = [make_policy("one"), make_policy("two", batching="fully_async")]
     runs = replay(trace, policies, scenario)
     sentences = verdict(reports.document(trace, scenario, runs, steps=0, seeds=1))
-    assert sentences[0].startswith("Fastest: ")
+    assert sentences[0].startswith("Fastest at staleness 0: ")
     assert len(sentences) >= 3
 
 

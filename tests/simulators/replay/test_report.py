@@ -13,17 +13,18 @@ from rollout_sched.simulators.instance.model import Speculation
 from rollout_sched.simulators.replay import report as reports
 from rollout_sched.simulators.replay.comparison import verdict
 from rollout_sched.simulators.replay.faults import Lost
-from rollout_sched.simulators.replay.report import (
-    ROUGH,
-    TABLES,
-    at,
-    footnote,
-    heading,
-    report_page,
-    tables,
-)
+from rollout_sched.simulators.replay.report import report_page
 from rollout_sched.simulators.replay.runs import replay, replay_resampled
 from rollout_sched.simulators.replay.scenario import TrafficModel
+from rollout_sched.simulators.replay.tables import (
+    ROUGH,
+    TABLES,
+    answer,
+    at,
+    bounds,
+    heading,
+    tables,
+)
 from rollout_sched.simulators.replay.workload import Workload
 from tests.helpers import make_policy, make_scenario, make_trace
 from tests.page.test_run_page import data_of
@@ -157,8 +158,8 @@ class TestComparison:
         one, two = (policy["comparison"] for policy in document["policies"])
         assert one["speed_up"] == {"value": 1.0, "low": None, "high": None}
         assert two["time"]["value"] > 0
-        assert "Ratios are to one" in footnote(document, 200)
-        assert "No intervals: --resamples" in footnote(document, 200)
+        assert "The first policy is one" in answer(document, 200)
+        assert "No confidence intervals: add --resamples" in answer(document, 200)
 
     def test_the_parts_of_a_run_are_the_run(self, document: dict[str, Any]) -> None:
         for policy in document["policies"]:
@@ -171,7 +172,7 @@ class TestComparison:
         assert (
             bound["on_policy"]["parts_s"]["mean"] <= (bound["on_policy"]["whole_batches_s"]["mean"])
         )
-        text = heading(document, 2000)
+        text = bounds(document, 2000)
         assert "; at staleness 0 in less than" in text
         for policy in document["policies"]:
             assert policy["max_staleness"] == 0
@@ -184,7 +185,7 @@ class TestComparison:
         drawn = replay_resampled(trace, policies, scenario, resamples=2)
         document = reports.document(trace, scenario, runs, steps=0, seeds=1, resamples=drawn)
         assert document["resamples"] == 2
-        assert "1.00x 1.00-1.00" in tables(document, 140)
+        assert "Intervals are from 2 resamples" in answer(document, 200)
 
 
 class TestWriting:
@@ -241,7 +242,7 @@ class TestRoughWorlds:
         assert "no training" in text
         assert "What the clients got" in text
         assert "What the trainer got" not in text
-        assert "No policy" not in text
+        assert bounds(self.document(batches=False), 120) == ""
 
 
 NAMES = ("one", "a_policy_with_quite_a_long_name", "a_policy_with_quite_a_long_game")
@@ -286,25 +287,45 @@ def test_no_figure_is_truncated(document_report_tables: dict[str, Any], width: i
 
 
 @pytest.mark.parametrize("width", [80, 100, 200])
-def test_policies_can_be_told_apart(document_report_tables: dict[str, Any], width: int) -> None:
-    rows = [line.split("  ")[0] for line in tables(document_report_tables, width).splitlines()]
-    assert len({row for row in rows if row.startswith(("one", "a_policy"))}) == len(NAMES)
+@pytest.mark.parametrize("shown", [answer, tables])
+def test_no_name_is_cut(document_report_tables: dict[str, Any], width: int, shown: Any) -> None:
+    text = shown(document_report_tables, width)
+    assert max(map(len, text.splitlines())) <= width
+    assert all(name in text for name in NAMES)
 
 
 def test_every_figure_is_explained_where_it_is_shown(
     document_report_tables: dict[str, Any],
 ) -> None:
+    """A figure that is 0 for all policies is not shown."""
     text = " ".join(tables(document_report_tables, 80).split())
     for columns in (*TABLES.values(), *(columns for _, _, columns in ROUGH)):
         for column in columns:
-            assert f"{column.label} = {' '.join(column.means.split())}" in text
+            figures = [at(one, column.path) for one in document_report_tables["policies"]]
+            zero = not any(one.get("max", 1) if isinstance(one, dict) else one for one in figures)
+            said = f"{column.label} = {' '.join(column.means.split())}"
+            assert (said in text) != zero or column.path.startswith("weights."), column.label
 
 
-def test_a_wide_terminal_has_each_table_in_one_piece(
-    document_report_tables: dict[str, Any],
-) -> None:
-    lines = tables(document_report_tables, 400).splitlines()
-    assert sum(set(line) == {"-"} for line in lines) == len(TABLES) + len(ROUGH)
+def test_the_answer_compares_at_equal_staleness_first() -> None:
+    """And leaves out what is 0 for all: here the staleness, if every policy is on-policy."""
+    trace = make_trace({f"g{i}": [5 + 3 * i, 9 - i] for i in range(9)}, name="tiny")
+    scenario = make_scenario(prompts_per_step=2, instances=2)
+
+    def policy(name: str, staleness: int) -> Any:
+        return make_policy(name, batching="fully_async", freshness={"max_staleness": staleness})
+
+    def shown(*policies: Any) -> list[str]:
+        runs = replay(trace, policies, scenario)
+        text = answer(reports.document(trace, scenario, runs, steps=0, seeds=1), 100)
+        rows = text.split("---\n")[1].split("\n\n")[0].splitlines()
+        assert ("stale mean" in " ".join(text.split())) == any(
+            one.name != "one" for one in policies
+        )
+        return [row.lstrip("* ").split()[0] for row in rows]
+
+    assert shown(policy("old", 2), make_policy("one"), policy("older", 2))[0] == "one"
+    assert shown(make_policy("one")) == ["one"]
 
 
 def test_the_heading_fits_too(document_report_tables: dict[str, Any]) -> None:

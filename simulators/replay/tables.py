@@ -1,0 +1,470 @@
+"""The tables of a replay, as text at most as wide as the terminal: one that answers, and the rest.
+
+No figure and no name is ever cut: a long name stands above its figures, and columns that do not fit
+continue below. Columns whose figures are all 0 are omitted. A legend explains the others.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from rollout_sched.simulators.replay.comparison import FRONTIER, staleness_allowed
+from rollout_sched.terminal import count, percent, seconds
+
+Format = Callable[[Any], str]
+
+GAP = "  "
+
+
+class Column(NamedTuple):
+    """label: the heading, whose words may be stacked. path: of the figure in a policy of the
+    report, keys joined by dots. means: the explanation for the legend."""
+
+    label: str
+    path: str
+    form: Format
+    means: str
+
+
+def number(value: float) -> str:
+    text = f"{value:.2f}"
+    return "0.00" if text == "-0.00" else text
+
+
+def ratio(found: dict[str, float | None]) -> str:
+    return f"{found['value']:.2f}x"
+
+
+def interval(found: dict[str, float | None]) -> str:
+    low, high = found["low"], found["high"]
+    return ratio(found) + ("" if low == high else f" {low:.2f}-{high:.2f}")
+
+
+SPEED_UP = Column(
+    "speed-up",
+    "comparison.speed_up",
+    interval,
+    "trained tokens/s over those of the first policy, with its 95 % confidence interval; no more "
+    "tokens count than were requested",
+)
+TOKENS = Column("tokens/s", "equal_length_tokens_per_s", count, "trained, counted as for speed-up")
+STALENESS = (
+    Column("stale mean", "staleness.mean", number, "versions behind, over the samples"),
+    Column("stale max", "staleness.max", count, "of any sample"),
+)
+LONGEST_TENTH = Column(
+    "longest tenth",
+    "length_bias.longest_tenth_kept",
+    percent,
+    "share of the longest tenth of the requested samples that was trained",
+)
+
+#: What a reader decides by.
+ANSWER = (
+    SPEED_UP,
+    *STALENESS,
+    LONGEST_TENTH,
+    TOKENS,
+    Column(
+        "limited by",
+        "limited_by",
+        str,
+        "what instances wait for, with the share of their time; or what is busy",
+    ),
+)
+
+INSTANCE_TIME = "Where instance time and tokens went"
+TABLES: dict[str, Sequence[Column]] = {
+    "Speed": (
+        SPEED_UP,
+        Column(
+            "steady",
+            "comparison.steady",
+            interval,
+            "the same, between the first step and the drain",
+        ),
+        Column("in time", "comparison.time", ratio, "speed-up in seconds of the whole run"),
+        Column(
+            "samples",
+            "comparison.bias",
+            str,
+            "shorter: less was trained than requested, in the whole run or in its longest tenth; "
+            "long last: everything was trained, but the long samples only at the end",
+        ),
+        TOKENS,
+        Column("total", "total_s", seconds, "until every prompt is trained"),
+        Column("first step", "first_step_s", seconds, "until the first delivery"),
+        Column("drain", "drain_s", seconds, "after the last step that launched a group"),
+    ),
+    "Time against the bounds": (
+        Column(
+            "gap to bound",
+            "gap_to_bound",
+            percent,
+            "how far the total is above the bound that no policy can beat, for the samples that "
+            "this policy delivered",
+        ),
+        Column("as requested", "gap_to_offered_bound", percent, "the same, for the requested ones"),
+        Column(
+            "at staleness 0",
+            "gap_to_on_policy_bound",
+            percent,
+            "above the bound that no policy can beat at staleness 0",
+        ),
+        Column("rollout a step", "rollout_s", seconds, "per step, with requests in flight"),
+        Column("t50 a step", "t50_s", seconds, "until 50 % of a step's batch was finished"),
+        Column("t90", "t90_s", seconds, "until 90 % was finished"),
+        Column("t99", "t99_s", seconds, "until 99 % was: the tail is between t90 and t99"),
+        Column("trainer waits", "trainer_wait_s", seconds, "for batches, in total"),
+    ),
+    INSTANCE_TIME: (
+        Column(
+            "idle",
+            "idle_bubble",
+            percent,
+            "instance time with nothing in flight; the next columns give causes",
+        ),
+        Column("at the barrier", "idle_bubble_by_cause.barrier", percent, "nothing may start yet"),
+        Column(
+            "queue empty", "idle_bubble_by_cause.queue_empty", percent, "nothing is left to start"
+        ),
+        Column("weight update", "idle_bubble_by_cause.weight_update", percent, "weights arrive"),
+        Column("tool wait", "idle_bubble_by_cause.tool_wait", percent, "all wait for tools"),
+        Column(
+            "empty slots",
+            "occupancy_bubble",
+            percent,
+            "of an even share of a batch on each instance",
+        ),
+        Column("discarded", "discarded_tokens", count, "tokens generated and thrown away"),
+        Column("re-prefilled", "reprefilled_tokens", count, "tokens whose KV had existed before"),
+        Column("preempted", "preemptions", count, "requests, for lack of KV memory"),
+    ),
+    "What the trainer got": (
+        *STALENESS,
+        Column(
+            "newest tokens/s",
+            "fresh_tokens_per_s",
+            count,
+            "trained tokens that the trainer's current version generated",
+        ),
+        Column("masked", "masked_tokens", count, "too old: delivered, but not trained"),
+        Column(
+            "length ratio", "length_bias.mean_ratio", number, "mean length trained over requested"
+        ),
+        Column(
+            "steady ratio",
+            "length_bias.steady_mean_ratio",
+            number,
+            "the same, between the first step and the drain",
+        ),
+        LONGEST_TENTH,
+        Column(
+            "step KS - chance",
+            "comparison.step_ks_excess",
+            number,
+            "how much the lengths of a step differ from all lengths, beyond chance: a high value "
+            "is a curriculum by length",
+        ),
+        Column(
+            "oldest prompt",
+            "oldest_prompt_age_steps",
+            count,
+            "most steps from a prompt's first dispatch to its training",
+        ),
+        Column("samples", "samples_delivered", count, "trained"),
+        Column("filtered", "filtered_groups", count, "groups that were judged and not kept"),
+        Column("drawn", "samples_drawn", count, "copies of others of the prompt; too few recorded"),
+    ),
+}
+
+#: Tables for what only some scenarios have, by the figures that must not all be 0.
+ROUGH: tuple[tuple[str, str, Sequence[Column]], ...] = (
+    (
+        "drafted_tokens",
+        "What instances drafted",
+        (
+            Column("drafted", "drafted_tokens", count, "tokens"),
+            Column(
+                "accepted", "draft_acceptance", percent, "of them: the model would have made them"
+            ),
+        ),
+    ),
+    (
+        "weights.sent_bytes",
+        "How new weights arrived",
+        (
+            Column("sync", "weights.sync_s", seconds, "from publication until all have them"),
+            Column(
+                "exposed", "weights.exposed_s", seconds, "stop of an instance for them, per step"
+            ),
+        ),
+    ),
+    (
+        "direct",
+        "What the clients got",
+        (
+            Column("requested", "direct.submitted", count, "calls of clients"),
+            Column("answered", "direct.answered", count, "of them"),
+            Column("withdrawn", "direct.withdrawn", count, "the client disconnected"),
+            Column("failed", "direct.failed", count, "no instance answered"),
+            Column("tokens", "direct.tokens", count, "of the answers"),
+            Column("latency p50", "direct.latency_p50_s", seconds, "from request to answer"),
+            Column("latency p99", "direct.latency_p99_s", seconds, "the slowest hundredth"),
+            Column(
+                "first token p50",
+                "direct.first_token_p50_s",
+                seconds,
+                "from request to the first reported token",
+            ),
+            Column("first token p99", "direct.first_token_p99_s", seconds, "the slowest hundredth"),
+        ),
+    ),
+    (
+        "outages",
+        "What went wrong",
+        (
+            Column("instances lost", "outages.instances_lost", count, "without warning"),
+            Column("left", "outages.instances_left", count, "instances that were drained"),
+            Column("returned", "outages.instances_returned", count, "instances that came back"),
+            Column("away", "outages.away_s", seconds, "instance-seconds until they returned"),
+            Column("failed attempts", "outages.failed_attempts", count, "retried elsewhere"),
+            Column("failed prompts", "outages.failed_prompts", count, "could not be completed"),
+            Column("restarts", "outages.scheduler_restarts", count, "of the scheduler"),
+        ),
+    ),
+)
+
+
+def answer(report: dict[str, Any], width: int, *, equal_bias: bool = False) -> str:
+    """The table that a reader decides by. Policies of equal staleness stand together, the fastest
+    of them first; `*` marks the Pareto frontier."""
+    policies = sorted(
+        _compared(report, equal_bias=equal_bias),
+        key=lambda policy: (staleness_allowed(policy), -at(policy, TOKENS.path)["mean"]),
+    )
+    names = [f"{'*' if one['on_frontier'] else ' '} {one['name']}" for one in policies]
+    columns = _telling(ANSWER, policies)
+    first, resamples = report["policies"][0]["name"], report["resamples"]
+    return "\n".join(
+        [
+            *grid(columns, names, policies, width)[1:],
+            "",
+            *wrapped(legend(columns), width),
+            *wrapped(f"* Pareto frontier: {FRONTIER}.", width),
+            *wrapped(
+                f"The first policy is {first} (--baseline chooses another)."
+                + (
+                    f" Intervals are from {resamples} resamples of the prompts."
+                    if resamples
+                    else " No confidence intervals: add --resamples 12."
+                ),
+                width,
+            ),
+        ]
+    )
+
+
+def tables(report: dict[str, Any], width: int, *, equal_bias: bool = False) -> str:
+    """All other figures, one line per policy: speed, time against the bounds, where time and tokens
+    went, what was trained; and new weights, clients and outages if the scenario has them.
+
+    Figures are means over the seeds. Times, rates and counts are followed by half the range between
+    seeds if it is 0.5 % or more. Ratios are to the first policy, with intervals if prompts were
+    resampled. With `equal_bias`, a policy whose samples do not have the requested lengths shows no
+    ratios.
+    """
+    policies = _compared(report, equal_bias=equal_bias)
+    names = [policy["name"] for policy in policies]
+    return "\n\n".join(
+        "\n".join(
+            [
+                title,
+                *grid(columns, names, policies, width),
+                "",
+                *wrapped(legend(columns), width, before="  "),
+            ]
+        )
+        for title, columns in _shown(report).items()
+    )
+
+
+def cells(report: dict[str, Any]) -> list[dict[str, Any]]:
+    """The tables of the report as data: titles, columns with their explanations, rows of texts."""
+    return [
+        {
+            "title": title,
+            "columns": [{"label": each.label, "means": each.means} for each in columns],
+            "rows": [
+                {
+                    "name": policy["name"],
+                    "cells": [cell(at(policy, each.path), each.form) for each in columns],
+                }
+                for policy in report["policies"]
+            ],
+        }
+        for title, columns in _shown(report).items()
+    ]
+
+
+def _shown(report: dict[str, Any]) -> dict[str, Sequence[Column]]:
+    policies = report["policies"]
+    shown = dict(TABLES) if report["prompts"] else {INSTANCE_TIME: TABLES[INSTANCE_TIME]}
+    shown |= {title: table for key, title, table in ROUGH if _has(policies[0], key)}
+    telling = {title: _telling(columns, policies) for title, columns in shown.items()}
+    return {title: columns for title, columns in telling.items() if columns}
+
+
+def _telling(columns: Sequence[Column], policies: Sequence[dict[str, Any]]) -> list[Column]:
+    """Those with a figure that is not 0."""
+    return [
+        each for each in columns if not all(_is_zero(at(policy, each.path)) for policy in policies)
+    ]
+
+
+def _is_zero(figure: Any) -> bool:
+    if isinstance(figure, dict) and "max" in figure:
+        return not (figure["min"] or figure["max"])
+    return not figure
+
+
+def _has(policy: dict[str, Any], path: str) -> bool:
+    first, _, rest = path.partition(".")
+    found = policy.get(first)
+    return not _is_zero(found) and (not rest or _has(found or {}, rest))
+
+
+def _compared(report: dict[str, Any], *, equal_bias: bool) -> list[dict[str, Any]]:
+    """The policies; with `equal_bias`, without the ratios of those with a bias."""
+    hidden = dict.fromkeys(("speed_up", "time", "steady"))
+    return [
+        {**policy, "comparison": policy["comparison"] | hidden}
+        if equal_bias and policy["comparison"]["bias"]
+        else policy
+        for policy in report["policies"]
+    ]
+
+
+def grid(
+    columns: Sequence[Column], names: Sequence[str], rows: Sequence[dict[str, Any]], width: int
+) -> list[str]:
+    """The lines of a table: for each row its name and its figures. A long name has its own line."""
+    texts = [[cell(at(row, column.path), column.form) for row in rows] for column in columns]
+    widths = [
+        max(map(len, (*column.label.split(), *of_column)))
+        for column, of_column in zip(columns, texts, strict=True)
+    ]
+    figures = sum(len(GAP) + width for width in widths)
+    room = max(width - figures, width // 3)
+    first = max([len("policy"), *(len(name) for name in names if len(name) <= room)])
+    lines = []
+    for begin, end in _parts(widths, width - first):
+        lines += ["", *_header(columns[begin:end], widths[begin:end], first)]
+        for row, name in enumerate(names):
+            values = [f"{texts[place][row]:>{widths[place]}}" for place in range(begin, end)]
+            if len(name) > first:
+                lines += wrapped(name, width)
+                name = ""
+            lines.append(GAP.join([f"{name:{first}}", *values]).rstrip())
+    return lines
+
+
+def legend(columns: Sequence[Column]) -> str:
+    return "; ".join(f"{column.label} = {column.means}" for column in columns) + "."
+
+
+def _parts(widths: Sequence[int], room: int) -> Iterator[tuple[int, int]]:
+    """The ranges of columns that fit side by side."""
+    starts, used = [0], 0
+    for place, width in enumerate(widths):
+        used += len(GAP) + width
+        if used > room and place > starts[-1]:
+            starts.append(place)
+            used = len(GAP) + width
+    return pairwise([*starts, len(widths)])
+
+
+def _header(columns: Sequence[Column], widths: Sequence[int], first: int) -> Iterator[str]:
+    above = [
+        textwrap.wrap(column.label, width, break_on_hyphens=False)
+        for column, width in zip(columns, widths, strict=True)
+    ]
+    height = max(map(len, above))
+    padded = [[*[""] * (height - len(words)), *words] for words in above]
+    for line in range(height):
+        label = "policy" if line == height - 1 else ""
+        words = [f"{words[line]:>{width}}" for words, width in zip(padded, widths, strict=True)]
+        yield GAP.join([f"{label:{first}}", *words]).rstrip()
+    yield "-" * (first + sum(len(GAP) + width for width in widths))
+
+
+def wrapped(text: str, width: int, *, before: str = "") -> list[str]:
+    return textwrap.wrap(text, width, initial_indent=before, subsequent_indent=before)
+
+
+def at(policy: dict[str, Any], path: str) -> Any:
+    value: Any = policy
+    for key in path.split("."):
+        value = value[key]
+    return value
+
+
+def cell(figure: Any, form: Format) -> str:
+    if figure is None:
+        return "-"
+    if not isinstance(figure, dict) or "value" in figure:
+        return form(figure)
+    half = (figure["max"] - figure["min"]) / 2
+    spread = abs(half / figure["mean"]) if figure["mean"] else 0.0
+    shown = spread >= 0.005 and form not in (percent, number)
+    return form(figure["mean"]) + (f" \u00b1{100 * spread:.0f}%" if shown else "")
+
+
+def heading(report: dict[str, Any], width: int) -> str:
+    """What was replayed, and the warnings."""
+    lines = [*about(report), *(f"WARNING: {warning}" for warning in report["warnings"])]
+    return "\n".join(part for line in lines for part in wrapped(line, width))
+
+
+def about(report: dict[str, Any]) -> list[str]:
+    """The workload and the scenario: one paragraph each."""
+    size = "no training"
+    if report["prompts"]:
+        epochs = f"{report['epochs']} epochs x " if report["epochs"] > 1 else ""
+        size = (
+            f"{report['prompts']} prompts x {epochs}{report['samples_per_prompt']} samples, "
+            f"{report['prompts_per_step']} prompts a step"
+        )
+    if "conversations" in report:
+        size += f", {report['conversations']} conversations of clients"
+    return [
+        f"{report['trace']}: {size}, {report['seeds']} seed{'s' * (report['seeds'] > 1)}.",
+        f"{report['scenario']}: {report['scenario_about']}".removesuffix(": "),
+    ]
+
+
+def bounds(report: dict[str, Any], width: int) -> str:
+    """What no policy can beat, and which policies needed more samples than the trace has."""
+    lines = []
+    if report["prompts"]:
+        bound = report["lower_bound"]
+        on_policy = bound["on_policy"]
+        lines.append(
+            f"No policy can train this workload in less than {seconds(bound['total_s']['mean'])}; "
+            f"at staleness 0 in less than {seconds(on_policy['whole_batches_s']['mean'])} "
+            f"({seconds(on_policy['parts_s']['mean'])} if the trainer takes parts of a batch)."
+        )
+    drawn = [
+        f"{policy['name']} {count(policy['samples_drawn']['mean'])}"
+        for policy in report["policies"]
+        if policy["samples_drawn"]["max"]
+    ]
+    if drawn:
+        lines.append(
+            "The trace has too few samples; missing ones were drawn from the rest of their group: "
+            + ", ".join(drawn)
+        )
+    return "\n".join(part for line in lines for part in wrapped(line, width))
