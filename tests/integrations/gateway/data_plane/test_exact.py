@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rollout_sched.integrations.gateway.data_plane.resume import (
@@ -165,6 +165,7 @@ TOKENS = st.lists(st.sampled_from([[b"a"], [b"b"], [b"ab"], [b"\xc3", b"\xa9"]])
     kept=st.booleans(),
     lengths=st.lists(st.integers(1, 4), min_size=18, max_size=18),
 )
+@example(Tokens([b"b", b"a"]), ["ba", "a"], 0, False, [1] * 18)
 def test_a_response_of_several_parts_ends_at_the_stop_string_that_comes_first(
     judge: str, tokens: Tokens, strings: list[str], least: int, kept: bool, lengths: list[int]
 ) -> None:
@@ -185,9 +186,9 @@ def test_a_response_of_several_parts_ends_at_the_stop_string_that_comes_first(
                 return  # it starts over
             end = "one of them" if found else end
         elif parts and end_over_the_cut(stops, parts, part, choice) is not None:
-            end = choice["stop_reason"]
             nameless = ResponsePart(ids, text)
-            assert end_over_the_cut(stops, parts, nameless, {}) == 0
+            assert end_over_the_cut(stops, parts, nameless, {"stop_reason": end}) == 0
+            end = choice["stop_reason"]
         parts.append(part)
         made += part.token_ids
     true = until_a_stop(words, stops, 0)
