@@ -8,6 +8,7 @@ PEERS_VENV ?= .venv-peers
 NEIGHBOUR_VENVS ?= .venv-neighbours
 BROWSER_VENV ?= .venv-browser
 RAY_VENV ?= .venv-ray
+DOCS_VENV ?= .venv-docs
 COMPILED_TESTS ?= tests/core tests/policies tests/live tests/integrations tests/laws tests/simulators tests/metrics
 COMPILED_VENV ?= .venv-compiled
 BIN = $(VENV)/bin
@@ -20,7 +21,7 @@ neighbour_ready = $(if $(filter trl,$(1)),$(VLLM_VENV)/.ready-trl,$(NEIGHBOUR_VE
   $(filter torch transfer_queue,$(1)),verl,$(1))/.ready)
 SOURCES = pyproject.toml setup.py $(shell find rollout_sched policies simulators integrations -name '*.py')
 
-.PHONY: environments demo demo-vllm example example-trl example-ray test test-compiled test-vllm test-neighbours $(NEIGHBOURS:%=test-%) test-all test-browser test-prometheus test-ray check format bench bench-live bench-prediction zoo reproduction lab fuzz simulate soak clean
+.PHONY: environments demo demo-vllm example example-trl example-ray test test-compiled test-vllm test-neighbours $(NEIGHBOURS:%=test-%) test-all test-browser test-prometheus test-ray check format docs bench bench-live bench-prediction zoo reproduction lab fuzz simulate soak clean
 
 # First what the policies would do, with intervals, then three of them at work in front of
 # simulated servers; and what happened, drawn.
@@ -71,6 +72,11 @@ test-all:
 VLLM_TESTED = $(VLLM_VENV)$(addprefix -,$(VLLM))
 test-vllm: $(VLLM_TESTED)/.ready
 	$(VLLM_TESTED)/bin/python -m pytest -q tests/vllm
+
+# The pages of docs/ as a site, with a reference made from the code: build/docs/index.html. A link to nowhere is an error.
+# DOCS_REPOSITORY=https://.../blob/main links to the files outside of docs/.
+docs: $(DOCS_VENV)/.ready
+	$(DOCS_VENV)/bin/python -m sphinx -q -W --keep-going -b html docs build/docs
 
 # The real trainers and libraries that we plug into; with --keep-going, all before one that failed is told.
 test-neighbours: $(NEIGHBOURS:%=test-%)
@@ -225,6 +231,11 @@ $(BROWSER_VENV)/.ready: pyproject.toml tests/browser/requirements.txt
 	$(PYTHON) -m venv $(BROWSER_VENV)
 	$(BROWSER_VENV)/bin/python -m pip install -q -r tests/browser/requirements.txt
 	$(BROWSER_VENV)/bin/python -m pip install -q -e . pytest hypothesis
+	touch $@
+
+$(DOCS_VENV)/.ready: pyproject.toml docs/requirements.txt
+	$(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/python -m pip install -q -r docs/requirements.txt -e .
 	touch $@
 
 $(RAY_VENV)/.ready: pyproject.toml tests/ray/requirements.txt

@@ -50,7 +50,7 @@ def test_every_test_target_of_the_makefile_is_a_step() -> None:
     rooms = (path.parent.name for path in ROOT.glob("tests/neighbours/*/requirements.txt"))
     targets |= {f"test-{room}" for room in rooms}
     steps = [step for lane in LANES.values() for step in lane]
-    assert sorted(steps) == sorted({*targets, "check", "simulate", "demo", "demo-vllm"})
+    assert sorted(steps) == sorted({*targets, "check", "simulate", "demo", "demo-vllm", "docs"})
 
 
 @pytest.fixture
