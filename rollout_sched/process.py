@@ -129,18 +129,21 @@ class JsonLines(_Lines):
 
 
 def check_writable(path: Path) -> None:
-    """Check before the work that gives its content. Raises OSError if no file can be there."""
+    """Check before the work that gives its content. Raises OSError if no file can be written."""
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder; name a file in it")
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{path}: folder {path.parent} does not exist; create it first")
+    draft = _draft(path)
+    draft.touch()
+    draft.unlink()
 
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[IO[bytes]]:
     """A file to write, which replaces `path` at the end of the block, after all of it is on the
     disk. If the block raises, the old file stays. Raises OSError."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
+    draft = _draft(path)
     try:
         with draft.open("wb") as file:
             yield file
@@ -150,3 +153,7 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
+
+
+def _draft(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.draft")

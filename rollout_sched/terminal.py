@@ -70,6 +70,12 @@ def console(*, stderr: bool = False, width: int | None = None) -> Console:
     return PlainConsole(file=getattr(stream, "stream", stream), width=width)
 
 
+def width() -> int:
+    """Of a line: the terminal's, or 100 if the output is not a terminal."""
+    found = console()
+    return found.width if found.is_terminal else 100
+
+
 # ------------------------------------------------------------------------------------------
 # Figures.
 

@@ -1,6 +1,6 @@
 """The closed loop in virtual time: scenario, workload, trainer, bounds, report."""
 
-from rollout_sched.simulators.replay import command, runs
+from rollout_sched.simulators.replay import command, runs, tables
 from rollout_sched.simulators.replay.comparison import Ratio, ratio_of
 from rollout_sched.simulators.replay.scenario import Job, Scenario, load_scenario, parse_scenario
 from rollout_sched.simulators.replay.workload import Workload
@@ -15,4 +15,5 @@ __all__ = [
     "parse_scenario",
     "ratio_of",
     "runs",
+    "tables",
 ]

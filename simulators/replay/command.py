@@ -52,9 +52,6 @@ from rollout_sched.workers import Jobs, WorkerPool
 BASELINES = ("static_split", "round_robin_sync")
 DEFAULT_SCENARIO = "qwen7b-8xh100-disaggregated"
 
-#: The line width if the output is not a terminal.
-WIDTH = 100
-
 #: The formats of the report, each with an option that names its file.
 FORMATS = ("json", "csv", "html")
 
@@ -362,7 +359,7 @@ def _write(
             with whole_file(Path(file)) as opened:
                 opened.write(write(report))
     if not to_stdout:
-        print(show(report, _width(), equal_bias=options.equal_bias, full=options.full))
+        print(show(report, terminal.width(), equal_bias=options.equal_bias, full=options.full))
 
 
 def shown(
@@ -380,12 +377,6 @@ def shown(
     if report["serve"]:
         parts.append(f"Put it to work:\n  {report['serve']}")
     return "\n\n".join(part for part in parts if part)
-
-
-def _width() -> int:
-    """The width of the terminal, or WIDTH if the output is not a terminal."""
-    console = terminal.console()
-    return console.width if console.is_terminal else WIDTH
 
 
 def _progress(of: str) -> Progress:

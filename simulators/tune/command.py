@@ -7,7 +7,6 @@ import argparse
 import json
 import os
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +17,7 @@ from rollout_sched import terminal
 from rollout_sched.flags import Flag, add_flags, given_flags
 from rollout_sched.process import check_writable, whole_file
 from rollout_sched.simulators.replay import Job, load_scenario
+from rollout_sched.simulators.replay.tables import Column, grid, legend, wrapped
 from rollout_sched.simulators.traces.command import add_trace, read_trace
 from rollout_sched.simulators.traces.model import TOKENS_PER_S
 from rollout_sched.simulators.tune.candidates import REFERENCE, Candidate
@@ -57,7 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> None:
-    """Tune, write the policy file, print the findings. Raises CallerError and the like."""
+    """Tune, write the policy file, print the findings; all of the file if it cannot be written.
+    Raises CallerError and the like."""
     options = TuneOptions(**given_flags(given, TuneOptions))
     limits = HardLimits(**given_flags(given, HardLimits))
     plan = Plan(steps_for(limits.max_staleness), **given_flags(given, Plan))
@@ -71,9 +72,13 @@ def run(given: argparse.Namespace) -> None:
         task = bar.add_task("evaluations")
         result = tune(bench, limits, plan, workers, told=lambda: bar.advance(task))
     text = document(result, bench, limits, plan, command_of(given, result))
-    with whole_file(options.out) as file:
-        file.write(text.encode())
-    print(*report(result, bench, limits, plan), sep="\n")
+    try:
+        with whole_file(options.out) as file:
+            file.write(text.encode())
+    except OSError:
+        print(text)
+        raise
+    print(*report(result, bench, limits, plan, terminal.width()), sep="\n")
     print(f"\nthe search ended: {result.ended}\n{options.out}: {result.winner.name}")
 
 
@@ -112,16 +117,17 @@ def _progress() -> Progress:
 # ------------------------------------------------------------------------------------------
 # The evidence: what was tried and measured, printed, and in comments of the policy file.
 
+#: Of a line in the policy file.
+WIDTH = 98
+
 COLUMNS = (
-    f"over {REFERENCE}",
-    "95 % interval",
-    "stale mean",
-    "max",
-    "length ratio",
-    "longest kept",
-    "step bias",
-    "discarded",
-    "policy",
+    Column("speed-up", "speed", str, f"accepted tokens/s over {REFERENCE}, 95 % interval"),
+    Column("stale mean", "stale", str, "versions behind, over the samples"),
+    Column("stale max", "max", str, "of any sample"),
+    Column("length ratio", "ratio", str, "mean length trained over requested"),
+    Column("longest tenth", "tenth", str, "share of it that was trained"),
+    Column("step bias", "bias", str, "KS distance of a step's lengths from all, beyond chance"),
+    Column("discarded", "discarded", str, "tokens, of those generated"),
 )
 
 
@@ -132,24 +138,51 @@ def document(
 
     It has no date, so that the same command gives the same file.
     """
-    lines = [command, "", *report(result, bench, limits, plan)]
+    lines = [command, "", *report(result, bench, limits, plan, WIDTH)]
     head = "\n".join(f"# {line}".rstrip() for line in lines)
     return f"{head}\n\n{_toml(result, bench)}"
 
 
-def report(result: TuningResult, bench: Evaluator, limits: HardLimits, plan: Plan) -> list[str]:
-    """What was tried and measured, in lines that may be long."""
+def report(
+    result: TuningResult, bench: Evaluator, limits: HardLimits, plan: Plan, width: int
+) -> list[str]:
+    """What was found and why, then what was tried; in lines of at most `width` characters."""
+
+    def table(title: str, shown: Ranking) -> list[str]:
+        ranked = _ranked(shown, result.winner)
+        names = [_named(shown, one, limits, result.winner) for one in ranked]
+        figures = [_row(shown, one) for one in ranked]
+        return [*wrapped(_title(shown, title), width), *grid(COLUMNS, names, figures, width), ""]
+
     return [
-        *facts(result, bench, limits, plan),
+        *wrapped(_why(result, limits), width),
         "",
-        _title(result.finalists, "Finalists"),
-        *_aligned(rows(result.finalists, limits, result.winner)),
-        "",
+        *table("Finalists", result.finalists),
         *against(result),
         "",
-        _title(result.searched, "Frontier"),
-        *_aligned(rows(_frontier(result), limits, result.winner)),
+        *table("Pareto frontier", _frontier(result)),
+        *wrapped(legend(COLUMNS), width),
+        "",
+        *(line for fact in facts(result, bench, limits, plan) for line in wrapped(fact, width)),
     ]
+
+
+def _why(result: TuningResult, limits: HardLimits) -> str:
+    """The winner, its speed-up, and what it is preferred to."""
+    finalists, winner = result.finalists, result.winner
+    speed = _over(finalists, winner, finalists.preset(REFERENCE))
+    faster = [
+        one
+        for one in finalists.candidates
+        if finalists.figures(one).tokens_per_s > finalists.figures(winner).tokens_per_s
+    ]
+    within = [one.name for one in faster if not limits.exceeded(finalists.figures(one))]
+    why = "the fastest finalist within the limits"
+    if within:
+        why = f"simpler than {', '.join(within)}, and slower by no more than chance and 2 %"
+    beyond = f"; faster ones exceed a limit: {len(faster) - len(within)}"
+    gain = f", {speed} of {REFERENCE}" if speed else ""
+    return f"The winner: {winner.name}{gain}; {why}{beyond * (len(faster) > len(within))}."
 
 
 def facts(result: TuningResult, bench: Evaluator, limits: HardLimits, plan: Plan) -> list[str]:
@@ -183,12 +216,12 @@ def against(result: TuningResult) -> list[str]:
     return lines
 
 
-def rows(ranking: Ranking, limits: HardLimits, winner: Candidate) -> list[list[str]]:
-    """A line for each candidate, fastest first."""
-    reference = ranking.preset(REFERENCE)
-    speed = {one.key: _over(ranking, one, reference) for one in ranking.candidates}
-    ranked = sorted(ranking.candidates, key=lambda one: -ranking.figures(one).tokens_per_s)
-    return [_row(ranking, one, speed[one.key], limits, winner) for one in ranked]
+def _ranked(ranking: Ranking, winner: Candidate) -> list[Candidate]:
+    """The winner, then the others, fastest first."""
+    return sorted(
+        ranking.candidates,
+        key=lambda one: (one.key != winner.key, -ranking.figures(one).tokens_per_s),
+    )
 
 
 def _over(ranking: Ranking, one: Candidate, reference: Candidate | None) -> SpeedUp | None:
@@ -197,28 +230,29 @@ def _over(ranking: Ranking, one: Candidate, reference: Candidate | None) -> Spee
     return ranking.speed_up(one, reference)
 
 
-def _row(
-    ranking: Ranking, one: Candidate, speed: SpeedUp | None, limits: HardLimits, winner: Candidate
-) -> list[str]:
+def _named(ranking: Ranking, one: Candidate, limits: HardLimits, winner: Candidate) -> str:
+    won = one.key == winner.key
+    notes = ["the winner"] if won else limits.exceeded(ranking.figures(one))
+    return one.name + (f" ({'; '.join(notes)})" if notes else "")
+
+
+def _row(ranking: Ranking, one: Candidate) -> dict[str, str | None]:
+    """By the paths of COLUMNS."""
     figures = ranking.figures(one)
-    notes = limits.exceeded(figures)
-    if one.key == winner.key:
-        notes = ["the winner"]
-    return [
-        f"{speed.mean:.3f}x" if speed else "-",
-        f"{speed.low:.3f} to {speed.high:.3f}" if speed else "-",
-        f"{figures.staleness_mean:.2f}",
-        str(figures.staleness_max),
-        f"{figures.length_ratio:.3f}",
-        f"{figures.longest_kept:.3f}",
-        f"{figures.step_bias:.3f}",
-        f"{100 * figures.discarded:.1f} %",
-        one.name + (f" ({'; '.join(notes)})" if notes else ""),
-    ]
+    speed = _over(ranking, one, ranking.preset(REFERENCE))
+    return {
+        "speed": f"{speed.mean:.2f}x {speed.low:.2f}-{speed.high:.2f}" if speed else None,
+        "stale": f"{figures.staleness_mean:.2f}",
+        "max": str(figures.staleness_max),
+        "ratio": f"{figures.length_ratio:.3f}",
+        "tenth": f"{figures.longest_kept:.3f}",
+        "bias": f"{figures.step_bias:.3f}",
+        "discarded": f"{100 * figures.discarded:.1f} %",
+    }
 
 
 def _frontier(result: TuningResult) -> Ranking:
-    """The search's candidates on the frontier, and the reference."""
+    """The search's candidates on the Pareto frontier, and the reference."""
     searched = result.searched
     kept = searched.frontier()
     kept += [one for one in searched.candidates if one.preset == REFERENCE and one not in kept]
@@ -232,17 +266,6 @@ def _title(ranking: Ranking, what: str) -> str:
         f"{what}: {ranking.cases[0].steps} steps of {where}, seeds "
         f"{', '.join(map(str, seeds))}; speed in accepted tokens/s"
     )
-
-
-def _aligned(lines: Sequence[Sequence[str]]) -> list[str]:
-    lines = [COLUMNS, *lines]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(COLUMNS))]
-    return [
-        "  ".join(
-            [*(cell.rjust(width) for cell, width in zip(line, widths[:-1], strict=False)), line[-1]]
-        )
-        for line in lines
-    ]
 
 
 def _toml(result: TuningResult, bench: Evaluator) -> str:

@@ -48,7 +48,8 @@ def test_tune_writes_a_policy_and_its_evidence(
     code, said, _ = run(capsys, trace, out, *more)
     assert code == 0
     assert "Finalists" in said
-    assert "Frontier" in said
+    assert "Pareto frontier" in said
+    assert said.startswith("The winner: ")
     assert re.search(r"the winner over \w+: \d", said)
     head = out.read_text().splitlines()[0]
     assert head.startswith("# rollout-sched tune ")
@@ -153,6 +154,19 @@ def test_a_place_that_cannot_be_written_is_an_error_before_the_search(
     code, _, error = run(capsys, trace, tmp_path / where, "--max-staleness", 0)
     assert code == 2
     assert "folder" in error
+
+
+def test_what_was_found_is_printed_if_it_cannot_be_written(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    trace: Path,
+) -> None:
+    monkeypatch.setattr(command, "check_writable", lambda path: None)
+    out = tmp_path / "missing" / "t.toml"
+    code, said, error = run(capsys, trace, out, "--max-staleness", 0, "--evaluations", 20)
+    assert (code, "missing" in error) == (2, True)
+    assert tomllib.loads(said)["source"] == "rollout-sched tune"
 
 
 def test_an_unknown_trace_or_scenario_is_an_error(
