@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -117,7 +118,8 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """The options of the command that the arguments name, and in `run` what runs it."""
+    """The options of the command that the arguments name; in `run` what runs it, and in `command`
+    what was typed."""
     parser = _Parser(
         prog="rollout-sched", description="Rollout scheduling for RL post-training on vLLM fleets."
     )
@@ -129,7 +131,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         its_parser = parsers.add_parser(command.name, help=command.about, epilog=example)
         if command.name == chosen:
             command.add_arguments(its_parser)
-    return parser.parse_args(arguments)
+    typed = shlex.join([parser.prog, *map(str, arguments)])
+    return parser.parse_args(arguments, argparse.Namespace(command=typed))
 
 
 def add_check_arguments(parser: argparse.ArgumentParser) -> None:

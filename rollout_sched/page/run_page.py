@@ -113,10 +113,14 @@ def run_page(
     warnings: Sequence[str] = (),
     tables: Sequence[Mapping[str, Any]] = (),
     offered: Sequence[int] = (),
+    answer: Mapping[str, Any] | None = None,
+    serve: str | None = None,
+    made: Sequence[str] = (),
 ) -> bytes:
     """The page. `about`, `verdict` and `warnings` are paragraphs; `tables` have a title, columns
-    (label, means) and rows (name, cells); `offered` are quantiles of the offered lengths, as
-    `RunRecord.lengths`."""
+    (label, means) and rows (name, cells); `offered` are quantiles of the requested lengths, as
+    `RunRecord.lengths`; `answer` is a table with a point for each row; `serve` and the first of
+    `made` are commands."""
     runs, note = _fitting(runs)
     data = {
         "title": title,
@@ -126,6 +130,9 @@ def run_page(
         "tables": tables,
         "policies": runs,
         "offered": offered,
+        "answer": answer,
+        "serve": serve,
+        "made": made,
         "note": note,
         "words": {"since": SINCE, "causes": CAUSES, "outcomes": OUTCOMES},
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from shlex import quote
 from typing import Annotated, Any, NamedTuple
@@ -12,6 +13,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+import rollout_sched
 from rollout_sched import config, terminal
 from rollout_sched.config import PolicyFile
 from rollout_sched.core.errors import CallerError
@@ -133,7 +135,7 @@ def run(given: argparse.Namespace) -> None:
     of_worlds = [one for one in axes if not is_of_policies(one)]
     worlds = _worlds(options, of_worlds, given_flags(given, Job))
     _check_files(options, several=len(worlds) > 1)
-    replays = Replays(options, read_trace(given), policies)
+    replays = Replays(options, read_trace(given), policies, given.command)
     for world in worlds:
         replays.check(world.scenario)
     if len(worlds) == 1:
@@ -143,11 +145,12 @@ def run(given: argparse.Namespace) -> None:
 
 
 class Replays(NamedTuple):
-    """The policies to replay on a trace, in any scenario."""
+    """The policies to replay on a trace, in any scenario; `command` is what was typed."""
 
     options: ReplayOptions
     trace: Trace
     policies: Sequence[PolicyFile]
+    command: str
 
     def check(self, scenario: Scenario) -> None:
         """Raises RolloutError if something can never fit, or a policy cannot be built."""
@@ -167,7 +170,7 @@ class Replays(NamedTuple):
             writers: dict[str, Write] = {
                 "json": reports.as_json,
                 "csv": reports.as_csv,
-                "html": lambda report: report_page(report, runs, load),
+                "html": lambda report: report_page(report, runs, load, self._made()),
             }
             _write(self.options, self.report(scenario, runs, resamples), shown, writers)
 
@@ -193,7 +196,10 @@ class Replays(NamedTuple):
             raise KeyboardInterrupt from interrupted
         finally:
             if found:
-                writers: dict[str, Write] = {"json": reports.as_json, "html": sweep_page}
+                writers: dict[str, Write] = {
+                    "json": reports.as_json,
+                    "html": lambda sweep: sweep_page(sweep, self._made()),
+                }
                 whole = sorted(found)
                 document = sweep_document([found[n] for n in whole], [worlds[n] for n in whole])
                 _write(self.options, document, _shown_sweep, writers)
@@ -278,6 +284,11 @@ class Replays(NamedTuple):
             "verdict": verdict(report, within, settings),
             "serve": best and self._serve(best["name"], scenario.fleet.instances),
         }
+
+    def _made(self) -> list[str]:
+        """What made a page, and when."""
+        today = datetime.now(UTC).date().isoformat()
+        return [self.command, f"rollout_sched {rollout_sched.__version__}, {today}"]
 
     def _serve(self, policy: str, instances: int) -> str:
         """The command that puts a policy in front of as many instances."""

@@ -15,7 +15,7 @@ from rollout_sched.simulators.replay.bounds import offered_bound, offered_on_pol
 from rollout_sched.simulators.replay.comparison import Compared, compared, frontier, limited_by
 from rollout_sched.simulators.replay.runs import Run, figures, spread
 from rollout_sched.simulators.replay.scenario import Scenario
-from rollout_sched.simulators.replay.tables import about, cells
+from rollout_sched.simulators.replay.tables import ANSWER, about, cells, in_order, table_cells
 from rollout_sched.simulators.replay.workload import Workload
 from rollout_sched.simulators.traces.model import Trace
 
@@ -122,7 +122,8 @@ def _warnings(load: Workload, runs: Sequence[Sequence[Run]]) -> list[str]:
         )
     short = [run for run, *_ in runs if 0 < len(run.steps) < run.steps_needed]
     if short:
-        names = ", ".join(f"{run.policy} {run.steps_needed}" for run in short)
+        most = sorted(short, key=lambda run: -run.steps_needed)[:3]
+        names = ", ".join(f"{run.policy} {run.steps_needed}" for run in most)
         warnings.append(
             f"{len(short[0].steps)} steps are too few: the figures measure mostly the first step "
             f"and the drain, and more steps may change the ranking. If samples may be S versions "
@@ -170,9 +171,14 @@ def _cells(figures: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any
             yield from _cells(value, f"{name}.")
 
 
-def report_page(report: dict[str, Any], runs: Sequence[Sequence[Run]], workload: Workload) -> bytes:
+def report_page(
+    report: dict[str, Any],
+    runs: Sequence[Sequence[Run]],
+    workload: Workload,
+    made: Sequence[str] = (),
+) -> bytes:
     """The report of a replay as a page for a browser. `runs`: as in the report, the first of each
-    policy with its record; `workload`: what they replay."""
+    policy with its record; `workload`: what they replay; `made`: as in `run_page`."""
     offered = [length for group in workload.groups for length in workload.offered(group)]
     several = report["seeds"] > 1
     return run_page(
@@ -186,7 +192,35 @@ def report_page(report: dict[str, Any], runs: Sequence[Sequence[Run]], workload:
         warnings=report["warnings"],
         tables=cells(report),
         offered=quantiles(offered),
+        answer=_answer(report) if report["prompts"] else None,
+        serve=report["serve"],
+        made=made,
     )
+
+
+def _answer(report: Mapping[str, Any]) -> dict[str, Any]:
+    """The table of the answer, with a point for each row."""
+    policies = in_order(report["policies"])
+    table = table_cells(ANSWER, policies)
+    labels = [column["label"] for column in table["columns"]]
+    return {
+        **table,
+        "points": [
+            {
+                "name": policy["name"],
+                "frontier": policy["on_frontier"],
+                "speed_up": policy["comparison"]["speed_up"]["value"],
+                "low": policy["comparison"]["speed_up"]["low"],
+                "high": policy["comparison"]["speed_up"]["high"],
+                "staleness": policy["staleness"]["mean"]["mean"],
+                "said": [
+                    policy["name"],
+                    *(f"{label}: {text}" for label, text in zip(labels, row["cells"], strict=True)),
+                ],
+            }
+            for policy, row in zip(policies, table["rows"], strict=True)
+        ],
+    }
 
 
 def _drawn(policy: Mapping[str, Any], run: Run) -> DrawnRun:

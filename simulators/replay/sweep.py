@@ -255,8 +255,8 @@ _AXES = (
 )
 
 
-def sweep_page(sweep: Mapping[str, Any]) -> bytes:
-    """The page for the document of a sweep."""
+def sweep_page(sweep: Mapping[str, Any], made: Sequence[str] = ()) -> bytes:
+    """The page for the document of a sweep. `made`: as in `run_page`."""
     first = sweep["worlds"][0]
     rows = rows_of(sweep)
     points = [_point(row) for row in rows]
@@ -266,6 +266,7 @@ def sweep_page(sweep: Mapping[str, Any]) -> bytes:
         "sweep",
         {
             "title": f"{first['trace']}: {len(sweep['worlds'])} worlds",
+            "made": made,
             "about": [f"{first['groups']} groups, {len(rows)} replays."],
             "columns": [{"label": each.label, "means": each.means} for each in COLUMNS],
             "rows": [{"name": _marked(row), "cells": shown(row)} for row in rows],

@@ -242,10 +242,7 @@ ROUGH: tuple[tuple[str, str, Sequence[Column]], ...] = (
 def answer(report: dict[str, Any], width: int, *, equal_bias: bool = False) -> str:
     """The table that a reader decides by. Policies of equal staleness stand together, the fastest
     of them first; `*` marks the Pareto frontier."""
-    policies = sorted(
-        _compared(report, equal_bias=equal_bias),
-        key=lambda policy: (staleness_allowed(policy), -at(policy, TOKENS.path)["mean"]),
-    )
+    policies = in_order(_compared(report, equal_bias=equal_bias))
     names = [f"{'*' if one['on_frontier'] else ' '} {one['name']}" for one in policies]
     columns = _telling(ANSWER, policies)
     first, resamples = report["policies"][0]["name"], report["resamples"]
@@ -292,22 +289,32 @@ def tables(report: dict[str, Any], width: int, *, equal_bias: bool = False) -> s
     )
 
 
+def in_order(policies: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those of equal staleness together, the fastest of them first."""
+    return sorted(policies, key=lambda one: (staleness_allowed(one), -at(one, TOKENS.path)["mean"]))
+
+
 def cells(report: dict[str, Any]) -> list[dict[str, Any]]:
-    """The tables of the report as data: titles, columns with their explanations, rows of texts."""
+    """The tables of the report as data, each with its title."""
     return [
-        {
-            "title": title,
-            "columns": [{"label": each.label, "means": each.means} for each in columns],
-            "rows": [
-                {
-                    "name": policy["name"],
-                    "cells": [cell(at(policy, each.path), each.form) for each in columns],
-                }
-                for policy in report["policies"]
-            ],
-        }
+        {"title": title, **table_cells(columns, report["policies"])}
         for title, columns in _shown(report).items()
     ]
+
+
+def table_cells(columns: Sequence[Column], policies: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """A table as data: its columns with their explanations, and rows of texts."""
+    telling = _telling(columns, policies)
+    return {
+        "columns": [{"label": each.label, "means": each.means} for each in telling],
+        "rows": [
+            {
+                "name": policy["name"],
+                "cells": [cell(at(policy, each.path), each.form) for each in telling],
+            }
+            for policy in policies
+        ],
+    }
 
 
 def _shown(report: dict[str, Any]) -> dict[str, Sequence[Column]]:

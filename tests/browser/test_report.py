@@ -32,11 +32,11 @@ def test_it_is_drawn_whole_at_any_width(open_page: Open, width: int, scheme: str
     )
     titles = page.locator("h2").all_inner_texts()
     assert titles == [
-        "Verdict",
+        "Answer",
         "Figures",
         "The fleet over time",
         "The tail",
-        "Bubbles",
+        "Idle time and empty slots",
         "Staleness",
         "Length bias",
         "KV memory and queues over time",
@@ -47,6 +47,32 @@ def test_it_is_drawn_whole_at_any_width(open_page: Open, width: int, scheme: str
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     dark = page.evaluate("getComputedStyle(document.body).backgroundColor") != "rgb(255, 255, 255)"
     assert dark == (scheme == "dark")
+
+
+@pytest.mark.parametrize("width", [420, 1280])
+def test_the_answer_is_a_chart_and_many_policies_are_drawn_only_in_part(
+    open_page: Open, width: int
+) -> None:
+    names = [f"policy_{number} freshness.max_staleness={number}" for number in range(32)]
+    points = [
+        {"name": name, "frontier": n % 8 == 0, "speed_up": 1 + n / 8, "low": 1, "high": 2 + n / 8}
+        | {"staleness": n / 4, "said": [name]}
+        for n, name in enumerate(names)
+    ]
+    rows = [{"name": name, "cells": ["1.00x"]} for name in names]
+    answer = {"columns": [{"label": "speed-up", "means": ""}], "rows": rows, "points": points}
+    runs = [small(policy=name) for name in names]
+    command = "rollout-sched serve --policy x --instance=http://gpu-1:8000"
+    made = ["rollout-sched replay t", "rollout_sched 1"]
+    said = {"verdict": ["Fastest."], "answer": answer, "serve": command, "made": made}
+    page = open_page(page_of(*runs, **said), width=width)
+    assert page.locator("#answer tbody tr").count() == page.locator("#answer circle").count() == 32
+    assert page.locator("#answer .interval").count() == 32
+    assert page.locator(".command").all_text_contents() == [made[0], command]
+    drawn = [box.is_checked() for box in page.get_by_role("checkbox").all()]
+    assert [n for n, checked in enumerate(drawn) if checked] == [0, 8, 16, 24]
+    assert page.locator(".timeline:visible").count() == 4
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
 def test_a_click_on_a_bar_shows_its_request(open_page: Open) -> None:

@@ -338,7 +338,7 @@ def drawn(seeds: int = 1) -> tuple[Any, dict[str, Any]]:
     policies = [make_policy("one"), make_policy("two", batching="fully_async")]
     runs = replay(trace, policies, scenario, seeds=seeds, records=True)
     report = reports.document(trace, scenario, runs, steps=0, seeds=seeds)
-    report["verdict"] = verdict(report)
+    report |= {"verdict": verdict(report), "serve": None}
     page = report_page(report, runs, Workload(trace, scenario.job))
     return data_of(page), report
 
@@ -347,6 +347,10 @@ def test_a_page_has_the_report_and_its_runs() -> None:
     data, report = drawn()
     assert [policy["name"] for policy in data["policies"]] == ["one", "two"]
     assert data["verdict"] == report["verdict"]
+    assert {row["name"] for row in data["answer"]["rows"]} == {"one", "two"}
+    assert [point["said"][0] for point in data["answer"]["points"]] == [
+        row["name"] for row in data["answer"]["rows"]
+    ]
     for policy, figures in zip(data["policies"], report["policies"], strict=True):
         assert sum(policy["staleness"].values()) == 12
         assert len(policy["record"]["curves"]) == figures["steps"]["mean"]

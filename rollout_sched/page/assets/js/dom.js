@@ -20,6 +20,24 @@ export function section(id, title, about, ...children) {
   );
 }
 
+// `made`: the command, and when and by what version the page was made.
+export function heading({ title, about, made }) {
+  return make(
+    "header",
+    {},
+    make("p", { class: "product" }, "rollout_sched"),
+    make("h1", {}, title),
+    ...about.map((text) => make("p", { class: "about" }, text)),
+    ...(made ?? []).map((text, at) => (at ? make("p", { class: "about" }, text) : command(text))),
+  );
+}
+
+// A line to copy, which goes on in the next line before an option only.
+export function command(text) {
+  const parts = text.split(/(?= --)/).map((part) => make("span", {}, part));
+  return make("pre", { class: "command" }, ...parts);
+}
+
 // A part of a section with its own heading, for one policy.
 export function panel(title, ...children) {
   return make("div", { class: "panel", "data-policy": title }, make("h3", {}, title), ...children);

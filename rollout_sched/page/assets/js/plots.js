@@ -50,12 +50,13 @@ export function lines(x, y, lines_, options = {}) {
   return { element: box, plot };
 }
 
-export function bars(x, y, values, colour) {
+export function bars(x, y, values, colour, options = {}) {
   return lines(
     x,
     y,
     [{ label: y.label, values, colour, fill: colour, paths: uPlot.paths.bars({ size: [0.7, 60] }) }],
     {
+      ...options,
       legend: false,
       xScale: { range: (_, least, most) => [least - 0.6, most + 0.6] },
     },

@@ -1,6 +1,7 @@
 // The page of a replay or a journal.
 
-import { make } from "./dom.js";
+import { answerSection } from "./answer.js";
+import { heading, make } from "./dom.js";
 import { fleetSection } from "./fleet_section.js";
 import { unpacked } from "./packed.js";
 import {
@@ -10,20 +11,32 @@ import {
   levelsSection,
   stalenessSection,
   tailSection,
-  verdictSection,
 } from "./sections.js";
+
+const DRAWN = 4; // with more policies than this, only some are drawn at first
 
 async function start() {
   const data = await unpacked(document.getElementById("data").textContent);
   const page = document.getElementById("page");
-  const shown = new Set(data.policies.map(({ name }) => name));
-  page.replaceChildren(heading(data, shown, () => show(page, shown)), ...sections(data));
+  const shown = new Set(drawnAtFirst(data));
+  page.replaceChildren(heading(data), ...sections(data));
+  page.querySelector("#fleet").before(choice(data, shown, () => show(page, shown)));
+  show(page, shown);
   requestAnimationFrame(() => setTimeout(() => performance.mark("drawn")));
 }
 
-function heading(data, shown, changed) {
-  const boxes = data.policies.map(({ name }) => {
-    const box = make("input", { type: "checkbox", checked: true });
+// The first policy, and the fastest of the others that are on the frontier.
+function drawnAtFirst({ policies, answer }) {
+  const names = policies.map(({ name }) => name);
+  if (names.length <= DRAWN || !answer) return names.slice(0, Math.max(DRAWN, answer ? 0 : names.length));
+  const fast = [...answer.points].sort((one, other) => other.frontier - one.frontier || other.speed_up - one.speed_up);
+  return [...new Set([names[0], ...fast.map(({ name }) => name)])].slice(0, DRAWN);
+}
+
+function choice({ policies }, shown, changed) {
+  if (policies.length < 2) return make("div");
+  const boxes = policies.map(({ name }) => {
+    const box = make("input", { type: "checkbox", checked: shown.has(name) });
     box.addEventListener("change", () => {
       if (box.checked) shown.add(name);
       else shown.delete(name);
@@ -31,17 +44,11 @@ function heading(data, shown, changed) {
     });
     return make("label", {}, box, ` ${name}`);
   });
-  return make(
-    "header",
-    {},
-    make("h1", {}, data.title),
-    ...data.about.map((text) => make("p", { class: "about" }, text)),
-    boxes.length > 1 ? make("div", { class: "controls" }, "policies: ", ...boxes) : null,
-  );
+  return make("div", { class: "controls" }, "policies drawn below: ", ...boxes);
 }
 
 function show(page, shown) {
-  page.querySelectorAll(".panel").forEach((each) => {
+  page.querySelectorAll("section:not(#answer) .panel").forEach((each) => {
     each.hidden = !shown.has(each.dataset.policy);
   });
 }
@@ -50,7 +57,7 @@ function sections(data) {
   const { policies, words } = data;
   const fleet = fleetSection(policies, words, data.note);
   return [
-    verdictSection(data.verdict, data.warnings),
+    answerSection(data),
     figuresSection(data.tables),
     fleet.element,
     tailSection(policies),

@@ -17,26 +17,15 @@ const evenly = (length) => Array.from({ length }, (_, at) => at / Math.max(1, le
 const whole = (value) => (Number.isInteger(value) ? String(value) : "");
 const share = { label: "share of the batch finished", form: (value) => `${Math.round(100 * value)} %` };
 
-export function verdictSection(verdict, warnings) {
-  if (!verdict.length && !warnings.length) return null;
-  return section(
-    "verdict",
-    "Verdict",
-    null,
-    ...verdict.map((sentence, at) => make("p", { class: at ? "" : "answer" }, sentence)),
-    ...warnings.map((text) => make("p", { class: "warning" }, `Warning: ${text}`)),
-  );
-}
-
 export function figuresSection(tables) {
   return section(
     "figures",
     "Figures",
     null,
-    ...tables.map(({ title, columns, rows }, at) =>
+    ...tables.map(({ title, columns, rows }) =>
       make(
         "details",
-        { open: at === 0 },
+        {},
         make("summary", {}, title),
         figures(columns, rows),
         make(
@@ -110,9 +99,9 @@ function tailBySteps(steps, yScale) {
     x,
     { label: "seconds", form: (value) => count(value) },
     [
-      { label: "t50", values: of("t50_s"), colour: PALETTE[0], ...points },
-      { label: "t90", values: of("t90_s"), colour: PALETTE[1], dash: [6, 3], ...points },
-      { label: "t99", values: of("t99_s"), colour: PALETTE[5], dash: [2, 3], ...points },
+      { label: "half finished (t50)", values: of("t50_s"), colour: PALETTE[0], ...points },
+      { label: "90 % (t90)", values: of("t90_s"), colour: PALETTE[1], dash: [6, 3], ...points },
+      { label: "99 % (t99)", values: of("t99_s"), colour: PALETTE[5], dash: [2, 3], ...points },
     ],
     { yScale },
   ).element;
@@ -123,9 +112,9 @@ function tailBySteps(steps, yScale) {
 export function bubblesSection(policies) {
   return section(
     "bubbles",
-    "Bubbles",
-    "Share of the instances\u2019 time by cause. Idle: nothing was in flight on an instance. Vacant: " +
-      "empty slots in an even share of the batch.",
+    "Idle time and empty slots",
+    "Share of the instances\u2019 time by cause. Idle: nothing was in flight on an instance. Empty slots: " +
+      "of an even share of the batch.",
     legend(Object.entries(CAUSES).map(([cause, text], at) => [`${named(cause)}: ${text}`, colourOf(at)])),
     make(
       "div",
@@ -136,7 +125,7 @@ export function bubblesSection(policies) {
         make(
           "thead",
           {},
-          make("tr", {}, ...["policy", "idle", "", "vacant", ""].map((text) => make("th", {}, text))),
+          make("tr", {}, ...["policy", "idle", "", "empty slots", ""].map((text) => make("th", {}, text))),
         ),
         make(
           "tbody",
@@ -174,6 +163,8 @@ function stack(byCause) {
 export function stalenessSection(policies) {
   const most = Math.max(...policies.flatMap(({ staleness }) => Object.keys(staleness).map(Number)), 1);
   const versions = Array.from({ length: most + 1 }, (_, at) => at);
+  const samples = Math.max(0, ...policies.flatMap(({ staleness }) => Object.values(staleness)));
+  const yScale = { range: () => [0, samples * 1.05 || 1] };
   return section(
     "staleness",
     "Staleness",
@@ -189,6 +180,7 @@ export function stalenessSection(policies) {
             { label: "samples", form: count },
             versions.map((version) => staleness[version] ?? 0),
             PALETTE[0],
+            { yScale },
           ).element,
         ),
       ),
@@ -206,8 +198,8 @@ export function lengthsSection(policies, offered) {
     "Length bias",
     "Response lengths, shortest first: what was trained" +
       (offered.length
-        ? ", and what was offered. A gap between them is a bias; at the right, a bias against long ones."
-        : ". A journal does not record what was offered."),
+        ? ", and what was requested. A gap between them is a bias; at the right, a bias against long ones."
+        : ". A journal does not record what was requested."),
     make(
       "div",
       { class: "panels" },
@@ -217,7 +209,7 @@ export function lengthsSection(policies, offered) {
 }
 
 function lengths(trained, offered, yScale) {
-  const asked = { label: "offered", values: offered, colour: PALETTE[1], dash: [6, 3], width: 3 };
+  const asked = { label: "requested", values: offered, colour: PALETTE[1], dash: [6, 3], width: 3 };
   const drawn = { label: "trained", values: trained, colour: PALETTE[0] };
   const x = { ...share, label: "share of the samples", values: evenly(trained.length) };
   const y = { label: "response tokens", form: count };
@@ -228,6 +220,8 @@ function lengths(trained, offered, yScale) {
 
 export function levelsSection(policies, shared) {
   const moved = [];
+  const requests = policies.flatMap(({ record: { fleet } }) => [...fleet.in_flight, ...fleet.waiting, ...fleet.queued]);
+  const most = requests.reduce((one, other) => Math.max(one, other), 1);
   const element = section(
     "levels",
     "KV memory and queues over time",
@@ -237,7 +231,7 @@ export function levelsSection(policies, shared) {
       "div",
       { class: "panels" },
       ...policies.map(({ name, record }) => {
-        const [load, kv] = levels(record.fleet, shared);
+        const [load, kv] = levels(record.fleet, shared, most);
         moved.push(load.plot, kv.plot);
         return panel(name, load.element, kv.element);
       }),
@@ -250,7 +244,7 @@ export function levelsSection(policies, shared) {
   return element;
 }
 
-function levels(fleet, shared) {
+function levels(fleet, shared, most) {
   const x = {
     label: "seconds",
     form: (value) => String(Number(value.toPrecision(6))),
@@ -266,7 +260,7 @@ function levels(fleet, shared) {
       { label: "waiting", values: fleet.waiting, colour: PALETTE[1], dash: [6, 3] },
       { label: "queued", values: fleet.queued, colour: PALETTE[5], dash: [2, 3] },
     ],
-    options,
+    { ...options, yScale: { range: () => [0, most * 1.05] } },
   );
   const kv = lines(
     x,

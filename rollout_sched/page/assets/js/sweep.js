@@ -1,6 +1,6 @@
-// The page of a sweep: the table and the frontier in three plots.
+// The page of a sweep: the table and the Pareto frontier in plots.
 
-import { legend, make, section } from "./dom.js";
+import { heading, legend, make, section } from "./dom.js";
 import { count } from "./format.js";
 import { unpacked } from "./packed.js";
 import { PALETTE } from "./palette.js";
@@ -10,9 +10,9 @@ import { figures } from "./sections.js";
 async function start() {
   const data = await unpacked(document.getElementById("data").textContent);
   document.getElementById("page").replaceChildren(
-    make("header", {}, make("h1", {}, data.title), ...data.about.map((text) => make("p", { class: "about" }, text))),
+    heading(data),
     frontierSection(data),
-    section("figures", "Figures", "The fastest first; * marks the frontier.", table(data), meanings(data.columns)),
+    section("figures", "Figures", "The fastest first; * marks the Pareto frontier.", table(data), meanings(data.columns)),
   );
   requestAnimationFrame(() => setTimeout(() => performance.mark("drawn")));
 }
@@ -21,11 +21,11 @@ function frontierSection({ points, axes }) {
   const y = { key: "tokens_per_s", label: "trained tokens/s", form: count };
   return section(
     "frontier",
-    "The frontier",
+    "The Pareto frontier",
     "A point is a policy in one world. It is on the frontier if no other point is better in one of speed, " +
       "staleness, bias and GPUs and as good in the rest. Hover over a point, or select it with Tab, to see its name.",
     legend([
-      ["on the frontier", PALETTE[5]],
+      ["on the Pareto frontier", PALETTE[5]],
       ["beaten", PALETTE[0]],
     ]),
     make("div", { class: "panels" }, ...axes.map((x) => scatter(x, y, points))),
