@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from shlex import quote
 from typing import Annotated, Any, NamedTuple
@@ -13,7 +14,6 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-import rollout_sched
 from rollout_sched import config, terminal
 from rollout_sched.config import PolicyFile
 from rollout_sched.core.errors import CallerError
@@ -288,7 +288,7 @@ class Replays(NamedTuple):
     def _made(self) -> list[str]:
         """What made a page, and when."""
         today = datetime.now(UTC).date().isoformat()
-        return [self.command, f"rollout_sched {rollout_sched.__version__}, {today}"]
+        return [self.command, f"rollout_sched {version('rollout-sched')}, {today}"]
 
     def _serve(self, policy: str, instances: int) -> str:
         """The command that puts a policy in front of as many instances."""
