@@ -10,12 +10,17 @@ from typing import Any
 import msgspec
 
 from rollout_sched.inspection.recording import Recording, rows, summary
+from rollout_sched.inspection.run_scenario import run_scenario
 from rollout_sched.inspection.timeline import TimelineFold, journal_page
 from rollout_sched.inspection.trace_fold import recorded_trace
 from rollout_sched.journal import files
 from rollout_sched.metrics.fold import Folded
 from rollout_sched.process import check_writable, whole_file
 from rollout_sched.simulators import traces
+from rollout_sched.simulators.replay import load_scenario
+
+#: The base of a recorded scenario, unless another is given.
+DEFAULT_BASE = "qwen7b-8xh100-disaggregated"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,11 +28,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, run, says in (
         ("summary", _summary, "print the figures of the run"),
         ("trace", _trace, "write a trace of the run, for replays under other policies"),
+        ("scenario", _scenario, "write the scenario of the run, for replays"),
         ("timeline", _timeline, "draw the run as a page or as Chrome's trace events"),
         ("cat", _cat, "print each event and the scheduler's actions as a line of JSON"),
     ):
         verb = verbs.add_parser(name, help=says)
-        several = name == "trace"
+        several = name in ("trace", "scenario")
         verb.add_argument(
             "journal",
             type=Path,
@@ -46,8 +52,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         verb.set_defaults(run=run)
         if name == "summary":
             verb.add_argument("--json", action="store_true", help="print JSON")
-        if name == "trace":
+        if several:
             verb.add_argument("--out", type=Path, required=True, metavar="FILE")
+        if name == "scenario":
+            verb.add_argument(
+                "--base",
+                default=DEFAULT_BASE,
+                metavar="NAME_OR_TOML",
+                help="scenario that has what the run does not tell; default: %(default)s",
+            )
         if name == "timeline":
             kinds = verb.add_mutually_exclusive_group(required=True)
             kinds.add_argument(
@@ -81,6 +94,16 @@ def _trace(options: argparse.Namespace) -> None:
     lacks += [f"the ends of {cut} samples, which were cut"] * bool(cut)
     for one in lacks:
         print(f"  without {one}")
+
+
+def _scenario(options: argparse.Namespace) -> None:
+    check_writable(options.out)
+    recordings = [_recording(options, path) for path in _without_parts(options.journal)]
+    trace, _ = recorded_trace(options.out.name.split(".")[0], recordings)
+    found = run_scenario(recordings, trace, load_scenario(options.base))
+    with whole_file(options.out) as file:
+        file.write(found.text.encode())
+    print(f"{options.out}: scenario of a run of {found.times.total_s:,.0f} s")
 
 
 def _without_parts(paths: list[Path]) -> list[Path]:
