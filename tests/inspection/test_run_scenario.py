@@ -12,9 +12,8 @@ from rollout_sched.inspection.recording import Recording
 from rollout_sched.inspection.run_scenario import run_scenario
 from rollout_sched.inspection.trace_fold import recorded_trace
 from rollout_sched.simulators.replay.faults import Joins, Leaving, Lost
-from rollout_sched.simulators.replay.rewards import RewardModel
 from rollout_sched.simulators.replay.runs import run_policy
-from rollout_sched.simulators.replay.scenario import Scenario, load_scenario
+from rollout_sched.simulators.replay.scenario import RewardModel, Scenario, load_scenario
 from rollout_sched.simulators.traces import read
 
 #: How far a replay may be from the run, in the scenario that is fitted to its journal.
