@@ -38,6 +38,13 @@ def add_trace(parser: argparse.ArgumentParser) -> None:
         help="a file, a folder, a 'pattern*', - for standard input, or a shipped trace's name",
     )
     parser.add_argument(
+        "--columns",
+        metavar="FIELD=NAME,...",
+        default="",
+        help="for a table of your own: its names of group and response, and of prompt, sample, "
+        "arrival, finish if it has them",
+    )
+    parser.add_argument(
         "--tokenizer",
         type=Path,
         metavar="PATH",
@@ -60,7 +67,8 @@ def read_trace(options: argparse.Namespace) -> Trace:
     counting = Counting(tokens_per_s=options.tokens_per_s)
     if options.tokenizer is not None:
         counting = with_tokenizer(options.tokenizer, counting)
-    trace = read(options.trace, counting)
+    pairs = [pair.partition("=") for pair in options.columns.split(",") if pair]
+    trace = read(options.trace, counting, {field: column for field, _, column in pairs})
     if trace.left_out:
         left_out = f"requests without tokens, which are left out: {trace.left_out}"
         print(f"{options.trace}: {left_out}", file=sys.stderr)

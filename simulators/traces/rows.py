@@ -117,11 +117,15 @@ class Row:
 
 
 def csv_records(where: str, lines: Lines) -> Iterator[tuple[int, list[str]]]:
-    """(line where it begins, values) of every record of CSV that has a value. Quoted values may
-    have line breaks, so the lines are all lines with their ends. TraceError on wrong quotes."""
+    """(line where it begins, values) of every record of CSV that has a value. Its separator is the
+    most frequent in the first line. Quoted values may have line breaks, so the lines are all lines
+    with their ends. TraceError on wrong quotes."""
     number, text = next(lines)
+    separator = max(",;\t|", key=text.count)
     # Strict, because a lenient reader takes the rest of a file for the value of an open quote.
-    reader = csv.reader(chain([text], (text for _, text in lines)), strict=True)
+    reader = csv.reader(
+        chain([text], (text for _, text in lines)), strict=True, delimiter=separator
+    )
     while True:
         line = number + reader.line_num
         try:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from datetime import date, datetime
 from itertools import chain
@@ -54,8 +55,8 @@ from rollout_sched.simulators.traces.rows import (
     csv_rows,
     json_rows,
 )
-from rollout_sched.simulators.traces.table_formats import QUANTILES, TABLES
-from rollout_sched.simulators.traces.trajectory_formats import TRAJECTORIES
+from rollout_sched.simulators.traces.table_formats import COUNTED, FIELDS, QUANTILES, TABLES
+from rollout_sched.simulators.traces.trajectory_formats import TRAJECTORIES, UNKNOWN_PROMPT
 
 # ------------------------------------------------------------------------------------------
 # Find the format of a foreign file by its columns.
@@ -75,10 +76,13 @@ def recognised(where: str, line: int, columns: Iterable[str]) -> Importer:
         found = "looks like a native trace without its header"
         remedy = f'write {{"schema":"{SCHEMA}"}} as the first line (docs/trace_format.md)'
         raise TraceError(where, found, remedy, line=line)
-    # The nearest: most columns present, and among equals the fewest missing.
-    near = max(IMPORTERS, key=lambda i: (len(i.columns & present), -len(i.columns - present)))
+    # The nearest: the largest share of its columns is present, and among equals the most.
+    near = max(
+        IMPORTERS,
+        key=lambda i: (len(i.columns & present) / len(i.columns), len(i.columns & present)),
+    )
     missing = ", ".join(sorted(near.columns - present))
-    if near.columns & present:
+    if 2 * len(near.columns & present) > len(near.columns):
         found = f"looks like {near.about}, but lacks: {missing}"
         raise TraceError(where, found, "add the missing columns", line=line, field=missing)
     known = "; ".join(f"{i.about} ({', '.join(sorted(i.columns))})" for i in IMPORTERS)
@@ -86,7 +90,8 @@ def recognised(where: str, line: int, columns: Iterable[str]) -> Importer:
     raise TraceError(
         where,
         f"no known trace format begins with {shown}",
-        f"write {SCHEMA!r} (docs/trace_format.md) or one of: {known}",
+        f"name its columns by --columns group=...,response=..., or write {SCHEMA!r} "
+        f"(docs/trace_format.md) or one of: {known}",
         line=line,
     )
 
@@ -162,18 +167,22 @@ class _File(NamedTuple):
         return "native" if self.importer is None else self.importer.about
 
 
-def read(source: str | os.PathLike[str], counting: Counting | None = None) -> Trace:
+def read(
+    source: str | os.PathLike[str],
+    counting: Counting | None = None,
+    columns: Mapping[str, str] | None = None,
+) -> Trace:
     """The trace in a file, in the files of a folder or a pattern, in standard input (`-`), or the
     shipped trace of that name; a file of that name takes precedence.
 
     The format is detected by content, not by the file's name, and must be the same in all files of
     a trace. Arrivals of foreign formats are counted from the earliest, which is also the order of
     their groups. counting: how to count tokens if the source does not (default: 3.3 characters per
-    token, recorded in the labels). Raises TraceError, before any sample is used, with the file,
-    line, field, finding and remedy.
+    token, recorded in the labels). columns: in a table of a user's own, the names of FIELDS.
+    Raises TraceError, before any sample is used, with the file, line, field, finding and remedy.
     """
     name, sources = sources_of(source)
-    files = map(_looked_at, sources)
+    files = (_looked_at(one, columns or {}) for one in sources)
     first = next(files)
     headers = [first.header]
 
@@ -205,7 +214,7 @@ def read(source: str | os.PathLike[str], counting: Counting | None = None) -> Tr
         source=first.header.source,
         license=first.header.license,
         max_response_tokens=max(known) if len(known) == len(caps) else None,
-        prompts_per_step=first.header.prompts_per_step,
+        prompts_per_step=first.header.prompts_per_step or _groups_of_a_step(groups),
         samples_per_prompt=first.header.samples_per_prompt,
         left_out=gatherer.left_out,
     )
@@ -247,6 +256,14 @@ def _gathered(
     return {name: groups[name] for name in sorted(groups, key=first.__getitem__)}
 
 
+def _groups_of_a_step(groups: Mapping[str, list[SampleRecord]]) -> int | None:
+    """The most common number, if a label says of which step each group is, as verl's does; the
+    larger on a tie."""
+    steps = Counter(members[0].labels.get("step") for members in groups.values())
+    sizes = Counter(steps.values())
+    return None if None in steps else max(sizes, key=lambda size: (sizes[size], size))
+
+
 def write(trace: Trace, path: str | os.PathLike[str]) -> None:
     """Write the trace in the native format, gzip if the name ends in .gz.
 
@@ -269,10 +286,10 @@ def shipped() -> dict[str, str]:
     return listing
 
 
-def _looked_at(source: TraceSource) -> _File:
+def _looked_at(source: TraceSource, named: Mapping[str, str]) -> _File:
     """A file with the format of its beginning; it is closed when it has been read."""
     with ExitStack() as stack:
-        file = _content(source.where, stack.enter_context(unpacked(source)))
+        file = _content(source.where, stack.enter_context(unpacked(source)), named)
         return file._replace(rows=_held(stack.pop_all(), file.rows))
 
 
@@ -281,12 +298,12 @@ def _held(open_file: ExitStack, rows: Iterator[Any]) -> Iterator[Any]:
         yield from rows
 
 
-def _content(where: str, file: Unpacked) -> _File:
+def _content(where: str, file: Unpacked, named: Mapping[str, str]) -> _File:
     magic = file.stream.read(len(MAGIC))
     file.stream.seek(0)
     if magic == MAGIC:
         columns, rows = parquet_rows(where, file)
-        return _foreign(where, 1, columns, rows)
+        return _foreign(where, 1, columns, rows, named)
     lines = numbered_lines(where, file)
     first = next((line for line in lines if line[1].strip()), None)
     if first is None:
@@ -299,13 +316,38 @@ def _content(where: str, file: Unpacked) -> _File:
     if text.lstrip().startswith(("{", "[")):
         rows = json_rows(where, filled(lines))
         row = next(rows)
-        return _foreign(where, number, row.fields, chain([row], rows))
+        return _foreign(where, number, row.fields, chain([row], rows), named)
     records = csv_records(where, lines)
     _, names = next(records, (number, []))
     columns = [name.strip() for name in names]
-    return _foreign(where, number, columns, csv_rows(where, columns, records))
+    return _foreign(where, number, columns, csv_rows(where, columns, records), named)
 
 
-def _foreign(where: str, number: int, columns: Iterable[str], rows: Iterator[Row]) -> _File:
-    importer = recognised(where, number, columns)
+def _foreign(
+    where: str, number: int, columns: Iterable[str], rows: Iterator[Row], named: Mapping[str, str]
+) -> _File:
+    importer = COUNTED if named else recognised(where, number, columns)
+    if named:
+        rows = _renamed(where, number, list(columns), rows, named)
     return _File(where, importer, TraceHeader(SCHEMA, about=importer.about), rows)
+
+
+def _renamed(
+    where: str, number: int, columns: list[str], rows: Iterator[Row], named: Mapping[str, str]
+) -> Iterator[Row]:
+    """The rows with the names of FIELDS. A table without lengths of prompts gets those of 1."""
+    for field, column in named.items():
+        if field not in FIELDS:
+            raise TraceError(where, f"--columns {field}=", f"name one of {', '.join(FIELDS)}")
+        if column not in columns:
+            found = f"no column {brief(repr(column))}; it has {', '.join(map(brief, columns))}"
+            raise TraceError(where, found, f"name that of {field} by --columns", line=number)
+    if missing := {"group", "response"} - named.keys():
+        raise TraceError(where, "--columns", f"name that of {' and '.join(sorted(missing))}, too")
+    ours = {column: FIELDS[field] for field, column in named.items()}
+
+    def renamed(row: Row) -> Row:
+        fields = {ours.get(column, column): value for column, value in row.fields.items()}
+        return Row(row.where, row.line, {"prompt_tokens": UNKNOWN_PROMPT, **fields})
+
+    return map(renamed, rows)

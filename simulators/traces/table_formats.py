@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 from datetime import datetime
+from hashlib import blake2b
 
 from rollout_sched.simulators.traces.model import (
     Counting,
@@ -28,25 +29,21 @@ _FINISHES: dict[str, Finish] = {
 }
 
 
-def _grouped(rows: Iterable[Row], _: Counting) -> Placed:
-    """group_id, sample_idx, prompt_tokens, response_tokens [, truncated, finish_reason, arrival_s,
-    labels...].
+def _table(about: str, group: str, sample: str) -> Importer:
+    """The format of group, prompt_tokens, response_tokens [, sample, truncated, finish_reason,
+    arrival_s, labels...]. Samples without an index are counted within their group.
     """
-    for row in rows:
-        labels = row.labels("group_id", "sample_idx", *_REST)
-        yield _sample(row, row.text("group_id"), row.whole("sample_idx"), labels)
 
+    def convert(rows: Iterable[Row], _: Counting) -> Placed:
+        so_far: Counter[str] = Counter()
+        for row in rows:
+            name = row.text(group)
+            index = row.whole(sample) if row.given(sample) else so_far[name]
+            so_far[name] += 1
+            yield _sample(row, name, index, row.labels(group, sample, *_REST))
 
-def _counted(rows: Iterable[Row], _: Counting) -> Placed:
-    """group, prompt_tokens, response_tokens [, sample, truncated, finish_reason, arrival_s,
-    labels...]. Samples without an index are counted within their group.
-    """
-    so_far: Counter[str] = Counter()
-    for row in rows:
-        group = row.text("group")
-        index = row.whole("sample") if row.given("sample") else so_far[group]
-        so_far[group] += 1
-        yield _sample(row, group, index, row.labels("group", "sample", *_REST))
+    failed = without_tokens("prompt_tokens", "response_tokens")
+    return Importer(about, frozenset({group, "prompt_tokens", "response_tokens"}), convert, failed)
 
 
 def _sample(
@@ -75,17 +72,69 @@ def _finish(row: Row) -> Finish:
     return "length" if flag in ("1", "true") else "stop"
 
 
-GROUPED = Importer(
-    "grouped CSV",
-    frozenset({"group_id", "sample_idx", "prompt_tokens", "response_tokens"}),
-    _grouped,
-    without_tokens("prompt_tokens", "response_tokens"),
+GROUPED = _table("grouped CSV", "group_id", "sample_idx")
+COUNTED = _table("lengths by group", "group", "sample")
+
+#: What `--columns` may name in a table of a user's own, by the name here.
+FIELDS = {
+    "group": "group",
+    "response": "response_tokens",
+    "prompt": "prompt_tokens",
+    "sample": "sample",
+    "arrival": "arrival_s",
+    "finish": "finish_reason",
+}
+
+
+# ------------------------------------------------------------------------------------------
+# Answers of an OpenAI-compatible server, or only their `usage`.
+
+
+def _usages(rows: Iterable[Row], _: Counting) -> Placed:
+    """{"usage": {"prompt_tokens", "completion_tokens"} [, "prompt" or "messages" of the request,
+    "choices", "created"]}, or a usage alone. Equal prompts are a group; a request without its
+    prompt is a group of one.
+    """
+    names: dict[bytes, str] = {}
+    members: Counter[str] = Counter()
+    for serial, row in enumerate(rows):
+        asked = next((row.fields[key] for key in ("prompt", "messages") if row.given(key)), None)
+        key = blake2b(repr(serial if asked is None else asked).encode(), digest_size=16).digest()
+        group = names.setdefault(key, f"prompt{len(names)}")
+        index = members[group]
+        members[group] += 1
+        usage = _usage(row)
+        choices = row.fields.get("choices")
+        choice = choices[0] if isinstance(choices, list) and choices else row.fields
+        yield (
+            row.place,
+            SampleRecord(
+                group,
+                index,
+                usage.tokens("prompt_tokens"),
+                (Turn(usage.tokens("completion_tokens")),),
+                row.time("created") if row.given("created") else 0.0,
+                _finish(Row(row.where, row.line, choice if isinstance(choice, dict) else {})),
+            ),
+        )
+
+
+def _usage(row: Row) -> Row:
+    usage = row.fields.get("usage", row.fields)
+    return Row(row.where, row.line, usage if isinstance(usage, dict) else {})
+
+
+ANSWERS = Importer(
+    "answers with OpenAI usage",
+    frozenset({"usage"}),
+    _usages,
+    lambda row: row.idle("usage") or _usage(row).idle("completion_tokens"),
 )
-COUNTED = Importer(
-    "lengths by group",
-    frozenset({"group", "prompt_tokens", "response_tokens"}),
-    _counted,
-    without_tokens("prompt_tokens", "response_tokens"),
+USAGES = Importer(
+    "OpenAI usage",
+    frozenset({"prompt_tokens", "completion_tokens"}),
+    _usages,
+    without_tokens("prompt_tokens", "completion_tokens"),
 )
 
 
@@ -171,4 +220,4 @@ def _refuse(rows: Iterable[Row], _: Counting) -> Placed:
 
 QUANTILES = Importer("quantiles", frozenset({"q"}), _refuse, lambda _: False)
 
-TABLES = (GROUPED, SERVING, COUNTED, AZURE, VIDUR, BURSTGPT)
+TABLES = (GROUPED, SERVING, COUNTED, AZURE, VIDUR, BURSTGPT, ANSWERS, USAGES)

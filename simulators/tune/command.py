@@ -97,6 +97,8 @@ def command_of(given: argparse.Namespace, result: TuningResult) -> str:
     ]
     for key, value in given_flags(given, Job).items():
         words += [f"--{key.replace('_', '-')}", value]
+    if given.columns:
+        words += ["--columns", given.columns]
     if given.tokenizer is not None:
         words += ["--tokenizer", given.tokenizer]
     if given.tokens_per_s != TOKENS_PER_S:

@@ -94,8 +94,10 @@ def test_requests_that_are_left_out_are_counted(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     path = tmp_path / "t.csv"
-    path.write_text("t_s,prompt_tokens,response_tokens\n0,5,6\n1,5,0\n")
-    assert main(["trace", "convert", str(path), str(tmp_path / "out.jsonl")]) == 0
+    path.write_text("g;p;r\n0;5;6\n1;5;0\n")
+    columns = "group=g,prompt=p,response=r"
+    out = str(tmp_path / "out.jsonl")
+    assert main(["trace", "convert", str(path), out, "--columns", columns]) == 0
     assert f"{path}: requests without tokens, which are left out: 1" in capsys.readouterr().err
 
 

@@ -189,7 +189,8 @@ class TestShipped:
 @pytest.mark.parametrize(
     ("text", "line", "field", "found"),
     [
-        ("group_id,prompt_tokens,response_tokens\n1,2,3\n", 1, "sample_idx", "lacks: sample_idx"),
+        ("group_id,prompt_tokens\n1,2\n", 1, "response_tokens", "lacks: response_tokens"),
+        ("group_id,tokens\n1,2\n", 1, "", "no known trace format begins with 'group_id', 'tokens'"),
         (
             "group_id,sample_idx,prompt_tokens,response_tokens\n1,0,2,3.5\n",
             2,

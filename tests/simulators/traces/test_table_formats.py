@@ -56,6 +56,44 @@ def test_an_index_that_is_given_is_kept(tmp_path: Path) -> None:
     assert [sample.response_tokens for sample in trace.groups["a"]] == [20, 10]
 
 
+@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
+def test_a_table_of_ones_own_by_the_names_of_its_columns(tmp_path: Path, separator: str) -> None:
+    rows = [["n_out", "prompt_id", "task"], ["7", "a", "x,y" if separator != "," else "x"]]
+    rows += [["9", "a", ""], ["8", "b", ""]]
+    text = "\n".join(map(separator.join, rows))
+    trace = imported(tmp_path, text, group="prompt_id", response="n_out")
+    lengths = {name: [one.response_tokens for one in of] for name, of in trace.groups.items()}
+    assert lengths == {"a": [7, 9], "b": [8]}
+    assert trace.groups["a"][0].labels.keys() == {"task"}
+    assert {one.prompt_tokens for one in trace.samples()} == {1}, "the table does not say"
+
+
+@pytest.mark.parametrize(
+    ("columns", "says"),
+    [
+        ({"group": "a", "response": "c"}, "no column 'c'; it has a, b"),
+        ({"group": "a"}, "name that of response, too"),
+        ({"group": "a", "response": "b", "x": "b"}, "name one of group, response, prompt"),
+    ],
+)
+def test_a_column_that_is_not_there(tmp_path: Path, columns: dict[str, str], says: str) -> None:
+    with pytest.raises(TraceError, match=says):
+        imported(tmp_path, "a,b\n1,2\n", **columns)
+
+
+def test_answers_with_their_usage_are_grouped_by_equal_prompts(tmp_path: Path) -> None:
+    usage = '"usage":{"prompt_tokens":5,"completion_tokens":%d}'
+    asked = '"messages":[{"role":"user","content":"%s"}],"choices":[{"finish_reason":"%s"}]'
+    lines = [("a", "stop", 7), ("b", "length", 8), ("a", "stop", 9)]
+    text = "".join(f"{{{asked % (who, end)},{usage % made}}}\n" for who, end, made in lines)
+    trace = imported(tmp_path, text + f"{{{usage % 3}}}\n" + '{"usage":null}\n')
+    found = [[one.response_tokens for one in of] for of in trace.groups.values()]
+    assert (found, trace.left_out) == ([[7, 9], [8], [3]], 1)
+    assert trace.groups["prompt1"][0].finish == "length"
+    alone = imported(tmp_path, '{"prompt_tokens":5,"completion_tokens":7,"total_tokens":12}\n')
+    assert [one.response_tokens for one in alone.samples()] == [7]
+
+
 # ------------------------------------------------------------------------------------------
 # Serving traces: groups of one.
 

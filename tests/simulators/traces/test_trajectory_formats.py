@@ -215,6 +215,7 @@ class TestVerlDumps:
         ]
         trace = imported(tmp_path, "\n".join(lines))
         assert [len(members) for members in trace.groups.values()] == [2, 1, 1]
+        assert trace.prompts_per_step == 2, "of the larger step"
         first, second = next(iter(trace.groups.values()))
         assert (first.prompt_tokens, first.response_tokens) == (1, 3)
         assert first.labels == {
