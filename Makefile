@@ -215,11 +215,11 @@ $(VLLM_VENV)/.ready-trl: $(VLLM_VENV)/.ready tests/neighbours/trl/requirements.t
 	touch $@
 
 # SkyRL's package needs Python 3.12, which pyenv may have under a name that it does not run; and its
-# list of requirements would bring torch, which its client does without.
+# list of requirements would bring torch, which its client does without; so does reading SGLang.
 PYTHON312 ?= $(firstword $(foreach python,python3.12 $(wildcard $(HOME)/.pyenv/versions/3.12.*/bin/python), \
   $(if $(shell $(python) --version 2>/dev/null),$(python))) python3.12)
 neighbour_python = $(if $(filter skyrl,$(1)),$(PYTHON312),$(PYTHON))
-neighbour_flags = $(if $(filter skyrl,$(1)),--no-deps)
+neighbour_flags = $(if $(filter skyrl sglang,$(1)),--no-deps)
 $(NEIGHBOUR_VENVS)/verl/.ready: tests/neighbours/torch/requirements.txt tests/neighbours/transfer_queue/requirements.txt
 $(NEIGHBOUR_VENVS)/%/.ready: pyproject.toml tests/neighbours/%/requirements.txt
 	$(call neighbour_python,$*) -m venv $(@D)

@@ -47,7 +47,7 @@ from rollout_sched.config import load_policy
 from rollout_sched.core.model.actions import Deliver, Dispatch
 from rollout_sched.inspection import recorded_trace
 from rollout_sched.inspection.recording import Recording
-from rollout_sched.integrations.vllm import HttpInstance, read_limits
+from rollout_sched.integrations.vllm import HttpInstance
 from rollout_sched.integrations.vllm.weight_updates import Apply
 from rollout_sched.live.ports import InstanceClient
 from rollout_sched.metrics import Metrics
@@ -198,7 +198,7 @@ async def _repeat(
         for workload in options.workloads or WORKLOADS
         for policy in options.policies or POLICIES
     ]
-    limits = await read_limits(instances[0].control)
+    limits = await instances[0].limits()
     calibration = None
     for repetition in range(options.repetitions):
         calibrator = Calibrator(

@@ -29,7 +29,7 @@ from rollout_sched.integrations.gateway.families import MetricsPage
 from rollout_sched.integrations.gateway.options import Options, limits_of
 from rollout_sched.integrations.http import ReceivedRequest, ServerLimits
 from rollout_sched.integrations.http.server import HttpServer, Refusal
-from rollout_sched.integrations.vllm import HttpInstance
+from rollout_sched.integrations.sglang import EngineInstance
 from rollout_sched.link import FrontCalls
 from rollout_sched.live.ports import InstanceError, OnTokens, Order, Output
 
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 _AGAIN_S = (0.5, 30.0)
 
 
-class FrontInstance(HttpInstance):
+class FrontInstance(EngineInstance):
     """The scheduler decides whether the instance may serve; the front also asks what it offers."""
 
     unknown = "this front has not asked it yet what it offers"

@@ -55,7 +55,7 @@ from rollout_sched.integrations.gateway.options import (
 )
 from rollout_sched.integrations.http import LINGER_S, ServerLimits
 from rollout_sched.integrations.http.server import App, HttpServer
-from rollout_sched.integrations.vllm import HttpInstance
+from rollout_sched.integrations.sglang import EngineInstance
 from rollout_sched.integrations.vllm.weights import WeightRoots
 from rollout_sched.live import LiveScheduler, Settings, settings_of
 from rollout_sched.live.instances import InstanceSupervisor
@@ -238,7 +238,8 @@ class Service:
             options.admin_key_file,
             has_socket=options.admin_socket is not None,
         )
-        ours = make_client or _client_maker(options, added=False)
+        engines: set[str] = set()
+        ours = make_client or _client_maker(options, engines, added=False)
         self._clients = [ours(NewInstance(checked_url(url))) for url in options.instances]
         named = [client.name for client in self._clients]
         _check_once(named)
@@ -258,7 +259,7 @@ class Service:
         self.gateway = Gateway(
             self.live,
             self.data_plane,
-            make_client or _client_maker(options, added=True),
+            make_client or _client_maker(options, engines, added=True),
             AllowList(options.allow_instances, named),
             WeightRoots(options.weights_roots),
             Responses(logs=logs),
@@ -379,11 +380,12 @@ class Service:
             self._say(line)
 
 
-def _client_maker(options: Options, *, added: bool) -> MakeClient:
+def _client_maker(options: Options, engines: set[str], *, added: bool) -> MakeClient:
     """Makes clients for the instances of the operator, who names them at start or in the endpoints
-    file, or for those that a call has `added`: they do not get the operator's common key."""
+    file, or for those that a call has `added`: they do not get the operator's common key. All have
+    one of the `engines`."""
     keys = read_instance_keys(options.instance_api_key_file, options.instances)
-    kind, common = (AddedInstance, None) if added else (HttpInstance, keys.common)
+    kind, common = (AddedInstance, None) if added else (EngineInstance, keys.common)
 
     def make(new: NewInstance) -> InstanceClient:
         return kind(
@@ -391,6 +393,7 @@ def _client_maker(options: Options, *, added: bool) -> MakeClient:
             api_key=new.api_key or keys.key_of(new.url) or common,
             slots=new.slots or options.slots,
             kv_tokens=new.kv_tokens or options.kv_tokens,
+            engines=engines,
         )
 
     return make

@@ -14,7 +14,7 @@ from asyncio_throttle.throttler import Throttler
 
 from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.http import Headers
-from rollout_sched.integrations.vllm.protocol.refusals import AnswerRefused, refusal
+from rollout_sched.integrations.vllm.protocol.refusals import REMEDIES, AnswerRefused, refusal
 from rollout_sched.live.ports import InstanceError
 
 
@@ -92,16 +92,18 @@ class ServerControl:
         repeatable: bool = True,
         throttled: bool = True,
         limit_s: float | None = None,
+        remedies: Mapping[int, str] = REMEDIES,
     ) -> bytes:
         """POST that must succeed within `limit_s` seconds. Returns the body of the 200.
 
-        `throttled=False` is for a caller that has already passed the throttle.
+        `throttled=False` is for a caller that has already passed the throttle. `remedies`: what to
+        do, by the status of a refusal.
         """
         if throttled:
             await self.throttle.acquire()
         answer = await self._exchange("POST", path, body, query, repeatable, limit_s)
         if answer.status != 200:
-            raise refusal(answer.status, answer.body, path)
+            raise refusal(answer.status, answer.body, path, remedies)
         return answer.body
 
     async def send(self, method: str, path: str, body: Any = None) -> ControlAnswer:

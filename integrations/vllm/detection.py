@@ -10,10 +10,10 @@ import msgspec
 
 from rollout_sched.core.model.records import MAX_COUNT
 from rollout_sched.integrations.vllm import metrics_text
+from rollout_sched.integrations.vllm.calls import NOT_IMPLEMENTED, EngineCalls, VllmCalls
 from rollout_sched.integrations.vllm.control import ControlAnswer, ServerControl, decoded
 from rollout_sched.integrations.vllm.dialects import Completions, Dialect, Generate
 from rollout_sched.integrations.vllm.protocol import endpoints
-from rollout_sched.integrations.vllm.protocol.answers import version_of
 from rollout_sched.integrations.vllm.protocol.refusals import refusal
 from rollout_sched.live.ports import Description, InstanceError, printable
 
@@ -48,9 +48,6 @@ _FIRST_WITH_SPANS_ASKED_FOR = (0, 33)
 
 MAX_SLOTS = 2**20
 
-#: The only status from 500 on that means that a path is not offered.
-_NOT_IMPLEMENTED = 501
-
 
 class Findings(msgspec.Struct, frozen=True):
     """What was found.
@@ -58,12 +55,14 @@ class Findings(msgspec.Struct, frozen=True):
     notes       in plain words, what is missing, with the remedy
     dialect     the endpoint that generates
     abort_path  the path for aborts; None if there is none
+    calls       its other endpoints
     """
 
     description: Description
     dialect: Dialect
     abort_path: str | None
     notes: tuple[str, ...]
+    calls: EngineCalls
 
 
 _Size = Annotated[int, msgspec.Meta(gt=0, le=MAX_COUNT)]
@@ -115,11 +114,12 @@ async def detect(
         capabilities.add("weight_versions")
     if vllm >= _FIRST_WITH_SPANS_ASKED_FOR:
         capabilities |= {"weight_versions", endpoints.ASK_VERSIONS}
-    version = await read_weight_version(control)
+    calls = VllmCalls(control, abort_path)
+    version = await calls.weight_version()
     if "set_version" in capabilities:
         # A server that accepts a label also reports it; the label is ours, or the trainer's.
         capabilities.add("weight_info")
-    paused = await _is_paused(control, notes) if "pause" in capabilities else None
+    paused = await _is_paused(calls, notes) if "pause" in capabilities else None
     description = Description(
         slots=slots or await _slots(control) * cache.engines,
         kv_tokens=cache.kv_tokens,
@@ -131,7 +131,7 @@ async def detect(
         models=tuple(model.id for model in models) if len(models) > 1 else (),
         paused=paused,
     )
-    return Findings(description, dialect, abort_path, tuple(notes))
+    return Findings(description, dialect, abort_path, tuple(notes), calls)
 
 
 def _dev_capabilities(answers: Sequence[ControlAnswer], notes: list[str]) -> set[str]:
@@ -145,8 +145,8 @@ def _dev_capabilities(answers: Sequence[ControlAnswer], notes: list[str]) -> set
     return found
 
 
-async def _is_paused(control: ServerControl, notes: list[str]) -> bool | None:
-    paused = await read_is_paused(control)
+async def _is_paused(calls: EngineCalls, notes: list[str]) -> bool | None:
+    paused = await calls.is_paused()
     if paused is None:
         notes.append(
             "does not report whether it is paused, so it is resumed whenever it joins: use it with "
@@ -168,7 +168,7 @@ async def _probe(control: ServerControl, method: str, path: str) -> ControlAnswe
     """The answer of a path that may be offered. Raises InstanceError if the server fails: a feature
     wrongly noted as missing would stay unused until the instance joins again."""
     answer = await control.send(method, path, {} if method == "POST" else None)
-    if answer.status >= 500 and answer.status != _NOT_IMPLEMENTED:
+    if answer.status >= 500 and answer.status != NOT_IMPLEMENTED:
         raise refusal(answer.status, answer.body, path)
     return answer
 
@@ -244,24 +244,6 @@ async def _slots(control: ServerControl) -> int:
     )
 
 
-async def read_is_paused(control: ServerControl) -> bool | None:
-    """Whether it is paused; None if it does not report it."""
-    answer = await control.get(endpoints.IS_PAUSED)
-    if answer.status != 200:
-        return None
-    told = decoded(endpoints.IS_PAUSED, answer.body, dict[str, Any]).get("is_paused")
-    return told if isinstance(told, bool) else None
-
-
-async def read_weight_version(control: ServerControl) -> int | None:
-    """The policy version of its label; None if the label is not a version, or is not reported."""
-    answer = await _probe(control, "GET", endpoints.WEIGHT_INFO)
-    if answer.status != 200:
-        return None
-    told = decoded(endpoints.WEIGHT_INFO, answer.body, dict[str, Any])
-    return version_of(told.get("weight_version"))
-
-
 async def _vllm_version(control: ServerControl) -> tuple[int, ...]:
     """(major, minor); () if it is not reported, which is smaller than any version."""
     answer = await _probe(control, "GET", endpoints.VERSION)
@@ -271,45 +253,3 @@ async def _vllm_version(control: ServerControl) -> tuple[int, ...]:
     parts = told.split(".")[:2]
     known = all(part.isdecimal() and len(part) < 9 for part in parts)
     return tuple(int(part) for part in parts) if known else ()
-
-
-class EngineLimits(msgspec.Struct, frozen=True):
-    """Settings of an engine beyond what a scheduler needs, as far as the server reports them. None
-    for what is not reported; sizes in tokens.
-
-    block_size              block size of the KV cache
-    prefix_caching          whether prefix caching is on
-    max_num_batched_tokens  the most tokens of one step
-    version                 vLLM's version
-    """
-
-    block_size: int | None = None
-    prefix_caching: bool | None = None
-    max_num_batched_tokens: int | None = None
-    version: str | None = None
-
-
-async def read_limits(control: ServerControl) -> EngineLimits:
-    """From /metrics, /version and, in development mode, /server_info. Raises InstanceError."""
-    metrics = await control.get(endpoints.METRICS)
-    labels = metrics_text.cache_labels(metrics.body) if metrics.status == 200 else {}
-    block_size, caching = labels.get("block_size", ""), labels.get("enable_prefix_caching", "")
-    scheduler = await _told(control, endpoints.SERVER_INFO, "vllm_config", "scheduler_config")
-    tokens = scheduler.get("max_num_batched_tokens")
-    told = await _told(control, endpoints.VERSION)
-    version = told.get("version")
-    return EngineLimits(
-        int(block_size) if block_size.isdecimal() and 0 < len(block_size) < 9 else None,
-        {"True": True, "False": False}.get(caching),
-        tokens if isinstance(tokens, int) and tokens > 0 else None,
-        version if isinstance(version, str) else None,
-    )
-
-
-async def _told(control: ServerControl, path: str, *keys: str) -> dict[str, Any]:
-    """A table in a JSON answer; empty if there is none."""
-    answer = await control.get(path)
-    table: Any = decoded(path, answer.body, dict[str, Any]) if answer.status == 200 else {}
-    for key in keys:
-        table = table.get(key) if isinstance(table, dict) else None
-    return table if isinstance(table, dict) else {}

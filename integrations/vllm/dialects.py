@@ -45,7 +45,8 @@ from rollout_sched.live.ports import (
 class Chunk(msgspec.Struct):
     """One chunk of a stream, or a whole answer. `versions` come with the last chunk, if at all.
     `id`: the id of the request that it claims to answer, "" if none. `made`: the number of tokens
-    that it claims to have made so far; None if not reported."""
+    that it claims to have made so far; None if not reported. `repeats`: its tokens may begin with
+    some that came before; by `made`, the last ones are new."""
 
     token_ids: list[int]
     logprobs: list[float] | None = None
@@ -53,6 +54,7 @@ class Chunk(msgspec.Struct):
     versions: list[VersionSpan] | None = None
     id: str = ""
     made: int | None = None
+    repeats: bool = False
 
 
 class AnswerAssembler:
@@ -75,6 +77,8 @@ class AnswerAssembler:
         self._versions: list[VersionSpan] | None = None
 
     def add(self, chunk: Chunk) -> None:
+        if chunk.repeats:
+            self._drop_repeated(chunk)
         tokens = len(chunk.token_ids)
         if self._finish is not None and (tokens or chunk.finish is not None):
             raise AnswerUntrue("it sent more after the end of an answer")
@@ -97,6 +101,17 @@ class AnswerAssembler:
         # The last tokens go with the end: alone, they could be resumed from although it has ended.
         if self._on_tokens is not None and tokens and chunk.finish is None:
             self._on_tokens(chunk.token_ids, logprobs if self._wants_logprobs else None)
+
+    def _drop_repeated(self, chunk: Chunk) -> None:
+        """Leave what is new. Too few tokens fail in `add`, as `made` does not fit them."""
+        known = len(chunk.token_ids) - ((chunk.made or 0) - len(self._token_ids))
+        if 0 < known <= len(chunk.token_ids):
+            repeated = chunk.token_ids[:known]
+            if repeated != self._token_ids[len(self._token_ids) - known :]:
+                raise AnswerUntrue("its stream repeats other tokens than it has sent")
+            del chunk.token_ids[:known]
+            if chunk.logprobs is not None:
+                del chunk.logprobs[: max(0, len(chunk.logprobs) - len(chunk.token_ids))]
 
     def output(self) -> Output:
         """The whole answer."""
@@ -172,6 +187,13 @@ class Dialect:
         sampling = {**order.sampling, "max_tokens": order.max_new_tokens}
         if order.stream_every:
             sampling["stream_interval"] = order.stream_every
+        try:
+            return _encoder.encode(self._request(order, sampling, model))
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise RequestRejected(f"the request cannot be written as JSON: {error}") from error
+
+    def _request(self, order: Order, sampling: dict[str, Any], model: str) -> dict[str, Any]:
+        """The body. `sampling` has the limits, and may be changed."""
         request: dict[str, Any] = {
             **self._fields(order, sampling),
             "model": model,
@@ -182,10 +204,7 @@ class Dialect:
             request["stream_options"] = _COUNTED
         if order.salt:
             request["cache_salt"] = order.salt
-        try:
-            return _encoder.encode(request)
-        except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            raise RequestRejected(f"the request cannot be written as JSON: {error}") from error
+        return request
 
     def _fields(self, order: Order, sampling: dict[str, Any]) -> dict[str, Any]:
         """The fields that only this endpoint has. `sampling` may be changed."""

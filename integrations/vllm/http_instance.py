@@ -7,36 +7,29 @@ import re
 import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 from urllib.parse import urlsplit
-
-import msgspec
 
 from rollout_sched.core.errors import CallerError
 from rollout_sched.core.model.records import MAX_SERIAL
 from rollout_sched.integrations.http import Pool, Receiver, write_fields
 from rollout_sched.integrations.http.server import authorization, check_key
-from rollout_sched.integrations.vllm import metrics_text
-from rollout_sched.integrations.vllm.control import KEEP_ALIVE_S, ServerControl, Throttle, decoded
+from rollout_sched.integrations.vllm.calls import EngineCalls, EngineLimits, VllmCalls
+from rollout_sched.integrations.vllm.control import KEEP_ALIVE_S, ServerControl, Throttle
 from rollout_sched.integrations.vllm.detection import (
     MAX_SLOTS,
     Findings,
     Way,
     detect,
-    read_is_paused,
-    read_weight_version,
     served_models,
 )
 from rollout_sched.integrations.vllm.dialects import AnswerAssembler
 from rollout_sched.integrations.vllm.orders import OrderCalls, TraceLines, renamed
 from rollout_sched.integrations.vllm.protocol import endpoints
-from rollout_sched.integrations.vllm.protocol.refusals import AnswerRefused, refusal
 from rollout_sched.integrations.vllm.proxy import ProxyCall, ProxyCalls
-from rollout_sched.integrations.vllm.weights import MAX_RANKS
 from rollout_sched.live.ports import (
     Description,
     Gauges,
-    InstanceError,
     InstanceGone,
     OnTokens,
     Order,
@@ -112,14 +105,6 @@ def checked_url(url: str) -> str:
     return url.rstrip("/")
 
 
-class _WorldSize(msgspec.Struct):
-    world_size: Annotated[int, msgspec.Meta(ge=1, le=MAX_RANKS)]
-
-
-class _Text(msgspec.Struct):
-    prompt: str
-
-
 _JSON = (b"content-type", b"application/json")
 
 
@@ -176,6 +161,7 @@ class HttpInstance:
         self.pass_on = self._proxies.pass_on  # unwrapped, because it is on the hot path
         self._aborts = AbortBatch(self.control.throttle, self._send_aborts)
         self._detect = partial(detect, self.control, endpoint, slots, kv_tokens)
+        self._calls: EngineCalls = VllmCalls(self.control)
         self._model = ""  # used if it serves several
         self._findings: Findings | None = None
         self.labelled = False
@@ -190,6 +176,7 @@ class HttpInstance:
 
     async def describe(self) -> Description:
         self._findings = await self._detect()
+        self._calls = self._findings.calls
         description = self._findings.description
         self.labelled = description.version is not None and self._offers_labels
         self.models = description.models or (description.model,)
@@ -199,6 +186,11 @@ class HttpInstance:
         """The names that it serves now: adapters come and go. Raises InstanceError."""
         self.models = tuple([model.id for model in await served_models(self.control)])
         return self.models
+
+    @property
+    def takes_openai(self) -> bool:
+        """Whether a client's OpenAI call can be passed on to it as it is."""
+        return self._calls.takes_openai
 
     @property
     def asks_versions(self) -> bool:
@@ -224,15 +216,12 @@ class HttpInstance:
             return await self._orders.make_cuttable(order, found.dialect, model, assembly)
         return await self._orders.make(order, found.dialect, model, assembly)
 
+    async def tokenize(self, text: str) -> list[int] | None:
+        """The token ids of a text; None if it cannot be asked."""
+        return await self._calls.tokenize(self.findings.description.model, text)
+
     async def detokenize(self, token_ids: Sequence[int]) -> str | None:
-        model, path = self.findings.description.model, endpoints.DETOKENIZE
-        body = {"model": model, "tokens": [*token_ids]}
-        try:
-            answer = await self.control.call(path, body, throttled=False)
-        except AnswerRefused:
-            return None
-        text: str = decoded(path, answer, _Text).prompt
-        return text
+        return await self._calls.detokenize(self.findings.description.model, token_ids)
 
     def trace_orders(self, trace: TraceLines) -> None:
         """Send each order's own trace context, in place of the client's."""
@@ -265,28 +254,31 @@ class HttpInstance:
             self._orders.cut(order_id)
 
     async def _send_aborts(self, engine_ids: list[str]) -> None:
-        path = self.findings.abort_path
-        assert path is not None
-        await self.control.call(path, {"request_ids": engine_ids}, throttled=False)
+        await self._calls.abort(engine_ids)
 
     async def pause(self, mode: Literal["keep", "abort"], clear_cache: bool) -> None:
-        # clear_cache is true by default, which drops the KV of running requests even with "keep".
-        query = {"mode": mode, "clear_cache": "true" if clear_cache else "false"}
-        await self.control.call(endpoints.PAUSE, query=query)
+        await self._calls.pause(mode, clear_cache)
 
     async def resume(self) -> None:
-        await self.control.call(endpoints.RESUME)
+        await self._calls.resume()
 
     async def set_version(self, version: int) -> None:
         if "set_version" in self.findings.description.capabilities:
-            await self.control.call(endpoints.SET_LABEL, {"new_version": str(version)})
+            await self._calls.set_version(version)
             self.labelled = self._offers_labels
 
     async def weight_version(self) -> int | None:
-        return await read_weight_version(self.control)
+        return await self._calls.weight_version()
 
     async def is_paused(self) -> bool | None:
-        return await read_is_paused(self.control)
+        return await self._calls.is_paused()
+
+    async def gauges(self) -> Gauges:
+        return await self._calls.gauges()
+
+    async def limits(self) -> EngineLimits:
+        """Raises InstanceError."""
+        return await self._calls.limits()
 
     @property
     def started_at(self) -> float:
@@ -297,31 +289,17 @@ class HttpInstance:
         self, method: str, kwargs: Mapping[str, Any], limit_s: float | None = None
     ) -> None:
         """Call a method of every worker, once (`integrations.vllm.weights.WeightClient`)."""
-        body = {"method": method, "kwargs": kwargs}
-        await self.control.call(endpoints.COLLECTIVE_RPC, body, repeatable=False, limit_s=limit_s)
+        await self._calls.collective_rpc(method, kwargs, limit_s)
 
     async def weight_transfer(
         self, step: str, body: Mapping[str, Any], limit_s: float | None = None
     ) -> None:
         """A step of vLLM's weight transfer, by the name of its endpoint. Never repeated."""
-        await self.control.call(f"/{step}", body, repeatable=False, limit_s=limit_s)
+        await self._calls.weight_transfer(step, body, limit_s)
 
     async def world_size(self) -> int:
-        """How many ranks it has in a weight transfer (`integrations.vllm.ranks`)."""
-        answer = await self.control.get(endpoints.WORLD_SIZE)
-        if answer.status != 200:
-            raise InstanceError(
-                f"{self.name} does not report its number of ranks ({endpoints.WORLD_SIZE} answered "
-                f"{answer.status}): start vLLM with VLLM_SERVER_DEV_MODE=1 in its environment"
-            )
-        told: _WorldSize = decoded(endpoints.WORLD_SIZE, answer.body, _WorldSize)
-        return told.world_size
-
-    async def gauges(self) -> Gauges:
-        answer = await self.control.get(endpoints.METRICS)
-        if answer.status != 200:
-            raise refusal(answer.status, answer.body, endpoints.METRICS)
-        return metrics_text.gauges(answer.body)
+        """How many ranks it has in a weight transfer (`integrations.vllm.weights.deal`)."""
+        return await self._calls.world_size()
 
     async def close(self) -> None:
         self.pool.close()

@@ -9,7 +9,7 @@ from contextlib import aclosing
 from typing import Any, Literal, NamedTuple
 
 from rollout_sched.core.errors import CallerError
-from rollout_sched.integrations.vllm.detection import EngineLimits
+from rollout_sched.integrations.vllm.calls import EngineLimits
 from rollout_sched.integrations.vllm.dialects import AnswerAssembler, Chunk
 from rollout_sched.integrations.vllm.protocol.answers import VersionSpan, version_of
 from rollout_sched.live.ports import (

@@ -24,7 +24,8 @@ from rollout_sched.calibration.calibration import Calibration, Calibrator, Repor
 from rollout_sched.core.errors import CallerError
 from rollout_sched.flags import above_zero, positive
 from rollout_sched.integrations.http.server import read_keys
-from rollout_sched.integrations.vllm import HttpInstance, SteppedEngine, read_limits
+from rollout_sched.integrations.sglang import EngineInstance
+from rollout_sched.integrations.vllm import HttpInstance, SteppedEngine
 from rollout_sched.live.ports import InstanceError
 from rollout_sched.process import check_writable, whole_file
 from rollout_sched.simulators.replay import Scenario, load_scenario, parse_scenario
@@ -289,7 +290,7 @@ async def _of_servers(
 ) -> _T:
     key = None if options.api_key_file is None else read_keys(options.api_key_file)[0]
     instances = [
-        HttpInstance(url, api_key=key, slots=options.slots, kv_tokens=options.kv_tokens)
+        EngineInstance(url, api_key=key, slots=options.slots, kv_tokens=options.kv_tokens)
         for url in options.urls
     ]
     try:
@@ -306,7 +307,7 @@ async def _calibrator(
 ) -> Calibrator:
     for instance in instances:
         await instance.describe()
-    limits = await read_limits(instances[0].control)
+    limits = await instances[0].limits()
     told = limits.max_num_batched_tokens or options.max_num_batched_tokens
     limits = msgspec.structs.replace(limits, max_num_batched_tokens=told)
     return Calibrator(instances, limits, seed=secrets.randbits(64), report=report)

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from rollout_sched.client.rollout_scheduler import NOTHING, RolloutScheduler
 from rollout_sched.core.errors import CallerError
-from rollout_sched.integrations.vllm import HttpInstance
+from rollout_sched.integrations.sglang import EngineInstance
 from rollout_sched.integrations.vllm.weight_updates import (
     Apply,
     WeightLoaders,
@@ -105,7 +105,7 @@ class InProcess(RolloutScheduler):
     async def _take_in(self, instance: str | InstanceClient, *, patient: bool) -> None:
         client: InstanceClient
         if isinstance(instance, str):
-            client = HttpInstance(instance, api_key=self._api_key)
+            client = EngineInstance(instance, api_key=self._api_key)
         else:
             client = instance
         driver = self._live.driver

@@ -1,4 +1,4 @@
-"""The command `rollout-sched fake-instance`: run a simulated vLLM server until it is stopped."""
+"""The command `rollout-sched fake-instance`: run a simulated server until it is stopped."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import signal
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -38,6 +38,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size    token ids are less than N (default: as many as any model has)
     characters    a token is one to three bytes of UTF-8, not a word
     thinks        responses begin with reasoning, which chats have parsed
+    dialect       the engine whose endpoints it has
     faults        repeatable
     """
 
@@ -49,6 +50,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int | None = None
     characters: bool = False
     thinks: bool = False
+    dialect: Literal["vllm", "sglang"] = "vllm"
     faults: Annotated[list[str], Flag("--fault", "KIND[=PROBABILITY]")] = []
 
 
@@ -97,7 +99,7 @@ async def _serve(options: ServerOptions, settings: EngineSettings, switches: lis
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    server = FakeServer(settings, api_key=options.api_key, faults=switches)
+    server = FakeServer(settings, api_key=options.api_key, faults=switches, dialect=options.dialect)
     port = await server.start(options.host, options.port)
     host = f"[{options.host}]" if ":" in options.host else options.host
     print(f"{settings.model} ready on http://{host}:{port}", flush=True)

@@ -195,21 +195,15 @@ class Status:
 
     def routes(self) -> list[web.RouteDef]:
         handlers = {
-            "/health": self.health,
-            "/liveness": self.health,
             "/metrics": self.metrics,
             "/load": self.load,
             "/version": self.version,
-            "/v1/models": self.models,
             "/server_info": self.server_info,
             "/is_paused": self.is_paused,
             "/weight_info": self.weight_info,
             "/get_world_size": self.world_size,
         }
         return [web.get(path, handler, allow_head=False) for path, handler in handlers.items()]
-
-    async def health(self, _: web.Request) -> web.Response:
-        return web.Response(status=503 if self._engine.dead else 200)
 
     async def metrics(self, _: web.Request) -> web.Response:
         try:
@@ -224,23 +218,6 @@ class Status:
 
     async def version(self, _: web.Request) -> web.Response:
         return reply({"version": VERSION})
-
-    async def models(self, _: web.Request) -> web.Response:
-        settings = self._engine.settings
-        model = {
-            "id": settings.model,
-            "object": "model",
-            "created": int(time.time()),
-            "owned_by": "vllm",
-            "root": settings.model,
-            "parent": None,
-            "max_model_len": settings.spec.max_model_len,
-        }
-        adapters = [
-            {**model, "id": name, "root": path, "parent": settings.model, "max_model_len": None}
-            for name, path in self._engine.adapters.items()
-        ]
-        return reply({"object": "list", "data": [model, *adapters]})
 
     async def server_info(self, request: web.Request) -> web.Response:
         spec = self._engine.settings.spec
@@ -339,11 +316,6 @@ class Adapters:
 # Turn text into tokens and back: /tokenize, /detokenize, and a chat's prompt.
 
 
-class _Tokenize(msgspec.Struct):
-    prompt: str | None = None
-    messages: list[Message] | None = None
-
-
 class _Render(msgspec.Struct):
     messages: list[Message]
 
@@ -360,22 +332,9 @@ class Tokenizer:
 
     def routes(self) -> list[web.RouteDef]:
         return [
-            web.post("/tokenize", self.tokenize),
             web.post("/detokenize", self.detokenize),
             web.post("/v1/chat/completions/render", self.render),
         ]
-
-    async def tokenize(self, request: web.Request) -> web.Response:
-        body = decode(await request.read(), _Tokenize)
-        if body.messages is None and body.prompt is None:
-            raise Refusal(400, "either prompt or messages must be given")
-        prompt = prompt_text(body.messages) if body.messages is not None else body.prompt
-        token_ids = text.encode(prompt or "", self._engine.settings.vocabulary)
-        limit = self._engine.settings.spec.max_model_len
-        count = len(token_ids)
-        return reply(
-            {"count": count, "max_model_len": limit, "tokens": token_ids, "token_strs": None}
-        )
 
     async def detokenize(self, request: web.Request) -> web.Response:
         token_ids = decode(await request.read(), _Detokenize).tokens
@@ -388,4 +347,60 @@ class Tokenizer:
         model = self._engine.settings.model
         return reply(
             {"model": model, "token_ids": token_ids, "features": None, "sampling_params": {}}
+        )
+
+
+# ------------------------------------------------------------------------------------------
+# What both engines answer alike.
+
+
+class _Tokenize(msgspec.Struct):
+    prompt: str | None = None
+    messages: list[Message] | None = None
+
+
+class SharedEndpoints:
+    """Health, the served models, and tokens of a text."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.get("/health", self.health, allow_head=False),
+            web.get("/liveness", self.health, allow_head=False),
+            web.get("/v1/models", self.models, allow_head=False),
+            web.post("/tokenize", self.tokenize),
+        ]
+
+    async def health(self, _: web.Request) -> web.Response:
+        return web.Response(status=503 if self._engine.dead else 200)
+
+    async def models(self, _: web.Request) -> web.Response:
+        settings = self._engine.settings
+        model = {
+            "id": settings.model,
+            "object": "model",
+            "created": int(time.time()),
+            "owned_by": "vllm",
+            "root": settings.model,
+            "parent": None,
+            "max_model_len": settings.spec.max_model_len,
+        }
+        adapters = [
+            {**model, "id": name, "root": path, "parent": settings.model, "max_model_len": None}
+            for name, path in self._engine.adapters.items()
+        ]
+        return reply({"object": "list", "data": [model, *adapters]})
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        body = decode(await request.read(), _Tokenize)
+        if body.messages is None and body.prompt is None:
+            raise Refusal(400, "either prompt or messages must be given")
+        prompt = prompt_text(body.messages) if body.messages is not None else body.prompt
+        token_ids = text.encode(prompt or "", self._engine.settings.vocabulary)
+        limit = self._engine.settings.spec.max_model_len
+        count = len(token_ids)
+        return reply(
+            {"count": count, "max_model_len": limit, "tokens": token_ids, "token_strs": None}
         )

@@ -395,11 +395,16 @@ class RealtimeInstance:
 
     # -- beyond the port -------------------------------------------------------------------
 
-    def abort_all(self) -> int:
-        """End every request with the tokens it has; returns how many."""
-        for number, answer in self._answers.by_number.items():
+    def abort_all(self, prefix: str = "") -> int:
+        """End every request whose id begins so, with the tokens it has; returns how many."""
+        ended = {n: a for n, a in self._answers.by_number.items() if a.id.startswith(prefix)}
+        for number, answer in ended.items():
             self._abort(number, answer)
-        return len(self._answers.by_number)
+        return len(ended)
+
+    def runs(self, order_id: str) -> bool:
+        """Whether a request with this id is in flight."""
+        return bool(self._answers.numbers_of(order_id))
 
     # -- inside ----------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ import secrets
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
 from aiohttp import web
@@ -18,6 +18,7 @@ from rollout_sched.simulators.fake_instance.answers import CountedOutput
 from rollout_sched.simulators.fake_instance.control import (
     Adapters,
     ControlEndpoints,
+    SharedEndpoints,
     Status,
     Tokenizer,
 )
@@ -48,6 +49,7 @@ from rollout_sched.simulators.fake_instance.requests import (
     usage,
     versions,
 )
+from rollout_sched.simulators.fake_instance.sglang import SglangDialect, SglangEndpoints
 from rollout_sched.simulators.fake_instance.trainer_paths import TrainerPaths, Updates
 
 # ------------------------------------------------------------------------------------------
@@ -308,7 +310,28 @@ async def _all(jobs: Sequence[Coroutine[Any, Any, CountedOutput]]) -> list[Count
             task.cancel()
 
 
-_GUARDED = ("/v1", "/inference")
+EngineName = Literal["vllm", "sglang"]
+
+
+class _Endpoints(Protocol):
+    def routes(self) -> list[web.RouteDef]: ...
+
+
+def _endpoints(name: EngineName, engine: Engine) -> list[_Endpoints]:
+    if name == "sglang":
+        return [SglangEndpoints(engine), SharedEndpoints(engine)]
+    vllm = (Status, SharedEndpoints, ControlEndpoints, Updates, TrainerPaths, Adapters, Tokenizer)
+    return [endpoints(engine) for endpoints in vllm]
+
+
+def _dialects(name: EngineName, engine: Engine) -> list[Dialect]:
+    if name == "sglang":
+        return [SglangDialect(engine)]
+    return [GenerateDialect(), SkyRLGenerate(), CompletionsDialect(), Chat()]
+
+
+#: Paths that need the key; SGLang's need it for all but its health.
+_GUARDED = ("/v1", "/inference", "/generate", "/model_info")
 _NEVER_STRUCK = ("/health", "/v1/models", "/fake/")
 _WEIGHT_CALLS = ("/collective_rpc", "/update_weights", "/areal_update_weights")
 _LARGEST_BODY = 1 << 28
@@ -331,7 +354,8 @@ class _Weights(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class FakeServer:
-    """One simulated vLLM server. Make it in a running event loop; `app` is the application."""
+    """One simulated server, of either engine. Make it in a running event loop; `app` is the
+    application."""
 
     def __init__(
         self,
@@ -339,6 +363,7 @@ class FakeServer:
         *,
         api_key: str = "",
         faults: Sequence[Fault] = (),
+        dialect: EngineName = "vllm",
     ) -> None:
         self.engine = Engine(settings)
         self.switchboard = Switchboard(settings.seed)
@@ -356,14 +381,13 @@ class FakeServer:
         self._down = False
         self._runner: web.AppRunner | None = None
         self.dialects: dict[str, Dialect] = {
-            dialect.path: dialect
-            for dialect in (GenerateDialect(), SkyRLGenerate(), CompletionsDialect(), Chat())
+            dialect.path: dialect for dialect in _dialects(dialect, self.engine)
         }
         self.app = web.Application(
             client_max_size=_LARGEST_BODY, middlewares=[self._answer_errors, self._let_in]
         )
-        for endpoints in (Status, ControlEndpoints, Updates, TrainerPaths, Adapters, Tokenizer):
-            self.app.add_routes(endpoints(self.engine).routes())
+        for endpoints in _endpoints(dialect, self.engine):
+            self.app.add_routes(endpoints.routes())
         self.app.add_routes([web.post(path, self._generate) for path in self.dialects])
         self.app.add_routes(
             [

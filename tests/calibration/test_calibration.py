@@ -10,7 +10,7 @@ import pytest
 from rollout_sched.calibration.bursts import Burst, BurstTime
 from rollout_sched.calibration.calibration import Calibration, Measurements, spread
 from rollout_sched.core.errors import CallerError
-from rollout_sched.integrations.vllm.detection import EngineLimits
+from rollout_sched.integrations.vllm import EngineLimits
 from rollout_sched.live.ports import OnTokens, Order, Output
 from rollout_sched.simulators.instance.model import CostModel, InstanceSpec, Speculation
 from rollout_sched.simulators.instance.step_time import StepTime

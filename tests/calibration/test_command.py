@@ -23,8 +23,7 @@ from rollout_sched.calibration.bursts import Room
 from rollout_sched.calibration.calibration import Calibration
 from rollout_sched.calibration.command import scenario_text
 from rollout_sched.cli import main
-from rollout_sched.integrations.vllm import metrics_text
-from rollout_sched.integrations.vllm.detection import EngineLimits
+from rollout_sched.integrations.vllm import EngineLimits, metrics_text
 from rollout_sched.integrations.vllm.protocol import endpoints as gauges
 from rollout_sched.simulators.fake_instance.engine import EngineSettings
 from rollout_sched.simulators.fake_instance.server import FakeServer

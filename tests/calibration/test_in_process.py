@@ -10,7 +10,7 @@ import pytest
 from rollout_sched.calibration.bursts import Burst, steps_of
 from rollout_sched.calibration.calibration import StepCalibrator
 from rollout_sched.core.errors import CallerError
-from rollout_sched.integrations.vllm.detection import EngineLimits
+from rollout_sched.integrations.vllm import EngineLimits
 from rollout_sched.integrations.vllm.in_process import EngineStep
 from rollout_sched.simulators.instance.step_time import StepTime
 from tests.calibration.virtual import COST

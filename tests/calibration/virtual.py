@@ -6,7 +6,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from rollout_sched.calibration.calibration import Calibration, Calibrator
-from rollout_sched.integrations.vllm.detection import EngineLimits
+from rollout_sched.integrations.vllm import EngineLimits
 from rollout_sched.live.ports import Order
 from rollout_sched.simulators.fake_instance.instance import RealtimeInstance
 from rollout_sched.simulators.instance.model import CostModel, InstanceSpec

@@ -25,6 +25,7 @@ class Scripted:
 
     labelled = False  # its tokens, by us
     asks_versions = False
+    takes_openai = True
     models = ("a model",)
 
     def __init__(self, name: str = "i0", *, slots: int = 8, kv_tokens: int = 10_000) -> None:

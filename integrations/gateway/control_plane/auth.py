@@ -14,7 +14,7 @@ import msgspec
 from rollout_sched.core.errors import CallerError
 from rollout_sched.integrations.gateway.data_plane.data_plane import UNADMITTED
 from rollout_sched.integrations.http.server import BearerKeys, check_key, lines_of, read_keys
-from rollout_sched.integrations.vllm import HttpInstance
+from rollout_sched.integrations.sglang import EngineInstance
 from rollout_sched.integrations.vllm.protocol.refusals import AnswerRefused
 from rollout_sched.live.ports import Description, InstanceError
 
@@ -251,7 +251,7 @@ class AllowList:
             )
 
 
-class AddedInstance(HttpInstance):
+class AddedInstance(EngineInstance):
     """An instance whose URL came in a call: the caller is not shown what the server answers."""
 
     async def describe(self) -> Description:

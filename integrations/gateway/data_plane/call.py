@@ -53,6 +53,8 @@ class Upstream(Protocol):
     @property
     def labelled(self) -> bool: ...
     @property
+    def takes_openai(self) -> bool: ...
+    @property
     def asks_versions(self) -> bool: ...
     @property
     def models(self) -> tuple[str, ...]: ...
@@ -160,6 +162,8 @@ class Call:
 
         Otherwise a client that chooses another client's id could have its responses aborted.
         """
+        if not client.takes_openai:
+            raise _cannot_be_sent(ValueError("the instances are SGLang servers: POST /generate"))
         request, name = self.request, order_id.encode()
         if request.request_id:
             name = b"%b-%b" % (request.request_id, name)

@@ -104,11 +104,9 @@ def read_client_request(
     """What the responses of a call share. Group and session names in headers take precedence over
     those in the body."""
     fields = request.fields
-    group, session = fields.get(b"x-group-id"), fields.get(b"x-session-id")
-    if group:
-        envelope.group = _name("X-Group-ID", group)
-    if session:
-        envelope.session = _name("X-Session-ID", session)
+    group, session = names_in(request)
+    envelope.group = group or envelope.group
+    envelope.session = session or envelope.session
     request_id = fields.get(b"x-request-id") or b""
     if request_id:
         _name("X-Request-Id", request_id)
@@ -116,6 +114,13 @@ def read_client_request(
     # Headers that were parsed from lines are safe to write as lines.
     lines = [b"%b: %b\r\n" % f for f in request.headers if f[0] not in NOT_FORWARDED]
     return ClientRequest(endpoint, request.target, b"".join(lines), request_id, body, envelope)
+
+
+def names_in(request: HttpRequest) -> tuple[str, str]:
+    """(group, session) by the headers; "" for none. Raises BadRequest."""
+    group = request.fields.get(b"x-group-id") or b""
+    session = request.fields.get(b"x-session-id") or b""
+    return _name("X-Group-ID", group), _name("X-Session-ID", session)
 
 
 def _name(header: str, value: bytes) -> str:

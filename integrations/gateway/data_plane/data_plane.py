@@ -23,6 +23,7 @@ from rollout_sched.integrations.gateway.data_plane.client_request import (
     ClientRequest,
     HttpRequest,
     check_head,
+    names_in,
     read_client_request,
 )
 from rollout_sched.integrations.gateway.data_plane.fanout import Fanout
@@ -38,9 +39,11 @@ from rollout_sched.integrations.gateway.data_plane.reply import (
     error_headers,
     log_failure,
 )
+from rollout_sched.integrations.gateway.data_plane.sglang_call import SglangCall, read_body
 from rollout_sched.integrations.gateway.data_plane.streaming_call import StreamingCall
 from rollout_sched.integrations.gateway.data_plane.unary_call import UnaryCall
 from rollout_sched.integrations.http.server import BearerKeys
+from rollout_sched.integrations.sglang.protocol import GENERATE
 from rollout_sched.integrations.vllm.protocol.endpoints import ENDPOINTS
 
 UNADMITTED = "this gateway needs one of its API keys as a bearer token"
@@ -50,8 +53,12 @@ CLOSED = "the gateway is shutting down"
 NO_INSTANCE = "no instance has joined"
 
 
+_GENERATE = GENERATE.encode()
+_PATHS = frozenset((*ENDPOINTS, _GENERATE))
+
+
 class DataPlane:
-    """Answers the three hot paths.
+    """Answers the three hot paths, and SGLang's `/generate`.
 
     resumable     interrupted responses are resumed, so every attempt is asked for token ids
     keys          those that open it; empty for an open gateway
@@ -79,7 +86,7 @@ class DataPlane:
         self._parsing: Parsing = {}
 
     def wants(self, method: bytes, target: bytes) -> bool:
-        return method == b"POST" and target.partition(b"?")[0] in ENDPOINTS
+        return method == b"POST" and target.partition(b"?")[0] in _PATHS
 
     def refusal(
         self, method: bytes, target: bytes, fields: Mapping[bytes, bytes]
@@ -132,8 +139,12 @@ class DataPlane:
         if self._closed:
             raise Unavailable(self._closed)
         limits = self.calls.limits
-        endpoint = ENDPOINTS[request.target.partition(b"?")[0]]
         check_head(request)
+        path = request.target.partition(b"?")[0]
+        if path == _GENERATE:
+            self._take_generate(request)
+            return
+        endpoint = ENDPOINTS[path]
         envelope = envelopes.read(request.body, endpoint)
         body = envelope.body
         ones = split(body, endpoint, envelope, min(limits.samples, limits.requests))
@@ -160,6 +171,33 @@ class DataPlane:
                 reply.withdraw()
                 raise
             log_failure(error)  # the client already has its answer
+
+    def _take_generate(self, request: HttpRequest) -> None:
+        """As `_take`, for a call in SGLang's words."""
+        body, sampling, asked = read_body(request.body)
+        tokens, limit = self._within_limits(body.tokens, asked)
+        load = Load(1, len(request.body), body.tokens + limit)
+        client = self._client(request)
+        self.calls.check_room(client, load)
+        reply = HttpReply(self.calls, self.scheduling, request, client, load)
+        call = SglangCall(body, sampling, limit, reply)
+        try:
+            group, session = names_in(request)
+            name = self.scheduling.submit(
+                call,
+                tokens,
+                limit,
+                group or body.siblings,
+                session or body.session_id,
+                body.priority,
+                client,
+            )
+            reply.submitted(name)
+        except BaseException as error:
+            if reply.leave():
+                reply.withdraw()
+                raise
+            log_failure(error)
 
     def _client(self, request: HttpRequest) -> str:
         """Whose call it is, for fairness; "" for the trainer's."""

@@ -24,6 +24,7 @@ ASK_VERSIONS = "return_weight_versions"
 MODELS = "/v1/models"
 METRICS = "/metrics"
 VERSION = "/version"
+TOKENIZE = "/tokenize"
 DETOKENIZE = "/detokenize"
 
 #: Abort by id: with --enable-scale-out, and in development mode.

@@ -10,7 +10,7 @@ to be at fault (`core.work.attempts`), which costs no instance anything.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -35,7 +35,8 @@ _PAUSED = "Generation is paused."
 #: In vLLM's 400 for a request that is longer than its --max-model-len.
 _TOO_LONG = (b"maximum context length", b"max_model_len", b"max_total_tokens")
 
-_REMEDIES = {
+#: What to do at a vLLM server, by status.
+REMEDIES = {
     401: "give the API key that vLLM was started with (--api-key)",
     403: "start vLLM with --enable-scale-out",
     404: "start vLLM with VLLM_SERVER_DEV_MODE=1 in its environment, or use a newer one",
@@ -57,10 +58,12 @@ class AnswerRefused(InstanceError):
     """An answer that cannot be used."""
 
 
-def refusal(status: int, body: bytes, what: str = "it") -> AnswerRefused:
+def refusal(
+    status: int, body: bytes, what: str = "it", remedies: Mapping[int, str] = REMEDIES
+) -> AnswerRefused:
     """The error for a refused control call, where no request can be at fault. `what`: the path or
     server that answered."""
-    remedy = _REMEDIES.get(status)
+    remedy = remedies.get(status)
     then = f"; {remedy}" if remedy else ""
     answered = f"{what} answered {status}"
     return AnswerRefused(f"{answered}: {excerpt(body)}{then}", unquoted=f"{answered}{then}")

@@ -18,7 +18,7 @@ from rollout_sched.integrations.gateway.serve import Service
 from rollout_sched.live.settings import Settings
 from rollout_sched.simulators.fake_instance import tokens as text
 from rollout_sched.simulators.fake_instance.engine import FIRST_LABEL, EngineSettings, Fault
-from rollout_sched.simulators.fake_instance.server import FakeServer
+from rollout_sched.simulators.fake_instance.server import EngineName, FakeServer
 from tests.simulators.fake_instance.served import SPEC, Client
 
 #: Patience that makes each fault show within a second.
@@ -102,6 +102,7 @@ async def house(
     spec: Any = SPEC,
     labels: Sequence[str] = (),
     start_version: int | Literal["auto"] = 0,
+    dialect: EngineName = "vllm",
     **more: Any,
 ) -> AsyncIterator[House]:
     """At the usual speed a token takes a millisecond. The text tells which version made it.
@@ -118,7 +119,7 @@ async def house(
                 versioned_text=True,
                 weight_version=labels[number] if number < len(labels) else FIRST_LABEL,
             )
-            server = FakeServer(engine)
+            server = FakeServer(engine, dialect=dialect)
             port = await server.start("127.0.0.1", 0)
             stack.push_async_callback(server.close)
             session = aiohttp.ClientSession(f"http://127.0.0.1:{port}")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from rollout_sched.core.errors import CallerError
+from rollout_sched.integrations.vllm.calls import EngineLimits
 from rollout_sched.integrations.vllm.control import ControlAnswer, ServerControl
-from rollout_sched.integrations.vllm.detection import EngineLimits, detect, read_limits
+from rollout_sched.integrations.vllm.detection import detect
 from rollout_sched.integrations.vllm.http_instance import HttpInstance
 from rollout_sched.live.ports import Description, InstanceError
 from tests import virtual_net
@@ -250,7 +251,7 @@ def limits(path_of: str = "") -> EngineLimits:
         async with served() as client:
             instance = HttpInstance(f"http://127.0.0.1:{client.port}{path_of}")
             try:
-                return await read_limits(instance.control)
+                return await instance.limits()
             finally:
                 await instance.close()
 

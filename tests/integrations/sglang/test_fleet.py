@@ -1,0 +1,66 @@
+"""A trainer's run on simulated SGLang servers, in steps whose weights come from disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from rollout_sched.client import Prompt, Reload, RolloutScheduler
+from rollout_sched.simulators.fake_instance.engine import Fault
+from tests import virtual_net
+from tests.integrations.faults.fleet import GREEDY, POLICY, SETTINGS, house, response
+from tests.integrations.gateway.test_fleet import checkpoint
+
+PATIENT = msgspec.structs.replace(SETTINGS, stall_s=30.0)
+PROMPTS = [[n + 1, n + 2, n + 3] for n in range(24)]
+
+
+@pytest.mark.parametrize(
+    ("kv", "at_update", "stream_every"),
+    [
+        ("recompute", "resubmit", 4),
+        ("retain", "resubmit", 0),
+        ("recompute", "in_place", 0),
+        ("retain", "in_place", 0),
+    ],
+)
+def test_every_token_has_the_version_that_made_it(
+    tmp_path: Path, kv: str, at_update: str, stream_every: int
+) -> None:
+    """The text of a simulated server tells which version made each token. One server restarts with
+    its first weights, and gets the run's again."""
+    checkpoint(tmp_path / "weights")
+    policy = POLICY.replace('"recompute"', f'"{kv}"').replace('"resubmit"', f'"{at_update}"')
+
+    async def scene() -> set[int]:
+        seen: set[int] = set()
+        async with (
+            house(
+                tmp_path,
+                dialect="sglang",
+                policy=policy,
+                settings=PATIENT,
+                stream_every=stream_every,
+            ) as the,
+            RolloutScheduler.connect(the.url) as rollouts,
+        ):
+            await rollouts.submit(
+                Prompt(f"g{n}", ids, 2, 300, GREEDY) for n, ids in enumerate(PROMPTS)
+            )
+            await rollouts.close_submissions()
+            version = 0
+            async for batch in rollouts.batches():
+                for sample in batch.samples:
+                    spans = [(span.version, span.end - span.start) for span in sample.segments]
+                    assert sample.response_ids == response(PROMPTS[int(sample.uid[1:])], spans)
+                    seen |= {made_by for made_by, _ in spans}
+                version += 1
+                if version == 2:
+                    the.servers[1].switchboard.set(Fault("restart", times=1, seconds=0.2))
+                await rollouts.publish_weights(version, Reload(str(tmp_path / "weights")))
+            assert the.anomalies == {}
+        return seen
+
+    assert len(virtual_net.run(scene())) >= 3
