@@ -89,6 +89,7 @@ def root(tmp_path: Path) -> Path:
 
 def test_every_row_that_loads_from_disk_is_tried() -> None:
     by_transfer = {"/areal_update_weights_xccl", "/areal_update_weights_lora_xccl"}
+    by_transfer |= {"/update_weights_from_ipc"}
     whole = {path for (_, path), rule in shipped().calls.items() if rule.update is WHOLE}
     assert whole - by_transfer <= {path for path, _ in CALLS}
 
