@@ -3,9 +3,8 @@
 The ratio is the total time of `round_robin_sync` over theirs, at 64 prompts a step, as the mean and
 the range over seeds that shuffle the prompts. In rows with "known", half of each prompt's samples
 (two of five) are held out: the trainer knows their lengths, and the others are trained. Output is
-Markdown. With --redraws, a restarted request does not get the same length again. If staleness is
-allowed, the first and the last step have a large weight in a run of few steps: --epochs N trains
-the prompts N times, with as many samples each time.
+Markdown. If staleness is allowed, the first and the last step have a large weight in a run of few
+steps: --epochs N trains the prompts N times, with as many samples each time.
 """
 
 from __future__ import annotations
@@ -70,9 +69,7 @@ def policy_of(row: Row) -> PolicyFile:
     )
 
 
-def measure(
-    row: Row, prompts_per_step: int, seeds: int, *, redraws: bool, epochs: int
-) -> list[list[Run]]:
+def measure(row: Row, prompts_per_step: int, seeds: int, *, epochs: int) -> list[list[Run]]:
     """The runs of `round_robin_sync` and of the row, by seed."""
     trace = traces.read(row.trace)
     known, trained = KNOWN[row.trace] if row.known else (0, trace.group_size)
@@ -81,7 +78,6 @@ def measure(
             "prompts_per_step": prompts_per_step,
             "known_samples": known,
             "samples_per_prompt": trained,
-            "redraws": redraws,
             "epochs": epochs,
         }
     )
@@ -136,7 +132,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--prompts-per-step", type=int, default=64)
-    parser.add_argument("--redraws", action="store_true", help="restarts get another sample")
     parser.add_argument("--epochs", type=int, default=1, help="how often each prompt is trained")
     parser.add_argument("--preset", choices=sorted({row.preset for row in ROWS}), help="this alone")
     options = parser.parse_args()
@@ -148,7 +143,6 @@ def main() -> None:
             row,
             options.prompts_per_step,
             options.seeds,
-            redraws=options.redraws,
             epochs=options.epochs,
         )
         print(shown(row, base, ours), flush=True)

@@ -107,7 +107,7 @@ def case(seed: int, steps: int = STEPS) -> Case:
     token_s = base.trainer.seconds_per_token * 8 / instances * float(rng.choice([0.3, 1.0]))
     trainer = msgspec.structs.replace(base.trainer, seconds_per_token=token_s)
     scenario = msgspec.structs.replace(base, fleet=fleet, trainer=trainer, faults=faults).with_job(
-        {"prompts_per_step": prompts, "samples_per_prompt": samples, "redraws": True}
+        {"prompts_per_step": prompts, "samples_per_prompt": samples}
     )
     trace = _trace(rng, shape, steps * prompts, samples)
     unlike = ", a quarter of it half as fast" if faults else ""

@@ -46,7 +46,7 @@ class Case(NamedTuple):
 
 
 def scenario(trace: str) -> Scenario:
-    job = {"prompts_per_step": TRACES[trace], "redraws": True}
+    job = {"prompts_per_step": TRACES[trace]}
     return load_scenario("qwen7b-8xh100-disaggregated").with_job(job)
 
 

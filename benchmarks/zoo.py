@@ -49,9 +49,8 @@ trace in the plain scenarios.
 
 **Protocol.** All policies train the same prompts to the end of the run, including deferred ones:
 {epochs}. The fleet has no other traffic. Each ratio is relative to `{baseline}` on the same prompts
-in the same order, {interval}. Later epochs train samples
-drawn from those of the first epoch. So a policy that remembers prompts (`*`) has seen similar
-samples and is favoured here; `rollout-sched replay TRACE --epochs 2` trains disjoint samples.
+in the same order, {interval}. What starts over, and samples
+of later epochs, have lengths that are drawn from a distribution fitted to the trace.
 
 * **speed-up**: trained tokens per second, counted up to the offered length, so that a policy gains
   nothing by training shorter samples; **time**: the same ratio for the seconds of the whole run;
@@ -226,9 +225,9 @@ def _cells(row: Compared, again: float) -> list[str]:
         f"{row.time.value:.2f}x",
         "-" if row.steady is None else f"{row.steady.value:.2f}x",
         f"{row.staleness_mean:.2f} ({row.staleness_max})",
-        f"{row.mean_ratio:.3f}",
+        f"{row.mean_ratio.value:.3f}",
         "-" if row.steady_mean_ratio is None else f"{row.steady_mean_ratio:.2f}",
-        f"{row.longest_tenth_kept:.2f}",
+        f"{row.longest_tenth_kept.value:.2f}",
         f"{row.step_ks_excess:+.2f}",
         f"{row.discarded_share:.2f}",
         f"{again:.1f}",

@@ -215,7 +215,8 @@ def make_scenario(
     faults: Sequence[Fault] = (),
     speculation: Speculation | None = None,
 ) -> Scenario:
-    """Every engine step takes one second, every training step and update a constant time."""
+    """Every engine step takes one second, every training step and update a constant time. A sample
+    that starts over gets its length again."""
     return Scenario(
         name="tiny",
         fleet=FleetModel(instances, kv_tokens, block_size=1, max_num_seqs=slots),
@@ -228,7 +229,7 @@ def make_scenario(
         ),
         weights=TransferCost(fixed_s=update_s),
         visibility=Visibility(poll_s=poll_s, stream_s=stream_s),
-        job=Job(prompts_per_step, samples, max_tokens, batches, epochs, known),
+        job=Job(prompts_per_step, samples, max_tokens, batches, epochs, known, redraws=False),
         traffic=traffic,
         rewards=rewards,
         faults=tuple(faults),

@@ -24,6 +24,7 @@ from typing import Any, Literal
 import msgspec
 
 from rollout_sched.metrics.fold import mean, t95
+from rollout_sched.metrics.length_bias import LengthBias
 from rollout_sched.simulators.replay.runs import Run
 
 #: A policy's samples count as having the requested lengths from these ratios on: over the whole
@@ -37,8 +38,8 @@ Bias = Literal["", "shorter", "long last"]
 
 
 class Ratio(msgspec.Struct, frozen=True):
-    """How many times as fast as the first policy; `low` to `high` is the 95 % interval, None if
-    nothing was resampled."""
+    """A mean over the seeds; `low` to `high` is the 95 % interval, None if nothing was resampled
+    (and, for a ratio that is not to the first policy, if there is but one seed)."""
 
     value: float
     low: float | None = None
@@ -75,9 +76,9 @@ class Compared(msgspec.Struct, frozen=True):
     equal_length_tokens_per_s: float
     steady_tokens_per_s: float | None
     bias: Bias
-    mean_ratio: float
+    mean_ratio: Ratio
     steady_mean_ratio: float | None
-    longest_tenth_kept: float
+    longest_tenth_kept: Ratio
     step_ks_excess: float
     staleness_mean: float
     staleness_max: int
@@ -104,8 +105,8 @@ def _compared(
 
     summaries = [run.summary for run in runs]
     biases = [summary.length_bias for summary in summaries]
-    mean_ratio = mean([bias.mean_ratio for bias in biases])
-    tenth_kept = mean([bias.longest_tenth_kept for bias in biases])
+    mean_ratio = _own(lambda bias: bias.mean_ratio, runs, drawn)
+    tenth_kept = _own(lambda bias: bias.longest_tenth_kept, runs, drawn)
     steady_ratio = _mean_or_none([bias.steady_mean_ratio for bias in biases])
     everybody = [*runs, *first, *drawn, *drawn_first]
     discarded = sum(summary.discarded_tokens for summary in summaries)
@@ -120,7 +121,7 @@ def _compared(
         drain_s=mean([summary.drain_s for summary in summaries]),
         equal_length_tokens_per_s=mean([s.equal_length_tokens_per_s for s in summaries]),
         steady_tokens_per_s=_mean_or_none([s.steady_accepted_tokens_per_s for s in summaries]),
-        bias=_bias(mean_ratio, tenth_kept, steady_ratio),
+        bias=_bias(mean_ratio.value, tenth_kept.value, steady_ratio),
         mean_ratio=mean_ratio,
         steady_mean_ratio=steady_ratio,
         longest_tenth_kept=tenth_kept,
@@ -160,6 +161,22 @@ def _ratio(logs: Sequence[float], resampled: Sequence[float]) -> Ratio:
         return Ratio(math.exp(middle))
     half = t95(len(resampled)) * stdev(resampled)
     return Ratio(math.exp(middle), math.exp(middle - half), math.exp(middle + half))
+
+
+def _own(figure: Callable[[LengthBias], float], runs: Sequence[Run], drawn: Sequence[Run]) -> Ratio:
+    """The mean of a ratio of the policy's own samples, with a t interval: from the spread of the
+    resamples, or without them from that of the seeds, which says what other draws of the samples
+    that start over might have shown."""
+    values = [figure(run.summary.length_bias) for run in runs]
+    again = [figure(run.summary.length_bias) for run in drawn]
+    middle = mean(values)
+    if len(again) >= 2:
+        half = t95(len(again)) * stdev(again)
+    elif len(values) >= 2:
+        half = t95(len(values)) * stdev(values) / math.sqrt(len(values))
+    else:
+        return Ratio(middle)
+    return Ratio(middle, middle - half, middle + half)
 
 
 def _bias(mean_ratio: float, tenth_kept: float, steady_ratio: float | None) -> Bias:

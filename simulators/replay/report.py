@@ -61,6 +61,7 @@ def document(
         "seeds": seeds,
         "resamples": len(resamples[0]) if resamples else 0,
         "tokens_estimated_by": trace.estimated_by or None,
+        "guessed_share": load.guessed_share,
         "warnings": [*_estimated(trace), *_warnings(load, runs)],
         **({} if load.traffic is None else {"conversations": len(load.traffic)}),
         "lower_bound": _lower_bound(trace, scenario, steps, seeds),
@@ -108,13 +109,6 @@ def _estimated(trace: Trace) -> list[str]:
 def _warnings(load: Workload, runs: Sequence[Sequence[Run]]) -> list[str]:
     """Reasons why the figures may mislead."""
     warnings = []
-    if load.overlapping:
-        warnings.append(
-            f"{load.overlapping} of {len(load.groups)} groups train samples that another epoch "
-            f"trains too, because the trace has fewer than {load.epochs} x "
-            f"{load.samples_per_prompt} samples of a prompt. So history sees the future here: the "
-            f"gain of a policy that uses it is overestimated."
-        )
     if len(runs[0]) == 1 and load.groups and _order_excess(load) > _SORTED:
         warnings.append(
             "The trace is not in random order: the prompts of a step are more alike than by "

@@ -33,6 +33,7 @@ from rollout_sched.simulators.replay.bounds import (
 from rollout_sched.simulators.replay.closed_loop import ClosedLoop, Observer, Progress, RunNotes
 from rollout_sched.simulators.replay.scenario import Scenario
 from rollout_sched.simulators.replay.workload import Workload
+from rollout_sched.simulators.traces.lengths import LengthModel
 from rollout_sched.simulators.traces.model import Trace, resampled
 from rollout_sched.workers import WorkerPool
 
@@ -131,6 +132,7 @@ def run_policy(
     *,
     steps: int = 0,
     seed: int = 0,
+    lengths: LengthModel | None = None,
     progress: Progress | None = None,
     journal_path: Path | None = None,
     give_up_s: float = math.inf,
@@ -139,11 +141,13 @@ def run_policy(
     """Replay `trace` under `policy` until every group is trained and every client has its answer or
     has disconnected.
 
-    `steps` 0 takes the whole trace. `records` keeps the data for the charts of a page. Raises
-    CallerError before any work if something can never fit, PolicyError if the run is not finished
-    after `give_up_s`.
+    `steps` 0 takes the whole trace. `lengths`: see Workload. `records` keeps the data for the
+    charts of a page. Raises CallerError before any work if something can never fit, PolicyError if
+    the run is not finished after `give_up_s`.
     """
-    workload = Workload(trace, scenario.job, steps=steps, seed=seed, traffic=scenario.traffic)
+    workload = Workload(
+        trace, scenario.job, steps=steps, seed=seed, lengths=lengths, traffic=scenario.traffic
+    )
 
     def make_scheduler() -> Scheduler:
         return policy.scheduler(workload.prompts_per_step, seed=seed, lengths=workload.length)
@@ -360,6 +364,7 @@ def _run_each(
 ) -> list[list[Run]]:
     """Runs by policy, `each` runs for every policy. Raises Interrupted on Ctrl-C."""
     found: dict[int, Run] = {}
+    make = partial(_run, trace, LengthModel(trace), scenario, steps)
 
     def follow(number: int) -> Progress | None:
         one = asked[number]
@@ -368,10 +373,10 @@ def _run_each(
     try:
         if jobs == 1 or len(asked) < 2:
             for number, one in enumerate(asked):
-                found[number] = _run(trace, scenario, steps, one, follow(number))
+                found[number] = make(one, follow(number))
         else:
             groups = len(Workload(trace, scenario.job, steps=steps).groups)
-            with WorkerPool(partial(_run, trace, scenario, steps), jobs) as workers:
+            with WorkerPool(make, jobs) as workers:
                 for number, run in workers.finished(asked):
                     found[number] = run
                     report = follow(number)
@@ -385,6 +390,7 @@ def _run_each(
 
 def _run(
     trace: Trace,
+    lengths: LengthModel,
     scenario: Scenario,
     steps: int,
     asked: _Asked,
@@ -397,6 +403,7 @@ def _run(
         scenario,
         steps=steps,
         seed=asked.seed,
+        lengths=lengths,
         progress=progress,
         journal_path=asked.journal,
         records=asked.records,

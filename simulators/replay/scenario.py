@@ -320,8 +320,8 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     epochs              how often every prompt is trained, each time with other samples
     known_samples       N samples of each prompt are not trained: their lengths are what the trainer
                         knows of the prompt before the run
-    redraws             a sample that starts over is drawn again from those recorded of its prompt,
-                        as in a real run; else it gets the same response as before
+    redraws             a sample that starts over gets another length, as in a real run, from a
+                        distribution fitted to the trace; else the same response as before
     growth              responses of the last step are so many times as long as recorded, those of
                         the first step as recorded, in a geometric progression, cut at `max_tokens`
     """
@@ -332,7 +332,7 @@ class Job(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     batches: bool = True
     epochs: Annotated[int, msgspec.Meta(ge=1, le=MAX_SIZE)] = 1
     known_samples: Count = 0
-    redraws: bool = False
+    redraws: bool = True
     growth: Annotated[float, msgspec.Meta(ge=0.01, le=100)] = 1.0
 
 
@@ -362,9 +362,10 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     faults: tuple[Fault, ...] = ()
 
     def with_job(self, given: Mapping[str, Any]) -> Scenario:
-        """This scenario with another job. Values of 0, and names that are not of a job, are
+        """This scenario with another job. Numbers that are 0, and names that are not of a job, are
         ignored."""
-        changed = {name: given[name] for name in Job.__struct_fields__ if given.get(name)}
+        names = [name for name in Job.__struct_fields__ if name in given]
+        changed = {name: given[name] for name in names if given[name] or given[name] is False}
         return msgspec.structs.replace(self, job=msgspec.structs.replace(self.job, **changed))
 
     @property

@@ -43,6 +43,18 @@ def interval(found: dict[str, float | None]) -> str:
     return ratio(found) + ("" if low == high else f" {low:.2f}-{high:.2f}")
 
 
+def number_interval(found: dict[str, float | None]) -> str:
+    return interval(found).replace("x", "")
+
+
+def percent_interval(found: dict[str, float | None]) -> str:
+    value, low, high = found["value"], found["low"], found["high"]
+    assert value is not None
+    if low is None or high is None or low == high:
+        return percent(value)
+    return f"{percent(value)} {100 * low:.0f}-{100 * high:.0f}"
+
+
 SPEED_UP = Column(
     "speed-up",
     "comparison.speed_up",
@@ -57,9 +69,9 @@ STALENESS = (
 )
 LONGEST_TENTH = Column(
     "longest tenth",
-    "length_bias.longest_tenth_kept",
-    percent,
-    "share of the longest tenth of the requested samples that was trained",
+    "comparison.longest_tenth_kept",
+    percent_interval,
+    "trained samples as long as the longest tenth of the requested ones, over those",
 )
 
 #: What a reader decides by.
@@ -153,7 +165,10 @@ TABLES: dict[str, Sequence[Column]] = {
         ),
         Column("masked", "masked_tokens", count, "too old: delivered, but not trained"),
         Column(
-            "length ratio", "length_bias.mean_ratio", number, "mean length trained over requested"
+            "length ratio",
+            "comparison.mean_ratio",
+            number_interval,
+            "mean length trained over requested",
         ),
         Column(
             "steady ratio",
@@ -177,7 +192,7 @@ TABLES: dict[str, Sequence[Column]] = {
         ),
         Column("samples", "samples_delivered", count, "trained"),
         Column("filtered", "filtered_groups", count, "groups that were judged and not kept"),
-        Column("drawn", "samples_drawn", count, "copies of others of the prompt; too few recorded"),
+        Column("drawn", "samples_drawn", count, "lengths that were drawn: too few recorded"),
     ),
 }
 
@@ -447,10 +462,16 @@ def about(report: dict[str, Any]) -> list[str]:
         )
     if "conversations" in report:
         size += f", {report['conversations']} conversations of clients"
-    return [
+    lines = [
         f"{report['trace']}: {size}, {report['seeds']} seed{'s' * (report['seeds'] > 1)}.",
         f"{report['scenario']}: {report['scenario_about']}".removesuffix(": "),
     ]
+    if report["guessed_share"]:
+        lines.append(
+            f"{percent(report['guessed_share'])} of the tokens were not recorded: samples that were "
+            f"cut are completed from the lengths of the others, by each seed differently."
+        )
+    return lines
 
 
 def bounds(report: dict[str, Any], width: int) -> str:
@@ -471,7 +492,7 @@ def bounds(report: dict[str, Any], width: int) -> str:
     ]
     if drawn:
         lines.append(
-            "The trace has too few samples; missing ones were drawn from the rest of their group: "
+            "The trace has too few samples; the lengths of missing ones were drawn: "
             + ", ".join(drawn)
         )
     return "\n".join(part for line in lines for part in wrapped(line, width))

@@ -13,7 +13,8 @@ import msgspec
 from rollout_sched.core.errors import CallerError
 from rollout_sched.core.model.events import GroupSubmitted
 from rollout_sched.simulators.replay.scenario import Job, Scenario, Traffic, TrafficModel
-from rollout_sched.simulators.traces.model import VERDICT, SampleRecord, Trace, draw_extra
+from rollout_sched.simulators.traces.lengths import LengthModel, guessed_share
+from rollout_sched.simulators.traces.model import VERDICT, SampleRecord, Trace
 
 
 class Workload:
@@ -23,12 +24,13 @@ class Workload:
     prompt's name; seed 0 keeps the order of the trace, and other seeds shuffle it (not if arrivals
     are recorded). Later epochs are shuffled again. Each epoch trains recorded samples of its own,
     so what a policy learns about a prompt in one epoch predicts the next epoch no better than in a
-    real run. If the trace has too few samples, the missing ones are drawn from the same epoch and
-    prompt, and `drawn` counts them. If it has too few for that, they are drawn from all samples of
-    the prompt, and `overlapping` counts the groups. No epoch trains the last `job.known_samples`
-    recorded samples of a prompt; the trainer sends their lengths with each of its groups. With
-    `job.redraws`, a sample that starts over replays any recorded sample of its prompt. With
-    `job.growth`, responses grow from step to step. `traffic`: the clients' conversations.
+    real run. If the trace has too few samples, the missing ones are drawn from `lengths`, and
+    `drawn` counts them. With `job.redraws`, so is a sample that starts over. Samples that were cut
+    when they were recorded are completed from `lengths`. No epoch trains the last
+    `job.known_samples` recorded samples of a prompt; the trainer sends their lengths with each of
+    its groups. With `job.growth`, responses grow from step to step. `lengths`: fitted from this
+    trace (the default), or from the one that it was resampled from. `traffic`: the clients'
+    conversations.
     """
 
     def __init__(
@@ -38,10 +40,15 @@ class Workload:
         *,
         steps: int = 0,
         seed: int = 0,
+        lengths: LengthModel | None = None,
         traffic: TrafficModel | None = None,
     ) -> None:
+        self._lengths = LengthModel(trace) if lengths is None else lengths
         self._ever_recorded = trace.groups
-        trace, self._known = _told_before(trace, job.known_samples)
+        completed = self._lengths.completed(trace, seed)
+        #: Of the trace's response tokens, the share by which cut samples were completed.
+        self.guessed_share = guessed_share(trace, completed)
+        trace, self._known = _told_before(completed, job.known_samples)
         self.trace = trace
         self.seed = seed
         self.epochs = job.epochs
@@ -94,13 +101,6 @@ class Workload:
     def drawn(self) -> int:
         return len(self._extra)
 
-    @property
-    def overlapping(self) -> int:
-        """The number of groups with samples that another epoch may train too."""
-        if self.epochs == 1:
-            return 0
-        return sum(len(own) < self.samples_per_prompt for own in self._recorded.values())
-
     def prompt(self, group: str) -> str:
         """The prompt of a group: the name of a group of the trace."""
         return self._prompts.get(group, group)
@@ -123,13 +123,14 @@ class Workload:
             times = self._begun[group, index]
             self._begun[group, index] += 1
             if times:
-                self._redraw(group, index, f"{group}#{times}")
+                self._redrawn[group, index] = self._draw(group, index, times)
         return self.sample(group, index)
 
-    def _redraw(self, group: str, index: int, name: str) -> None:
+    def _draw(self, group: str, index: int, times: int = 0) -> SampleRecord:
+        """Another sample of the group's prompt, for the number of times that it has started."""
         members = self._ever_recorded[self.prompt(group)]
-        drawn = msgspec.structs.replace(draw_extra(members, name, index, self.seed), group=group)
-        self._redrawn[group, index] = self._sized(drawn)
+        drawn = self._lengths.draw(members, group, index, self.seed, times)
+        return self._sized(drawn)
 
     def sample(self, group: str, index: int) -> SampleRecord:
         """What the sample replays, cut at `max_tokens`."""
@@ -147,10 +148,7 @@ class Workload:
             return sample if self._as_recorded else self._sized(sample)
         extra = self._extra.get((group, index))
         if extra is None:
-            enough = len(recorded) >= self.samples_per_prompt
-            members = recorded if enough else self.trace.groups[self.prompt(group)]
-            drawn = draw_extra(members, group, index, self.seed)
-            extra = self._extra[group, index] = self._sized(drawn)
+            extra = self._extra[group, index] = self._draw(group, index)
         return extra
 
     def _sized(self, sample: SampleRecord) -> SampleRecord:
@@ -262,7 +260,7 @@ def _samples_per_prompt(trace: Trace, epochs: int) -> int:
             f"trace {trace.name}: {epochs} epochs of other samples each need {2 * epochs} samples "
             f"of a prompt, but it has {trace.group_size}; set epochs to at most "
             f"{max(1, trace.group_size // 2)}, or set samples_per_prompt: missing samples are then "
-            f"drawn from those that other epochs train"
+            f"drawn"
         )
     return share
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 from rich.table import Table
 
 from rollout_sched import terminal
 from rollout_sched.flags import above_zero
+from rollout_sched.simulators.traces.lengths import LengthModel, has_cut, intraclass_correlation
 from rollout_sched.simulators.traces.model import TOKENS_PER_S, Counting, Trace, with_tokenizer
 from rollout_sched.simulators.traces.store import read, shipped, write
 
@@ -82,6 +82,8 @@ def _stats(options: argparse.Namespace) -> None:
         return
     result = Table(show_header=False)
     for name, value in msgspec.structs.asdict(numbers).items():
+        if value is None:
+            continue
         shown = f"{value:,.2f}" if isinstance(value, float) else f"{value}"
         result.add_row(name.replace("_", " "), shown)
     terminal.console().print(result)
@@ -101,9 +103,6 @@ def _list(options: argparse.Namespace) -> None:
 # ------------------------------------------------------------------------------------------
 # Statistics of a trace: quantiles of lengths, the tail, and similarity within groups.
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-
 
 class TraceStatistics(msgspec.Struct, frozen=True):
     """Numbers about a trace; lengths in tokens, times in seconds, quantiles interpolated.
@@ -112,6 +111,9 @@ class TraceStatistics(msgspec.Struct, frozen=True):
     icc_log: share of the variance of log length that lies between groups, 0 to 1 (below 0 if
         lengths within groups are less alike than by chance); None if no group has two samples.
     truncated_share: samples cut at a cap, so that their true length is unknown.
+    cut_share: samples cut otherwise, by a policy, an abort or the end of the recording.
+    completed_mean, completed_p50, completed_p90, completed_p99: of responses, with the cut ones
+        completed as in a replay; None if none was cut.
     tool_s_mean, tool_s_max: time between turns, per sample.
     tokens_estimated_by: how the lengths were estimated, as "characters / 3.3"; None if counted.
     left_out: requests of the source that were left out because they have no tokens.
@@ -136,6 +138,11 @@ class TraceStatistics(msgspec.Struct, frozen=True):
     response_cv: float
     icc_log: float | None
     truncated_share: float
+    cut_share: float
+    completed_mean: float | None
+    completed_p50: float | None
+    completed_p90: float | None
+    completed_p99: float | None
     tool_s_mean: float
     tool_s_max: float
     tokens_estimated_by: str | None
@@ -151,6 +158,7 @@ def statistics(trace: Trace) -> TraceStatistics:
     turns = np.array([len(s.turns) for s in samples], dtype=np.int64)
     tool_s = np.array([s.tool_s for s in samples], dtype=np.float64)
     p50, p90, p99 = np.quantile(response, [0.5, 0.9, 0.99]).tolist()
+    completed = _completed(trace)
     prompt_p50, prompt_p99 = np.quantile(prompt, [0.5, 0.99]).tolist()
     return TraceStatistics(
         name=trace.name,
@@ -172,6 +180,11 @@ def statistics(trace: Trace) -> TraceStatistics:
         response_cv=float(response.std() / response.mean()),
         icc_log=intraclass_correlation(np.log(response), np.repeat(np.arange(len(sizes)), sizes)),
         truncated_share=sum(s.finish == "length" for s in samples) / len(samples),
+        cut_share=sum(s.finish == "cut" for s in samples) / len(samples),
+        completed_mean=completed[0],
+        completed_p50=completed[1],
+        completed_p90=completed[2],
+        completed_p99=completed[3],
         tool_s_mean=float(tool_s.mean()),
         tool_s_max=float(tool_s.max()),
         tokens_estimated_by=trace.estimated_by or None,
@@ -179,21 +192,18 @@ def statistics(trace: Trace) -> TraceStatistics:
     )
 
 
-def intraclass_correlation(values: Floats, group: Ints) -> float | None:
-    """ICC(1) of values by group number: one-way random effects, groups of unequal size.
+#: Completions of a trace whose figures are averaged.
+_COMPLETIONS = 8
 
-    (MSB - MSW) / (MSB + (n0 - 1) MSW), with mean squares between and within groups and
-    n0 = (N - sum(n_i^2) / N) / (k - 1). None where it is undefined: fewer than two groups, no
-    group of two, or no variance at all.
-    Source: Donner (1986), the ANOVA estimator.
-    """
-    sizes = np.bincount(group).astype(np.float64)
-    total, groups = float(sizes.sum()), len(sizes)
-    if groups < 2 or total == groups:
-        return None
-    means = np.bincount(group, values) / sizes
-    between = float((sizes * (means - values.mean()) ** 2).sum()) / (groups - 1)
-    within = float(((values - means[group]) ** 2).sum()) / (total - groups)
-    typical_size = (total - float((sizes**2).sum()) / total) / (groups - 1)
-    variance = between + (typical_size - 1) * within
-    return (between - within) / variance if variance > 0 else None
+
+def _completed(trace: Trace) -> list[float] | list[None]:
+    """Mean, p50, p90 and p99 of the responses, with the cut ones completed."""
+    if not has_cut(trace):
+        return [None] * 4
+    model, found = LengthModel(trace), []
+    for seed in range(_COMPLETIONS):
+        completed = model.completed(trace, seed)
+        lengths = np.array([sample.response_tokens for sample in completed.samples()])
+        found.append([lengths.mean(), *np.quantile(lengths, [0.5, 0.9, 0.99])])
+    figures: list[float] = np.mean(found, axis=0).tolist()
+    return figures

@@ -7,11 +7,10 @@ because a replay of a long run holds a million of them.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -265,19 +264,7 @@ def gather(
 
 
 # ------------------------------------------------------------------------------------------
-# Samples that were not recorded: extra samples of a recorded group, and resampled prompts.
-
-
-def draw_extra(members: Sequence[SampleRecord], group: str, index: int, seed: int) -> SampleRecord:
-    """Sample number `index` of a group with fewer samples: one of its recorded samples, redrawn.
-
-    A bootstrap within the group keeps the length characteristics of its prompt. The same
-    (seed, group, index) gives the same sample on every machine and in every order of calls.
-    """
-    # The built-in hash differs between processes.
-    key = hashlib.blake2b(f"{seed}/{index}/{group}".encode(), digest_size=8).digest()
-    drawn = random.Random(int.from_bytes(key, "big")).choice(members)
-    return msgspec.structs.replace(drawn, group=group, sample=index)
+# Resampled prompts.
 
 
 def resampled(trace: Trace, seed: int) -> Trace:

@@ -18,6 +18,7 @@ from rollout_sched.flags import Flag
 from rollout_sched.metrics.fold import mean, share, t95
 from rollout_sched.simulators.replay import Scenario, Workload
 from rollout_sched.simulators.replay.runs import Run, run_policy
+from rollout_sched.simulators.traces.lengths import LengthModel
 from rollout_sched.simulators.traces.model import SampleRecord, Trace, resampled
 from rollout_sched.simulators.tune import space
 from rollout_sched.simulators.tune.candidates import Candidate
@@ -206,14 +207,15 @@ class Task(msgspec.Struct, frozen=True):
 
 
 class Evaluator(msgspec.Struct, frozen=True):
-    """What candidates are evaluated on: two parts of a trace, and a scenario whose job is explicit,
-    so that a part is trained like the whole.
+    """What candidates are evaluated on: two parts of a trace, the lengths of all of it, and a
+    scenario whose job is explicit, so that a part is trained like the whole.
 
     `split`: the parts have different prompts; else the trace has too few, and both are the whole.
     """
 
     search: Trace
     held_out: Trace
+    lengths: LengthModel
     scenario: Scenario
     split: bool
 
@@ -222,7 +224,7 @@ class Evaluator(msgspec.Struct, frozen=True):
         scenario = self.scenario if space.reads_polls(task.table) else _without_polls(self.scenario)
         try:
             policy = parse_policy("candidate", task.table)
-            return _measure(policy, part, scenario, task)
+            return _measure(policy, part, self.lengths, scenario, task)
         except RolloutError as error:
             return CaseFigures(failed=str(error))
 
@@ -268,14 +270,16 @@ def bench_of(trace: Trace, scenario: Scenario, *, seed: int) -> Evaluator:
         max_tokens=whole.max_tokens,
     )
     scenario = msgspec.structs.replace(scenario, job=job)
+    lengths = LengthModel(trace)
     kept = round(len(trace.groups) * (1 - HELD_OUT))
     arrivals = any(sample.arrival_s for sample in trace.samples())
     if arrivals or len(trace.groups) - kept < job.prompts_per_step:
-        return Evaluator(trace, trace, scenario, split=False)
+        return Evaluator(trace, trace, lengths, scenario, split=False)
     prompts = list(trace.groups)
     random.Random(f"{seed}/prompts").shuffle(prompts)
     search, held_out = set(prompts[:kept]), set(prompts[kept:])
-    return Evaluator(_part(trace, search), _part(trace, held_out), scenario, split=True)
+    parts = _part(trace, search), _part(trace, held_out)
+    return Evaluator(*parts, lengths, scenario, split=True)
 
 
 def _part(trace: Trace, prompts: set[str]) -> Trace:
@@ -309,14 +313,22 @@ def _without_polls(scenario: Scenario) -> Scenario:
     return msgspec.structs.replace(scenario, visibility=visibility)
 
 
-def _measure(policy: PolicyFile, part: Trace, scenario: Scenario, task: Task) -> CaseFigures:
+def _measure(
+    policy: PolicyFile, part: Trace, lengths: LengthModel, scenario: Scenario, task: Task
+) -> CaseFigures:
     job, case = scenario.job, task.case
     trace = part
     if not any(sample.arrival_s for sample in part.samples()):
         drawn = resampled(part, case.seed) if case.held_out else part
         trace = lasting(drawn, ceil(case.steps * job.prompts_per_step / job.epochs), case.seed)
     run = run_policy(
-        policy, trace, scenario, steps=case.steps, seed=case.seed, give_up_s=task.give_up_s
+        policy,
+        trace,
+        scenario,
+        steps=case.steps,
+        seed=case.seed,
+        lengths=lengths,
+        give_up_s=task.give_up_s,
     )
     return figures(run)
 

@@ -27,7 +27,7 @@ def recorded(
     was replayed."""
     offered = traces.read(trace).head(groups)
     scenario = load_scenario("qwen7b-8xh100-disaggregated")
-    job = Job(prompts_per_step=4)
+    job = Job(prompts_per_step=4, redraws=False)
     scenario = msgspec.structs.replace(scenario, **{"job": job, **changes})
     loaded = load_policy(policy, allow_code=allow_code)
     return offered, run_policy(loaded, offered, scenario, journal_path=path)

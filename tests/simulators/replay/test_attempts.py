@@ -36,7 +36,7 @@ def test_a_text_is_named_by_the_attempt_that_began_it() -> None:
 
 
 def test_resumed_attempts_repeat_and_restarted_ones_differ() -> None:
-    load = Workload(make_trace({"g": list(range(10, 60))}), Job(redraws=True))
+    load = Workload(make_trace({"g": list(range(10, 60))}), Job())
     attempts = SimAttempts(load)
     assert attempts.begin(dispatch(1)).new_tokens == 10
     attempts.end(Ended(1, 4, ((0, 4),), "abort", 1.0))

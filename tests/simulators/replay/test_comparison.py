@@ -72,6 +72,16 @@ class TestRatios:
         # sd of the logs is ln 1.25, Student's t with 2 degrees of freedom 4.303
         assert high / 2.5 == pytest.approx(1.25**4.303)
 
+    def test_a_bias_has_an_interval_of_the_resamples_or_else_of_the_seeds(self) -> None:
+        """Student's t with 2 degrees of freedom is 4.303; 0.8, 0.9, 1.0 have a deviation of 0.1."""
+        three = [run(1.0, mean_ratio=ratio) for ratio in (0.8, 0.9, 1.0)]
+        of_seeds = beside([run(1.0)] * 3, three).mean_ratio
+        assert of_seeds.value == pytest.approx(0.9)
+        assert of_seeds.high == pytest.approx(0.9 + 0.4303 / math.sqrt(3), abs=1e-4)
+        drawn = beside([run(1.0)], three[:1], [run(1.0)] * 3, three).mean_ratio
+        assert drawn.interval == pytest.approx((0.8 - 0.4303, 0.8 + 0.4303), abs=1e-4)
+        assert beside([run(1.0)], three[:1]).mean_ratio.interval is None
+
     def test_one_resample_says_nothing(self) -> None:
         assert beside([run(1.0)], [run(1.0)], [run(1.0)], [run(2.0)]).time.interval is None
 
@@ -100,7 +110,7 @@ class TestBias:
 
     def test_figures_are_means_over_the_seeds(self) -> None:
         found = beside([run(1.0)] * 2, [run(1.0, mean_ratio=0.8), run(2.0, step_ks=0.2)])
-        assert found.mean_ratio == pytest.approx(0.9)
+        assert found.mean_ratio.value == pytest.approx(0.9)
         assert found.step_ks_excess == pytest.approx(0.1)
         assert found.total_s == 1.5
 

@@ -90,6 +90,26 @@ def test_a_replay_says_that_tokens_are_estimated(
     assert "Tokens are estimated" not in capsys.readouterr().out
 
 
+def test_what_a_cut_hides_is_completed_and_said(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    rows = [
+        f"{g},{s},5,{20 + 9 * g * s},{'abort' if s == 3 else 'stop'}"
+        for g in range(1, 9)
+        for s in range(4)
+    ]
+    path = tmp_path / "t.csv"
+    header = "group_id,sample_idx,prompt_tokens,response_tokens,finish_reason"
+    path.write_text("\n".join([header, *rows]))
+    main(["trace", "stats", str(path), "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["cut_share"] == 0.25
+    assert found["completed_mean"] > found["response_mean"]
+    assert found["completed_p99"] >= found["response_p99"]
+    main(["replay", str(path), "--policy", "round_robin_sync"])
+    assert "% of the tokens were not recorded" in capsys.readouterr().out
+
+
 def test_requests_that_are_left_out_are_counted(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

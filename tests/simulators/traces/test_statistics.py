@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rollout_sched.simulators.traces.command import intraclass_correlation
+from rollout_sched.simulators.traces.lengths import intraclass_correlation
 
 
 class TestIntraclassCorrelation:

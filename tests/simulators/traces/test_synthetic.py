@@ -1,11 +1,11 @@
-"""Samples that nobody recorded: extras of a group, and whole workloads."""
+"""Samples that nobody recorded: resampled prompts, and whole workloads."""
 
 import pytest
 
 from benchmarks.synthetic import synthetic
 from rollout_sched.simulators.traces import SampleRecord, Trace, Turn, gather, read
 from rollout_sched.simulators.traces.command import statistics
-from rollout_sched.simulators.traces.model import draw_extra, resampled
+from rollout_sched.simulators.traces.model import resampled
 
 
 class TestResampled:
@@ -36,27 +36,7 @@ class TestResampled:
         assert arrivals == sorted(arrivals)
 
 
-class TestMadeUpSamples:
-    def test_an_extra_sample_is_one_of_its_group(self) -> None:
-        trace = read("lrm_math_open")
-        name, members = next(iter(trace.groups.items()))
-        extras = [draw_extra(members, name, index, seed=3) for index in range(5, 60)]
-        assert [extra.sample for extra in extras] == list(range(5, 60))
-        assert {extra.turns for extra in extras} == {member.turns for member in members}
-
-    def test_extras_do_not_depend_on_the_order_of_asking_but_on_the_seed(self) -> None:
-        members = synthetic(2, 8, seed=0).groups["1"]
-        once = [draw_extra(members, "1", i, seed=3) for i in range(8, 40)]
-        again = [draw_extra(members, "1", i, seed=3) for i in reversed(range(8, 40))][::-1]
-        other = [draw_extra(members, "1", i, seed=4) for i in range(8, 40)]
-        assert once == again
-        assert once != other
-
-    def test_extras_are_the_same_on_every_machine(self) -> None:
-        members = [SampleRecord("g", i, 1, (Turn(i + 1),)) for i in range(8)]
-        drawn = [draw_extra(members, "g", i, seed=0).response_tokens for i in range(8, 14)]
-        assert drawn == [4, 1, 5, 4, 2, 8]
-
+class TestSynthetic:
     def test_synthetic_has_the_asked_shape(self) -> None:
         trace = synthetic(2000, 8, median=1000, sigma_between=0.8, sigma_within=0.5, cap=20_000)
         found = statistics(trace)
