@@ -468,8 +468,8 @@ def about(report: dict[str, Any]) -> list[str]:
     ]
     if report["guessed_share"]:
         lines.append(
-            f"{percent(report['guessed_share'])} of the tokens were not recorded: samples that were "
-            f"cut are completed from the lengths of the others, by each seed differently."
+            f"{percent(report['guessed_share'])} of the tokens were not recorded: samples that "
+            f"were cut are completed from the lengths of the others, by each seed differently."
         )
     return lines
 

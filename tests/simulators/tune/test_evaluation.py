@@ -181,7 +181,9 @@ class TestBench:
     def test_the_job_of_a_part_is_that_of_the_whole(self) -> None:
         world = make_scenario(prompts_per_step=0)
         bench = bench_of(TRACE, world, seed=0)
-        assert bench.scenario.job == Job(prompts_per_step=4, samples_per_prompt=2, max_tokens=60)
+        assert bench.scenario.job == Job(
+            prompts_per_step=4, samples_per_prompt=2, max_tokens=60, redraws=False
+        )
 
     def test_the_setting_is_what_the_job_and_the_fleet_are(self) -> None:
         here = small_bench(slots=3, colocated=True).setting(2)
