@@ -24,7 +24,6 @@ from typing import Any, Literal
 import msgspec
 
 from rollout_sched.metrics.fold import mean, t95
-from rollout_sched.metrics.length_bias import LengthBias
 from rollout_sched.simulators.replay.runs import Run
 
 #: A policy's samples count as having the requested lengths from these ratios on: over the whole
@@ -105,8 +104,8 @@ def _compared(
 
     summaries = [run.summary for run in runs]
     biases = [summary.length_bias for summary in summaries]
-    mean_ratio = _own(lambda bias: bias.mean_ratio, runs, drawn)
-    tenth_kept = _own(lambda bias: bias.longest_tenth_kept, runs, drawn)
+    mean_ratio = _own(lambda run: run.summary.length_bias.mean_ratio, runs, drawn)
+    tenth_kept = _own(lambda run: run.summary.length_bias.longest_tenth_kept, runs, drawn)
     steady_ratio = _mean_or_none([bias.steady_mean_ratio for bias in biases])
     everybody = [*runs, *first, *drawn, *drawn_first]
     discarded = sum(summary.discarded_tokens for summary in summaries)
@@ -163,12 +162,12 @@ def _ratio(logs: Sequence[float], resampled: Sequence[float]) -> Ratio:
     return Ratio(math.exp(middle), math.exp(middle - half), math.exp(middle + half))
 
 
-def _own(figure: Callable[[LengthBias], float], runs: Sequence[Run], drawn: Sequence[Run]) -> Ratio:
+def _own(figure: Callable[[Run], float], runs: Sequence[Run], drawn: Sequence[Run]) -> Ratio:
     """The mean of a ratio of the policy's own samples, with a t interval: from the spread of the
     resamples, or without them from that of the seeds, which says what other draws of the samples
     that start over might have shown."""
-    values = [figure(run.summary.length_bias) for run in runs]
-    again = [figure(run.summary.length_bias) for run in drawn]
+    values = [figure(run) for run in runs]
+    again = [figure(run) for run in drawn]
     middle = mean(values)
     if len(again) >= 2:
         half = t95(len(again)) * stdev(again)

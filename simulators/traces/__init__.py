@@ -1,6 +1,6 @@
 """Recorded workloads: their model, the native format, foreign ones, statistics."""
 
-from rollout_sched.simulators.traces import command, model
+from rollout_sched.simulators.traces import command, lengths, model
 from rollout_sched.simulators.traces.model import (
     Counting,
     Finish,
@@ -22,6 +22,7 @@ __all__ = [
     "Turn",
     "command",
     "gather",
+    "lengths",
     "model",
     "read",
     "shipped",
