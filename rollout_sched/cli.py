@@ -33,8 +33,18 @@ class Command(NamedTuple):
 
 
 COMMANDS: Final = (
-    Command("replay", "compare policies on a recorded workload", "simulators.replay.command"),
-    Command("tune", "search for the policy that suits a workload best", "simulators.tune.command"),
+    Command(
+        "replay",
+        "compare policies on a recorded workload or run",
+        "inspection.replays",
+        "add_replay_arguments",
+    ),
+    Command(
+        "tune",
+        "search for the policy that suits a workload or run best",
+        "inspection.replays",
+        "add_tune_arguments",
+    ),
     Command("journal", "inspect the journal of a run", "inspection.command"),
     Command(
         "serve", "an OpenAI-compatible gateway to a fleet of vLLM", "integrations.gateway.serve"

@@ -140,6 +140,15 @@ def read(path: str | Path) -> tuple[JournalHeader, Iterator[Entry]]:
     return found[0][0], chain.from_iterable(entries for _, entries in found)
 
 
+def is_journal(path: str | Path) -> bool:
+    """Whether the file begins as one, of any version."""
+    try:
+        _, line = next(_lines(path), (1, b""))
+    except (JournalError, OSError):
+        return False
+    return line.startswith(b'{"schema":"rollout-sched-journal/')
+
+
 def files(path: str | Path) -> list[Path]:
     """The files that `read` reads, in order: perhaps one that was filled before, and this one."""
     header, _ = _read(path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import re
+import shlex
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -14,10 +15,13 @@ from pathlib import Path
 import pytest
 
 import rollout_sched
+from rollout_sched.cli import main
 from rollout_sched.simulators.fake_instance.engine import EngineSettings
 from rollout_sched.simulators.fake_instance.server import FakeServer
 from rollout_sched.simulators.replay.scenario import load_scenario
+from rollout_sched.simulators.tune import command as tune_command
 from tests import doors
+from tests.inspection.journals import recorded
 
 ROOT = Path(rollout_sched.__file__).parents[1]
 README, CLIENT = ROOT / "README.md", ROOT / "docs/client.md"
@@ -110,6 +114,21 @@ def test_a_loop_that_accumulates_gradients(run: Callable[[str], list[str]]) -> N
     assert said[-1] == steps[-1]
     prompts = sorted(line.split()[2] for line in said if line not in steps)
     assert prompts == [f"prompt-{number}" for number in range(8)]
+
+
+def test_the_commands_for_a_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that the document shows, in its order, on the journal of a small run."""
+    text = (ROOT / "docs/journal.md").read_text()
+    commands = re.findall(r"^rollout-sched (.*)$", text, re.MULTILINE)
+    assert len(commands) > 6
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tune_command, "BUDGET_S", 4.0)
+    recorded(Path("run.journal"), "one_step_off", "lrm_token_economy")
+    for command in commands:
+        assert main(shlex.split(command)) == 0, command
+    assert {"best.toml", "run.html", "run.jsonl", "run.toml"} < {
+        path.name for path in tmp_path.iterdir()
+    }
 
 
 def documents() -> dict[Path, str]:

@@ -18,9 +18,7 @@ from rollout_sched.metrics.fold import Folded
 from rollout_sched.process import check_writable, whole_file
 from rollout_sched.simulators import traces
 from rollout_sched.simulators.replay import load_scenario
-
-#: The base of a recorded scenario, unless another is given.
-DEFAULT_BASE = "qwen7b-8xh100-disaggregated"
+from rollout_sched.simulators.replay.command import DEFAULT_SCENARIO
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         if name == "scenario":
             verb.add_argument(
                 "--base",
-                default=DEFAULT_BASE,
+                default=DEFAULT_SCENARIO,
                 metavar="NAME_OR_TOML",
                 help="scenario that has what the run does not tell; default: %(default)s",
             )

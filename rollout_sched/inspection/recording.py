@@ -39,7 +39,8 @@ class Recording:
     def __init__(self, path: Path, policy: str | None = None, *, allow_code: bool = False) -> None:
         self.path = path
         self.header, _ = journal.read(path)
-        self._policy = _policy_of(self.header, policy, allow_code=allow_code)
+        self.allow_code = allow_code
+        self.policy = _policy_of(self.header, policy, allow_code=allow_code)
         self._scheduler = self._fresh()
 
     @property
@@ -97,13 +98,13 @@ class Recording:
             except CallerError as error:
                 raise journal.JournalError(
                     f"{self.path}:{number}: the scheduler refuses this event ({error}); if the run "
-                    f"was not recorded under {self._policy.name!r}, pass its policy with --policy"
+                    f"was not recorded under {self.policy.name!r}, pass its policy with --policy"
                 ) from error
             yield now, event, actions
 
     def _fresh(self) -> Scheduler:
         header = self.header
-        return self._policy.scheduler(
+        return self.policy.scheduler(
             header.prompts_per_step, version=header.version, seed=header.seed
         )
 

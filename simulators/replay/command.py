@@ -64,10 +64,11 @@ File = Annotated[str | None, Flag(metavar="FILE")]
 class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Which runs are made, and what is shown of them.
 
-    policies       a preset or a file; repeat to compare (default: all presets)
+    policies       a preset or a file; repeat to compare (default: all presets). That of a journal
+                   is always there
     allow_code     import classes of your own that a policy names
     baseline       policy that ratios refer to (default: the first)
-    scenarios      repeatable (default: qwen7b-8xh100-disaggregated)
+    scenarios      repeatable (default: qwen7b-8xh100-disaggregated, or that of the journal)
     axes           values of a policy or scenario parameter; all combinations are replayed
     split          try each way to split GPUS between fleet and trainer
     steps          replay only the prompts of the first N steps; 0: all
@@ -123,19 +124,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=run)
 
 
-def run(given: argparse.Namespace) -> None:
-    """Run the command.
+class RecordedRun(NamedTuple):
+    """A run whose journal is given in place of a trace: its workload, its scenario, and the policy
+    that it had, which comes first. `doubt`: why there is no verdict, if its replay is not it."""
+
+    trace: Trace
+    scenario: Scenario
+    policy: PolicyFile
+    doubt: str = ""
+
+
+def run(given: argparse.Namespace, recorded: RecordedRun | None = None) -> None:
+    """Run the command, on the trace that is given or on a recorded run.
 
     Raises RolloutError, TraceError or OSError before any work if an input cannot be used. On Ctrl-C
     it reports the finished runs and raises KeyboardInterrupt.
     """
     options = ReplayOptions(**given_flags(given, ReplayOptions))
     axes = [axis(text) for text in options.axes]
-    policies = _policies(options, [one for one in axes if is_of_policies(one)])
+    policies = _policies(options, [one for one in axes if is_of_policies(one)], recorded)
     of_worlds = [one for one in axes if not is_of_policies(one)]
-    worlds = _worlds(options, of_worlds, given_flags(given, Job))
+    worlds = _worlds(options, of_worlds, given_flags(given, Job), recorded)
     _check_files(options, several=len(worlds) > 1)
-    replays = Replays(options, read_trace(given), policies, given.command)
+    trace, doubt = (recorded.trace, recorded.doubt) if recorded else (read_trace(given), "")
+    replays = Replays(options, trace, policies, given.command, doubt)
     for world in worlds:
         replays.check(world.scenario)
     if len(worlds) == 1:
@@ -145,12 +157,14 @@ def run(given: argparse.Namespace) -> None:
 
 
 class Replays(NamedTuple):
-    """The policies to replay on a trace, in any scenario; `command` is what was typed."""
+    """The policies to replay on a trace, in any scenario; `command` is what was typed. `doubt`: in
+    place of the verdict."""
 
     options: ReplayOptions
     trace: Trace
     policies: Sequence[PolicyFile]
     command: str
+    doubt: str = ""
 
     def check(self, scenario: Scenario) -> None:
         """Raises RolloutError if something can never fit, or a policy cannot be built."""
@@ -281,8 +295,10 @@ class Replays(NamedTuple):
         settings = {policy.name: policy.tables for policy in self.policies}
         best = fastest(report, within)
         return report | {
-            "verdict": verdict(report, within, settings),
-            "serve": best and self._serve(best["name"], scenario.fleet.instances),
+            "verdict": [self.doubt] if self.doubt else verdict(report, within, settings),
+            "serve": None
+            if self.doubt
+            else best and self._serve(best["name"], scenario.fleet.instances),
         }
 
     def _made(self) -> list[str]:
@@ -306,12 +322,18 @@ def _shown_sweep(sweep: dict[str, Any], width: int, **_: bool) -> str:
     return f"{text}\n\n{table(sweep, width)}"
 
 
-def _worlds(options: ReplayOptions, axes: Sequence[Axis], job: Mapping[str, Any]) -> list[World]:
+def _worlds(
+    options: ReplayOptions,
+    axes: Sequence[Axis],
+    job: Mapping[str, Any],
+    recorded: RecordedRun | None,
+) -> list[World]:
     """Each scenario at each point of the axes, with the options of the job applied."""
     several = len(options.scenarios) > 1
     found = []
-    for name in options.scenarios or [DEFAULT_SCENARIO]:
-        for world in worlds(name, axes):
+    given: list[str | Scenario] = list(options.scenarios)
+    for one in given or [DEFAULT_SCENARIO if recorded is None else recorded.scenario]:
+        for world in worlds(one, axes):
             scenario = world.scenario.with_job(job)
             said = f"{scenario.name} {world.said}".strip() if several else world.said
             found.append(World(scenario, said))
@@ -320,8 +342,14 @@ def _worlds(options: ReplayOptions, axes: Sequence[Axis], job: Mapping[str, Any]
     return found
 
 
-def _policies(options: ReplayOptions, axes: Sequence[Axis]) -> list[PolicyFile]:
-    names = options.policies or _baseline_first(config.shipped("policies/presets"))
+def _policies(
+    options: ReplayOptions, axes: Sequence[Axis], recorded: RecordedRun | None
+) -> list[PolicyFile]:
+    names: list[str | PolicyFile] = list(options.policies)
+    names = names or [*_baseline_first(config.shipped("policies/presets"))]
+    if recorded is not None:
+        own = recorded.policy
+        names = [own, *(name for name in names if name != own.name)]
     allow_code = options.allow_code
     found = policies_at(names, axes, allow_code=allow_code)
     known = [policy.name for policy in found]

@@ -75,17 +75,21 @@ def axis(text: str) -> Axis:
 
 
 def policies(
-    names: Sequence[str], axes: Sequence[Axis], *, allow_code: bool = False
+    names: Sequence[str | PolicyFile], axes: Sequence[Axis], *, allow_code: bool = False
 ) -> list[PolicyFile]:
-    """Each policy at each point of the axes that it has; a policy without any of them is unchanged.
+    """Each policy, a file or one that is read, at each point of the axes that it has; a policy
+    without any of them is unchanged.
 
     `allow_code`: as in `load_policy`. Raises ConfigError for an invalid value, CallerError for an
     axis that no policy has.
     """
     found: list[PolicyFile] = []
     used: set[str] = set()
-    for name_or_path in names:
-        name, table = read_policy(name_or_path, allow_code=allow_code)
+    for given in names:
+        if isinstance(given, PolicyFile):
+            name, table = given.name, given.tables
+        else:
+            name, table = read_policy(given, allow_code=allow_code)
         own = [axis for axis in axes if _has(parse_policy(name, table), axis)]
         used |= {axis.path for axis in own}
         found += [
@@ -97,9 +101,13 @@ def policies(
     return found
 
 
-def worlds(name_or_path: str, axes: Sequence[Axis]) -> list[World]:
-    """The scenario at each point of the axes. Raises ConfigError."""
-    name, table = read_toml(name_or_path, "simulators/replay/scenarios", "scenario")
+def worlds(given: str | Scenario, axes: Sequence[Axis]) -> list[World]:
+    """The scenario, a file or one that is read, at each point of the axes. Raises ConfigError."""
+    if isinstance(given, Scenario):
+        name, tables = given.name, msgspec.json.decode(msgspec.json.encode(given))
+        table = {key: value for key, value in tables.items() if value is not None}
+    else:
+        name, table = read_toml(given, "simulators/replay/scenarios", "scenario")
     return [
         World(_changed(parse_scenario(name, point), said), said)
         for point, said in _points(table, axes)

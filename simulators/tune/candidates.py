@@ -16,7 +16,7 @@ from rollout_sched.simulators.tune.space import Setting, Table
 
 #: Always among the candidates: what frameworks do, and plain load balancers.
 BASELINES = ("static_split", "round_robin_sync", "dplb")
-#: The policy that speed-ups are relative to.
+#: The policy that speed-ups are relative to, unless that of a recorded run is.
 REFERENCE = "round_robin_sync"
 
 #: How often a draw takes the plainest policy of a role, because most unusual choices are bad.
@@ -127,7 +127,11 @@ def _first_buildable(make: Callable[[], Candidate]) -> Candidate:
 
 
 def _preset(name: str) -> dict[str, dict[str, Any]]:
-    _, table = config.read_toml(name, "policies/presets", "policy")
+    return roles_of(config.read_toml(name, "policies/presets", "policy")[1])
+
+
+def roles_of(table: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Only the roles of a policy's tables, each with its class."""
     roles = {role: dict(row) for role, row in table.items() if role in config.REGISTRY}
     for role, row in roles.items():
         row.setdefault("use", config.DEFAULTS[role])

@@ -7,6 +7,7 @@ import argparse
 import json
 import os
 import shlex
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,13 +15,15 @@ import msgspec
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from rollout_sched import terminal
+from rollout_sched.core.errors import CallerError
 from rollout_sched.flags import Flag, add_flags, given_flags
 from rollout_sched.process import check_writable, whole_file
 from rollout_sched.simulators.replay import Job, load_scenario
+from rollout_sched.simulators.replay.command import RecordedRun
 from rollout_sched.simulators.replay.tables import Column, grid, legend, wrapped
 from rollout_sched.simulators.traces.command import add_trace, read_trace
 from rollout_sched.simulators.traces.model import TOKENS_PER_S
-from rollout_sched.simulators.tune.candidates import REFERENCE, Candidate
+from rollout_sched.simulators.tune.candidates import Candidate
 from rollout_sched.simulators.tune.evaluation import Evaluator, HardLimits, SpeedUp, bench_of
 from rollout_sched.simulators.tune.search import Plan, Ranking, TuningResult, steps_for, tune
 from rollout_sched.simulators.tune.space import Table
@@ -36,13 +39,13 @@ _JOB = ("prompts_per_step", "epochs", "known_samples")
 class TuneOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What is tuned, and where the result goes.
 
-    scenario  the fleet and the job
+    scenario  the fleet and the job; a journal has its own
     out       the policy file to write
     jobs      processes (default: one per core)
     """
 
-    scenario: Annotated[str, Flag(metavar="NAME_OR_TOML")]
     out: Annotated[Path, Flag(metavar="FILE")]
+    scenario: Annotated[str, Flag(metavar="NAME_OR_TOML")] = ""
     jobs: Jobs | None = None
 
 
@@ -56,21 +59,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=run)
 
 
-def run(given: argparse.Namespace) -> None:
-    """Tune, write the policy file, print the findings; all of the file if it cannot be written.
-    Raises CallerError and the like."""
+def run(given: argparse.Namespace, recorded: RecordedRun | None = None) -> None:
+    """Tune for the trace that is given, or for a recorded run; write the policy file, and print the
+    findings; all of the file if it cannot be written. Raises CallerError and the like."""
     options = TuneOptions(**given_flags(given, TuneOptions))
     limits = HardLimits(**given_flags(given, HardLimits))
     plan = Plan(steps_for(limits.max_staleness), **given_flags(given, Plan))
     if plan.evaluations is None and plan.seconds is None:
         plan = msgspec.structs.replace(plan, seconds=BUDGET_S)
     check_writable(options.out)
-    scenario = load_scenario(options.scenario).with_job(given_flags(given, Job))
-    bench = bench_of(read_trace(given), scenario, seed=plan.seed)
+    trace = read_trace(given) if recorded is None else recorded.trace
+    if options.scenario:
+        scenario = load_scenario(options.scenario)
+    elif recorded is not None:
+        scenario = recorded.scenario
+    else:
+        raise CallerError("--scenario is missing: the fleet and the job")
+    bench = bench_of(trace, scenario.with_job(given_flags(given, Job)), seed=plan.seed)
     jobs = options.jobs or os.cpu_count() or 1
     with WorkerPool(bench, jobs) as workers, _progress() as bar:
         task = bar.add_task("evaluations")
-        result = tune(bench, limits, plan, workers, told=lambda: bar.advance(task))
+        in_use = recorded and recorded.policy
+        told = partial(bar.advance, task)
+        result = tune(bench, limits, plan, workers, in_use=in_use, told=told)
     text = document(result, bench, limits, plan, command_of(given, result))
     try:
         with whole_file(options.out) as file:
@@ -88,7 +99,8 @@ def command_of(given: argparse.Namespace, result: TuningResult) -> str:
     limits = HardLimits(**given_flags(given, HardLimits))
     seeds = len(result.finalists.cases) if result.finalists.held_out else 0
     words = [
-        *("rollout-sched", "tune", given.trace, "--scenario", options.scenario),
+        *("rollout-sched", "tune", given.trace),
+        *(("--scenario", options.scenario) if options.scenario else ()),
         *("--max-staleness", limits.max_staleness),
         *("--max-length-bias", f"{limits.max_length_bias:g}"),
         *("--max-step-bias", f"{limits.max_step_bias:g}"),
@@ -123,7 +135,7 @@ def _progress() -> Progress:
 WIDTH = 98
 
 COLUMNS = (
-    Column("speed-up", "speed", str, f"accepted tokens/s over {REFERENCE}, 95 % interval"),
+    Column("speed-up", "speed", str, "accepted tokens/s over the baseline's, 95 % interval"),
     Column("stale mean", "stale", str, "versions behind, over the samples"),
     Column("stale max", "max", str, "of any sample"),
     Column("length ratio", "ratio", str, "mean length trained over requested"),
@@ -172,7 +184,7 @@ def report(
 def _why(result: TuningResult, limits: HardLimits) -> str:
     """The winner, its speed-up, and what it is preferred to."""
     finalists, winner = result.finalists, result.winner
-    speed = _over(finalists, winner, finalists.preset(REFERENCE))
+    speed = _over(finalists, winner, finalists.reference)
     faster = [
         one
         for one in finalists.candidates
@@ -183,7 +195,7 @@ def _why(result: TuningResult, limits: HardLimits) -> str:
     if within:
         why = f"simpler than {', '.join(within)}, and slower by no more than chance and 2 %"
     beyond = f"; faster ones exceed a limit: {len(faster) - len(within)}"
-    gain = f", {speed} of {REFERENCE}" if speed else ""
+    gain = f", {speed} of {_name(finalists.reference)}" if speed else ""
     return f"The winner: {winner.name}{gain}; {why}{beyond * (len(faster) > len(within))}."
 
 
@@ -232,6 +244,10 @@ def _over(ranking: Ranking, one: Candidate, reference: Candidate | None) -> Spee
     return ranking.speed_up(one, reference)
 
 
+def _name(reference: Candidate | None) -> str:
+    return "" if reference is None else reference.name
+
+
 def _named(ranking: Ranking, one: Candidate, limits: HardLimits, winner: Candidate) -> str:
     won = one.key == winner.key
     notes = ["the winner"] if won else limits.exceeded(ranking.figures(one))
@@ -241,7 +257,7 @@ def _named(ranking: Ranking, one: Candidate, limits: HardLimits, winner: Candida
 def _row(ranking: Ranking, one: Candidate) -> dict[str, str | None]:
     """By the paths of COLUMNS."""
     figures = ranking.figures(one)
-    speed = _over(ranking, one, ranking.preset(REFERENCE))
+    speed = _over(ranking, one, ranking.reference)
     return {
         "speed": f"{speed.mean:.2f}x {speed.low:.2f}-{speed.high:.2f}" if speed else None,
         "stale": f"{figures.staleness_mean:.2f}",
@@ -257,7 +273,8 @@ def _frontier(result: TuningResult) -> Ranking:
     """The search's candidates on the Pareto frontier, and the reference."""
     searched = result.searched
     kept = searched.frontier()
-    kept += [one for one in searched.candidates if one.preset == REFERENCE and one not in kept]
+    if searched.reference is not None and searched.reference not in kept:
+        kept.append(searched.reference)
     return Ranking(kept, searched.cases, searched.book)
 
 
@@ -273,10 +290,10 @@ def _title(ranking: Ranking, what: str) -> str:
 def _toml(result: TuningResult, bench: Evaluator) -> str:
     finalists = result.finalists
     figures = finalists.figures(result.winner)
-    reference = finalists.preset(REFERENCE)
+    reference = finalists.reference
     speed = _over(finalists, result.winner, reference)
     where = "held-out prompts and seeds" if finalists.held_out else "the prompts searched on"
-    gain = f"{speed} times {REFERENCE} on {where}, " if speed else ""
+    gain = f"{speed} times {_name(reference)} on {where}, " if speed else ""
     about = (
         f"Tuned for {bench.search.name} on {bench.scenario.name}: {gain}staleness at most "
         f"{figures.staleness_max}, mean {figures.staleness_mean:.2f}."

@@ -376,7 +376,7 @@ class ResultCache:
         self, ask: Ask, reference: Candidate | None = None, evaluations: int | None = None
     ) -> None:
         self._ask = ask
-        self._reference = reference
+        self.reference = reference
         self._left = evaluations
         self._figures: dict[tuple[str, Case], CaseFigures] = {}
         self.candidates: dict[str, Candidate] = {}
@@ -390,8 +390,8 @@ class ResultCache:
     def measure(self, candidates: Sequence[Candidate], cases: Sequence[Case]) -> None:
         """Measure what is not measured yet, case by case. Raises BudgetSpent if the budget ends
         first."""
-        if self._reference is not None:
-            self._measure([(self._reference, case) for case in cases])
+        if self.reference is not None:
+            self._measure([(self.reference, case) for case in cases])
         self._measure([(candidate, case) for case in cases for candidate in candidates])
 
     def _measure(self, pairs: Sequence[tuple[Candidate, Case]]) -> None:
@@ -414,9 +414,9 @@ class ResultCache:
             raise BudgetSpent
 
     def _give_up_s(self, case: Case) -> float:
-        if self._reference is None:
+        if self.reference is None:
             return math.inf
-        known = self._figures.get((self._reference.key, case))
+        known = self._figures.get((self.reference.key, case))
         return math.inf if known is None or known.failed else _TIMES * known.total_s
 
     def knows(self, candidate: Candidate, cases: Sequence[Case]) -> bool:

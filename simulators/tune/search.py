@@ -17,6 +17,7 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
+from rollout_sched.config import PolicyFile
 from rollout_sched.core.errors import CallerError
 from rollout_sched.core.model.records import MAX_COUNT, Count, Serial, Size
 from rollout_sched.flags import Flag
@@ -28,6 +29,7 @@ from rollout_sched.simulators.tune.candidates import (
     draw,
     neighbour,
     presets,
+    roles_of,
     starts,
 )
 from rollout_sched.simulators.tune.evaluation import (
@@ -138,7 +140,8 @@ class Search:
         self._book = book
         self._rungs = rungs
         self._rng = random.Random(f"{seed}/candidates")
-        self._presets = presets(setting)
+        reference = [] if book.reference is None else [book.reference]
+        self._presets = list({one.preset: one for one in (*presets(setting), *reference)}.values())
 
     def run(self) -> None:
         """Run until the space is exhausted. Raises BudgetSpent, or what interrupts a
@@ -182,7 +185,7 @@ class Search:
         others = frontier(ranked, lambda candidate: self._figures(candidate, rung))
         on += [one for one in others if one not in on][:_FOR_THE_FRONTIER]
         on += [one for one in ranked if one.preset and self._allowed(one, rung)][:_PRESETS]
-        on += [one for one in pool if one.preset == REFERENCE]
+        on += [one for one in pool if one == self._book.reference]
         return list({one.key: one for one in on}.values())
 
     def _rank(self, pool: Sequence[Candidate], rung: Rung) -> list[Candidate]:
@@ -254,8 +257,10 @@ class Ranking(msgspec.Struct, frozen=True):
         """Whether these cases were held out of the search."""
         return any(case.held_out for case in self.cases)
 
-    def preset(self, name: str) -> Candidate | None:
-        return next((one for one in self.candidates if one.preset == name), None)
+    @property
+    def reference(self) -> Candidate | None:
+        """None if it is not among them."""
+        return next((one for one in self.candidates if one == self.book.reference), None)
 
     def figures(self, candidate: Candidate) -> CaseFigures:
         return together(self.book.figures_of(candidate, self.cases))
@@ -370,10 +375,11 @@ def tune(
     plan: Plan,
     workers: Workers,
     *,
+    in_use: PolicyFile | None = None,
     told: Told = lambda: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> TuningResult:
-    """Search, validate, choose.
+    """Search, validate, choose. Speed-ups are over the policy `in_use`, if there is one.
 
     The search ends with the best so far at the end of the budget, on Ctrl-C, or if a worker dies;
     after Ctrl-C there is no validation. Raises CallerError if nothing measured keeps the limits.
@@ -381,6 +387,8 @@ def tune(
     keeper = Timekeeper(plan.seconds, clock)
     setting = bench.setting(limits.max_staleness)
     reference = next(one for one in presets(setting) if one.preset == REFERENCE)
+    if in_use is not None:
+        reference = Candidate(roles_of(in_use.tables), in_use.name)
     asking = _asking(workers, keeper, plan.validation_steps, told)
     book = ResultCache(asking, reference, plan.evaluations)
     search = Search(setting, limits, book, plan.rungs, seed=plan.seed)
@@ -454,7 +462,7 @@ def _finalists(search: Search, book: ResultCache, limits: HardLimits) -> list[Ca
     allowed = search.best(len(known))
     sure = search.best(1, limits.tightened(_SPARE))
     best_presets = [one for one in allowed if one.preset][:_PRESETS]
-    baselines = [one for one in known if one.preset in BASELINES]
+    baselines = [one for one in known if one.preset in BASELINES or one == book.reference]
     chosen = [*allowed[: FINALISTS - len(sure)], *sure, *best_presets, *baselines]
     return list({one.key: one for one in chosen}.values())
 

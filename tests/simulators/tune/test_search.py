@@ -195,9 +195,9 @@ def test_the_frontier_describes_its_members() -> None:
     assert not Ranking([], (Case(8, 1),), found.book).held_out
     assert found.speed_up(FASTER, PLAIN).mean > 1.4
     assert found.figures(PLAIN).tokens_per_s == 250.0
-    assert found.preset("dplb") is None
-    known = Candidate({}, "dplb")
-    assert Ranking([PLAIN, known], CASES, found.book).preset("dplb") == known
+    assert found.reference is None
+    found.book.reference = PLAIN
+    assert found.reference == PLAIN
 
 
 def names(**items: dict[str, Any]) -> list[str]:

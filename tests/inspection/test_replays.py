@@ -1,0 +1,65 @@
+"""`replay` and `tune` of a journal, as a user types them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from rollout_sched.cli import main
+from tests.inspection.journals import recorded
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "run.journal"
+    recorded(path, "one_step_off", "lrm_token_economy", groups=24)
+    return path
+
+
+def test_the_policy_in_use_is_the_baseline(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["replay", str(path), "--policy", "round_robin_sync", "--policy", "one_step_off"]
+    assert main(given) == 0
+    first, *rest = capsys.readouterr().out.splitlines()
+    took = re.fullmatch(r"the run took (.*) s; its replay says (.*) s \(0\.0 % off\)", first)
+    assert took is not None
+    assert took[1] == took[2]
+    assert any(line.startswith("Fastest at staleness 1: one_step_off") for line in rest)
+    assert main([*given, "--set", "fleet.instances=2,6", "--json", "-"]) == 0
+    said = capsys.readouterr()
+    assert said.err.startswith(first)
+    worlds = json.loads(said.out)["worlds"]
+    assert [world["instances"] for world in worlds] == [2, 6]
+    assert [p["name"] for p in worlds[1]["policies"]] == ["one_step_off", "round_robin_sync"]
+
+
+def test_a_replay_far_from_its_run_has_no_verdict(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--policy", "round_robin_sync", "--scenario", "qwen32b-16xh100-disaggregated"]
+    assert main(["replay", str(path), *given]) == 0
+    first, *rest = capsys.readouterr().out.splitlines()
+    assert "generation: " in first
+    assert "trainer: " in first
+    said = " ".join(rest)
+    assert "No verdict, because the replay of the run is " in said
+    assert "Fastest" not in said
+    assert "rollout-sched serve" not in said
+
+
+def test_tune_compares_with_the_policy_in_use(
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "best.toml"
+    given = ["tune", str(path), "--max-staleness", "1", "--evaluations", "90", "--jobs", "1"]
+    assert main([*given, "--out", str(out)]) == 0
+    first, *rest = capsys.readouterr().out.splitlines()
+    assert first.startswith("the run took ")
+    assert any(line.startswith("the winner over one_step_off: ") for line in rest) or any(
+        "one_step_off (the winner)" in line for line in rest
+    )
+    assert f"rollout-sched tune {path} --max-staleness 1" in out.read_text()
+    assert main(["tune", "lrm_token_economy", *given[2:], "--out", str(out)]) == 2
+    assert "--scenario is missing" in capsys.readouterr().err
