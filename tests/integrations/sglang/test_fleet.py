@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import msgspec
@@ -64,3 +65,39 @@ def test_every_token_has_the_version_that_made_it(
         return seen
 
     assert len(virtual_net.run(scene())) >= 3
+
+
+@pytest.mark.parametrize("mode", ["retract", "in_place", "abort"])
+def test_a_trainer_that_loads_weights_around_us_is_noticed(tmp_path: Path, mode: str) -> None:
+    """As slime does it, with the servers' own calls; responses go on whatever it aborts."""
+    checkpoint(tmp_path / "weights")
+    body = {"model_path": str(tmp_path / "weights"), "weight_version": "1", "flush_cache": False}
+
+    async def scene() -> None:
+        async with (
+            house(tmp_path, dialect="sglang", settings=PATIENT, speed=200.0) as the,
+            RolloutScheduler.connect(the.url) as rollouts,
+        ):
+            await rollouts.submit(
+                Prompt(f"g{n}", ids, 2, 300, GREEDY) for n, ids in enumerate(PROMPTS[:4])
+            )
+            await rollouts.close_submissions()
+            await asyncio.sleep(0.5)
+            for call, told in (
+                ("/pause_generation", {"mode": mode}),
+                ("/update_weights_from_disk", body),
+                ("/continue_generation", {}),
+            ):
+                for client in the.clients:
+                    assert (await client.post(call, told))[0] == 200
+            samples = [s async for batch in rollouts.batches() for s in batch.samples]
+            cut = 0
+            for sample in samples:
+                spans = [(span.version, span.end - span.start) for span in sample.segments]
+                cut += [version for version, _ in spans] == [0, 1]
+                assert sample.response_ids == response(PROMPTS[int(sample.uid[1:])], spans)
+            assert len(samples) == 8
+            assert cut
+            assert the.anomalies == {}
+
+    virtual_net.run(scene())
