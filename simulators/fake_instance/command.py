@@ -23,7 +23,7 @@ DEFAULT_SCENARIO = "qwen7b-8xh100"
 #: The fields of EngineSettings that have a flag.
 _SETTINGS = (
     *("model", "speed", "seed", "median_tokens", "sigma", "stream_interval", "max_queued"),
-    *("world_size", "weight_version", "versioned_text", "prompt_details"),
+    *("world_size", "weight_version", "versioned_text", "prompt_details", "as_vllm"),
 )
 
 

@@ -177,9 +177,6 @@ def _drafts(gauges: Gauges) -> dict[str, int]:
 # ------------------------------------------------------------------------------------------
 # The endpoints that report a server's health, load, model and configuration.
 
-#: The vLLM version that is simulated.
-VERSION = "0.32.0"
-
 #: The reported type of its weights.
 DTYPE = "torch.bfloat16"
 
@@ -217,7 +214,7 @@ class Status:
         return reply({"server_load": self._engine.unanswered})
 
     async def version(self, _: web.Request) -> web.Response:
-        return reply({"version": VERSION})
+        return reply({"version": f"{self._engine.settings.as_vllm}.0"})
 
     async def server_info(self, request: web.Request) -> web.Response:
         spec = self._engine.settings.spec

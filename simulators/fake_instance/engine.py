@@ -279,6 +279,8 @@ class EngineSettings(msgspec.Struct, frozen=True):
     world_size         workers, each a rank of weight transfers
     vocabulary         the token ids
     weight_version     the label of the initial weights
+    as_vllm            the vLLM whose API it has; 0.23, vllm-ascend's, aborts nothing, has no label
+                       and no versions in answers
     """
 
     spec: InstanceSpec
@@ -295,6 +297,7 @@ class EngineSettings(msgspec.Struct, frozen=True):
     world_size: Annotated[int, msgspec.Meta(ge=1, le=MAX_SIZE), Flag("--tensor-parallel-size")] = 1
     vocabulary: text.Vocabulary = text.LARGEST
     weight_version: str = FIRST_LABEL
+    as_vllm: Literal["0.32", "0.23"] = "0.32"
 
 
 class Engine:

@@ -210,7 +210,9 @@ class _Answering:
         first: bool,
     ) -> ChoiceChunk:
         finish = None if output is None else output.finish
-        spans = None if output is None else versions(output, self._label)
+        spans = None
+        if output is not None and self.engine.settings.as_vllm != "0.23":
+            spans = versions(output, self._label)
         text = self.outputs.get(index)
         if text is None:
             text = self.outputs[index] = self._output_of(index)
@@ -310,6 +312,12 @@ async def _all(jobs: Sequence[Coroutine[Any, Any, CountedOutput]]) -> list[Count
             task.cancel()
 
 
+#: Paths that vLLM 0.23 does not have.
+_NOT_BEFORE_0_28 = (
+    *("/abort_requests", "/inference/v1/abort_requests", "/update_weight_version"),
+    *("/weight_info", "/start_draft_weight_update"),
+)
+
 EngineName = Literal["vllm", "sglang"]
 
 
@@ -320,7 +328,15 @@ class _Endpoints(Protocol):
 def _endpoints(name: EngineName, engine: Engine) -> list[_Endpoints]:
     if name == "sglang":
         return [SglangEndpoints(engine), SharedEndpoints(engine)]
-    vllm = (Status, SharedEndpoints, ControlEndpoints, Updates, TrainerPaths, Adapters, Tokenizer)
+    vllm: Sequence[type[Any]] = (
+        Status,
+        SharedEndpoints,
+        ControlEndpoints,
+        Updates,
+        TrainerPaths,
+        Adapters,
+        Tokenizer,
+    )
     return [endpoints(engine) for endpoints in vllm]
 
 
@@ -386,8 +402,9 @@ class FakeServer:
         self.app = web.Application(
             client_max_size=_LARGEST_BODY, middlewares=[self._answer_errors, self._let_in]
         )
+        missing = _NOT_BEFORE_0_28 if settings.as_vllm == "0.23" else ()
         for endpoints in _endpoints(dialect, self.engine):
-            self.app.add_routes(endpoints.routes())
+            self.app.add_routes([one for one in endpoints.routes() if one.path not in missing])
         self.app.add_routes([web.post(path, self._generate) for path in self.dialects])
         self.app.add_routes(
             [

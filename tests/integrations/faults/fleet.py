@@ -103,6 +103,7 @@ async def house(
     labels: Sequence[str] = (),
     start_version: int | Literal["auto"] = 0,
     dialect: EngineName = "vllm",
+    as_vllm: Literal["0.32", "0.23"] = "0.32",
     **more: Any,
 ) -> AsyncIterator[House]:
     """At the usual speed a token takes a millisecond. The text tells which version made it.
@@ -118,6 +119,7 @@ async def house(
                 stream_interval=4,
                 versioned_text=True,
                 weight_version=labels[number] if number < len(labels) else FIRST_LABEL,
+                as_vllm=as_vllm,
             )
             server = FakeServer(engine, dialect=dialect)
             port = await server.start("127.0.0.1", 0)
