@@ -50,14 +50,15 @@ def test_a_run_is_right_as_far_as_can_be_known(
             RolloutScheduler.connect(the.url) as rollouts,
         ):
             await rollouts.submit(
-                Prompt(f"g{n}", ids, 2, 200, GREEDY) for n, ids in enumerate(PROMPTS)
+                Prompt(f"g{n}", ids, 2, 100 + 30 * (n % 7), GREEDY) for n, ids in enumerate(PROMPTS)
             )
             await rollouts.close_submissions()
             version = 0
             async for batch in rollouts.batches():
                 for sample in batch.samples:
-                    prompt = PROMPTS[int(sample.uid[1:])]
-                    assert sample.response_ids == response(prompt, [(FIRST, 200)])
+                    number = int(sample.uid[1:])
+                    whole = response(PROMPTS[number], [(FIRST, 100 + 30 * (number % 7))])
+                    assert sample.response_ids == whole
                     resumed += len(sample.segments) > 1
                     assert sample.staleness <= 3
                 version += 1
