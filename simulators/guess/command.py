@@ -10,13 +10,21 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
+from msgspec.structs import replace
 
 from rollout_sched.config import load_policy, shipped
 from rollout_sched.core.errors import CallerError
 from rollout_sched.core.model.records import Count, Size
-from rollout_sched.flags import Flag, add_flags, given_flags, number, positive
+from rollout_sched.flags import Flag, above_zero, add_flags, given_flags, number, positive
 from rollout_sched.simulators.guess import formula
-from rollout_sched.simulators.guess.formula import Layout, Model, Precision, gpu_named, model_named
+from rollout_sched.simulators.guess.architecture import (
+    Model,
+    dense_model,
+    model_in,
+    model_named,
+    usual_shape,
+)
+from rollout_sched.simulators.guess.formula import Gpu, Layout, Precision, gpu_named
 from rollout_sched.simulators.instance import Speculation, StepTime
 from rollout_sched.simulators.replay import Scenario, load_scenario, parse_scenario, runs
 from rollout_sched.simulators.traces.command import add_trace, read_trace
@@ -24,6 +32,17 @@ from rollout_sched.simulators.traces.model import Trace
 
 _FOLDER = "simulators/replay/scenarios"
 _SHAPE = ("hidden", "heads", "kv_heads", "head_dim", "vocabulary")
+
+#: Flags for the numbers of a data sheet: the field of Gpu, its unit, and what it is.
+_SHEET = {
+    "hbm_tb_s": ("hbm_bytes_per_s", 1e12, "memory bandwidth, TB/s"),
+    "tflops": ("flops", 1e12, "dense bf16 peak, TFLOP/s"),
+    "memory_gb": ("memory_bytes", 1e9, "memory, GB"),
+    "link_gb_s": ("link_bytes_per_s", 1e9, "to other nodes, GB/s of one GPU in one direction"),
+}
+
+#: Larger models are mixtures of experts, as a rule.
+_LARGEST_DENSE = 130e9
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,10 +65,14 @@ def _add_guess(verbs: Any) -> None:
         "guess", help="guess a scenario from a GPU's data sheet and a model's shape"
     )
     option = parser.add_argument
-    option("--gpu", required=True, metavar="NAME", help="such as h100; an unknown one lists all")
-    option("--model", metavar="NAME", help="such as qwen2.5-32b; an unknown one lists all")
-    option("--params", type=number, metavar="N", help="such as 14e9; with --layers, not --model")
-    option("--layers", type=positive, metavar="N")
+    option("--gpu", metavar="NAME", help="such as h100; an unknown one lists all")
+    for name, (_, _, meaning) in _SHEET.items():
+        option(f"--{name.replace('_', '-')}", type=above_zero, metavar="N", help=meaning)
+    option("--model", metavar="NAME", help="such as Qwen/Qwen3-30B-A3B; an unknown one lists all")
+    option("--config", type=Path, metavar="PATH", help="a model's config.json, or its folder")
+    option("--params", type=number, metavar="N", help="such as 14e9, of a dense model")
+    option("--layers", type=positive, metavar="N", help="with --params")
+    option("--dense", action="store_true", help="it is dense, though it has over 130e9 parameters")
     for name in _SHAPE:
         option(f"--{name.replace('_', '-')}", type=positive, metavar="N", help="default: usual")
     add_flags(parser, Layout)
@@ -102,25 +125,29 @@ def _speeds(scenario: Scenario) -> list[str]:
 
 
 def _guess(options: argparse.Namespace) -> None:
-    gpu, model = gpu_named(options.gpu), _model(options)
+    (gpu, gpu_name), (model, model_name, assumed) = _gpu(options), _model(options)
     layout = Layout(**given_flags(options, Layout))
     precision = Precision(**given_flags(options, Precision))
     tables = formula.scenario(gpu, model, layout, precision)
-    named = options.model or f"{options.params:g} parameters in {options.layers} layers"
     turns = (
         f"{layout.trainer_gpus} more train" if layout.trainer_gpus else "the trainer takes turns"
     )
     about = (
-        f"{named} on {layout.gpus} {options.gpu}: {layout.instances} instances of TP{layout.tp}, "
-        f"{turns}. Weights in {precision.weights}, KV in {precision.kv}."
+        f"{model_name} on {layout.gpus} {gpu_name}: {layout.instances} instances of TP{layout.tp}, "
+        f"{turns}. Weights in {precision.weights or model.published}, KV in {precision.kv}."
     )
     parse_scenario("guess", {"about": about, **tables})
     print("# A first guess, not measured: measure with rollout-sched calibrate URL.")
     if gpu.like:
         print(f"# Nothing was fitted for this GPU: it gets the efficiencies of {gpu.like}.")
-    if options.model is None:
-        print(f"# Assumed model: {_shape_of(model)}.")
-    print(f'about = "{about}"')
+    if assumed:
+        print(f"# Assumed: a dense model, {assumed}.")
+    if model.experts:
+        print(
+            f"# {model.params / 1e9:.4g}e9 parameters, {model.active_params / 1e9:.3g}e9 active "
+            f"in a token: {model.chosen} of {model.experts} experts."
+        )
+    print(f"about = {json.dumps(about)}")
     print('source = "rollout-sched scenarios guess: from data sheets; trainer at 40 % MFU"')
     for name, table in tables.items():
         print(f"\n[{name}]")
@@ -128,21 +155,46 @@ def _guess(options: argparse.Namespace) -> None:
             print(f"{key} = {_toml(value)}")
 
 
-def _model(options: argparse.Namespace) -> Model:
+def _gpu(options: argparse.Namespace) -> tuple[Gpu, str]:
+    numbers = {
+        field: getattr(options, name) * unit
+        for name, (field, unit, _) in _SHEET.items()
+        if getattr(options, name) is not None
+    }
+    if options.gpu is not None:
+        return replace(gpu_named(options.gpu), **numbers), options.gpu
+    if len(numbers) < len(_SHEET) - ("link_bytes_per_s" not in numbers):
+        raise CallerError("give --gpu NAME, or --hbm-tb-s, --tflops and --memory-gb")
+    return replace(gpu_named("h100"), **numbers, like="h100"), "accelerators"
+
+
+def _model(options: argparse.Namespace) -> tuple[Model, str, str]:
+    """The model, its name, and what was assumed of it."""
+    by_size = options.params is not None or options.layers is not None
+    if (options.model is not None) + (options.config is not None) + by_size > 1:
+        raise CallerError(
+            "--model, --config and --params with --layers exclude each other; give one or the other"
+        )
     if options.model is not None:
-        if options.params is not None or options.layers is not None:
-            raise CallerError("--model excludes --params and --layers; give one or the other")
-        return model_named(options.model)
+        return model_named(options.model), options.model, ""
+    if options.config is not None:
+        file = options.config.resolve()
+        name = file.parent.name if file.is_file() else file.name
+        return model_in(options.config), name, ""
     if options.params is None or options.layers is None:
-        raise CallerError("give --model NAME, or --params and --layers")
+        raise CallerError("give --model NAME, --config PATH, or --params and --layers")
     if options.params < 1e6:
         raise CallerError(f"--params {options.params:g}: a number of parameters, such as 14e9")
-    told = {name: getattr(options, name) for name in _SHAPE}
-    return formula.shaped(options.params, options.layers, **told)
-
-
-def _shape_of(model: Model) -> str:
-    return ", ".join(f"{name} {getattr(model, name)}" for name in _SHAPE)
+    if options.params > _LARGEST_DENSE and not options.dense:
+        raise CallerError(
+            f"--params {options.params:g}: models of this size are mixtures of experts, which cost "
+            f"a fraction of a dense one; give --config or --model, or --dense if it is dense"
+        )
+    given = {name: getattr(options, name) for name in _SHAPE}
+    shape = usual_shape(options.params, options.layers, given)
+    assumed = ", ".join(f"{name} {shape[name]}" for name in _SHAPE)
+    named = f"{options.params:g} parameters in {options.layers} layers"
+    return dense_model(options.params, options.layers, shape), named, assumed
 
 
 def _toml(value: object) -> str:
@@ -196,10 +248,9 @@ def _speculate(given: argparse.Namespace) -> None:
         each = [time.break_even(last, number) for number in (1, drafts.tokens)]
         shown = ["never" if value > 1 else f"{value:.2f}" for value in each]
         print(f"{first:>6}-{last:<5} {count:>7} {shown[0]:>27} {shown[1]:>7}")
-    change = msgspec.structs.replace
     worlds = [
-        change(scenario, speculation=None),
-        change(scenario, speculation=change(drafts, schedule=rows)),
+        replace(scenario, speculation=None),
+        replace(scenario, speculation=replace(drafts, schedule=rows)),
     ]
     print(f"\n{'policy':20} {'without':>10} {'with':>10} {'gain':>7}")
     names = options.policies or ["round_robin_sync", "best_on_policy", "best_async"]

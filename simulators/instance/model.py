@@ -13,7 +13,7 @@ from rollout_sched.core.model.records import Count, Size
 # The cost model: the duration of one engine step.
 #
 #     step = t0 + G(n) + c_b * B + k * C + a * A + r * R + f * [n > B]
-#     G(n) = (t_w ** p + (s * n) ** p) ** (1 / p)
+#     G(n) = (w(n) ** p + (s * n) ** p) ** (1 / p),  w(n) = t_w + t_e * (1 - (1 - q) ** n)
 #
 # with B decode sequences, n tokens in the step (B plus the prefill tokens), C the sum of the
 # decode contexts, A the attention work of the prefill chunks, sum of q * (prefix + q / 2), and R
@@ -24,6 +24,9 @@ from rollout_sched.core.model.records import Count, Size
 # bound) and multiplying (s per token, compute bound). With p = 1.6 it was fitted to the published
 # kernel tables of Vidur (arXiv 2405.05465) for 38 combinations of GPU, model and tensor
 # parallelism with a mean error of 3-7 %; a straight line misses the knee between the regimes.
+#
+# A mixture of experts reads only the experts that its n tokens are routed to. A token takes k of E,
+# a share q = k / E, so n tokens leave (1 - q) ** n of them unread if they are routed independently.
 
 
 #: A constant of the cost model is at most a minute: each is of one step, or of one of its tokens.
@@ -34,7 +37,7 @@ class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The constants of one instance type, all in seconds.
 
     step_s       t0   per step: launching, sampling, the scheduler itself
-    weights_s    t_w  reading all weights once
+    weights_s    t_w  reading once the weights that every step reads
     token_s      s    matrix multiplications of one token
     exponent     p    how sharply the two regimes meet, >= 1
     sequence_s   c_b  per decode sequence
@@ -43,6 +46,8 @@ class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     request_s    r    accepting a request and returning its answer, whatever its length: the work of
                       the engine and its front end for it, during which the others wait
     prefill_s    f    a step that prefills, because it cannot use the graph of a decode step
+    experts_s    t_e  reading all routed experts once; 0 in a dense model
+    expert_share q    share of the routed experts that one token takes, 0 to 1, no time
 
     Raises ValueError if a constant is negative or over MOST, or a step could take no time.
     """
@@ -56,6 +61,8 @@ class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     attention_s: float = 0.0
     request_s: float = 0.0
     prefill_s: float = 0.0
+    experts_s: float = 0.0
+    expert_share: float = 0.0
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
@@ -64,8 +71,14 @@ class CostModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"cost model: {name} must be from 0 to {MOST:g}, got {value}")
         if self.exponent < 1:
             raise ValueError(f"cost model: exponent must be >= 1, got {self.exponent}")
+        if self.expert_share > 1:
+            raise ValueError(f"cost model: expert_share must be <= 1, got {self.expert_share}")
         if self.step_s + self.weights_s <= 0:
             raise ValueError("cost model: step_s + weights_s must be > 0, else time cannot advance")
+
+    def read_s(self, tokens: int) -> float:
+        """w: seconds to read the weights that a step of so many tokens needs."""
+        return self.weights_s + self.experts_s * (1.0 - (1.0 - self.expert_share) ** tokens)
 
 
 #: Cost of one draft step as a share of G, by method: a 0.5B model drafts for a 7B, EAGLE adds one
@@ -152,7 +165,7 @@ class Speculation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         made = tokens_per_step(self.tokens, self.acceptance)
         less = {
             name: getattr(cost, name) / made
-            for name in ("step_s", "weights_s", "sequence_s", "context_s")
+            for name in ("step_s", "weights_s", "experts_s", "sequence_s", "context_s")
         }
         # token_s = 0: G with weights_s / made would be steeper in prefill tokens than the real one.
         return msgspec.structs.replace(cost, token_s=0.0, **less)

@@ -41,6 +41,7 @@ class StepTime:
         "_cost",
         "_drafter",
         "_exponent",
+        "_factor",
         "_matmuls",
         "_prefill_s",
         "_request_s",
@@ -49,7 +50,6 @@ class StepTime:
         "_step_s",
         "_token_s",
         "_version",
-        "_weights_s",
         "speculates",
     )
 
@@ -67,7 +67,7 @@ class StepTime:
         """Steps take `factor` times as long as the cost model says."""
         cost = self._cost
         self._step_s: float = factor * cost.step_s
-        self._weights_s: float = factor * cost.weights_s
+        self._factor = factor
         self._token_s: float = factor * cost.token_s
         self._exponent: float = cost.exponent
         self._sequence_s: float = factor * cost.sequence_s
@@ -212,7 +212,8 @@ class StepTime:
         known = self._matmuls.get(tokens)
         if known is not None:
             return known
-        power = self._weights_s**self._exponent + (self._token_s * tokens) ** self._exponent
+        read_s = self._factor * self._cost.read_s(tokens)
+        power = read_s**self._exponent + (self._token_s * tokens) ** self._exponent
         found: float = power ** (1 / self._exponent)
         self._matmuls[tokens] = found
         return found

@@ -3,7 +3,9 @@
 The cost of one engine step that processes n tokens, decodes B sequences whose contexts add up
 to C tokens and prefills chunks of attention work A is (`instance/model.py`)
 
-    t = t0 + G(n) + c_b B + k C + a A,      G(n) = (t_w^p + (s n)^p)^(1/p),  p >= 1.
+    t = t0 + G(n) + c_b B + k C + a A,      G(n) = (w(n)^p + (s n)^p)^(1/p),  p >= 1.
+
+w(n) = t_w for a dense model. It grows with n, and is concave, for a mixture of experts.
 
 Facts that hold under every policy (routing, preemption, interruption, migration, prefix
 sharing, over-sampling, early stopping) as long as each step makes at most one token per sequence:
@@ -28,11 +30,13 @@ sharing, over-sampling, early stopping) as long as each step makes at most one t
 `joint`: let S be the number of steps of all instances together. A step makes at most
     Bmax tokens, Bmax = min(max_num_seqs, max_num_batched_tokens), so S >= O / Bmax. The contexts
     of a step fit into K tokens of KV, so S >= Omega / K with Omega the sum of (4) over generated
-    tokens. One sample makes its tokens in different steps, so S >= o_max. G is convex, hence
-    by Jensen and (1) the sum of G(n) is at least S G(O/S) = ((S t_w)^p + (s O)^p)^(1/p), which
-    grows with S. All instances together work at most N T in a makespan T, so
+    tokens. One sample makes its tokens in different steps, so S >= o_max. A step that makes n
+    tokens, 1 <= n <= Bmax, takes at least G(n), and w(n) is at least its chord u + v n from 1 to
+    Bmax (v = 0 for a dense model). With the chord G is convex, hence by Jensen and (1) the sum of
+    G(n) is at least ((u S + v O)^p + (s O)^p)^(1/p), which grows with S. All instances together
+    work at most N T in a makespan T, so
 
-        T >= [ S t0 + ((S t_w)^p + (s O)^p)^(1/p) + c_b D + k Phi ] / N
+        T >= [ S t0 + ((u S + v O)^p + (s O)^p)^(1/p) + c_b D + k Phi ] / N
 
     with the D decodes and Phi tokens read of (2), at the smallest allowed S.
 
@@ -238,23 +242,29 @@ def joint(demand: Demand, fleet: FleetModel, cost: CostModel, restarts: int = 0)
     steps = _fewest_steps(demand, fleet)
     decoding = float((cost.sequence_s * _decodes(demand) + cost.context_s * _reads(demand)).sum())
     beyond = max(0.0, decoding - restarts * _saved_by_restart(demand, cost))
-    busy_s = steps * cost.step_s + _all_tokens_s(steps, tokens, cost) + beyond
+    busy_s = steps * cost.step_s + _all_tokens_s(steps, tokens, _most(fleet), cost) + beyond
     return busy_s / fleet.instances * (1 - _ROUNDING)
 
 
 def _fewest_steps(demand: Demand, fleet: FleetModel) -> float:
     """S: the engine steps of all instances together, by slots, KV and the longest sample."""
-    per_step = min(fleet.max_num_seqs, fleet.max_num_batched_tokens)
     o = demand.output
     private = float((o * demand.private + (o - 1) * np.maximum(o - 2, 0) / 2).sum())
     most = float(_per_sample(demand.sample, o).max())
-    return max(float(o.sum()) / per_step, private / fleet.kv_tokens, most)
+    return max(float(o.sum()) / _most(fleet), private / fleet.kv_tokens, most)
 
 
-def _all_tokens_s(steps: float, tokens: float, cost: CostModel) -> float:
-    """S G(O/S): the minimum cost of `tokens` in `steps` steps, without the context cost."""
-    p = cost.exponent
-    weights, work = steps * cost.weights_s, tokens * cost.token_s
+def _most(fleet: FleetModel) -> int:
+    """Bmax: the most tokens that one step makes."""
+    return min(fleet.max_num_seqs, fleet.max_num_batched_tokens)
+
+
+def _all_tokens_s(steps: float, tokens: float, most: int, cost: CostModel) -> float:
+    """The minimum cost of `tokens` in `steps` steps of 1 to `most` of them, without the context
+    cost."""
+    p, one_s = cost.exponent, cost.read_s(1)
+    slope = (cost.read_s(most) - one_s) / (most - 1) if most > 1 else 0.0
+    weights, work = (one_s - slope) * steps + slope * tokens, tokens * cost.token_s
     return float((weights**p + work**p) ** (1 / p))
 
 
@@ -264,7 +274,7 @@ def _alone(demand: Demand, cost: CostModel, restarts: int = 0) -> Floats:
     decoding = cost.sequence_s * _decodes(demand) + cost.context_s * _reads(demand)
     spared = restarts * _saved_by_restart(demand, cost)
     beyond = np.maximum(_per_sample(demand.sample, decoding) - spared, 0.0)
-    return made * (cost.step_s + _all_tokens_s(1.0, 1.0, cost)) + beyond + demand.tool_s
+    return made * (cost.step_s + _all_tokens_s(1.0, 1.0, 1, cost)) + beyond + demand.tool_s
 
 
 def _decodes(demand: Demand) -> Floats:

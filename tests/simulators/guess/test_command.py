@@ -60,6 +60,13 @@ def test_a_typo_is_reported(capsys: Capture, tmp_path: Path) -> None:
         ["--gpu", "h100", "--params", "14e9", "--layers", "40"],
         ["--gpu", "a100", "--params", "70e9", "--layers", "80", "--tp", "4", "--kv-heads", "8"],
         ["--gpu", "l4", "--model", "qwen2.5-1.5b", "--gpus", "2", "--trainer-gpus", "1"],
+        ["--gpu", "mi300x", "--model", "Qwen/Qwen3-30B-A3B", "--tp", "2", "--ep", "--kv", "fp8"],
+        ["--gpu", "h200", "--gpus", "32", "--model", "moonshotai/Kimi-K2-Instruct", "--tp", "16"],
+        [
+            *["--hbm-tb-s", "1.2", "--tflops", "300", "--memory-gb", "64", "--link-gb-s", "25"],
+            "--model",
+            "qwen3-8b",
+        ],
     ],
 )
 def test_a_guess_is_valid_and_can_be_replayed(
@@ -78,13 +85,16 @@ def test_assumptions_are_printed(capsys: Capture) -> None:
     main(["scenarios", "guess", "--gpu", "b200", "--params", "14e9", "--layers", "40"])
     said = capsys.readouterr().out
     assert "# Nothing was fitted for this GPU: it gets the efficiencies of h100." in said
-    assert "# Assumed model: hidden 5376" in said
+    assert "# Assumed: a dense model, hidden 5376" in said
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (["--gpu", "h100"], "--params and --layers"),
+        (["--model", "qwen2.5-7b", "--hbm-tb-s", "2"], "--tflops and --memory-gb"),
+        (["--gpu", "h100", "--params", "235e9", "--layers", "94"], "mixtures of experts"),
+        (["--gpu", "h100", "--model", "qwen3-8b", "--tp", "2", "--dp-attention"], "decrease --tp"),
         (["--gpu", "h100", "--model", "qwen2.5-7b", "--layers", "3"], "give one or the other"),
         (["--gpu", "h100", "--params", "14", "--layers", "40"], "such as 14e9"),
         (["--gpu", "h1000", "--model", "qwen2.5-7b"], 'did you mean "h100"'),

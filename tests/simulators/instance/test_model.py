@@ -35,6 +35,7 @@ def test_settings_that_vllm_refuses_are_refused(wrong: dict[str, Any], says: str
         ({"token_s": -1.0}, "token_s"),
         ({"context_s": float("nan")}, "context_s"),
         ({"exponent": 0.5}, "exponent"),
+        ({"expert_share": 1.5}, "expert_share"),
         ({"step_s": 0.0, "weights_s": 0.0}, "cannot advance"),
     ],
 )
@@ -51,6 +52,8 @@ costs = st.builds(
     token_s=st.just(0.0) | st.floats(1e-9, 1e-3),
     sequence_s=st.just(0.0) | st.floats(1e-9, 1e-4),
     context_s=st.just(0.0) | st.floats(1e-12, 1e-5),
+    experts_s=st.just(0.0) | seconds,
+    expert_share=st.floats(0, 1),
 )
 speculations = st.builds(
     Speculation,
@@ -90,6 +93,14 @@ def test_a_step_is_the_sum_of_its_parts() -> None:
     assert half.step(2, 2, 8, 0.0, 0) == pytest.approx(token_s)
     more_s = (3.0**2 + 20.0**2) ** 0.5 - verify_s
     assert half.step(2, 3, 8, 3.0, 4) == pytest.approx(token_s + more_s + prefill_s)
+
+
+def test_a_batch_reads_the_experts_that_its_tokens_take() -> None:
+    """Of 4 experts a token takes 2: two tokens take 3 on average, and many take all."""
+    cost = CostModel(0.5, 1.0, 0.0, experts_s=4.0, expert_share=0.5)
+    for tokens, read in ((1, 2.0), (2, 3.0), (1000, 4.0)):
+        seconds = StepTime(cost).step(tokens, tokens, 0, 0.0, 0)
+        assert seconds == pytest.approx(0.5 + 1.0 + read)
 
 
 def test_published_speed_of_a_7b_model_on_an_h100() -> None:

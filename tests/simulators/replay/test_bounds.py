@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.synthetic import synthetic
+from rollout_sched.simulators.instance import CostModel
 from rollout_sched.simulators.replay.bounds import (
     Bound,
     Demand,
@@ -46,15 +47,19 @@ class Cost:
     sequence_s: float = 4.4e-6
     context_s: float = 26.3e-9
     attention_s: float = 1e-9
+    experts_s: float = 0.0
+    expert_share: float = 0.0
+    read_s = CostModel.read_s
 
     def step(self, tokens: int, decodes: int, context: int, attention: float = 0.0) -> float:
         p = self.exponent
-        body: float = (self.weights_s**p + (self.token_s * tokens) ** p) ** (1 / p)
+        body: float = (self.read_s(tokens) ** p + (self.token_s * tokens) ** p) ** (1 / p)
         extra = self.sequence_s * decodes + self.context_s * context + self.attention_s * attention
         return self.step_s + body + extra
 
 
 COST = Cost()
+MIXTURE = Cost(weights_s=2e-3, experts_s=12e-3, expert_share=1 / 16)
 WIDE = FleetModel(instances=1, max_num_seqs=256, kv_tokens=10**9)
 
 
@@ -233,6 +238,7 @@ class Engine:
     prompt, waiting jobs need no KV, and every prefill, restarts included, costs one token."""
 
     fleet: FleetModel
+    cost: Cost = COST
     now: float = 0.0
     running: list[Job] = field(default_factory=list)
     restarts: int = 0
@@ -260,7 +266,7 @@ class Engine:
         decodes = [job for job in self.running if job.decoding]
         self.restarts += sum(bool(job.made) and not job.decoding for job in self.running)
         read = sum(job.context - 1 for job in decodes)
-        self.now += COST.step(len(self.running), len(decodes), read)
+        self.now += self.cost.step(len(self.running), len(decodes), read)
         for job in self.running:
             job.token_made(self.now)
         queue += [job for job in self.running if not job.made and not job.done]
@@ -268,11 +274,11 @@ class Engine:
 
 
 def simulated(
-    samples: list[SampleRecord], fleet: FleetModel, interrupt_every: int
+    samples: list[SampleRecord], fleet: FleetModel, interrupt_every: int, cost: Cost = COST
 ) -> tuple[float, int]:
     """(time of the last token, restarts) of greedy engines on one queue, earliest engine first."""
     queue = [Job(sample, sample.prompt_tokens) for sample in samples]
-    engines = [Engine(fleet) for _ in range(fleet.instances)]
+    engines = [Engine(fleet, cost) for _ in range(fleet.instances)]
     last_token_s = 0.0
     turn = 0
     while queue or any(engine.running for engine in engines):
@@ -313,14 +319,20 @@ def workloads(draw: st.DrawFn) -> list[SampleRecord]:
     slots=st.integers(1, 8),
     spare_kv=st.integers(0, 300),
     interrupt_every=st.sampled_from([0, 0, 2, 3, 7]),
+    cost=st.sampled_from([COST, MIXTURE]),
 )
 def test_no_simulated_schedule_beats_the_bound(
-    samples: list[SampleRecord], instances: int, slots: int, spare_kv: int, interrupt_every: int
+    samples: list[SampleRecord],
+    instances: int,
+    slots: int,
+    spare_kv: int,
+    interrupt_every: int,
+    cost: Cost,
 ) -> None:
     kv_tokens = max(s.given_tokens + s.response_tokens for s in samples) + spare_kv
     fleet = FleetModel(instances, kv_tokens, max_num_seqs=slots)
-    makespan, restarts = simulated(samples, fleet, interrupt_every)
-    bound = lower_bound(samples, fleet, COST, restarts)
+    makespan, restarts = simulated(samples, fleet, interrupt_every, cost)
+    bound = lower_bound(samples, fleet, cost, restarts)
     assert bound.total_s <= makespan
 
 
