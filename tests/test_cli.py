@@ -223,7 +223,7 @@ class TestReplay:
         assert [report[key] for key in keys] == [76, 2, 152, 2]
         assert "76 prompts x 2 epochs x 2 samples" in out
 
-    def test_biased_policy_is_marked_and_not_compared(self, cli: Cli) -> None:
+    def test_biased_policy_is_marked(self, cli: Cli) -> None:
         def row(*arguments: str) -> list[str]:
             policies = ("--policy", "round_robin_sync", "--policy", "tail_batching")
             code, out, _ = cli("replay", SMALL, *policies, *arguments)
@@ -234,9 +234,6 @@ class TestReplay:
         steady, speed_up, time, bias = row("--full")[1:5]
         assert bias == "shorter"
         assert all(ratio.endswith("x") for ratio in (steady, speed_up, time))
-        assert row("--full", "--equal-bias")[1:5] == ["-", "-", "-", "shorter"]
-        assert "-" in row("--equal-bias")
-        assert "-" not in row()
 
     def test_each_run_has_its_own_journal(self, cli: Cli, tmp_path: Path, tiny_trace: Path) -> None:
         folder = tmp_path / "out"

@@ -75,7 +75,6 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
     seeds          runs per policy, each with another order of prompts
     resamples      extra runs of each policy on resampled prompts, for intervals; 12 are enough
     jobs           parallel runs
-    equal_bias     show no ratios of policies whose samples do not have the requested lengths
     max_staleness  the verdict considers only policies whose samples are at most K versions old
     full           print all figures, not only those of the answer
     json           write every figure to FILE; - is standard output
@@ -94,7 +93,6 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
     seeds: Positive = 1
     resamples: Size = 0
     jobs: Jobs = 1
-    equal_bias: bool = False
     max_staleness: Annotated[Count | None, Flag(metavar="K")] = None
     full: bool = False
     json: File = None
@@ -398,20 +396,18 @@ def _write(
             with whole_file(Path(file)) as opened:
                 opened.write(write(report))
     if not to_stdout:
-        print(show(report, terminal.width(), equal_bias=options.equal_bias, full=options.full))
+        print(show(report, terminal.width(), full=options.full))
 
 
-def shown(
-    report: dict[str, Any], width: int, *, equal_bias: bool = False, full: bool = False
-) -> str:
+def shown(report: dict[str, Any], width: int, *, full: bool = False) -> str:
     """The answer as text in lines of at most `width` characters: one table, the verdict, and the
     command that follows from it, which is one line. With `full`, all tables before them; without
     training, there are no others."""
     parts = [heading(report, width)]
     if full or not report["prompts"]:
-        parts += [bounds(report, width), tables(report, width, equal_bias=equal_bias)]
+        parts += [bounds(report, width), tables(report, width)]
     if report["prompts"]:
-        parts.append(answer(report, width, equal_bias=equal_bias))
+        parts.append(answer(report, width))
     parts.append("\n".join(line for text in report["verdict"] for line in wrapped(text, width)))
     if report["serve"]:
         parts.append(f"Put it to work:\n  {report['serve']}")

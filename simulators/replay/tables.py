@@ -55,140 +55,62 @@ def percent_interval(found: dict[str, float | None]) -> str:
     return f"{percent(value)} {100 * low:.0f}-{100 * high:.0f}"
 
 
-SPEED_UP = Column(
-    "speed-up",
-    "comparison.speed_up",
-    interval,
-    "trained tokens/s over those of the first policy, with its 95 % confidence interval; no more "
-    "tokens count than were requested",
+_SPEED_UP = (
+    "tokens/s over the first policy's, 95 % confidence interval; more than requested do not count"
 )
+SPEED_UP = Column("speed-up", "comparison.speed_up", interval, _SPEED_UP)
 TOKENS = Column("tokens/s", "equal_length_tokens_per_s", count, "trained, counted as for speed-up")
 STALENESS = (
     Column("stale mean", "staleness.mean", number, "versions behind, over the samples"),
     Column("stale max", "staleness.max", count, "of any sample"),
 )
-LONGEST_TENTH = Column(
-    "longest tenth",
-    "comparison.longest_tenth_kept",
-    percent_interval,
-    "trained samples as long as the longest tenth of the requested ones, over those",
-)
+_TENTH = "trained samples as long as the longest tenth of the requested ones, over those"
+LONGEST_TENTH = Column("longest tenth", "comparison.longest_tenth_kept", percent_interval, _TENTH)
+_LIMIT = "what instances wait for, with the share of their time; or what is busy"
 
 #: What a reader decides by.
 ANSWER = (
-    SPEED_UP,
-    *STALENESS,
-    LONGEST_TENTH,
-    TOKENS,
-    Column(
-        "limited by",
-        "limited_by",
-        str,
-        "what instances wait for, with the share of their time; or what is busy",
-    ),
+    *(SPEED_UP, *STALENESS, LONGEST_TENTH, TOKENS),
+    Column("limited by", "limited_by", str, _LIMIT),
 )
 
-INSTANCE_TIME = "Where instance time and tokens went"
-TABLES: dict[str, Sequence[Column]] = {
+_BIAS = "shorter: less was trained than requested; long last: the long samples only at the end"
+_STEP_KS = (
+    "how much a step's lengths differ from all, beyond chance: if much, a curriculum by length"
+)
+
+#: What a trainer has of it.
+TRAINING: dict[str, Sequence[Column]] = {
     "Speed": (
         SPEED_UP,
-        Column(
-            "steady",
-            "comparison.steady",
-            interval,
-            "the same, between the first step and the drain",
-        ),
+        Column("steady", "comparison.steady", interval, "between the first step and the drain"),
         Column("in time", "comparison.time", ratio, "speed-up in seconds of the whole run"),
-        Column(
-            "samples",
-            "comparison.bias",
-            str,
-            "shorter: less was trained than requested, in the whole run or in its longest tenth; "
-            "long last: everything was trained, but the long samples only at the end",
-        ),
+        Column("samples", "comparison.bias", str, _BIAS),
         TOKENS,
         Column("total", "total_s", seconds, "until every prompt is trained"),
         Column("first step", "first_step_s", seconds, "until the first delivery"),
         Column("drain", "drain_s", seconds, "after the last step that launched a group"),
     ),
     "Time against the bounds": (
-        Column(
-            "gap to bound",
-            "gap_to_bound",
-            percent,
-            "how far the total is above the bound that no policy can beat, for the samples that "
-            "this policy delivered",
-        ),
+        Column("gap to bound", "gap_to_bound", percent, "of the total, for the samples delivered"),
         Column("as requested", "gap_to_offered_bound", percent, "the same, for the requested ones"),
-        Column(
-            "at staleness 0",
-            "gap_to_on_policy_bound",
-            percent,
-            "above the bound that no policy can beat at staleness 0",
-        ),
+        Column("at staleness 0", "gap_to_on_policy_bound", percent, "to the bound at staleness 0"),
         Column("rollout a step", "rollout_s", seconds, "per step, with requests in flight"),
         Column("t50 a step", "t50_s", seconds, "until 50 % of a step's batch was finished"),
         Column("t90", "t90_s", seconds, "until 90 % was finished"),
         Column("t99", "t99_s", seconds, "until 99 % was: the tail is between t90 and t99"),
         Column("trainer waits", "trainer_wait_s", seconds, "for batches, in total"),
     ),
-    INSTANCE_TIME: (
-        Column(
-            "idle",
-            "idle_bubble",
-            percent,
-            "instance time with nothing in flight; the next columns give causes",
-        ),
-        Column("at the barrier", "idle_bubble_by_cause.barrier", percent, "nothing may start yet"),
-        Column(
-            "queue empty", "idle_bubble_by_cause.queue_empty", percent, "nothing is left to start"
-        ),
-        Column("weight update", "idle_bubble_by_cause.weight_update", percent, "weights arrive"),
-        Column("tool wait", "idle_bubble_by_cause.tool_wait", percent, "all wait for tools"),
-        Column(
-            "empty slots",
-            "occupancy_bubble",
-            percent,
-            "of an even share of a batch on each instance",
-        ),
-        Column("discarded", "discarded_tokens", count, "tokens generated and thrown away"),
-        Column("re-prefilled", "reprefilled_tokens", count, "tokens whose KV had existed before"),
-        Column("preempted", "preemptions", count, "requests, for lack of KV memory"),
-    ),
     "What the trainer got": (
         *STALENESS,
-        Column(
-            "newest tokens/s",
-            "fresh_tokens_per_s",
-            count,
-            "trained tokens that the trainer's current version generated",
-        ),
+        Column("newest tokens/s", "fresh_tokens_per_s", count, "made by the trainer's own version"),
         Column("masked", "masked_tokens", count, "too old: delivered, but not trained"),
-        Column(
-            "length ratio",
-            "comparison.mean_ratio",
-            number_interval,
-            "mean length trained over requested",
-        ),
-        Column(
-            "steady ratio",
-            "length_bias.steady_mean_ratio",
-            number,
-            "the same, between the first step and the drain",
-        ),
+        Column("length ratio", "comparison.mean_ratio", number_interval, "trained over requested"),
+        Column("steady ratio", "length_bias.steady_mean_ratio", number, "of the steady steps"),
         LONGEST_TENTH,
+        Column("step KS - chance", "comparison.step_ks_excess", number, _STEP_KS),
         Column(
-            "step KS - chance",
-            "comparison.step_ks_excess",
-            number,
-            "how much the lengths of a step differ from all lengths, beyond chance: a high value "
-            "is a curriculum by length",
-        ),
-        Column(
-            "oldest prompt",
-            "oldest_prompt_age_steps",
-            count,
-            "most steps from a prompt's first dispatch to its training",
+            "oldest prompt", "oldest_prompt_age_steps", count, "steps from dispatch to training"
         ),
         Column("samples", "samples_delivered", count, "trained"),
         Column("filtered", "filtered_groups", count, "groups that were judged and not kept"),
@@ -196,68 +118,50 @@ TABLES: dict[str, Sequence[Column]] = {
     ),
 }
 
-#: Tables for what only some scenarios have, by the figures that must not all be 0.
-ROUGH: tuple[tuple[str, str, Sequence[Column]], ...] = (
-    (
-        "drafted_tokens",
-        "What instances drafted",
-        (
-            Column("drafted", "drafted_tokens", count, "tokens"),
-            Column(
-                "accepted", "draft_acceptance", percent, "of them: the model would have made them"
-            ),
-        ),
+_IDLE = "idle_bubble_by_cause"
+
+#: What instances and clients have of it, with training or without.
+SERVING: dict[str, Sequence[Column]] = {
+    "Where instance time and tokens went": (
+        Column("idle", "idle_bubble", percent, "nothing in flight; the next columns give causes"),
+        Column("at the barrier", f"{_IDLE}.barrier", percent, "nothing may start yet"),
+        Column("queue empty", f"{_IDLE}.queue_empty", percent, "nothing is left to start"),
+        Column("weight update", f"{_IDLE}.weight_update", percent, "weights arrive"),
+        Column("tool wait", f"{_IDLE}.tool_wait", percent, "all wait for tools"),
+        Column("empty slots", "occupancy_bubble", percent, "of an even share of a batch on each"),
+        Column("discarded", "discarded_tokens", count, "tokens generated and thrown away"),
+        Column("re-prefilled", "reprefilled_tokens", count, "tokens whose KV had existed before"),
+        Column("preempted", "preemptions", count, "requests, for lack of KV memory"),
+        Column("drafted", "drafted_tokens", count, "tokens"),
+        Column("accepted", "draft_acceptance", percent, "of the drafted tokens"),
     ),
-    (
-        "weights.sent_bytes",
-        "How new weights arrived",
-        (
-            Column("sync", "weights.sync_s", seconds, "from publication until all have them"),
-            Column(
-                "exposed", "weights.exposed_s", seconds, "stop of an instance for them, per step"
-            ),
-        ),
+    "What the clients got": (
+        Column("requested", "direct.submitted", count, "calls of clients"),
+        Column("answered", "direct.answered", count, "of them"),
+        Column("withdrawn", "direct.withdrawn", count, "the client disconnected"),
+        Column("failed", "direct.failed", count, "no instance answered"),
+        Column("tokens", "direct.tokens", count, "of the answers"),
+        Column("latency p50", "direct.latency_p50_s", seconds, "from request to answer"),
+        Column("latency p99", "direct.latency_p99_s", seconds, "the slowest hundredth"),
+        Column("first token p50", "direct.first_token_p50_s", seconds, "until it was reported"),
+        Column("first token p99", "direct.first_token_p99_s", seconds, "the slowest hundredth"),
     ),
-    (
-        "direct",
-        "What the clients got",
-        (
-            Column("requested", "direct.submitted", count, "calls of clients"),
-            Column("answered", "direct.answered", count, "of them"),
-            Column("withdrawn", "direct.withdrawn", count, "the client disconnected"),
-            Column("failed", "direct.failed", count, "no instance answered"),
-            Column("tokens", "direct.tokens", count, "of the answers"),
-            Column("latency p50", "direct.latency_p50_s", seconds, "from request to answer"),
-            Column("latency p99", "direct.latency_p99_s", seconds, "the slowest hundredth"),
-            Column(
-                "first token p50",
-                "direct.first_token_p50_s",
-                seconds,
-                "from request to the first reported token",
-            ),
-            Column("first token p99", "direct.first_token_p99_s", seconds, "the slowest hundredth"),
-        ),
+    "What went wrong": (
+        Column("instances lost", "outages.instances_lost", count, "without warning"),
+        Column("left", "outages.instances_left", count, "instances that were drained"),
+        Column("returned", "outages.instances_returned", count, "instances that came back"),
+        Column("away", "outages.away_s", seconds, "instance-seconds until they returned"),
+        Column("failed attempts", "outages.failed_attempts", count, "retried elsewhere"),
+        Column("failed prompts", "outages.failed_prompts", count, "could not be completed"),
+        Column("restarts", "outages.scheduler_restarts", count, "of the scheduler"),
     ),
-    (
-        "outages",
-        "What went wrong",
-        (
-            Column("instances lost", "outages.instances_lost", count, "without warning"),
-            Column("left", "outages.instances_left", count, "instances that were drained"),
-            Column("returned", "outages.instances_returned", count, "instances that came back"),
-            Column("away", "outages.away_s", seconds, "instance-seconds until they returned"),
-            Column("failed attempts", "outages.failed_attempts", count, "retried elsewhere"),
-            Column("failed prompts", "outages.failed_prompts", count, "could not be completed"),
-            Column("restarts", "outages.scheduler_restarts", count, "of the scheduler"),
-        ),
-    ),
-)
+}
 
 
-def answer(report: dict[str, Any], width: int, *, equal_bias: bool = False) -> str:
+def answer(report: dict[str, Any], width: int) -> str:
     """The table that a reader decides by. Policies of equal staleness stand together, the fastest
     of them first; `*` marks the Pareto frontier."""
-    policies = in_order(_compared(report, equal_bias=equal_bias))
+    policies = in_order(report["policies"])
     names = [f"{'*' if one['on_frontier'] else ' '} {one['name']}" for one in policies]
     columns = _telling(ANSWER, policies)
     first, resamples = report["policies"][0]["name"], report["resamples"]
@@ -280,16 +184,13 @@ def answer(report: dict[str, Any], width: int, *, equal_bias: bool = False) -> s
     )
 
 
-def tables(report: dict[str, Any], width: int, *, equal_bias: bool = False) -> str:
-    """All other figures, one line per policy: speed, time against the bounds, where time and tokens
-    went, what was trained; and new weights, clients and outages if the scenario has them.
+def tables(report: dict[str, Any], width: int) -> str:
+    """All other figures, one line per policy.
 
-    Figures are means over the seeds. Times, rates and counts are followed by half the range between
-    seeds if it is 0.5 % or more. Ratios are to the first policy, with intervals if prompts were
-    resampled. With `equal_bias`, a policy whose samples do not have the requested lengths shows no
-    ratios.
+    They are means over the seeds. Times, rates and counts are followed by half the range between
+    seeds if it is 0.5 % or more.
     """
-    policies = _compared(report, equal_bias=equal_bias)
+    policies = report["policies"]
     names = [policy["name"] for policy in policies]
     return "\n\n".join(
         "\n".join(
@@ -333,10 +234,8 @@ def table_cells(columns: Sequence[Column], policies: Sequence[dict[str, Any]]) -
 
 
 def _shown(report: dict[str, Any]) -> dict[str, Sequence[Column]]:
-    policies = report["policies"]
-    shown = dict(TABLES) if report["prompts"] else {INSTANCE_TIME: TABLES[INSTANCE_TIME]}
-    shown |= {title: table for key, title, table in ROUGH if _has(policies[0], key)}
-    telling = {title: _telling(columns, policies) for title, columns in shown.items()}
+    shown = TRAINING | SERVING if report["prompts"] else SERVING
+    telling = {title: _telling(columns, report["policies"]) for title, columns in shown.items()}
     return {title: columns for title, columns in telling.items() if columns}
 
 
@@ -351,23 +250,6 @@ def _is_zero(figure: Any) -> bool:
     if isinstance(figure, dict) and "max" in figure:
         return not (figure["min"] or figure["max"])
     return not figure
-
-
-def _has(policy: dict[str, Any], path: str) -> bool:
-    first, _, rest = path.partition(".")
-    found = policy.get(first)
-    return not _is_zero(found) and (not rest or _has(found or {}, rest))
-
-
-def _compared(report: dict[str, Any], *, equal_bias: bool) -> list[dict[str, Any]]:
-    """The policies; with `equal_bias`, without the ratios of those with a bias."""
-    hidden = dict.fromkeys(("speed_up", "time", "steady"))
-    return [
-        {**policy, "comparison": policy["comparison"] | hidden}
-        if equal_bias and policy["comparison"]["bias"]
-        else policy
-        for policy in report["policies"]
-    ]
 
 
 def grid(
@@ -428,9 +310,10 @@ def wrapped(text: str, width: int, *, before: str = "") -> list[str]:
 
 
 def at(policy: dict[str, Any], path: str) -> Any:
+    """The figure; None if the policy has none."""
     value: Any = policy
     for key in path.split("."):
-        value = value[key]
+        value = value and value.get(key)
     return value
 
 

@@ -172,8 +172,6 @@ def report(
         *wrapped(_why(result, limits), width),
         "",
         *table("Finalists", result.finalists),
-        *against(result),
-        "",
         *table("Pareto frontier", _frontier(result)),
         *wrapped(legend(COLUMNS), width),
         "",
@@ -218,16 +216,6 @@ def facts(result: TuningResult, bench: Evaluator, limits: HardLimits, plan: Plan
         f"allowed: staleness {limits.max_staleness}, length bias {limits.max_length_bias:g}, step "
         f"bias {limits.max_step_bias:g}",
     ]
-
-
-def against(result: TuningResult) -> list[str]:
-    """The winner compared with each baseline and the best preset, one line each."""
-    lines = []
-    for other in result.finalists.candidates:
-        if other.preset and other != result.winner:
-            speed_up = result.finalists.speed_up(result.winner, other)
-            lines.append(f"the winner over {other.name}: {speed_up}")
-    return lines
 
 
 def _ranked(ranking: Ranking, winner: Candidate) -> list[Candidate]:

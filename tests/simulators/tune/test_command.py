@@ -50,7 +50,6 @@ def test_tune_writes_a_policy_and_its_evidence(
     assert "Finalists" in said
     assert "Pareto frontier" in said
     assert said.startswith("The winner: ")
-    assert re.search(r"the winner over \w+: \d", said)
     head = out.read_text().splitlines()[0]
     assert head.startswith("# rollout-sched tune ")
     assert "--evaluations 50 --held-out-seeds 2 --seed 0 --out tuned.toml" in head
